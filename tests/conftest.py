@@ -1,7 +1,9 @@
 """Shared fixtures: no network, golden values, and external data if available."""
 
+import gc
 import importlib.util
 import json
+import multiprocessing
 import os
 import shutil
 import socket
@@ -14,11 +16,21 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before any Hugging Face library is importe
 
 import pytest
 import torch
+from fresh_python import HUGGING_FACE, LIBRARIES
 from safetensors import safe_open
 
 import hf_sphere  # noqa: F401  (registers the models)
 
 ROOT = Path(__file__).parent.parent
+
+# The processes of a "forkserver" are forks of one that has imported these.
+multiprocessing.set_forkserver_preload([*LIBRARIES, *HUGGING_FACE, "sentence_transformers", "pytest"])
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is imported out of the searches for garbage, each of which would take a quarter of a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -1,12 +1,25 @@
 """Set-up of the processes of a test on the CPU."""
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.multiprocessing as mp
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+
+
+def run_two(function: Callable[..., None], *args: Any) -> None:
+    """Call a function of a module with the rank and these arguments, in two processes with the present environment."""
+    mp.start_processes(_run, args=(dict(os.environ), function, *args), nprocs=2, start_method="forkserver")
+
+
+def _run(rank: int, environment: dict[str, str], function: Callable[..., None], *args: Any) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    function(rank, *args)
 
 
 def join(rank: int, port: int) -> None:

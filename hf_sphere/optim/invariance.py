@@ -5,7 +5,7 @@ import copy
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,10 +13,11 @@ import torch
 from accelerate.utils import extract_model_from_parallel
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.linalg import vector_norm
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from hf_sphere.optim.layout import ChannelDims, Layout, group_size
+from hf_sphere.optim.layout import ChannelDims, group_size
 from hf_sphere.utils.devices import widest_dtype
 
 Loss = Callable[[Any, Any], Tensor]
@@ -176,15 +177,15 @@ def _check(
     parameters = dict(trial.named_parameters())
     weights = {name: parameters[name] for name in deviations}
     gradients = _gradients(trial, weights, batch, loss)
-    sizes = {name: (_wide(weights[name]).norm() * _wide(g).norm()).item() for name, g in gradients.items()}
-    least = 1e-6 * max(sizes.values(), default=0.0)
+    measured = {name: _measure(weights[name], gradient, deviations[name]) for name, gradient in gradients.items()}
+    least = 1e-6 * max((size for size, _ in measured.values()), default=0.0)
     rejected = {}
     for name, groups in list(deviations.items()):
-        if sizes.get(name, 0.0) <= least:
+        size, found = measured.get(name, (0.0, {}))
+        if size <= least:
             rejected[name] = "no gradient reaches it in this batch"
         else:
-            for dims in list(groups):
-                deviation = _deviation(weights[name], gradients[name], dims)
+            for dims, deviation in found.items():
                 groups[dims] = max(groups[dims], deviation)
                 if not deviation <= min(tolerance, 10 * tolerance / group_size(weights[name], dims) ** 0.5):
                     del groups[dims]
@@ -218,11 +219,14 @@ def differentiable(output: Any) -> list[Tensor]:
     return leaves
 
 
-def _deviation(weight: Tensor, gradient: Tensor, dims: ChannelDims) -> float:
-    """Return the largest |<w, g>| / (|w| |g|) over the groups with a gradient; infinite if it is not finite."""
-    layout = Layout(weight, dims)
-    w, g = (_wide(layout.matrix(tensor)) for tensor in (weight.detach(), gradient))
-    return _largest((w * g).sum(1), w.norm(dim=1) * g.norm(dim=1))
+def _measure(weight: Tensor, gradient: Tensor, groups: Iterable[ChannelDims]) -> tuple[float, dict[ChannelDims, float]]:
+    """Return |w| |g|, and the largest |<w, g>| / (|w| |g|) over each kind of groups; infinite if it is not finite."""
+    w, g = _wide(weight.detach()), _wide(gradient)  # once for all groupings, as new memory takes most of the time
+    axes = {dims: [axis for axis in range(w.ndim) if axis not in dims] for dims in groups}
+    lengths = {dims: vector_norm(w, dim=axes[dims]) * vector_norm(g, dim=axes[dims]) for dims in axes}
+    size = (w.norm() * g.norm()).item()
+    products = torch.mul(w, g, out=None if g is gradient else g)
+    return size, {dims: _largest(products.sum(axes[dims]), lengths[dims]) for dims in axes}
 
 
 def _largest(products: Tensor, lengths: Tensor) -> float:
@@ -319,9 +323,9 @@ def move(trial: nn.Module) -> None:
     """
     for parameter in trial.parameters():
         if parameter.is_floating_point() and parameter.numel():
-            size = parameter.square().mean().sqrt()
+            size = parameter.norm() / parameter.numel() ** 0.5
             least = 1e-4 if parameter.ndim > 1 else 1e-2
-            parameter.add_(0.1 * torch.where(size > least, size, 1.0) * torch.randn_like(parameter))
+            parameter.add_(torch.randn_like(parameter).mul_(0.1 * torch.where(size > least, size, 1.0)))
 
 
 def call(trial: nn.Module, batch: Any) -> Any:

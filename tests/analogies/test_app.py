@@ -7,6 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from fresh_python import FreshPython
 
 from hf_sphere.analogies import LanguageModel, make_questions, score_questions
 
@@ -183,13 +184,14 @@ def address(root, tiny, free_port, tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HF_HOME": str(home)}
     environment.pop("GRADIO_ANALYTICS_ENABLED", None)
-    process = subprocess.Popen(
+    process = FreshPython(
         [sys.executable, str(root / "analogy" / "app.py"), "--model", tiny, "--port", str(free_port)],
         cwd=home,
         env=environment,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
+        hugging_face=False,
     )
     said = ""
     for line in process.stdout:

@@ -1,11 +1,11 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
 import torch
+from fresh_python import run_fresh
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from hf_sphere.analogies.evaluation import score_questions
@@ -63,12 +63,13 @@ def metric(module, tmp_path):
 
 
 def test_the_module_loads_by_name_and_path_and_matches_the_function(root, tmp_path, tiny, tiny_folder):
-    program = subprocess.run(
+    program = run_fresh(
         [sys.executable, "-c", PROGRAM, "analogy", str(root / "analogy"), str(tiny_folder)],
         cwd=root,
         env={**os.environ, "HF_HOME": str(tmp_path), "HF_MODULES_CACHE": str(tmp_path), "PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
+        hugging_face=False,
     )
     assert program.returncode == 0, program.stderr
     found = json.loads(program.stdout.splitlines()[-1])

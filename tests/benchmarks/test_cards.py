@@ -1,6 +1,5 @@
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 import torch
 import yaml
 from datasets import load_dataset
+from fresh_python import run_fresh
 from huggingface_hub import ModelCard, parse_eval_result_entries
 from reproduction.cards import CARDS, JPEG_COPY, Limit, Paper, find_groups, find_weights, read_limits, render_cards
 from reproduction.entries import ROOT, Entry, plan, read_queue
@@ -201,7 +201,7 @@ def test_a_stored_model_is_loaded_by_every_way_as_float32(folder):
 def test_code_of_a_card_with_weights_runs(folder, root):
     blocks = re.findall(r"```python\n(.*?)```", ModelCard.load(folder / "README.md").text, re.DOTALL)
     for block in blocks:
-        ended = subprocess.run([sys.executable, "-c", block], cwd=root, capture_output=True, text=True)
+        ended = run_fresh([sys.executable, "-c", block], cwd=root, capture_output=True, text=True)
         assert ended.returncode == 0, ended.stderr
 
 
@@ -216,7 +216,8 @@ def test_the_number_of_the_hub_is_that_of_the_run_on_the_card(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_stored_weights_have_exactly_the_accuracy_of_their_run(folder, real_data):
+def test_stored_weights_have_exactly_the_accuracy_of_their_run(folder, real_data, monkeypatch):
+    monkeypatch.setattr("store_weights.subprocess.run", run_fresh)
     result = Results.read(ROOT / "results" / "runs").runs[f"{folder.name}-seed0"]
     data = real_data(result["data"]["name"])
     (run,) = [

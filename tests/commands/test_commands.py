@@ -10,6 +10,7 @@ import termios
 from contextlib import suppress
 
 import pytest
+from fresh_python import run_fresh
 
 from hf_sphere.commands import JOBS
 from hf_sphere.commands.command_line import run_main
@@ -33,7 +34,7 @@ def run(root, tmp_path):
     def start(*words: str, **options: object) -> subprocess.CompletedProcess:
         command = [sys.executable, "-m", *words]
         options = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE} | options
-        return subprocess.run(command, cwd=tmp_path, env=environment, text=True, timeout=300, **options)
+        return run_fresh(command, cwd=tmp_path, env=environment, text=True, timeout=300, **options)
 
     return start
 

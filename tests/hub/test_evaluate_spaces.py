@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from fresh_python import run_fresh
 from huggingface_hub import DatasetCardData
 
 pytest.importorskip("evaluate")
@@ -74,9 +74,8 @@ def endpoint() -> Iterator[str]:
 def test_modules_load_and_compute_from_a_server_as_from_the_hub(endpoint, tmp_path):
     own = {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", "HF_EVALUATE_OFFLINE": "0", "NO_PROXY": "*"}
     own |= {"HF_HOME": str(tmp_path), "HF_MODULES_CACHE": str(tmp_path / "modules"), "PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=tmp_path, env=os.environ | own, capture_output=True, text=True
-    )
+    options = {"cwd": tmp_path, "env": os.environ | own, "hugging_face": False}
+    ended = run_fresh([sys.executable, "-c", PROGRAM], capture_output=True, text=True, **options)
     assert ended.returncode == 0, ended.stderr
     calibration, retrieval, analogy = json.loads(ended.stdout.splitlines()[-1])
     assert calibration["calibration_error_equal_width_l1"] == pytest.approx(0.1)
@@ -88,7 +87,8 @@ def test_modules_load_and_compute_from_a_server_as_from_the_hub(endpoint, tmp_pa
 def test_a_module_passes_the_template_test_of_evaluate(name, tmp_path):
     own = {"HF_HOME": str(tmp_path), "HF_MODULES_CACHE": str(tmp_path / "modules"), "PYTHONPATH": str(ROOT)}
     command, folder = [sys.executable, "-c", TEMPLATE, name], SPACES[name].parent  # in which its name is its path
-    ended = subprocess.run(command, cwd=folder, env=os.environ | own, capture_output=True, text=True)
+    options = {"cwd": folder, "env": os.environ | own, "hugging_face": False}
+    ended = run_fresh(command, capture_output=True, text=True, **options)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 

@@ -2,12 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fresh_python import run_fresh
 from hub_server import Hub, serve
 
 from hf_sphere.models.sphere_encoder import ENCODERS
@@ -33,9 +33,8 @@ def folder(tmp_path_factory) -> Path:
 def run_client(hub: Hub, folder: Path, *words: object) -> str:
     own = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
     own |= {"HF_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "NO_PROXY": "*"}
-    ended = subprocess.run(
-        [sys.executable, CLIENT, *map(str, words)], env=os.environ | own, capture_output=True, text=True, timeout=600
-    )
+    command, options = [sys.executable, CLIENT, *words], {"env": os.environ | own, "hugging_face": False}
+    ended = run_fresh(command, capture_output=True, text=True, timeout=600, **options)
     printed = ended.stdout + ended.stderr
     assert ended.returncode == 0, printed
     return printed

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from hypothesis import given, settings, strategies as st
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers.modeling_outputs import ModelOutput
-from two_processes import join
+from two_processes import join, run_two
 
 from hf_sphere.losses import (
     ArcFaceLoss,
@@ -199,7 +198,7 @@ def _compute(rank: int, port: int, folder: str) -> None:
 
 
 def test_gradients_averaged_over_two_processes_are_those_of_one(free_port, tmp_path):
-    mp.spawn(_compute, args=(free_port, str(tmp_path)), nprocs=2)
+    run_two(_compute, free_port, str(tmp_path))
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     torch.testing.assert_close(first["SupConLoss"][1], second["SupConLoss"][1])
     x, labels, model, loss = (

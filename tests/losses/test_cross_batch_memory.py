@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import Tensor, distributed
-from two_processes import join
+from two_processes import join, run_two
 
 from hf_sphere.losses import CrossBatchSupConLoss, SupConLoss, trainer_loss
 from hf_sphere.nn import class_softmax
@@ -102,7 +101,7 @@ def _compute(rank: int, port: int, folder: str) -> None:
 
 
 def test_two_processes_have_the_same_memory_and_the_loss_of_one(free_port, tmp_path):
-    mp.spawn(_compute, args=(free_port, str(tmp_path)), nprocs=2)
+    run_two(_compute, free_port, str(tmp_path))
     (first, memory), (second, other_memory) = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     loss = CrossBatchSupConLoss(4, 18, temperature=0.3, learn_temperature=True)
     for (x, labels), *parts in zip(batches(3, 8), first, second, strict=True):

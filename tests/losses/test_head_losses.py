@@ -7,13 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from accelerate import PartialState
 from peft.utils.other import ModulesToSaveWrapper
 from pytorch_metric_learning import losses as metric_losses, miners, trainers
 from torch import distributed, nn
-from two_processes import join
+from two_processes import join, run_two
 
 from hf_sphere import losses
 from hf_sphere.nn import HEADS, build_head
@@ -359,7 +358,7 @@ def _train_in_two_processes(rank: int, port: int, folder: str) -> None:
 
 
 def test_two_processes_train_and_initialize_the_same_loss(free_port, tmp_path):
-    mp.spawn(_train_in_two_processes, args=(free_port, str(tmp_path)), nprocs=2)
+    run_two(_train_in_two_processes, free_port, str(tmp_path))
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     torch.testing.assert_close(first, second, rtol=1e-6, atol=1e-6)
     assert not torch.allclose(first[0], first[1])

@@ -5,12 +5,11 @@ import logging
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 from pytorch_metric_learning import losses as metric_losses
 from torch import Tensor, distributed
-from two_processes import join
+from two_processes import join, run_two
 
 from hf_sphere.losses import InfoNCELoss, MetricLearningLoss, SigLIPLoss, SupConLoss
 from hf_sphere.nn import class_softmax
@@ -278,7 +277,7 @@ def _compute(rank: int, port: int, folder: str) -> None:
 
 
 def test_mean_over_two_processes_is_the_loss_of_one_process(free_port, tmp_path):
-    mp.spawn(_compute, args=(free_port, str(tmp_path)), nprocs=2)
+    run_two(_compute, free_port, str(tmp_path))
     parts = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     for name, labels in DISTRIBUTED_LABELS.items():
         x = torch.randn(10, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()

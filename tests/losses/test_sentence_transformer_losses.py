@@ -5,12 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, List, Value
 from PIL import Image as Pictures
 from torch import distributed
 from transformers import ViTConfig, ViTImageProcessor, ViTModel
-from two_processes import join
+from two_processes import join, run_two
 
 from hf_sphere import losses
 from hf_sphere.nn import HEADS
@@ -128,7 +127,7 @@ def _train_on_images(rank: int, port: int, vit: str, folder: str) -> None:
 
 @pytest.mark.slow
 def test_two_processes_train_images_and_class_vectors_as_one_does(vit, free_port, tmp_path):
-    mp.spawn(_train_on_images, args=(free_port, vit, str(tmp_path)), nprocs=2)
+    run_two(_train_on_images, free_port, vit, str(tmp_path))
     _train_on_images(0, 0, vit, str(tmp_path))
     first, second, alone = (torch.load(tmp_path / name) for name in ("0-of-2.pt", "1-of-2.pt", "0-of-1.pt"))
     torch.testing.assert_close(first, second, rtol=0.0, atol=0.0)
@@ -337,7 +336,7 @@ def _compute_unlabeled(rank: int, port: int, folder: str) -> None:
 def test_unlabeled_pairs_of_different_processes_are_different_classes(free_port, tmp_path):
     first, second = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(0))
     torch.save([first, second], tmp_path / "pairs.pt")
-    mp.spawn(_compute_unlabeled, args=(free_port, str(tmp_path)), nprocs=2)
+    run_two(_compute_unlabeled, free_port, str(tmp_path))
     both = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     expected = losses.SupConLoss()(torch.cat([first, second]), torch.arange(6).repeat(2))
     torch.testing.assert_close(sum(both) / 2, expected)

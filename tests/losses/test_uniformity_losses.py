@@ -4,12 +4,11 @@ import math
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings, strategies as st
 from scipy.special import eval_gegenbauer
 from torch import Tensor, distributed
-from two_processes import join
+from two_processes import join, run_two
 
 from hf_sphere.losses import HeatKernelLoss, KoLeoLoss, SlicedUniformityLoss
 from hf_sphere.losses.uniformity import expected_log_distance
@@ -204,7 +203,7 @@ def _compute(rank: int, port: int, folder: str) -> None:
 
 
 def test_mean_over_two_processes_is_the_loss_of_one_process(free_port, tmp_path):
-    mp.spawn(_compute, args=(free_port, str(tmp_path)), nprocs=2)
+    run_two(_compute, free_port, str(tmp_path))
     parts = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     for name, make in MAKE.items():
         x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()

@@ -1,10 +1,10 @@
 import json
 import os
-import subprocess
 import sys
 
 import pytest
 import torch
+from fresh_python import run_fresh
 
 from hf_sphere.metrics import calibration_errors, retrieval_scores
 
@@ -40,12 +40,13 @@ def found(request, root, tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
     folders = ["evaluate_modules/calibration_error", "evaluate_modules/retrieval_scores"]
     from_root = request.param == "from the root"
-    program = subprocess.run(
+    program = run_fresh(
         [sys.executable, "-c", PROGRAM, *(folders if from_root else [str(root / folder) for folder in folders])],
         cwd=root if from_root else home,
         env={**os.environ, "HF_HOME": str(home), "HF_MODULES_CACHE": str(home), "PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
+        hugging_face=False,
     )
     assert program.returncode == 0, program.stderr
     return json.loads(program.stdout.splitlines()[-1])

@@ -3,7 +3,6 @@
 import copy
 import inspect
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from fresh_python import run_fresh
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from safetensors import safe_open
 from small_encoders import BERT, EVERY, VIT, Encoder, every_class, every_encoder
@@ -160,7 +160,7 @@ for encoder in EVERY:
     print(encoder.model_type, len(result.hidden_states), len(result.attentions))
 """
     folder = Path(__file__).parent
-    run = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True)
+    run = run_fresh([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True)
     assert run.stdout.splitlines() == [f"{encoder.model_type} 4 3" for encoder in EVERY], run.stderr
 
 

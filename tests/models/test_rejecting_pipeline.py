@@ -1,13 +1,13 @@
 """Does the pipeline of transformers return `unknown` for rejected images, and is it otherwise that of transformers?"""
 
 import copy
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from fresh_python import run_fresh
 from PIL import Image
 from transformers import ImageClassificationPipeline, pipeline, pipelines
 
@@ -127,4 +127,4 @@ def test_the_task_has_the_pipeline_of_this_library():
 def test_the_module_can_be_imported_first_as_by_pickle():
     code = "import hf_sphere.models.pipeline as own; from transformers import pipelines as p; task = "
     code += "p.PIPELINE_REGISTRY.supported_tasks['image-classification']; assert task['impl'] is own.RejectingPipeline"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run_fresh([sys.executable, "-c", code], check=True, hugging_face=False)

@@ -4,10 +4,10 @@ import os
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn.parallel import DistributedDataParallel
+from two_processes import run_two
 
 from hf_sphere import SphereVisionConfig
 from hf_sphere.geometry import spherize
@@ -215,7 +215,7 @@ def _train_one_shard(rank: int, port: int, folder: str) -> None:
 
 
 def test_gradients_of_two_processes_match_the_full_batch(tmp_path, free_port):
-    mp.spawn(_train_one_shard, args=(free_port, str(tmp_path)), nprocs=2)
+    run_two(_train_one_shard, free_port, str(tmp_path))
     torch.manual_seed(0)
     layer, x = SphericalLinear(6, 3), torch.randn(8, 6)
     layer(x).square().mean().backward()

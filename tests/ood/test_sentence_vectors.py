@@ -1,9 +1,9 @@
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fresh_python import run_fresh
 
 
 def test_topics_are_found_and_unknown_texts_are_recognized(root, real_data):
@@ -14,7 +14,7 @@ def test_topics_are_found_and_unknown_texts_are_recognized(root, real_data):
     command += ["--encoder", str(Path(package.origin).parent / "model")]
     command += ["--wikitext", str(real_data("Salesforce/wikitext"))]
     command += ["--analogies", str(real_data("relbert/analogy_questions"))]
-    run = subprocess.run(command, capture_output=True, text=True)
+    run = run_fresh(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     lines = run.stdout.splitlines()
     scores = {line.split("NMI")[0].strip(): float(line.split("NMI")[1].split()[0]) for line in lines if "NMI" in line}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fresh_python import run_fresh
 
 from hf_sphere.optim import SGDMRT, AdamS, SphereOptimizer, build_optimizer, optimizers
 from hf_sphere.optim.optimizers import OWN_OPTIMIZERS, optimizer_class, optimizer_names
@@ -70,9 +71,9 @@ def test_options_of_a_parent_in_torch_can_be_fractions(folder):
 
 
 def test_the_optimizer_of_a_new_file_is_available_in_trainer_and_timm(folder):
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-c", USE, str(folder)]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    command = [sys.executable, "-c", USE, folder]
+    options = {"env": os.environ | {"HF_HUB_OFFLINE": "1"}, "hugging_face": False}
+    printed = run_fresh(command, capture_output=True, text=True, check=True, **options).stdout
     assert json.loads(printed) == {"Trainer": True, "timm": "ToyAdam", "timm's list": "Adam-S by another name."}
 
 
@@ -136,8 +137,8 @@ print(json.dumps([[kind is again for kind in kinds], trainer.param_groups[0]["mo
 @pytest.mark.parametrize("first", ["import hf_sphere\n", ""], ids=["hf_sphere", "the others"])
 def test_a_named_class_is_available_everywhere_whatever_is_imported_first(first, tmp_path):
     command = [sys.executable, "-c", first + OWN, str(tmp_path)]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    printed = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    options = {"env": os.environ | {"HF_HUB_OFFLINE": "1"}, "hugging_face": not first}
+    printed = run_fresh(command, capture_output=True, text=True, check=True, **options).stdout
     assert json.loads(printed) == [[True, True, True], 0.5]
 
 

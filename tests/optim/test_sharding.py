@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
@@ -19,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.optim import Optimizer
+from two_processes import run_two
 
 from hf_sphere.optim import SGDMRT, AdamG, AdamSRT, AdamWHyperball, Muon, MuonHyperball
 
@@ -129,7 +129,7 @@ def work(rank: int, folder: str) -> None:
 def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Results of two processes, run once for all tests; they rendezvous through a file instead of a port."""
     folder: Path = tmp_path_factory.mktemp("sharded")
-    mp.spawn(work, args=(str(folder),), nprocs=2)
+    run_two(work, str(folder))
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 

@@ -1,5 +1,4 @@
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -7,6 +6,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from fresh_python import run_fresh
 from timm.optim import _optim_factory, create_optimizer_v2, get_optimizer_class, list_optimizers
 from torch import nn
 
@@ -166,7 +166,7 @@ def test_timm_optimizers_are_unchanged(capsys):
     """Compared with a process that has not imported this library."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", DESCRIBE]
-    plain = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    plain = run_fresh(command, capture_output=True, text=True, check=True, env=environment).stdout
     exec(DESCRIBE, {})
     assert plain.count("\n") > 12
     assert capsys.readouterr().out == plain

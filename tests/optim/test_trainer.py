@@ -1,7 +1,6 @@
 import dataclasses
 import os
 import pickle
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import datasets
 import pytest
 import torch
+from fresh_python import run_fresh
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
@@ -129,7 +129,7 @@ def test_names_of_transformers_are_unchanged():
     """Compared with a process that has not imported this library."""
     code = "from transformers.training_args import OptimizerNames; print(*[name.value for name in OptimizerNames])"
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    plain = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    plain = run_fresh([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     values = [name.value for name in OptimizerNames]
     assert values[: len(plain.stdout.split()) + len(KINDS)] == [*plain.stdout.split(), *KINDS]  # then those of tests
 

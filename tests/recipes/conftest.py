@@ -15,6 +15,7 @@ from typing import Any
 import datasets
 import pytest
 import torch
+from fresh_python import FreshPython
 from training_runs import forget, make_sentences
 
 from hf_sphere.utils.commands import COMMANDS
@@ -120,7 +121,7 @@ def start(root: Path, environment: dict[str, str]) -> Iterator[Callable[..., sub
     started = []
 
     def start_python(*words: object) -> subprocess.Popen:
-        process = subprocess.Popen(
+        process = FreshPython(
             [sys.executable, *map(str, words)],
             cwd=root,
             env=environment,
@@ -128,8 +129,6 @@ def start(root: Path, environment: dict[str, str]) -> Iterator[Callable[..., sub
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            # Ctrl-C is ignored if the tests run in the background of a script, and child processes inherit this.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         started.append(process)
         return process

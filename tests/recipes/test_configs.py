@@ -43,7 +43,7 @@ DATA = {
     "uoft-cs/cifar10": ("img", "label", (32, 32, 3), 10),
     "uoft-cs/cifar100": ("img", "fine_label", (32, 32, 3), 100),
     "ufldl-stanford/svhn": ("image", "label", (32, 32, 3), 10),
-    "data/prepared/imagenet200": ("image", "label", (64, 64, 3), 200),
+    "data/prepared/imagenet200": ("image", "label", (32, 32, 3), 200),
     "data/prepared/cub200": ("image", "label", (24, 30, 3), 200),
     "data/prepared/omniart": ("image", "label", (30, 24, 3), 46),
     "tanganke/stanford_cars": ("image", "label", (24, 30, 3), 196),

@@ -12,6 +12,7 @@ from unittest import mock
 
 import code_blocks
 import pytest
+from fresh_python import run_fresh
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.commands import export, extract, place, predict
@@ -34,7 +35,7 @@ def run(folder: Path, *words: str, launcher: tuple[str, ...] = (), **environment
     """Run the command like its console script, which does not have the current folder on `sys.path`."""
     start = launcher or (sys.executable, "-P", "-c", "from hf_sphere.commands.main import main; main()")
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1", **environment}
-    return subprocess.run([*start, *words], cwd=folder, env=environment, capture_output=True, text=True)
+    return run_fresh([*start, *words], cwd=folder, env=environment, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")

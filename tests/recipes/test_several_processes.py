@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from accelerate.state import PartialState
 from training_runs import ROOT, TINY_BERT, forget, weights
-from two_processes import join, sharding_accelerator
+from two_processes import join, run_two, sharding_accelerator
 
 from hf_sphere.training import run
 
@@ -69,7 +68,7 @@ def run_all(rank: int, port: int, folder: Path, texts: Path) -> None:
 def of_two_processes(tmp_path_factory, texts, free_port) -> Path:
     """A folder with the runs of all recipes on two processes."""
     folder = tmp_path_factory.mktemp("two_processes")
-    mp.spawn(run_all, args=(free_port, folder, texts), nprocs=2)
+    run_two(run_all, free_port, folder, texts)
     return folder
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from PIL import Image
 from training_runs import ROOT, weights
-from two_processes import join
+from two_processes import join, run_two
 
 pytestmark = pytest.mark.slow
 
@@ -76,7 +75,7 @@ def assert_same(folder: Path, expected: Path, results_of) -> None:
 
 
 def test_two_processes_match_one(shards, of_one_process, free_port, tmp_path, results_of):
-    mp.spawn(train_in_parallel, args=(free_port, shards, tmp_path / "run"), nprocs=2)
+    run_two(train_in_parallel, free_port, shards, tmp_path / "run")
     assert_same(tmp_path / "run", of_one_process, results_of)
 
 

@@ -1,6 +1,8 @@
 import json
 import math
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -295,9 +297,9 @@ print("of images:", sorted(name for name in ours if any(word in name for word in
 
 
 @pytest.mark.slow
-def test_text_training_does_not_require_image_dependencies(start, quick, cache, tmp_path):
+def test_text_training_does_not_require_image_dependencies(root, environment, quick, cache, tmp_path):
     words = [*quick, *cache, *SPHERIZED, "--num_train_epochs", "1", "--max_train_samples", "16"]
-    process = start("-c", WITHOUT_IMAGES, SCRIPT, *words, "--output_dir", tmp_path / "run")
-    printed, _ = process.communicate()
-    assert process.returncode == 0, printed
-    assert "of images: []" in printed
+    command = [sys.executable, "-c", WITHOUT_IMAGES, SCRIPT, *words, "--output_dir", tmp_path / "run"]
+    ended = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert "of images: []" in ended.stdout

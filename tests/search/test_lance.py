@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 
@@ -13,6 +12,7 @@ import pandas
 import pytest
 import torch
 from datasets import Dataset
+from fresh_python import FreshPython
 from torch.nn.functional import normalize
 
 from hf_sphere.search import EmbeddingSpace, LanceSpace
@@ -149,7 +149,7 @@ def write(folder, number):
 
 
 def test_two_processes_lose_no_rows_and_share_no_ids(tmp_path, space):
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     writers = [context.Process(target=write, args=(tmp_path / "space", number)) for number in range(2)]
     for writer in writers:
         writer.start()
@@ -173,7 +173,7 @@ def test_a_killed_write_leaves_a_space_of_whole_batches(tmp_path):
         "rows = (random.standard_normal((1_000, 512), dtype=np.float32) for _ in itertools.count())\n"
         "LanceSpace.create(sys.argv[1], rows)\n"
     )
-    writer = subprocess.Popen([sys.executable, "-c", code, tmp_path / "space"])
+    writer = FreshPython([sys.executable, "-c", code, tmp_path / "space"])
     manifests = tmp_path / "space" / "vectors.lance" / "_versions"
     start = time.monotonic()
     while len([*manifests.glob("*.manifest")]) < 3 and writer.poll() is None and time.monotonic() < start + 120:

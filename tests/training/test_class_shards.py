@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from two_processes import join
+from two_processes import join, run_two
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.data import ImagesInMemory
@@ -85,7 +84,7 @@ def train_all(rank: int, port: int, folder: str) -> None:
 def folder(tmp_path_factory, free_port) -> Path:
     """Results of two processes, and their checkpoints."""
     folder: Path = tmp_path_factory.mktemp("class_shards")
-    mp.spawn(train_all, args=(free_port, str(folder)), nprocs=2)
+    run_two(train_all, free_port, str(folder))
     return folder
 
 

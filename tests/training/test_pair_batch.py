@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import TrainingArguments
-from two_processes import join
+from two_processes import join, run_two
 
 from hf_sphere import (
     SphereTrainer,
@@ -222,7 +221,7 @@ def _run(rank: int, port: int, folder: str) -> None:
 
 
 def test_two_processes_train_as_one(free_port, tmp_path):
-    mp.spawn(_run, args=(free_port, str(tmp_path)), nprocs=2)
+    run_two(_run, free_port, str(tmp_path))
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     torch.testing.assert_close(first, second)
     weights, metrics = train(tmp_path / "one", 16, None, make_model("cosine"), supcon_weight=0.5)

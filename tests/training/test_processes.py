@@ -3,10 +3,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from accelerate import Accelerator
 from torch import Tensor, nn
-from two_processes import join, sharding_accelerator
+from two_processes import join, run_two, sharding_accelerator
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.data import Episodes, ImagesInMemory
@@ -125,7 +124,7 @@ def _train_all(rank: int, port: int, folder: str) -> None:
 def of_two_processes(tmp_path_factory, free_port) -> list[dict[str, Any]]:
     """Results of all runs, by process."""
     folder: Path = tmp_path_factory.mktemp("two_processes")
-    mp.spawn(_train_all, args=(free_port, str(folder)), nprocs=2)
+    run_two(_train_all, free_port, str(folder))
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 

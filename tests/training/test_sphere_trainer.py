@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 from transformers import PreTrainedConfig, Trainer, TrainingArguments, trainer_optimizer
-from two_processes import join
+from two_processes import join, run_two
 
 from hf_sphere import (
     SphereTrainer,
@@ -550,7 +549,7 @@ def _train(rank: int, port: int | None, folder: str) -> None:
 @pytest.fixture(scope="module")
 def of_two_and_one(free_port, tmp_path_factory) -> list[dict[str, dict[str, Tensor]]]:
     folder = tmp_path_factory.mktemp("two_processes")
-    mp.spawn(_train, args=(free_port, str(folder)), nprocs=2)
+    run_two(_train, free_port, str(folder))
     _train(0, None, str(folder))
     return [torch.load(folder / f"{alone}.pt") for alone in (False, True)]
 

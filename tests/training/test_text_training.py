@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 import transformers
 from accelerate import Accelerator
 from torch import Tensor, nn
+from two_processes import run_two
 
 import hf_sphere
 from hf_sphere.data import Masking, TextBatches, Vocabulary
@@ -173,7 +173,7 @@ def shared(tmp_path_factory) -> list[dict]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    mp.spawn(_train_shared, args=(port, str(folder)), nprocs=2)
+    run_two(_train_shared, port, str(folder))
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 

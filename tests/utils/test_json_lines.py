@@ -50,7 +50,7 @@ def _write_many(path, name):
 
 
 def test_processes_can_write_concurrently(path):
-    processes = [multiprocessing.get_context("spawn").Process(target=_write_many, args=(path, n)) for n in "ab"]
+    processes = [multiprocessing.get_context("forkserver").Process(target=_write_many, args=(path, n)) for n in "ab"]
     for process in processes:
         process.start()
     for process in processes:
@@ -67,7 +67,7 @@ def _write_and_die(path):
 
 
 def test_a_killed_process_leaves_only_complete_values(path):
-    process = multiprocessing.get_context("spawn").Process(target=_write_and_die, args=(path,))
+    process = multiprocessing.get_context("forkserver").Process(target=_write_and_die, args=(path,))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
