@@ -103,13 +103,14 @@ def test_the_card_states_that_the_epoch_was_chosen_on_the_evaluation_split(train
 
 
 def test_drawings_on_transparency_are_counted_on_the_card_and_have_the_color_of_the_processor(train, tmp_path):
+    drawings = tmp_path / "drawings"
     for shade, name in ((0, "ink"), (90, "paint")):
-        (tmp_path / name).mkdir()
+        (drawings / name).mkdir(parents=True)
         for number in range(8):
             drawing = Image.new("LA", (8, 8))
             drawing.paste((shade, 255), (number % 4, 0, 8, 8))
-            drawing.save(tmp_path / name / f"{number}.png")
-    folder = train("--dataset_name", str(tmp_path), "--eval_split", "train", "--background_color", "200", "200", "200")
+            drawing.save(drawings / name / f"{number}.png")
+    folder = train("--dataset_name", str(drawings), "--eval_split", "train", "--background_color", "200", "200", "200")
     assert (
         "| images | 1 x 8 x 8, 32 with transparency, drawn on the color 200 200 200 |"
         in (folder / "README.md").read_text()
