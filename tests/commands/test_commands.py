@@ -167,7 +167,9 @@ def test_a_terminal_has_bars(run):
 def test_a_service_without_standard_streams_runs(closed, monkeypatch):
     for name in closed:
         monkeypatch.setattr(sys, name, None)
-    run_main(lambda _: [print("text", file=stream) for stream in (sys.stdout, sys.stderr)])
+    written = []
+    run_main(lambda _: written.extend(stream.write("text") for stream in (sys.stdout, sys.stderr)))
+    assert written == [4, 4]
 
 
 def test_characters_that_an_output_lacks_are_escaped():
