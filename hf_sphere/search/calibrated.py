@@ -3,10 +3,10 @@
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from hf_sphere.geometry.checks import to_tensor
 from hf_sphere.search.matching import Best, Calibration, Matches, accepts
 
 CANDIDATES = 20
@@ -115,11 +115,12 @@ class CalibratedSearch(ABC):
 
         Levels and errors are those of `search`, and groups without names are an error.
         """
+        queries = to_tensor("queries", queries)
         matches, found = self._find_matches(self._check_search(queries, 1, false_accept), 1, false_accept)
         assert matches.accepted is not None
         pairs = zip(self._names_of(found), matches.accepted[:, 0].tolist(), strict=True)
         names = [name if accepted else None for name, accepted in pairs]
-        return names[0] if np.ndim(queries) == 1 else names
+        return names[0] if queries.ndim == 1 else names
 
     def _check_search(self, queries: Any, k: int, level: float | None) -> Tensor:
         if level is not None:

@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -237,11 +238,16 @@ def check_names(what: str, groups: Any, count: int) -> list[Any]:
     if len(kinds) != 1 or not kinds <= {int, str}:
         found = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise ValueError(f"{what} must be all texts or all integers; got {found}.")
+    try:
+        pa.array(names, pa.int64() if kinds == {int} else pa.string())
+    except (OverflowError, UnicodeEncodeError, pa.ArrowInvalid) as error:
+        raise ValueError(f"{what} must be texts of Unicode or integers of 64 bits with a sign; {error}") from error
     return names
 
 
 def as_list(values: Any) -> list[Any]:
     """Return a list of names or numbers, also for a single one, as values of Python."""
-    values = values.tolist() if hasattr(values, "tolist") else values
+    for method in ("tolist", "to_pylist"):  # of a column of pyarrow in several parts
+        values = getattr(values, method)() if hasattr(values, method) else values
     values = [values] if isinstance(values, (str, int)) else values
     return [value.item() if hasattr(value, "item") else value for value in values]

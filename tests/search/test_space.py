@@ -3,6 +3,8 @@
 import logging
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from datasets import Dataset
@@ -135,6 +137,13 @@ def test_identify_returns_the_name_or_none():
     assert space.identify(vectors[8], 0.1) == "person 2"
     stranger = -vectors.mean(0)
     assert space.identify(torch.stack([vectors[0], stranger]), 0.1) == ["person 0", None]
+
+
+@pytest.mark.parametrize("column", [pd.Series, pa.array, lambda rows: pa.chunked_array([rows[:1], rows[1:]])])
+def test_each_row_of_a_column_is_identified(column):
+    vectors, groups = clusters(30, 4, noise=0.02)
+    space = EmbeddingSpace.fit(vectors, column(groups.tolist()), score="cosine")
+    assert space.identify(column(vectors[:8:4].tolist()), 0.1) == [0, 1]
 
 
 def test_a_dozen_names_are_identified_with_separate_calibration():
@@ -292,6 +301,8 @@ INVALID = {
     "one group": (lambda: EmbeddingSpace.fit(unit(5, 4), [1] * 5), "of one group"),
     "one row": (lambda: EmbeddingSpace.fit(unit(1, 4)), "of one group"),
     "names": (lambda: EmbeddingSpace.fit(unit(5, 4), [1, 2]), "one name per vector, 5; got 2"),
+    "a name of 65 bits": (lambda: EmbeddingSpace.fit(unit(3, 4), [1, 2**63, 2]), "or integers of 64 bits with a sign"),
+    "half a character": (lambda: EmbeddingSpace.fit(unit(2, 4), ["a", "\ud800"]), "must be texts of Unicode"),
     "mixed names": (lambda: EmbeddingSpace.fit(unit(3, 4), [1, "a", 2]), "all texts or all integers; got int, str"),
     "score": (lambda: EmbeddingSpace.fit(unit(5, 4), score="dot"), "unknown score 'dot'"),
     "rows": (lambda: EmbeddingSpace.fit(unit(5, 4), rows_per_group=0), "rows_per_group must be an integer"),
