@@ -33,7 +33,8 @@ class EmbeddingNet(nn.Module):
         num_classes: Number of classes; 0 for the embedding only.
         drop_rate: Dropout after the final activation.
         final_activation: Whether the embedding is followed by `activation` and dropout.
-        activation: Class of the final activation.
+        activation: Builds the final activation.
+        pool: Builds the layer after it, which is kept without activation and dropout, too.
     """
 
     def __init__(
@@ -44,13 +45,16 @@ class EmbeddingNet(nn.Module):
         num_classes: int = 1000,
         drop_rate: float = 0.0,
         final_activation: bool = True,
-        activation: type[nn.Module] = nn.ReLU,
+        activation: Callable[[], nn.Module] = nn.ReLU,
+        pool: Callable[[], nn.Module] = nn.Identity,
     ) -> None:
         super().__init__()
         self.layers = layers
         self.num_features = num_features
-        last = nn.Sequential(activation(), nn.Dropout(drop_rate))
-        self.final_activation = last if final_activation else nn.Identity()
+        self._pool = pool
+        self.remove_final_activation()
+        if final_activation:
+            self.final_activation = nn.Sequential(activation(), pool(), nn.Dropout(drop_rate))
         self.pretrained_cfg: dict[str, Any] = {}
         self.reset_classifier(num_classes)
 
@@ -63,7 +67,7 @@ class EmbeddingNet(nn.Module):
 
     def remove_final_activation(self) -> None:
         """Remove the activation after the last hidden layer, for a head that replaces it."""
-        self.final_activation = nn.Identity()
+        self.final_activation = self._pool()
 
     def reset_classifier(self, num_classes: int) -> None:
         """Replace the classifier; with 0 classes the output is the embedding."""
@@ -100,14 +104,13 @@ class EmbeddingNet(nn.Module):
         return self.forward_head(self.forward_features(x))
 
 
-def conv_norm_relu(in_channels: int, out_channels: int, *, bias: bool = True) -> list[nn.Module]:
-    """3x3 convolution, batch norm, ReLU."""
-    return [nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=bias), nn.BatchNorm2d(out_channels), nn.ReLU()]
+def conv_relu(in_channels: int, out_channels: int, *, bias: bool = True, norm: bool = False) -> list[nn.Module]:
+    """3x3 convolution, batch norm if requested, ReLU."""
+    norms = [nn.BatchNorm2d(out_channels)] if norm else []
+    return [nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=bias), *norms, nn.ReLU()]
 
 
-def conv_relu(in_channels: int, out_channels: int, *, bias: bool = True) -> list[nn.Module]:
-    """3x3 convolution, ReLU."""
-    return [nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=bias), nn.ReLU()]
+conv_norm_relu = functools.partial(conv_relu, norm=True)
 
 
 def conv_stages(
@@ -138,8 +141,7 @@ def initialize(net: nn.Module, set_weight: Callable[[Tensor], Any], kinds: Any =
 def initialize_for_relu(net: nn.Module) -> None:
     """Apply He initialization to convolutions and linear maps, so that a deep network without batch norm trains.
 
-    Weights are normal with variance 2 / fan-in, which preserves the variance of the signal through ReLUs; biases are
-    zero. torch's default is uniform with a sixth of that variance, with which the signal vanishes after sixteen layers.
+    torch's default has a sixth of the variance, with which the signal vanishes after sixteen layers.
 
     Reference:
         He, Zhang, Ren and Sun, "Delving deep into rectifiers", ICCV 2015, section 2.2.
@@ -148,10 +150,7 @@ def initialize_for_relu(net: nn.Module) -> None:
 
 
 def initialize_fan_out(net: nn.Module) -> None:
-    """Apply He initialization with the fan-out to convolutions, as torchvision does before batch norm; biases are zero.
-
-    Weights are normal with variance 2 / fan-out, where the fan-out is the number of outputs times the kernel's area.
-    """
+    """Apply He initialization with the fan-out to convolutions, as torchvision does before batch norm."""
     initialize(net, functools.partial(nn.init.kaiming_normal_, mode="fan_out", nonlinearity="relu"), nn.Conv2d)
 
 

@@ -127,38 +127,14 @@ class PooledBlock(nn.Module):
         return self.pool(self.activation(self.residual(x) + self.shortcut(x)))
 
 
-class AveragedNet(EmbeddingNet):
-    """A sequence of blocks whose last feature map, returned by `forward_features`, is averaged to the embedding.
-
-    The final activation is that of the last block, which is passed without it. Where a spherization or a head replaces
-    it, the embedding is the average of the values before activation, which can be negative, and there is no dropout.
-    """
-
-    def __init__(
-        self,
-        blocks: nn.Sequential,
-        num_features: int,
-        activation: nn.Module,
-        *,
-        num_classes: int = 1000,
-        drop_rate: float = 0.0,
-        final_activation: bool = True,
-    ) -> None:
-        super().__init__(blocks, num_features, num_classes=num_classes, final_activation=False)
-        self.remove_final_activation()
-        if final_activation:
-            pooled = (activation, self.final_activation, nn.Dropout(drop_rate))
-            self.final_activation = nn.Sequential(*pooled)
-
-    def remove_final_activation(self) -> None:
-        """End with the average of the last feature map before its activation."""
-        self.final_activation = SelectAdaptivePool2d(pool_type="avg", flatten=True)
+_average = functools.partial(SelectAdaptivePool2d, pool_type="avg", flatten=True)
+"""Averages the last feature map; without the final activation, the embedding can be negative."""
 
 
 @register_backbone
 def resnet12(
     *, img_size: ImageSize = 84, in_chans: int = 3, widths: Sequence[int] = (64, 160, 320, 640), **net: Any
-) -> AveragedNet:
+) -> EmbeddingNet:
     """ResNet-12 of few-shot learning: four pooled residual blocks of `widths` channels and global average pooling.
 
     `drop_rate` is dropout of the embedding, instead of the DropBlock of some implementations.
@@ -175,11 +151,11 @@ def resnet12(
     he = functools.partial(nn.init.kaiming_normal_, a=SLOPE, mode="fan_out", nonlinearity="leaky_relu")
     base.initialize(blocks, he, nn.Conv2d)
     # After the last pooling, which is equivalent because leaky ReLU is increasing.
-    return AveragedNet(blocks, widths[-1], nn.LeakyReLU(SLOPE), **net)
+    return EmbeddingNet(blocks, widths[-1], activation=functools.partial(nn.LeakyReLU, SLOPE), pool=_average, **net)
 
 
 @register_backbone
-def wrn28(*, img_size: ImageSize = 80, in_chans: int = 3, final_norm: bool = False, **net: Any) -> AveragedNet:
+def wrn28(*, img_size: ImageSize = 80, in_chans: int = 3, final_norm: bool = False, **net: Any) -> EmbeddingNet:
     """Wide ResNet of few-shot learning: 28 layers, three stages of four blocks with 160, 320 and 640 channels.
 
     Each stage halves the feature map, and global average pooling follows. With `final_norm`, the last feature map has
@@ -203,4 +179,4 @@ def wrn28(*, img_size: ImageSize = 80, in_chans: int = 3, final_norm: bool = Fal
         blocks[-1].act2 = nn.Identity()  # the final activation
     layers = nn.Sequential(*blocks)
     base.initialize_fan_out(layers)
-    return AveragedNet(layers, channels, nn.ReLU(), **{"final_activation": not final_norm, **net})
+    return EmbeddingNet(layers, channels, pool=_average, **{"final_activation": not final_norm, **net})
