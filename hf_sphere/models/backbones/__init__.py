@@ -1,7 +1,4 @@
-"""Backbones that timm does not have, registered with timm on import.
-
-To add one, add a function decorated with `register_backbone` to a file of this folder.
-"""
+"""Backbones that timm does not have, functions decorated with `register_backbone` in the files of this folder."""
 
 import importlib
 import pkgutil

@@ -37,6 +37,8 @@ class EmbeddingNet(nn.Module):
         pool: Builds the layer after it, which is kept without activation and dropout, too.
     """
 
+    final_activation: nn.Module
+
     def __init__(
         self,
         layers: nn.Sequential,

@@ -14,6 +14,15 @@ from hf_sphere.models.backbones.base import EmbeddingNet, ImageSize, feature_sid
 from hf_sphere.nn import AngularLinear, SphericalLinear
 
 
+def _perceptron(img_size: ImageSize, in_chans: int, widths: Sequence[int], *, bias: bool = True) -> nn.Sequential:
+    """Linear maps from the pixels to `widths` with ReLUs in between; `EmbeddingNet` adds the final activation."""
+    height, breadth = to_2tuple(img_size)
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs, outputs in itertools.pairwise([in_chans * height * breadth, *widths]):
+        layers += [nn.Linear(inputs, outputs, bias=bias), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
 @register_backbone
 def linear_embedding(
     *,
@@ -28,17 +37,14 @@ def linear_embedding(
 
     The final activation is ReLU, or the logistic function if `sigmoid`.
     """
-    height, breadth = to_2tuple(img_size)
-    layers = nn.Sequential(nn.Flatten(), nn.Linear(in_chans * height * breadth, width, bias=bias))
+    layers = _perceptron(img_size, in_chans, [width], bias=bias)
     return EmbeddingNet(layers, width, activation=nn.Sigmoid if sigmoid else nn.ReLU, **net)
 
 
 @register_backbone
 def simple_fnn(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> EmbeddingNet:
     """Fully connected network, pixels-500-300."""
-    height, breadth = to_2tuple(img_size)
-    layers = nn.Sequential(nn.Flatten(), nn.Linear(in_chans * height * breadth, 500), nn.ReLU(), nn.Linear(500, 300))
-    return EmbeddingNet(layers, 300, **net)
+    return EmbeddingNet(_perceptron(img_size, in_chans, (500, 300)), 300, **net)
 
 
 @register_backbone
@@ -46,13 +52,7 @@ def mlp(*, img_size: ImageSize = 28, in_chans: int = 3, widths: Sequence[int] = 
     """Fully connected network, pixels-`widths` with ReLUs in between: (4096,), or with a bottleneck (4096, 1024)."""
     if not widths or min(widths) < 1:
         raise ValueError(f"widths of mlp must be positive numbers, the units of each hidden layer; got {list(widths)}.")
-    height, breadth = to_2tuple(img_size)
-    sizes = [in_chans * height * breadth, *widths]
-    layers: list[nn.Module] = [nn.Flatten()]
-    for inputs, outputs in itertools.pairwise(sizes):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    layers.pop()  # `EmbeddingNet` adds the final activation
-    perceptron = EmbeddingNet(nn.Sequential(*layers), sizes[-1], **net)
+    perceptron = EmbeddingNet(_perceptron(img_size, in_chans, widths), widths[-1], **net)
     base.initialize_for_relu(perceptron.layers)
     return perceptron
 
@@ -188,9 +188,8 @@ def visualization_cnn(
     if units is not None and units < 1:
         raise ValueError(f"units of visualization_cnn must be the width of its last layer, or None; got {units}.")
     height, breadth = feature_side("visualization_cnn", img_size, least=4, halvings=2)
-    layers = base.conv_stages(base.conv_norm_relu, in_chans, [[width] * 2 for width in (32, 64, 128)])[
-        :-1
-    ]  # no last pooling
+    layers = base.conv_stages(base.conv_norm_relu, in_chans, [[width] * 2 for width in (32, 64, 128)])
+    layers.pop()  # no last pooling
     layers += [nn.Flatten(), nn.Linear(128 * height * breadth, 256)]
     if units is not None:
         layers += [nn.ReLU(), nn.Linear(256, units)]
