@@ -103,6 +103,5 @@ class SphereViTForImageClassification(vision.ModelWithHead, SphereEncoderMixin, 
             return super().forward(pixel_values, labels=labels, **kwargs)
         encoder: Any = self.base_model
         encoded = encoder(pixel_values, return_dict=True, **kwargs)
-        output = vars(self.classify(encoded.last_hidden_state[:, 0], labels, **mixed))
-        states, attentions = encoded.hidden_states, encoded.attentions
-        return vision.SphereVisionOutput(**output, hidden_states=states, attentions=attentions)
+        states = {"hidden_states": encoded.hidden_states, "attentions": encoded.attentions}
+        return self.classify(encoded.last_hidden_state[:, 0], labels, mixed, **states)

@@ -1,7 +1,7 @@
 """Image models: a timm backbone, an embedding and a head on the hypersphere."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -221,15 +221,6 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
         return SphereVisionOutput(embeddings=embeddings, pooler_output=embeddings, hidden_states=hidden_states)
 
 
-@dataclass(frozen=True)
-class Classification(HeadOutput):
-    """Output of a head, and the decisions of a rejection; see `SphereVisionOutput`."""
-
-    known: Tensor | None = None
-    p_value: Tensor | None = None
-    class_p_values: Tensor | None = None
-
-
 class ModelWithHead(nn.Module):
     """Mixin of the models that can have a classification head: the head's interface to training loops."""
 
@@ -280,16 +271,18 @@ class ModelWithHead(nn.Module):
         """Select the input of the head from embeddings (B, d)."""
         return embeddings
 
-    def classify(self, embeddings: Tensor, labels: Tensor | None = None, **mixed: Tensor | None) -> "Classification":
+    def classify(
+        self, embeddings: Tensor, labels: Tensor | None = None, mixed: Mapping[str, Tensor] | None = None, **states: Any
+    ) -> SphereVisionOutput:
         """Apply the head to embeddings (B, d), with the loss of the configuration's `problem_type` if there are labels.
 
-        `mixed` are the arguments `mixed_labels` and `mixed_share` of the head.
+        `mixed` has `mixed_labels` and `mixed_share` of the head; `states` are further values of the output.
 
         In eval mode unknown images are rejected if the model has a `rejection`, and then the logits are calibrated if
         the configuration has a `calibration`; the loss is that of the uncalibrated ones. Labels whose shape contradicts
         the problem type are an error.
         """
-        head, decision = self.apply_head(self.head_inputs(embeddings), labels, **mixed), {}
+        head, decision = self.apply_head(self.head_inputs(embeddings), labels, **(mixed or {})), {}
         calibration, rejection = getattr(self.config, "calibration", None), getattr(self, "rejection", None)
         logits = head.logits
         if rejection is not None and head.loss is not None and self.training and not torch.compiler.is_compiling():
@@ -299,7 +292,8 @@ class ModelWithHead(nn.Module):
                 decision = rejection(self.head_inputs(embeddings), logits, head.concentration)._asdict()
             if calibration is not None:
                 logits = calibrate(logits, **calibration)
-        return Classification(logits, head.loss, head.embeddings, head.concentration, **decision)
+        outputs: Any = {"embeddings": head.embeddings, "concentration": head.concentration, **decision}
+        return SphereVisionOutput(head.loss, logits, **outputs, **states)
 
     def apply_head(self, inputs: Tensor, labels: Tensor | None, **mixed: Tensor | None) -> HeadOutput:
         """Apply the head to its inputs (B, d), with the loss of the `problem_type`; see `classify`."""
@@ -394,9 +388,7 @@ class SphereVisionForImageClassification(ModelWithHead, SphereVisionPreTrainedMo
         """
         mixed = pop_mixed(kwargs)
         encoded = self.sphere_vision(pixel_values, return_dict=True, **kwargs)
-        output = self.classify(encoded.embeddings, labels, **mixed)
-        values = {field.name: getattr(output, field.name) for field in fields(output)}  # torch 2.11 compiles no `vars`
-        return SphereVisionOutput(**values, hidden_states=encoded.hidden_states)
+        return self.classify(encoded.embeddings, labels, mixed, hidden_states=encoded.hidden_states)
 
 
 def reset_missing_parameters(module: nn.Module, *, xavier: bool = False) -> None:
