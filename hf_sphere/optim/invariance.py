@@ -344,19 +344,10 @@ def example_inputs(model: nn.Module) -> Iterator[Any]:
     first layer with weights determines the number of channels or features, and several sizes are tried.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    config = getattr(model, "config", None)
-    name = getattr(model, "main_input_name", None)
-    if name is not None and config is not None:
-        yield from _for_transformers(name, config, device)
-    size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size")
-    if size:
-        yield torch.randn(_BATCH, *size, device=device)
-    yield from _for_first_layer(model, device)
-
-
-def _for_transformers(name: str, config: Any, device: torch.device) -> Iterator[dict[str, Any]]:
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    config: Any = getattr(model, "config", None)
+    name = getattr(model, "main_input_name", None) if config is not None else None
     if name == "input_ids":
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
         ids = torch.randint(0, getattr(text, "vocab_size", 100), (2, 16), device=device)
         yield {"input_ids": ids}
         yield {"input_ids": ids, "decoder_input_ids": ids}
@@ -366,6 +357,10 @@ def _for_transformers(name: str, config: Any, device: torch.device) -> Iterator[
         yield {name: torch.randn(_BATCH, getattr(config, "num_channels", 3), height, width, device=device)}
     elif name == "input_values":
         yield {name: torch.randn(2, 16000, device=device)}
+    size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size")
+    if size:
+        yield torch.randn(_BATCH, *size, device=device)
+    yield from _for_first_layer(model, device)
 
 
 def _for_first_layer(model: nn.Module, device: torch.device) -> Iterator[Tensor]:

@@ -86,6 +86,19 @@ class Run(ExitStack):
         used = {name: precision == name for name in ("bf16", "fp16")}
         return settings | {"num_processes": self.accelerator.num_processes} | used
 
+    @property
+    def loading(self) -> dict[str, Any]:
+        """Keyword arguments of the functions that load training and evaluation data."""
+        return {
+            "batch_size": self.args.per_device_train_batch_size,
+            "eval_batch_size": self.args.per_device_eval_batch_size,
+            "device": self.accelerator.device,
+            "seed": self.args.seed,
+            "process_index": self.accelerator.process_index,
+            "num_processes": self.accelerator.num_processes,
+            "progress": self.accelerator.is_main_process and not self.args.disable_tqdm,
+        }
+
     def prepare_output_dir(self) -> None:
         """Create the output directory, replacing its contents if requested.
 

@@ -63,8 +63,21 @@ def prepare(
     """Load the data as episodes, and build the model."""
     from hf_sphere.training.evaluation import evaluate_few_shot, measure_classification
 
-    episodes = choose_episodes(data_args, few_shot)
-    setup = load_images(run, model_args, data_args, "few_shot", default_backbone="conv4", targets=few_shot, **episodes)
+    count = few_shot.validation_episodes
+    validates = data_args.validation_split is not None or bool(data_args.validation_fraction)
+    if count is not None and not validates:
+        raise ValueError(f"validation_episodes {count} needs --validation_split or --validation_fraction.")
+    setup = load_images(
+        run,
+        model_args,
+        data_args,
+        "few_shot",
+        default_backbone="conv4",
+        targets=few_shot,
+        episodes=few_shot.episodes(few_shot.episodes_per_epoch, few_shot.episodes_per_step),
+        validation_episodes=few_shot.episodes(count or VALIDATION_EPISODES) if validates else None,
+        eval_episodes=few_shot.episodes(few_shot.eval_episodes),
+    )
     model = build_few_shot(setup, few_shot)
     return provide(
         run,
@@ -75,20 +88,6 @@ def prepare(
         measure=measure_classification,
         evaluate=partial(evaluate_few_shot, accelerator=run.accelerator),
     )
-
-
-def choose_episodes(data_args: ImageDataOptions, few_shot: FewShotArguments) -> "dict[str, Episodes | None]":
-    """Return the episodes of training, validation and evaluation, as keywords of `load_image_data`."""
-    count, validation = few_shot.validation_episodes, None
-    if data_args.validation_split is not None or data_args.validation_fraction:
-        validation = few_shot.episodes(VALIDATION_EPISODES if count is None else count)
-    elif count is not None:
-        raise ValueError(f"validation_episodes {count} needs --validation_split or --validation_fraction.")
-    return {
-        "episodes": few_shot.episodes(few_shot.episodes_per_epoch, few_shot.episodes_per_step),
-        "validation_episodes": validation,
-        "eval_episodes": few_shot.episodes(few_shot.eval_episodes),
-    }
 
 
 def build_few_shot(setup: Setup, few_shot: FewShotArguments) -> Any:

@@ -142,18 +142,7 @@ def load_images(
             f"and {drawn.examples} images, which are batches of {drawn.batch_size}; leave it out."
         )
     with accelerator.main_process_first():
-        images = data.load_image_data(
-            data_args,
-            task,
-            **options,
-            batch_size=batch_size,
-            eval_batch_size=args.per_device_eval_batch_size,
-            device=accelerator.device,
-            seed=args.seed,
-            process_index=accelerator.process_index,
-            num_processes=accelerator.num_processes,
-            progress=accelerator.is_main_process and not args.disable_tqdm,
-        )
+        images = data.load_image_data(data_args, task, **options, **run.loading)
     if task in ("classification", "joint") and len(images.class_names) == 1:
         hint = "put the images into one folder per class, or name the column of the classes by --label_column_name"
         raise ValueError(f"all training images are of one class, {images.class_names[0]}: {hint}.")

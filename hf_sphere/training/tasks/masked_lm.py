@@ -94,18 +94,8 @@ def prepare(
     tokenizer = load_tokenizer(model_args)
     model = build_language_model(model_args, tokenizer).to(accelerator.device)
     with accelerator.main_process_first():
-        text = data.load_text_data(
-            data_args,
-            tokenizer,
-            block_length=choose_block_length(data_args.max_seq_length, model, tokenizer),
-            batch_size=args.per_device_train_batch_size,
-            eval_batch_size=args.per_device_eval_batch_size,
-            device=accelerator.device,
-            seed=args.seed,
-            process_index=accelerator.process_index,
-            num_processes=accelerator.num_processes,
-            progress=accelerator.is_main_process and not args.disable_tqdm,
-        )
+        length = choose_block_length(data_args.max_seq_length, model, tokenizer)
+        text = data.load_text_data(data_args, tokenizer, block_length=length, **run.loading)
     accelerator.print(summarize(model, text))
     if model_args.fit_spherization and args.resume_from_checkpoint is None:
         for fit in fit_to_plain_model(model, model_args, text):

@@ -54,8 +54,12 @@ def build_regression(setup: Setup, values: RegressionArguments) -> Any:
     """Build a regression for the data, or load the saved one; see `build_model`."""
 
     def settings(saved: "SphereVisionConfig | None") -> dict[str, Any]:
-        _refuse_head_arguments(setup, new=saved is None)
+        if setup.args.label_smoothing_factor:
+            raise ValueError("label smoothing is for classes, and a regression has none; leave it out.")
         new = {} if saved is not None else {"head": None}
+        for name in ("class_weights", "shard_classes", *(("head", "head_kwargs", "prototypes_file") if new else ())):
+            if getattr(setup.model_args, name):
+                raise ValueError(f"{name} is for models with classes, and a regression has none; leave it out.")
         return new | value_settings(setup, values, saved)
 
     return build_model(setup, models.SphereVisionForRegression, settings)
@@ -79,15 +83,6 @@ def value_settings(setup: Setup, values: RegressionArguments, saved: "SphereVisi
         "regression_kwargs": default | before | {k: v for k, v in requested.items() if v is not None},
         "task_weight": weight,
     }
-
-
-def _refuse_head_arguments(setup: Setup, *, new: bool) -> None:
-    if setup.args.label_smoothing_factor:
-        raise ValueError("label smoothing is for classes, and a regression has none; leave it out.")
-    heads = ("head", "head_kwargs", "prototypes_file") if new else ()
-    for name in (*heads, "class_weights", "shard_classes"):
-        if getattr(setup.model_args, name):
-            raise ValueError(f"{name} is for models with classes, and a regression has none; leave it out.")
 
 
 def check_values(model: Any, images: "ImageData") -> None:
