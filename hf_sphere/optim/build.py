@@ -2,7 +2,7 @@
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -136,19 +136,14 @@ def _parse(name: str, texts: dict[str, str], supported: dict[str, Any]) -> dict[
     for key, text in texts.items():
         if key not in defaults:
             raise ValueError(f"optim_args of {name} has no key {key!r}; its keys are {', '.join(sorted(defaults))}.")
-        read, expected = _READERS[type(defaults[key])]
+        kind = type(defaults[key])
         try:
-            options[key] = read(text)
+            options[key] = kind(text) if kind in _EXPECTED else bool(str_to_bool(text))
         except ValueError as error:
+            expected = _EXPECTED.get(kind, "true or false")
             raise ValueError(f"optim_args: {key}={text} cannot be parsed; {key} must be {expected}.") from error
     return options
 
 
-_READERS: dict[type, tuple[Callable[[str], Any], str]] = {
-    float: (float, "a number"),
-    int: (int, "an integer"),
-    str: (str, "a string"),
-    bool: (lambda text: bool(str_to_bool(text)), "true or false"),
-    type(None): (lambda text: bool(str_to_bool(text)), "true or false"),
-}
-"""Parser of an option and description of its values, by the type of its default."""
+_EXPECTED = {float: "a number", int: "an integer", str: "a string"}
+"""Description of the values of an option that is not boolean, by the type of its default."""
