@@ -17,7 +17,7 @@ Bessel functions themselves are never computed, so nothing overflows.
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -160,33 +160,17 @@ def log_uniform_density(dim: int) -> float:
     return math.lgamma(dim / 2) - math.log(2.0) - dim / 2 * math.log(math.pi)
 
 
-class PartitionAndRatio(NamedTuple):
-    """The log-partition function, and A_d(kappa) / kappa, which is twice its derivative with respect to kappa^2."""
+def partition_and_ratio(square: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Log-partition function, and twice its derivative, A_d(kappa) / kappa, as functions of the squared concentration.
 
-    log_partition: Tensor
-    ratio: Tensor
-
-
-def partition_and_ratio(square: Tensor, dim: int) -> PartitionAndRatio:
-    """Log-partition function and `A_d(kappa) / kappa` as functions of the squared concentration, both smooth at 0.
-
-    Not differentiable by autograd; losses that evaluate millions of values implement their own gradients.
+    Both are smooth at 0. Not differentiable by autograd: losses of millions of values have their own gradients.
     """
     half = (dim - 1) / 2
     root, inverse, rise, fraction = _from_square(square, dim)
     quotient, error = evaluate(rise, fraction, dim, both=True)
     log_partition = torch.addcmul(rise, quotient, fraction, value=-1)
     log_partition.add_(rise.mul_(0.5 / half).log1p_(), alpha=-half)
-    return PartitionAndRatio(log_partition, inverse.addcdiv_(error, root.pow_(3), value=-1))
-
-
-def bounded(concentration: Tensor) -> tuple[Tensor, Tensor]:
-    """Return concentrations whose squares do not overflow, and their ratios to the given ones.
-
-    The ratios are 1, unless concentrations are so large that `1 - A` is inversely proportional to them.
-    """
-    largest = 0.25 * torch.finfo(concentration.dtype).max ** 0.5
-    return concentration.clamp(max=largest), largest / concentration.clamp(min=largest)
+    return log_partition, inverse.addcdiv_(error, root.pow_(3), value=-1)
 
 
 def bounded_root(concentration: Tensor, dim: int) -> tuple[Tensor, Tensor]:
@@ -208,7 +192,6 @@ def complement_from_root(kappa: Tensor, root: Tensor, dim: int) -> Tensor:
 
 
 def _check(values: Tensor, dim: int) -> Tensor:
-    """Check the arguments and return the values in at least float32."""
     check_integer("dim", dim, 2)
     check_floating("the argument", values)
     return values.to(torch.promote_types(values.dtype, torch.float32))

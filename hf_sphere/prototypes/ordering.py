@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_sphere.geometry.checks import check_positive, to_floating
+from hf_sphere.geometry.codes.bounds import nearest_others
 
 BLOCK_ENTRIES = 2**24  # maximum number of cosines in memory at a time; 128 MiB in float64
 
@@ -51,14 +52,10 @@ def mean_nearest_cosine(points: Tensor) -> tuple[float, Tensor]:
 
     This is the loss of Mettes et al. (2019), equation 2.
     """
-    cosines, nearest = [], []
-    for start, block in row_blocks(points):
-        largest = cosines_to_others(points, start, block).max(dim=1)
-        cosines.append(largest.values)
-        nearest.append(largest.indices)
-    index = torch.cat(nearest)
-    gradient = points[index].index_add_(0, index, points)
-    return torch.cat(cosines).mean().item(), gradient.div_(len(points))
+    index = nearest_others(points)
+    neighbors = points[index]
+    cosine = (points * neighbors).sum(dim=1).mean().item()
+    return cosine, neighbors.index_add_(0, index, points).div_(len(points))
 
 
 def row_blocks(points: Tensor) -> list[tuple[int, Tensor]]:

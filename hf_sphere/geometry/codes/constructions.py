@@ -61,10 +61,8 @@ def leech_vectors() -> np.ndarray:
     """The 196,560 minimal vectors of the Leech lattice, times sqrt(8): (196560, 24), int8, of squared norm 32.
 
     1,104 of shape (+-4^2, 0^22), 97,152 of shape (+-2^8, 0^16) on the octads with an even number of minus signs, and
-    98,304 of shape (-+3, +-1^23) with the signs of the Golay codewords.
-
-    Reference:
-        Leech, "Notes on sphere packings", 1967; Conway and Sloane, "Sphere packings, lattices and groups", chapter 4.
+    98,304 of shape (-+3, +-1^23) with the signs of the Golay codewords. See Conway and Sloane, "Sphere packings,
+    lattices and groups", chapter 4.
     """
     signs = np.array(list(product([2, -2], repeat=8)), dtype=np.int8)
     signs = signs[signs.prod(-1, dtype=np.int64) > 0]
@@ -116,10 +114,7 @@ def two_graph_276() -> np.ndarray:
     """552 points in dimension 23 with largest cosine 1/5: both directions of 276 equiangular lines.
 
     They are the minimal vectors v of the Leech lattice for which w - v is also minimal, where w = (5, 1^23) / sqrt(8)
-    has the norm sqrt(6).
-
-    Reference:
-        Lemmens and Seidel, "Equiangular lines", 1973.
+    has the norm sqrt(6) (Lemmens and Seidel, "Equiangular lines", 1973).
     """
     return layer(leech_vectors(), np.array([5.0] + [1.0] * 23), 24 / np.sqrt(32 * 48))
 
@@ -176,11 +171,8 @@ def kerdock_set(log_dim: int) -> np.ndarray:
 
     The quadratic forms Q_a(x, e) = Q(a x) + e Tr(a x) on GF(2^(m-1)) x GF(2), Q(y) = sum_i Tr(y^(1 + 2^i)) for i =
     1..(m - 2) / 2, differ pairwise by a form of full rank. Therefore the bases (-1)^(Q_a + linear), one per a, have the
-    cosines +-1 / sqrt(d) with each other and with the standard basis, which comes first. The norms differ.
-
-    Reference:
-        Kerdock, "A class of low-rate nonlinear binary codes", 1972; Calderbank, Cameron, Kantor and Seidel,
-        "Z4-Kerdock codes, orthogonal spreads, and extremal Euclidean line-sets", 1997.
+    cosines +-1 / sqrt(d) with each other and with the standard basis, which comes first. The norms differ. See
+    Calderbank, Cameron, Kantor and Seidel, "Z4-Kerdock codes, orthogonal spreads, and extremal line-sets", 1997.
     """
     degree = log_dim - 1
     field, traces = binary_field(degree), trace(degree)
@@ -199,11 +191,7 @@ def dual_bch_code(log_dim: int) -> np.ndarray:
 
     The vectors are the codewords of the dual of the extended double-error-correcting BCH code. The forms Tr(b x^3)
     differ by forms of rank m - 1, so no cosine exceeds sqrt(2 / d). There are 2 d^2 + 2 d points, of different norms;
-    the standard basis comes first. m is 3 to 9.
-
-    Reference:
-        Gold, "Maximal recursive sequences with 3-valued recursive cross-correlation functions", 1968; MacWilliams and
-        Sloane, "The theory of error-correcting codes", 1977, chapter 15.
+    the standard basis comes first. m is 3 to 9. See MacWilliams and Sloane, 1977, chapter 15.
     """
     field, traces = binary_field(log_dim), trace(log_dim)
     cubic = _signs(traces[field.products[:, power(field, 3)]])
@@ -231,10 +219,7 @@ def spectral_code(adjacency: np.ndarray, eigenvalue: int) -> np.ndarray:
 
     For a graph with v vertices and degree k, the projection onto the eigenspace of the eigenvalue t (not k), scaled to
     1 on the diagonal, has the entries t / k for adjacent and -(1 + t) / (v - k - 1) for other vertices. Returns unit
-    vectors, (v, multiplicity of t).
-
-    Reference:
-        Delsarte, Goethals and Seidel, "Spherical codes and designs", 1977, example 9.1.
+    vectors, (v, multiplicity of t). See Delsarte, Goethals and Seidel, "Spherical codes and designs", 1977.
     """
     from scipy.linalg.lapack import dpstrf
 
@@ -264,10 +249,7 @@ def elliptic_quadric_code(order: int) -> np.ndarray:
     """(q + 1)(q^3 + 1) points in dimension q (q^2 - q + 1) with largest cosine 1 / q^2, for q = 2, 3, 4, 5 or 7.
 
     The singular points of an elliptic quadric in PG(5, q), adjacent if orthogonal: the collinearity graph of the
-    generalized quadrangle GQ(q, q^2).
-
-    Reference:
-        Cameron, Goethals and Seidel, "Strongly regular graphs having strongly regular subconstituents", 1978.
+    generalized quadrangle GQ(q, q^2). The catalogue has the source.
     """
     field = binary_field(int(math.log2(order))) if order in (2, 4) else prime_field(order)
     sums, products = (table.astype(np.uint8) for table in field)
