@@ -142,14 +142,9 @@ def separation_bound(num_points: int, dim: int) -> float:
     if dim == 2:
         return math.cos(2 * math.pi / num_points)
     universal = levenshtein_cosine(min(num_points, design_size(_LARGEST_DEGREE, dim)), dim) - _ROUNDING
-    return max(universal, _proved_bound(num_points, dim))
-
-
-def _proved_bound(num_points: int, dim: int) -> float:
-    """Largest proved optimum of at most K points in at least d dimensions."""
     optima = [(optimum.num_points, optimum.dim, optimum.cosine) for optimum in PROVED_OPTIMA]
     optima += [(code.size, code.dim, code.cosine) for code in CATALOGUE if code.optimal]
-    return max((cosine for size, width, cosine in optima if size <= num_points and width >= dim), default=-1.0)
+    return max(universal, *(cosine for size, width, cosine in optima if size <= num_points and width >= dim), -1.0)
 
 
 def separation(points: Tensor) -> Tensor:

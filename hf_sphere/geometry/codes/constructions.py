@@ -254,7 +254,9 @@ def elliptic_quadric_code(order: int) -> np.ndarray:
     field = binary_field(int(math.log2(order))) if order in (2, 4) else prime_field(order)
     sums, products = (table.astype(np.uint8) for table in field)
     # If t^2 + b t + c has no root, then x^2 + b x y + c y^2 is anisotropic.
-    b, c = next(pair for pair in product(range(order), repeat=2) if not _has_root(field, *pair))
+    t = np.arange(order)
+    pairs = product(range(order), repeat=2)
+    b, c = next((b, c) for b, c in pairs if sums[sums[products[t, t], products[b, t]], c].all())
     vectors = np.array(list(product(range(order), repeat=6)), dtype=np.uint8)
     first = vectors[np.arange(len(vectors)), (vectors != 0).argmax(-1)]
     x = vectors[first == 1].T
@@ -269,8 +271,3 @@ def elliptic_quadric_code(order: int) -> np.ndarray:
     adjacency = inner == 0
     np.fill_diagonal(adjacency, False)
     return spectral_code(adjacency, -(order**2) - 1)
-
-
-def _has_root(field: FiniteField, b: int, c: int) -> bool:
-    t = np.arange(len(field.sums))
-    return bool((field.sums[field.sums[field.products[t, t], field.products[b, t]], c] == 0).any())
