@@ -2,7 +2,7 @@
 
 import hashlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,15 +35,19 @@ class TrainingRuns:
 
     def run(self, arm: Arm, setting: Setting, parts: Parts, *, seed: int, epochs: int) -> Evaluated | None:
         """Train an arm, and evaluate it on its test images; None if it diverges."""
+        from hf_sphere.training.run import run_training
+
         output = self.model_folder(arm, seed)
         options = apply_setting({**self.options, **arm.options}, setting)
         options |= {"seed": seed, "num_train_epochs": epochs, "save_epochs": epochs, "disable_tqdm": True}
         options |= {"train_split": parts.train, "eval_split": parts.test}
         options |= {"output_dir": str(output), "overwrite_output_dir": True}
+        argv, task, words = to_argv(options), find_task("classification"), ["hf-sphere", "train", "classification"]
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "train.log").open("a") as log, redirect_stdout(log), redirect_stderr(log):
             try:
-                train(to_argv(options))
+                command = Command(words, argv, "train_image_classification")
+                run_training(task, parse_arguments(task.arguments, argv), command)
             except TrainingDivergedError:
                 return None
             known, metric = self.evaluate(output, parts.test)
@@ -74,11 +78,3 @@ class TrainingRuns:
         names = images.class_names  # left-out classes that the model does not have follow its own
         labels = torch.tensor([index.get(names[i], len(index) + i) for i in images.batches.labels.tolist()])
         return Outputs(embeddings, logits, labels, ids=images.ids[images.batches.rows]), embedding_metric(model)
-
-
-def train(argv: Sequence[str]) -> None:
-    """Train as `hf-sphere train classification` does."""
-    from hf_sphere.training.run import run_training
-
-    task, words = find_task("classification"), ["hf-sphere", "train", "classification"]
-    run_training(task, parse_arguments(task.arguments, argv), Command(words, argv, "train_image_classification"))

@@ -225,7 +225,7 @@ def check_class_vectors(class_vectors: Tensor, num_classes: int | None = None) -
         vectors = to_floating("class_vectors", class_vectors).detach().cpu().double()
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"class_vectors must be a (num_classes, length) tensor. {error}") from error
-    wanted = "(num_classes, length)" if num_classes is None else f"({num_classes}, length)"
+    wanted = f"({num_classes or 'num_classes'}, length)"
     if vectors.ndim != 2 or (num_classes is not None and len(vectors) != num_classes) or vectors.shape[-1] < 1:
         raise ValueError(f"class_vectors must have the shape {wanted}, one row per class; got {tuple(vectors.shape)}.")
     if len(vectors) < 3:

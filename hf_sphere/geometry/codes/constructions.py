@@ -1,10 +1,8 @@
 """Constructions of spherical codes: functions that return points of any norm as numpy arrays (K, d)."""
 
-import math
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import combinations, permutations, product
-from typing import NamedTuple
 
 import numpy as np
 
@@ -119,23 +117,9 @@ def two_graph_276() -> np.ndarray:
     return layer(leech_vectors(), np.array([5.0] + [1.0] * 23), 24 / np.sqrt(32 * 48))
 
 
-class FiniteField(NamedTuple):
-    """A field with the elements 0..q - 1, where `sums[a, b]` is a + b and `products[a, b]` is a b."""
-
-    sums: np.ndarray
-    products: np.ndarray
-
-
 @lru_cache(maxsize=8)
-def prime_field(order: int) -> FiniteField:
-    """GF(p) for a prime p."""
-    numbers = np.arange(order)
-    return FiniteField(np.add.outer(numbers, numbers) % order, np.multiply.outer(numbers, numbers) % order)
-
-
-@lru_cache(maxsize=8)
-def binary_field(degree: int) -> FiniteField:
-    """GF(2^n) for n = 1, 2, 3, 5, 7 or 9; bit i of an element is its coefficient of x^i."""
+def binary_products(degree: int) -> np.ndarray:
+    """Products a b in GF(2^n) for n = 1, 2, 3, 5, 7 or 9; bit i of an element is its coefficient of x^i."""
     numbers = np.arange(2**degree)
     products = np.zeros((2**degree, 2**degree), dtype=np.int64)
     shifted = numbers.copy()  # the elements times x^i
@@ -143,21 +127,21 @@ def binary_field(degree: int) -> FiniteField:
         products ^= np.where(numbers >> i & 1, shifted[:, None], 0)
         shifted = shifted << 1
         shifted = np.where(shifted >> degree & 1, shifted ^ _IRREDUCIBLE[degree], shifted)
-    return FiniteField(np.bitwise_xor.outer(numbers, numbers), products)
+    return products
 
 
-def power(field: FiniteField, exponent: int) -> np.ndarray:
-    """Every element raised to a power, exponent >= 1."""
-    numbers = np.arange(len(field.products))
+def power(products: np.ndarray, exponent: int) -> np.ndarray:
+    """Every element of a field raised to a power, exponent >= 1."""
+    numbers = np.arange(len(products))
     result = numbers
     for _ in range(exponent - 1):
-        result = field.products[result, numbers]
+        result = products[result, numbers]
     return result
 
 
 def trace(degree: int) -> np.ndarray:
     """Absolute trace x + x^2 + x^4 + ... of every element of GF(2^n), 0 or 1."""
-    products = binary_field(degree).products
+    products = binary_products(degree)
     conjugate = np.arange(2**degree)
     total = np.zeros_like(conjugate)
     for _ in range(degree):
@@ -175,11 +159,10 @@ def kerdock_set(log_dim: int) -> np.ndarray:
     Calderbank, Cameron, Kantor and Seidel, "Z4-Kerdock codes, orthogonal spreads, and extremal line-sets", 1997.
     """
     degree = log_dim - 1
-    field, traces = binary_field(degree), trace(degree)
+    scaled, traces = binary_products(degree), trace(degree)  # a x
     quadratic = np.zeros(2**degree, dtype=np.int64)
     for i in range(1, (degree - 1) // 2 + 1):
-        quadratic ^= traces[power(field, 1 + 2**i)]
-    scaled = field.products  # a x
+        quadratic ^= traces[power(scaled, 1 + 2**i)]
     forms = np.concatenate([quadratic[scaled], quadratic[scaled] ^ traces[scaled]], axis=1)  # e = 0, then e = 1
     linear = np.concatenate([_characters(degree)] * 2, axis=1)  # l(x), times (-1)^e or not
     linear = np.concatenate([linear, linear * np.repeat([1, -1], 2**degree)])
@@ -193,14 +176,14 @@ def dual_bch_code(log_dim: int) -> np.ndarray:
     differ by forms of rank m - 1, so no cosine exceeds sqrt(2 / d). There are 2 d^2 + 2 d points, of different norms;
     the standard basis comes first. m is 3 to 9. See MacWilliams and Sloane, 1977, chapter 15.
     """
-    field, traces = binary_field(log_dim), trace(log_dim)
-    cubic = _signs(traces[field.products[:, power(field, 3)]])
+    products, traces = binary_products(log_dim), trace(log_dim)
+    cubic = _signs(traces[products[:, power(products, 3)]])
     return _signed_with_basis(cubic[:, None] * _characters(log_dim))
 
 
 def _characters(degree: int) -> np.ndarray:
     """(-1)^Tr(a x) for all a and x of GF(2^n): a Hadamard matrix."""
-    return _signs(trace(degree)[binary_field(degree).products])
+    return _signs(trace(degree)[binary_products(degree)])
 
 
 def _signs(bits: np.ndarray) -> np.ndarray:
@@ -251,12 +234,14 @@ def elliptic_quadric_code(order: int) -> np.ndarray:
     The singular points of an elliptic quadric in PG(5, q), adjacent if orthogonal: the collinearity graph of the
     generalized quadrangle GQ(q, q^2). The catalogue has the source.
     """
-    field = binary_field(int(math.log2(order))) if order in (2, 4) else prime_field(order)
-    sums, products = (table.astype(np.uint8) for table in field)
+    numbers = np.arange(order, dtype=np.uint8)
+    sums, products = np.add.outer(numbers, numbers) % order, np.multiply.outer(numbers, numbers) % order
+    if order == 4:
+        sums, products = np.bitwise_xor.outer(numbers, numbers), binary_products(2).astype(np.uint8)
     # If t^2 + b t + c has no root, then x^2 + b x y + c y^2 is anisotropic.
-    t = np.arange(order)
     pairs = product(range(order), repeat=2)
-    b, c = next((b, c) for b, c in pairs if sums[sums[products[t, t], products[b, t]], c].all())
+    squares = products.diagonal()
+    b, c = next((b, c) for b, c in pairs if sums[sums[squares, products[b]], c].all())
     vectors = np.array(list(product(range(order), repeat=6)), dtype=np.uint8)
     first = vectors[np.arange(len(vectors)), (vectors != 0).argmax(-1)]
     x = vectors[first == 1].T
