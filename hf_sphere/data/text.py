@@ -18,13 +18,10 @@ from hf_sphere.data.options import TextDataOptions
 from hf_sphere.data.sampling import draw_subset
 from hf_sphere.data.sources import check_validation_split, choose_eval_split, common_column, find_split, require_splits
 from hf_sphere.data.text_batches import Masking, TextBatches, Vocabulary
-from hf_sphere.utils.loading import load_dataset, load_file
+from hf_sphere.utils.loading import FILE_KINDS, load_dataset, load_file
 
 TEXT_COLUMNS = ("text", "sentence", "content")
 """Column names used on the Hub, the most common one first."""
-
-FILE_KINDS = {".txt": "text", ".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
-"""Builder of `datasets` for each kind of file."""
 
 
 @dataclass(frozen=True)
@@ -111,18 +108,11 @@ def load_text_data(
     if options.objective == "masked":
         masking = Masking(options.mask_probability or Masking.probability, options.whole_word_masking)
 
+    shared: dict[str, Any] = {"masking": masking, "device": device, "seed": seed}
+    shared |= {"process_index": process_index, "num_processes": num_processes}
+
     def batches(key: str, size: int, shuffle: bool = False) -> TextBatches:
-        return TextBatches(
-            *blocks[key],
-            vocabulary,
-            batch_size=size,
-            masking=masking,
-            device=device,
-            shuffle=shuffle,
-            seed=seed,
-            process_index=process_index,
-            num_processes=num_processes,
-        )
+        return TextBatches(*blocks[key], vocabulary, batch_size=size, shuffle=shuffle, **shared)
 
     return TextData(
         train=batches("train", batch_size, shuffle=True),
@@ -142,11 +132,10 @@ def load_text_splits(
     single file, which becomes the split `train`.
     """
     path, cache = Path(name), None if cache_dir is None else str(cache_dir)
-    kind = path.suffix.lower()
-    if path.is_file() and kind not in FILE_KINDS:
+    if path.is_file() and path.suffix.lower() not in FILE_KINDS:
         raise ValueError(f"{name} is not a file of text; the supported kinds are: {', '.join(FILE_KINDS)}.")
     if path.is_file():
-        splits = load_file(FILE_KINDS[kind], name, cache_dir=cache)
+        splits = load_file(name, cache_dir=cache)
     elif config_name is not None and (path / config_name).is_dir():
         splits = load_dataset(str(path / config_name), cache_dir=cache)
     else:

@@ -126,11 +126,7 @@ class LanceSpace(CalibratedSearch):
         return sum(len(part) for part in parts if self.table.add(part))
 
     def remove(self, groups: Any = None, *, ids: Any = None) -> int:
-        """Remove the rows of a group or of several, or those with ids; return their number.
-
-        Raises:
-            ValueError: If there is no such group or id, or no row remains.
-        """
+        """Remove rows and return their number; see `EmbeddingSpace.remove`, also for errors."""
         what, column = ("id", "_rowid") if groups is None else ("group", self._group_column)
         if (groups is None) == (ids is None) or column is None:
             raise ValueError("give either ids, or groups if the space has some.")

@@ -15,7 +15,7 @@ from hf_sphere.data import folders, image_files, sources
 from hf_sphere.data.targets import has_labels, read_class_names, read_labels
 from hf_sphere.search.rows import check_names
 from hf_sphere.search.vectors import parse_vectors
-from hf_sphere.utils.loading import load_file
+from hf_sphere.utils.loading import FILE_KINDS, load_file
 from hf_sphere.utils.pixels import WHITE, convert_image
 from hf_sphere.utils.texts import damage
 
@@ -27,9 +27,6 @@ Groups = str | Sequence[str | int] | None
 
 COLUMNS = {"image": sources.IMAGE_COLUMNS, "text": ("text", "sentence"), "vector": ("embedding", "vector")}
 """Usual names of columns, by their content."""
-
-FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".txt": "text"}
-"""Formats of `datasets` of single files of rows, by suffix."""
 
 
 @dataclass(frozen=True)
@@ -119,11 +116,11 @@ class ImageSource:
             return cls._of_splits("", sources.as_splits(images, {}), **of_rows)
         if isinstance(images, (str, os.PathLike)):
             path = Path(images)
-            if path.is_file() and (kind := FORMATS.get(path.suffix.lower())):
+            if path.is_file() and path.suffix.lower() in FILE_KINDS:
                 folders.check_depth([path])
-                return cls._of_splits(str(path), load_file(kind, path), **of_rows)
+                return cls._of_splits(str(path), load_file(path), **of_rows)
             if path.is_file() and content != "image":
-                raise ValueError(f"{path} has no rows: its suffix is none of {', '.join(FORMATS)}.")
+                raise ValueError(f"{path} has no rows: its suffix is none of {', '.join(FILE_KINDS)}.")
             if path.is_file():
                 return cls.of([path])
             if content == "image" and column is None and str(images) not in sources.BUNDLED:

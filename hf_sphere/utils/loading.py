@@ -14,6 +14,9 @@ from hf_sphere.utils.checks import check_regular, error_text
 
 WEIGHTS_PAGE = "docs/weights.md: weights and data without the Hub"
 SPHERIZE = "hf_sphere.nn.sentence_embedding.Spherize"
+FILE_KINDS = {".txt": "text", ".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
+"""Builder of `datasets` for files of rows, by suffix."""
+
 _TIMM_OPTIONS = ("backbone_kwargs", "model_args")
 _TIMM_FILE_OPTIONS = ("cache_dir", "checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay")
 
@@ -175,8 +178,9 @@ def load_sentence_transformer(name: str, device: Any = None) -> Any:
         raise ValueError(f"{name} cannot be loaded as SentenceTransformer: {error_text(error)}") from error
 
 
-def load_file(kind: str, path: str | os.PathLike, **options: Any) -> Any:
-    """Load a file of rows, of a kind of `datasets`, as the split `train`; see `load_dataset`."""
+def load_file(path: str | os.PathLike, **options: Any) -> Any:
+    """Load a file of rows, with a suffix of `FILE_KINDS`, as the split `train`; see `load_dataset`."""
+    kind = FILE_KINDS[Path(path).suffix.lower()]
     options |= {"encoding": "utf-8-sig"} if kind == "text" else {}  # the mark of the byte order is no text
     pattern = re.sub(r"[*?[]", r"[\g<0>]", str(path))  # otherwise these characters would be a pattern
     return load_dataset(kind, data_files={"train": pattern}, source=str(path), **options)

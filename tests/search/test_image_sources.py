@@ -438,7 +438,7 @@ def test_a_file_whose_name_looks_like_a_pattern_is_read(tmp_path):
 
 def test_a_file_without_rows_is_an_error_that_lists_the_formats(tmp_path):
     (tmp_path / "a.md").write_text("text")
-    with pytest.raises(ValueError, match=r"a.md has no rows: its suffix is none of \.parquet, \.csv"):
+    with pytest.raises(ValueError, match=r"a.md has no rows: its suffix is none of \.txt, \.parquet"):
         ImageSource.of(tmp_path / "a.md", content="text")
 
 
