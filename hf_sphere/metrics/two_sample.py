@@ -37,7 +37,8 @@ def energy_test(x: Tensor, y: Tensor, *, permutations: int = 999, seed: int = 0)
     if samples[0].shape[1] != samples[1].shape[1]:
         raise ValueError(f"x and y must have one dimension; got {samples[0].shape[1]} and {samples[1].shape[1]}.")
     points = torch.cat(samples)
-    size, total = len(samples[0]), len(points)
+    unit = float(points.abs().max()) or 1.0  # the squares of very large numbers are infinite, of small ones zero
+    points, size, total = points / unit, len(samples[0]), len(points)
     distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
     generator = torch.Generator().manual_seed(seed)
     # The columns are 1 / N in the first sample and -1 / M in the second, of each division.
@@ -46,4 +47,4 @@ def energy_test(x: Tensor, y: Tensor, *, permutations: int = 999, seed: int = 0)
     signs = torch.where(order < size, 1 / size, -1 / (total - size)).double()
     energies = -(signs * (distances @ signs)).sum(0)
     as_large = energies[1:] >= energies[0] - 1e-12 * distances.max()
-    return max(0.0, float(energies[0])), (1 + int(as_large.sum())) / (permutations + 1)
+    return unit * max(0.0, float(energies[0])), (1 + int(as_large.sum())) / (permutations + 1)

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path, PurePath
 from typing import Any
@@ -115,6 +116,13 @@ def check_replaceable(folder: Path, files: Collection[str] = FILES) -> None:
     if other := next((path for path in folder.glob("*") if path.name not in files), None):
         which = f"it has other files, such as {other.name}"
         raise FileExistsError(f"{folder} is not replaced: {which}. Choose another folder.")
+
+
+def has_sources(folder: Path) -> bool:
+    """Return whether a folder has an index whose rows come from images, texts or files of vectors."""
+    with suppress(OSError, ValueError, AttributeError):  # there is none, or it is damaged
+        return bool(read_json(folder / ABOUT_FILE).get("sources"))
+    return False
 
 
 def describe_space(space: Any, **about: Any) -> About:

@@ -18,7 +18,7 @@ from hf_sphere.metrics.two_sample import energy_test
 from hf_sphere.search.calibrated import CalibratedSearch, Candidates
 from hf_sphere.search.compression import CompressedSpace, compress
 from hf_sphere.search.drift import Comparison, compare, draw_samples
-from hf_sphere.search.index_files import check_replaceable, describe_space, read_index, write_index
+from hf_sphere.search.index_files import check_replaceable, describe_space, has_sources, read_index, write_index
 from hf_sphere.search.matching import Calibration
 from hf_sphere.search.neighbor_search import SearchKind
 from hf_sphere.search.report import VectorReport, report_vectors
@@ -272,15 +272,18 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         self.next_id = max(self.next_id, int(ids.max()) + 1)
 
     def save(self, folder: str | PathLike) -> None:
-        """Write the space and its calibration to a folder, in the format of an `ImageIndex`; an older one is replaced.
+        """Write the space and its calibration to a folder, in the format of an `ImageIndex`, also over an older one.
 
         Raises:
-            FileExistsError: If the folder contains other files.
+            FileExistsError: If the folder contains other files, or an index with its sources, which a space has not.
         """
         columns = {"id": self.ids.tolist()} | ({} if self.groups is None else {"group": self.groups})
         about = describe_space(self, groups=None if self._names is None else "")
         with lock_folder(folder):
             check_replaceable(Path(folder))
+            if has_sources(Path(folder)):
+                which = "it is an index with a model or sources, which would be lost"
+                raise FileExistsError(f"{folder} is not replaced: {which}. Choose another folder.")
             with atomic_folder(folder) as unfinished:
                 write_index(unfinished, about, columns, self)
 

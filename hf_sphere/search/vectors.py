@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_sphere.metrics.checks import check_embeddings
+from hf_sphere.geometry.checks import check_integer, to_tensor
+from hf_sphere.metrics.checks import check_embeddings, check_rows
 from hf_sphere.utils.checks import error_text
 
 
@@ -18,6 +19,7 @@ def read_vectors(
 
     Args:
         values: (N, d) floating-point numbers of any precision, integers, or texts: the base64 of little-endian float32.
+            A table of numbers, too, whose columns are the dimensions.
         what: Their name in messages.
         scale: Step of integers: a number, whose value does not change cosines (1.0), or one per dimension, which does.
         offset: Value of the integer 0, a number or one per dimension. With `ranges` of sentence-transformers'
@@ -32,7 +34,7 @@ def read_vectors(
         2
     """
     vectors = check_embeddings(parse_vectors(values, what, scale, offset), what=what)
-    if dim is not None and not 1 <= dim <= vectors.shape[1]:
+    if dim is not None and not check_integer("dim", dim, 1) <= vectors.shape[1]:
         raise ValueError(f"dim must be from 1 to {vectors.shape[1]} for {what}; got {dim}.")
     return vectors if dim is None else torch.nn.functional.normalize(vectors[:, :dim], dim=1)
 
@@ -41,14 +43,21 @@ def parse_vectors(values: Any, what: str = "vectors", scale: Any = None, offset:
     """Return the same as `read_vectors`, but numbers may be infinite or NaN."""
     try:
         if not isinstance(values, Tensor):
-            rows = list(values)
+            rows = list(np.asarray(values) if len(getattr(values, "shape", ())) == 2 else values)
+            if not rows:
+                raise ValueError("there are none")
             if True in (missing := [row is None for row in rows]):
                 raise ValueError(f"row {missing.index(True)} has none")
             if all(isinstance(row, str) for row in rows):
                 rows = [np.frombuffer(base64.b64decode(row, validate=True), "<f4") for row in rows]
-            values = torch.stack([row if isinstance(row, Tensor) else torch.from_numpy(np.array(row)) for row in rows])
-        is_integer, values = not values.is_floating_point(), values.detach().cpu()
+            values = torch.stack([to_tensor(f"row {number}", row) for number, row in enumerate(rows)])
+        is_integer, values = not to_tensor(what, values).is_floating_point(), values.detach().cpu()
         if scale is not None:
+            shapes = {torch.as_tensor(step).shape for step in (scale, offset)}
+            if odd := shapes - {torch.Size(), torch.Size([1]), values.shape[1:]}:
+                raise ValueError(
+                    f"scale and offset are a number or one per dimension; got the shape {tuple(odd.pop())}"
+                )
             values = values.float() * torch.as_tensor(scale).float() + torch.as_tensor(offset).float()
     except (TypeError, ValueError, RuntimeError) as error:  # of torch, for lengths that differ
         text = "must be numbers, the same number of them for each, or the base64 of float32"
@@ -56,4 +65,8 @@ def parse_vectors(values: Any, what: str = "vectors", scale: Any = None, offset:
     if is_integer and scale is None:
         hint = "scale=1.0 if all dimensions have the same, else one number per dimension, and the offset, if any"
         raise ValueError(f"{what} are integers, which need their scale. Use hf_sphere.search.read_vectors: {hint}.")
+    if values.dtype == torch.float64 and values.numel():
+        largest = values.abs().amax(-1)
+        fits = (largest.float() > 0) & (largest.float() < torch.inf) | (largest == 0) | ~largest.isfinite()
+        check_rows(fits, f"{what} must be in the range of float32, 1e-45 to 3e38; normalize them", "are not")
     return values.float()

@@ -3,8 +3,11 @@ import io
 import json
 import math
 import os
+from decimal import Decimal
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import PIL.ImageFile
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -366,6 +369,11 @@ FORMATS = {
     "base64": encode_base64,
     "a column": lambda v: Dataset.from_dict({"v": v.tolist()})["v"],
     "a column of base64": lambda v: Dataset.from_dict({"v": encode_base64(v)})["v"],
+    "a table": lambda v: pd.DataFrame(v.numpy()),
+    "a table whose names look like base64": lambda v: pd.DataFrame(
+        v.numpy(), columns=[f"vector{n}A" for n in range(4)]
+    ),
+    "decimals": lambda v: [[Decimal(number) for number in row] for row in v.tolist()],
 }
 
 
@@ -424,7 +432,16 @@ def test_cut_vectors_are_normalized_again():
         (["no base64!"], {}, "or the base64 of float32"),
         ([[1.0, math.nan]], {}, "must be finite; 1 of 1 are not, the first at index 0"),
         (torch.ones(3), {}, r"must have the shape \(N, d\)"),
-        ([], {}, "must be numbers"),
+        ([], {}, "must be numbers.*: there are none"),
+        ([[1 + 2j, 3j]], {"scale": 1.0}, "row 0 must be real"),
+        (torch.tensor([[1 + 2j, 3j]]), {"scale": 1.0}, "vectors must be real"),
+        (
+            np.array([[1e-50, 0.0], [1.0, 0.0]]),
+            {},
+            "must be in the range of float32.* 1 of 2 are not, the first at index 0",
+        ),
+        (np.array([[1.0, 0.0], [1e50, 0.0]]), {}, "must be in the range of float32.* the first at index 1"),
+        (torch.ones(1, 3, dtype=torch.int8), {"scale": torch.ones(5, 3)}, r"one per dimension; got the shape \(5, 3\)"),
     ],
 )
 def test_vectors_that_cannot_be_compared_are_one_error(values, options, message):

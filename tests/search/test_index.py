@@ -1148,7 +1148,11 @@ def test_a_space_without_sources_is_not_an_index(tmp_path):
 
 def test_the_space_of_an_index_is_loaded_without_its_model(index, tmp_path):
     index.save(tmp_path / "index")
-    assert torch.equal(EmbeddingSpace.load(tmp_path / "index").vectors, index.embeddings)
+    space = EmbeddingSpace.load(tmp_path / "index")
+    assert torch.equal(space.vectors, index.embeddings)
+    with pytest.raises(FileExistsError, match="is an index with a model or sources, which would be lost"):
+        space.save(tmp_path / "index")
+    assert len(ImageIndex.load(tmp_path / "index")) == len(space)
 
 
 def test_an_image_of_a_column_that_was_named_is_opened(encoder, digits, tmp_path):

@@ -139,6 +139,15 @@ def test_identify_returns_the_name_or_none():
     assert space.identify(torch.stack([vectors[0], stranger]), 0.1) == ["person 0", None]
 
 
+@pytest.mark.parametrize("scale", [1e-200, 1e200])
+def test_samples_of_any_scale_are_compared_alike(scale):
+    x, y = torch.randn(2, 30, 3, generator=torch.Generator().manual_seed(0)).double() + torch.tensor([[[0]], [[0.5]]])
+    distance, p_value = energy_test(x, y)
+    scaled_distance, scaled_p_value = energy_test(scale * x, scale * y)
+    assert scaled_p_value == p_value
+    assert scaled_distance == pytest.approx(scale * distance)
+
+
 @pytest.mark.parametrize("column", [pd.Series, pa.array, lambda rows: pa.chunked_array([rows[:1], rows[1:]])])
 def test_each_row_of_a_column_is_identified(column):
     vectors, groups = clusters(30, 4, noise=0.02)
