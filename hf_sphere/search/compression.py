@@ -107,7 +107,7 @@ class CompressedSpace(CalibratedSearch):
         return check_vectors(what, vectors, len(self._rotation), "cosine")
 
     def _candidates(self, queries: Tensor, count: int) -> Candidates:
-        scores, found = self._index.search((queries @ self._rotation.T).numpy(), count)
+        scores, found = self._index.search(_rotate(queries, self._rotation), count)
         rows = torch.from_numpy(found)
         return Candidates(torch.from_numpy(scores).double(), rows, self.ids[rows], self._groups[rows])
 
@@ -139,7 +139,7 @@ def compress(space: Any, bits: int, max_recall_loss: float | None, seed: int) ->
     rotation = torch.linalg.qr(torch.randn(2 * vectors.shape[1:], generator=generator)).Q
 
     def rotated(rows: Tensor) -> np.ndarray:
-        return (project_to_sphere(vectors[rows]) @ rotation.T).numpy()
+        return _rotate(project_to_sphere(vectors[rows]), rotation)
 
     def encode(rows: Tensor) -> Any:
         index = make_index(bits, vectors.shape[1])
@@ -175,6 +175,11 @@ def compress(space: Any, bits: int, max_recall_loss: float | None, seed: int) ->
     ids = torch.full_like(numbers, -1) if is_separate else space.ids[rows]
     small.calibration = Calibration(numbers, *best, ids, next_id=0)  # which is for spaces that grow
     return small
+
+
+def _rotate(vectors: Tensor, rotation: Tensor) -> np.ndarray:
+    """Return rotated vectors that do not depend on the number of rows: float32 would round each size differently."""
+    return (vectors.double() @ rotation.double().T).float().numpy()
 
 
 def load_faiss() -> Any:

@@ -16,7 +16,14 @@ from torch import Tensor
 
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.search.encoder import load_encoder
-from hf_sphere.search.index_files import check_replaceable, describe_space, read_index, read_version, write_index
+from hf_sphere.search.index_files import (
+    check_replaceable,
+    check_unchanged,
+    describe_space,
+    read_index,
+    read_version,
+    write_index,
+)
 from hf_sphere.search.indexed_images import ImageState, IndexedImages, identify, place_of, predicted_class, table_states
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind, check_kind
 from hf_sphere.search.rows import check_names
@@ -289,10 +296,7 @@ class ImageIndex(IndexedImages):
         described = describe_space(self.space, **about)
         with lock_folder(folder):
             check_replaceable(folder)
-            version = read_version(folder)
-            if self._loaded is not None and self._loaded[0] == target and version not in (None, self._loaded[1]):
-                hint = "Load it again, repeat the changes, and save it"
-                raise FileExistsError(f"{folder} is not replaced: it has changed since it was loaded. {hint}.")
+            check_unchanged(folder, self._loaded)
             with atomic_folder(folder) as unfinished:
                 write_index(unfinished, described, self.images, self.space)
             self._loaded = target, read_version(folder)

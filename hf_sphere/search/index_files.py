@@ -118,6 +118,14 @@ def check_replaceable(folder: Path, files: Collection[str] = FILES) -> None:
         raise FileExistsError(f"{folder} is not replaced: {which}. Choose another folder.")
 
 
+def check_unchanged(folder: Path, loaded: tuple[Path, str | None] | None) -> None:
+    """Raise an error if an index, `loaded` from this folder with this version, has changed there since."""
+    version = read_version(folder)
+    if loaded is not None and loaded[0] == folder.resolve() and version not in (None, loaded[1]):
+        hint = "Load it again, repeat the changes, and save it"
+        raise FileExistsError(f"{folder} is not replaced: it has changed since it was loaded. {hint}.")
+
+
 def has_sources(folder: Path) -> bool:
     """Return whether a folder has an index whose rows come from images, texts or files of vectors."""
     with suppress(OSError, ValueError, AttributeError):  # there is none, or it is damaged

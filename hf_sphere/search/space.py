@@ -18,7 +18,15 @@ from hf_sphere.metrics.two_sample import energy_test
 from hf_sphere.search.calibrated import CalibratedSearch, Candidates
 from hf_sphere.search.compression import CompressedSpace, compress
 from hf_sphere.search.drift import Comparison, compare, draw_samples
-from hf_sphere.search.index_files import check_replaceable, describe_space, has_sources, read_index, write_index
+from hf_sphere.search.index_files import (
+    check_replaceable,
+    check_unchanged,
+    describe_space,
+    has_sources,
+    read_index,
+    read_version,
+    write_index,
+)
 from hf_sphere.search.matching import Calibration
 from hf_sphere.search.neighbor_search import SearchKind
 from hf_sphere.search.report import VectorReport, report_vectors
@@ -60,6 +68,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         self._calibration: Calibration | None = None
         self._is_current = False
         self._is_chosen = False  # the score, by a third of the groups, which do not calibrate then
+        self._loaded: tuple[Path, str | None] | None = None  # folder and version of the last load or save
 
     @classmethod
     def fit(
@@ -275,17 +284,21 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         """Write the space and its calibration to a folder, in the format of an `ImageIndex`, also over an older one.
 
         Raises:
-            FileExistsError: If the folder contains other files, or an index with its sources, which a space has not.
+            FileExistsError: If the folder contains other files or an index with its sources, which a space has not, or
+                has changed since the space was loaded from it.
         """
         columns = {"id": self.ids.tolist()} | ({} if self.groups is None else {"group": self.groups})
         about = describe_space(self, groups=None if self._names is None else "")
+        folder = Path(folder)
         with lock_folder(folder):
-            check_replaceable(Path(folder))
-            if has_sources(Path(folder)):
+            check_replaceable(folder)
+            check_unchanged(folder, self._loaded)
+            if has_sources(folder):
                 which = "it is an index with a model or sources, which would be lost"
                 raise FileExistsError(f"{folder} is not replaced: {which}. Choose another folder.")
             with atomic_folder(folder) as unfinished:
                 write_index(unfinished, about, columns, self)
+            self._loaded = folder.resolve(), read_version(folder)
 
     @classmethod
     def load(cls, folder: str | PathLike) -> "EmbeddingSpace":
@@ -295,7 +308,9 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
             FileNotFoundError: If there is none.
             ValueError: If a file is damaged.
         """
-        return read_whole(folder, partial(read_index, cls))[2]
+        _, _, space, version = read_whole(folder, partial(read_index, cls))
+        space._loaded = Path(folder).resolve(), version
+        return space
 
     def _set(self, vectors: Tensor, ids: Tensor, groups: Tensor, old: Tensor | None = None) -> None:
         super()._set(vectors, ids, groups, old)

@@ -52,6 +52,8 @@ def _acquire(lock: BaseFileLock, path: Path, of: Path, *, wait: bool) -> None:
         try:
             lock.acquire(timeout=timeout)
         except Timeout:
+            if not path.exists():
+                path.touch()  # where no file can be created, the lock would be waited for without end
             if not wait:
                 raise
             if timeout > 0:

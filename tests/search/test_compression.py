@@ -117,6 +117,17 @@ def test_a_saved_space_gives_equal_results(tmp_path, space, bits):
     assert torch.equal(loaded.ids, space.ids)
 
 
+@pytest.mark.parametrize(("dim", "bits"), [(8, 2), (64, 4)])
+def test_p_values_of_equal_vectors_depend_neither_on_the_batch_nor_on_the_file(tmp_path, dim, bits):
+    points = torch.nn.functional.normalize(torch.randn(200, dim, generator=torch.Generator().manual_seed(0)))
+    small = EmbeddingSpace.fit(points.repeat(2, 1), list(range(400)), score="cosine").compress(bits)
+    small.save(tmp_path / "small")
+    together = small.search(points[:60], 1, false_accept=0.2).p_values
+    alone = torch.cat([small.search(point, 1, false_accept=0.2).p_values for point in points[:60]])
+    assert torch.equal(alone, together)
+    assert torch.equal(CompressedSpace.load(tmp_path / "small").search(points[:60], 1).p_values, together)
+
+
 def test_a_folder_with_other_files_is_not_replaced(tmp_path, space):
     (tmp_path / "notes.txt").touch()
     with pytest.raises(FileExistsError, match=r"is not replaced: it has other files, such as notes.txt"):

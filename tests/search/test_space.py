@@ -148,6 +148,18 @@ def test_samples_of_any_scale_are_compared_alike(scale):
     assert scaled_distance == pytest.approx(scale * distance)
 
 
+def test_a_change_by_someone_else_is_not_overwritten(space, tmp_path):
+    space.save(tmp_path / "space")
+    first, second = (EmbeddingSpace.load(tmp_path / "space") for _ in range(2))
+    for _ in range(2):
+        first.add(40, unit(1, 16))
+        first.save(tmp_path / "space")
+    second.add(41, unit(1, 16))
+    with pytest.raises(FileExistsError, match=r"space is not replaced: it has changed since it was loaded\. Load it"):
+        second.save(tmp_path / "space")
+    assert len(EmbeddingSpace.load(tmp_path / "space")) == 202
+
+
 @pytest.mark.parametrize("column", [pd.Series, pa.array, lambda rows: pa.chunked_array([rows[:1], rows[1:]])])
 def test_each_row_of_a_column_is_identified(column):
     vectors, groups = clusters(30, 4, noise=0.02)

@@ -294,6 +294,14 @@ def test_replacements_at_the_same_time_leave_one_complete_folder(folder, tmp_pat
     assert (folder / "a").read_text() == (folder / "b").read_text()
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs a folder in which nobody can create files")
+@pytest.mark.parametrize("wait", [True, False])
+def test_where_no_lock_file_can_be_created_nobody_is_waited_for(wait, caplog):
+    with lock_folder("/proc/folder", wait=wait) as is_locked:
+        assert not is_locked
+    assert "/proc/folder cannot be locked" in caplog.text
+
+
 def test_nothing_is_lost_by_changes_under_a_lock(tmp_path):
     run_at_once(tmp_path / "folder", "add", 5)
     assert sorted((tmp_path / "folder" / "numbers").read_text().split()) == [str(number) for number in range(5)]
