@@ -1,5 +1,7 @@
 """Two-sample test: whether two sets of vectors look like samples of one distribution."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -37,7 +39,8 @@ def energy_test(x: Tensor, y: Tensor, *, permutations: int = 999, seed: int = 0)
     if samples[0].shape[1] != samples[1].shape[1]:
         raise ValueError(f"x and y must have one dimension; got {samples[0].shape[1]} and {samples[1].shape[1]}.")
     points = torch.cat(samples)
-    unit = float(points.abs().max()) or 1.0  # the squares of very large numbers are infinite, of small ones zero
+    # By a power of two, without rounding: the squares of very large numbers are infinite, of small ones zero.
+    unit = 2.0 ** (math.frexp(float(points.abs().max()))[1] - 1)
     points, size, total = points / unit, len(samples[0]), len(points)
     distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
     generator = torch.Generator().manual_seed(seed)
