@@ -1,14 +1,14 @@
 """Augmentation of training images: of a batch, on its device, or of each image by the process that decodes it."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchvision.transforms.v2 import ColorJitter, RandAugment, functional as tvF
+from torchvision.transforms.v2 import RandAugment, functional as tvF
 
 from hf_sphere.data.options import AugmentationOptions
 from hf_sphere.utils.devices import to_device
@@ -21,12 +21,13 @@ _DRAWS = 10
 class Augmentation(AugmentationOptions):
     """Random augmentation of training images, with the options of `AugmentationOptions` in this order.
 
-    RandAugment (Cubuk et al., 2019, arXiv:1909.13719) and color jitter are those of torchvision, before images are
-    cropped. Random resized crops keep a uniform fraction of the area, at a uniform position, with a log-uniform aspect
-    ratio; one that would be wider or higher than the image is resampled, and after ten attempts the full image is used.
-    Positions are not rounded to pixels, and resizing is bilinear: crops are only enlarged, so no antialiasing is
-    needed. With alternating flips, two epochs have each image both ways (Jordan, arXiv:2404.00498). Rotations use the
-    nearest pixel, and zeros outside.
+    RandAugment (Cubuk et al., 2019, arXiv:1909.13719) and color jitter are applied to each image before it is cropped.
+    Jitter multiplies brightness, contrast and saturation by up to one plus or minus their strengths, and rotates the
+    hue by up to a fraction of the color circle, in random order. Random resized crops keep a uniform fraction of the
+    area, at a uniform position, with a log-uniform aspect ratio; one that would be wider or higher than the image is
+    resampled, and after ten attempts the full image is used. Positions are not rounded to pixels, and resizing is
+    bilinear: crops are only enlarged, so no antialiasing is needed. With alternating flips, two epochs have each image
+    both ways (Jordan, arXiv:2404.00498). Rotations use the nearest pixel, and zeros outside.
 
     This is for images in memory, at the size of the model. The worker that decodes an image from disk or a stream cuts
     the random resized crop out of the original pixels, flips it, and applies RandAugment, in this order and as
@@ -52,10 +53,11 @@ class Augmentation(AugmentationOptions):
         With `alternating_flip`, `mirrored`, bool (B,), are the images to flip.
         """
         if self.rand_augment is not None:
-            images = _transform_each(images, RandAugment(*self.rand_augment), generator)
+            augment = RandAugment(*self.rand_augment)  # draws from torch's global generator
+            with drawing_from(int(torch.randint(2**62, (1,), generator=generator))):
+                images = torch.stack([augment(image) for image in images])
         if self.color_jitter is not None:
-            jittered = _transform_each(images / 255, ColorJitter(*self.color_jitter), generator)
-            images = jittered.mul_(255).round_().to(images.dtype)  # not truncated, as torchvision does with bytes
+            images = _jitter_colors(images, self.color_jitter, generator)
         if self.crop_padding:
             images = _random_crop(images, self.crop_padding, self.crop_padding_mode, generator)
         if self.random_resized_crop is not None:
@@ -79,12 +81,6 @@ def drawing_from(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
-
-
-def _transform_each(images: Tensor, transform: Callable[[Tensor], Tensor], generator: torch.Generator) -> Tensor:
-    """Apply a transform of torchvision, which draws from torch's global generator, to each image."""
-    with drawing_from(int(torch.randint(2**62, (1,), generator=generator))):
-        return torch.stack([transform(image) for image in images])
 
 
 def _random_crop(images: Tensor, padding: int, mode: str, generator: torch.Generator) -> Tensor:
@@ -144,3 +140,50 @@ def _occlude(images: Tensor, side: int, color: Sequence[float], generator: torch
     covered = to_device(rows[:, None, :, None] & columns[:, None, None, :], images.device)
     paint = to_device(torch.tensor(color).round().to(images.dtype), images.device).reshape(1, -1, 1, 1)
     return torch.where(covered, paint, images)
+
+
+def _jitter_colors(images: Tensor, strengths: Sequence[float], generator: torch.Generator) -> Tensor:
+    """Change brightness, contrast, saturation and hue of each image by random amounts, in random order."""
+    amounts = (2 * torch.rand(4, len(images), generator=generator) - 1) * torch.tensor(strengths)[:, None]
+    amounts = to_device(amounts, images.device)[..., None, None, None]
+    order = torch.rand(len(images), 4, generator=generator).argsort(dim=1)
+    changed = images.float() / 255
+    # Gray images have neither saturation nor hue.
+    kinds = [kind for kind in range(4 if images.shape[1] == 3 else 2) if strengths[kind]]
+    for step in range(4):
+        for kind in kinds:
+            index = to_device((order[:, step] == kind).nonzero()[:, 0], images.device)
+            changed[index] = _COLOR_CHANGES[kind](changed[index], amounts[kind, index])
+    return (255 * changed).round_().to(images.dtype)
+
+
+def _change_brightness(images: Tensor, amounts: Tensor) -> Tensor:
+    return (images * (1 + amounts)).clamp(0, 1)
+
+
+def _change_contrast(images: Tensor, amounts: Tensor) -> Tensor:
+    mean = _luma(images).mean(dim=(1, 2, 3), keepdim=True)
+    return (mean + (images - mean) * (1 + amounts)).clamp(0, 1)
+
+
+def _change_saturation(images: Tensor, amounts: Tensor) -> Tensor:
+    gray = _luma(images)
+    return (gray + (images - gray) * (1 + amounts)).clamp(0, 1)
+
+
+def _change_hue(images: Tensor, amounts: Tensor) -> Tensor:
+    """Rotate the hue of RGB images by a fraction of the color circle, with value and chroma of the HSV model kept."""
+    value, chroma = images.amax(1, keepdim=True), images.amax(1, keepdim=True) - images.amin(1, keepdim=True)
+    red, green, blue = (images / chroma.clamp(min=1e-12)).split(1, dim=1)
+    sector = torch.where(value == images[:, 1:2], blue - red + 2, red - green + 4)
+    sector = torch.where(value == images[:, :1], green - blue, sector)
+    # In units of a sixth of the circle, the channels fall off around red (0), green (2) and blue (4).
+    distance = (sector + 6 * amounts - torch.arange(0.0, 6.0, 2.0, device=images.device)[:, None, None] + 3) % 6 - 3
+    return value - chroma * (distance.abs() - 1).clamp(0, 1)
+
+
+def _luma(images: Tensor) -> Tensor:
+    return tvF.rgb_to_grayscale(images) if images.shape[1] == 3 else images
+
+
+_COLOR_CHANGES = (_change_brightness, _change_contrast, _change_saturation, _change_hue)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torchvision.transforms.v2 import functional as tvF
 
 from hf_sphere.data import Augmentation, ImageDataOptions, augmentation, load_image_data
 
@@ -270,6 +271,50 @@ class TestRandomResizedCrop:
 
 
 class TestColorJitter:
+    @pytest.mark.parametrize(
+        ("kind", "adjust", "neutral"),
+        [
+            (0, tvF.adjust_brightness, 1.0),
+            (1, tvF.adjust_contrast, 1.0),
+            (2, tvF.adjust_saturation, 1.0),
+            (3, tvF.adjust_hue, 0.0),
+        ],
+        ids=["brightness", "contrast", "saturation", "hue"],
+    )
+    def test_each_change_matches_torchvision_image_by_image(self, kind, adjust, neutral):
+        images = noise(11, 3, 6, 7).double() / 255
+        images[0] = images[0, :1]  # gray
+        amounts = torch.linspace(-0.5, 0.5, 11, dtype=torch.float64)
+        result = augmentation._COLOR_CHANGES[kind](images, amounts[:, None, None, None])
+        for image, amount, mine in zip(images, amounts.tolist(), result, strict=True):
+            torch.testing.assert_close(mine, adjust(image, neutral + amount), atol=1e-6, rtol=0)
+
+    def test_a_jittered_image_is_a_composition_of_torchvision_changes_in_some_order(self, monkeypatch):
+        strengths, count = (0.3, 0.25, 0.2, 0.1), 40
+        images = noise(count, 3, 5, 5)
+        draws = [torch.rand(4, count), torch.rand(count, 4)]
+        amounts = (2 * draws[0] - 1) * torch.tensor(strengths)[:, None]
+        monkeypatch.setattr(augmentation.torch, "rand", lambda *_, **__: draws.pop(0))
+        jittered = Augmentation(color_jitter=strengths)(images, torch.Generator())
+        used = set()
+        for image, (*factors, hue), result in zip(images, amounts.T.tolist(), jittered, strict=True):
+            adjust = [
+                lambda x, f=factors[0]: tvF.adjust_brightness(x, 1 + f),
+                lambda x, f=factors[1]: tvF.adjust_contrast(x, 1 + f),
+                lambda x, f=factors[2]: tvF.adjust_saturation(x, 1 + f),
+                lambda x, f=hue: tvF.adjust_hue(x, f),
+            ]
+            candidates = {}
+            for order in itertools.permutations(range(4)):
+                changed = image / 255
+                for kind in order:
+                    changed = adjust[kind](changed)
+                candidates[order] = (255 * changed - result).abs().max().item()
+            order = min(candidates, key=candidates.get)
+            assert candidates[order] < 0.51
+            used.add(order)
+        assert len(used) > 12
+
     def test_amounts_cover_both_directions(self):
         images = torch.full((2000, 3, 1, 1), 100, dtype=torch.uint8)
         strengths = (0.3, 0.0, 0.0, 0.0)
