@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import to_tensor
+from hf_sphere.geometry.checks import check_integer, to_tensor
 from hf_sphere.search.matching import Best, Calibration, Matches, accepts
 
 CANDIDATES = 20
@@ -126,7 +126,7 @@ class CalibratedSearch(ABC):
         if level is not None:
             self.calibration.check_level(level)
         queries = self._check("queries", queries)
-        if not 1 <= k <= len(self):
+        if check_integer("k", k, 1) > len(self):
             raise ValueError(f"k must be from 1 to the number of rows, {len(self):,}; got {k}.")
         return queries
 

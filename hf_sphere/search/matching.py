@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 
 import numpy as np
 import torch
@@ -82,8 +83,8 @@ class Calibration:
     def check_level(self, level: float, smallest: float | None = None) -> None:
         """Raise an error if a level is not in (0, 1), or below the smallest p-value."""
         smallest = smallest or self.smallest_p_value
-        if not 0 < level < 1:
-            raise ValueError(f"false_accept must be between 0 and 1; got {level}.")
+        if not isinstance(level, Real) or not 0 < level < 1:
+            raise ValueError(f"false_accept must be between 0 and 1; got {level!r}.")
         if not accepts(torch.tensor(smallest, dtype=torch.float64), level):
             needed = int(np.ceil(smallest * (self.num_groups + 1) / level * (1 - 1e-12))) - 1
             raise ValueError(

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_positive
+from hf_sphere.geometry.checks import check_integer, check_positive
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.checks import check_embeddings, check_rows
 from hf_sphere.metrics.neighbors import Distance, for_hyperbolic_distances, padded
@@ -165,7 +165,7 @@ class NeighborSearch:
         count, dim = self.references.shape
         if queries.shape[1] != dim:
             raise ValueError(f"queries must have {dim} dimensions, as the references; got {queries.shape[1]}.")
-        if not 1 <= k <= count:
+        if check_integer("k", k, 1) > count:
             raise ValueError(f"k must be from 1 to the number of references, {count:,}; got {k}.")
         return self._nearest(queries, k, k + self._spare)
 

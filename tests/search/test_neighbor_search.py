@@ -155,7 +155,8 @@ def test_unknown_options_are_rejected(options, message):
     [
         (torch.ones(1, 3), 1, "queries must have 2 dimensions, as the references; got 3"),
         (torch.ones(1, 2), 4, "k must be from 1 to the number of references, 3; got 4"),
-        (torch.ones(1, 2), 0, "k must be from 1"),
+        (torch.ones(1, 2), 0, "k must be an integer of at least 1; got 0"),
+        (torch.ones(1, 2), 2.0, "k must be an integer of at least 1; got 2.0"),
         (torch.full((1, 2), torch.nan), 1, "must be finite"),
     ],
 )
