@@ -18,7 +18,7 @@ from sklearn.utils.validation import _check_feature_names, _check_n_features, ch
 from torch import Tensor
 
 from hf_sphere.cluster.number import merge_clusters
-from hf_sphere.geometry.checks import check_codes, to_floating
+from hf_sphere.geometry.checks import check_codes, to_floating, to_tensor
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.checks import check_embeddings
 from hf_sphere.utils.devices import widest_dtype
@@ -47,6 +47,9 @@ class Rows:
         if isinstance(X, Tensor):
             self.matrix = _check_tensor(estimator, X.detach(), reset, min_features)
         else:
+            if hasattr(X, "to_pylist") or getattr(X, "ndim", 2) == 1:  # a column of vectors
+                rows = X.to_pylist() if hasattr(X, "to_pylist") else list(X)
+                X = to_tensor("X", rows).numpy() if rows and np.ndim(rows[0]) == 1 else X
             if not sp.issparse(X):
                 check_codes("X", getattr(X, "dtype", None))
             kinds = {"accept_sparse": False if for_density else "csr", "dtype": [np.float64, np.float32], "order": "C"}

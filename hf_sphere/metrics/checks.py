@@ -77,6 +77,8 @@ def check_labels(labels: Tensor, count: int) -> Tensor:
     labels = to_tensor("labels", labels, "integers")
     if labels.shape != (count,):
         raise ValueError(f"labels must have the shape ({count},), one per embedding; got {tuple(labels.shape)}.")
+    if labels.is_floating_point():
+        check_rows(labels.isfinite(), "labels must be integers", "are missing or not finite")
     if labels.is_floating_point() or labels.dtype == torch.bool:
         raise TypeError(f"labels must be integers; got {labels.dtype}. Convert them with .long().")
     return labels.long()

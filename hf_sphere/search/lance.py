@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +20,15 @@ from hf_sphere.search.neighbor_search import SPARE, TARGET_RECALL, NeighborSearc
 from hf_sphere.search.rows import as_list, check_vectors, positions, unit_vectors
 from hf_sphere.search.vectors import read_vectors
 from hf_sphere.utils.checks import check_extra, error_text
+from hf_sphere.utils.files import check_writable
 
 os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(64 << 20))  # otherwise Lance reads up to 2 GiB ahead
 
 WRITTEN, COMPARED = 1 << 23, 1 << 14
 """Bytes that are written at once, and rows that are compared at once."""
+
+PANDAS_INDEX = re.compile(r"__index_level_\d+__")
+"""Name of a column of row numbers that a table of pandas without some rows has in Arrow."""
 
 SMALLEST_INDEX, TUNING_QUERIES = 5_000, 200
 """Number of rows from which on an index is built, and of queries to measure its recall."""
@@ -123,6 +129,7 @@ class LanceSpace(CalibratedSearch):
     def add(self, batches: Any) -> int:
         """Write more rows, as `create` does, and return their number. Several processes may do so at the same time."""
         parts = _parts(batches, self._column, self._group_column, self.table.schema)
+        self._check_writable()
         return sum(len(part) for part in parts if self.table.add(part))
 
     def remove(self, groups: Any = None, *, ids: Any = None) -> int:
@@ -139,8 +146,13 @@ class LanceSpace(CalibratedSearch):
             raise ValueError(f"there is no {what} {next(iter(missing))!r} in the space.")
         if len(known) == len(self):
             raise ValueError("no row would remain.")
+        self._check_writable()
         self.table.delete(condition)
         return len(known)
+
+    def _check_writable(self) -> None:
+        if "://" not in (uri := str(self._database.uri)):  # whose errors of LanceDB do not name the space
+            check_writable(Path(uri) / "vectors.lance")
 
     def build_index(self, queries: Any = None) -> float:
         """Build an index (IVF_RQ, one bit per dimension), search enough of it for a recall@10 of 0.98, and return that.
@@ -380,6 +392,7 @@ def _to_table(batch: Any, column: str, group_column: str | None) -> pa.Table:
     """Return a batch with unit vectors and checked names of groups."""
     if hasattr(batch, "__arrow_c_stream__"):  # tables of pyarrow, pandas and polars
         batch = pa.table(batch)
+        batch = batch.drop_columns([name for name in batch.schema.names if PANDAS_INDEX.fullmatch(name)])
         batch = dict(zip(batch.schema.names, batch.columns, strict=True))
     columns = dict(batch) if isinstance(batch, Mapping) else {column: batch}
     if missing := {column, group_column or column} - {*columns}:

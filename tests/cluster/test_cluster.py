@@ -6,6 +6,8 @@ import warnings
 from copy import deepcopy
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 import scipy.sparse as sp
 import torch
@@ -458,6 +460,13 @@ print(SphericalKMeans(3).fit(x).labels_.shape, VonMisesFisherMixture(3).fit(x.nu
 def test_packed_bits_and_sparse_tensors_are_errors(estimator, rows, message):
     with pytest.raises(TypeError, match=message):
         estimator.fit(rows)
+
+
+@pytest.mark.parametrize("column", [pd.Series, pa.array, lambda rows: pa.chunked_array([rows[:20], rows[20:]])])
+def test_a_column_of_vectors_is_clustered_like_an_array(column):
+    vectors = np.random.default_rng(0).standard_normal((60, 4))
+    expected = SphericalKMeans(3, random_state=0).fit(vectors)
+    assert (SphericalKMeans(3, random_state=0).fit(column(vectors.tolist())).labels_ == expected.labels_).all()
 
 
 def test_integers_of_a_tensor_keep_their_digits():

@@ -3,6 +3,7 @@ import math
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -355,3 +356,11 @@ def test_scores_do_not_depend_on_the_order_of_tied_embeddings(distance):
     assert retrieval_scores(embeddings[order], labels[order], **options) == pytest.approx(
         retrieval_scores(embeddings, labels, **options), abs=1e-12
     )
+
+
+def test_missing_labels_of_a_column_are_named():
+    labels = pd.Series([0, 1, None, 1], dtype="Int64")
+    with pytest.raises(
+        ValueError, match="labels must be integers; 1 of 4 are missing or not finite, the first at index 2"
+    ):
+        retrieval_scores(torch.randn(4, 3), labels)

@@ -1,11 +1,14 @@
 """LanceSpace: the numbers of an EmbeddingSpace, several writers, interrupted writes, filters, the index, bad input."""
 
+import errno
 import multiprocessing
 import os
 import re
 import signal
 import sys
 import time
+from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pandas
@@ -50,6 +53,20 @@ def check_equal(space, memory, queries):
         torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=0, atol=1e-12)
     assert space.smallest_p_value == pytest.approx(memory.smallest_p_value)
     assert space.threshold(0.2) == pytest.approx(memory.threshold(0.2))
+
+
+def test_row_numbers_of_pandas_are_no_column(tmp_path):
+    frame = pandas.DataFrame({"vector": [*unit(30, 4).numpy()]})
+    space = LanceSpace.create(tmp_path / "space", frame[frame.index > 9])
+    assert space.table.schema.names == ["vector"]
+    assert (space.add(frame), space.add(frame[::2])) == (30, 15)
+
+
+def test_changes_where_nothing_can_be_written_name_the_space(space, tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "touch", mock.Mock(side_effect=PermissionError(errno.EACCES, "denied")))
+    for change in (lambda: space.add(batches(*clusters())), lambda: space.remove(ids=[0])):
+        with pytest.raises(PermissionError, match=r"it cannot be written: denied: .*space"):
+            change()
 
 
 @pytest.mark.parametrize("calibration_rows", [40, 5_000])
