@@ -85,9 +85,14 @@ class SearchResult:
         values = {name: column[index] for name, column in self.columns.items()}
         return {name: value for name, value in values.items() if value is not None}
 
+    @property
+    def most_accurate(self) -> Tensor:
+        """Whether a configuration has the highest accuracy, up to rounding, (C,), boolean."""
+        return self.accuracy >= self.accuracy.max() - ROUNDING
+
     def best(self) -> int:
         """Return the number of the most accurate configuration, the first one (the simplest) on a tie."""
-        return int((self.accuracy >= self.accuracy.max() - ROUNDING).byte().argmax())
+        return int(self.most_accurate.byte().argmax())
 
 
 @dataclass(frozen=True)
@@ -181,9 +186,8 @@ def select_configuration(validation: SearchResult) -> Selection:
     Example:
         >>> selection = select_configuration(search_configurations(measurements, questions))  # doctest: +SKIP
     """
-    best, accuracy = validation.best(), validation.accuracy
-    tied = int((accuracy >= accuracy.max() - ROUNDING).sum())
-    return Selection(validation.configuration(best), float(accuracy[best]), tied)
+    best, tied = validation.best(), int(validation.most_accurate.sum())
+    return Selection(validation.configuration(best), float(validation.accuracy[best]), tied)
 
 
 def _axes(scoring: Scoring, grid: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:

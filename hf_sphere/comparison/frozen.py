@@ -12,7 +12,6 @@ import timm
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoConfig
 from transformers.image_utils import PILImageResampling
 
@@ -78,7 +77,7 @@ def fit(model: FeatureClassifier, features: Tensor, labels: Tensor, *, epochs: i
     initialize_from_data(model, [{"features": features, "labels": labels}])
     optimizer = torch.optim.AdamW(parameter_groups(model), fused=True, **options)
     steps = epochs * math.ceil(len(labels) / BATCH_SIZE)
-    schedule = LambdaLR(optimizer, lambda step: (1 + math.cos(math.pi * step / steps)) / 2)
+    rates = [group["lr"] for group in optimizer.param_groups]
     step = 0
     for epoch in range(epochs):
         head.set_epoch(epoch)
@@ -89,8 +88,9 @@ def fit(model: FeatureClassifier, features: Tensor, labels: Tensor, *, epochs: i
                 return False
             optimizer.zero_grad()
             loss.backward()
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):  # torch's schedules take a tenth longer
+                group["lr"] = rate * (1 + math.cos(math.pi * step / steps)) / 2
             optimizer.step()
-            schedule.step()
             head.after_step(lambda values: values)
             step += 1
     return True

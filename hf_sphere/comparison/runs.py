@@ -245,7 +245,7 @@ def observed_power(
 
 
 def _check(
-    values: Mapping[str, Mapping[int, Any]],
+    values: Mapping[str, Mapping[int, float | Outcomes]],
     reference: str,
     sizes: Mapping[str, float | None],
     test: str,
@@ -268,8 +268,13 @@ def _check(
         raise ValueError(f"a test needs at least 2 seeds; got {seeds}.")
     if test_fraction is not None and not 0 < test_fraction < 1:
         raise ValueError(f"test_fraction must be between 0 and 1, exclusive; got {test_fraction}.")
-    plain = [name for name, run in values.items() if not all(isinstance(v, Mapping) for v in run.values())]
-    if not plain:  # all are outcomes, which must be of the same images for a seed
+    _check_images(values, reference)
+
+
+def _check_images(values: Mapping[str, Mapping[int, Any]], reference: str) -> None:
+    """Check that all values are numbers, or all outcomes, those of a seed of the same images."""
+    numbers = [name for name, run in values.items() if not all(isinstance(v, Mapping) for v in run.values())]
+    if not numbers:
         for name, seed, ours in ((name, seed, run[seed]) for name, run in values.items() for seed in run):
             other = values[reference].get(seed, ours)
             if len(ours) < 2 or ours.keys() != other.keys():
@@ -277,7 +282,7 @@ def _check(
                 needed = f"{name} and {reference} need outcomes of the same images for seed {seed}, at least 2"
                 raise ValueError(f"{needed}; got {got}.")
     elif any(isinstance(value, Mapping) for run in values.values() for value in run.values()):
-        raise ValueError(f"all runs need a number per seed, or all outcomes; got numbers of {', '.join(plain)}.")
+        raise ValueError(f"all runs need a number per seed, or all outcomes; got numbers of {', '.join(numbers)}.")
 
 
 def _mean(value: float | Outcomes) -> float:

@@ -332,9 +332,15 @@ def load_image_split(
     if train_classes is not None:
         class_names = images.number_classes(class_names)
     mean, std = splits.find_statistics(images.images, shape, options)
-    shared = {"mean": mean, "std": std, "device": device, "process_index": process_index}
-    shared |= {"num_processes": num_processes, "batch_size": batch_size}
-    batches = images.batches(options.dataloader_num_workers, **shared)
+    batches = images.batches(
+        options.dataloader_num_workers,
+        batch_size=batch_size,
+        mean=mean,
+        std=std,
+        device=device,
+        process_index=process_index,
+        num_processes=num_processes,
+    )
     recorded_ids = same_data.ids if same_data else {}
     used = {key: int(torch.isin(ids[images.rows], of_key).sum()) for key, of_key in recorded_ids.items()}
     return ImageSplit(batches, class_names, len(images), images.name, ids, used)

@@ -108,11 +108,18 @@ def load_text_data(
     if options.objective == "masked":
         masking = Masking(options.mask_probability or Masking.probability, options.whole_word_masking)
 
-    shared: dict[str, Any] = {"masking": masking, "device": device, "seed": seed}
-    shared |= {"process_index": process_index, "num_processes": num_processes}
-
     def batches(key: str, size: int, shuffle: bool = False) -> TextBatches:
-        return TextBatches(*blocks[key], vocabulary, batch_size=size, shuffle=shuffle, **shared)
+        return TextBatches(
+            *blocks[key],
+            vocabulary,
+            batch_size=size,
+            masking=masking,
+            device=device,
+            shuffle=shuffle,
+            seed=seed,
+            process_index=process_index,
+            num_processes=num_processes,
+        )
 
     return TextData(
         train=batches("train", batch_size, shuffle=True),

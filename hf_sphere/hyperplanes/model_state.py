@@ -74,6 +74,12 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             scope.update(original)
 
 
+def compiled_modules(model: nn.Module) -> set[nn.Module]:
+    """Return the modules compiled by `torch.compile`, whose hooks are not called as in eager mode."""
+    compiled = [m for m in model.modules() if getattr(m, "_compiled_call_impl", None) or hasattr(m, "_orig_mod")]
+    return {inner for outer in compiled for inner in outer.modules()}
+
+
 @contextlib.contextmanager
 def observed_batch_norms(model: nn.Module, layers: Mapping[str, nn.Module]) -> Iterator[dict[str, list[str]]]:
     """Find the batch norms that follow layers, given by their paths, directly while the model is used.

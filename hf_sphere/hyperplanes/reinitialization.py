@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import PreTrainedModel
 
+from hf_sphere.hyperplanes import model_state
 from hf_sphere.hyperplanes.layers import LayerSelection, filters, find_layers
-from hf_sphere.hyperplanes.model_state import evaluate_with, evaluation_mode, named_tensors, observed_batch_norms
+from hf_sphere.hyperplanes.model_state import evaluate_with, evaluation_mode, named_tensors
 from hf_sphere.hyperplanes.results import LayerRobustness, ReinitializationRobustness
 from hf_sphere.hyperplanes.weight_files import StoredTensor, open_file, stored_tensors
 from hf_sphere.utils.progress import progress_bar
@@ -160,9 +161,8 @@ def reinitialization_robustness(
         raise ValueError(f"random weights of a {type(model).__name__} need fresh, which builds a new model.")
     build = fresh or (lambda: type(model)(copy.deepcopy(model.config)))
     random_labels = {f"random{index}": index for index in range(num_random)}
-    compiled = [m for m in model.modules() if getattr(m, "_compiled_call_impl", None) or hasattr(m, "_orig_mod")]
-    unhooked = {inner for outer in compiled for inner in outer.modules()}
-    if norms and (inside := [path for path, module in modules.items() if module in unhooked]):
+    compiled = model_state.compiled_modules(model)
+    if norms and (inside := [path for path, module in modules.items() if module in compiled]):
         raise ValueError(_NOT_OBSERVED.format(f"the layer {inside[0]!r}"))
 
     accuracies = {} if finished is None else finished
@@ -186,7 +186,7 @@ def reinitialization_robustness(
 
     if remaining or "baseline" not in accuracies:
         with progress_bar(total=1 + len(remaining), desc="baseline", disable=not progress) as bar:
-            with observed_batch_norms(model, modules if norms else {}) as following:
+            with model_state.observed_batch_norms(model, modules if norms else {}) as following:
                 accuracies["baseline"] = measure({})
             if norms and not following:
                 raise ValueError(_NOT_OBSERVED.format("every layer"))

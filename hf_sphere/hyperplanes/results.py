@@ -65,6 +65,11 @@ class LayerRobustness:
         """Sample standard deviation over the random initializations, None for fewer than two."""
         return statistics.stdev(self.random) if len(self.random) > 1 else None
 
+    @property
+    def reset(self) -> float | None:
+        """Accuracy with the first snapshot, or, if there is none, the mean over the random initializations."""
+        return next(iter(self.snapshots.values()), self.random_mean)
+
 
 @dataclass(frozen=True)
 class ReinitializationRobustness(SavedResult):
@@ -85,7 +90,7 @@ class ReinitializationRobustness(SavedResult):
 
         A layer is reset to the first snapshot or, without snapshots, to random weights; their mean accuracy is used.
         """
-        resets = {name: next(iter(one.snapshots.values()), one.random_mean) for name, one in self.layers.items()}
+        resets = {name: layer.reset for name, layer in self.layers.items()}
         losses = {name: self.accuracy - reset for name, reset in resets.items() if reset is not None}
         return sorted((name for name, loss in losses.items() if loss > drop + 1e-9), key=lambda name: -losses[name])
 

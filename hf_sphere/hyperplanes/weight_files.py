@@ -148,13 +148,7 @@ def open_tensors(path: str | PathLike) -> dict[str, StoredTensor]:
     path = _find_file(Path(path))
     if path.name == "adapter_model.safetensors":  # of any method of PEFT
         raise ValueError(f"{path} {OF_ADAPTER}")
-    config = path.parent / "config.json"
-    content = read_json(config) if config.is_file() else {}
-    if isinstance(content, dict) and (method := content.get("quantization_config")):
-        name = method.get("quant_method", method) if isinstance(method, dict) else method
-        raise ValueError(
-            quantized(f"the checkpoint in {path.parent}", f"{config.name} has quantization_config: {name}")
-        )
+    _refuse_quantized_config(path.parent)
     return _open_shards(path) if path.suffix == ".json" else open_file(path)
 
 
@@ -227,6 +221,14 @@ def _open_shards(index: Path) -> dict[str, StoredTensor]:
         if name not in shards[shard]:
             raise ValueError(f"according to {index}, {name} is in {shard}, but it is not. Download or save both again.")
     return {name: shards[shard_of[name]][name] for name in sorted(shard_of, key=_natural)}
+
+
+def _refuse_quantized_config(folder: Path) -> None:
+    config = folder / "config.json"
+    content = read_json(config) if config.is_file() else {}
+    if isinstance(content, dict) and (method := content.get("quantization_config")):
+        name = method.get("quant_method", method) if isinstance(method, dict) else method
+        raise ValueError(quantized(f"the checkpoint in {folder}", f"its config.json has quantization_config: {name}"))
 
 
 def _refuse_other_forms(key: str, tensor: StoredTensor, layers: LayerSelection) -> None:

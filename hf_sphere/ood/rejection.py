@@ -191,11 +191,15 @@ def _calibrate(settings: dict[str, Any], fitted_to: Any, known: Any) -> Rejectio
             ranks = torch.searchsorted(rejection.calibration, values, right=True)
             is_known = ranks > rejected_ranks(torch.tensor(len(values)), settings["level"])
             own = own.where(is_known, torch.finfo(own.dtype).min)
-        groups = [own[known.labels == label] for label in range(classes.shape[1])] if settings["by_class"] else [own]
-        rows = [scores.sort().values for scores in groups]
-        padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=math.inf)
-        rejection.class_calibration.copy_(padded)  # type: ignore[union-attr]  # its shape was set above
+        rows = own.sort().values[None] if not settings["by_class"] else _pad(own, known.labels, classes.shape[1])
+        rejection.class_calibration.copy_(rows)  # type: ignore[union-attr]  # its shape was set above
     return rejection.eval()
+
+
+def _pad(scores: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Return the scores of each class in increasing order, (K, n), filled up with infinity."""
+    rows = [scores[labels == label].sort().values for label in range(classes)]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=math.inf)
 
 
 def _options(name: str, fitted_to: Any) -> dict[str, int]:

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_sphere.geometry.checks import check_positive, to_floating
-from hf_sphere.geometry.codes.bounds import nearest_others
 
 BLOCK_ENTRIES = 2**24  # maximum number of cosines in memory at a time; 128 MiB in float64
 
@@ -52,10 +51,14 @@ def mean_nearest_cosine(points: Tensor) -> tuple[float, Tensor]:
 
     This is the loss of Mettes et al. (2019), equation 2.
     """
-    index = nearest_others(points)
-    neighbors = points[index]
-    cosine = (points * neighbors).sum(dim=1).mean().item()
-    return cosine, neighbors.index_add_(0, index, points).div_(len(points))
+    cosines, nearest = [], []
+    for start, block in row_blocks(points):
+        largest = cosines_to_others(points, start, block).max(dim=1)
+        cosines.append(largest.values)
+        nearest.append(largest.indices)
+    index = torch.cat(nearest)
+    gradient = points[index].index_add_(0, index, points)
+    return torch.cat(cosines).mean().item(), gradient.div_(len(points))
 
 
 def row_blocks(points: Tensor) -> list[tuple[int, Tensor]]:
@@ -225,7 +228,7 @@ def check_class_vectors(class_vectors: Tensor, num_classes: int | None = None) -
         vectors = to_floating("class_vectors", class_vectors).detach().cpu().double()
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"class_vectors must be a (num_classes, length) tensor. {error}") from error
-    wanted = f"({num_classes or 'num_classes'}, length)"
+    wanted = "(num_classes, length)" if num_classes is None else f"({num_classes}, length)"
     if vectors.ndim != 2 or (num_classes is not None and len(vectors) != num_classes) or vectors.shape[-1] < 1:
         raise ValueError(f"class_vectors must have the shape {wanted}, one row per class; got {tuple(vectors.shape)}.")
     if len(vectors) < 3:

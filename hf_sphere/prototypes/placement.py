@@ -106,7 +106,13 @@ class Placement:
                 points = file.get_tensor("prototypes")
         except SafetensorError as error:
             raise ValueError(f"{path} is not a safetensors file with a tensor `prototypes`: {error}") from error
-        if points.ndim != 2 or points.is_complex() or min(points.shape) < 2 or not points.isfinite().all():
+        if (
+            points.ndim != 2
+            or points.is_complex()
+            or len(points) < 2
+            or points.shape[1] < 2
+            or not points.isfinite().all()
+        ):
             raise ValueError(f"{path}: prototypes must be a finite (K, d) matrix with K and d at least 2.")
         points = points.double()
         if not points.any(1).all():
@@ -119,9 +125,10 @@ class Placement:
             order = None if metadata.get("order") is None else OrderPreservation(**metadata["order"])
             names, numbers = metadata.get("class_names"), (search[1], *(vars(order).values() if order else ()))
             is_valid = isinstance(search[0], str) and isinstance(search[2], bool) and isinstance(names, list | None)
-            is_valid = is_valid and all(isinstance(name, str) for name in names or ())
             if not (is_valid and all(isinstance(value, float | int) for value in numbers)):
                 raise TypeError("a value has another type than in saved files")
+            if not all(isinstance(name, str) for name in names or ()):
+                raise TypeError("class names must be texts")
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path}: invalid metadata `placement`: {error}") from error
         if names is not None and len(names) != len(points):

@@ -133,7 +133,11 @@ class LanceSpace(CalibratedSearch):
         return sum(len(part) for part in parts if self.table.add(part))
 
     def remove(self, groups: Any = None, *, ids: Any = None) -> int:
-        """Remove rows and return their number; see `EmbeddingSpace.remove`, also for errors."""
+        """Remove the rows of a group or of several, or those with ids; return their number.
+
+        Raises:
+            ValueError: If there is no such group or id, or no row remains.
+        """
         what, column = ("id", "_rowid") if groups is None else ("group", self._group_column)
         if (groups is None) == (ids is None) or column is None:
             raise ValueError("give either ids, or groups if the space has some.")
@@ -166,6 +170,7 @@ class LanceSpace(CalibratedSearch):
         """
         if len(self) < SMALLEST_INDEX:
             return self.recall
+        self._check_writable()
         from lancedb.index import IvfRq
 
         if queries is None:

@@ -256,10 +256,7 @@ def plot_projections_along_training(
     grid = figure.subplots(len(panels), squeeze=False, sharex=True, height_ratios=heights).flatten()
     for axes, (label, _, lines) in zip(grid, panels, strict=True):
         for values, style in lines:
-            known = np.isfinite(values)  # the line is through the epochs that have a value
-            if known.any():
-                marker = "o" if known.sum() < 12 else None
-                axes.plot(epochs[known], values[known], **{"linewidth": 1.4, "marker": marker, "markersize": 3} | style)
+            _draw_line(axes, epochs, values, **style)
         axes.set_ylabel(label)
         axes.grid()
         if lines is accuracies:
@@ -311,6 +308,14 @@ def _styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
         }
         for index, (name, position) in enumerate(zip(names, positions, strict=True))
     }
+
+
+def _draw_line(axes: Any, epochs: np.ndarray, values: np.ndarray, **style: Any) -> None:
+    """Draw a line through the epochs that have a value."""
+    finite = np.isfinite(values)
+    if finite.any():
+        marker = "o" if finite.sum() < 12 else None
+        axes.plot(epochs[finite], values[finite], **{"linewidth": 1.4, "marker": marker, "markersize": 3} | style)
 
 
 def _add_legend(axes: Any, title: str | None = None) -> None:

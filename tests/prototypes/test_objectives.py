@@ -51,7 +51,7 @@ def test_soft_separation_is_the_log_sum_exp_of_all_cosines(shape, sharpness, blo
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_mean_nearest_cosine_matches_the_loss_of_the_paper(shape):
+def test_mean_nearest_cosine_matches_the_loss_of_the_paper(shape, blocks):
     points = unit(*shape).requires_grad_()
     expected = plain_mean_nearest_cosine(points)
     value, gradient = mean_nearest_cosine(points.detach())

@@ -26,7 +26,10 @@ def levenshtein_cosine(num_points: int, dim: int) -> float:
 
     The bound L_m(d, s) on the size of a code with largest cosine s increases with s from D(d, m) to D(d, m + 1) on the
     m-th interval of s, where D is the Delsarte-Goethals-Seidel bound. K determines the interval, and a bracketing root
-    finder determines the cosine s with L(d, s) = K (Levenshtein 1998, equations 5.48 and 5.49).
+    finder determines the cosine s with L(d, s) = K.
+
+    Reference:
+        Levenshtein, "Universal bounds for codes and designs", Handbook of Coding Theory, 1998, equations 5.48 and 5.49.
     """
     from scipy.optimize import brentq
 
@@ -142,9 +145,14 @@ def separation_bound(num_points: int, dim: int) -> float:
     if dim == 2:
         return math.cos(2 * math.pi / num_points)
     universal = levenshtein_cosine(min(num_points, design_size(_LARGEST_DEGREE, dim)), dim) - _ROUNDING
+    return max(universal, _proved_bound(num_points, dim))
+
+
+def _proved_bound(num_points: int, dim: int) -> float:
+    """Largest proved optimum of at most K points in at least d dimensions."""
     optima = [(optimum.num_points, optimum.dim, optimum.cosine) for optimum in PROVED_OPTIMA]
     optima += [(code.size, code.dim, code.cosine) for code in CATALOGUE if code.optimal]
-    return max(universal, *(cosine for size, width, cosine in optima if size <= num_points and width >= dim), -1.0)
+    return max((cosine for size, width, cosine in optima if size <= num_points and width >= dim), default=-1.0)
 
 
 def separation(points: Tensor) -> Tensor:
@@ -176,11 +184,11 @@ def separation(points: Tensor) -> Tensor:
         raise ValueError(f"all points must be finite and non-zero; point {row} is not. Remove or replace it.")
     unit = project_to_sphere(points.to(torch.promote_types(points.dtype, torch.float32)))
     # The search is done without gradients; the cosines of the pairs found are then recomputed.
-    return (unit * unit[nearest_others(unit.detach())]).sum(-1).clamp(-1.0, 1.0).max()
+    return (unit * unit[_nearest(unit.detach())]).sum(-1).clamp(-1.0, 1.0).max()
 
 
 @torch.no_grad()
-def nearest_others(unit: Tensor) -> Tensor:
+def _nearest(unit: Tensor) -> Tensor:
     """Index of the nearest other vector for each unit vector, (K, d) -> (K,)."""
     count = unit.shape[0]
     step = max(1, 2**22 // count)

@@ -1,8 +1,10 @@
 """Constructions of spherical codes: functions that return points of any norm as numpy arrays (K, d)."""
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import combinations, permutations, product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -59,8 +61,10 @@ def leech_vectors() -> np.ndarray:
     """The 196,560 minimal vectors of the Leech lattice, times sqrt(8): (196560, 24), int8, of squared norm 32.
 
     1,104 of shape (+-4^2, 0^22), 97,152 of shape (+-2^8, 0^16) on the octads with an even number of minus signs, and
-    98,304 of shape (-+3, +-1^23) with the signs of the Golay codewords. See Conway and Sloane, "Sphere packings,
-    lattices and groups", chapter 4.
+    98,304 of shape (-+3, +-1^23) with the signs of the Golay codewords.
+
+    Reference:
+        Leech, "Notes on sphere packings", 1967; Conway and Sloane, "Sphere packings, lattices and groups", chapter 4.
     """
     signs = np.array(list(product([2, -2], repeat=8)), dtype=np.int8)
     signs = signs[signs.prod(-1, dtype=np.int64) > 0]
@@ -112,14 +116,31 @@ def two_graph_276() -> np.ndarray:
     """552 points in dimension 23 with largest cosine 1/5: both directions of 276 equiangular lines.
 
     They are the minimal vectors v of the Leech lattice for which w - v is also minimal, where w = (5, 1^23) / sqrt(8)
-    has the norm sqrt(6) (Lemmens and Seidel, "Equiangular lines", 1973).
+    has the norm sqrt(6).
+
+    Reference:
+        Lemmens and Seidel, "Equiangular lines", 1973.
     """
     return layer(leech_vectors(), np.array([5.0] + [1.0] * 23), 24 / np.sqrt(32 * 48))
 
 
+class FiniteField(NamedTuple):
+    """A field with the elements 0..q - 1, where `sums[a, b]` is a + b and `products[a, b]` is a b."""
+
+    sums: np.ndarray
+    products: np.ndarray
+
+
 @lru_cache(maxsize=8)
-def binary_products(degree: int) -> np.ndarray:
-    """Products a b in GF(2^n) for n = 1, 2, 3, 5, 7 or 9; bit i of an element is its coefficient of x^i."""
+def prime_field(order: int) -> FiniteField:
+    """GF(p) for a prime p."""
+    numbers = np.arange(order)
+    return FiniteField(np.add.outer(numbers, numbers) % order, np.multiply.outer(numbers, numbers) % order)
+
+
+@lru_cache(maxsize=8)
+def binary_field(degree: int) -> FiniteField:
+    """GF(2^n) for n = 1, 2, 3, 5, 7 or 9; bit i of an element is its coefficient of x^i."""
     numbers = np.arange(2**degree)
     products = np.zeros((2**degree, 2**degree), dtype=np.int64)
     shifted = numbers.copy()  # the elements times x^i
@@ -127,21 +148,21 @@ def binary_products(degree: int) -> np.ndarray:
         products ^= np.where(numbers >> i & 1, shifted[:, None], 0)
         shifted = shifted << 1
         shifted = np.where(shifted >> degree & 1, shifted ^ _IRREDUCIBLE[degree], shifted)
-    return products
+    return FiniteField(np.bitwise_xor.outer(numbers, numbers), products)
 
 
-def power(products: np.ndarray, exponent: int) -> np.ndarray:
-    """Every element of a field raised to a power, exponent >= 1."""
-    numbers = np.arange(len(products))
+def power(field: FiniteField, exponent: int) -> np.ndarray:
+    """Every element raised to a power, exponent >= 1."""
+    numbers = np.arange(len(field.products))
     result = numbers
     for _ in range(exponent - 1):
-        result = products[result, numbers]
+        result = field.products[result, numbers]
     return result
 
 
 def trace(degree: int) -> np.ndarray:
     """Absolute trace x + x^2 + x^4 + ... of every element of GF(2^n), 0 or 1."""
-    products = binary_products(degree)
+    products = binary_field(degree).products
     conjugate = np.arange(2**degree)
     total = np.zeros_like(conjugate)
     for _ in range(degree):
@@ -155,14 +176,18 @@ def kerdock_set(log_dim: int) -> np.ndarray:
 
     The quadratic forms Q_a(x, e) = Q(a x) + e Tr(a x) on GF(2^(m-1)) x GF(2), Q(y) = sum_i Tr(y^(1 + 2^i)) for i =
     1..(m - 2) / 2, differ pairwise by a form of full rank. Therefore the bases (-1)^(Q_a + linear), one per a, have the
-    cosines +-1 / sqrt(d) with each other and with the standard basis, which comes first. The norms differ. See
-    Calderbank, Cameron, Kantor and Seidel, "Z4-Kerdock codes, orthogonal spreads, and extremal line-sets", 1997.
+    cosines +-1 / sqrt(d) with each other and with the standard basis, which comes first. The norms differ.
+
+    Reference:
+        Kerdock, "A class of low-rate nonlinear binary codes", 1972; Calderbank, Cameron, Kantor and Seidel,
+        "Z4-Kerdock codes, orthogonal spreads, and extremal Euclidean line-sets", 1997.
     """
     degree = log_dim - 1
-    scaled, traces = binary_products(degree), trace(degree)  # a x
+    field, traces = binary_field(degree), trace(degree)
     quadratic = np.zeros(2**degree, dtype=np.int64)
     for i in range(1, (degree - 1) // 2 + 1):
-        quadratic ^= traces[power(scaled, 1 + 2**i)]
+        quadratic ^= traces[power(field, 1 + 2**i)]
+    scaled = field.products  # a x
     forms = np.concatenate([quadratic[scaled], quadratic[scaled] ^ traces[scaled]], axis=1)  # e = 0, then e = 1
     linear = np.concatenate([_characters(degree)] * 2, axis=1)  # l(x), times (-1)^e or not
     linear = np.concatenate([linear, linear * np.repeat([1, -1], 2**degree)])
@@ -174,16 +199,20 @@ def dual_bch_code(log_dim: int) -> np.ndarray:
 
     The vectors are the codewords of the dual of the extended double-error-correcting BCH code. The forms Tr(b x^3)
     differ by forms of rank m - 1, so no cosine exceeds sqrt(2 / d). There are 2 d^2 + 2 d points, of different norms;
-    the standard basis comes first. m is 3 to 9. See MacWilliams and Sloane, 1977, chapter 15.
+    the standard basis comes first. m is 3 to 9.
+
+    Reference:
+        Gold, "Maximal recursive sequences with 3-valued recursive cross-correlation functions", 1968; MacWilliams and
+        Sloane, "The theory of error-correcting codes", 1977, chapter 15.
     """
-    products, traces = binary_products(log_dim), trace(log_dim)
-    cubic = _signs(traces[products[:, power(products, 3)]])
+    field, traces = binary_field(log_dim), trace(log_dim)
+    cubic = _signs(traces[field.products[:, power(field, 3)]])
     return _signed_with_basis(cubic[:, None] * _characters(log_dim))
 
 
 def _characters(degree: int) -> np.ndarray:
     """(-1)^Tr(a x) for all a and x of GF(2^n): a Hadamard matrix."""
-    return _signs(trace(degree)[binary_products(degree)])
+    return _signs(trace(degree)[binary_field(degree).products])
 
 
 def _signs(bits: np.ndarray) -> np.ndarray:
@@ -202,7 +231,10 @@ def spectral_code(adjacency: np.ndarray, eigenvalue: int) -> np.ndarray:
 
     For a graph with v vertices and degree k, the projection onto the eigenspace of the eigenvalue t (not k), scaled to
     1 on the diagonal, has the entries t / k for adjacent and -(1 + t) / (v - k - 1) for other vertices. Returns unit
-    vectors, (v, multiplicity of t). See Delsarte, Goethals and Seidel, "Spherical codes and designs", 1977.
+    vectors, (v, multiplicity of t).
+
+    Reference:
+        Delsarte, Goethals and Seidel, "Spherical codes and designs", 1977, example 9.1.
     """
     from scipy.linalg.lapack import dpstrf
 
@@ -232,16 +264,15 @@ def elliptic_quadric_code(order: int) -> np.ndarray:
     """(q + 1)(q^3 + 1) points in dimension q (q^2 - q + 1) with largest cosine 1 / q^2, for q = 2, 3, 4, 5 or 7.
 
     The singular points of an elliptic quadric in PG(5, q), adjacent if orthogonal: the collinearity graph of the
-    generalized quadrangle GQ(q, q^2). The catalogue has the source.
+    generalized quadrangle GQ(q, q^2).
+
+    Reference:
+        Cameron, Goethals and Seidel, "Strongly regular graphs having strongly regular subconstituents", 1978.
     """
-    numbers = np.arange(order, dtype=np.uint8)
-    sums, products = np.add.outer(numbers, numbers) % order, np.multiply.outer(numbers, numbers) % order
-    if order == 4:
-        sums, products = np.bitwise_xor.outer(numbers, numbers), binary_products(2).astype(np.uint8)
+    field = binary_field(int(math.log2(order))) if order in (2, 4) else prime_field(order)
+    sums, products = (table.astype(np.uint8) for table in field)
     # If t^2 + b t + c has no root, then x^2 + b x y + c y^2 is anisotropic.
-    pairs = product(range(order), repeat=2)
-    squares = products.diagonal()
-    b, c = next((b, c) for b, c in pairs if sums[sums[squares, products[b]], c].all())
+    b, c = next(pair for pair in product(range(order), repeat=2) if not _has_root(field, *pair))
     vectors = np.array(list(product(range(order), repeat=6)), dtype=np.uint8)
     first = vectors[np.arange(len(vectors)), (vectors != 0).argmax(-1)]
     x = vectors[first == 1].T
@@ -256,3 +287,8 @@ def elliptic_quadric_code(order: int) -> np.ndarray:
     adjacency = inner == 0
     np.fill_diagonal(adjacency, False)
     return spectral_code(adjacency, -(order**2) - 1)
+
+
+def _has_root(field: FiniteField, b: int, c: int) -> bool:
+    t = np.arange(len(field.sums))
+    return bool((field.sums[field.sums[field.products[t, t], field.products[b, t]], c] == 0).any())

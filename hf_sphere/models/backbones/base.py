@@ -143,7 +143,8 @@ def initialize(net: nn.Module, set_weight: Callable[[Tensor], Any], kinds: Any =
 def initialize_for_relu(net: nn.Module) -> None:
     """Apply He initialization to convolutions and linear maps, so that a deep network without batch norm trains.
 
-    torch's default has a sixth of the variance, with which the signal vanishes after sixteen layers.
+    Weights are normal with variance 2 / fan-in, which preserves the variance of the signal through ReLUs; biases are
+    zero. torch's default is uniform with a sixth of that variance, with which the signal vanishes after sixteen layers.
 
     Reference:
         He, Zhang, Ren and Sun, "Delving deep into rectifiers", ICCV 2015, section 2.2.
@@ -152,7 +153,10 @@ def initialize_for_relu(net: nn.Module) -> None:
 
 
 def initialize_fan_out(net: nn.Module) -> None:
-    """Apply He initialization with the fan-out to convolutions, as torchvision does before batch norm."""
+    """Apply He initialization with the fan-out to convolutions, as torchvision does before batch norm; biases are zero.
+
+    Weights are normal with variance 2 / fan-out, where the fan-out is the number of outputs times the kernel's area.
+    """
     initialize(net, functools.partial(nn.init.kaiming_normal_, mode="fan_out", nonlinearity="relu"), nn.Conv2d)
 
 
