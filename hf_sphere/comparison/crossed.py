@@ -12,8 +12,8 @@ from hf_sphere.comparison.significance import Test, TestResult, difference_test
 
 Outcomes = Mapping[Any, float]  # by the id of the test image, an int or str
 
-Variation = Literal["seeds", "seeds and test images", "resampled splits"]
-"""What an interval of a difference accounts for."""
+Variation = Literal["seeds", "seeds and test images", "resampled splits", "test images"]
+"""What an interval of a difference accounts for; only that of test images if a run has a single seed."""
 
 
 def widest_test(
@@ -23,9 +23,13 @@ def widest_test(
 
     `values` are what `ours` and `theirs` are the means of, if they are outcomes; the rest is that of `compare_runs`.
     """
-    results: list[TestResult | None] = [difference_test(ours, theirs, test), None, None]
-    if isinstance(values[0][0], Mapping) and min(map(len, values)) > 1:
+    results: list[TestResult | None] = [difference_test(ours, theirs, test), None, None, None]
+    rows = [row for group in values for row in group]
+    if isinstance(rows[0], Mapping) and min(map(len, values)) > 1:
         results[1] = difference_test(ours, theirs, test, image_variance(values[0], values[1], test))
+    elif isinstance(rows[0], Mapping) and all(row.keys() == rows[0].keys() for row in rows):
+        means = ([np.mean([row[image] for row in group]) for image in rows[0]] for group in values)
+        results[3] = difference_test(next(means), next(means), "paired")
     if test_fraction is not None:
         results[2] = difference_test(ours, theirs, test, overlap=test_fraction / (1 - test_fraction))
     pairs = [(result, name) for result, name in zip(results, get_args(Variation), strict=True) if result]

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Real
@@ -19,8 +20,16 @@ SHARES = {"minimum": (0.05, 0.003), "margin": (0.10, 0.005)}
 """Defaults of the minimum effect and of the margin of equivalence: a fraction of the reference's distance from a
 perfect value, at most a fraction of that value."""
 
-Verdict = Literal["better", "worse", "equivalent", "no significant difference", "incomplete", ""]
-"""What a comparison says about a run; empty for one that cannot be tested."""
+Verdict = Literal[
+    "better",
+    "worse",
+    "equivalent",
+    "no significant difference",
+    "incomplete",
+    "not tested: one seed",
+    "not tested: no variation",
+]
+"""What a comparison says about a run."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +44,8 @@ class Difference:
         mean: Mean value of the run.
         difference: Mean of the run minus mean of the reference, for a paired test on the common seeds.
         interval: 95 % interval of the difference; None if it cannot be tested, as the p-values.
-        variation: That of the interval: `seeds`, `seeds and test images`, or `resampled splits`; None without one.
+        variation: That of the interval: `seeds`, `seeds and test images`, `resampled splits`, or `test images`; None
+            without one.
         p_value: Two-sided p-value.
         p_corrected: P-value corrected by Holm's method for all runs of the comparison.
         p_equivalence: P-value of equivalence within the margin, not corrected; None without a margin.
@@ -123,7 +133,8 @@ class Comparison(Mapping[str, Difference]):
         return text.replace("±", r"$\pm$").replace("<", "$<$").strip()
 
     def _cells(self) -> list[list[str]]:
-        test = "paired" if self.test == "paired" else "Welch"
+        is_paired = self.test == "paired" or all(run.variation == "test images" for run in self.values())
+        test = "paired" if is_paired else "Welch"
         header = ["run", "seeds", "mean ± deviation", f"minus {self.reference} (95 % CI)"]
         header += [f"p ({test}, Holm)", "power", "verdict"]
         rows = [[self.reference, *_show(self.reference_values), "", "", "", "reference"]]
@@ -156,10 +167,14 @@ def compare_runs(
       tests are not corrected.
     - `no significant difference`: everything else. It does not mean that there is none; see the interval and the power.
     - `incomplete`: seeds are missing. Such a run is not tested, but counts in the correction.
+    - `not tested`, and why: there is one seed of the run or the reference (for a paired test, in common), or nothing
+      varies. Such a run counts in the correction, too.
 
     With a number per seed, intervals and tests describe the variation between seeds, not that between test sets. With
     outcomes per image they also cross seeds with test images, and with `test_fraction` allow for redrawn splits. The
-    widest of these intervals, with its p-value, gives the verdict; `Difference.variation` names it.
+    widest of these intervals, with its p-value, gives the verdict; `Difference.variation` names it. If there is one
+    seed, outcomes of the same images have a paired test over images: it is about these trained models, not about others
+    with other seeds.
 
     Args:
         values: A value per seed, by run: the planned metric, such as the accuracy after the last epoch. Or outcomes by
@@ -168,7 +183,8 @@ def compare_runs(
         reference: Name of the run with which the others are compared.
         higher_is_better: Whether larger values are better, as of an accuracy.
         perfect: Value of a perfect run, such as 1 or 100 of an accuracy or 0 of an error rate. With it, `minimum` is by
-            default 5 %, and `margin` 10 %, of the reference's mean distance from it, at most 0.3 % and 0.5 % of it.
+            default 5 %, and `margin` 10 %, of the reference's mean distance from it, at most 0.3 % and 0.5 % of it. A
+            run whose values are all at most 1 % of it gets a warning, as fractions of 1 where `perfect` is 100.
         minimum: Smallest difference that counts; without it, every significant one does.
         margin: Largest difference between equivalent runs; without it, none is called equivalent.
         test: `welch` for independent runs; `paired` for runs that share more than the number of their seed, such as
@@ -179,8 +195,8 @@ def compare_runs(
             error", 2003) then multiplies the variance s^2 / S of the mean of S seeds by 1 + S f / (1 - f).
 
     Raises:
-        ValueError: If there is no such reference, no other run, a value is not finite, only some values are outcomes,
-            the test images of a seed differ, or an argument is invalid.
+        ValueError: If there is no such reference, no other run, a value is not finite, or better than `perfect`, only
+            some values are outcomes, the test images of a seed differ, or an argument is invalid.
 
     Example:
         >>> runs = {"softmax": {0: 93.1, 1: 93.3, 2: 93.2}, "cosine": {0: 93.8, 1: 93.9, 2: 94.1}}
@@ -190,6 +206,9 @@ def compare_runs(
     """
     _check(values, reference, {"minimum": minimum, "margin": margin}, test, seeds, test_fraction)
     means = {name: {seed: _mean(value) for seed, value in run.items()} for name, run in values.items()}
+    if perfect is not None:
+        rounding = 1e-9 * max(abs(number) for run in values.values() for number in _numbers(run))
+        _check_perfect(means, perfect, higher_is_better, rounding)
     theirs = means.pop(reference)
     distance = None if perfect is None else abs(perfect - statistics.fmean(theirs.values()))
     minimum = _default("minimum", distance, perfect) if minimum is None else minimum
@@ -203,15 +222,18 @@ def compare_runs(
             raise ValueError(f"{name} and {reference} have no seed in common for a paired test.")
         a, b = ([_mean(value) for value in group] for group in groups)
         result, variation = widest_test(a, b, test, groups, test_fraction)
-        is_complete = seeds is None or min(len(a), len(b)) >= seeds
+        count = min(len(a), len(b))
+        is_complete = seeds is None or count >= seeds
+        over_images = variation == "test images"
+        sample, kind = (round(result.freedom) + 1, "paired") if result and over_images else (count, test)
         results[name] = {
             "difference": statistics.fmean(a) - statistics.fmean(b),
             "interval": result and result.interval,
             "variation": variation,
             "p_value": result.p_value if result and is_complete else None,
             "p_equivalence": result.p_equivalence(margin) if result and margin and is_complete else None,
-            "power": observed_power(result, minimum, min(len(a), len(b)), tests=len(means), test=test),
-            "verdict": "" if is_complete else "incomplete",
+            "power": observed_power(result, minimum, sample, tests=len(means), test=kind),
+            "verdict": f"not tested: {'one seed' if count < 2 else 'no variation'}" if is_complete else "incomplete",
         }
     corrected = holm([numbers["p_value"] for numbers in results.values()], len(results))
     differences = {}
@@ -256,8 +278,7 @@ def _check(
         raise ValueError(f"there is no run {reference!r} to compare others with; the runs are {', '.join(values)}.")
     check_test(test)
     for name, run in values.items():
-        found = run.values() if isinstance(run, Mapping) else []
-        numbers = [number for v in found for number in (v.values() if isinstance(v, Mapping) else [v])]
+        numbers = _numbers(run) if isinstance(run, Mapping) else []
         if not numbers or not all(isinstance(v, Real | np.bool_) and math.isfinite(v) for v in numbers):
             needed = f"{name} needs a mapping of seeds to finite values or outcomes"
             raise ValueError(f"{needed}; got {str(run)[:200]}. Leave out seeds that diverged.")
@@ -269,6 +290,26 @@ def _check(
     if test_fraction is not None and not 0 < test_fraction < 1:
         raise ValueError(f"test_fraction must be between 0 and 1, exclusive; got {test_fraction}.")
     _check_images(values, reference)
+
+
+def _numbers(run: Mapping[int, float | Outcomes]) -> list[float]:
+    return [number for value in run.values() for number in (value.values() if isinstance(value, Mapping) else [value])]
+
+
+def _check_perfect(
+    means: Mapping[str, Mapping[int, float]], perfect: float, higher_is_better: bool, rounding: float
+) -> None:
+    """Check that no value is better than a perfect one, and warn of those that may have another unit."""
+    if not math.isfinite(perfect):
+        raise ValueError(f"perfect must be finite; got {perfect}.")
+    for name, run in means.items():
+        best = (max if higher_is_better else min)(run.values())
+        if (best - perfect if higher_is_better else perfect - best) > rounding:
+            hint = "give perfect in the unit of the values, or check higher_is_better"
+            raise ValueError(f"{name} has the value {best:g}, better than perfect={perfect:g}; {hint}.")
+        if perfect and all(0 <= value / perfect <= 0.01 for value in run.values()):
+            text = f"all values of {name} are at most {perfect / 100:g}, 1 % of perfect={perfect:g}"
+            warnings.warn(f"{text}; check that they are not fractions of 1.", stacklevel=3)
 
 
 def _check_images(values: Mapping[str, Mapping[int, Any]], reference: str) -> None:

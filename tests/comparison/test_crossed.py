@@ -186,9 +186,32 @@ def test_the_table_names_the_variation_unless_it_is_that_of_seeds():
     ours, theirs = map(named, simulate())
     runs = {"reference": theirs, "run": ours, "one": {0: theirs[0]}}
     text = str(compare_runs(runs, reference="reference", higher_is_better=True, seeds=4))
-    assert text.endswith("incomplete |\n\nVariation of the intervals: run: seeds and test images.")
+    assert text.endswith("\n\nVariation of the intervals: run: seeds and test images; one: test images.")
     numbers = str(compare_runs({"a": OURS, "b": THEIRS}, reference="b", higher_is_better=True))
     assert "Variation" not in numbers
+
+
+@pytest.mark.parametrize("test", TESTS)
+@pytest.mark.parametrize("seeds", [[0], [0, 1, 2]])
+def test_one_seed_with_outcomes_is_a_paired_test_over_images(test, seeds):
+    rng = np.random.default_rng(0)
+    ours, theirs = rng.random((len(seeds), 500)) < 0.92, rng.random(500) < 0.66
+    runs = {"a": {0: dict(enumerate(theirs))}, "b": {seed: dict(enumerate(ours[seed])) for seed in seeds}}
+    comparison = compare_runs(runs, reference="a", higher_is_better=True, perfect=1, test=test)
+    found, used = comparison["b"], ours[:1] if test == "paired" else ours
+    expected = stats.ttest_rel(used.mean(0), theirs)
+    assert (found.verdict, found.variation) == ("better", "test images")
+    assert found.p_value == pytest.approx(expected.pvalue, rel=1e-6)
+    assert found.interval == pytest.approx(tuple(expected.confidence_interval()))
+    deviation = (used.mean(0) - theirs).std(ddof=1)
+    assert found.power == pytest.approx(power(comparison.minimum, deviation, 500, test="paired"))
+    assert "p (paired, Holm)" in str(comparison)
+
+
+def test_one_seed_of_other_images_is_not_tested():
+    runs = {"a": {0: {"x": 1, "y": 0}}, "b": {1: {"x": 1, "z": 0}}}
+    found = compare_runs(runs, reference="a", higher_is_better=True)["b"]
+    assert (found.verdict, found.interval) == ("not tested: one seed", None)
 
 
 def test_a_variation_of_all_runs_is_named_once():

@@ -47,7 +47,7 @@ def verdict(difference: float, spread: float = 0.02, **options: Any) -> str:
         (0.29, 0.02, {"margin": 0.319}, "no significant difference"),
         (0.0, 0.02, {"perfect": None}, "no significant difference"),  # without a margin
         (0.5, 1.0, {}, "no significant difference"),
-        (0.3, 0.0, {}, ""),  # without any variation
+        (0.3, 0.0, {}, "not tested: no variation"),
         (0.3, 0.02, {"seeds": 6}, "incomplete"),
     ],
 )
@@ -77,8 +77,8 @@ def test_a_verdict_needs_the_corrected_p_value():
     [(100, 98.0, 0.1, 0.2), (100, 90.0, 0.3, 0.5), (1, 0.9, 0.003, 0.005), (0, 4.0, 0.2, 0.4), (None, 4.0, None, None)],
 )
 def test_minimum_and_margin_are_shares_of_the_distance_from_a_perfect_value(perfect, reference, minimum, margin):
-    runs = {"softmax": {0: reference, 1: reference}, "run": {0: 1.0, 1: 2.0}}
-    found = compare(runs, perfect=perfect)
+    runs = {"softmax": {0: reference, 1: reference}, "run": {0: reference, 1: reference}}
+    found = compare(runs, perfect=perfect, higher_is_better=perfect != 0)
     assert (found.minimum, found.margin) == pytest.approx((minimum, margin))
 
 
@@ -95,6 +95,38 @@ def test_numbers_are_those_of_the_test_and_of_holm(test):
     assert [run.interval for run in found.values()] == [result.interval for result in tests.values()]
     assert [run.p_corrected for run in found.values()] == holm([result.p_value for result in tests.values()])
     assert found["vmf"].difference == pytest.approx(statistics.mean(RUNS["vmf"].values()) - 93.2)
+
+
+@pytest.mark.parametrize("test", ["welch", "paired"])
+@pytest.mark.parametrize("other", [{0: 94.0}, {0: 94.0, 7: 93.0}])
+def test_the_table_says_why_one_seed_is_not_tested(test, other):
+    found = compare({"softmax": {0: 93.0}, "run": other}, test=test)
+    assert found["run"].verdict == "not tested: one seed"
+    assert str(found).endswith("|  |  | not tested: one seed |")
+
+
+@pytest.mark.parametrize(
+    ("values", "perfect", "higher_is_better"),
+    [([60.0, 101.0], 100, True), ([0.6, 0.7], 100, False), ([93.0, 94.0], 1, True), ([-0.1, 0.2], 0, False)],
+)
+def test_a_value_better_than_perfect_is_an_error(values, perfect, higher_is_better):
+    runs = {"softmax": {0: perfect, 1: perfect}, "run": dict(enumerate(values))}
+    with pytest.raises(ValueError, match=f"run has the value .*, better than perfect={perfect}"):
+        compare(runs, perfect=perfect, higher_is_better=higher_is_better)
+
+
+def test_a_value_may_be_better_than_perfect_by_rounding():
+    runs = {"softmax": {0: {"a": 0.3, "b": 0.1}}, "run": {0: {"a": 0.3, "b": -0.3 - 1e-16}}}
+    assert compare(runs, perfect=0, higher_is_better=False)["run"].mean < 0
+
+
+@pytest.mark.parametrize("spoiled", [{"softmax", "run"}, {"run"}])
+def test_fractions_under_a_perfect_value_of_100_warn(spoiled):
+    runs = {name: {0: 60.0, 1: 61.0} for name in ("softmax", "run")}
+    runs |= {name: {0: 0.85, 1: 0.86} for name in spoiled}
+    with pytest.warns(UserWarning, match="1 % of perfect=100; check that they are not fractions") as caught:
+        compare(runs)
+    assert len(caught) == len(spoiled)
 
 
 def test_power_is_that_for_the_minimum_effect_at_the_strictest_level():
@@ -189,6 +221,7 @@ def test_a_p_value_is_shown_with_two_digits(p_value, shown):
         (RUNS, {"test": "t"}, "test must be one of welch, paired; got 't'"),
         (RUNS, {"minimum": 0.0}, "minimum must be positive; got 0.0"),
         (RUNS, {"margin": -1.0}, "margin must be positive; got -1.0"),
+        (RUNS, {"perfect": math.nan}, "perfect must be finite; got nan"),
         (RUNS, {"seeds": 1}, "a test needs at least 2 seeds; got 1"),
         ({**RUNS, "run": {7: 93.0}}, {"test": "paired"}, "run and softmax have no seed in common"),
     ],
