@@ -163,7 +163,10 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         return self._calibration is not None
 
     def _candidates(self, queries: Tensor, count: int) -> Candidates:
-        scores, rows = self._nearest(queries, count)
+        return self.as_candidates(*self._nearest(queries, count))
+
+    def as_candidates(self, scores: Tensor, rows: Tensor) -> Candidates:
+        """Return rows with scores, (Q, c) each, best first, as candidates."""
         return Candidates(scores, rows, self.ids[rows].where(rows >= 0, -1), self._groups[rows.clamp_min(0)])
 
     def _search_elsewhere(self, queries: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:

@@ -889,6 +889,29 @@ def test_a_search_among_classes_accepts_no_more_than_among_all(encoder):
     assert (of_class >= best).all()
 
 
+@pytest.mark.parametrize(
+    ("is_separate", "classes", "searches"),
+    [(False, None, 1), (True, None, 1), (True, ["3", "5"], 1), (False, ["3", "5"], 2)],
+)
+def test_a_search_with_a_level_searches_the_embeddings_once(encoder, monkeypatch, is_separate, classes, searches):
+    index, images = build_digits(encoder), ImageSource.of("digits")
+    if is_separate:
+        index.calibrate(images, **QUIET)
+    expected, counts = index.search(images, 3, classes=classes, **QUIET), []
+    search = neighbor_search.NeighborSearch.search
+    monkeypatch.setattr(neighbor_search.NeighborSearch, "search", lambda *args: counts.append(args[2]) or search(*args))
+    found = index.search(images, 3, classes=classes, false_accept=0.9, **QUIET)
+    assert len(counts) == searches
+    assert torch.equal(found.rows, expected.rows)
+    assert torch.equal(found.distances, expected.distances)
+
+
+@pytest.mark.parametrize("k", [0, -1, 10_000])
+def test_a_search_with_a_level_checks_k(index, digits, k):
+    with pytest.raises(ValueError, match=f"k must be .*{k}"):
+        index.search(digits[8], k, false_accept=0.5, **QUIET)
+
+
 @pytest.mark.parametrize("calibration", ["rows", "separate"])
 @pytest.mark.parametrize("kind", [None, "ivf"])
 def test_a_saved_index_has_the_same_p_values(kind, calibration, encoder, tmp_path):
