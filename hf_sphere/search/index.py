@@ -153,6 +153,7 @@ class ImageIndex(IndexedImages):
         names = None if groups is None else source.read_groups(groups)
         if names:
             check_names("groups", both := [*self.images.get("group", ()), *names], len(both))
+            self.space.check_groups(names)
         key, settings = (source.name, source.split), self.encoder.settings
         source_id = self.sources.index(key) if key in self.sources else len(self.sources)
         tables = table_states(*key)

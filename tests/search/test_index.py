@@ -915,8 +915,9 @@ def test_a_search_with_a_level_checks_k(index, digits, k):
 @pytest.mark.parametrize("calibration", ["rows", "separate"])
 @pytest.mark.parametrize("kind", [None, "ivf"])
 def test_a_saved_index_has_the_same_p_values(kind, calibration, encoder, tmp_path):
-    separate = {"calibration": "digits", "groups": "label"} if calibration == "separate" else {}
-    index = build_digits(encoder, kind=kind, **separate)
+    index = build_digits(encoder, kind=kind)
+    if calibration == "separate":
+        index.calibrate("digits", "label", **QUIET)
     expected = p_values(index)
     index.save(tmp_path / "index")
     loaded = ImageIndex.load(tmp_path / "index", encoder)
@@ -942,6 +943,14 @@ def test_the_calibration_is_that_of_the_changed_images(change, encoder, photos, 
     assert sorted(index.space.groups) == sorted(fresh.space.groups)
     by_score = [sorted(each.space.calibration.scores.tolist()) for each in (index, fresh)]
     assert by_score[0] == pytest.approx(by_score[1], abs=1e-6)
+
+
+def test_a_group_of_the_calibration_images_is_not_added(encoder, digits):
+    index = ImageIndex.build(encoder, digits[:2], groups=["ann", "bob"], **QUIET)
+    index.calibrate(digits[2:4], ["eve", "joe"], **QUIET)
+    with pytest.raises(ValueError, match="groups of calibration queries, such as 'eve'"):
+        index.add(digits[4:6], ["eve", "ann"], **QUIET)
+    assert (len(index), index.images["group"]) == (2, ["ann", "bob"])
 
 
 def test_calibration_images_that_are_in_the_index_are_an_error(index, photos):
