@@ -219,7 +219,7 @@ def _functions(concentration: Tensor, dim: int, *names: str) -> tuple[Tensor, ..
     """Evaluate functions together, differentiable any number of times."""
     if names == ("derivative",) or not torch.is_grad_enabled():
         return tuple(_evaluate(concentration, dim, names).values())
-    return _Functions.apply(concentration, dim, *names)[: len(names)]
+    return _Functions.apply(concentration, dim, names)[: len(names)]
 
 
 def _evaluate(concentration: Tensor, dim: int, names: Sequence[str]) -> dict[str, Tensor]:
@@ -248,17 +248,20 @@ def _evaluate(concentration: Tensor, dim: int, names: Sequence[str]) -> dict[str
 
 
 class _Functions(torch.autograd.Function):
-    """Functions by name, followed by those of their derivatives that are not among them."""
+    """Functions by name, followed by those of their derivatives that are not among them.
+
+    The names are one argument, since dynamo counts `*names` as one: it would pass a context before the concentration.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(concentration: Tensor, dim: int, *names: str) -> tuple[Tensor, ...]:
+    def forward(concentration: Tensor, dim: int, names: tuple[str, ...]) -> tuple[Tensor, ...]:
         return tuple(_evaluate(concentration, dim, _with_slopes(names)).values())
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        concentration, ctx.dim, *ctx.names = inputs
+        concentration, ctx.dim, ctx.names = inputs
         ctx.mark_non_differentiable(*output[len(ctx.names) :])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(concentration, *output)
@@ -274,7 +277,7 @@ class _Functions(torch.autograd.Function):
                 value = _functions(concentration, ctx.dim, slope)[0] if torch.is_grad_enabled() else values[slope]
                 term = sign * gradient * value
                 grad = term if grad is None else grad + term
-        return grad, None, *(None for _ in ctx.names)
+        return grad, None, None
 
 
 def _with_slopes(names: Sequence[str]) -> list[str]:
@@ -282,10 +285,11 @@ def _with_slopes(names: Sequence[str]) -> list[str]:
 
 
 class _Means(torch.autograd.Function):
-    """The means of several batches, which share one evaluation of the polynomials."""
+    """The means of one or two batches, which share one evaluation of the polynomials."""
 
     @staticmethod
-    def forward(ctx: Any, *vectors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, first: Tensor, second: Tensor | None = None) -> tuple[Tensor, ...]:
+        vectors = (first,) if second is None else (first, second)  # not `*vectors`, see `_Functions`
         parts, dim = [batch.square().sum(-1) for batch in vectors], vectors[0].shape[-1]
         squares = torch.cat(parts) if len(parts) > 1 else parts[0]
         root, inverse, rise, fraction = _from_square(squares, dim)

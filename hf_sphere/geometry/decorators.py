@@ -147,7 +147,8 @@ class WithGradients(torch.autograd.Function):
     """A number that was computed with its gradients by some tensors; called with it, the gradients and the tensors."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, *tensors: Tensor) -> Tensor:  # noqa: D102
+    def forward(ctx: Any, *inputs: Tensor) -> Tensor:  # noqa: D102
+        value, *tensors = inputs  # of `value, *tensors`, dynamo would omit the context before a single pair
         ctx.save_for_backward(*tensors)
         return value.clone()
 

@@ -23,6 +23,7 @@ from hf_sphere.geometry.bessel import (
     log_vmf_peak_and_complement,
     mean_resultant_length_complement,
     mean_resultant_length_derivative,
+    means_from_natural_parameters,
     partition_and_ratio,
 )
 
@@ -384,6 +385,21 @@ def test_fullgraph_compile_preserves_value_and_gradient(function, backend):
     if expected.requires_grad:
         gradients = [torch.autograd.grad(y.sum(), values) for y in (found, expected)]
         torch.testing.assert_close(*gradients, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: log_vmf_peak_and_complement(x, 3),
+        lambda x: means_from_natural_parameters(x[None]),
+        lambda x: means_from_natural_parameters(x[None], 2 * x[None]),
+    ],
+    ids=["peak and complement", "means of a batch", "means of two batches"],
+)
+def test_fullgraph_compile_of_several_values_needs_no_gradient(function):
+    torch._dynamo.reset()
+    values = arguments(log_vmf_normalizer)
+    torch.testing.assert_close(torch.compile(function, fullgraph=True, backend="eager")(values), function(values))
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,16 @@ def test_compiled_loss_of_any_batch_size_is_that_without_compilation(name):
 
 
 @pytest.mark.parametrize("name", MAKE)
+def test_compiled_loss_needs_no_gradient(name):
+    torch.compiler.reset()
+    loss, x, results = MAKE[name](), torch.randn(8, 8), []
+    for run in (loss, torch.compile(loss, fullgraph=True, backend="eager")):
+        torch.manual_seed(0)
+        results.append(run(x))
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("name", MAKE)
 @pytest.mark.parametrize("shape", [(1, 4), (4, 1), (2, 3, 4)])
 def test_shapes_without_a_pair_or_a_sphere_are_rejected(name, shape):
     with pytest.raises(ValueError, match=r"must be \(B, d\) with B > 1 and d > 1"):
