@@ -1,5 +1,6 @@
 """The distributions around a mean direction on the unit sphere: von Mises-Fisher and power spherical."""
 
+import math
 import warnings
 from abc import abstractmethod
 from typing import Any, Self
@@ -39,6 +40,9 @@ class DirectionalDistribution(Distribution):
         if isinstance(concentration, Tensor):
             check_devices(loc=loc, concentration=concentration)
             loc = loc.to(torch.promote_types(loc.dtype, concentration.dtype))
+        elif isinstance(concentration, int | float) and torch.finfo(loc.dtype).max < concentration < math.inf:
+            problem = f"the concentration {concentration} is infinite in {loc.dtype}, the dtype of loc"
+            raise ValueError(f"{problem}. Convert loc to a wider dtype.")
         concentration = torch.as_tensor(concentration, dtype=loc.dtype, device=loc.device)
         check_dense("concentration", concentration)
         if loc.ndim > 1 and concentration.shape == (*loc.shape[:-1], 1):  # would broadcast to all pairs
@@ -149,13 +153,15 @@ class VonMisesFisher(DirectionalDistribution):
 
     Args:
         loc: Mean direction mu, (..., d), of unit norm.
-        concentration: Concentration kappa, (...), at least 0; batch shapes broadcast.
+        concentration: Concentration kappa, (...), at least 0; batch shapes broadcast. Those above a quarter of the
+            largest number of the dtype, or of float32 for narrower ones, have the values of that one, also infinity.
         validate_args: Whether to validate arguments and values; see `torch.distributions.Distribution`.
 
     Raises:
         TypeError: If `loc` does not have a floating-point dtype.
-        ValueError: If the last axis of `loc` is shorter than 2, if the batch shapes do not broadcast, or, with
-            validation, if an argument violates its constraint.
+        ValueError: If the last axis of `loc` is shorter than 2, if the batch shapes do not broadcast, if a finite
+            concentration is infinite in the dtype of `loc`, or, with validation, if an argument violates its
+            constraint.
 
     Example:
         >>> mean = torch.nn.functional.normalize(torch.randn(5, 128), dim=-1)
@@ -252,10 +258,14 @@ class VonMisesFisher(DirectionalDistribution):
         return peak - concentration * complement
 
 
-def _upcast_concentration(concentration: Tensor) -> Tensor:
-    """Upcast, after a reduction of concentrations whose products with 1 - mu.x, at most 2, would overflow."""
+def _bounded(concentration: Tensor) -> Tensor:
+    """Upcast to at least float32, and reduce concentrations whose products with 1 - mu.x, at most 2, would overflow."""
     wide = torch.promote_types(concentration.dtype, torch.float32)
-    return upcast(concentration.to(wide).clamp(max=0.25 * torch.finfo(wide).max))
+    return concentration.to(wide).clamp(max=0.25 * torch.finfo(wide).max)
+
+
+def _upcast_concentration(concentration: Tensor) -> Tensor:
+    return upcast(_bounded(concentration))
 
 
 @register_kl(VonMisesFisher, VonMisesFisher)
@@ -297,10 +307,11 @@ class PowerSpherical(DirectionalDistribution):
     @property
     def mean_resultant_length(self) -> Tensor:
         """Norm kappa / (kappa + d - 1) of the mean, (...)."""
-        return self.concentration / (self.concentration + (self.dim - 1))
+        concentration = _bounded(self.concentration)
+        return (concentration / (concentration + (self.dim - 1))).to(self.loc.dtype)
 
     def _variances(self) -> tuple[Tensor, Tensor]:
-        total = upcast(self.concentration) + (self.dim - 1)
+        total = _upcast_concentration(self.concentration) + (self.dim - 1)
         complement = (self.dim - 1) / total  # 1 - A
         along = complement * (2 - complement) / (total + 1)
         across = (complement * (2 - complement) - along) / (self.dim - 1)
@@ -310,7 +321,7 @@ class PowerSpherical(DirectionalDistribution):
         """Log-density with respect to the surface measure of the sphere, in nats: (...)."""
         if self._validate_args:
             self._validate_sample(value)
-        loc, value_, kappa = upcast(self.loc), upcast(value), upcast(self.concentration)
+        loc, value_, kappa = upcast(self.loc), upcast(value), _upcast_concentration(self.concentration)
         # (1 + w) / 2 is 1 / (1 + t) with the squared tangent t of half the angle, accurate near mu and near -mu.
         tangent = (loc - value_).square().sum(-1) / (loc + value_).square().sum(-1)
         log_density = log_uniform_density(self.dim) + self._log_peak() - torch.special.xlog1py(kappa, tangent)
@@ -318,13 +329,13 @@ class PowerSpherical(DirectionalDistribution):
 
     def _log_peak(self) -> Tensor:
         """Logarithm of the ratio of the density at the mode to the uniform density, (...)."""
-        kappa, beta = upcast(self.concentration), (self.dim - 1) / 2
+        kappa, beta = _upcast_concentration(self.concentration), (self.dim - 1) / 2
         return _gamma_ratio(beta + kappa, beta)[0] - _gamma_ratio(torch.full_like(kappa, beta), beta)[0]
 
     def _divergence_from_uniform(self, reverse: bool = False) -> Tensor:
         # Its derivative is kappa times the variance of log(1 + w), that of the reverse one the variance's integral.
         # Small concentrations are integrated by quadrature, because the terms of the closed form cancel.
-        kappa, beta = upcast(self.concentration), (self.dim - 1) / 2
+        kappa, beta = _upcast_concentration(self.concentration), (self.dim - 1) / 2
         nodes, weights = (torch.tensor(array, dtype=kappa.dtype, device=kappa.device) for array in _QUADRATURE)
         small = kappa < beta / 2
         end = torch.where(small, kappa, 0.0)[..., None]
@@ -336,9 +347,11 @@ class PowerSpherical(DirectionalDistribution):
         return torch.where(small, integral, -closed if reverse else closed)
 
     def _sample_cosine(self, concentration: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        beta = (self.dim - 1) / 2
+        concentration, beta = _bounded(concentration), (self.dim - 1) / 2
         near = torch._standard_gamma(concentration + beta, generator=generator)
         far = torch._standard_gamma(torch.full_like(concentration, beta), generator=generator)
+        scale = torch.where(concentration > 1e18, 2.0**-60, 1.0)  # otherwise their product might overflow
+        near, far = near * scale, far * scale
         # (1 + w) / 2 = near / (near + far), from which 1 - w^2 follows without cancellation.
         return (near - far) / (near + far), 2 * (near * far).sqrt() / (near + far)
 
@@ -362,7 +375,7 @@ def _gamma_ratio(x: Tensor, a: float) -> tuple[Tensor, Tensor]:
 def _kl_power_spherical_vmf(p: PowerSpherical, q: VonMisesFisher) -> Tensor:
     check_same_sphere(p, q)
     kappa = _upcast_concentration(q.concentration)
-    complement = (p.dim - 1) / (upcast(p.concentration) + (p.dim - 1))  # 1 - A
+    complement = (p.dim - 1) / (_upcast_concentration(p.concentration) + (p.dim - 1))  # 1 - A
     gap = (upcast(p.loc) - upcast(q.loc)).square().sum(-1) / 2  # 1 - mu_p.mu_q, without cancellation
     mean_gap = complement + (1 - complement) * gap  # of 1 - mu_q.x
     divergence = p._divergence_from_uniform() - bessel.log_vmf_peak(kappa, p.dim) + kappa * mean_gap

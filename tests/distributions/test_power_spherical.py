@@ -71,6 +71,33 @@ def test_extreme_concentrations_keep_their_digits(kappa):
     assert distribution.variance.sum().item() == pytest.approx(total, rel=1e-13, abs=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", [VonMisesFisher, PowerSpherical])
+def test_an_infinite_concentration_is_a_large_finite_one(kind, dtype):
+    loc = torch.eye(200, dtype=dtype)[3]
+    infinite = kind(loc, math.inf)
+    if dtype != torch.float16:
+        large = kind(loc, torch.finfo(dtype).max / 4)
+        torch.testing.assert_close(infinite.log_prob(loc), large.log_prob(loc))
+    values = [infinite.log_prob(loc), infinite.entropy(), infinite.mean_resultant_length, infinite.variance]
+    values += [kl_divergence(infinite, HypersphericalUniform(200, dtype=dtype)), infinite.rsample((9,))]
+    assert all(value.isfinite().all() for value in values)
+    torch.testing.assert_close(values[-1], loc.expand(9, -1))
+    torch.testing.assert_close(infinite.mean, loc)
+
+
+@pytest.mark.parametrize("kind", [VonMisesFisher, PowerSpherical])
+def test_a_number_that_is_infinite_in_the_dtype_of_loc_is_an_error(kind):
+    with pytest.raises(ValueError, match=r"100000.0 is infinite in torch.float16, the dtype of loc. Convert loc"):
+        kind(torch.eye(3).half()[0], 1e5)
+    assert kind(torch.eye(3).half()[0], torch.tensor(1e5)).concentration == 1e5
+
+
+def test_the_mean_in_half_precision_does_not_overflow():
+    distribution = PowerSpherical(torch.eye(2000).half()[0], 65504.0)
+    assert distribution.mean_resultant_length.item() == pytest.approx(0.97, abs=0.001)
+
+
 class TestDivergence:
     def test_matches_the_integral_on_the_circle(self):
         p, q = make(2, 7.5), VonMisesFisher(unit(2), torch.tensor(3.0).double())
