@@ -45,6 +45,13 @@ class YamlLoader(yaml.SafeLoader):
             names.add(key.value)
         return node
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: D102
+        try:
+            return super().construct_object(node, deep)
+        except (LookupError, TypeError, AttributeError) as error:  # such as of `!!timestamp abc`
+            problem = f"{str(node.value)[:50]!r} is no {node.tag.rpartition(':')[2]}"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
+
 
 YamlLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float",

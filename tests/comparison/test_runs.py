@@ -218,6 +218,8 @@ def test_a_p_value_is_shown_with_two_digits(p_value, shown):
         ({**RUNS, "run": {0: math.nan}}, {}, "run needs .*Leave out seeds that diverged"),
         ({**RUNS, "run": {0: None}}, {}, "run needs a mapping of seeds to finite values"),
         ({**RUNS, "run": [93.0, 94.0]}, {}, r"run needs a mapping of seeds to finite values or outcomes; got \[93.0"),
+        ({**RUNS, "run": {0: 1e154, 1: 2e154}}, {}, r"largest value must be between 1e-100 and 1e100; got 2e\+154"),
+        ({"softmax": {0: 1e-200}, "run": {0: 2e-200}}, {}, "largest value must be .*; got 2e-200. Change the unit"),
         (RUNS, {"test": "t"}, "test must be one of welch, paired; got 't'"),
         (RUNS, {"minimum": 0.0}, "minimum must be positive; got 0.0"),
         (RUNS, {"margin": -1.0}, "margin must be positive; got -1.0"),

@@ -137,10 +137,22 @@ def test_power_is_the_share_of_simulated_experiments_with_a_difference(test, see
     )
 
 
-@pytest.mark.parametrize(("difference", "expected"), [(0.0, 0.05), (61.0, 1.0), (1e6, 1.0)])
+@pytest.mark.parametrize(("difference", "expected"), [(0.0, 0.05), (61.0, 1.0), (1e6, 1.0), (1e12, 1.0), (1e300, 1.0)])
 def test_power_at_its_ends(difference, expected):
     assert power(difference, 1.0, 4, test="paired") == pytest.approx(expected)
     assert power(-difference, 1.0, 3, tests=7) == power(difference, 1.0, 3, tests=7)
+
+
+def test_power_of_an_effect_that_is_as_large_as_its_threshold_depends_on_the_deviation():
+    tests = 0.05 / 2 / stats.t.sf(1e6, 1)  # with one degree of freedom, the threshold is a million
+    expected = stats.chi2.cdf(1.0, 1)
+    assert power(1e6 / math.sqrt(2), 1.0, 2, tests=tests, test="paired") == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("seeds", [10**9, 10**30])
+def test_power_of_any_number_of_seeds_is_a_probability(seeds):
+    assert power(1.0, 1.0, seeds) == 1
+    assert power(0.0, 1.0, seeds) == pytest.approx(0.05, rel=1e-3)
 
 
 @pytest.mark.parametrize("test", TESTS)

@@ -524,6 +524,17 @@ def test_yaml_syntax_error_names_the_file(config, refusal):
     assert f"cannot read the configuration {file}" in refusal("--config", file)
 
 
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [("!!timestamp abc", "timestamp"), ("!!bool abc", "bool"), ("!!int ''", "int")],
+)
+def test_yaml_value_that_is_none_of_its_tag_names_file_and_place(value, kind, config, refusal):
+    text = value.rpartition(" ")[2].strip("'")
+    file = config(f"learning_rate: {value}")
+    message = f"cannot read the configuration {file}: '{text}' is no {kind} at line 1, column 16"
+    assert message in refusal("--config", file)
+
+
 def test_missing_yaml_file_error_names_the_file(tmp_path, refusal):
     assert f"{NONE} '{tmp_path / 'none.yaml'}'." in refusal("--config", str(tmp_path / "none.yaml"))
 
