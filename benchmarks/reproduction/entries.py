@@ -58,13 +58,14 @@ class Entry:
         configs: Names of configurations, such as `spherization/mnist-lenet5-plain`; `a + b` combines several, of which
             later ones take precedence.
         minutes: Expected minutes per run, of one CPU core or of the GPU.
-        seeds: Number of seeds, from 0.
+        seeds: Number of seeds.
+        first_seed: The smallest seed; fresh seeds leave out those of earlier runs.
         device: Where the runs take place.
         label: Appended to the names of the runs, to distinguish them from other runs of the same configuration.
         overrides: Arguments that differ from the configuration; `head_kwargs.scaling` sets one option of a mapping.
         grid: Values of arguments; each combination is a separate run, and part of its name.
         tuned_by: Entry with a grid; each configuration gets the values with which it has the highest mean of
-            `selection_metric` there.
+            `selection_metric` there, among those with the values of its own grid.
         selection_metric: See `tuned_by`.
         test: Planned test of the comparisons of these runs with others: `welch`, or, for runs that were planned before
             26 November 2026, `paired`. The others have the mean of the last epochs as planned metric, see `RULES`.
@@ -83,6 +84,7 @@ class Entry:
     configs: list[str]
     minutes: float
     seeds: int = 1
+    first_seed: int = 0
     device: Literal["cpu", "gpu"] = "cpu"
     label: str = ""
     overrides: dict[str, Any] = field(default_factory=dict)
@@ -100,6 +102,7 @@ class Entry:
             "configs": isinstance(self.configs, list) and {type(config) for config in self.configs} == {str},
             "minutes": isinstance(self.minutes, (int, float)) and self.minutes > 0,
             "seeds": isinstance(self.seeds, int) and self.seeds >= 1,
+            "first_seed": type(self.first_seed) is int and self.first_seed >= 0,
             "device": self.device in ("cpu", "gpu"),
             "test": self.test in get_args(Test),
             "exceptions": isinstance(self.exceptions, Mapping),
@@ -214,7 +217,7 @@ def plan(entry: Entry) -> list[PlannedRun]:
     combinations = [dict(zip(entry.grid, values, strict=True)) for values in itertools.product(*entry.grid.values())]
     return [
         PlannedRun(entry, config, seed, values)
-        for seed in range(entry.seeds)
+        for seed in range(entry.first_seed, entry.first_seed + entry.seeds)
         for config in entry.configs
         for values in combinations
     ]

@@ -121,7 +121,9 @@ class Results:
             return {}
         scores: dict[str, list[float]] = {}
         grids: dict[str, Mapping[str, Any]] = {}
-        for candidate in (other for other in plan(tuning) if other.config == run.config):
+        for candidate in plan(tuning):
+            if candidate.config != run.config or {**candidate.grid, **run.grid} != {**run.grid, **candidate.grid}:
+                continue
             if self.state(candidate, entries) != "done":
                 return None
             # A run that diverged has no metrics and cannot be selected.

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from hf_sphere.training.tasks import find_task
@@ -137,7 +137,7 @@ def _grid(entry: Entry, source: Source) -> Iterator[Violation]:
     if not entry.selection_metric.startswith("validation_"):
         text = f"selection_metric {entry.selection_metric} is not measured on validation images; use validation_*."
         yield Violation("selection", entry.entry, text)
-    for run in (run for run in plan(entry) if run.seed == 0):
+    for run in plan(replace(entry, seeds=1)):
         for name, value in (source.results.tuned(run, source.entries) or {}).items():
             if (wanted := value_beyond(tuning.grid[name], value)) is not None:
                 text = f"{name} {value:g} of {run.config} is the end of its grid; add {wanted:g}."

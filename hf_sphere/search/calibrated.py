@@ -91,10 +91,24 @@ class CalibratedSearch(ABC):
             return Matches(found.rows, found.scores)
         return self._find_matches(queries, k, false_accept)[0]
 
-    def judge(self, queries: Tensor, scores: Tensor, rows: Tensor, false_accept: float | None) -> Matches:
-        """Return rows and scores (Q, k) that another search found for queries (Q, d), with p-values at a level."""
-        best = self._best_rows(queries, self._candidates(queries, min(CANDIDATES, len(self))))
-        return self._judge(scores, rows, best, false_accept)
+    def judge(
+        self,
+        queries: Tensor,
+        scores: Tensor,
+        rows: Tensor,
+        false_accept: float | None,
+        candidates: Candidates | None = None,
+    ) -> Matches:
+        """Return rows and scores (Q, k) that another search found for queries (Q, d), with p-values at a level.
+
+        The first `candidates` among all rows are searched if they are not given and make a difference.
+        """
+        best = None
+        if not self.calibration.is_separate:
+            candidates = candidates or self._candidates(queries, min(CANDIDATES, len(self)))
+            best = self._best_rows(queries, Candidates(*(column[:, :CANDIDATES] for column in candidates)))
+        p_values = self.calibration.p_values(scores, best).masked_fill(rows < 0, 1.0).cummax(1).values
+        return Matches(rows, scores, p_values, None if false_accept is None else accepts(p_values, false_accept))
 
     def threshold(self, false_accept: float) -> float:
         """Return the cosine from which on a row is a match, to filter by where another program searches.
@@ -132,18 +146,11 @@ class CalibratedSearch(ABC):
 
     def _find_matches(self, queries: Tensor, k: int, level: float | None) -> tuple[Matches, Candidates]:
         found = self._candidates(queries, min(max(k, CANDIDATES), len(self)))
-        best = self._best_rows(queries, Candidates(*(column[:, :CANDIDATES] for column in found)))
-        return self._judge(found.scores[:, :k], found.rows[:, :k], best, level), found
-
-    def _judge(self, scores: Tensor, rows: Tensor, best: Best, level: float | None) -> Matches:
-        p_values = self.calibration.p_values(scores, best).masked_fill(rows < 0, 1.0).cummax(1).values
-        return Matches(rows, scores, p_values, None if level is None else accepts(p_values, level))
+        return self.judge(queries, found.scores[:, :k], found.rows[:, :k], level, found), found
 
     def _best_rows(self, queries: Tensor, found: Candidates) -> Best:
         """Return the best row of each query and its best score in another group."""
         ids, groups = found.ids[:, 0], found.groups[:, 0].contiguous()
-        if self.calibration.is_separate:  # then other groups make no difference
-            return Best(ids, groups, torch.full(groups.shape, -torch.inf, dtype=torch.float64))
         return Best(ids, groups, self._best_elsewhere(queries, groups, found)[0])
 
     def _best_elsewhere(self, queries: Tensor, groups: Tensor, found: Candidates) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_sphere.geometry.checks import check_integer
 from hf_sphere.geometry.manifold import project_to_sphere
+from hf_sphere.search.calibrated import CANDIDATES
 from hf_sphere.search.encoder import load_encoder
 from hf_sphere.search.index_files import (
     check_replaceable,
@@ -151,6 +153,7 @@ class ImageIndex(IndexedImages):
         names = None if groups is None else source.read_groups(groups)
         if names:
             check_names("groups", both := [*self.images.get("group", ()), *names], len(both))
+            self.space.check_groups(names)
         key, settings = (source.name, source.split), self.encoder.settings
         source_id = self.sources.index(key) if key in self.sources else len(self.sources)
         tables = table_states(*key)
@@ -399,9 +402,13 @@ class ImageIndex(IndexedImages):
         self.space.calibration.check_level(level)
 
     def _find(self, queries: Cells, embeddings: Tensor, k: int, classes: Classes, level: float | None) -> Neighbors:
-        queries = queries | {"embedding": embeddings}
+        queries, candidates = queries | {"embedding": embeddings}, None
+        is_cosine = self.encoder.metric["distance"] == "cosine"
         if classes is None:
-            distances, rows = self.neighbor_search.search(embeddings, k)
+            count = k if level is None else max(check_integer("k", k, 1), min(CANDIDATES, len(self)))
+            distances, rows = self.neighbor_search.search(embeddings, count)
+            candidates = self.space.as_candidates(1 - distances if is_cosine else -distances, rows)
+            distances, rows = distances[:, :k], rows[:, :k]
         else:
             matching = torch.tensor([n for n, name in enumerate(self.classes()) if name in classes], dtype=torch.long)
             if len(matching) == 0:
@@ -412,6 +419,6 @@ class ImageIndex(IndexedImages):
             rows = matching[rows]
         if level is None:
             return Neighbors(queries, rows, distances)
-        scores = 1 - distances if self.encoder.metric["distance"] == "cosine" else -distances
-        found = self.space.judge(embeddings, scores, rows, level)
+        scores = 1 - distances if is_cosine else -distances
+        found = self.space.judge(embeddings, scores, rows, level, candidates)
         return Neighbors(queries, rows, distances, found.p_values, found.accepted)

@@ -235,7 +235,9 @@ def _read_space(space_class: Any, folder: Path, about: About, images: dict[str, 
             raise ValueError(f"{EMBEDDINGS_FILE} has a calibration by rows that are not there")
         tensors["groups"] = space._groups[rows]
     if tensors:
-        space._calibration, space._is_current = Calibration(**tensors, next_id=about.next_id), True
+        by_cosine = space.groups_by_cosine()
+        space._calibration = Calibration(**tensors, next_id=about.next_id, by_cosine=by_cosine)
+        space._is_current = True
     # An index of an older version has another file; its search is built again when it is first used.
     if about.search in APPROXIMATE and has_faiss and os.path.lexists(folder / SEARCH_FILE):
         check_regular(folder / SEARCH_FILE)

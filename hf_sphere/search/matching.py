@@ -63,6 +63,7 @@ class Calibration:
     matches: Tensor  # (C,) int64, id of the row with that score
     ids: Tensor  # (C,) int64, the id of the row that is the query; -1 for separate queries
     next_id: int  # of the next new row when the scores were computed: rows from it on are not searched yet
+    by_cosine: tuple[int, float] | None = None  # groups and largest weight with those that chose the score, if any did
 
     @property
     def num_groups(self) -> int:
@@ -86,11 +87,19 @@ class Calibration:
         if not isinstance(level, Real) or not 0 < level < 1:
             raise ValueError(f"false_accept must be between 0 and 1; got {level!r}.")
         if not accepts(torch.tensor(smallest, dtype=torch.float64), level):
-            needed = int(np.ceil(smallest * (self.num_groups + 1) / level * (1 - 1e-12))) - 1
+            own = smallest * (self.num_groups + 1) - 1
+            needed = int(np.ceil((1 + own) / level * (1 - 1e-12))) - 1
+            found, more = f"{self.num_groups:,}, whose smallest p-value is {smallest:.3g}", "more groups"
+            if self.by_cosine is not None:
+                count, largest = self.by_cosine
+                found += f", since score='auto' spent {count - self.num_groups:,} of {count:,} groups on the choice"
+                lowest = (1 + max(own, largest)) / (count + 1)
+                suffices = accepts(torch.tensor(lowest, dtype=torch.float64), level)
+                more = "score='cosine', which calibrates by all of them" + ("" if suffices else ", and more groups")
             raise ValueError(
-                f"false_accept={level:g} needs {needed:,} calibration groups; there are {self.num_groups:,}, whose "
-                f"smallest p-value is {smallest:.3g}. Choose a higher level, or fit with more groups or with separate "
-                "calibration queries (calibration=, or hf-sphere index --calibration)."
+                f"false_accept={level:g} needs {needed:,} calibration groups; there are {found}. Choose a higher "
+                f"level, or fit with {more}, or with separate calibration queries (calibration=, or hf-sphere index "
+                "--calibration)."
             )
 
     def p_values(self, scores: Tensor, best: Best | None) -> Tensor:

@@ -27,7 +27,7 @@ from hf_sphere.search.index_files import (
     read_version,
     write_index,
 )
-from hf_sphere.search.matching import Calibration
+from hf_sphere.search.matching import Calibration, name_keys
 from hf_sphere.search.neighbor_search import SearchKind
 from hf_sphere.search.report import VectorReport, report_vectors
 from hf_sphere.search.rows import GroupedVectors, as_list, check_names, positions, unit_vectors
@@ -95,7 +95,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
                 matches of different groups, which makes the threshold high.
             calibration: (C, d) vectors like the queries to come, which have no match in the space. If None, rows of the
                 space take their place.
-            calibration_groups: (C,) names of their groups; if None, each is a group.
+            calibration_groups: (C,) names of their groups, which are none of the space; if None, each is a group.
             score: `cosine`; `density`, 2 s - r(query) - r(row) with the cosine s and the mean cosine r to the ten
                 nearest rows, of other groups; or `auto`: the one with the smaller area under the risk-coverage curve
                 on a third of the groups, and the calibration by the others.
@@ -129,14 +129,27 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         separate = None
         if queries is not None:
             queries = self._check("calibration", queries)
-            names = range(len(queries)) if groups is None else check_names("calibration_groups", groups, len(queries))
-            numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-            separate = queries, torch.tensor([numbers[name] for name in names])
+            numbers = torch.arange(len(queries))
+            if groups is not None:  # by which a group is also recognized that is added later
+                numbers = _number_names(check_names("calibration_groups", groups, len(queries)))
+                self.check_groups(self.groups, numbers)
+            separate = queries, numbers
         self._queries, self._calibration, self._is_chosen = separate, None, False
         self.score = "cosine" if score == "auto" else score
         if score == "auto":
             self._choose_score()
         self._calibration, self._is_current = self._updated(), True
+
+    def check_groups(self, groups: Any, calibration: Tensor | None = None) -> None:
+        """Raise an error if groups of rows, names or None, are also those of separate calibration queries."""
+        if calibration is None:
+            calibration = torch.empty(0, dtype=torch.long) if self._queries is None else self._queries[1]
+        names = [] if groups is None else [*dict.fromkeys(groups)]
+        if names and len(shared := torch.isin(_number_names(names), calibration).nonzero()):
+            text = (
+                f"{len(shared):,} groups of the space are groups of calibration queries, such as {names[shared[0]]!r}"
+            )
+            raise ValueError(f"{text}; these must have no match in the space: leave them out, or rename one of both.")
 
     def __repr__(self) -> str:
         groups = "" if self._names is None else f", {len(self._groups.unique()):,} groups"
@@ -163,7 +176,10 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         return self._calibration is not None
 
     def _candidates(self, queries: Tensor, count: int) -> Candidates:
-        scores, rows = self._nearest(queries, count)
+        return self.as_candidates(*self._nearest(queries, count))
+
+    def as_candidates(self, scores: Tensor, rows: Tensor) -> Candidates:
+        """Return rows with scores, (Q, c) each, best first, as candidates."""
         return Candidates(scores, rows, self.ids[rows].where(rows >= 0, -1), self._groups[rows.clamp_min(0)])
 
     def _search_elsewhere(self, queries: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
@@ -239,6 +255,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         if self._names is not None:
             groups = as_list(groups) * (len(vectors) if np.ndim(groups) == 0 else 1)
             check_names("groups, old and new,", [self._names[0], *groups], 1 + len(groups))
+            self.check_groups(groups)
         ids = torch.arange(self.next_id, self.next_id + len(vectors))
         added = self._number(groups, ids)
         self._set(torch.cat([self.vectors, vectors]), torch.cat([self.ids, ids]), torch.cat([self._groups, added]))
@@ -268,6 +285,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
 
         If a row has the id of an old one, but another vector or group, all scores of the calibration are recomputed.
         """
+        self.check_groups(groups)
         numbers, at = self._number(groups, ids), positions(ids, self.ids)
         kept, old = at >= 0, at[at >= 0]
         pairs = zip(at.clamp_min(0).split(1 << 15), vectors.split(1 << 15), strict=True)  # without large copies
@@ -337,7 +355,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
             if not len(rows):
                 raise ValueError(
                     "the vectors are of one group, or of groups that all chose the score, so no query without a match "
-                    "is known. Give groups=, or calibration queries that have no match (calibration=)."
+                    "is known. Give groups=, score='cosine', or calibration queries without a match (calibration=)."
                 )
             queries, groups, ids, is_row = self.vectors[rows], self._groups[rows], self.ids[rows], True
             known = positions(ids, old.ids) if old is not None else ids
@@ -353,7 +371,14 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
                 better = is_known & (best > scores)
                 scores[better], matches[better] = best[better], found[better]
         scores[~is_known], matches[~is_known] = self._best(queries[~is_known], groups[~is_known] if is_row else None)
-        return Calibration(groups, scores, matches, ids, self.next_id)
+        return Calibration(groups, scores, matches, ids, self.next_id, self.groups_by_cosine())
+
+    def groups_by_cosine(self) -> tuple[int, float] | None:
+        """Return how many groups would calibrate if none chose the score, and the largest weight of their queries."""
+        if not self._is_chosen or self._queries is not None:
+            return None
+        counts = self._groups[self._sample()].unique(return_counts=True)[1]
+        return len(counts), 1 / int(counts.min())
 
     def _choose_score(self) -> None:
         """Choose the score by a third of the groups: their rows are queries among all other rows, and should match."""
@@ -404,3 +429,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         from hf_sphere.search.duplicates import find_duplicates  # which imports scipy
 
         return find_duplicates(self, threshold, expected_false, labels, parts)
+
+
+def _number_names(names: list[Any]) -> Tensor:
+    return torch.from_numpy(name_keys(names).view(np.int64).copy())

@@ -889,11 +889,35 @@ def test_a_search_among_classes_accepts_no_more_than_among_all(encoder):
     assert (of_class >= best).all()
 
 
+@pytest.mark.parametrize(
+    ("is_separate", "classes", "searches"),
+    [(False, None, 1), (True, None, 1), (True, ["3", "5"], 1), (False, ["3", "5"], 2)],
+)
+def test_a_search_with_a_level_searches_the_embeddings_once(encoder, monkeypatch, is_separate, classes, searches):
+    index, images = build_digits(encoder), ImageSource.of("digits")
+    if is_separate:
+        index.calibrate(images, **QUIET)
+    expected, counts = index.search(images, 3, classes=classes, **QUIET), []
+    search = neighbor_search.NeighborSearch.search
+    monkeypatch.setattr(neighbor_search.NeighborSearch, "search", lambda *args: counts.append(args[2]) or search(*args))
+    found = index.search(images, 3, classes=classes, false_accept=0.9, **QUIET)
+    assert len(counts) == searches
+    assert torch.equal(found.rows, expected.rows)
+    assert torch.equal(found.distances, expected.distances)
+
+
+@pytest.mark.parametrize("k", [0, -1, 10_000])
+def test_a_search_with_a_level_checks_k(index, digits, k):
+    with pytest.raises(ValueError, match=f"k must be .*{k}"):
+        index.search(digits[8], k, false_accept=0.5, **QUIET)
+
+
 @pytest.mark.parametrize("calibration", ["rows", "separate"])
 @pytest.mark.parametrize("kind", [None, "ivf"])
 def test_a_saved_index_has_the_same_p_values(kind, calibration, encoder, tmp_path):
-    separate = {"calibration": "digits", "groups": "label"} if calibration == "separate" else {}
-    index = build_digits(encoder, kind=kind, **separate)
+    index = build_digits(encoder, kind=kind)
+    if calibration == "separate":
+        index.calibrate("digits", "label", **QUIET)
     expected = p_values(index)
     index.save(tmp_path / "index")
     loaded = ImageIndex.load(tmp_path / "index", encoder)
@@ -919,6 +943,14 @@ def test_the_calibration_is_that_of_the_changed_images(change, encoder, photos, 
     assert sorted(index.space.groups) == sorted(fresh.space.groups)
     by_score = [sorted(each.space.calibration.scores.tolist()) for each in (index, fresh)]
     assert by_score[0] == pytest.approx(by_score[1], abs=1e-6)
+
+
+def test_a_group_of_the_calibration_images_is_not_added(encoder, digits):
+    index = ImageIndex.build(encoder, digits[:2], groups=["ann", "bob"], **QUIET)
+    index.calibrate(digits[2:4], ["eve", "joe"], **QUIET)
+    with pytest.raises(ValueError, match="groups of calibration queries, such as 'eve'"):
+        index.add(digits[4:6], ["eve", "ann"], **QUIET)
+    assert (len(index), index.images["group"]) == (2, ["ann", "bob"])
 
 
 def test_calibration_images_that_are_in_the_index_are_an_error(index, photos):

@@ -91,7 +91,9 @@ def test_tied_scores_count_as_reached(groups):
     np.testing.assert_allclose(found.p_values, expected, atol=1e-12)
 
 
-@pytest.mark.parametrize("calibration_groups", [None, np.arange(36) // 3, np.repeat(np.arange(4), [1, 5, 10, 20])])
+@pytest.mark.parametrize(
+    "calibration_groups", [None, 50 + np.arange(36) // 3, np.repeat([50, 51, 52, 53], [1, 5, 10, 20])]
+)
 def test_separate_calibration_follows_its_definition(calibration_groups):
     rows, calibration, queries = unit(50, 5, 0), unit(36, 5, 1), unit(30, 5, 2)
     groups = np.arange(50) // 5

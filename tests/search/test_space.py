@@ -432,6 +432,39 @@ def test_a_query_whose_best_rows_are_of_one_group_needs_no_search_without_it(mon
     torch.testing.assert_close(best.elsewhere, expected)
 
 
+def test_calibration_groups_that_are_in_the_space_are_an_error():
+    vectors, names = clusters()
+    with pytest.raises(ValueError, match="1 groups of the space are groups of calibration queries, such as 3"):
+        EmbeddingSpace.fit(vectors, names, calibration=unit(2, 16), calibration_groups=[3, 1_000], score="cosine")
+
+
+def test_a_group_of_the_calibration_cannot_be_added_later(tmp_path):
+    fit = {"calibration": unit(30, 4, seed=1), "calibration_groups": [f"new {n}" for n in range(30)]}
+    EmbeddingSpace.fit(unit(2, 4), ["a", "b"], score="cosine", **fit).save(tmp_path / "space")
+    space = EmbeddingSpace.load(tmp_path / "space")
+    for change in (
+        lambda: space.add("new 7", unit(1, 4)),
+        lambda: space.replace(unit(2, 4), torch.arange(2), ["new 7", "b"]),
+    ):
+        with pytest.raises(ValueError, match="groups of calibration queries, such as 'new 7'"):
+            change()
+    assert (len(space), space.groups) == (2, ["a", "b"])
+    assert len(space.add("c", unit(1, 4))) == 1
+
+
+@pytest.mark.parametrize(("level", "suffices"), [(0.05, True), (0.001, False)])
+def test_an_error_of_too_few_groups_says_whether_all_groups_suffice(level, suffices, tmp_path):
+    vectors, groups = clusters(30, 8)
+    EmbeddingSpace.fit(vectors, groups).save(tmp_path / "space")
+    space = EmbeddingSpace.load(tmp_path / "space")
+    assert space._is_chosen
+    with pytest.raises(ValueError, match=r"spent .* of 30 groups on the choice.* score='cosine'") as raised:
+        space.search(vectors, 1, false_accept=level)
+    assert ("and more groups" in str(raised.value)) is not suffices
+    by_all = EmbeddingSpace.fit(vectors, groups, score="cosine")
+    assert (by_all.smallest_p_value <= level) is suffices
+
+
 def test_nothing_is_changed_by_an_invalid_addition(space):
     with pytest.raises(ValueError, match="16 dimensions"):
         space.add(3, unit(2, 5))
