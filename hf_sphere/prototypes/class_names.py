@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_sphere.utils.checks import text_list
 from hf_sphere.utils.loading import load_model, load_pretrained
 from hf_sphere.utils.modules import eval_mode
 
@@ -42,8 +43,8 @@ def embed_class_names(
 
     if "{}" not in template:
         raise ValueError(f"template must have '{{}}' where the class name goes; got {template!r}.")
-    names = [str(name).replace("_", " ").strip() for name in class_names]
-    if not names or not all(names):
+    names = [name.replace("_", " ").strip() for name in text_list("class_names", class_names)]
+    if not all(names):
         raise ValueError(f"class names must not be empty; got {list(class_names)[:10]}.")
     if isinstance(model, str | os.PathLike):
         tokenizer = tokenizer or load_pretrained(AutoTokenizer, model, option="text_model")

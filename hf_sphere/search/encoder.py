@@ -24,13 +24,16 @@ from hf_sphere.search import extract
 from hf_sphere.search.pipeline import Batch, embed_batches
 from hf_sphere.search.source import ImageSource
 from hf_sphere.search.space import unit_vectors
-from hf_sphere.utils.checks import check_extra
+from hf_sphere.utils.checks import check_extra, text_list
 from hf_sphere.utils.loading import find_file, load_pretrained, load_sentence_transformer
 from hf_sphere.utils.modules import digest_weights
 from hf_sphere.utils.pixels import WHITE
 from hf_sphere.utils.progress import progress_bar
 
 logger = logging.getLogger(__name__)
+
+SAMPLE_TEXTS = ["a", "a red bird", "How much is it?", "12 %", "The train to the coast leaves at noon, and is late."]
+"""Texts of several lengths, whose embeddings show the norms of a model."""
 
 
 class Encoder:
@@ -181,16 +184,16 @@ class ImageEncoder(Encoder):
         """Return the embeddings of texts, (B, d), float32 on the CPU.
 
         Raises:
-            ValueError: If the model embeds no texts.
+            ValueError: If the model embeds no texts, or these are none, or a single `str`.
         """
         if not self.embeds_texts:
             raise ValueError(f"{self.name} embeds no texts; search with images, or use a model such as CLIP.")
-        padding: dict[str, Any] = {"padding": True}
+        texts, padding = text_list("texts", texts), dict[str, Any](padding=True)
         if self.model.config.model_type.startswith("siglip"):  # trained with texts of one length, without a mask
             length = self.model.config.text_config.max_position_embeddings
             padding = {"padding": "max_length", "max_length": length, "return_attention_mask": False}
-        tokens: Any = self._texts(list(texts), truncation=True, return_tensors="pt", **padding)
-        return self._embed(list(texts), **tokens)["embedding"]
+        tokens: Any = self._texts(texts, truncation=True, return_tensors="pt", **padding)
+        return self._embed(texts, **tokens)["embedding"]
 
     def _embed(self, names: Sequence[str], **inputs: Tensor) -> dict[str, Tensor]:
         inputs = {name: value.to(self.model.device) for name, value in inputs.items()}
@@ -207,7 +210,7 @@ class TextEncoder(Encoder):
     Raises:
         ImportError: If sentence-transformers is not installed.
         ValueError: If the model is damaged, is none of sentence-transformers, has modules of other libraries, or
-            compares embeddings by inner products that are no cosines.
+            compares embeddings of different norms by inner products.
 
     Example:
         >>> TextEncoder("sentence-transformers/all-MiniLM-L6-v2").encode_texts(["a dog"]).shape  # doctest: +SKIP
@@ -220,8 +223,8 @@ class TextEncoder(Encoder):
         check_extra("sentence-transformers", "a model of texts", "sentence_transformers")
         self.name = model if isinstance(model, str) else type(model).__name__
         self.model = model = load_sentence_transformer(model, device) if isinstance(model, str) else model.eval()
-        similarity, is_unit = str(model.similarity_fn_name), type(model[-1]).__name__ == "Normalize"
-        if similarity not in ("cosine", "euclidean") and not (similarity == "dot" and is_unit):
+        similarity = str(model.similarity_fn_name)
+        if similarity not in ("cosine", "euclidean") and not (similarity == "dot" and self._has_equal_norms()):
             hint = "set its similarity_fn_name to cosine or euclidean if it was trained for that"
             raise ValueError(f"{self.name} compares embeddings by {similarity}, which an index does not; {hint}.")
         self.metric = {"distance": "euclidean" if similarity == "euclidean" else "cosine"}
@@ -245,7 +248,7 @@ class TextEncoder(Encoder):
 
         The texts are a sequence, or an `ImageSource` of them. Options of decoding have no effect.
         """
-        texts = getattr(texts, "encoded", texts)
+        texts = texts.encoded if isinstance(texts, ImageSource) else text_list("texts", texts)
         rows = range(len(texts)) if rows is None else rows
         if more.get("folder") is not None:
             more["identity"] = [self.weights, self.settings, [texts[row] for row in rows]]
@@ -260,8 +263,22 @@ class TextEncoder(Encoder):
         return embed_batches(embed, rows, batch_size=16 * batch_size, progress=progress, unit="text", **sharing)
 
     def encode_texts(self, texts: Sequence[str]) -> Tensor:
-        """Return the embeddings of texts that search in others, (B, d), float32 on the CPU."""
-        return self._embed(self.model.encode_query, list(texts), 64)
+        """Return the embeddings of texts that search in others, (B, d), float32 on the CPU.
+
+        Raises:
+            ValueError: If there are none, or it is a single `str`.
+        """
+        return self._embed(self.model.encode_query, text_list("texts", texts), 64)
+
+    def _has_equal_norms(self) -> bool:
+        """Whether the embeddings of sample texts have one norm, so that inner products order them as cosines do.
+
+        The modules do not show it: `truncate_dim` cuts the embeddings after the last one.
+        """
+        both = (self.model.encode_document, self.model.encode_query)
+        norms = torch.cat([self._embed(encode, SAMPLE_TEXTS, 64).norm(dim=1) for encode in both])
+        tolerance = max(1e-4, *(2 * torch.finfo(p.dtype).eps for p in self.model.parameters() if p.is_floating_point()))
+        return bool(norms.max() - norms.min() <= tolerance * norms.max())
 
     def _embed(self, encode: Any, texts: list[str], batch_size: int) -> Tensor:
         embeddings = encode(texts, batch_size=batch_size, show_progress_bar=False, convert_to_tensor=True).float().cpu()

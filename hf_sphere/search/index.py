@@ -31,7 +31,7 @@ from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind, check_k
 from hf_sphere.search.rows import check_names
 from hf_sphere.search.source import Groups, ImageSource
 from hf_sphere.search.space import EmbeddingSpace
-from hf_sphere.utils.checks import error_text
+from hf_sphere.utils.checks import error_text, text_list
 from hf_sphere.utils.files import atomic_folder, lock_folder, read_whole
 
 logger = logging.getLogger(__name__)
@@ -275,7 +275,8 @@ class ImageIndex(IndexedImages):
             ValueError: If the model embeds no texts, and for the reasons of `search`.
         """
         self._check_level(false_accept, "text")
-        return self._find({"file": list(texts)}, self.encoder.encode_texts(texts), k, classes, false_accept)
+        texts = text_list("texts", texts)
+        return self._find({"file": texts}, self.encoder.encode_texts(texts), k, classes, false_accept)
 
     def classes(self, *, mark: str = "") -> list[str]:
         """Return the class of each image: its label, else its prediction and a `mark`, or `unknown`, else no text."""
@@ -410,6 +411,7 @@ class ImageIndex(IndexedImages):
             candidates = self.space.as_candidates(1 - distances if is_cosine else -distances, rows)
             distances, rows = distances[:, :k], rows[:, :k]
         else:
+            classes = text_list("classes", classes)
             matching = torch.tensor([n for n, name in enumerate(self.classes()) if name in classes], dtype=torch.long)
             if len(matching) == 0:
                 names = ", ".join(sorted(set(self.classes())))

@@ -1,8 +1,8 @@
-"""Checks of paths, colors and optional packages, and the texts of errors."""
+"""Checks of paths, texts, colors and optional packages, and the texts of errors."""
 
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def error_text(error: BaseException) -> str:
@@ -14,6 +14,17 @@ def check_extra(extra: str, purpose: str, *packages: str) -> None:
     """Raise an `ImportError` that names the extra to install, if one of its packages is missing."""
     if any(importlib.util.find_spec(package) is None for package in packages):
         raise ImportError(f"{purpose} requires {' and '.join(packages)}: pip install 'hf_sphere[{extra}]'.")
+
+
+def text_list(what: str, texts: Iterable[str]) -> list[str]:
+    """Return texts as a list; a single text, whose letters would be taken for texts, and no texts are an error."""
+    if isinstance(texts, str | bytes):
+        raise ValueError(f"{what} must be a list of texts; got a single one: pass [{texts!r:.80}].")
+    listed = list(texts)
+    if not listed or not all(isinstance(text, str) for text in listed):
+        other = next((repr(text) for text in listed if not isinstance(text, str)), "none")
+        raise ValueError(f"{what} must be a list of texts, at least one; got {other:.80}.")
+    return listed
 
 
 def check_regular(path: str | os.PathLike) -> None:

@@ -18,12 +18,15 @@ FILE_KINDS = {".txt": "text", ".parquet": "parquet", ".json": "json", ".jsonl": 
 """Builder of `datasets` for files of rows, by suffix."""
 MOST_COLUMNS = 10_000
 
+_LARGEST = {"num_labels": 10**7, "num_hidden_layers": 10**4}
+"""Bounds of numbers in a configuration for each of which transformers makes an object, before any error of memory."""
+
 _TIMM_OPTIONS = ("backbone_kwargs", "model_args")
 _TIMM_FILE_OPTIONS = ("cache_dir", "checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay")
 
 
 def check_settings(settings: Any, field: str = "") -> None:
-    """Refuse settings of a configuration with which timm or transformers would load other files, or code.
+    """Refuse settings of a configuration with which timm or transformers would load other files, or code, or not end.
 
     `field` is the name of a part of a configuration; it is empty for a whole one.
     """
@@ -36,6 +39,8 @@ def check_settings(settings: Any, field: str = "") -> None:
             raise ValueError(f"{field} has {key}, which reads files; remove it, and pass weights to the model.")
         if key == "class_info_file":  # of OneFormer's processor, from any folder or Hub id
             raise ValueError(f"{key} names another file; use the image processor of an encoder.")
+        if isinstance(value, int) and value > _LARGEST.get(str(key), value):
+            raise ValueError(f"{key} is {value:,}, and must be at most {_LARGEST[str(key)]:,}; correct it.")
         # timm loads names such as local-dir:folder; a path or Hub id beside its configuration is only a label. Models
         # of other types than these look for any name on the Hub.
         source = value if key in ("architecture", "backbone") and isinstance(value, str) else ""

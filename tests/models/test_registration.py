@@ -223,3 +223,22 @@ def test_processors_are_registered_with_the_public_function(model_type, monkeypa
     module = importlib.import_module(f"hf_sphere.models.sphere_encoder.{model_type}")
     registration._register_encoder(module)
     assert registered == [getattr(hf_sphere, f"Sphere{ENCODERS[model_type]}Config")]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model_type": "sphere_vision", "num_labels": 10**9},
+        {"model_type": "sphere_bert", "num_labels": 10**9},
+        {"model_type": "sphere_vision", "backbone_config": {"model_type": "vit", "num_hidden_layers": 10**9}},
+    ],
+)
+def test_numbers_of_a_configuration_that_never_end_are_an_error(settings, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match="is 1,000,000,000, and must be at most"):
+        transformers.AutoConfig.from_pretrained(tmp_path)
+
+
+def test_an_image_model_has_at_most_ten_million_classes():
+    with pytest.raises(ValueError, match=r"num_labels is 10,000,001, and must be at most 10,000,000"):
+        hf_sphere.SphereVisionConfig(num_labels=10**7 + 1)

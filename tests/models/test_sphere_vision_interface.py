@@ -100,6 +100,51 @@ def test_feature_extraction_pipeline_returns_the_embedding(pool):
     torch.testing.assert_close(torch.tensor(extract(picture, pool=pool)), expected)
 
 
+# Image processor
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("convert", [np.asarray, torch.tensor])
+def test_array_without_channels_is_a_gray_image(convert, channels):
+    processor = SphereVisionImageProcessor(num_channels=channels, size={"height": 8, "width": 8})
+    gray = convert(np.arange(28 * 20, dtype=np.uint8).reshape(28, 20))
+    expected = processor(gray[None], return_tensors="pt").pixel_values
+    for given in (gray, [gray], [gray, gray[None]]):
+        found = processor(given, return_tensors="pt").pixel_values
+        torch.testing.assert_close(found, expected.expand_as(found), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "got"),
+    [
+        ([], r"none\."),
+        (np.zeros(1000), r"ndarray \(1000,\)\."),
+        ([torch.zeros(1, 2, 3, 4, 5)], r"Tensor \(1, 2, 3, 4, 5\)\."),
+    ],
+)
+def test_the_error_of_what_is_no_image_has_its_shape_and_not_its_pixels(wrong, got):
+    with pytest.raises(ValueError, match=f"images must be images of PIL or arrays .*; got {got}$"):
+        SphereVisionImageProcessor()(wrong)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"crop_pct": 0}, "crop_pct must be above 0 and at most 1"),
+        ({"crop_pct": 2}, "crop_pct must be above 0 and at most 1"),
+        ({"num_channels": 4}, "num_channels must be 1"),
+        ({"image_mean": [0.5]}, "image_mean must have one value per channel, 3"),
+        ({"image_std": [0.5] * 4}, "image_std must have one value per channel, 3"),
+        ({"num_channels": 1, "image_mean": [0.1] * 3}, "image_mean must have one value per channel, 1"),
+    ],
+)
+def test_image_processor_is_checked_where_it_is_made(options, message):
+    with pytest.raises(ValueError, match=message):
+        SphereVisionImageProcessor(**options)
+    with pytest.raises(ValueError, match=message):
+        SphereVisionImageProcessor.from_dict(SphereVisionImageProcessor().to_dict() | options)
+
+
 # Gradient checkpointing
 
 

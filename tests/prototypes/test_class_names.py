@@ -49,6 +49,12 @@ def test_template_surrounds_the_name(encoder, tokenizer, template):
     torch.testing.assert_close(vectors[0], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("names", ["cat", [], ["cat", 3]])
+def test_class_names_are_a_list_of_at_least_one_name(encoder, tokenizer, names):
+    with pytest.raises(ValueError, match="class_names must be a list of texts"):
+        embed_class_names(names, encoder, tokenizer=tokenizer)
+
+
 def test_underscores_become_spaces(encoder, tokenizer):
     one, other = embed_class_names(["aquarium_fish", " aquarium fish "], encoder, tokenizer=tokenizer)
     torch.testing.assert_close(one, other)

@@ -74,6 +74,30 @@ def test_the_distance_is_that_of_the_model(sentences):
         TextEncoder(model)
     model.append(Normalize())  # inner products of unit vectors are cosines
     assert TextEncoder(model).metric == {"distance": "cosine"}
+    model.truncate_dim = 4  # after the last module
+    with pytest.raises(ValueError, match="compares embeddings by dot"):
+        TextEncoder(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("last", ["Spherize", "Normalize"])
+def test_inner_products_of_embeddings_of_one_norm_are_cosines(last, dtype, sentences):
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize
+
+    from hf_sphere.nn.sentence_embedding import Spherize
+
+    model = SentenceTransformer(str(sentences), device="cpu", similarity_fn_name="dot")
+    dim = model.get_embedding_dimension()
+    model.append(Spherize(dim, radius=3.0) if last == "Spherize" else Normalize())
+    assert TextEncoder(model.to(dtype)).metric == {"distance": "cosine"}
+
+
+@pytest.mark.parametrize("texts", ["a dog", [], b"a dog", ["a", 3], [None]])
+@pytest.mark.parametrize("method", ["encode", "encode_texts"])
+def test_texts_are_a_list_of_at_least_one_text(method, texts, sentences):
+    with pytest.raises(ValueError, match="texts must be a list of texts"):
+        list(getattr(TextEncoder(str(sentences)), method)(texts))
 
 
 @pytest.mark.parametrize("option", [{"truncate_dim": 3}, {"prompts": {"query": "other "}}])

@@ -136,6 +136,8 @@ def test_search_within_classes(index, digits):
     assert set(index.search(digits[9], 3, classes=["odd"], **QUIET).rows[0].tolist()) <= {3, 4, 5, 6}
     with pytest.raises(ValueError, match="no image has the class cat; there are even, odd"):
         index.search(digits[9], 1, classes=["cat"], **QUIET)
+    with pytest.raises(ValueError, match="classes must be a list of texts"):
+        index.search(digits[9], 1, classes="odd", **QUIET)
 
 
 def test_a_constant_image_has_neighbors(index):

@@ -14,6 +14,7 @@ from hf_sphere.analogies.encoding import encode, equal_length_batches, warn_unkn
 from hf_sphere.analogies.language_model import LanguageModel
 from hf_sphere.analogies.prompts import Sentence, fill, template_text
 from hf_sphere.analogies.scoring.base import Engine, Permutations, Questions, Scoring
+from hf_sphere.utils.checks import text_list
 
 
 def embed_words(language_model: LanguageModel, words: Sequence[str], *, batch_size: int | None = None) -> Tensor:
@@ -26,7 +27,7 @@ def embed_words(language_model: LanguageModel, words: Sequence[str], *, batch_si
     tokenize = partial(language_model.tokenizer, add_special_tokens=False)
     first, spaced, both = (tokenize(text)["input_ids"] for text in ("x", " x", "x x"))
     space = " " if both != first + first and both == first + spaced else ""
-    sentences = [Sentence(space + word, ((len(space), len(space) + len(word)),)) for word in words]
+    sentences = [Sentence(space + word, ((len(space), len(space) + len(word)),)) for word in text_list("words", words)]
     return embed_words_in_context(language_model, sentences, batch_size=batch_size).flatten(1)
 
 

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from hf_sphere.models import REQUIRES
 from hf_sphere.nn.layers import Spherization
+from hf_sphere.utils.loading import check_settings
 
 
 @dataclass(init=False, repr=False, eq=False)  # the configuration classes have their own
@@ -75,6 +76,12 @@ class SphereEncoderConfigMixin:
         if values.get("model_type") == cls.plain_model_type:
             values = {**values, "model_type": cls.model_type}  # type: ignore[attr-defined]
         return values, unused
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Return the configuration with the values of a file, which must not make the model load other files."""
+        check_settings(config_dict)
+        return super().from_dict(config_dict, **kwargs)  # type: ignore[misc]
 
     def validate_spherized_layers(self) -> None:
         """Check that the encoder has the spherized layers."""

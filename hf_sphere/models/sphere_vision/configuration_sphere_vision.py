@@ -94,7 +94,7 @@ class SphereVisionConfig(OwnPartsMixin, PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Copy the configuration of an encoder of transformers, so that the model does not depend on its source."""
-        check_settings({"backbone_kwargs": self.backbone_kwargs, "backbone_config": self.backbone_config})
+        check_settings({"backbone_kwargs": self.backbone_kwargs, "backbone_config": self.backbone_config, **kwargs})
         if self.backbone_config is None and ("/" in self.backbone or Path(self.backbone).is_dir()):
             from hf_sphere.models.pretrained_backbones import is_transformers_name, transformers_settings
 

@@ -83,6 +83,39 @@ class SphereVisionImageProcessor(TorchvisionBackend):
             resample=PILImageResampling[data.shape.interpolation.upper()],
         )
 
+    def _standardize_kwargs(self, **kwargs: Any) -> dict[str, Any]:
+        """Check the options, those of the processor and those of a call."""
+        kwargs = super()._standardize_kwargs(**kwargs)
+        channels, crop_pct = kwargs["num_channels"], kwargs["crop_pct"]
+        if channels not in (1, 3):
+            raise ValueError(f"num_channels must be 1 (gray) or 3 (color); got {channels}.")
+        if crop_pct is not None and not 0 < crop_pct <= 1:
+            raise ValueError(f"crop_pct must be above 0 and at most 1, or None for no crop; got {crop_pct}.")
+        for name in ("image_mean", "image_std"):
+            values = kwargs[name]
+            if channels == 1 and values == tuple(getattr(type(self), name)):  # the default, which is for color
+                kwargs[name] = values = values[:1]
+            if kwargs["do_normalize"] and isinstance(values, tuple) and len(values) != channels:
+                raise ValueError(f"{name} must have one value per channel, {channels}; got {list(values)}.")
+        return kwargs
+
+    def _prepare_images_structure(self, images: Any, expected_ndims: int = 3) -> Any:
+        """List the images of any structure; gray arrays (H, W), which transformers refuses here, are images too."""
+        several = list(images) if isinstance(images, list | tuple) else [images]
+        if any(getattr(image, "ndim", 0) == 2 for image in several):
+            return self.fetch_images(several)
+        got = [f"{type(image).__name__} {(*getattr(image, 'shape', ()),)}" for image in several[:3]] or ["none"]
+        expected = "images of PIL or arrays (H, W), (C, H, W) or (H, W, C), one or several"
+        explained = ValueError(f"images must be {expected}; got {', '.join(got)}.")
+        if not several:
+            raise explained
+        try:
+            return super()._prepare_images_structure(images, expected_ndims)
+        except ValueError as error:
+            if "Could not make" not in str(error):
+                raise
+            raise explained from None  # the text of the other one has all pixels
+
     def process_image(
         self, image: Any, num_channels: int | None = None, background_color: Any = None, **kwargs: Any
     ) -> torch.Tensor:
