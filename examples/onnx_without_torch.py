@@ -3,7 +3,8 @@
 python examples/onnx_without_torch.py outputs/birds.onnx bird.jpg another.jpg
 
 Preprocessing and class names are read from the metadata of the file. If the model has a rejection, an image that is
-unlike those of its classes is `unknown`, with its p-value, and --coverage 0.9 lists the classes that are needed.
+unlike those of its classes is `unknown`, with its p-value, and --coverage 0.9 lists the classes that are needed. A
+model for several classes per image has a probability for each, and a regression has values.
 """
 
 import argparse
@@ -76,9 +77,16 @@ def main() -> None:
     except OSError as error:  # no such file, or no image
         parser.error(str(error))
     results = dict(zip(outputs, session.run(None, {"pixel_values": batch}), strict=True))
-    logits = results["logits"].astype(np.float64)
-    probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
-    probabilities /= probabilities.sum(axis=1, keepdims=True)
+    logits, kind = results["logits"].astype(np.float64), metadata.get("problem_type")
+    if kind == "regression":
+        for row, file in enumerate(args.images):
+            print(f"{file}  {'  '.join(f'{name} {logits[row, n]:.4g}' for n, name in enumerate(names))}")
+        return
+    if kind == "multi_label_classification":
+        probabilities = 0.5 + 0.5 * np.tanh(logits / 2)  # the sigmoid
+    else:
+        probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
+        probabilities /= probabilities.sum(axis=1, keepdims=True)
     classes = needed_classes(results, probabilities, rejection, args.coverage) if args.coverage else []
     for row, file in enumerate(args.images):
         best = int(probabilities[row].argmax())
@@ -87,7 +95,9 @@ def main() -> None:
             print(f"{file}  unknown  p-value {results['p_value'][row]:.4g}{certainty}")
             continue
         needed = f"  {json.dumps([names[n] for n in classes[row]], ensure_ascii=False)}" if classes else ""
-        print(f"{file}  {names[best]}  {probabilities[row, best]:.4f}{certainty}{needed}")
+        order = np.argsort(-probabilities[row]) if kind == "multi_label_classification" else [best]
+        found = "  ".join(f"{names[n]}  {probabilities[row, n]:.4f}" for n in order)
+        print(f"{file}  {found}{certainty}{needed}")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from hf_sphere.nn.layers import names_kept_in_float32
 from hf_sphere.utils.checks import check_extra, error_text
 from hf_sphere.utils.files import atomic_files
 from hf_sphere.utils.modules import eval_mode
+from hf_sphere.utils.problem_types import SINGLE_LABEL, problem_type
 
 __all__ = ["export_onnx"]
 
@@ -47,6 +48,9 @@ def export_onnx(
 
     A model with a rejection has the outputs `known`, `p_value` and `class_p_values` too, and the metadata `rejection`:
     its score, level, `by_class` and number of images as JSON.
+
+    A model for several classes per image, or for a regression, has the metadata `problem_type`, as its configuration:
+    its probabilities are the sigmoid of the logits, or its values are the logits.
 
     A SentenceTransformer has the output `sentence_embedding`, as `encode` returns it, after all its modules. Its
     metadata has `embedding`, JSON of its modules with their settings, `dimension`, `max_seq_length`, `prompts` and the
@@ -77,6 +81,8 @@ def export_onnx(
     if path.is_dir():
         raise ValueError(f"path must be a file, but {path} is a folder. Use for instance {path / 'model.onnx'}.")
     about = {}
+    if hasattr(model, "head") and (kind := problem_type(model)) != SINGLE_LABEL:
+        about["problem_type"] = kind
     if any(kind.__name__ == "SentenceTransformer" for kind in type(model).__mro__):
         described, model = model, _SentenceEmbeddings(model)
         about = _describe(described)

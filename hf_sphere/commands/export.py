@@ -35,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from hf_sphere.export import export_onnx, image_preprocessing
     from hf_sphere.models.saved import load_saved
     from hf_sphere.utils.loading import find_file, load_pretrained, load_sentence_transformer
+    from hf_sphere.utils.problem_types import SINGLE_LABEL, problem_type
 
     is_sentence_transformer = find_file(args.model_name_or_path, "modules.json") is not None
     model = (load_sentence_transformer if is_sentence_transformer else load_saved)(args.model_name_or_path)
@@ -51,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         metadata["class_names"] = json.dumps([model.config.id2label[index] for index in range(model.config.num_labels)])
         metadata |= {name: str(value) for name, value in model.head.metric().items()}
     export_onnx(model, args.output, metadata, int8=args.int8)
-    names = [*metadata, *["rejection"] * (getattr(model, "rejection", None) is not None)]
+    names = [*metadata, *["problem_type"] * (hasattr(model, "head") and problem_type(model) != SINGLE_LABEL)]
+    names += [*["rejection"] * (getattr(model, "rejection", None) is not None)]
     names += ["embedding"] * is_sentence_transformer
     print(f"wrote     {args.output}, with the metadata {', '.join(names)}")

@@ -3,8 +3,9 @@
 hf-sphere predict --model_name_or_path outputs/birds --images photos --output photos.csv
 hf-sphere predict --model_name_or_path outputs/digits --images digits --output digits.parquet
 
-The columns: `file`; `label`, if the images are in class folders or labeled; `prediction` and `confidence`, its softmax
-probability; `concentration`, if the head has one; and `prediction_2`, `confidence_2` and so on. If the model has a
+The columns: `file`; `label`, if the images are in class folders or labeled; `prediction` and `confidence`, its
+probability (softmax, or the sigmoid if the model is for several classes per image); `concentration`, if the head has
+one; and `prediction_2`, `confidence_2` and so on; of a regression instead `value_` and its name. If the model has a
 rejection, `known` and `p_value`, and with `--coverage` the `classes` that are needed (a JSON list in a CSV file), none
 of unknown images. An interrupted run continues where it stopped when the command is repeated.
 """
@@ -20,6 +21,7 @@ from hf_sphere import search
 from hf_sphere.training.output_dir import check_output_file
 from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
 from hf_sphere.utils.files import atomic_file, lock_folder
+from hf_sphere.utils.problem_types import class_probabilities, problem_type, why_no_accuracy
 from hf_sphere.utils.texts import write_csv
 
 SUFFIXES = (".csv", ".parquet")
@@ -33,7 +35,7 @@ class PredictionArguments(Arguments):
     images: str = argument(help="Folder of images (at any depth), image file, or name of a dataset.")
     output: str = argument(help="File to write, with the suffix .csv or .parquet.")
     split: str | None = argument(None, "Split of a dataset; the evaluation split if not set.")
-    top_k: int = argument(5, "Number of predictions per image, at most the number of classes.", ge=1)
+    top_k: int = argument(5, "Predictions per image, at most the number of classes; of a regression all values.", ge=1)
     coverage: float | None = argument(
         None, "List classes that include the right one for at least this fraction of known images.", gt=0, lt=1
     )
@@ -77,7 +79,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         unknown, level = sum(not row["known"] for row in rows), rejection.settings["level"]
         print(f"unknown   {unknown:,} of {len(rows):,} images, at level {level:g}")
     labeled = [row for row in rows if row.get("label") in encoder.class_names]
-    if labeled:
+    if labeled and (reason := why_no_accuracy(problem_type(encoder.model))):
+        print(f"accuracy  none: {reason}")
+    elif labeled:
         percent = 100 * sum(row["label"] == row["prediction"] for row in labeled) / len(labeled)
         print(f"accuracy  {percent:.2f} % of the {len(labeled):,} images with a label that the model knows")
 
@@ -91,11 +95,15 @@ def predict(
     options |= {"skip_unreadable": args.skip_unreadable_images, "progress": not args.disable_tqdm}
     for indices, columns in encoder.encode(source, **options):
         cells = encoder.name_cells(source, indices, columns)
-        # Stable: of classes with equal probabilities, the first is the prediction.
-        ranked = columns["logits"].softmax(-1).sort(descending=True, stable=True)
-        for rank in range(1, min(args.top_k, len(encoder.class_names))):
-            cells[f"prediction_{rank + 1}"] = [encoder.class_names[n] for n in ranked.indices[:, rank].tolist()]
-            cells[f"confidence_{rank + 1}"] = ranked.values[:, rank].tolist()
+        if (values := columns.get("values")) is not None:
+            cells |= {f"value_{name}": values[:, n].tolist() for n, name in enumerate(encoder.class_names)}
+        else:
+            probabilities: Any = class_probabilities(columns["logits"], problem_type(encoder.model))
+            # Stable: of classes with equal probabilities, the first is the prediction.
+            ranked = probabilities.sort(descending=True, stable=True)
+            for rank in range(1, min(args.top_k, len(encoder.class_names))):
+                cells[f"prediction_{rank + 1}"] = [encoder.class_names[n] for n in ranked.indices[:, rank].tolist()]
+                cells[f"confidence_{rank + 1}"] = ranked.values[:, rank].tolist()
         if args.coverage is not None:
             rejection: Any = encoder.model.rejection
             names = ("known", "class_p_values", "prediction")

@@ -11,6 +11,7 @@ from hf_sphere import metrics
 from hf_sphere.evaluation.options import EvaluationOptions
 from hf_sphere.ood import SCORES, OODDetector, Outputs, compare_scores
 from hf_sphere.search.store import Embeddings, read_embeddings
+from hf_sphere.utils.problem_types import why_no_accuracy
 from hf_sphere.utils.shared_rows import SharedRowsError
 
 
@@ -87,7 +88,10 @@ def _evaluate_ood(
         if len(models) == 2:
             evaluation.notes.append(f"{other.name} was embedded by another model, so its scores are not comparable.")
     inside, *others = (
-        Outputs(d.embeddings, d.logits, d.labels, d.concentrations, d.row_ids)
+        Outputs(
+            *(d.embeddings, None if why_no_accuracy(d.problem_type) else d.logits, d.labels),
+            *(d.concentrations, d.row_ids),
+        )
         for d in (data, *ood.values(), *([] if train is None else [train]))
     )
     fitted = None if train is None else others.pop()
@@ -136,6 +140,9 @@ def _retrieval_distance(data: Embeddings, options: EvaluationOptions) -> dict[st
 def _evaluate_predictions(evaluation: Evaluation, data: Embeddings, num_bins: int) -> Tensor | None:
     """Add accuracy, calibration and risk; return a mask (N,) of the labels that are classes of the model."""
     skipped = "accuracy, calibration and risk are skipped"
+    if reason := why_no_accuracy(data.problem_type):
+        evaluation.notes.append(f"{skipped}: {reason}.")
+        return None
     if data.predictions is None:
         evaluation.notes.append(f"{skipped}: there is no column prediction.")
         return None
@@ -204,7 +211,8 @@ def _evaluate_overlap(
     evaluation: Evaluation, data: Embeddings, labels: Tensor, is_known: Tensor | None, options: EvaluationOptions
 ) -> None:
     if is_known is None:
-        evaluation.notes.append("class overlap is skipped: no label is one of the model's classes.")
+        why = why_no_accuracy(data.problem_type) or "no label is one of the model's classes"
+        evaluation.notes.append(f"class overlap is skipped: {why}.")
         return
     points, correct = data.embeddings[is_known], data.match_predictions()[1][is_known]
     zero = int((~points.any(-1)).sum())

@@ -20,8 +20,9 @@ def fit_calibration(
     """Fit the calibration with the smallest negative log-likelihood of held-out labels, in float64.
 
     The uniform distribution over the classes counts as the label of one additional example, so that the optimum is
-    finite if all predictions are correct. Assign the result to `model.config.calibration`: models with a head then
-    return calibrated logits in eval mode, also after saving, loading and export. The loss remains uncalibrated.
+    finite if all predictions are correct. Assign the result to `model.config.calibration`, which must be None while the
+    logits are computed: models with a head then return calibrated logits in eval mode, also after saving, loading and
+    export. The loss remains uncalibrated. Training removes the calibration.
 
     A warning reports a calibration that does not demonstrably help, as of few examples: in a cross-validation, the 95 %
     interval of the change of the negative log-likelihood is not below 0.
@@ -35,7 +36,8 @@ def fit_calibration(
         Keyword arguments of `calibrate`.
 
     Raises:
-        ValueError: If a shape or value is invalid, or a class has no example for `vector`.
+        ValueError: If a shape or value is invalid, a class has no example for `vector`, or the logits are calibrated
+            already.
 
     Reference:
         Guo, Pleiss, Sun and Weinberger, "On calibration of modern neural networks", ICML 2017.
@@ -48,6 +50,9 @@ def fit_calibration(
         array([0.67, 0.33])
     """
     fitted, mean, margin = fit_and_validate(logits, labels, kind)
+    if np.ptp(fitted.get("shift", 0.0)) < 1e-5 and np.abs(np.subtract(fitted["temperature"], 1.0)).max() < 1e-5:
+        hint = "set `model.config.calibration` to None, and compute them again"
+        raise ValueError(f"the logits are calibrated already, since the best temperature is 1: {hint}.")
     if mean + margin >= 0:
         measured = f"a cross-validation of {len(logits)} examples it changes their negative log-likelihood by"
         doubt = f"is not shown to help: in {measured} {mean:.4g} ± {margin:.4g}"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hf_sphere.metrics.checks import check_embeddings, check_labels, check_scores
 from hf_sphere.ood.scores import UNFITTED
 from hf_sphere.utils.modules import eval_mode
+from hf_sphere.utils.problem_types import problem_type, why_no_accuracy
 
 LOGITS_ONLY = ", ".join(name for name, score in UNFITTED.items() if score.needs == ("logits",))
 
@@ -123,6 +124,9 @@ def model_outputs(model: nn.Module | str | os.PathLike, batches: Iterable[Any] |
     if not collected:
         raise ValueError("batches is empty; an iterator can be used only once.")
     outputs = Outputs(*map(_joined, zip(*collected, strict=True)))
+    if reason := why_no_accuracy(problem_type(model)):
+        logging.getLogger(__name__).warning(f"Scores of logits are left out: {reason}.")
+        outputs = outputs._replace(logits=None)
     if names is not None:
         outputs = outputs._replace(labels=_class_indices(model, names))
     if outputs.embeddings is None:

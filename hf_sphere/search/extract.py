@@ -22,6 +22,7 @@ from hf_sphere.search.pipeline import Batch, embed_batches, finished_batches
 from hf_sphere.search.store import embeddings_writer
 from hf_sphere.utils.loading import load_model, load_pretrained
 from hf_sphere.utils.modules import digest_weights
+from hf_sphere.utils.problem_types import SINGLE_LABEL, class_probabilities, problem_type
 
 MODELS = {
     "SphereVisionForImageClassification": SphereVisionForImageClassification,
@@ -77,8 +78,12 @@ def embed(model: Any, names: Sequence[str], **inputs: Tensor) -> dict[str, Tenso
     columns = {"embedding": output.embeddings.float().cpu()}
     if "logits" in output:
         logits = output.logits.float().cpu()
-        confidence, prediction = logits.softmax(-1).max(-1)
-        columns |= {"prediction": prediction, "confidence": confidence, "logits": logits}
+        probabilities = class_probabilities(logits, problem_type(model))
+        if probabilities is None:
+            columns["values"] = logits
+        else:
+            confidence, prediction = probabilities.max(-1)
+            columns |= {"prediction": prediction, "confidence": confidence, "logits": logits}
     if output.get("concentration") is not None:
         columns["concentration"] = output.concentration.float().cpu()
     columns |= {name: output[name].cpu() for name in DECISIONS if output.get(name) is not None}
@@ -96,11 +101,12 @@ def check_finite(columns: Mapping[str, Tensor], names: Sequence[str]) -> None:
 
 
 def digest_decisions(model: Any) -> str:
-    """Return a digest of the calibration and the rejection of a model, which its weights do not identify, if any."""
+    """Return a digest of calibration, rejection and problem type, if they are not the usual ones."""
     calibration, rejection = getattr(model.config, "calibration", None), getattr(model, "rejection", None)
-    if calibration is None and rejection is None:
+    kind = [kind for kind in [problem_type(model)] if kind != SINGLE_LABEL]
+    if calibration is None and rejection is None and not kind:
         return ""
-    return digest_weights(rejection or torch.nn.Module(), [calibration, getattr(rejection, "settings", None)])
+    return digest_weights(rejection or torch.nn.Module(), [calibration, getattr(rejection, "settings", None), *kind])
 
 
 def embedding_metric(model: Any) -> dict[str, Any]:
@@ -146,6 +152,8 @@ def extract_embeddings(
     """
     about = {**(about or {}), "backbone": backbone_name(model), "split": images.name}
     about |= {"head": model.config.head if hasattr(model, "head") else None, **embedding_metric(model)}
+    if (kind := problem_type(model)) != SINGLE_LABEL:
+        about["problem_type"] = kind
     if images.recorded:
         about["num_training_images"] = images.recorded["train"]
         if getattr(model.config, "calibration", None) is not None:

@@ -5,8 +5,9 @@
 embedding      (d,) real numbers
 label          class in the data; only if the data has labels
 prediction     predicted class, with the class names of the model; this and the next two only if the model has a head
-confidence     softmax probability of that class
+confidence     probability of that class: softmax, or the sigmoid if an image can have several classes
 logits         (K,) real numbers
+values         (K,) real numbers, of a regression instead of the last three
 concentration  concentration of the embedding's distribution, if the head defines one
 known          whether the image is of one of the classes; this and the next two only if the model has a rejection
 p_value        p-value of that
@@ -37,6 +38,7 @@ from hf_sphere.data.sources import find_split, load_splits
 from hf_sphere.data.targets import read_class_names, read_labels, read_values
 from hf_sphere.metrics.neighbors import Distance
 from hf_sphere.utils.files import atomic_folder, read_json, read_whole, write_json
+from hf_sphere.utils.problem_types import SINGLE_LABEL
 
 ABOUT_FILE = "embeddings.json"
 """Model, dataset and distance of the embeddings."""
@@ -99,6 +101,11 @@ class Embeddings:
         """The stored certainty measures, `confidence` and `concentration`, by name, (N,) each."""
         both = {"confidence": self.confidences, "concentration": self.concentrations}
         return {name: values for name, values in both.items() if values is not None}
+
+    @property
+    def problem_type(self) -> str:
+        """The `problem_type` of the model; one class per image if it is not stored."""
+        return self.about.get("problem_type") or SINGLE_LABEL
 
     def match_predictions(self) -> tuple[Tensor, Tensor]:
         """Compare labels and predictions by the names of the classes.
@@ -257,7 +264,8 @@ def _read_about(folder: Path) -> dict[str, Any]:
 def _check_about(folder: Path, about: dict[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
     """Return the content of `embeddings.json`, which must agree with the sizes of the data."""
     path = folder / ABOUT_FILE
-    texts = ("model", "dataset", "split", "head", "distance", "dataset_config_name", "image_column_name", "train_split")
+    texts = ["model", "dataset", "split", "head", "problem_type", "distance"]
+    texts += ["dataset_config_name", "image_column_name", "train_split"]
     wrong = [key for key in texts if not isinstance(about.get(key), str | None)]
     wrong += [key for key in ("model", "dataset", "split", "distance") if key in about and about[key] is None]
     if wrong or ("dataset" in about and "split" not in about):

@@ -138,7 +138,7 @@ def test_a_tokenizer_without_offsets_is_rejected(byte_model):
     [
         (embed_words, ["cat", ""], "a sentence must not be empty"),
         (embed_words, [" "], "a sentence must not be empty"),
-        (embed_words, [], "there is nothing to embed: the list is empty"),
+        (embed_words, [], "words must be a list of texts, at least one; got none"),
         (embed_words, ["is " * 62 + "is"], "accepts up to 64 tokens, but this sentence has 65"),
         (embed_words_in_context, [], "there is nothing to embed: the list is empty"),
         (

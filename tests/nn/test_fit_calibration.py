@@ -3,6 +3,7 @@ import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
+from huggingface_hub.errors import StrictDataclassClassValidationError
 from scipy.optimize import minimize, minimize_scalar
 from sklearn.metrics import brier_score_loss, log_loss
 
@@ -187,6 +188,42 @@ def test_the_same_classifier_keeps_its_calibration(tmp_path):
     build(calibration=VECTOR).save_pretrained(tmp_path)
     same = {"num_labels": 3, "head": "cosine"}
     assert SphereVisionForImageClassification.from_pretrained(tmp_path, **same).config.calibration == VECTOR
+
+
+@pytest.mark.parametrize("with_labels", [True, False], ids=["its loss", "own loss"])
+def test_training_removes_the_calibration_and_says_so(with_labels, caplog):
+    model = build(calibration={"temperature": 4.0}).train()
+    images, labels = torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 0])
+    if with_labels:
+        model(images, labels).loss.backward()
+    else:
+        F.cross_entropy(model(images).logits, labels).backward()
+    assert model.config.calibration is None
+    assert "trained further, so its calibration is removed" in caplog.text
+
+
+@pytest.mark.parametrize("use", ["eval", "no_grad"])
+def test_use_without_training_keeps_the_calibration(use):
+    model = build(calibration={"temperature": 4.0})
+    with torch.set_grad_enabled(use == "eval"):
+        model.train(use != "eval")(torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 0]))
+    assert model.config.calibration == {"temperature": 4.0}
+
+
+@pytest.mark.parametrize("kind", ["temperature", "vector"])
+def test_logits_that_are_calibrated_already_are_refused(overconfident, kind):
+    logits, labels = overconfident
+    calibrated = calibrate(logits.float(), **fit_calibration(logits.float(), labels, kind))
+    with pytest.raises(ValueError, match="the logits are calibrated already"):
+        fit_calibration(calibrated, labels, kind)
+
+
+@pytest.mark.parametrize("kind", ["multi_label_classification", "regression"])
+def test_only_models_of_one_class_per_image_have_a_calibration(kind, tmp_path):
+    with pytest.raises(StrictDataclassClassValidationError, match="a calibration is for one class per image"):
+        build(calibration={"temperature": 2.0}, problem_type=kind)
+    build(calibration={"temperature": 2.0}).save_pretrained(tmp_path)
+    assert SphereVisionForImageClassification.from_pretrained(tmp_path, problem_type=kind).config.calibration is None
 
 
 def test_an_exported_model_returns_calibrated_logits(tmp_path):

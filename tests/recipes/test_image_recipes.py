@@ -23,11 +23,13 @@ import torch
 from PIL import Image
 from transformers import ViTConfig, ViTImageProcessor, ViTModel, pipeline
 
+from hf_sphere.evaluation import evaluate_embeddings
 from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
 from hf_sphere.ood import fit_rejection
 from hf_sphere.search import ImageEncoder, ImageIndex, ImageSource
 from hf_sphere.search.encoder import VectorEncoder
 from hf_sphere.search.pipeline import finished_batches
+from hf_sphere.search.store import read_embeddings
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +144,9 @@ def _files(photos: Path) -> list[str]:
 
 def test_of_equally_probable_classes_the_first_are_predicted(load_recipe, tmp_path):
     batches = [(torch.arange(2), {"logits": torch.zeros(2, 50)})]
-    encoder = SimpleNamespace(weights="", class_names=list(map(str, range(50))), encode=lambda *_, **__: batches)
+    encoder = SimpleNamespace(
+        weights="", model=None, class_names=list(map(str, range(50))), encode=lambda *_, **__: batches
+    )
     encoder.name_cells = lambda _, rows, columns: {"row": rows.tolist(), "prediction": ["0", "0"]}
     source = MagicMock(names=["a", "b"], split=None)
     source.name, source.__len__.return_value = "", 2
@@ -150,6 +154,79 @@ def test_of_equally_probable_classes_the_first_are_predicted(load_recipe, tmp_pa
     args = recipe.PredictionArguments(model_name_or_path="", images="", output="table.csv", top_k=3)
     rows = recipe.predict(args, encoder, source, tmp_path / "unfinished")
     assert [[row[name] for name in ("prediction", "prediction_2", "prediction_3")] for row in rows] == [list("012")] * 2
+
+
+def save_problem(folder: Path, problem_type: str) -> str:
+    """Save a model of a problem type, with its processor."""
+    torch.manual_seed(0)
+    options = {"num_channels": 1, "image_size": 8, "head": "cosine", "id2label": {0: "a", 1: "b", 2: "c"}}
+    config = SphereVisionConfig(
+        backbone="linear_embedding", backbone_kwargs={"width": 8}, problem_type=problem_type, **options
+    )
+    SphereVisionForImageClassification(config).save_pretrained(folder)
+    size = {"height": 8, "width": 8}
+    SphereVisionImageProcessor(num_channels=1, size=size, image_mean=[0.5], image_std=[0.5]).save_pretrained(folder)
+    return str(folder)
+
+
+def test_classes_of_a_multi_label_model_have_the_probabilities_of_the_pipeline(predict, photos, tmp_path, capsys):
+    model = save_problem(tmp_path / "multi", "multi_label_classification")
+    table = pd.read_csv(predict("table.csv", "--model_name_or_path", model))
+    expected = [[each["score"] for each in row] for row in pipeline("image-classification", model)(_files(photos))]
+    assert table[["confidence", "confidence_2", "confidence_3"]].values.tolist() == [
+        pytest.approx(row, abs=1e-5) for row in expected
+    ]
+    assert "accuracy  none: the model is for multi_label_classification" in capsys.readouterr().out
+
+
+def test_a_regression_has_values_and_neither_classes_nor_confidences(predict, photos, tmp_path, capsys):
+    model = save_problem(tmp_path / "values", "regression")
+    table = pd.read_csv(predict("table.csv", "--model_name_or_path", model))
+    assert list(table) == ["file", "label", "value_a", "value_b", "value_c"]
+    reference, processor = SphereVisionForImageClassification.from_pretrained(model).eval(), ImageEncoder(model)
+    with torch.no_grad():
+        batch = processor.processor([Image.open(file) for file in _files(photos)], return_tensors="pt")
+        expected = reference(**batch).logits
+    np.testing.assert_allclose(table[["value_a", "value_b", "value_c"]], expected, rtol=1e-5, atol=1e-5)
+    assert "accuracy  none: the model is for regression" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["multi_label_classification", "regression"])
+def test_the_evaluation_of_other_problem_types_has_no_accuracy(kind, run, photos, tmp_path):
+    words = ["--model_name_or_path", save_problem(tmp_path / "model", kind), "--output_dir", tmp_path / "vectors"]
+    run("extract_embeddings", *words, "--dataset_name", photos, "--split", "all")
+    data = read_embeddings(str(tmp_path / "vectors"))
+    found = evaluate_embeddings(data, ood={"same": data})
+    assert {"eval_accuracy", "ood_same_auroc_energy"}.isdisjoint(found.results)
+    assert f"accuracy, calibration and risk are skipped: the model is for {kind}, not for one class per image." in (
+        found.notes
+    )
+    assert (data.confidences is None) == (kind == "regression")
+
+
+@pytest.mark.parametrize("kind", ["multi_label_classification", "regression"])
+def test_images_of_an_index_have_what_their_problem_type_has(kind, run, search, photos, tmp_path):
+    model = save_problem(tmp_path / "model", kind)
+    run("build_index", "--model_name_or_path", model, "--images", photos, "--output_dir", tmp_path / "own")
+    rows = search("--query", photos, "--model_name_or_path", model, index=tmp_path / "own")
+    images = ImageIndex.load(tmp_path / "own").images
+    assert ("confidence" in images, "confidence" in rows[0]) == ((kind == "multi_label_classification"),) * 2
+    if "confidence" in images:
+        scores = [each[0]["score"] for each in pipeline("image-classification", model)(_files(photos))]
+        assert images["confidence"] == pytest.approx(scores, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["multi_label_classification", "regression"])
+def test_an_exported_file_is_read_by_its_problem_type_without_torch(kind, run, predict, photos, tmp_path, root):
+    pytest.importorskip("onnxruntime")
+    model, file = save_problem(tmp_path / "model", kind), tmp_path / "model.onnx"
+    run("export_onnx", "--model_name_or_path", model, "--output", file)
+    script = [sys.executable, str(root / "examples" / "onnx_without_torch.py"), str(file), *_files(photos)]
+    out = subprocess.run(script, capture_output=True, text=True, check=True).stdout
+    table = pd.read_csv(predict("table.csv", "--model_name_or_path", model))
+    names = {"regression": ["value_a", "value_b", "value_c"]}.get(kind, ["confidence", "confidence_2", "confidence_3"])
+    found = [[float(word) for word in line.split()[2::2]] for line in out.splitlines()]
+    np.testing.assert_allclose(found, table[names], rtol=1e-3, atol=1e-3)
 
 
 def test_parquet_has_the_same_rows_as_csv(predict):

@@ -562,3 +562,21 @@ def test_two_processes_draw_the_samples_of_one(of_two_and_one):
 def test_two_processes_with_unequal_numbers_of_targets_match_one(of_two_and_one):
     two, one = (states["cosine"] for states in of_two_and_one)
     torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_calibration_does_not_outlive_training(resumes, tmp_path):
+    data = [{"pixel_values": torch.randn(1, 6, 6), "labels": torch.tensor(n % 3)} for n in range(8)]
+    options = {"backbone_kwargs": {"width": 8}, "num_channels": 1, "image_size": 6, "num_labels": 3, "head": "cosine"}
+    config = SphereVisionConfig(backbone="linear_embedding", **options)
+    args = TrainingArguments(
+        str(tmp_path), per_device_train_batch_size=4, max_steps=1, save_steps=1, report_to=[], use_cpu=True
+    )
+    if resumes:
+        SphereTrainer(SphereVisionForImageClassification(config), args, train_dataset=data).train()
+        args.max_steps = 2
+    config.calibration = {"temperature": 4.0}
+    trainer = SphereTrainer(SphereVisionForImageClassification(config), args, train_dataset=data)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1") if resumes else None)
+    trainer.save_model(str(tmp_path / "saved"))
+    assert SphereVisionConfig.from_pretrained(tmp_path / "saved").calibration is None

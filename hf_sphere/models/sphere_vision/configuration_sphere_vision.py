@@ -121,7 +121,8 @@ class SphereVisionConfig(OwnPartsMixin, PreTrainedConfig):
         saved, head = len(config_dict.get("id2label") or range(2)), config_dict.get("head")
         num_labels = kwargs.get("num_labels", len(kwargs.get("id2label") or range(saved)))
         fitted = [name for name in ("calibration", "rejection") if config_dict.get(name)]
-        if fitted and (num_labels, kwargs.get("head", head)) != (saved, head):
+        before = (saved, head, config_dict.get("problem_type"))
+        if fitted and (num_labels, kwargs.get("head", head), kwargs.get("problem_type", before[2])) != before:
             logger.warning(f"The model gets another classifier, so it loses the {' and the '.join(fitted)}.")
             config_dict = {**config_dict, **dict.fromkeys(fitted)}
         return super().from_dict(config_dict, **kwargs)
@@ -174,6 +175,10 @@ class SphereVisionConfig(OwnPartsMixin, PreTrainedConfig):
 
     def validate_calibration(self) -> None:
         """Check the temperatures of the logits."""
+        if self.calibration is not None and self.problem_type not in (None, "single_label_classification"):
+            raise ValueError(
+                f"a calibration is for one class per image, but problem_type is {self.problem_type}; leave it out."
+            )
         values = {"temperature": 1.0} if self.calibration is None else self.calibration
         sizes = {len(value) for value in values.values() if isinstance(value, list)}
         is_valid = {"temperature"} <= {*values} <= {"temperature", "shift"} and sizes <= {self.num_labels}

@@ -279,12 +279,16 @@ class ModelWithHead(nn.Module):
         `mixed` has `mixed_labels` and `mixed_share` of the head; `states` are further values of the output.
 
         In eval mode unknown images are rejected if the model has a `rejection`, and then the logits are calibrated if
-        the configuration has a `calibration`; the loss is that of the uncalibrated ones. Labels whose shape contradicts
-        the problem type are an error.
+        the configuration has a `calibration`; the loss is that of the uncalibrated ones. Training removes the
+        calibration. Labels whose shape contradicts the problem type are an error.
         """
         head, decision = self.apply_head(self.head_inputs(embeddings), labels, **(mixed or {})), {}
         calibration, rejection = getattr(self.config, "calibration", None), getattr(self, "rejection", None)
         logits = head.logits
+        outputs: Any = {"embeddings": head.embeddings, "concentration": head.concentration}
+        trained = (head.loss, logits, *outputs.values()) if self.training and calibration is not None else ()
+        if any(value is not None and value.requires_grad for value in trained):
+            self._drop_calibration()
         if rejection is not None and head.loss is not None and self.training and not torch.compiler.is_compiling():
             logger.warning_once("The model is trained further, and its rejection is not: fit it again afterwards.")
         if logits is not None and not self.training:
@@ -292,8 +296,14 @@ class ModelWithHead(nn.Module):
                 decision = rejection(self.head_inputs(embeddings), logits, head.concentration)._asdict()
             if calibration is not None:
                 logits = calibrate(logits, **calibration)
-        outputs: Any = {"embeddings": head.embeddings, "concentration": head.concentration, **decision}
-        return SphereVisionOutput(head.loss, logits, **outputs, **states)
+        return SphereVisionOutput(head.loss, logits, **outputs, **decision, **states)
+
+    @torch.compiler.disable
+    def _drop_calibration(self) -> None:
+        logger.warning(
+            "The model is trained further, so its calibration is removed. Fit it again by `fit_calibration`."
+        )
+        self.config.calibration = None
 
     def apply_head(self, inputs: Tensor, labels: Tensor | None, **mixed: Tensor | None) -> HeadOutput:
         """Apply the head to its inputs (B, d), with the loss of the `problem_type`; see `classify`."""

@@ -165,8 +165,6 @@ def head_settings(
         if saved.head_kwargs or loss:
             kept = {k: v for k, v in (saved.head_kwargs or {}).items() if k not in image.OF_THE_RUN}
             settings["head_kwargs"] = kept | loss
-        if setup.args.num_train_epochs:  # training changes the logits
-            settings["calibration"] = None
     else:
         settings["head"] = setup.model_args.head or default_head
         settings["head_kwargs"] = setup.model_args.head_kwargs | _loss_options(settings["head"], setup)

@@ -190,8 +190,10 @@ def build_model(
         check_same_architecture(args, config, evaluates=setup.args.num_train_epochs == 0)
         if args.freeze_batch_norm is not None:
             config.freeze_batch_norm = args.freeze_batch_norm
-        if setup.args.num_train_epochs:  # training changes the scores of known images
-            config.rejection = None
+        for fitted in ("calibration", "rejection") if setup.args.num_train_epochs else ():  # training changes logits
+            if getattr(config, fitted) is not None:
+                logger.warning(f"The model is trained further, so its {fitted} is removed.")
+                setattr(config, fitted, None)
         for name, value in settings(config).items():
             setattr(config, name, value)
         if not has_new_head:
