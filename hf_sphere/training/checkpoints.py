@@ -44,7 +44,7 @@ class RunState:
         seconds: Time spent in training.
         scheduler: State of the learning-rate schedule.
         history: One entry of metrics per epoch.
-        num_processes: Number of processes that share the batches.
+        batching: What the batches of an epoch depend on, as the names of options.
         metric: Name of the selection metric.
     """
 
@@ -57,7 +57,7 @@ class RunState:
     seconds: float = 0.0
     scheduler: dict[str, Any] = field(default_factory=dict)
     history: list[dict[str, float]] = field(default_factory=list)
-    num_processes: int = 1
+    batching: dict[str, Any] = field(default_factory=dict)
     metric: str = ""
 
 

@@ -90,9 +90,6 @@ class TrainingLoop:
             batch_size = getattr(batches, "batch_size", args.per_device_train_batch_size)
             self._batches_per_step = batches_per_step(model, args.pair_batch, batch_size, args, accelerator)
         self.steps_per_epoch = math.ceil(len(batches) / self._batches_per_step)
-        self.total_steps = self.steps_per_epoch * args.num_train_epochs
-        if args.stop_after_steps is not None:
-            self.total_steps = min(self.total_steps, args.stop_after_steps)
         self._loss_is_sum = loss_is_sum(model)
         few = None
         if args.optim in optimizer_names() or args.radial_logging_steps:
@@ -115,7 +112,9 @@ class TrainingLoop:
                 parameters["fused"] = False
         if accelerator.num_processes > 1:
             set_seed(args.seed, device_specific=True)  # otherwise every process would draw the same dropout masks
-        self.state = RunState(num_processes=accelerator.num_processes)
+        batching = {name: getattr(args, name) for name in ("per_device_train_batch_size", "pair_batch", "seed")}
+        batching |= {"gradient_accumulation_steps": self._batches_per_step, "batches_per_epoch": len(batches)}
+        self.state = RunState(batching=batching | {"num_processes": accelerator.num_processes})
         self._recent_losses: list[tuple[int, Tensor]] = []
         self._totals: dict[str, Tensor] = {}
         self._wide = widest_dtype(accelerator.device)
@@ -123,6 +122,10 @@ class TrainingLoop:
         if args.resume_from_checkpoint:
             self._resume(find_checkpoint(args.resume_from_checkpoint, self.output_dir))
         self.state.metric = self.metric
+        # Not those of all epochs: earlier ones of a resumed run may have had batches of another size.
+        done = math.ceil(self.state.batch / self._batches_per_step)
+        remaining = (args.num_train_epochs - self.state.epoch) * self.steps_per_epoch - done
+        self.total_steps = min(self.state.step + remaining, args.stop_after_steps or sys.maxsize)
 
     @property
     def is_finished(self) -> bool:
@@ -327,11 +330,14 @@ class TrainingLoop:
 
     def _resume(self, checkpoint: Path) -> None:
         requested = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+        now = self.state.batching
         self.state = load_checkpoint(self.accelerator, checkpoint)
-        if self.state.batch and self.state.num_processes != self.accelerator.num_processes:
+        before, self.state.batching = self.state.batching, now
+        changed = ", ".join(f"{name} {before[name]} (now {now[name]})" for name in now if now[name] != before[name])
+        if self.state.batch and changed:
             raise CheckpointError(
-                f"{checkpoint} was written in the middle of an epoch by {self.state.num_processes} process(es); resume "
-                f"with as many, not with {self.accelerator.num_processes}."
+                f"{checkpoint} was written in the middle of an epoch with {changed}; resume with its settings, so that "
+                "each example is used once, or from a checkpoint of the end of an epoch."
             )
         follows_metric = isinstance(self.scheduler, ReduceLROnPlateau)
         if follows_metric != ("best" in self.state.scheduler):
@@ -341,9 +347,10 @@ class TrainingLoop:
             self.state.best_metric = self.state.best_epoch = None
         if self.state.metric in ("", self.metric) or not follows_metric:
             self.scheduler.load_state_dict(self.state.scheduler)
+        if changed and not follows_metric:  # the schedule counts steps, whose number per epoch may be another
+            self.scheduler.last_epoch = self.state.epoch * self.steps_per_epoch
         self._adopt_settings(requested)
         device = self.accelerator.device
-        self.state.num_processes = self.accelerator.num_processes
         self._totals = {n: torch.tensor(v, dtype=self._wide, device=device) for n, v in self.state.totals.items()}
         logger.info("Resumed from %s at step %d.", checkpoint, self.state.step)
 

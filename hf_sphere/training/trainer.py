@@ -1,5 +1,6 @@
 """The Trainer of transformers, training like the recipes; and its parts, for a Trainer of one's own."""
 
+import math
 from collections.abc import Iterator
 from copy import copy
 from typing import Any
@@ -11,6 +12,7 @@ from accelerate.utils import DistributedType, reduce
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import has_length
 
 from hf_sphere.data.batches import ImageBatches
 from hf_sphere.nn.heads.base import heads_of
@@ -71,8 +73,8 @@ class SphereCallback(TrainerCallback):
     methods `set_epoch`, `before_forward` and `after_step` of the heads in the model are called as described in `Head`.
 
     Raises:
-        ValueError: When training starts, if the loss is a sum that the Trainer would average, or if sharded weights are
-            to be initialized from data.
+        ValueError: When training starts, if the loss is a sum that the Trainer would average, if sharded weights are
+            to be initialized from data, or if an epoch of the run to resume had another number of steps.
 
     Example:
         >>> trainer.add_callback(SphereCallback())  # doctest: +SKIP
@@ -84,6 +86,7 @@ class SphereCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, **others: Any) -> None:
         """Check the settings, and initialize the model from data."""
         _check_settings(args, model)
+        _check_position(args, state, others["train_dataloader"])
         self._epoch, data = -1, getattr(others["train_dataloader"], "dataset", None)
         self._together = data.batches.dealt_together if isinstance(data, _ImageEpochs) else None
         with torch.random.fork_rng(devices=[]):  # reading the data must not change the order of the first epoch
@@ -146,6 +149,20 @@ def _check_settings(args: Any, model: nn.Module) -> None:
         raise ValueError(
             "the model needs a data-dependent initialization, which must come before FSDP or DeepSpeed shards its "
             "weights: call hf_sphere.training.initialize_from_data(model, batches) before creating the Trainer."
+        )
+
+
+def _check_position(args: Any, state: Any, loader: Any) -> None:
+    """Raise an error if the Trainer, which counts steps, would resume at another place of the data than it stopped."""
+    if not state.global_step or not has_length(loader):
+        return
+    epoch, step = divmod(state.global_step, math.ceil(len(loader) / args.gradient_accumulation_steps))
+    position = epoch + step * args.gradient_accumulation_steps / len(loader)
+    if not math.isclose(position, state.epoch):
+        raise ValueError(
+            f"the run to resume was at epoch {state.epoch:.2f} after {state.global_step} steps, which are "
+            f"{position:.2f} epochs now; repeat its data, per_device_train_batch_size, gradient_accumulation_steps and "
+            "number of processes."
         )
 
 

@@ -85,6 +85,21 @@ class Signalling:
             yield batch
 
 
+class Noting:
+    """Batches that note how many different images each epoch yields."""
+
+    def __init__(self, batches) -> None:
+        self.batches, self.seen = batches, {}
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def epoch(self, epoch: int = 0, *, start: int = 0) -> Iterator[dict[str, torch.Tensor]]:
+        rows = self.batches.epoch_rows(epoch)[start * self.batches.batch_size :]
+        self.seen[epoch] = len(rows.unique())
+        yield from self.batches.epoch(epoch, start=start)
+
+
 def test_training_reduces_the_loss_on_learnable_data(make_loop, make_model, make_batches):
     loop = make_loop(
         make_model(dropout=0.0), make_batches(augment=False), num_train_epochs=15, learning_rate=0.01, save_epochs=15
@@ -626,14 +641,66 @@ def test_checkpoints_after_the_resumed_one_are_removed(make_loop):
     assert checkpoints(resumed) == ["checkpoint-5", "checkpoint-10", "checkpoint-15"]
 
 
-def test_changing_the_number_of_processes_mid_epoch_is_rejected(make_loop):
+CHANGES = {
+    "per_device_train_batch_size": {"per_device_train_batch_size": 16},
+    "gradient_accumulation_steps": {"gradient_accumulation_steps": 2},
+    "seed": {"seed": 1},
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changing_the_batches_in_the_middle_of_an_epoch_is_rejected(make_loop, name):
+    make_loop(stop_after_steps=4, per_device_train_batch_size=8).run()
+    options = {"per_device_train_batch_size": 8, "resume_from_checkpoint": "latest", **CHANGES[name]}
+    with pytest.raises(CheckpointError, match=rf"middle of an epoch with {name} \d \(now \d+\); resume with"):
+        make_loop(**options)
+
+
+def test_changing_the_number_of_training_images_in_the_middle_of_an_epoch_is_rejected(make_loop, make_batches):
+    make_loop(stop_after_steps=4).run()
+    with pytest.raises(CheckpointError, match=r"batches_per_epoch 5 \(now 4\)"):
+        make_loop(batches=make_batches(32), resume_from_checkpoint="latest")
+
+
+def test_changing_the_number_of_processes_in_the_middle_of_an_epoch_is_rejected(make_loop):
     first = make_loop(save_steps=3, stop_after_steps=4)
     first.run()
     path = first.output_dir / "checkpoint-3" / "trainer_state.json"
     path.write_text(path.read_text().replace('"num_processes": 1', '"num_processes": 2'))
     write_manifest(path.parent)
-    with pytest.raises(CheckpointError, match=r"middle of an epoch by 2 process\(es\); resume with as many"):
+    with pytest.raises(CheckpointError, match=r"middle of an epoch with num_processes 2 \(now 1\); resume with"):
         make_loop(resume_from_checkpoint=str(path.parent))
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "accumulation", "steps"), [(16, 1, 3), (4, 1, 10), (8, 2, 3), (8, 3, 2), (20, 2, 1), (8, 1, 5)]
+)
+def test_run_resumed_after_an_epoch_with_other_batches_trains_whole_epochs(
+    make_loop, make_batches, batch_size, accumulation, steps
+):
+    make_loop(num_train_epochs=1).run()
+    batches = Noting(make_batches(batch_size=batch_size))
+    options = {"num_train_epochs": 4, "gradient_accumulation_steps": accumulation}
+    resumed = make_loop(batches=batches, resume_from_checkpoint="latest", **options)
+    state = resumed.run()
+    assert [entry["epoch"] for entry in state.history] == [1, 2, 3, 4]
+    assert batches.seen == {1: 40, 2: 40, 3: 40}
+    assert state.step == resumed.total_steps == 5 + 3 * steps
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "step"])
+@pytest.mark.parametrize("batch_size", [4, 20])
+def test_schedule_of_a_run_resumed_with_other_batches_depends_on_the_epoch(
+    make_loop, make_batches, schedule, batch_size
+):
+    options = {"lr_scheduler_type": schedule, "lr_step_epochs": 2, "num_train_epochs": 4}
+    first = make_loop(**options)
+    expected = [entry["learning_rate"] for entry in first.run().history]
+    batches = make_batches(batch_size=batch_size)
+    after_two = str(first.output_dir / "checkpoint-10")
+    resumed = make_loop(batches=batches, resume_from_checkpoint=after_two, **options)
+    found = [entry["learning_rate"] for entry in resumed.run().history]
+    assert found == pytest.approx(expected, abs=1e-12)
 
 
 def test_resumed_run_keeps_the_plateau_decays(make_loop):

@@ -5,6 +5,7 @@ import functools
 import gc
 import math
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,24 @@ def test_resumed_run_matches_an_uninterrupted_one(head, digits, arguments, tmp_p
     resumed = SphereTrainer(make_model(head), arguments(**options), train_dataset=digits)
     losses = train(resumed, resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-5"))
     assert losses == expected[5:]
+
+
+RESUMED = {
+    "another batch size": {"per_device_train_batch_size": 16},
+    "accumulation": {"gradient_accumulation_steps": 2},
+    "the same, in equal steps": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
+}
+
+
+@pytest.mark.parametrize("change", RESUMED)
+@pytest.mark.parametrize("step", [4, 6])
+def test_run_is_not_resumed_at_another_place_of_the_data(change, step, arguments, tmp_path):
+    options = {"num_train_epochs": 2, "save_strategy": "steps", "save_steps": 2, "per_device_train_batch_size": 8}
+    SphereTrainer(make_model("cosine"), arguments(**options), train_dataset=images(48)).train()
+    resumed = SphereTrainer(make_model("cosine"), arguments(**options | RESUMED[change]), train_dataset=images(48))
+    refusal = pytest.raises(ValueError, match=rf"was at epoch \S+ after {step} steps, which are \S+ epochs now; repeat")
+    with nullcontext() if change == "the same, in equal steps" else refusal:
+        resumed.train(resume_from_checkpoint=str(tmp_path / "run" / f"checkpoint-{step}"))
 
 
 # Optimizer
