@@ -342,6 +342,40 @@ def test_a_scheduler_changes_the_relative_step():
     torch.testing.assert_close(model.conv.weight.detach(), before)
 
 
+def one_cycle(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=0.01, total_steps=8, base_momentum=0.5, max_momentum=0.8
+    )
+
+
+def cyclic(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    momenta = {"base_momentum": 0.5, "max_momentum": 0.8}
+    return torch.optim.lr_scheduler.CyclicLR(optimizer, base_lr=0.001, max_lr=0.01, step_size_up=3, **momenta)
+
+
+@pytest.mark.parametrize("schedule", [one_cycle, cyclic])
+@pytest.mark.parametrize("name", ["muon", "muon_hyperball"])
+def test_a_scheduler_cycles_the_momentum_of_hidden_matrices(name, schedule):
+    model, other = net(), net()
+    optimizer, by_hand = (build_optimizer(each, name, IDS, lr=0.01) for each in (model, other))
+    scheduler = schedule(optimizer)
+    for _ in range(5):
+        for group, theirs in zip(by_hand.param_groups, optimizer.param_groups, strict=True):
+            group |= {"lr": theirs["lr"], "betas": theirs["betas"], "momentum": theirs["betas"][0]}
+        take_steps(model, optimizer, 1)
+        take_steps(other, by_hand, 1)
+        scheduler.step()
+    torch.testing.assert_close([*model.parameters()], [*other.parameters()], rtol=0, atol=0)
+    assert {group["momentum"] for group in optimizer.param_groups if group["muon"]} != {0.95}
+
+
+def test_momentum_of_hidden_matrices_is_constant_if_a_scheduler_cycles_none():
+    optimizer = build_optimizer(model := net(), "muon", IDS, lr=0.01)
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.01, total_steps=8, cycle_momentum=False)
+    take_steps(model, optimizer, 1)
+    assert {group["momentum"] for group in optimizer.param_groups} == {0.95}
+
+
 def test_a_failing_step_leaves_the_weights(monkeypatch):
     model = net()
     optimizer = build_optimizer(model, "adamw_hyperball", IDS)

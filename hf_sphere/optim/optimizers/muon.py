@@ -27,7 +27,7 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
     Args:
         params: Parameter groups of `form_groups`; groups with `muon` contain the hidden matrices.
         lr: Learning rate.
-        momentum: Momentum of hidden matrices.
+        momentum: Momentum of hidden matrices; a scheduler that cycles momenta cycles it with the first beta.
         nesterov: Whether it is Nesterov's.
         ns_steps: Number of iterations.
         **options: Options of `torch.optim.AdamW`. `weight_decay` is decoupled and applies to all weights.
@@ -85,6 +85,8 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
             self.param_groups = groups
 
     def _step_muon(self, group: dict[str, Any]) -> None:
+        if "max_momentum" in group:  # OneCycleLR and CyclicLR cycle `betas` of optimizers that have them
+            group["momentum"] = group["betas"][0]
         lr, keep = float(group["lr"]), group["momentum"]
 
         def orthogonalize(matrix: Tensor) -> Tensor:
