@@ -293,7 +293,10 @@ def make_trial(model: nn.Module) -> nn.Module:
     """
     for name, parameter in model.named_parameters():
         if isinstance(parameter, DTensor):
-            raise ValueError(f"{name} is sharded; find the groups before the model is sharded.")
+            order = (
+                "call `form_groups` of the optimizer first, then fully_shard, then build it from the sharded weights"
+            )
+            raise ValueError(f"{name} is sharded, but groups are found in whole weights: {order}.")
         if parameter.is_meta:
             raise ValueError(f"{name} is on the meta device; the numerical check needs real weights.")
     attributes = (value for module in model.modules() for value in vars(module).values())

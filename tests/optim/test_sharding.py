@@ -20,7 +20,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.optim import Optimizer
 from two_processes import run_two
 
-from hf_sphere.optim import SGDMRT, AdamG, AdamSRT, AdamWHyperball, Muon, MuonHyperball
+from hf_sphere.optim import SGDMRT, AdamG, AdamSRT, AdamWHyperball, Muon, MuonHyperball, build_optimizer
+from hf_sphere.optim.optimizers import optimizer_class
 
 pytestmark = pytest.mark.slow
 
@@ -41,6 +42,8 @@ CASES: dict[str, tuple[type[Optimizer], dict[str, Any], dict[str, Any]]] = {
 }
 FULL = StateDictOptions(full_state_dict=True)
 STEPS, MORE = 4, 2
+IN_ORDER = ["adam_srt", "muon"]
+INPUTS = torch.linspace(-1, 1, 64).reshape(8, 8).sin().cumprod(1)
 
 
 def small_model(case: str, seed: int = 0) -> nn.Sequential:
@@ -117,10 +120,40 @@ def cut_through_a_group() -> str:
     return "no error"
 
 
+def perceptron() -> nn.Sequential:
+    """A model whose scale-invariant weights are rows, which FSDP2 does not divide."""
+    torch.manual_seed(0)
+    layers = nn.Linear(8, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 6, bias=False), nn.BatchNorm1d(6)
+    return nn.Sequential(*layers, nn.ReLU(), nn.Linear(6, 3))
+
+
+def train_perceptron(model: nn.Sequential, optimizer: Optimizer) -> dict[str, Tensor]:
+    for _ in range(STEPS):
+        model(INPUTS).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return whole(model)
+
+
+def build_in_order(name: str) -> dict[str, Any]:
+    """Follow the error of the wrong order."""
+    mesh, model = init_device_mesh("cpu", (2,)), perceptron()
+    try:
+        build_optimizer(fully_shard(perceptron(), mesh=mesh), name, INPUTS)
+        said = "no error"
+    except ValueError as error:
+        said = str(error)
+    groups = optimizer_class(name).form_groups(model, INPUTS)
+    sharded = dict(fully_shard(model, mesh=mesh).named_parameters())
+    groups = [{**group, "params": [(name, sharded[name]) for name, _ in group["params"]]} for group in groups]
+    return {"said": said, "weights": train_perceptron(model, optimizer_class(name)(groups, lr=1e-2))}
+
+
 def work(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     seen = {case: run_sharded(case) for case in CASES}
+    seen |= {name: build_in_order(name) for name in IN_ORDER}
     torch.save(seen | {"cut": cut_through_a_group()}, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -155,6 +188,15 @@ def test_the_second_moment_is_sharded_like_the_weight(adam, rank, filters, proce
         "shape": [5, 1, 1, 1],
         "here": [filters, 1, 1, 1],
     }
+
+
+@pytest.mark.parametrize("name", IN_ORDER)
+def test_optimizer_of_a_sharded_model_is_refused_with_the_order_to_follow(name, processes):
+    said, weights = processes[0][name].values()
+    assert "call `form_groups` of the optimizer first, then fully_shard, then build it" in said
+    model = perceptron()
+    expected = train_perceptron(model, build_optimizer(model, name, INPUTS, lr=1e-2))
+    torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
