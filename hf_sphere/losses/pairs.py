@@ -16,8 +16,6 @@ from hf_sphere.nn.processes import Exchange, count_processes, scale_gradient
 
 logger = logging.getLogger(__name__)
 
-LAST = torch.iinfo(torch.int64).max
-"""Sorting key of ignored examples."""
 
 HOW_TO_PAIR = "For pairs (a, b), pass torch.cat([a, b]) and the labels torch.arange(len(a)).repeat(2)."
 
@@ -171,9 +169,10 @@ class InfoNCELoss(PairLoss):
         name = type(self).__name__
         if len(labels) % 2:
             points, labels = F.pad(points, (0, 0, 0, 1)), F.pad(labels.long(), (0, 1), value=IGNORED)
-        keys, order = labels.long().masked_fill(labels == IGNORED, LAST).sort(stable=True)
-        pairs = keys.unflatten(0, (-1, 2))
-        used = pairs[:, 0] != LAST
+        labels, order = labels.long().sort(stable=True)
+        last = (labels == IGNORED).sort(stable=True)[1]  # ignored examples after all others
+        order, pairs = order[last], labels[last].unflatten(0, (-1, 2))
+        used = pairs[:, 0] != IGNORED
         is_paired = (pairs[:, 0] == pairs[:, 1]).all() & ((pairs[1:, 0] != pairs[:-1, 1]) | ~used[1:]).all()
         if not is_readable(labels):
             torch._assert_async(is_paired, f"{name} needs exactly two examples of each label. {HOW_TO_PAIR}")

@@ -211,6 +211,18 @@ def test_ignored_examples_need_not_be_finite(kind, labels):
     assert torch.autograd.grad(loss, x)[0].isfinite().all()
 
 
+EXTREMES = [torch.iinfo(torch.int64).max, torch.iinfo(torch.int64).min, torch.iinfo(torch.int32).max, -1]
+
+
+@pytest.mark.parametrize("extreme", EXTREMES)
+@pytest.mark.parametrize("kind", [SupConLoss, InfoNCELoss, SigLIPLoss])
+@pytest.mark.parametrize("ignored", [0, 1, 2])
+def test_any_other_label_than_that_of_ignored_examples_is_a_class(kind, extreme, ignored):
+    x, labels = torch.randn(6 + ignored, 4), torch.tensor([0, 1, 2, 0, 1, 2] + ignored * [-100])
+    expected = kind()(x, labels)
+    torch.testing.assert_close(kind()(x, labels.where(labels != 2, extreme)), expected)
+
+
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
 def test_invalid_temperature_is_rejected(temperature):
     with pytest.raises(ValueError, match="temperature must be positive"):
