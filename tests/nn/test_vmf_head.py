@@ -8,6 +8,7 @@ from torch import Tensor
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.geometry import log_vmf_normalizer, mean_resultant_length, sampling
 from hf_sphere.geometry.sampling import keyed_integers
+from hf_sphere.losses import VMFSoftmaxLoss
 from hf_sphere.nn import Head, VMFHead, build_head
 from hf_sphere.nn.heads.vmf import find_confidence
 
@@ -400,6 +401,19 @@ def test_data_dependent_initialization_sets_the_mean_absolute_coordinate():
     head.initialize_from_data(z)
     size = (head.embedding_scale * z).abs().mean().item()
     assert size * 6**0.5 == pytest.approx(head.initial_concentration)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-39, 1e-40, 1e-42, 1e-44, math.inf, math.nan])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_embeddings_whose_scale_would_not_be_finite_are_an_error(size, dtype):
+    with pytest.raises(ValueError, match=r"embeddings with a mean absolute value of \S+ cannot be scaled"):
+        make().initialize_from_data(torch.full((4, 6), size, dtype=dtype))
+
+
+@pytest.mark.parametrize("size", [1e-37, 1e-20, 1e20, 1e36])
+def test_loss_of_embeddings_of_extreme_norms_is_finite_after_their_initialization(size):
+    loss = VMFSoftmaxLoss(6, 3)(size * torch.randn(8, 6), torch.arange(8) % 3)
+    assert loss.isfinite()
 
 
 def test_embeddings_of_equal_absolute_coordinates_get_the_initial_concentration():

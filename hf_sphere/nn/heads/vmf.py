@@ -197,13 +197,14 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         embeddings the mean concentration is a quarter larger.
 
         Raises:
-            ValueError: If the embeddings are zero or not finite.
+            ValueError: If the embeddings are zero or not finite, or so small that the scale is not finite.
         """
         typical = self.upcast(embeddings).abs().mean()
-        if not typical > 0 or not typical.isfinite():
-            raise ValueError(f"embeddings with a mean absolute value of {typical.item():g} cannot be scaled.")
         # The norm of a vector of d coordinates with the same absolute value is sqrt(d) times that value.
-        self.embedding_scale.fill_(self.initial_concentration / self.embedding_dim**0.5 / typical)
+        scale = (self.initial_concentration / self.embedding_dim**0.5 / typical).to(self.embedding_scale.dtype)
+        if not 0 < scale < math.inf:
+            raise ValueError(f"embeddings with a mean absolute value of {typical.item():g} cannot be scaled.")
+        self.embedding_scale.copy_(scale)
         self.is_initialized.fill_(True)
 
     def before_forward(self, seed: int, positions: Tensor) -> None:
