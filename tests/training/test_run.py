@@ -366,12 +366,24 @@ def test_ctrl_c_that_a_library_turns_into_another_error_still_stops_a_recipe(cap
         except KeyboardInterrupt:
             raise ValueError("could not determine the shape") from None
 
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(SystemExit) as stop:
-        run_main(main)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored in a background shell
+    try:
+        with pytest.raises(SystemExit) as stop:
+            run_main(main)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert stop.value.code == 130
     assert "Stopped; files" in capsys.readouterr().err
-    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_stays_ignored_in_a_background_shell():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        run_main(lambda argv: signal.raise_signal(signal.SIGINT))
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_successful_recipe_returns():
