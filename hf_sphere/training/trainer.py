@@ -241,7 +241,8 @@ class SphereTrainer(Trainer):
             self.args.gradient_accumulation_steps = count
         if radial_logging_steps is not None:
             self.add_callback(RadialDiagnosticsCallback(self.log, radial_logging_steps))
-        self.add_callback(SphereCallback())
+        if not any(isinstance(callback, SphereCallback) for callback in self.callback_handler.callbacks):
+            self.add_callback(SphereCallback())  # twice, it would update running statistics twice
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Train on a batch, or, with `pair_batch`, on those since the last optimizer step, if it is the last one."""

@@ -267,6 +267,13 @@ def test_run_is_not_resumed_at_another_place_of_the_data(change, step, arguments
         resumed.train(resume_from_checkpoint=str(tmp_path / "run" / f"checkpoint-{step}"))
 
 
+def test_running_statistics_are_updated_once_per_step_if_the_callback_is_passed_too(arguments):
+    models = [make_model("adaface"), make_model("adaface")]
+    for model, callbacks in zip(models, [[], [SphereCallback()]], strict=True):
+        SphereTrainer(model, arguments(max_steps=3), train_dataset=images(), callbacks=callbacks).train()
+    torch.testing.assert_close(*(dict(model.named_buffers()) for model in models), rtol=0, atol=0)
+
+
 # Optimizer
 
 
