@@ -18,6 +18,7 @@ from typing import Any
 from hf_sphere import search
 from hf_sphere.commands.search import write_table
 from hf_sphere.utils.arguments import Arguments, argument, named_first, parse_arguments
+from hf_sphere.utils.checks import check_exclusive
 from hf_sphere.utils.files import check_writable, read_whole
 
 
@@ -41,9 +42,16 @@ class DuplicateArguments(Arguments):
         None, "Column of groups that contain the duplicates of their rows, such as the product; not the class."
     )
     threshold: float | None = argument(None, "Smallest cosine of a duplicate; if not set, chosen.", gt=-1, le=1)
-    expected_false: float = argument(1.0, "Number of false pairs that a chosen threshold is expected to find.", gt=0)
+    expected_false: float | None = argument(
+        None, "Number of false pairs that a chosen threshold is expected to find; 1 if not set.", gt=0
+    )
     table: str | None = argument(None, "CSV file for the table; printed if not set.")
     skip_unreadable_images: bool = argument(False, "Leave out images that cannot be read.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = ("threshold", "expected_false")
+        check_exclusive("choose the pairs", {name: getattr(self, name) is not None for name in names})
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -54,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_writable(args.table, is_folder=False)
     images, space, places, labels = read_rows(args)
     parts = images["source"] if len({*images.get("source", [])}) > 1 else None
-    found = space.duplicates(args.threshold, expected_false=args.expected_false, labels=labels, parts=parts)
+    found = space.duplicates(args.threshold, expected_false=args.expected_false or 1.0, labels=labels, parts=parts)
     suggested = dict(zip(found.suspects.tolist(), found.suggestions, strict=True))
     clusters = {row: number for number, rows in enumerate(found.clusters, start=1) for row in rows.tolist()}
     nearest: dict[int, float] = {}

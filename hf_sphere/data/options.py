@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hf_sphere.utils.arguments import SEED, Arguments, argument
-from hf_sphere.utils.checks import check_color
+from hf_sphere.utils.checks import check_color, check_exclusive
 
 DataTask = Literal["classification", "regression", "joint", "retrieval", "few_shot"]
 """Kind of `labels`: classes, real values, classes with real values in addition, or (the last two) classes that are
@@ -151,9 +151,8 @@ class AugmentationOptions(Arguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         ways = {"flip": ("horizontal_flip", "alternating_flip"), "crop": ("crop_padding", "random_resized_crop")}
-        for what, (one, other) in ways.items():
-            if getattr(self, one) and getattr(self, other):
-                raise ValueError(f"{one} and {other} are two ways to {what}; use only one of them.")
+        for what, names in ways.items():
+            check_exclusive(what, {name: getattr(self, name) for name in names})
         jitter, operations = self.color_jitter, self.rand_augment
         if jitter is not None and (len(jitter) != 4 or jitter[3] > 0.5):
             raise ValueError(

@@ -2,7 +2,8 @@
 
 import importlib.util
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 
 def error_text(error: BaseException) -> str:
@@ -37,3 +38,9 @@ def check_color(color: Sequence[int]) -> None:
     """Raise a ValueError unless a color is three integers from 0 to 255."""
     if len(color) != 3 or not all(value in range(256) for value in color):
         raise ValueError(f"background_color must be red, green and blue, integers from 0 to 255; got {color!r}.")
+
+
+def check_exclusive(purpose: str, options: Mapping[str, Any]) -> None:
+    """Raise a ValueError if several of the options, by name, are set: they do the same thing."""
+    if len(stated := [name for name, value in options.items() if value]) > 1:
+        raise ValueError(f"{' and '.join(stated)} are two ways to {purpose}; use only one of them.")

@@ -9,6 +9,7 @@ from hf_sphere.training import RecipeArguments, find_task, task_names
 from hf_sphere.training.evaluation import measure_classification, measure_joint, measure_regression
 from hf_sphere.training.tasks.classification import ModelArguments
 from hf_sphere.training.tasks.image import check_same_architecture
+from hf_sphere.utils.arguments import parse_arguments
 
 every_task = pytest.mark.parametrize("task", [find_task(name) for name in task_names()], ids=task_names())
 
@@ -92,3 +93,27 @@ def test_options_of_the_head_that_other_arguments_set_are_not_compared(given, di
     args = ModelArguments(model_name_or_path="m", head_kwargs=given)
     with pytest.raises(ValueError, match="leave head_kwargs out") if differs else nullcontext():
         check_same_architecture(args, config)
+
+
+TWICE = [
+    ("--class_weights balanced --class_balanced_sampling", "class_weights and class_balanced_sampling"),
+    (
+        "--class_weights balanced --episode_classes 5 --episode_examples 2 --episodes_per_epoch 9",
+        "class_weights and episode_classes",
+    ),
+    ("--class_weights balanced --head_kwargs {class_weights:[1,2]}", "class_weights and head_kwargs class_weights"),
+    (
+        "--label_smoothing_factor 0.1 --head_kwargs {label_smoothing:0.2}",
+        "label_smoothing_factor and head_kwargs label_smoothing",
+    ),
+    ("--loss_reduction sum --head_kwargs {reduction:mean}", "loss_reduction and head_kwargs reduction"),
+]
+
+
+@pytest.mark.parametrize(("words", "names"), TWICE)
+@pytest.mark.parametrize("task", ["classification", "joint", "retrieval"])
+def test_two_options_for_one_thing_are_an_error_before_the_data_is_loaded(task, words, names):
+    words = [word.replace(":", ": ") for word in f"--output_dir run {words}".split()]
+    arguments = parse_arguments(find_task(task).arguments, words, "")
+    with pytest.raises(ValueError, match=f"^{names} are two ways to .*; use only one of them"):
+        find_task(task).prepare(None, *arguments)

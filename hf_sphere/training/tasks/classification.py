@@ -11,6 +11,7 @@ from hf_sphere.data.options import ImageDataOptions
 from hf_sphere.training.arguments import RecipeArguments
 from hf_sphere.training.tasks import Prepared, Task, image
 from hf_sphere.utils.arguments import Arguments, Options, argument
+from hf_sphere.utils.checks import check_exclusive
 from hf_sphere.utils.loading import load_pretrained
 from hf_sphere.utils.texts import INTERVAL, show_metrics
 
@@ -112,7 +113,7 @@ def prepare(
     from hf_sphere.training import rejection
     from hf_sphere.training.evaluation import measure_classification
 
-    check_head(model_args, data_args)
+    check_head(model_args, data_args, args)
     if (level := evaluation.reject) is not None:
         if args.num_train_epochs == 0 or model_args.shard_classes:
             raise ValueError("reject does not apply to num_train_epochs 0 or shard_classes; use hf-sphere reject.")
@@ -129,10 +130,27 @@ def prepare(
     return image.provide(run, setup, model, describe_head(model.config), **functions)
 
 
-def check_head(model_args: ModelArguments, data_args: ImageDataOptions, default_head: str = "spherized") -> None:
-    """Raise an error for a new head that does not exist or have the options, or any without a loss of mixed images."""
+def check_head(
+    model_args: ModelArguments, data_args: ImageDataArguments, args: RecipeArguments, default_head: str = "spherized"
+) -> None:
+    """Check the arguments of the head.
+
+    A new head that does not exist or have the options is an error, and so are any without a loss of mixed images, and
+    two arguments for one thing.
+    """
     from hf_sphere.nn.heads.base import HEADS, check_options
 
+    options, weights = model_args.head_kwargs, {"class_weights": model_args.class_weights}
+    for name in ("class_balanced_sampling", "episode_classes"):
+        check_exclusive("balance classes", weights | {name: getattr(data_args, name)})
+    of_the_run = weights | {
+        "label_smoothing_factor": args.label_smoothing_factor,
+        "loss_reduction": args.loss_reduction,
+    }
+    for option, (name, value) in zip(
+        ("class_weights", "label_smoothing", "reduction"), of_the_run.items(), strict=True
+    ):
+        check_exclusive(f"set {option}", {name: value, f"head_kwargs {option}": options.get(option)})
     name, saved = model_args.head or default_head, model_args.model_name_or_path
     if saved is None:
         check_options(name, model_args.head_kwargs)

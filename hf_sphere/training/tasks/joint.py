@@ -45,7 +45,7 @@ def prepare(
     """Check the head, load the data, build the model, and check that the values are in its range."""
     from hf_sphere.training.evaluation import measure_joint
 
-    check_head(model_args, data_args, "prototype")
+    check_head(model_args, data_args, args, "prototype")
     setup = load_images(run, model_args, data_args, "joint", targets=values, episodes=data_args.episodes)
     model = build_joint(setup, values)
     functions = {"measure": measure_joint, **calibration(run, setup, values.calibrate)}

@@ -31,7 +31,7 @@ def prepare(
     """Load the data and build the model; check that there are queries; evaluate a pretrained model."""
     from hf_sphere.training.evaluation import evaluate_frozen, evaluate_retrieval, measure_classification
 
-    classification.check_head(model_args, data_args)
+    classification.check_head(model_args, data_args, args)
     setup = load_images(run, model_args, data_args, "retrieval", targets=classes, episodes=data_args.episodes)
     images, model = setup.images, classification.build_classifier(setup, is_open_set=True)
     evaluate = partial(evaluate_retrieval, accelerator=run.accelerator)
