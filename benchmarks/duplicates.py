@@ -48,7 +48,7 @@ def copy(image: Any, random: np.random.Generator) -> Any:
     scale, file = random.uniform(0.5, 0.9), io.BytesIO()
     small = image.convert("RGB").resize([round(scale * side) for side in image.size], Image.Resampling.BICUBIC)
     small.save(file, "JPEG", quality=int(random.integers(75, 96)))
-    return Image.open(file).convert("RGB")
+    return Image.open(file, formats=["JPEG"]).convert("RGB")
 
 
 def embed_thumbnails(images: list[Any]) -> torch.Tensor:

@@ -14,13 +14,16 @@ import numpy as np
 import onnxruntime
 from PIL import Image
 
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+"""Formats that Pillow reads without another program; EPS would start Ghostscript."""
+
 TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 """`Image.Transpose` that turns an image upright, by EXIF orientation."""
 
 
 def prepare(file: str, options: dict) -> np.ndarray:
     """Read an image, and resize and normalize it as in training: (channels, height, width), float32."""
-    with Image.open(file) as image:
+    with Image.open(file, formats=FORMATS) as image:
         image.load()
         turn = TURNS.get(image.getexif().get(274))
     image = image if turn is None else image.transpose(Image.Transpose(turn))

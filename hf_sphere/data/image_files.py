@@ -13,6 +13,7 @@ from datasets.utils.file_utils import xopen
 from PIL import Image as PILImage, ImageFile
 
 from hf_sphere.utils.checks import check_regular
+from hf_sphere.utils.image_formats import open_format
 from hf_sphere.utils.progress import progress_bar
 from hf_sphere.utils.texts import damage
 
@@ -62,7 +63,7 @@ def open_image(record: dict[str, Any] | None) -> ImageFile.ImageFile:
             encoded = file.read()
     if encoded is None:
         check_regular(path)
-    image = PILImage.open(path if encoded is None else io.BytesIO(encoded))
+    image = open_format(path if encoded is None else io.BytesIO(encoded))
     if getattr(image, "is_animated", False) and image.format != "MPO":  # MPO: a photo with its preview
         image.close()
         raise ValueError("it is animated; save one of its frames")

@@ -11,6 +11,8 @@ from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode, functional as tvF
 
+from hf_sphere.utils.image_formats import check_format
+
 WHITE = (255, 255, 255)
 """Default color behind transparent parts: under those of drawings, most files have black."""
 
@@ -66,6 +68,7 @@ def turn_upright(image: Image.Image) -> Image.Image:
 
     Other metadata is not kept: PIL fails to write much of what cameras and programs write.
     """
+    check_format(image)
     image.load()
     orientation = read_orientation(image)
     if orientation == 1:

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Features
-from PIL import Image as PILImage
 
 from hf_sphere.data.parquet import ParquetSplit
 from hf_sphere.data.published_images.layouts import PUBLISHED, READERS, Reader, Row, Splits
 from hf_sphere.utils.checks import check_regular
 from hf_sphere.utils.files import atomic_folder
+from hf_sphere.utils.image_formats import open_format
 from hf_sphere.utils.progress import progress_bar
 from hf_sphere.utils.texts import damage
 
@@ -88,7 +88,7 @@ def _write_split(folder: Path, split: str, rows: list[Row], features: Features, 
             check_regular(row.path)
             encoded = row.path.read_bytes()
             try:
-                with PILImage.open(io.BytesIO(encoded)) as image:
+                with open_format(io.BytesIO(encoded)) as image:
                     size = image.size
             except Exception as error:  # of PIL and its plugins, of many classes
                 reader.leave_out(split, "have an unreadable image", [f"{row.path} ({damage(error)})"], len(rows))
