@@ -16,14 +16,14 @@ import torch
 from datasets import Dataset
 from huggingface_hub.constants import HF_HOME
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torchvision.transforms.v2 import InterpolationMode, RandAugment, RandomResizedCrop, functional as tvF
 
 from hf_sphere.data.augmentation import Augmentation, drawing_from
 from hf_sphere.data.image_files import encoded_images, examine_files, file_names, log_transparent, open_image
-from hf_sphere.utils.files import atomic_file
+from hf_sphere.utils.files import atomic_file, read_tensors
 from hf_sphere.utils.pixels import WHITE, convert_image, read_orientation, resize_image, turn_upright
 from hf_sphere.utils.progress import progress_bar
 from hf_sphere.utils.texts import damage
@@ -315,7 +315,7 @@ def _read_cache(path: Path) -> dict[str, Tensor] | None:
     if not path.is_file():
         return None
     try:
-        stored = load_file(path)
+        stored = read_tensors(path)
         return {name: stored[name] for name in ("images", "indices", "transparent")}
     except (OSError, SafetensorError, KeyError):
         logger.warning("The cache file %s is damaged; decoding again.", path)

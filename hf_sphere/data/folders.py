@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import shlex
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,28 +35,51 @@ MOST_BRACKETS = 500
 """Lines of JSON with fewer opening brackets are not checked for their depth."""
 
 
-def list_files(folder: Path, suffixes: Collection[str]) -> list[Path]:
+def list_files(folder: Path, suffixes: Collection[str], *, follow_links: bool = False) -> list[Path]:
     """Return the files below a folder with one of the suffixes, sorted; hidden ones are left out.
 
-    Links to folders outside it are followed. A path that is not UTF-8 text or a regular file is an error.
+    The folder may be a link. A link in it to a file or folder outside it is an error, unless links are followed. A path
+    that is not UTF-8 text or a regular file is an error.
     """
-    files, root = [], os.path.realpath(folder)
+    files, outside, root = list[Path](), list[Path](), Path(os.path.realpath(folder))
     for parent, folders, names in os.walk(folder, followlinks=True):
-        linked = {n: os.path.realpath(os.path.join(parent, n)) for n in folders if os.path.islink(f"{parent}/{n}")}
-        inside = {n for n, target in linked.items() if os.path.commonpath([root, target]) in (root, target)}
-        folders[:] = [n for n in folders if not n.startswith(".") and n not in inside]
-        files += [Path(parent, n) for n in names if n[0] != "." and os.path.splitext(n)[1].lower() in suffixes]
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        linked = [Path(parent, name) for name in folders if os.path.islink(os.path.join(parent, name))]
+        leaving = [link for link in linked if leaves(root, link)]
+        # What is linked inside is listed there, and a folder around this one would have no end.
+        followed = {link.name for link in leaving if follow_links and not root.is_relative_to(os.path.realpath(link))}
+        folders[:] = [name for name in folders if name in followed or Path(parent, name) not in linked]
+        found = [Path(parent, n) for n in names if n[0] != "." and os.path.splitext(n)[1].lower() in suffixes]
+        outside += leaving + [file for file in found if file.is_symlink() and file.exists() and leaves(root, file)]
+        files += found
     check_names(files)
     for file in files:
         check_regular(file)
+    if outside and not follow_links:
+        raise ValueError(
+            f"{folder} has {len(outside):,} link(s) to what is outside it: {', '.join(map(str, sorted(outside)[:5]))}. "
+            "Copy the files into the folder; only training follows links, with --follow_links."
+        )
     return sorted(files)
+
+
+def leaves(root: Path, path: str | os.PathLike) -> bool:
+    """Whether a path leads out of a folder, which is named without links; files of the Hub's cache are beside it."""
+    target = Path(os.path.realpath(path))
+    blobs = root.parent.parent / "blobs" if root.parent.name == "snapshots" else root
+    return not (target.is_relative_to(root) or target.is_relative_to(blobs))
 
 
 def check_names(files: Iterable[Path]) -> None:
     """Raise an error if the path of a file is not UTF-8 text, which `datasets` cannot store."""
     for file in files:
-        if os.fsencode(file).decode(errors="replace") != str(file):
-            raise ValueError(f"the path {os.fsencode(file)!r} is not UTF-8 text; rename the file or its folder.")
+        path = os.fsencode(file)
+        text = path.decode(errors="replace")
+        if text != str(file) and text.encode() == path:
+            how = f"the locale, whose encoding is {sys.getfilesystemencoding()}, cannot represent the path {text!r}"
+            raise ValueError(f"{how}; set a UTF-8 locale, such as LC_ALL=C.UTF-8, or PYTHONUTF8=1.")
+        if text != str(file):
+            raise ValueError(f"the path {path!r} is not UTF-8 text; rename the file or its folder.")
 
 
 def check_depth(tables: Iterable[Path]) -> None:
@@ -127,7 +151,7 @@ def log_unread(folder: Path) -> None:
         return
     files = load_dataset_builder(str(folder)).config.data_files or {}
     read = {os.path.realpath(file) for each in files.values() for file in each}
-    both = list_files(folder, {Path(file).suffix.lower() for file in read})
+    both = list_files(folder, {Path(file).suffix.lower() for file in read}, follow_links=True)
     if unread := [file for file in both if os.path.realpath(file) not in read]:
         text = "%d of %d files in %s are in no split, such as %s: `datasets` takes names with train or test for splits."
         logger.warning(text, len(unread), len(both), folder, unread[0].relative_to(folder))
@@ -141,13 +165,13 @@ def has_configs(folder: Path) -> bool:
 
 def has_metadata(folder: Path) -> bool:
     """Whether `datasets` reads the classes of a folder from a file, which names the images."""
-    tables = list_files(folder, TABLES)
+    tables = list_files(folder, TABLES, follow_links=True)  # they are checked when they are loaded
     return any(b"file_name" in file.read_bytes() for file in tables if file.name in ImageFolder.METADATA_FILENAMES)
 
 
 def has_tables(folder: Path) -> bool:
     """Whether `datasets` reads tables in a folder, or tar files, and not the images beside them."""
-    if not list_files(folder, {".arrow", ".parquet", ".tar"}):
+    if not list_files(folder, {".arrow", ".parquet", ".tar"}, follow_links=True):
         return False
     try:
         return not isinstance(load_dataset_builder(str(folder)), ImageFolder)

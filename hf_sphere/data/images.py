@@ -353,7 +353,8 @@ def _corruption(options: ImageSourceOptions, seed: int) -> Corruption:
 
 def _load_splits(options: ImageSourceOptions, dataset: Any, *, streaming: bool = False) -> Any:
     if dataset is None:
-        return sources.load_splits(options.dataset_name, options.dataset_config_name, streaming=streaming)
+        links = {"follow_links": options.follow_links}
+        return sources.load_splits(options.dataset_name, options.dataset_config_name, streaming=streaming, **links)
     if streaming:
         return dataset
     named = dataset if isinstance(dataset, dict) else {}

@@ -89,6 +89,9 @@ class ImageSourceOptions(Arguments):
         "auto", "Keep images in memory and in cache_dir; auto: up to 96 pixels a side, in at most half the free memory."
     )
     dataloader_num_workers: int | None = argument(None, "Decoding processes; default: one per core.", ge=0, le=1024)
+    follow_links: bool = argument(
+        False, "Follow links in the folder of the dataset to files outside it, which are an error by default."
+    )
 
     def __post_init__(self) -> None:
         self.dataset_name = os.fspath(self.dataset_name)
@@ -247,6 +250,9 @@ class TextDataOptions(Arguments):
     )
     cache_dir: str | None = argument(None, "Cache folder for prepared text; by default the cache of `datasets`.")
     preprocessing_num_workers: int | None = argument(None, "Tokenization processes; default: one.", ge=1, le=1024)
+    follow_links: bool = argument(
+        False, "Follow links in the folder of the dataset to files outside it, which are an error by default."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

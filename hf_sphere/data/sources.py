@@ -34,8 +34,13 @@ LABEL_COLUMNS = ("label", "fine_label", "labels", "coarse_label", "cls")
 VALUE_COLUMNS = ("value", "target", "year", "creation_year", "age", "regression_label")
 
 
-def load_splits(name: str, config_name: str | None = None, *, streaming: bool = False) -> Any:
-    """Load all splits of an image dataset: a bundled one, one on the Hub, or a folder of parquet files or images."""
+def load_splits(
+    name: str, config_name: str | None = None, *, streaming: bool = False, follow_links: bool = False
+) -> Any:
+    """Load all splits of an image dataset: a bundled one, one on the Hub, or a folder of parquet files or images.
+
+    Links in a folder to files outside it are an error, unless links are followed.
+    """
     if name in BUNDLED and Path(name).is_dir():
         raise ValueError(f"{name} is a bundled dataset and a folder; write ./{name} for the folder, or rename it.")
     if name in BUNDLED and streaming:
@@ -44,8 +49,8 @@ def load_splits(name: str, config_name: str | None = None, *, streaming: bool = 
         return DatasetDict(BUNDLED[name]())
     if Path(name).is_file():
         raise ValueError(f"{name} is a file; give the folder that contains it.")
-    files = folders.list_files(Path(name), folders.SUFFIXES | folders.UNREADABLE)
-    tables = folders.list_files(Path(name), folders.TABLES)
+    files = folders.list_files(Path(name), folders.SUFFIXES | folders.UNREADABLE, follow_links=follow_links)
+    tables = folders.list_files(Path(name), folders.TABLES, follow_links=follow_links)
     folders.check_depth(tables)
     of_tables = not files or folders.has_metadata(Path(name)) or folders.has_tables(Path(name))
     folders.check_found(Path(name), tables if of_tables else files)
@@ -62,7 +67,7 @@ def load_splits(name: str, config_name: str | None = None, *, streaming: bool = 
         message = "%d photo(s) in %s are left out, such as %s: convert them to JPEG."
         logger.warning(message, len(skipped), name, skipped[0].relative_to(name))
     lost = len(files) - len(skipped) - sum(map(len, splits.values()))
-    if lost > 0 and not tables and not folders.list_files(Path(name), {".md"}):
+    if lost > 0 and not tables and not folders.list_files(Path(name), {".md"}, follow_links=True):
         message = "%d of %d images in %s are in no split: `datasets` takes names with train or test for splits."
         logger.warning(message, lost, len(files), name)
     return splits

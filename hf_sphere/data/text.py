@@ -87,7 +87,9 @@ def load_text_data(
     if options.whole_word_masking and not tokenizer.is_fast:
         raise ValueError(f"whole_word_masking needs a fast tokenizer; {type(tokenizer).__name__} is a slow one.")
     with _progress_bars(progress):
-        splits = load_text_splits(options.dataset_name, options.dataset_config_name, options.cache_dir)
+        splits = load_text_splits(
+            options.dataset_name, options.dataset_config_name, options.cache_dir, options.follow_links
+        )
         names = _choose_splits(splits, options)
         rows = {key: find_split(splits, split, f"--{key}_split") for key, split in names.items()}
         column = common_column(rows, options.text_column_name, TEXT_COLUMNS, "text")
@@ -131,16 +133,22 @@ def load_text_data(
 
 
 def load_text_splits(
-    name: str, config_name: str | None = None, cache_dir: str | os.PathLike | None = None
+    name: str,
+    config_name: str | None = None,
+    cache_dir: str | os.PathLike | None = None,
+    follow_links: bool = False,
 ) -> DatasetDict:
     """Load all splits of a text dataset.
 
     The name is a Hub id, a folder of parquet or text files (or its subfolder `config_name`, if that exists), or a
-    single file, which becomes the split `train`.
+    single file, which becomes the split `train`. Links in a folder to files outside it are an error, unless links
+    are followed.
     """
     path, cache = Path(name), None if cache_dir is None else str(cache_dir)
     if path.is_file() and path.suffix.lower() not in FILE_KINDS:
         raise ValueError(f"{name} is not a file of text; the supported kinds are: {', '.join(FILE_KINDS)}.")
+    if path.is_dir():
+        folders.list_files(path, {*folders.TABLES, *FILE_KINDS}, follow_links=follow_links)
     if path.is_file():
         splits = load_file(name, cache_dir=cache)
     elif config_name is not None and (path / config_name).is_dir():

@@ -16,7 +16,7 @@ from datasets.utils.file_utils import xopen
 from huggingface_hub.constants import HF_HUB_CACHE
 from PIL.Image import Image as PILImage
 
-from hf_sphere.data.folders import TABLES, list_files
+from hf_sphere.data.folders import TABLES, leaves, list_files
 from hf_sphere.data.image_files import open_image
 from hf_sphere.search.source import Content, ImageSource
 from hf_sphere.search.space import EmbeddingSpace
@@ -91,7 +91,7 @@ def _identify(source: ImageSource, row: int) -> ImageState:
     if path and source.split is not None and not _is_remote(path):
         path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
         roots = (os.path.realpath(root) for root in (source.name, HF_HUB_CACHE, config.HF_DATASETS_CACHE))
-        if not path.startswith(tuple(os.path.join(root, "") for root in roots)):
+        if all(leaves(Path(root), path) for root in roots):
             raise ValueError(f"row {row} of {source.name} names the file {path}, which is not in it; copy it there.")
     state = file_state(path) if path else None  # before it is read, so that a later change is noticed
     try:
@@ -157,6 +157,9 @@ class IndexedImages:
             if self.place(row) is None or self.encoder.content != "image":
                 raise ValueError("it was in memory, or is no image")
             record: Any = {"bytes": None, "path": path}
+            name = self.sources[source][0]
+            if name and os.path.isdir(name) and leaves(Path(os.path.realpath(name)), path):
+                raise ValueError(f"it is outside {name}; copy it there, and add it again")
             if self.sources[source][1] is not None:
                 if self.has_changed(source):
                     raise ValueError("its dataset has changed; add it again")

@@ -125,7 +125,8 @@ class ImageSource:
                 return cls.of([path])
             if content == "image" and column is None and str(images) not in sources.BUNDLED:
                 files = folders.list_files(path, folders.SUFFIXES)
-                if path.is_dir() and not files and not folders.list_files(path, folders.TABLES | folders.UNREADABLE):
+                others = folders.list_files(path, folders.TABLES | folders.UNREADABLE)
+                if path.is_dir() and not files and not others:
                     raise ValueError(f"{path} has no images.")
                 if files and folders.has_metadata(path):
                     of_rows["split"] = split or "all"

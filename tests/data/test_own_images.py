@@ -3,8 +3,11 @@
 import io
 import logging
 import os
+import re
+import shutil
 import socket
 import subprocess
+import sys
 import tarfile
 import zipfile
 
@@ -139,9 +142,55 @@ class TestFolders:
         (path / "dogs").rename(tmp_path / "elsewhere")
         (path / "dogs").symlink_to(tmp_path / "elsewhere")
         with pytest.raises(ValueError, match=r"dogs is a link to a folder, .* its 3 file\(s\) would be left") as caught:
-            load_splits(str(path))
+            load_splits(str(path), follow_links=True)
         subprocess.run(str(caught.value).rpartition(": ")[2], shell=True, check=True)
-        assert load_splits(str(path))["train"].features["label"].names == ["cats", "dogs"]
+        assert load_splits(str(path), follow_links=True)["train"].features["label"].names == ["cats", "dogs"]
+
+    @pytest.mark.parametrize("what", ["file", "folder", "parent", "table", "file in a folder that is linked inside"])
+    @pytest.mark.parametrize("read", [ImageSource.of, load_splits], ids=["index", "training"])
+    def test_a_link_out_of_the_folder_is_an_error(self, folder, tmp_path, what, read):
+        path, elsewhere = folder(cats=2, dogs=2), tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        for name in ("s.png", "t.csv"):
+            shutil.copy(path / "cats" / "0.png", elsewhere / name)
+        link = path / {"table": "t.csv"}.get(what, "cats/x.png")
+        targets = {"folder": elsewhere, "parent": tmp_path, "table": elsewhere / "t.csv"}
+        link.symlink_to(targets.get(what, elsewhere / "s.png"))
+        if what.endswith("inside"):
+            (path / "again").symlink_to(path / "cats")
+        (tmp_path / "linked").symlink_to(path)
+        with pytest.raises(ValueError, match=rf"has 1 link\(s\) to what is outside it: \S*{link.name}\. Copy"):
+            read(str(tmp_path / "linked"))
+
+    def test_training_follows_links_of_files_if_asked(self, folder, tmp_path):
+        path = folder(cats=4, dogs=4)
+        for number in range(7):
+            target = shutil.copy(path / "cats" / "0.png", tmp_path / f"{number}.png")
+            (path / "cats" / f"x{number}.png").symlink_to(target)
+        options = {"dataset_name": str(path), "keep_in_memory": "no"}
+        listed = ", ".join(str(path / "cats" / f"x{number}.png") for number in range(5))
+        with pytest.raises(ValueError, match=rf"has 7 link\(s\) to what is outside it: {re.escape(listed)}\. "):
+            load_image_data(ImageDataOptions(**options))
+        data = load_image_data(ImageDataOptions(**options, follow_links=True))
+        assert sum(len(batches.labels) for batches in (data.train, data.evaluation)) == 15
+
+    def test_a_snapshot_in_the_cache_of_the_hub_is_read(self, folder, tmp_path):
+        path = folder(cats=2, dogs=2)
+        (tmp_path / "repo" / "blobs").mkdir(parents=True)
+        for file in path.rglob("*.png"):
+            blob = tmp_path / "repo" / "blobs" / f"{file.parent.name}{file.stem}"
+            file.rename(blob)
+            file.symlink_to(blob)
+        (tmp_path / "repo" / "snapshots").mkdir()
+        assert len(list_files(path.rename(tmp_path / "repo" / "snapshots" / "1a"), {".png"})) == 4
+
+    def test_the_locale_is_named_if_it_cannot_represent_a_path(self, folder):
+        path = folder(**{"k\u00e4se": 2}, dogs=2)
+        code = "import sys; from hf_sphere.data.folders import *; list_files(Path(sys.argv[1]), {'.png'})"
+        settings = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+        run = subprocess.run([sys.executable, "-c", code, path], env=settings, capture_output=True, text=True)
+        assert "ValueError: the locale, whose encoding is ascii, cannot represent the path" in run.stderr
+        assert "set a UTF-8 locale" in run.stderr
 
     def test_links_inside_the_folder_and_to_it_are_not_followed(self, folder, tmp_path):
         path = folder(cats=2, dogs=2)

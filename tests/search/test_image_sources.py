@@ -73,12 +73,6 @@ def test_a_picture_beside_the_tables_of_a_data_set_is_not_the_data(tmp_path, dig
     assert (source.split, source.names, source.labels) == ("test", [f"test/{n}" for n in range(3)], ["a", "b", "a"])
 
 
-def test_a_linked_folder_is_a_class(photos, tmp_path):
-    (photos / "odd").rename(tmp_path / "elsewhere")
-    (photos / "odd").symlink_to(tmp_path / "elsewhere")
-    assert ImageSource.of(photos).labels == ["even"] * 3 + ["odd"] * 3 + [""]
-
-
 @pytest.mark.parametrize("several", [True, False])
 def test_a_name_that_is_not_utf_8_is_named(tmp_path, digits, several):
     odd = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.png")
