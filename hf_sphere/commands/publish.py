@@ -3,8 +3,9 @@
 hf-sphere publish outputs/birds --repo_id me/birds
 hf-sphere publish hub_cards/mnist-lenet5-plain --repo_id mnist-lenet5-plain --private
 
-Weights, settings, results and card are uploaded; checkpoints, logs, hidden and other files are not. Access tokens and
-local paths are removed from the texts. Log in with `hf auth login` before, or set `HF_TOKEN`.
+Weights, settings, vocabularies, results and card are uploaded; checkpoints, logs and other files are not. Access tokens
+and local paths are removed from the card and run.json. Nothing is uploaded if credentials, paths of users or links out
+of the folder remain; they are listed. Log in with `hf auth login` before, or set `HF_TOKEN`.
 """
 
 from collections.abc import Sequence

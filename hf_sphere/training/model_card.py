@@ -97,9 +97,9 @@ def publish(
         name = args.hub_model_id or run.output_dir.name
         try:
             name = upload(run.output_dir, split_files(run.output_dir)[0], name)
-        except ConnectionError as error:
+        except (ConnectionError, ValueError) as error:
             again = f"hf-sphere publish {shlex.quote(str(run.output_dir))} --repo_id {name}"
-            raise ConnectionError(f"{error} The model is saved; to try again: {again}") from error
+            raise type(error)(f"{error} The model is saved; to try again: {again}") from error
         run.accelerator.print(f"uploaded to {name}")
 
 

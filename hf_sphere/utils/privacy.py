@@ -1,12 +1,37 @@
-"""Removal of access tokens and absolute paths from what is written."""
+"""Removal of access tokens and absolute paths from what is written, and a search for what would remain."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 _TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
 _FOLDERS = re.compile(r"(?<![\w./:~])(?:/[^/\s'\",{}]+)+/(?=[^/\s])")  # not in URLs and relative paths
+
+_CREDENTIALS = re.compile(
+    r"\b(?:hf_|gh[opsur]_|github_pat_|glpat-|npm_|pypi-|sk-|xox[abeprs]-)[A-Za-z0-9_-]{16,}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"
+    r"|\bAIza[\w-]{30,}|\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.|-----BEGIN [A-Z ]*PRIVATE KEY"
+    r"|\b[a-z][a-z0-9+.-]*://(?:[^\s/@:\"']*:[^\s/@\"']+|[^\s/@:\"']{16,})@"
+    r"|(?i:\bBearer\s+[\w.~+/-]{16,}|(?:password|passwd|api[_-]?key|secret[_-]?(?:access[_-]?)?key)\\?[\"']?\s*[:=]"
+    r"\s*\\?[\"']?[^\s\"',\\]{8,})"
+)
+_USER_PATHS = re.compile(
+    r"file:/|\b[A-Z]:(?:\\+|/)\w|(?<![\w\\])\\{2,4}[\w.-]+\\+\w|(?<![\w./~])~[A-Za-z][\w.-]*/\w"
+    r"|(?<![\w.])/(?:home|Users|root)/[^\s\"',]"
+)
+
+
+def find_private(text: str, *, paths: bool = True) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a text, from 1, that have credentials of any kind or, with `paths`, paths of users, and what.
+
+    Of a credential only the first characters are shown.
+    """
+    for number, line in enumerate(text.splitlines(), 1):
+        if found := _CREDENTIALS.search(line):
+            yield number, f"a credential, {found[0][:6]}..."
+        if paths and (path := _USER_PATHS.search(line) or _FOLDERS.search(line)):
+            shown = re.split(r"[\s\"',]", line[path.start() :])[0][:60]
+            yield number, f"a local path, {shown}"
 
 
 def hide_tokens(value: Any) -> Any:

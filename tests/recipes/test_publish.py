@@ -7,8 +7,10 @@ import pytest
 from httpx import Request, Response
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
+from safetensors.torch import load_file, save_file
 
 from hf_sphere.commands import publish
+from hf_sphere.utils.privacy import find_private
 
 
 @pytest.fixture
@@ -45,14 +47,72 @@ def test_checkpoints_logs_pickles_and_local_paths_stay(folder, commits, capsys):
     assert f"left out  {left}\n" in capsys.readouterr().out
 
 
-def test_private_text_is_not_uploaded(folder, commits):
+def test_private_text_of_the_card_is_not_uploaded(folder, commits):
     token = "hf_" + "a" * 30
     with (folder / "README.md").open("a") as card:
         card.write(f"\nTrained on /home/someone/images/birds with {token}.\n")
-    (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | {"note": token}))
     publish.main([str(folder), "--repo_id", "model"])
     assert b"Trained on birds with <token>." in commits["README.md"]
-    assert token.encode() not in commits["config.json"]
+
+
+def test_what_does_not_belong_to_a_model_stays(folder, commits):
+    for name in ("notes.txt", "customers.json", "more.safetensors", "draft.md"):
+        (folder / name).write_text("private")
+    publish.main([str(folder), "--repo_id", "model"])
+    assert set(commits).isdisjoint({"notes.txt", "customers.json", "more.safetensors", "draft.md"})
+
+
+PRIVATE = [
+    *("hf_" + "a" * 30, "ghp_" + "A1b" * 12, "https://user:password@host/a.git", "AKIA" + "Z" * 16),
+    *("sk-" + "a1" * 12, "password=correct-horse", "-----BEGIN RSA PRIVATE KEY-----"),
+    *(
+        "/home/alice/photos",
+        "file:///home/alice/a.png",
+        "C:\\Users\\alice\\photos",
+        "/Users/alice/a.png",
+        "~alice/photos",
+    ),
+    *("\\\\server\\share\\a", "/data/alice/photos/a.png"),
+]
+
+
+@pytest.mark.parametrize("name", ["config.json", "training_data.json", "all_results.json"])
+@pytest.mark.parametrize("text", PRIVATE)
+def test_an_upload_of_private_text_stops_with_a_list(folder, commits, name, text):
+    values = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
+    (folder / name).write_text(json.dumps(values | {"note": text}, indent=2))
+    with pytest.raises(
+        ValueError, match=rf"has what must not be public: {name}, line \d+: a (credential|local path), "
+    ):
+        publish.main([str(folder), "--repo_id", "model"])
+    assert not commits
+
+
+@pytest.mark.parametrize(
+    "text", ["ghp_" + "A1b" * 12, "https://user:password@host/a", "file:///home/alice", "C:\\Users\\a"]
+)
+@pytest.mark.parametrize("name", ["README.md", "run.json"])
+def test_what_cannot_be_removed_from_a_text_stops_the_upload(folder, commits, name, text):
+    with (folder / name).open("a") as file:
+        file.write(f"\n{text}\n")
+    with pytest.raises(ValueError, match=f"has what must not be public: {name}, line"):
+        publish.main([str(folder), "--repo_id", "model"])
+    assert not commits
+
+
+def test_metadata_of_weights_are_searched(folder, commits):
+    weights = load_file(folder / "model.safetensors")
+    save_file(weights, folder / "model.safetensors", {"format": "pt", "from": "/home/alice/model"})
+    with pytest.raises(ValueError, match=r"model.safetensors, line 1: a local path, /home/alice/model"):
+        publish.main([str(folder), "--repo_id", "model"])
+    assert not commits
+
+
+def test_a_link_out_of_the_folder_stops_the_upload(folder, commits, tmp_path):
+    (folder / "run.json").symlink_to(shutil.copy(folder / "config.json", tmp_path / "secret.json"))
+    with pytest.raises(ValueError, match=r"run.json is a link to a file outside the folder"):
+        publish.main([str(folder), "--repo_id", "model"])
+    assert not commits
 
 
 @pytest.mark.parametrize(
@@ -98,3 +158,9 @@ def test_an_error_of_the_hub_is_one_sentence(folder, monkeypatch, status, said):
     with pytest.raises(ConnectionError, match=said) as error:
         publish.main([str(folder), "--repo_id", "model"])
     assert "\n" not in str(error.value)
+
+
+def test_no_card_of_this_library_is_refused(root):
+    for card in sorted((root / "hub_cards").iterdir()):
+        texts = [file.read_text() for file in card.rglob("*") if file.suffix in (".md", ".json", ".yaml")]
+        assert [found for text in texts for found in find_private(text)] == []
