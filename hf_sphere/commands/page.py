@@ -10,6 +10,7 @@ import collections
 import contextlib
 import html
 import io
+import ipaddress
 import math
 import os
 import socket
@@ -17,11 +18,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from hf_sphere import search
 from hf_sphere.commands.search import compare_queries, make_table
 from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
 from hf_sphere.utils.checks import check_extra
+from hf_sphere.utils.privacy import hide_private
 
 SEARCH_AGAIN = """element.addEventListener("click", (event) => {
   const neighbor = event.target.closest("[data-row]");
@@ -43,6 +46,9 @@ class PageArguments(Arguments):
     model_name_or_path: str | None = argument(None, "Model of the index, if it was moved.")
     host: str | None = argument(None, "Address to listen on; localhost if not set.")
     port: int | None = argument(None, "Port; the first free one if not set.", ge=1, le=65535)
+    allowed_hosts: list[str] | None = argument(
+        None, "Further names by which visitors reach the page, such as that of a proxy."
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -51,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # before the import of gradio, which sends telemetry
     check_extra("app", "the search page", "gradio")
     import gradio as gr
+    from starlette.middleware import Middleware
 
     try:
         socket.create_server((args.host or "localhost", args.port or 0)).close()
@@ -64,7 +71,42 @@ def main(argv: Sequence[str] | None = None) -> None:
     # The default theme downloads its fonts.
     theme = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])
     options: dict[str, Any] = {"theme": theme, "css_paths": Path(__file__).with_name("page.css"), "ssr_mode": False}
+    host = args.host or os.environ.get("GRADIO_SERVER_NAME") or "localhost"
+    checked = Middleware(OwnHosts, host=host, allowed=args.allowed_hosts or ())
+    options["app_kwargs"] = {"middleware": [checked]}
     page.launch(server_name=args.host, server_port=args.port, max_file_size="50mb", **options)
+
+
+class OwnHosts:
+    """Refuses requests for another host than the page's own: a site that a visitor opens could name this machine so.
+
+    A page that listens on all addresses has each of them, and the name of the machine.
+    """
+
+    def __init__(self, app: Any, host: str, allowed: Sequence[str]) -> None:
+        self.app, self.is_public = app, host in ("0.0.0.0", "::")
+        self.names = {"localhost", "127.0.0.1", "::1", host.lower(), *(name.lower() for name in allowed)}
+        self.names |= {socket.gethostname().lower(), socket.getfqdn().lower()} if self.is_public else set()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request, or refuse it with the status 421."""
+        from starlette.responses import PlainTextResponse
+
+        answer = self.app
+        if scope["type"] in ("http", "websocket"):
+            hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+            if len(hosts) != 1 or not self.is_own(hosts[0]):
+                text = "This page has another name; add it to --allowed_hosts of hf-sphere page if it is yours.\n"
+                answer = PlainTextResponse(text, 421)
+        await answer(scope, receive, send)
+
+    def is_own(self, host: str) -> bool:
+        """Whether the Host of a request, with or without a port, is that of the page."""
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+            return name in self.names or (self.is_public and bool(ipaddress.ip_address(name)))
+        except ValueError:
+            return False
 
 
 def build_page(index: "search.ImageIndex") -> Any:
@@ -157,6 +199,8 @@ def show(index: Any, image: Any, text: str, classes: Any, count: float, level: A
         k = min(int(count), sum(name in classes for name in names) if classes else len(index))
         if image is not None and text:
             raise ValueError("There are an image and a text to search by: remove one of them.")
+        if text and not index.encoder.embeds_texts:
+            raise ValueError("The model of this index embeds no texts: choose an image.")
         options: dict[str, Any] = {"classes": classes or None}
         options["false_accept"] = None if (reason := index.why_no_level(query)) else level
         if image is None:
@@ -166,7 +210,7 @@ def show(index: Any, image: Any, text: str, classes: Any, count: float, level: A
             source.open(0)  # its error has no advice for the command line
             neighbors = index.search(source, k, progress=False, **options)
     except (ValueError, OSError) as error:
-        return draw_verdict(str(error).replace(f"{Path(image or '').parent}{os.sep}", ""))  # folder of the uploads
+        return draw_verdict(hide_private(str(error)))
     verdicts = []
     if neighbors.queries.get("known", [None])[0] is False:
         at = f"at its level of {100 * index.encoder.model.rejection.settings['level']:.3g} %"
@@ -201,7 +245,8 @@ def draw(index: "search.ImageIndex", neighbors: "search.Neighbors") -> str:
     rows = [row for row in neighbors.rows[0].tolist() if row >= 0]
     table, cards, kind = make_table(index, neighbors), "", index.encoder.content
     for row, cells in zip(rows, table, strict=True):
-        cells["file"] = index.images["file"][row]  # not where it is on this machine
+        file = index.images["file"][row]
+        cells["file"] = os.path.basename(file) if os.path.isabs(file) else file  # not where it is on this machine
         try:
             shown = html.escape(cells["text"]) if kind == "text" else draw_image(index.open_image(row))
             tag = f'button data-row="{row}" title="Search by this {kind}"'

@@ -933,6 +933,49 @@ def address(root, folder, start):
     return f"http://127.0.0.1:{port}"
 
 
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        *((name, 200) for name in ("localhost", "127.0.0.1:7860", "LOCALHOST:1", "[::1]:7860")),
+        *((name, 421) for name in ("evil.example", "evil.example:80", "localhost.evil.example", "8.8.8.8", "", "[")),
+    ],
+)
+def test_the_page_answers_only_requests_for_its_host(address, sent, status):
+    for path in ("/", "/config", "/gradio_api/info"):
+        assert httpx.get(f"{address}{path}", headers={"Host": sent}).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed", "sent", "expected"),
+    [
+        ("0.0.0.0", [], "192.168.1.5:7860", True),
+        ("0.0.0.0", [], socket.gethostname(), True),
+        ("0.0.0.0", [], "evil.example", False),
+        ("localhost", ["Search.example"], "search.example", True),
+        ("photos.lan", [], "photos.lan:80", True),
+        ("photos.lan", [], "192.168.1.5", False),
+    ],
+)
+def test_the_hosts_of_a_page_are_those_that_it_was_started_with(load_recipe, host, allowed, sent, expected):
+    assert load_recipe("search_page").OwnHosts(None, host, allowed).is_own(sent) is expected
+
+
+def test_the_page_shows_no_path_of_the_server(load_recipe, folder, photos):
+    page, index = load_recipe("search_page"), ImageIndex.load(folder)
+    files = [*photos.rglob("*.png")][:9]
+    index.encoder.name = str(photos.parent / "model")
+    given = ImageIndex.build(index.encoder, files)
+    texts = [page.show(index, None, "a bird", [], 3, recent=[])]
+    texts += [
+        page.show(given, files[0], "", [], 3, recent=[]),
+        page.show(index, photos / "none.png", "", [], 3, recent=[]),
+    ]
+    assert "embeds no texts" in texts[0]
+    assert files[0].name in texts[1]
+    assert "none.png" in texts[2]
+    assert [text for text in texts if str(photos.parent) in text] == []
+
+
 @pytest.fixture(params=[1280, 390])
 def page(request, address, chromium):
     """The page in a desktop and in a phone browser without network; no test may leave an error in the console."""
