@@ -119,6 +119,28 @@ class Golden(dict[str, torch.Tensor]):
             self.cases = {case["case"]: case for case in json.loads(file.metadata()["cases"])}
 
 
+@pytest.fixture
+def refused_renames(monkeypatch) -> list[Path]:
+    """Refuse, as Windows does, to rename and replace mapped files and folders with some; the list of what was tried."""
+    maps, tried = Path("/proc/self/maps"), list[Path]()
+    if not maps.exists():
+        pytest.skip("needs /proc/self/maps")
+
+    def refusing(original: Callable[..., Any], changed: int) -> Callable[..., Any]:
+        def change(self: Path, target: Any) -> Any:
+            path = os.path.realpath((self, target)[changed])
+            if any(line.endswith(f" {path}") or f" {path}/" in line for line in maps.read_text().splitlines()):
+                tried.append(Path(path))
+                raise PermissionError(13, "Access is denied", path)
+            return original(self, target)
+
+        return change
+
+    monkeypatch.setattr(Path, "rename", refusing(Path.rename, 0))
+    monkeypatch.setattr(Path, "replace", refusing(Path.replace, 1))
+    return tried
+
+
 @pytest.fixture(scope="session")
 def golden() -> Callable[[str], Golden]:
     """Reader of the files in tests/golden."""

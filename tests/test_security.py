@@ -21,14 +21,22 @@ import timm
 import torch
 import yaml
 from accelerate import Accelerator
+from PIL import EpsImagePlugin, Image
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, CLIPConfig, CLIPImageProcessor, CLIPModel, ViTConfig, ViTModel
 
-from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionModel
+from hf_sphere import (
+    SphereVisionConfig,
+    SphereVisionForImageClassification,
+    SphereVisionImageProcessor,
+    SphereVisionModel,
+)
 from hf_sphere.analogies import LanguageModel
+from hf_sphere.data import ImageDataOptions, load_image_data
+from hf_sphere.data.thumbnails import load_thumbnails
 from hf_sphere.models.backbones import create_backbone
 from hf_sphere.prototypes import embed_class_names
-from hf_sphere.search import ImageEncoder
+from hf_sphere.search import ImageEncoder, ImageSource
 from hf_sphere.search.extract import load_embedding_model
 from hf_sphere.training.checkpoints import RunState, load_checkpoint, save_checkpoint
 from hf_sphere.training.optimization import start_average
@@ -87,6 +95,81 @@ class Marker:
 
     def __reduce__(self) -> tuple[Callable, tuple]:
         return Path.touch, (self.path,)
+
+
+def test_every_image_is_opened_with_a_list_of_formats():
+    opened = [(place, call) for place, name, call in calls() if name.endswith("Image.open")]
+    assert opened
+    assert [place for place, call in opened if "formats" not in {keyword.arg for keyword in call.keywords}] == []
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+
+
+@pytest.fixture
+def gs_runs(tmp_path, monkeypatch):
+    """A file that a stand-in for Ghostscript writes."""
+    ran = tmp_path / "ran"
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "gs"
+    program.write_text(f"#!/bin/sh\necho run >> {ran}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
+    return ran
+
+
+@pytest.fixture
+def crafted(tmp_path):
+    """A folder of two classes, and a file in it that is no PNG image."""
+    for number in range(6):
+        file = tmp_path / "photos" / "ab"[number % 2] / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (40 * number, 0, 0)).save(file)
+    (tmp_path / "photos" / "a" / "x.png").write_bytes(EPS)
+    return tmp_path / "photos" / "a" / "x.png"
+
+
+def test_pillow_alone_would_start_ghostscript(gs_runs, crafted):
+    with suppress(OSError, ValueError):  # the stand-in makes no image
+        Image.open(crafted).load()
+    assert gs_runs.exists()
+
+
+def stream(folder: Path) -> Any:
+    limits = {"max_train_samples": 7, "max_eval_samples": 7, "num_channels": 3, "image_size": [8]}
+    known = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "eval_split": "train", "dataloader_num_workers": 0}
+    return [*load_image_data(ImageDataOptions(str(folder), streaming=True, **limits, **known)).train.epoch()]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        pytest.param(lambda file: load_image_data(ImageDataOptions(str(file.parent.parent))), id="training"),
+        pytest.param(
+            lambda file: load_image_data(ImageDataOptions(str(file.parent.parent), keep_in_memory="no")),
+            id="training from disk",
+        ),
+        pytest.param(lambda file: stream(file.parent.parent), id="stream"),
+        pytest.param(lambda file: ImageSource.of(file).open(0), id="query"),
+        pytest.param(lambda file: ImageSource.of(file.parent.parent).open(3), id="image of a folder"),
+        pytest.param(lambda file: ImageSource.of([Image.open(file)]), id="image in memory"),
+        pytest.param(
+            lambda file: ImageSource.of([{"image": {"bytes": file.read_bytes(), "path": None}}]).open(0), id="bytes"
+        ),
+        pytest.param(lambda file: SphereVisionImageProcessor()(Image.open(file)), id="processor"),
+    ],
+)
+def test_no_image_starts_ghostscript(use, gs_runs, crafted):
+    with pytest.raises(ValueError, match=r"cannot identify|EPS|can be decoded|cannot be decoded"):
+        use(crafted)
+    assert not gs_runs.exists()
+
+
+def test_a_thumbnail_that_would_start_ghostscript_is_black(gs_runs, crafted):
+    thumbnails = load_thumbnails(str(crafted.parent.parent), ["train"], torch.arange(7))
+    assert thumbnails.amax((1, 2, 3)).count_nonzero() == 5  # one image is black
+    assert not gs_runs.exists()
 
 
 def test_a_pickled_checkpoint_of_a_model_is_not_executed(tmp_path):
@@ -395,6 +478,6 @@ def test_each_promise_names_tests_that_exist(root):
     text = (root / "SECURITY.md").read_text()
     rows = [row for row in text.splitlines() if row.startswith("| ") and "promise" not in row]
     named = [re.findall(r"`([\w/]*test_\w+\.py)`", row) for row in rows]
-    assert len(rows) == 14
+    assert len(rows) == 15
     assert all(named)
     assert all((root / "tests" / name).is_file() for names in named for name in names)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from hf_sphere.geometry.checks import check_integer
@@ -216,7 +216,7 @@ def _read(space_class: type[CompressedSpace], folder: Path) -> CompressedSpace:
     try:
         if damage := files.find_damage(folder, (ABOUT_FILE, CODES_FILE)):
             raise ValueError(damage)
-        about, tensors = files.read_json(folder / ABOUT_FILE), load_file(folder / CODES_FILE)
+        about, tensors = files.read_json(folder / ABOUT_FILE), files.read_tensors(folder / CODES_FILE)
         bits, names, groups = about["bits"], about["names"], tensors["groups"]
         if bits not in BITS or len(about["recall"]) != 3 or not all(0 <= value <= 1 for value in about["recall"]):
             raise ValueError(f"bits or recall of {ABOUT_FILE} is invalid")

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import torch
 from huggingface_hub.dataclasses import strict
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from hf_sphere.metrics.neighbors import Distance
@@ -23,7 +23,15 @@ from hf_sphere.search.neighbor_search import APPROXIMATE, NeighborSearch, Search
 from hf_sphere.search.rows import positions
 from hf_sphere.search.source import Content
 from hf_sphere.utils.checks import check_regular, error_text
-from hf_sphere.utils.files import MANIFEST_FILE, digest_file, find_damage, read_json, write_json, write_manifest
+from hf_sphere.utils.files import (
+    MANIFEST_FILE,
+    digest_file,
+    find_damage,
+    read_json,
+    read_tensors,
+    write_json,
+    write_manifest,
+)
 
 ABOUT_FILE, CODES_FILE = "index.json", "codes.safetensors"
 """Model, distance, sources and kind of search; and the codes of a `CompressedSpace`, whose folder is no index."""
@@ -95,7 +103,7 @@ def read_index(space_class: Any, folder: Path) -> tuple[About, dict[str, list[An
         for name in (EMBEDDINGS_FILE, IMAGES_FILE):
             check_regular(folder / name)
         about = _read_about(folder)
-        tensors = load_file(folder / EMBEDDINGS_FILE)
+        tensors = read_tensors(folder / EMBEDDINGS_FILE)
         embeddings = tensors["embeddings"]
         if embeddings.ndim != 2 or 0 in embeddings.shape or embeddings.dtype != torch.float32:
             raise ValueError(f"{EMBEDDINGS_FILE} has {embeddings.dtype} numbers of the shape {tuple(embeddings.shape)}")

@@ -11,10 +11,10 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from datasets.fingerprint import Hasher
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
-from hf_sphere.utils.files import UNFINISHED, resolve_output
+from hf_sphere.utils.files import UNFINISHED, read_tensors, resolve_output
 from hf_sphere.utils.progress import progress_bar
 
 logger = logging.getLogger(__name__)
@@ -79,6 +79,6 @@ def embed_batches(
 def _read(kept: Path, start: int) -> Batch | None:
     """Read the finished batch that starts at a row; one that is damaged, as after a power failure, is None."""
     try:
-        return load_file(kept / f"{start}.safetensors")
+        return read_tensors(kept / f"{start}.safetensors")
     except (OSError, SafetensorError):
         return None

@@ -322,6 +322,8 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
     def load(cls, folder: str | PathLike) -> "EmbeddingSpace":
         """Read a space that `save` wrote, or an `ImageIndex`; the vectors stay on disk, mapped into memory.
 
+        On Windows they are read, since it would refuse to replace a mapped file.
+
         Raises:
             FileNotFoundError: If there is none.
             ValueError: If a file is damaged.

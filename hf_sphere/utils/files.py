@@ -24,6 +24,9 @@ from hf_sphere.utils.locks import locked_file
 
 Result = TypeVar("Result")
 
+IS_WINDOWS = os.name == "nt"
+"""Windows refuses to replace files that are mapped into memory, and to rename their folders."""
+
 UNFINISHED = ".unfinished"
 REPLACED = ".replaced"
 READING_ATTEMPTS = 100
@@ -352,6 +355,14 @@ def find_damage(folder: Path, required: Collection[str] = ()) -> str | None:
     except (ValueError, TypeError, KeyError, AttributeError):
         return f"{MANIFEST_FILE} is damaged"
     return None
+
+
+def read_tensors(path: str | os.PathLike) -> dict[str, Any]:
+    """Read the tensors of a safetensors file; they are mapped into memory, but copied on Windows."""
+    from safetensors.torch import load_file
+
+    tensors = load_file(path)
+    return {name: tensor.clone() for name, tensor in tensors.items()} if IS_WINDOWS else tensors
 
 
 def digest_file(path: Path) -> str | None:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hf_sphere.utils import files
 from hf_sphere.utils.checks import check_regular, error_text
 
 WEIGHTS_PAGE = "docs/weights.md: weights and data without the Hub"
@@ -116,6 +117,8 @@ def load_model(
     of the part that is `unused`. See `load_pretrained`; the options can be another `dtype`.
     """
     model, report = load_pretrained(kind, name, output_loading_info=True, **{"dtype": "float32"} | options)
+    for tensor in (*model.parameters(), *model.buffers()) if files.IS_WINDOWS else ():
+        tensor.data = tensor.data.clone()  # mapped into memory, its file could not be replaced
     parameters = [parameter for parameter, _ in model.named_parameters() if parameter.split(".")[0] != unused]
     missing = [parameter for parameter in parameters if parameter in report["missing_keys"]]
     if missing and (complete or len(missing) == len(parameters)):

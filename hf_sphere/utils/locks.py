@@ -65,12 +65,16 @@ def _acquire(lock: BaseFileLock, path: Path, of: Path, *, wait: bool) -> None:
             return
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), path.stat()):
-                path.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
+                # Windows refuses the lock file to other handles, and its first byte to other readers.
+                os.ftruncate(descriptor, 0)
+                os.lseek(descriptor, 0, os.SEEK_SET)
+                os.write(descriptor, f" process {os.getpid()} on {socket.gethostname()}".encode())
                 return
         lock.release()  # the last owner removed this file after it was opened; a third process may hold a new one
 
 
 def _owner(path: Path) -> str:
-    with suppress(OSError):
-        return " ".join(path.read_text(encoding="utf-8", errors="replace").split()) or "another process"
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(1)
+        return " ".join(file.read().decode(errors="replace").split()) or "another process"
     return "another process"

@@ -82,6 +82,15 @@ def test_separate_queries_calibrate_the_codes():
     torch.testing.assert_close(small.calibration.scores, (queries @ vectors.T).amax(1).double(), atol=0.02, rtol=0)
 
 
+def test_codes_are_saved_to_their_folder_where_mapped_files_are_locked(space, tmp_path, monkeypatch, refused_renames):
+    space.compress().save(tmp_path / "codes")
+    monkeypatch.setattr("hf_sphere.utils.files.IS_WINDOWS", True)
+    loaded = CompressedSpace.load(tmp_path / "codes")
+    loaded.save(tmp_path / "codes")
+    assert len(CompressedSpace.load(tmp_path / "codes")) == len(loaded)
+    assert refused_renames == []
+
+
 def test_a_space_without_groups_is_saved(tmp_path):
     small = EmbeddingSpace.fit(clusters()[0]).compress(4)
     small.save(tmp_path / "small")

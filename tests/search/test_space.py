@@ -288,6 +288,22 @@ def test_a_loaded_space_is_changed_like_the_saved_one(tmp_path, score):
     assert torch.equal(space.calibration.scores, loaded.calibration.scores)
 
 
+@pytest.mark.parametrize("is_windows", [True, False])
+def test_a_space_replaces_its_folder_if_mapped_files_are_locked(
+    tmp_path, space, is_windows, monkeypatch, refused_renames
+):
+    space.save(tmp_path / "space")
+    monkeypatch.setattr("hf_sphere.utils.files.IS_WINDOWS", is_windows)
+    loaded = EmbeddingSpace.load(tmp_path / "space")
+    if is_windows:
+        loaded.save(tmp_path / "space")
+        assert EmbeddingSpace.load(tmp_path / "space").vectors.equal(space.vectors)
+    else:  # the file is mapped, and the stand-in notices it
+        with pytest.raises(PermissionError):
+            loaded.save(tmp_path / "space")
+    assert bool(refused_renames) is not is_windows
+
+
 def test_separate_queries_are_saved(tmp_path):
     space = EmbeddingSpace.fit(unit(20, 8), calibration=unit(30, 8, seed=1), calibration_groups=[0, 1, 2] * 10)
     space.save(tmp_path / "space")

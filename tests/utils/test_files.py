@@ -1,3 +1,5 @@
+import errno
+import io
 import json
 import os
 import stat
@@ -405,6 +407,44 @@ def test_a_writer_that_waits_says_for_whom(folder, caplog, monkeypatch):
     waiting.join()
     assert f"Waiting for process {os.getpid()} on " in caplog.text
     assert f"which writes {folder}" in caplog.text
+
+
+def test_the_owner_is_written_by_the_handle_that_holds_the_lock(folder, monkeypatch):
+    opened = io.open
+
+    def refuse(path: Any, *args: Any, **options: Any) -> Any:  # as Windows does for a locked file
+        if str(path).endswith(".lock.unfinished"):
+            raise PermissionError(errno.EACCES, "the file is locked", str(path))
+        return opened(path, *args, **options)
+
+    monkeypatch.setattr(io, "open", refuse)
+    with lock_folder(folder) as is_locked:
+        assert is_locked
+        descriptor = os.open(folder.with_name(".folder.lock.unfinished"), os.O_RDONLY)
+        written = os.read(descriptor, 99)
+        os.close(descriptor)
+    assert written.startswith(f" process {os.getpid()} on ".encode())
+
+
+def test_an_owner_whose_name_cannot_be_read_is_another_process(folder, monkeypatch):
+    def refuse(path: Any, *_: Any, **__: Any) -> Any:
+        raise PermissionError(errno.EACCES, "the file is locked", str(path))
+
+    with lock_folder(folder):
+        monkeypatch.setattr(io, "open", refuse)
+        caught: list[Exception] = []
+
+        def write() -> None:
+            try:
+                with lock_folder(folder, wait=False):
+                    pass
+            except FileExistsError as error:
+                caught.append(error)
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        thread.join()
+    assert [str(error) for error in caught] == [f"{folder} is in use by another process."]
 
 
 # Links, mounts and devices

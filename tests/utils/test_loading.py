@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModel, BertConfig, BertModel
 from hf_sphere.models.backbones.base import create_backbone
 from hf_sphere.models.pretrained_backbones import transformers_settings
 from hf_sphere.prototypes import embed_class_names
+from hf_sphere.utils.files import atomic_files
 from hf_sphere.utils.loading import load_dataset, load_file, load_model, load_pretrained, not_found
 from hf_sphere.utils.model_sources import find_weights
 
@@ -31,6 +32,17 @@ def test_a_model_saved_in_bfloat16_is_loaded_in_the_dtype_asked_for(options, exp
     BertModel(BertConfig(**sizes)).bfloat16().save_pretrained(tmp_path)
     model = load_model(AutoModel, tmp_path, **options)
     assert {parameter.dtype for parameter in model.parameters()} == {expected}
+
+
+def test_a_model_is_saved_to_its_folder_where_mapped_files_are_locked(tmp_path, monkeypatch, refused_renames):
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    BertModel(BertConfig(**sizes)).save_pretrained(tmp_path)
+    monkeypatch.setattr("hf_sphere.utils.files.IS_WINDOWS", True)
+    model = load_model(AutoModel, tmp_path)
+    with atomic_files(tmp_path) as unfinished:
+        model.save_pretrained(unfinished)
+    assert refused_renames == []
+    assert load_model(AutoModel, tmp_path).pooler.dense.weight.equal(model.pooler.dense.weight)
 
 
 @pytest.mark.parametrize(
