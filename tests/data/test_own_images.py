@@ -43,6 +43,7 @@ from hf_sphere.data.decoding import ImageShape, probe_shapes
 from hf_sphere.data.folders import list_files
 from hf_sphere.data.provenance import fingerprint
 from hf_sphere.data.sources import as_splits, load_splits
+from hf_sphere.data.text import load_text_splits
 from hf_sphere.search import ImageSource
 from hf_sphere.utils.pixels import convert_image
 
@@ -161,6 +162,14 @@ class TestFolders:
         (tmp_path / "linked").symlink_to(path)
         with pytest.raises(ValueError, match=rf"has 1 link\(s\) to what is outside it: \S*{link.name}\. Copy"):
             read(str(tmp_path / "linked"))
+
+    @pytest.mark.parametrize("read", [load_text_splits, lambda name: ImageSource.of(name, content="text")])
+    def test_a_link_out_of_a_folder_of_texts_is_an_error(self, tmp_path, read):
+        (tmp_path / "texts").mkdir()
+        (tmp_path / "secret.txt").write_text("a secret")
+        (tmp_path / "texts" / "a.txt").symlink_to(tmp_path / "secret.txt")
+        with pytest.raises(ValueError, match=r"has 1 link\(s\) to what is outside it: \S*a\.txt\. Copy"):
+            read(str(tmp_path / "texts"))
 
     def test_training_follows_links_of_files_if_asked(self, folder, tmp_path):
         path = folder(cats=4, dogs=4)
