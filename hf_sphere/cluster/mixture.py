@@ -6,7 +6,7 @@ import warnings
 from typing import Any, NamedTuple, Self
 
 import torch
-from sklearn.base import BaseEstimator, DensityMixin, _fit_context
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, DensityMixin, TransformerMixin, _fit_context
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
@@ -31,7 +31,7 @@ class Parameters(NamedTuple):
     weights: Tensor
 
 
-class VonMisesFisherMixture(DensityMixin, BaseEstimator):
+class VonMisesFisherMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, BaseEstimator):
     """A mixture of von Mises-Fisher distributions, the analogue of Gaussian mixtures for directions.
 
     Fitted by expectation-maximization with exact concentrations, up to 1e8, from the clusters of `SphericalKMeans`. No
@@ -97,9 +97,9 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
         self.random_state = random_state
 
     @_fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: Any, y: Any = None) -> Self:
-        """Fit the mixture to the rows of X (n, d); y is ignored."""
-        rows = Rows(self, X, reset=True, for_density=True)
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """Fit the mixture to the rows of X (n, d), which count as often as their weights (n,) say; y is ignored."""
+        rows = Rows(self, X, reset=True, for_density=True, sample_weight=sample_weight)
         if len(rows) < self.n_components:
             raise ValueError(f"n_samples={len(rows)} must be at least n_components={self.n_components}.")
         random = check_random_state(self.random_state)
@@ -112,9 +112,9 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
         self.labels_ = rows.output(labels)
         return self
 
-    def fit_predict(self, X: Any, y: Any = None) -> Any:
+    def fit_predict(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Fit the mixture and return the most probable component of each row of X: (n,)."""
-        return self.fit(X).labels_
+        return self.fit(X, sample_weight=sample_weight).labels_
 
     def predict(self, X: Any) -> Any:
         """Return the most probable component of each row of X: (n,)."""
@@ -126,23 +126,28 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
         rows, log_joint = self._log_joint(X)
         return rows.output(log_joint.softmax(1))
 
+    def transform(self, X: Any) -> Any:
+        """Return what `predict_proba` does: (n, k)."""
+        return self.predict_proba(X)
+
     def score_samples(self, X: Any) -> Any:
         """Return the log-density of each row of X with respect to the surface measure, in nats: (n,)."""
         rows, log_joint = self._log_joint(X)
         return rows.output(log_joint.logsumexp(1))
 
-    def score(self, X: Any, y: Any = None) -> float:
-        """Return the mean log-density of the rows of X that are not zero, in nats; y is ignored."""
-        return float(self._log_densities(X).mean())
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Return the weighted mean log-density of the rows of X that are not zero, in nats; y is ignored."""
+        log_densities, weights = self._log_densities(X, sample_weight)
+        return float((log_densities * weights).sum() / weights.sum())
 
     def bic(self, X: Any) -> float:
         """Return the Bayesian information criterion on X; lower is better."""
-        log_densities = self._log_densities(X)
+        log_densities, _ = self._log_densities(X)
         return float(-2 * log_densities.sum()) + self._parameter_count() * math.log(len(log_densities))
 
     def aic(self, X: Any) -> float:
         """Return the Akaike information criterion on X; lower is better."""
-        return float(-2 * self._log_densities(X).sum()) + 2 * self._parameter_count()
+        return float(-2 * self._log_densities(X)[0].sum()) + 2 * self._parameter_count()
 
     def sample(self, n_samples: int = 1) -> tuple[Any, Any]:
         """Draw unit vectors (n, d) from the mixture; return them and their components (n,), in order of components."""
@@ -162,6 +167,10 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
     def _is_shared(self) -> bool:
         return self.concentration_type == "shared"
 
+    @property
+    def _n_features_out(self) -> int:
+        return len(self.weights_)
+
     def _fitted(self) -> Parameters:
         return Parameters(self.means_, self.concentrations_, self.weights_)
 
@@ -169,28 +178,28 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
         count, dim = self.means_.shape
         return count * (dim - 1) + (1 if self._is_shared else count) + count - 1
 
-    def _log_joint(self, X: Any) -> tuple[Rows, Tensor]:
+    def _log_joint(self, X: Any, sample_weight: Any = None) -> tuple[Rows, Tensor]:
         check_is_fitted(self)
-        rows = Rows(self, X, reset=False, for_density=True)
+        rows = Rows(self, X, reset=False, for_density=True, sample_weight=sample_weight)
         parameters = Parameters(*(torch.as_tensor(block).to(rows.device, rows.dtype) for block in self._fitted()))
         blocks = rows.parts(rows.dim + len(parameters.weights))
         return rows, torch.cat([log_joint(*rows[block], parameters) for block in blocks])
 
-    def _log_densities(self, X: Any) -> Tensor:
-        """Return the log-densities of the rows that are not zero."""
-        rows, log_joint = self._log_joint(X)
+    def _log_densities(self, X: Any, sample_weight: Any = None) -> tuple[Tensor, Tensor]:
+        """Return the log-densities of the rows that are not zero, and their weights."""
+        rows, log_joint = self._log_joint(X, sample_weight)
         if rows.is_zero.all():
             raise ValueError("all rows of X are zero and have no direction; pass at least one other row.")
-        return log_joint[~rows.is_zero].logsumexp(1)
+        return log_joint[~rows.is_zero].logsumexp(1), rows.weights[~rows.is_zero]
 
     def _start(self, rows: Rows, random: Any) -> Parameters:
         """Return the parameters of the clusters of spherical k-means."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # empty clusters, and rows of zeros, which have been reported
             k_means = SphericalKMeans(self.n_components, max_iter=20, random_state=random.randint(2**31))
-            labels = torch.as_tensor(k_means.fit(rows.matrix).labels_)
+            labels = torch.as_tensor(k_means.fit(rows.matrix, sample_weight=rows.weights).labels_)
         sums = all_sums_by_label(rows, labels, self.n_components)
-        counts = torch.bincount(labels[~rows.is_zero], minlength=self.n_components).to(rows.dtype)
+        counts = sums.new_zeros(self.n_components).index_add_(0, labels, rows.weights * rows.is_used)
         return maximize(sums, counts, shared=self._is_shared)
 
     def _expectation_maximization(
@@ -249,13 +258,15 @@ def expect(rows: Rows, parameters: Parameters) -> Expectation:
     for index in rows.parts(rows.dim + len(counts)):
         block, scales = rows[index]
         joint = log_joint(block, scales, parameters)
-        likelihood += float(joint.logsumexp(1)[scales > 0].sum())
+        weights = rows.weights[index] * (scales > 0)
+        likelihood += float((joint.logsumexp(1) * weights)[scales > 0].sum())
         labels.append(joint.argmax(1))
-        responsibilities = joint.softmax(1) * (scales > 0)[:, None]
-        sums += (responsibilities * scales[:, None]).T @ block
-        counts += responsibilities.sum(0)
-        squares += responsibilities.square().sum(0)
-    used = max(1, len(rows) - int(rows.is_zero.sum()))
+        responsibilities = joint.softmax(1)
+        weighted = responsibilities * weights[:, None]
+        sums += (weighted * scales[:, None]).T @ block
+        counts += weighted.sum(0)
+        squares += (weighted * responsibilities).sum(0)  # a row of weight w is w rows
+    used = float((rows.weights * rows.is_used).sum()) or 1.0
     return Expectation(likelihood / used, torch.cat(labels), sums, counts, squares)
 
 

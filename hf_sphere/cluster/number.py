@@ -10,13 +10,14 @@ from hf_sphere.geometry import bessel
 from hf_sphere.geometry.manifold import project_to_sphere
 
 
-def merge_clusters(sums: Tensor, counts: Tensor, sample: Tensor, labels: Tensor) -> Tensor:
+def merge_clusters(sums: Tensor, counts: Tensor, sample: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     """Merge clusters of directions to as many as the rows support; return their centers (k, d).
 
-    `sums` (m, d) and `counts` (m,) are those of the rows of each cluster, `sample` (b, d) some rows as unit vectors and
-    `labels` (b,) their clusters. Each step merges the pair that reduces the objective of spherical k-means, the total
-    length of the sums, by the least. The Bayesian information criterion gives the largest number. A smaller one is used
-    if its silhouette by cosine is above 0.25, up to which Kaufman and Rousseeuw see no substantial structure.
+    `sums` (m, d) and `counts` (m,) are those of the rows of each cluster, `sample` (b, d) some rows as unit vectors,
+    and `labels` and `weights` (b,) their clusters and how often they count. Each step merges the pair that reduces the
+    objective of spherical k-means, the total length of the sums, by the least. The Bayesian information criterion gives
+    the largest number. A smaller one is used if its silhouette by cosine is above 0.25, up to which Kaufman and
+    Rousseeuw see no substantial structure.
     """
     largest = min(1e8, 0.01 / torch.finfo(sums.dtype).eps)  # beyond, the rounding of the sums decides
     has_rows = (counts > 0).cpu()
@@ -24,6 +25,7 @@ def merge_clusters(sums: Tensor, counts: Tensor, sample: Tensor, labels: Tensor)
     sums, sizes = sums.cpu().double(), counts.cpu().double().numpy()
     products, cosines = (sums @ sums.T).numpy(), (sample.cpu().double() @ sums.T).numpy()
     lengths, merged_into, rows = np.sqrt(np.diag(products)), np.arange(len(sums)), labels.cpu().numpy()
+    shares = weights.cpu().double().numpy()
 
     def losses(index: int) -> np.ndarray:
         """Return how much the objective falls if a cluster is merged with each of the others."""
@@ -35,7 +37,8 @@ def merge_clusters(sums: Tensor, counts: Tensor, sample: Tensor, labels: Tensor)
     criteria, silhouettes, states = [], [], []
     while True:
         criteria.append(_criterion(lengths[is_left], sizes[is_left], max(sums.shape[1], 2), largest))
-        silhouettes.append(_silhouette(cosines[:, is_left], sizes[is_left], (is_left.cumsum() - 1)[merged_into[rows]]))
+        current = (is_left.cumsum() - 1)[merged_into[rows]]
+        silhouettes.append(_silhouette(cosines[:, is_left], sizes[is_left], current, shares))
         states.append(merged_into.copy())
         if is_left.sum() <= 1:
             break
@@ -65,14 +68,15 @@ def _criterion(lengths: np.ndarray, sizes: np.ndarray, dim: int, largest: float)
     return len(sizes) * dim * math.log(total) - 2 * float(likelihood)
 
 
-def _silhouette(cosines: np.ndarray, sizes: np.ndarray, labels: np.ndarray) -> float:
-    """Return the mean silhouette of rows by their summed cosines (b, k) with the rows of clusters of these sizes."""
+def _silhouette(cosines: np.ndarray, sizes: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> float:
+    """Return the weighted mean silhouette of rows by their summed cosines (b, k) with clusters of these sizes."""
     if len(sizes) < 2:
         return 0.0
     own = np.arange(len(labels)), labels
     distances = 1 - cosines / sizes
-    within = 1 - (cosines[own] - 1) / np.maximum(sizes[labels] - 1, 1)
+    # Of weights below 1 there may be less than one other row.
+    within = 1 - (cosines[own] - 1) / np.where(sizes[labels] > 1, sizes[labels] - 1, 1)
     distances[own] = np.inf
     between = distances.min(1)
     values = (between - within) / np.maximum(between, within).clip(1e-12)
-    return float(np.where(sizes[labels] > 1, values, 0).mean())
+    return float((np.where(sizes[labels] > 1, values, 0) * weights).sum() / weights.sum())

@@ -9,12 +9,25 @@ from typing import Any, Literal, NamedTuple, Self, TypeAlias
 import numpy as np
 import scipy.sparse as sp
 import torch
-from sklearn.base import BaseEstimator, ClusterMixin, _fit_context, clone
+from sklearn.base import (
+    BaseEstimator,
+    ClassNamePrefixFeaturesOutMixin,
+    ClusterMixin,
+    TransformerMixin,
+    _fit_context,
+    clone,
+)
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.extmath import row_norms
-from sklearn.utils.validation import _check_feature_names, _check_n_features, check_is_fitted, validate_data
+from sklearn.utils.validation import (
+    _check_feature_names,
+    _check_n_features,
+    _check_sample_weight,
+    check_is_fitted,
+    validate_data,
+)
 from torch import Tensor
 
 from hf_sphere.cluster.number import merge_clusters
@@ -38,9 +51,13 @@ class Rows:
 
     With `for_density`, d must be at least 2, sparse matrices are errors, and blocks have the dtype float64 on devices
     that support it. Otherwise they have that of the matrix, at least float32.
+
+    A row of weight w, (n,) of `sample_weight`, counts as w equal rows; by default it is 1.
     """
 
-    def __init__(self, estimator: Any, X: Any, reset: bool, for_density: bool = False) -> None:
+    def __init__(
+        self, estimator: Any, X: Any, reset: bool, for_density: bool = False, sample_weight: Any = None
+    ) -> None:
         self.is_tensor = isinstance(X, Tensor)
         min_features = 2 if reset and for_density else 1
         self.matrix: Block
@@ -77,6 +94,13 @@ class Rows:
                 norms = torch.from_numpy(row_norms(block.astype("float64")).astype(block.dtype))
             self.scales[index] = torch.where(norms > 0, 1 / norms, 0.0)
         self.is_zero = self.scales == 0
+        if isinstance(sample_weight, Tensor):
+            sample_weight = sample_weight.numpy(force=True)
+        weights = _check_sample_weight(sample_weight, self.scales.cpu().numpy(), ensure_non_negative=True)
+        if not weights.any():
+            raise ValueError("sample_weight must have a positive number; got only zeros.")
+        self.weights = torch.from_numpy(weights).to(self.device, self.dtype)
+        self.is_used = ~self.is_zero & (self.weights > 0)
         if self.is_zero.any():
             count = f"{int(self.is_zero.sum())} of {len(self)}"
             warnings.warn(f"{count} rows of X are zero and have no direction; they get the label 0.", stacklevel=5)
@@ -121,10 +145,11 @@ def sums_by_label(block: Block, scales: Tensor, labels: Tensor, count: int) -> T
 
 
 def all_sums_by_label(rows: Rows, labels: Tensor, count: int) -> Tensor:
-    """Return the sums of the directions of all rows with each of `count` labels: (count, d)."""
+    """Return the weighted sums of the directions of all rows with each of `count` labels: (count, d)."""
     sums = torch.zeros(count, rows.dim, dtype=rows.dtype, device=rows.device)
     for block in rows.parts(8 if rows.device.type == "cpu" else count + rows.dim):  # large: each call has a cost
-        sums += sums_by_label(*rows[block], labels[block], count)
+        part, scales = rows[block]
+        sums += sums_by_label(part, scales * rows.weights[block], labels[block], count)
     return sums
 
 
@@ -156,7 +181,7 @@ def _check_tensor(estimator: Any, X: Tensor, reset: bool, min_features: int) -> 
     return X
 
 
-class SphericalKMeans(ClusterMixin, BaseEstimator):
+class SphericalKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseEstimator):
     """k-means on the sphere, which maximizes the sum of the cosines between rows and the centers of their clusters.
 
     Rows are used by their directions only; they need not be normalized. Rows of zeros have no direction: they do not
@@ -166,7 +191,8 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
     Args:
         n_clusters: Number of clusters, or `auto`: small clusters (one per 10 rows, at most 500) are merged to the
             number with the lowest Bayesian information criterion, or on to that with the highest silhouette by cosine
-            of 1,000 rows if it is above 0.25. The number is then the length of `cluster_centers_`.
+            of 1,000 rows if it is above 0.25. If one or more than half of them remain, it starts again with one per 2
+            rows, at most 500; a number near that bound gets a warning. It is the length of `cluster_centers_`.
         init: `k-means++` (by cosine, on a sample of at least 100 rows per cluster), or initial centers (k, d).
         n_init: Number of starts; the best is kept. 1 if initial centers are given.
         max_iter: Maximum number of passes over the rows.
@@ -177,7 +203,7 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
     Attributes:
         cluster_centers_: Unit vectors, (k, d).
         labels_: Cluster of each row, (n,).
-        inertia_: Sum of the squared Euclidean distances between directions and centers, 2 (1 - cosine) each.
+        inertia_: Weighted sum of the squared Euclidean distances between directions and centers, 2 (1 - cosine) each.
         n_iter_: Number of passes.
         n_features_in_: Number of columns d.
 
@@ -226,9 +252,9 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
         return tags
 
     @_fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: Any, y: Any = None) -> Self:
-        """Find the clusters of the rows of X (n, d); y is ignored."""
-        rows = Rows(self, X, reset=True)
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """Find the clusters of the rows of X (n, d), which count as often as their weights (n,) say; y is ignored."""
+        rows = Rows(self, X, reset=True, sample_weight=sample_weight)
         if self.n_clusters != "auto" and len(rows) < self.n_clusters:
             raise ValueError(f"n_samples={len(rows)} must be at least n_clusters={self.n_clusters}.")
         random = check_random_state(self.random_state)
@@ -244,7 +270,7 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
                 raise ValueError(f"init must be finite, of shape {shape}; got {tuple(initial.shape)}.")
             initial = project_to_sphere(initial)
         runs = (self._run(rows, initial, random) for _ in range(self.n_init if initial is None else 1))
-        best, centers, self.n_iter_ = max(runs, key=lambda run: float(run[0].cosines.sum()))
+        best, centers, self.n_iter_ = max(runs, key=lambda run: float((run[0].cosines * rows.weights).sum()))
         used = int(best.labels.bincount().count_nonzero())
         if used < len(centers):
             text = f"only {used} of {len(centers)} clusters have rows; X may have fewer distinct directions."
@@ -258,30 +284,58 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
         rows, assignment = self._assign(X)
         return rows.output(assignment.labels)
 
-    def score(self, X: Any, y: Any = None) -> float:
-        """Return the negative inertia of X; y is ignored."""
-        return -_inertia(*self._assign(X))
+    def transform(self, X: Any) -> Any:
+        """Return the Euclidean distances between the directions of the rows of X and the centers: (n, k).
 
-    def _assign(self, X: Any) -> tuple[Rows, "Assignment"]:
+        A distance is sqrt(2 (1 - cosine)), and for rows of zeros sqrt(2).
+        """
+        rows, centers = self._compared(X)
+        blocks = rows.parts(rows.dim + len(centers))
+        cosines = torch.cat([products(rows[block][0], centers) * rows.scales[block, None] for block in blocks])
+        return rows.output((2 * (1 - cosines)).clamp_min(0).sqrt())
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Return the negative inertia of X; y is ignored."""
+        return -_inertia(*self._assign(X, sample_weight))
+
+    @property
+    def _n_features_out(self) -> int:
+        return len(self.cluster_centers_)
+
+    def _compared(self, X: Any, sample_weight: Any = None) -> tuple[Rows, Tensor]:
         check_is_fitted(self)
-        rows = Rows(self, X, reset=False)
-        centers = torch.as_tensor(self.cluster_centers_).to(rows.device, rows.dtype)
+        rows = Rows(self, X, reset=False, sample_weight=sample_weight)
+        return rows, torch.as_tensor(self.cluster_centers_).to(rows.device, rows.dtype)
+
+    def _assign(self, X: Any, sample_weight: Any = None) -> tuple[Rows, "Assignment"]:
+        rows, centers = self._compared(X, sample_weight)
         return rows, assign(rows, centers)
 
     def _merged_centers(self, rows: Rows, random: np.random.RandomState) -> Tensor:
         """Return the centers of the clusters that are left after small clusters have been merged."""
-        used = np.flatnonzero(~rows.is_zero.cpu().numpy())
-        count = min(len(used) // 2, max(20, len(used) // 10), 500)
-        if count < 2:
+        used = np.flatnonzero(rows.is_used.cpu().numpy())
+        most = min(len(used) // 2, 500)
+        if most < 2:
             return choose_centers(rows, 1, random)
+        for count in sorted({min(most, max(20, len(used) // 10)), most}):
+            centers = self._merge(rows, used, count, random)
+            if 1 < len(centers) <= count / 2:
+                break
+        if len(centers) > 0.9 * most:
+            text = f"n_clusters='auto' found {len(centers)} clusters, near its bound of {most}"
+            warnings.warn(f"{text}; there may be more: pass a number.", stacklevel=5)
+        return centers.to(rows.device, rows.dtype)
+
+    def _merge(self, rows: Rows, used: np.ndarray, count: int, random: np.random.RandomState) -> Tensor:
         k_means = clone(self).set_params(n_clusters=count, max_iter=min(self.max_iter, 20), random_state=random)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # empty clusters, and rows of zeros, which have been reported
-            labels = torch.as_tensor(k_means.fit(rows.matrix).labels_)
-        sums, counts = all_sums_by_label(rows, labels, count), labels[~rows.is_zero].bincount(minlength=count)
+            labels = torch.as_tensor(k_means.fit(rows.matrix, sample_weight=rows.weights).labels_)
+        sums, weights = all_sums_by_label(rows, labels, count), rows.weights * rows.is_used
+        counts = torch.zeros(count, dtype=rows.dtype, device=rows.device).index_add_(0, labels, weights)
         sample = random.choice(used, min(len(used), 1_000), replace=False)
-        centers = merge_clusters(sums, counts, rows.directions(sample), labels.cpu()[sample])
-        return centers.to(rows.device, rows.dtype)
+        at = torch.from_numpy(sample).to(rows.device)
+        return merge_clusters(sums, counts, rows.directions(sample), labels.cpu()[sample], rows.weights[at])
 
     def _run(
         self, rows: Rows, initial: Tensor | None, random: np.random.RandomState
@@ -316,7 +370,9 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
             before = centers
             order = random.permutation(len(rows))
             for start in range(0, len(rows), size):
-                block, scales = rows[order[start : start + size]]
+                index = order[start : start + size]
+                block, scales = rows[index]
+                scales = scales * rows.weights[torch.from_numpy(index).to(rows.device)]
                 totals += sums_by_label(block, scales, nearest(products(block, centers)), len(centers))
                 centers = torch.where((totals == 0).all(1, keepdim=True), centers, project_to_sphere(totals))
             if (totals == 0).all(1).any():
@@ -358,24 +414,29 @@ def assign(rows: Rows, centers: Tensor, with_cosines: bool = True) -> Assignment
 
 def choose_centers(rows: Rows, count: int, random: np.random.RandomState) -> Tensor:
     """Choose initial centers among the rows by greedy k-means++, whose squared distances are 2 (1 - cosine)."""
-    candidates = np.flatnonzero(~rows.is_zero.cpu().numpy())
+    candidates = np.flatnonzero(rows.is_used.cpu().numpy())
     if len(candidates) == 0:
         return torch.eye(1, rows.dim, dtype=rows.dtype, device=rows.device).repeat(count, 1)
     size = max(10_000, 100 * count)
     if len(candidates) > size:
         candidates = random.choice(candidates, size, replace=False)
     block, scales = rows[candidates]
+    weights = rows.weights[torch.from_numpy(candidates).to(rows.device), None]
     # In many dimensions most candidates are in clusters that have a center, because all distances are nearly equal.
     trials = min(2 + 2 * count, 64)
-    trial_rows, centers = np.array([random.randint(len(candidates))]), []
+    first = random.randint(len(candidates))
+    if (weights != weights[0]).any():
+        shares = weights[:, 0].cpu().double().numpy()
+        first = random.choice(len(candidates), p=shares / shares.sum())
+    trial_rows, centers = np.array([first]), []
     gaps = torch.full((len(candidates),), 4.0, dtype=rows.dtype, device=rows.device)
     for index in range(count):
         if index > 0:
-            ends = gaps.cpu().double().cumsum(0).numpy()
+            ends = (gaps * weights[:, 0]).cpu().double().cumsum(0).numpy()
             trial_rows = np.searchsorted(ends, random.uniform(size=trials) * ends[-1]).clip(max=len(ends) - 1)
         tried = rows.directions(candidates[trial_rows])
         reduced = torch.minimum(gaps[:, None], (1 - products(block, tried) * scales[:, None]).clamp_min(0))
-        best = int(reduced.sum(0).argmin())
+        best = int((reduced * weights).sum(0).argmin())
         gaps = reduced[:, best]
         centers.append(tried[best])
     return torch.stack(centers)
@@ -385,12 +446,13 @@ def _updated(centers: Tensor, sums: Tensor, rows: Rows) -> Tensor:
     """Return the directions of the sums; empty clusters move to the rows that are farthest from their centers."""
     is_empty = (sums == 0).all(1)
     if is_empty.any():
-        cosines = torch.where(rows.is_zero, 2.0, assign(rows, centers).cosines)
-        empty = is_empty.nonzero().squeeze(1)[: int((~rows.is_zero).sum())]
+        cosines = torch.where(rows.is_used, assign(rows, centers).cosines, 2.0)
+        empty = is_empty.nonzero().squeeze(1)[: int(rows.is_used.sum())]
         moved = rows.directions(cosines.topk(len(empty), largest=False).indices.cpu().numpy())
         return torch.where(is_empty[:, None], centers, project_to_sphere(sums)).index_copy(0, empty, moved)
     return project_to_sphere(sums)
 
 
 def _inertia(rows: Rows, assignment: Assignment) -> float:
-    return float(2 * (1 - assignment.cosines[~rows.is_zero].cpu().double()).clamp_min(0).sum())
+    gaps = (1 - assignment.cosines[rows.is_used].cpu().double()).clamp_min(0)
+    return float(2 * (gaps * rows.weights[rows.is_used].cpu().double()).sum())

@@ -14,7 +14,9 @@ import torch
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import adjusted_rand_score
+from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from hf_sphere.cluster import SphericalKMeans, VonMisesFisherMixture
@@ -39,6 +41,8 @@ def blobs(kappa: float = 50.0, dim: int = 8, count: int = 3, each: int = 100) ->
         case
         for estimator in (SphericalKMeans(), SphericalKMeans("auto"), VonMisesFisherMixture())
         for case in estimator_checks_generator(estimator)
+        # As in scikit-learn's KMeans, k-means++ chooses other initial centers if rows are repeated.
+        if isinstance(estimator, VonMisesFisherMixture) or "sample_weight_equivalence" not in case[1].func.__name__
     ],
     ids=lambda value: getattr(value, "func", value).__name__ if callable(getattr(value, "func", None)) else None,
 )
@@ -272,6 +276,19 @@ class TestUnknownNumber:
         assert adjusted_rand_score(labels, found.labels_) > 0.99
         assert (found.predict(convert(points)) == found.labels_).all()
 
+    @pytest.mark.parametrize(("count", "each", "noise"), [(60, 5, 0.0125), (60, 5, 0.05), (60, 3, 0.05), (120, 9, 0.1)])
+    def test_many_small_groups_are_counted(self, count, each, noise):
+        random = np.random.default_rng(0)
+        labels = np.arange(count).repeat(each)
+        points = project_to_sphere(torch.from_numpy(random.normal(size=(count, 64)))).numpy()[labels]
+        found = SphericalKMeans("auto", random_state=0).fit_predict(points + noise * random.normal(size=points.shape))
+        assert adjusted_rand_score(labels, found) == 1
+
+    def test_a_number_near_the_bound_warns(self):
+        points = np.eye(20).repeat(2, axis=0) + 0.01 * np.random.default_rng(0).normal(size=(40, 20))
+        with pytest.warns(UserWarning, match="found 20 clusters, near its bound of 20; there may be more"):
+            SphericalKMeans("auto", random_state=0).fit(points)
+
     def test_groups_that_are_not_one_distribution_are_counted(self):
         points, labels = blobs(kappa=200.0, dim=16, count=20, each=50)
         points += 6 * np.eye(16)[labels // 2]  # ten groups of two clusters each
@@ -307,6 +324,70 @@ class TestUnknownNumber:
         assert adjusted_rand_score(labels, found.labels_[:300]) == 1
         with pytest.warns(UserWarning, match="10 of 10 rows"):
             assert (SphericalKMeans("auto").fit(np.zeros((10, 4))).labels_ == 0).all()
+
+
+def weighted() -> tuple[np.ndarray, np.ndarray]:
+    """Rows of three clusters, and weights from 0 to 3."""
+    return blobs(kappa=30.0)[0], np.random.default_rng(0).integers(0, 4, 300)
+
+
+@pytest.mark.parametrize("convert", [np.asarray, torch.from_numpy, sp.csr_matrix])
+@pytest.mark.parametrize("make", ESTIMATORS)
+class TestWeights:
+    def test_a_weight_is_the_number_of_equal_rows(self, make, convert):
+        points, weights = weighted()
+        if convert is sp.csr_matrix and make is not ESTIMATORS[0]:
+            pytest.skip("densities of sparse rows are not supported")
+        once = make().fit(convert(points), sample_weight=weights)
+        often = make().fit(convert(points.repeat(weights, axis=0)))
+        for name in ("cluster_centers_", "means_", "concentrations_", "weights_"):
+            if hasattr(once, name):
+                ours, theirs = (np.asarray(getattr(each, name)) for each in (once, often))
+                order = np.argsort(ours.reshape(3, -1)[:, 0]), np.argsort(theirs.reshape(3, -1)[:, 0])
+                np.testing.assert_allclose(ours[order[0]], theirs[order[1]], rtol=1e-3, atol=1e-3)
+        scores = once.score(convert(points), sample_weight=weights), once.score(convert(points.repeat(weights, axis=0)))
+        assert scores[0] == pytest.approx(scores[1], rel=1e-9)
+
+    def test_weights_of_zero_only_are_an_error(self, make, convert):
+        with pytest.raises(ValueError, match=r"(?i)sample.weights? must .*(positive|non-zero) number"):
+            make().fit(blobs()[0], sample_weight=np.zeros(300))
+
+
+@pytest.mark.parametrize("batch_size", [None, 50])
+def test_inertia_and_centers_of_given_starts_are_those_of_repeated_rows(batch_size):
+    points, weights = weighted()
+    k_means = SphericalKMeans(3, init=points[:3], batch_size=batch_size, random_state=0, tol=1e-12)
+    once, often = clone(k_means).fit(points, sample_weight=weights), k_means.fit(points.repeat(weights, axis=0))
+    tolerance = 1e-9 if batch_size is None else 1e-2
+    np.testing.assert_allclose(once.cluster_centers_, often.cluster_centers_, atol=tolerance)
+    assert once.inertia_ == pytest.approx(often.inertia_, rel=tolerance)
+
+
+def test_weights_decide_the_number_of_clusters():
+    points, labels = blobs()
+    weights = (labels < 2).astype(float)
+    assert len(SphericalKMeans("auto", random_state=0).fit(points, sample_weight=weights).cluster_centers_) == 2
+
+
+@pytest.mark.parametrize("convert", [np.asarray, torch.from_numpy, sp.csr_matrix])
+def test_transform_returns_the_distances_of_directions_to_the_centers(convert):
+    points, _ = blobs()
+    k_means = SphericalKMeans(3, random_state=0).fit(convert(points))
+    directions = points / np.linalg.norm(points, axis=1, keepdims=True)
+    expected = np.linalg.norm(directions[:, None] - np.asarray(k_means.cluster_centers_), axis=2)
+    np.testing.assert_allclose(k_means.transform(convert(points)), expected, atol=1e-7)
+
+
+@pytest.mark.parametrize("make", ESTIMATORS)
+def test_a_pipeline_transforms_and_names_the_columns(make):
+    points, labels = blobs()
+    pipeline = make_pipeline(make(), LogisticRegression()).fit(points, labels)
+    assert pipeline.score(points, labels) == 1
+    name = type(make()).__name__.lower()
+    assert pipeline[:1].get_feature_names_out().tolist() == [f"{name}{n}" for n in range(3)]
+    assert make().set_output(transform="pandas").fit_transform(points).columns.tolist() == [
+        f"{name}{n}" for n in range(3)
+    ]
 
 
 class TestMixture:
