@@ -1,5 +1,7 @@
 """Calibration error for the library `evaluate`, by the two common definitions."""
 
+from typing import Any
+
 import datasets
 import evaluate
 
@@ -11,8 +13,9 @@ Expected calibration error: whether 80 % of the predictions with a confidence of
 
 _KWARGS_DESCRIPTION = """
 Args:
-    confidences (list of float): Predicted probability, in [0, 1], that each prediction is correct.
-    correct (list of bool): Whether the prediction is correct.
+    predictions (list of float): Predicted probability, in [0, 1], that each prediction is correct.
+    references (list of bool): Whether the prediction is correct.
+    confidences, correct: Other names of both; give either.
 
 Returns:
     calibration_error_equal_mass_l2 (float): 15 bins of equal mass, root mean square of the differences.
@@ -41,6 +44,20 @@ _CITATION = """
 """
 
 
+_NAMES = {"confidences": "predictions", "correct": "references"}
+"""The names that `evaluate.combine` passes to all of its modules, by those of this one."""
+
+
+def _rename(values: dict[str, Any]) -> dict[str, Any]:
+    renamed: dict[str, Any] = {}
+    for name, value in values.items():
+        if (to := _NAMES.get(name, name)) in renamed and value is not None:
+            raise ValueError(f"{to} are given under two names; give one of them.")
+        if value is not None:
+            renamed[to] = value
+    return renamed
+
+
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
 class CalibrationError(evaluate.Metric):
     """Wraps `hf_sphere.metrics.calibration_errors`."""
@@ -50,8 +67,23 @@ class CalibrationError(evaluate.Metric):
             description=_DESCRIPTION,
             citation=_CITATION,
             inputs_description=_KWARGS_DESCRIPTION,
-            features=datasets.Features({"confidences": datasets.Value("float64"), "correct": datasets.Value("bool")}),
+            features=datasets.Features(
+                {"predictions": datasets.Value("float64"), "references": datasets.Value("bool")}
+            ),
         )
 
-    def _compute(self, confidences: list[float], correct: list[bool]) -> dict[str, float]:
-        return calibration_errors(confidences, correct)
+    def compute(self, **values: Any) -> dict[str, Any] | None:
+        """See `evaluate.EvaluationModule.compute`."""
+        return super().compute(**_rename(values))
+
+    def add_batch(self, **values: Any) -> None:
+        """See `evaluate.EvaluationModule.add_batch`."""
+        super().add_batch(**_rename(values))
+
+    def add(self, **values: Any) -> None:
+        """See `evaluate.EvaluationModule.add`."""
+        renamed = _rename(values)
+        super().add(**{name.removesuffix("s") if name in _NAMES.values() else name: renamed[name] for name in renamed})
+
+    def _compute(self, predictions: list[float], references: list[bool]) -> dict[str, float]:
+        return calibration_errors(predictions, references)

@@ -1,5 +1,7 @@
 """Retrieval metrics of embeddings for the library `evaluate`."""
 
+from typing import Any
+
 import datasets
 import evaluate
 
@@ -11,8 +13,9 @@ Recall@k, R-precision and MAP@R of embeddings, with each embedding as a query am
 
 _KWARGS_DESCRIPTION = """
 Args:
-    embeddings (list of list of float): Embeddings of the same length.
-    labels (list of int): Class of each embedding.
+    predictions (list of list of float): Embeddings of the same length.
+    references (list of int): Class of each embedding.
+    embeddings, labels: Other names of both; give either.
     distance (str): "cosine" (default), "euclidean" or "hyperbolic", in the Poincare ball.
     ks (list of int): Values of k for Recall@k; [1] by default.
     curvature (float): c > 0 for the curvature -c of the hyperbolic distance; 1e-5 by default.
@@ -40,6 +43,20 @@ _CITATION = """
 """
 
 
+_NAMES = {"embeddings": "predictions", "labels": "references"}
+"""The names that `evaluate.combine` passes to all of its modules, by those of this one."""
+
+
+def _rename(values: dict[str, Any]) -> dict[str, Any]:
+    renamed: dict[str, Any] = {}
+    for name, value in values.items():
+        if (to := _NAMES.get(name, name)) in renamed and value is not None:
+            raise ValueError(f"{to} are given under two names; give one of them.")
+        if value is not None:
+            renamed[to] = value
+    return renamed
+
+
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
 class RetrievalScores(evaluate.Metric):
     """Wraps `hf_sphere.metrics.retrieval_scores`."""
@@ -50,21 +67,34 @@ class RetrievalScores(evaluate.Metric):
             citation=_CITATION,
             inputs_description=_KWARGS_DESCRIPTION,
             features=datasets.Features(
-                {"embeddings": datasets.List(datasets.Value("float64")), "labels": datasets.Value("int64")}
+                {"predictions": datasets.List(datasets.Value("float64")), "references": datasets.Value("int64")}
             ),
         )
 
+    def compute(self, **values: Any) -> dict[str, Any] | None:
+        """See `evaluate.EvaluationModule.compute`."""
+        return super().compute(**_rename(values))
+
+    def add_batch(self, **values: Any) -> None:
+        """See `evaluate.EvaluationModule.add_batch`."""
+        super().add_batch(**_rename(values))
+
+    def add(self, **values: Any) -> None:
+        """See `evaluate.EvaluationModule.add`."""
+        renamed = _rename(values)
+        super().add(**{name.removesuffix("s") if name in _NAMES.values() else name: renamed[name] for name in renamed})
+
     def _compute(
         self,
-        embeddings: list[list[float]],
-        labels: list[int],
+        predictions: list[list[float]],
+        references: list[int],
         distance: str = "cosine",
         ks: tuple[int, ...] = (1,),
         curvature: float = 1e-5,
     ) -> dict[str, float]:
         return retrieval_scores(
-            embeddings,
-            labels,
+            predictions,
+            references,
             distance=distance,
             ks=ks,
             curvature=curvature,

@@ -30,6 +30,16 @@ found = {{
 for number in range(5):
     calibration.add(confidences=confidences[number], correct=correct[number])
 found["one by one"] = calibration.compute()
+combined = evaluate.combine([calibration, evaluate.load(sys.argv[1])])
+found["combined"] = combined.compute(predictions=confidences, references=correct)
+combined.add_batch(predictions=confidences, references=correct)
+combined.add(prediction=0.5, reference=True)
+found["in parts"] = len(combined.evaluation_modules[0].compute())
+found["general names"] = retrieval.compute(predictions=embeddings, references=labels)
+try:
+    calibration.compute(confidences=confidences, correct=correct, predictions=confidences)
+except ValueError as error:
+    found["twice"] = str(error)
 print(json.dumps(found))
 """
 
@@ -62,6 +72,19 @@ def test_retrieval_scores_match_the_function(found):
     embeddings, labels = torch.tensor(EMBEDDINGS), torch.tensor(LABELS)
     assert found["retrieval"] == pytest.approx(retrieval_scores(embeddings, labels, distance="euclidean", ks=(1, 2)))
     assert found["tensors"] == pytest.approx(retrieval_scores(embeddings, labels))
+
+
+def test_predictions_and_references_are_names_of_both_inputs(found):
+    expected = calibration_errors(torch.tensor(CONFIDENCES, dtype=torch.float64), torch.tensor(CORRECT))
+    for number in range(2):
+        of_one = {name: found["combined"][f"calibration_error_{number}_{name}"] for name in expected}
+        assert of_one == pytest.approx(expected)
+    assert found["in parts"] == 2
+    assert found["general names"] == found["tensors"]
+
+
+def test_an_input_under_both_names_is_an_error(found):
+    assert found["twice"] == "predictions are given under two names; give one of them."
 
 
 def test_embeddings_keep_their_precision(found):
