@@ -43,8 +43,9 @@ test-peers: $(READY)  ## run the tests of scipy, torch, transformers and others 
 soak: $(READY)  ## disturb training runs, indices, embeddings and predictions for MINUTES; prints the counts
 	$(RUN) tests/recipes/soak.py --minutes $(or $(MINUTES),10)
 
-bad-input: $(READY)  ## call the commands with bad command lines, files and folders, if given for MINUTES; prints the counts
+bad-input: $(READY)  ## call commands and public functions with bad input, the commands for MINUTES if given; prints the counts
 	$(RUN) tests/recipes/bad_input.py $(if $(MINUTES),--minutes $(MINUTES))
+	OMP_NUM_THREADS=1 $(RUN) tests/recipes/bad_arguments.py
 
 lint: $(READY)  ## check style and types
 	$(VENV)/bin/ruff check .

@@ -195,6 +195,7 @@ def compare_runs(
             error", 2003) then multiplies the variance s^2 / S of the mean of S seeds by 1 + S f / (1 - f).
 
     Raises:
+        TypeError: If the values are not a mapping.
         ValueError: If there is no such reference, no other run, a value is not finite, or better than `perfect`, only
             some values are outcomes, the test images of a seed differ, or an argument is invalid.
 
@@ -274,6 +275,8 @@ def _check(
     seeds: int | None,
     test_fraction: float | None,
 ) -> None:
+    if not isinstance(values, Mapping):
+        raise TypeError(f"values must be a mapping of runs by name; got {type(values).__name__}.")
     if reference not in values or len(values) < 2:
         raise ValueError(f"there is no run {reference!r} to compare others with; the runs are {', '.join(values)}.")
     check_test(test)

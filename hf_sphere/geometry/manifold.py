@@ -210,7 +210,7 @@ def frechet_mean(points: Tensor, weights: Tensor | None = None, max_iterations: 
 
     Raises:
         TypeError: If a tensor does not have a floating-point dtype.
-        ValueError: If there are no points, a value is not finite, there is not one weight per point, or weights are
+        ValueError: If there are no points, a norm is not finite or 0, there is not one weight per point, or weights are
             negative or sum to 0.
 
     Reference:
@@ -222,8 +222,9 @@ def frechet_mean(points: Tensor, weights: Tensor | None = None, max_iterations: 
     """
     if points.ndim < 2 or points.shape[-2] == 0:
         raise ValueError(f"points must have the shape (..., n, d) with n of at least 1; got {tuple(points.shape)}.")
-    if not points.isfinite().all():
-        raise ValueError("points must be finite.")
+    norms = torch.linalg.vector_norm(points.detach(), dim=-1)
+    if not ((norms > 0) & norms.isfinite()).all():
+        raise ValueError("points must be finite, with finite norms above 0. Normalize them, and remove zeros.")
     weights = normalize_weights(weights, points)[..., None]
     with torch.no_grad():
         resultant = (weights * points).sum(-2, keepdim=True)

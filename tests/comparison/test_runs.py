@@ -231,3 +231,9 @@ def test_a_p_value_is_shown_with_two_digits(p_value, shown):
 def test_bad_input_is_an_error_that_names_it(runs, options, message):
     with pytest.raises(ValueError, match=message):
         compare(runs, **options)
+
+
+@pytest.mark.parametrize("values", ["abc", [RUNS], np.ones((2, 3))], ids=["text", "list", "array"])
+def test_values_without_names_are_errors(values):
+    with pytest.raises(TypeError, match="values must be a mapping of runs by name; got"):
+        compare_runs(values, reference="softmax", higher_is_better=True)

@@ -187,6 +187,11 @@ class TestFrechetMean:
         with pytest.raises(ValueError, match=re.escape(f"got {shape} for points of shape (5, 3, 4)")):
             frechet_mean(unit(5, 3, 4), torch.ones(shape).double())
 
+    @pytest.mark.parametrize("value", [0.0, math.nan, math.inf, 1e300])
+    def test_points_without_a_direction_are_errors(self, value):
+        with pytest.raises(ValueError, match="points must be finite, with finite norms above 0"):
+            frechet_mean(torch.cat([unit(4, 3), torch.full((1, 3), value, dtype=torch.float64)]))
+
     def test_weights_may_be_those_of_each_set(self):
         points, weights = unit(3, 4) + torch.ones(4), torch.rand(5, 3).double()
         expected = torch.stack([frechet_mean(points, row) for row in weights])
