@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_sphere.utils.checks import check_seed
 from hf_sphere.utils.loading import load_dataset
 
 Pair = tuple[str, str]  # two words in a relation
@@ -167,4 +168,4 @@ def sample_questions(questions: Sequence[Question], count: int | None, *, seed: 
     """Sample at most `count` questions, keeping their order; None for all."""
     if count is None or count >= len(questions):
         return list(questions)
-    return [questions[index] for index in sorted(random.Random(seed).sample(range(len(questions)), count))]
+    return [questions[index] for index in sorted(random.Random(check_seed(seed)).sample(range(len(questions)), count))]

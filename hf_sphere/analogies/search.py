@@ -14,6 +14,7 @@ from hf_sphere.analogies.questions import Question, answers_of, choice_counts
 from hf_sphere.analogies.scoring import base
 from hf_sphere.analogies.scoring.base import NUM_POSITIVE, Measurements, Scoring, aggregate
 from hf_sphere.metrics.checks import check_scores
+from hf_sphere.utils.checks import check_seed
 
 NEGATIVE_WEIGHTS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
@@ -274,7 +275,7 @@ def selection_noise(result: SearchResult, *, num_repeats: int = 200, seed: int =
     """
     if num_repeats < 1:
         raise ValueError(f"num_repeats must be at least 1; got {num_repeats}.")
-    generator, num_questions = torch.Generator().manual_seed(seed), len(result.num_choices)
+    generator, num_questions = torch.Generator().manual_seed(check_seed(seed)), len(result.num_choices)
     uniform = torch.rand(num_repeats, num_questions, generator=generator, dtype=torch.float64)
     size = int(result.num_choices.max())
     # Correct answers are counted by a product of matrices, with one-hot rows where no choices tie.

@@ -31,7 +31,7 @@ from sklearn.utils.validation import (
 from torch import Tensor
 
 from hf_sphere.cluster.number import merge_clusters
-from hf_sphere.geometry.checks import check_codes, to_floating, to_tensor
+from hf_sphere.geometry.checks import check_codes, check_dense, to_tensor
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.checks import check_embeddings
 from hf_sphere.utils.devices import widest_dtype
@@ -64,10 +64,10 @@ class Rows:
         if isinstance(X, Tensor):
             self.matrix = _check_tensor(estimator, X.detach(), reset, min_features)
         else:
-            if hasattr(X, "to_pylist") or getattr(X, "ndim", 2) == 1:  # a column of vectors
-                rows = X.to_pylist() if hasattr(X, "to_pylist") else list(X)
-                X = to_tensor("X", rows).numpy() if rows and np.ndim(rows[0]) == 1 else X
             if not sp.issparse(X):
+                check_dense("X", X)
+                if len(getattr(X, "shape", ())) < 2:  # a column or a list of vectors
+                    X = to_tensor("X", X).numpy()
                 check_codes("X", getattr(X, "dtype", None))
             kinds = {"accept_sparse": False if for_density else "csr", "dtype": [np.float64, np.float32], "order": "C"}
             self.matrix = validate_data(estimator, X, reset=reset, ensure_min_features=min_features, **kinds)
@@ -264,10 +264,10 @@ class SphericalKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cluster
                 raise ValueError('n_clusters="auto" chooses the initial centers; leave out init, or pass a number.')
             initial = self._merged_centers(rows, random)
         elif not isinstance(self.init, str):
-            initial = to_floating("init", self.init).to(rows.device, rows.dtype)
+            initial = check_embeddings(self.init, what="init").to(rows.device, rows.dtype)
             shape = (self.n_clusters, rows.dim)
-            if initial.shape != shape or not initial.isfinite().all():
-                raise ValueError(f"init must be finite, of shape {shape}; got {tuple(initial.shape)}.")
+            if initial.shape != shape:
+                raise ValueError(f"init must have the shape {shape}; got {tuple(initial.shape)}.")
             initial = project_to_sphere(initial)
         runs = (self._run(rows, initial, random) for _ in range(self.n_init if initial is None else 1))
         best, centers, self.n_iter_ = max(runs, key=lambda run: float((run[0].cosines * rows.weights).sum()))

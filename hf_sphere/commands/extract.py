@@ -20,7 +20,7 @@ from typing import Literal
 from hf_sphere.data.options import ImageSourceOptions
 from hf_sphere.training.arguments import PrecisionArguments
 from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
-from hf_sphere.utils.files import check_writable
+from hf_sphere.utils.files import check_writable, list_folder
 
 RESULTS_FOLDERS = {"evaluation", "pictures"}
 """Default output folders, inside that of the embeddings, of the recipes that evaluate and visualize them."""
@@ -140,6 +140,6 @@ def check_output_dir(output: Path, *, overwrite: bool) -> None:
 
     check_writable(output)
     check_replaceable(output, {ABOUT_FILE, DATA_FOLDER, *RESULTS_FOLDERS})
-    if any(output.glob("*")) and not overwrite:
+    if list_folder(output) and not overwrite:
         hint = "replace them, with their evaluation and pictures, with --overwrite_output_dir"
         raise FileExistsError(f"{output} contains embeddings. Choose another --output_dir, or {hint}.")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hf_sphere.utils.arguments import Arguments, argument, named_first, parse_arguments
-from hf_sphere.utils.files import check_writable, lock_folder, resolve_output, restore_folder
+from hf_sphere.utils.files import check_writable, list_folder, lock_folder, resolve_output, restore_folder
 
 
 @dataclass
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if is_main:
             restore_folder(folder)
         accelerator.wait_for_everyone()
-        if args.output_dir is not None and any(Path(folder).glob("*")) and not args.overwrite_output_dir:
+        if args.output_dir is not None and list_folder(folder) and not args.overwrite_output_dir:
             raise FileExistsError(
                 f"{folder} is not empty. Choose another --output_dir, replace the index with "
                 "--overwrite_output_dir, or add images to it with --add_to."

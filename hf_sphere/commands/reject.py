@@ -17,7 +17,7 @@ from typing import Any
 
 from hf_sphere import search
 from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
-from hf_sphere.utils.files import check_writable, read_json, write_json, write_text
+from hf_sphere.utils.files import check_writable, list_folder, read_json, write_json, write_text
 
 USES = {"train": "trained on", "validation": "validated on", "eval": "evaluated on"}
 """What the other parts of the record of a model were used for."""
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     name, output = args.model_name_or_path, Path(args.output_dir or args.model_name_or_path)
     if args.output_dir is None and not output.is_dir():
         raise FileNotFoundError(f"{name} is not a folder to write to; name a new one with --output_dir.")
-    if args.output_dir is not None and output.exists() and (output.is_file() or any(output.iterdir())):
+    if args.output_dir is not None and output.exists() and (output.is_file() or list_folder(output)):
         raise FileExistsError(f"{output} exists. Choose another --output_dir, or leave it out to change {name}.")
     check_writable(output / "config.json", is_folder=False)
     from hf_sphere.training.output_dir import locked

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
+from hf_sphere.utils.checks import check_seed
 from hf_sphere.utils.seeds import mix_seed
 
 logger = logging.getLogger(__name__)
@@ -126,7 +127,7 @@ class EpisodeSampler(Sampler[list[int]]):
         check_episodes(labels, episodes)
         classes, counts = labels.unique(return_counts=True)
         self.episodes = episodes
-        self.seed = seed
+        self.seed = check_seed(seed)
         self.epoch = 0
         rounds = math.ceil(episodes.count / num_processes) * num_processes
         self._episode_indices = [index % episodes.count for index in range(process_index, rounds, num_processes)]

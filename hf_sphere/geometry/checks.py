@@ -2,6 +2,7 @@
 
 import math
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -77,16 +78,20 @@ def check_codes(name: str, dtype: object) -> None:
 def to_tensor(name: str, values: Any, kind: str = "numbers") -> Tensor:
     """Return numbers as a tensor without loss of precision, and tensors as they are.
 
-    Arrays, columns and lists have the dtype that numpy gives them, so that Python numbers are float64 and int64. Values
-    that are not of the `kind` that the message names, or that no dtype represents exactly, are a TypeError.
+    Arrays, columns and lists have the dtype that numpy gives them, so that Python numbers are float64 and int64. Rows
+    are lists, arrays, or objects with a `to_numpy`, such as a `Vector` of pgvector. Values that are not of the `kind`
+    that the message names, or that no dtype represents exactly, are a TypeError.
     """
     check_dense(name, values)
     try:
-        if isinstance(values, (list, tuple)) and values and isinstance(values[0], Tensor):
-            values = torch.stack(tuple(values))
+        values = values[:] if isinstance(values, Sequence) else values  # a column of datasets, which is read at once
+        if not isinstance(values, (Tensor, list, tuple)):
+            array = np.asarray(values)  # columns of vectors of pandas, polars and pyarrow become arrays of objects
+            values = array.tolist() if array.dtype == object and array.ndim else array
+        if isinstance(values, (list, tuple)):
+            values = _stack(name, values)
         if not isinstance(values, Tensor):
-            array = np.asarray(values)
-            array = np.asarray(array.tolist()) if array.dtype == object else array  # such as a column of pandas
+            array = values
             if array.dtype.kind in "SUTMm" and array.size:
                 how = "Number the names: numpy.unique(names, return_inverse=True)[1]"
                 raise TypeError(f"the first is '{array.flat[0]}'. {how}.")
@@ -100,10 +105,30 @@ def to_tensor(name: str, values: Any, kind: str = "numbers") -> Tensor:
     return values
 
 
+def _stack(name: str, rows: Sequence[Any]) -> Any:
+    """Return a list of vectors, or of numbers, as one tensor or array."""
+    kinds = {*map(type, rows)}
+    if kinds and all(issubclass(kind, Tensor) for kind in kinds):
+        return torch.stack(tuple(rows))
+    if len(kinds) > 1 and kinds & {bool, np.bool_}:  # which numpy would make ones and zeros
+        raise ValueError("some are truth values, which are no numbers")
+    if any(hasattr(kind, "__len__") or hasattr(kind, "to_numpy") for kind in kinds - {list, str}):
+        for row in rows:
+            check_dense(f"each row of {name}", row)
+        rows = [row.to_numpy() if hasattr(row, "to_numpy") else row for row in rows]
+    if any(hasattr(row, "__len__") for row in rows):
+        for number, row in enumerate(rows):
+            if not hasattr(row, "__len__"):  # None, and NaN in a column of pandas
+                raise ValueError(f"row {number} has none")
+    return np.asarray(rows)
+
+
 def to_floating(name: str, values: Any) -> Tensor:
     """Return numbers as a tensor of a floating-point dtype, float64 for integers; see `to_tensor`."""
     values = to_tensor(name, values)
     exact = values.is_floating_point()
+    if exact and values.element_size() == 1:  # torch computes little with 8 bits
+        return values.float()
     if not exact:
         check_float64(f"{name} of dtype {values.dtype}", values.device, "Convert them with .float() or .cpu().")
     return values if exact else torch.from_numpy(_to_float64(name, values.cpu().numpy())).to(values.device)

@@ -72,15 +72,15 @@ def check_rows(valid: Tensor, rule: str, problem: str) -> None:
         raise ValueError(f"{rule}; {count} of {len(valid)} {problem}, the first at index {first}. Remove them.")
 
 
-def check_labels(labels: Tensor, count: int) -> Tensor:
+def check_labels(labels: Tensor, count: int, what: str = "labels") -> Tensor:
     """Return valid labels (count,), of any integer dtype, as int64."""
-    labels = to_tensor("labels", labels, "integers")
+    labels = to_tensor(what, labels, "integers")
     if labels.shape != (count,):
-        raise ValueError(f"labels must have the shape ({count},), one per embedding; got {tuple(labels.shape)}.")
+        raise ValueError(f"{what} must have the shape ({count},), one per embedding; got {tuple(labels.shape)}.")
     if labels.is_floating_point():
-        check_rows(labels.isfinite(), "labels must be integers", "are missing or not finite")
+        check_rows(labels.isfinite(), f"{what} must be integers", "are missing or not finite")
     if labels.is_floating_point() or labels.dtype == torch.bool:
-        raise TypeError(f"labels must be integers; got {labels.dtype}. Convert them with .long().")
+        raise TypeError(f"{what} must be integers; got {labels.dtype}. Convert them with .long().")
     return labels.long()
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from hf_sphere.geometry.checks import check_integer, check_positive
 from hf_sphere.geometry.manifold import geodesic_distance
 from hf_sphere.metrics.checks import check_classes, check_correct, check_directions, check_embeddings
+from hf_sphere.utils.checks import check_seed
 
 OverlapDistance = Literal["angular", "euclidean"]
 
@@ -44,6 +45,7 @@ def class_angles(
         (570, 1200)
     """
     check_integer("max_pairs", max_pairs, 1)
+    seed = check_seed(seed)
     unit = check_directions(embeddings)
     classes = check_classes(labels, len(unit))
     sizes = torch.bincount(classes)

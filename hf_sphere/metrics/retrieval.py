@@ -12,6 +12,7 @@ from hf_sphere.distributions import VonMisesFisher
 from hf_sphere.geometry.checks import check_integer, check_positive, to_floating
 from hf_sphere.metrics.checks import check_embeddings, check_labels
 from hf_sphere.metrics.neighbors import Distance, Gallery
+from hf_sphere.utils.checks import check_seed
 
 
 @torch.no_grad()
@@ -143,6 +144,7 @@ def sampled_retrieval_scores(
         dict_keys(['recall_at_1', 'r_precision', 'map_at_r'])
     """
     check_integer("num_samples", num_samples, 1)
+    seed = check_seed(seed)
     if not 0 < interval < 1:
         raise ValueError(f"interval must be in (0, 1), for instance 0.95; got {interval}.")
     directions = check_embeddings(directions)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from hf_sphere.geometry.checks import check_integer
 from hf_sphere.metrics.checks import check_embeddings
+from hf_sphere.utils.checks import check_seed
 
 
 def energy_test(x: Tensor, y: Tensor, *, permutations: int = 999, seed: int = 0) -> tuple[float, float]:
@@ -43,7 +44,7 @@ def energy_test(x: Tensor, y: Tensor, *, permutations: int = 999, seed: int = 0)
     unit = 2.0 ** (math.frexp(float(points.abs().max()))[1] - 1)
     points, size, total = points / unit, len(samples[0]), len(points)
     distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(check_seed(seed))
     # The columns are 1 / N in the first sample and -1 / M in the second, of each division.
     order = torch.rand(total, permutations, generator=generator, dtype=torch.float64).argsort(dim=0)
     order = torch.cat([torch.arange(total)[:, None], order], dim=1)

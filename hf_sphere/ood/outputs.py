@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from hf_sphere.geometry.checks import to_tensor
 from hf_sphere.metrics.checks import check_embeddings, check_labels, check_scores
 from hf_sphere.ood.scores import UNFITTED
 from hf_sphere.utils.modules import eval_mode
@@ -46,12 +47,13 @@ class Outputs(NamedTuple):
             hint = f" The scores {LOGITS_ONLY} need none." if "embeddings" in missing else ""
             raise ValueError(f"the score {score} needs {' and '.join(missing)}, which the data do not have.{hint}")
         fields = {name: values for name, values in self._asdict().items() if values is not None}
+        fields = {name: to_tensor(name, values) for name, values in fields.items()}
         if len({len(values) for values in fields.values()}) > 1:
             lengths = ", ".join(f"{len(values)} {name}" for name, values in fields.items())
             raise ValueError(f"the numbers of rows must be equal; got {lengths}.")
         for name, values in fields.items():
             if name in ("labels", "ids"):
-                fields[name] = check_labels(values, len(values)).cpu()
+                fields[name] = check_labels(values, len(values), name).cpu()
             elif name == "concentrations":
                 fields[name] = check_scores(name, values)
             else:

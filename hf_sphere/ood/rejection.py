@@ -12,6 +12,7 @@ from hf_sphere.nn.rejection import SCORES, Rejection, check_level, images_needed
 from hf_sphere.ood.detector import OODDetector, compare_scores
 from hf_sphere.ood.outputs import Outputs, model_outputs
 from hf_sphere.ood.scores import FITTED
+from hf_sphere.utils.checks import check_seed
 from hf_sphere.utils.modules import digest_weights
 
 MOST_LEFT_OUT = 10
@@ -69,6 +70,7 @@ def fit_rejection(
     from scipy.stats import binomtest  # slow to import
 
     check_level(level)
+    seed = check_seed(seed)
     if score not in ("auto", *SCORES):
         raise ValueError(f"unknown score {score!r}; choose auto, or one of {', '.join(SCORES)}.")
     model = extract_model_from_parallel(model, keep_torch_compile=False)

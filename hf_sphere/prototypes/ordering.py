@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_positive, to_floating
+from hf_sphere.geometry.checks import check_codes, check_positive, to_floating, to_tensor
+from hf_sphere.utils.checks import check_seed
 
 BLOCK_ENTRIES = 2**24  # maximum number of cosines in memory at a time; 128 MiB in float64
 
@@ -170,10 +171,13 @@ def measure_order(prototypes: Tensor, class_vectors: Tensor, *, seed: int = 0) -
     """
     from scipy.stats import spearmanr
 
-    points = F.normalize(to_floating("prototypes", prototypes).cpu().double(), dim=1)
+    points = _to_vectors("prototypes", prototypes)
+    if points.ndim != 2 or not points.isfinite().all():
+        raise ValueError(f"prototypes must be finite, of the shape (K, d); got {tuple(points.shape)}.")
+    points = F.normalize(points, dim=1)
     vectors = check_class_vectors(class_vectors, len(points))
     count = len(points)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(check_seed(seed))
     anchor, second, third = _different(count, 3, generator).unbind(1)
 
     def closer(unit: Tensor) -> Tensor:
@@ -222,10 +226,16 @@ def assign_to_classes(points: Tensor, class_vectors: Tensor, *, generator: torch
     return points[torch.as_tensor(best.col_ind)]
 
 
+def _to_vectors(name: str, values: Any) -> Tensor:
+    values = to_tensor(name, values)
+    check_codes(name, values.dtype)
+    return to_floating(name, values.detach()).cpu().double()
+
+
 def check_class_vectors(class_vectors: Tensor, num_classes: int | None = None) -> Tensor:
     """Return class vectors as unit vectors (K, length) in float64, or raise a ValueError."""
     try:
-        vectors = to_floating("class_vectors", class_vectors).detach().cpu().double()
+        vectors = _to_vectors("class_vectors", class_vectors)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"class_vectors must be a (num_classes, length) tensor. {error}") from error
     wanted = "(num_classes, length)" if num_classes is None else f"({num_classes}, length)"

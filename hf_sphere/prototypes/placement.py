@@ -27,6 +27,7 @@ from hf_sphere.prototypes.ordering import (
     check_class_vectors,
     measure_order,
 )
+from hf_sphere.utils.checks import check_seed
 from hf_sphere.utils.files import atomic_file
 from hf_sphere.utils.options import check_names
 from hf_sphere.utils.progress import progress_bar
@@ -182,7 +183,7 @@ def place_prototypes(
         Mettes, van der Pol and Snoek, "Hyperspherical prototype networks", NeurIPS 2019.
     """
     num_classes, dim = check_integer("num_classes", num_classes, 2), check_integer("dim", dim, 2)
-    seed = check_integer("seed", seed, 0)
+    seed = check_seed(seed)
     try:
         device = torch.device(device)
     except RuntimeError as error:

@@ -103,7 +103,7 @@ class CalibratedSearch(ABC):
 
         The first `candidates` among all rows are searched if they are not given and make a difference.
         """
-        best = None
+        queries, best = self._check("queries", queries), None
         if not self.calibration.is_separate:
             candidates = candidates or self._candidates(queries, min(CANDIDATES, len(self)))
             best = self._best_rows(queries, Candidates(*(column[:, :CANDIDATES] for column in candidates)))

@@ -19,7 +19,7 @@ from hf_sphere.search.index_files import CODES_FILE, check_replaceable
 from hf_sphere.search.matching import Calibration, independent_rows
 from hf_sphere.search.rows import GroupedVectors, check_names, check_vectors
 from hf_sphere.utils import files
-from hf_sphere.utils.checks import error_text
+from hf_sphere.utils.checks import check_seed, error_text
 
 HELD_OUT, SMALLEST, TRAINING, BLOCK = 500, 100, 100_000, 8192
 """Largest number of queries for the recall, smallest of rows, and numbers of rows that fit codes and of a block."""
@@ -135,7 +135,7 @@ def compress(space: Any, bits: int, max_recall_loss: float | None, seed: int) ->
         least = f"{SMALLEST} rows and two groups"
         raise ValueError(f"{least} are needed to measure recall@10; the space has {count} and {len(groups.unique())}.")
     faiss, index, generator = load_faiss(), make_index(bits, vectors.shape[1]), torch.Generator()
-    generator.manual_seed(check_integer("seed", seed, 0))
+    generator.manual_seed(check_seed(seed))
     rotation = torch.linalg.qr(torch.randn(2 * vectors.shape[1:], generator=generator)).Q
 
     def rotated(rows: Tensor) -> np.ndarray:
@@ -218,7 +218,11 @@ def _read(space_class: type[CompressedSpace], folder: Path) -> CompressedSpace:
             raise ValueError(damage)
         about, tensors = files.read_json(folder / ABOUT_FILE), files.read_tensors(folder / CODES_FILE)
         bits, names, groups = about["bits"], about["names"], tensors["groups"]
-        if bits not in BITS or len(about["recall"]) != 3 or not all(0 <= value <= 1 for value in about["recall"]):
+        if (
+            check_integer("bits", bits, 1) not in BITS
+            or len(about["recall"]) != 3
+            or not all(0 <= value <= 1 for value in about["recall"])
+        ):
             raise ValueError(f"bits or recall of {ABOUT_FILE} is invalid")
         count, dim, size = len(groups), len(tensors["rotation"]), len(tensors["known_ids"])
         shapes = {"ids": (count,), "groups": (count,), "rotation": (dim, dim), "learned": (dim * (1 + (bits == 8)),)}
@@ -231,6 +235,8 @@ def _read(space_class: type[CompressedSpace], folder: Path) -> CompressedSpace:
             is_valid = tensor.dtype == dtypes.get(name, torch.int64) and tensor.shape == shape and 0 not in shape
             if not is_valid or not tensor.isfinite().all():
                 raise ValueError(f"{name} of {CODES_FILE} is invalid")
+        if tensors["ids"].min() < 0 or len(tensors["ids"].unique()) < count:
+            raise ValueError(f"ids of {CODES_FILE} are negative or repeated")
         if names is not None and not 0 <= groups.min() <= groups.max() < len(check_names("names", names, len(names))):
             raise ValueError(f"groups of {CODES_FILE} have no names in {ABOUT_FILE}")
         return space_class(about, tensors)

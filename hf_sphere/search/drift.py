@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_integer
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.two_sample import energy_test
 from hf_sphere.metrics.uniformity_test import BLOCKS, effective_dimension_interval
 from hf_sphere.search.matching import Calibration, independent_rows
 from hf_sphere.search.rows import GroupedVectors
+from hf_sphere.utils.checks import check_seed
 
 LARGEST_SAMPLE = 500
 """Number of groups of each side that are compared."""
@@ -55,7 +55,7 @@ def compare(space: GroupedVectors, other: Any, level: float, seed: int) -> Compa
     """Compare other vectors, or those of another space, with those of a space; see `EmbeddingSpace.compare`."""
     from scipy.stats import false_discovery_control  # slow to import
 
-    check_integer("seed", seed, 0)
+    seed = check_seed(seed)
     if not 0 < level < 1:
         raise ValueError(f"level must be between 0 and 1; got {level}.")
     vectors = space._check("other", other.vectors if isinstance(other, GroupedVectors) else other)

@@ -377,7 +377,7 @@ class ImageIndex(IndexedImages):
         vectors = torch.cat([old, embeddings]) if kept else embeddings
         ids, groups = torch.tensor(self.images["id"]), self.images.get("group")
         if len(self):
-            self.space.replace(vectors, ids, groups)
+            self.space._replace(vectors, ids, groups)
         else:
             self.space = EmbeddingSpace(vectors, groups, metric=self.space.metric, kind=self.space.kind)
 

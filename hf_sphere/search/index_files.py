@@ -27,6 +27,7 @@ from hf_sphere.utils.files import (
     MANIFEST_FILE,
     digest_file,
     find_damage,
+    list_folder,
     read_json,
     read_tensors,
     write_json,
@@ -54,7 +55,8 @@ CALIBRATION = dict.fromkeys(("groups", "matches", "ids"), torch.int64)
 CALIBRATION |= {"scores": torch.float64, "queries": torch.float32}
 """Types of the tensors of the calibration; queries are those that are not rows."""
 
-OPTIONS = ("rows_per_group", "calibration_rows", "seed")
+OPTIONS = {"rows_per_group": 1, "calibration_rows": 1, "seed": 0}
+"""Options of a space, and their smallest values."""
 
 Tensors = dict[str, Tensor]
 
@@ -109,8 +111,11 @@ def read_index(space_class: Any, folder: Path) -> tuple[About, dict[str, list[An
             raise ValueError(f"{EMBEDDINGS_FILE} has {embeddings.dtype} numbers of the shape {tuple(embeddings.shape)}")
         for start in range(0, len(embeddings), 1 << 15):
             with safe_open(folder / EMBEDDINGS_FILE, "pt") as file:  # only a block of it is in memory
-                if not file.get_slice("embeddings")[start : start + (1 << 15)].abs().max() < torch.inf:
-                    raise ValueError(f"{EMBEDDINGS_FILE} has numbers that are not finite")
+                sizes = file.get_slice("embeddings")[start : start + (1 << 15)].abs().amax(1)
+            if not sizes.max() < torch.inf:
+                raise ValueError(f"{EMBEDDINGS_FILE} has numbers that are not finite")
+            if about.distance == "cosine" and not sizes.min() > 0:
+                raise ValueError(f"{EMBEDDINGS_FILE} has zero vectors, which have no direction")
         images = _read_images(folder, len(embeddings), about)
         return about, images, _read_space(space_class, folder, about, images, tensors), version
     except MemoryError:
@@ -121,7 +126,7 @@ def read_index(space_class: Any, folder: Path) -> tuple[About, dict[str, list[An
 
 def check_replaceable(folder: Path, files: Collection[str] = FILES) -> None:
     """Raise an error if a folder contains other files."""
-    if other := next((path for path in folder.glob("*") if path.name not in files), None):
+    if other := next((path for path in list_folder(folder) if path.name not in files), None):
         which = f"it has other files, such as {other.name}"
         raise FileExistsError(f"{folder} is not replaced: {which}. Choose another folder.")
 
@@ -186,7 +191,9 @@ def _read_about(folder: Path) -> About:
         and all(n == 2 and (name == "." or _is_below(name)) for name, n in tables),
         "space": {*about.space} <= {"score", "is_chosen", *OPTIONS}
         and about.space.get("score", "cosine") in ("cosine", "density")
-        and all(type(value) in (int, bool) and value >= 0 for name, value in about.space.items() if name != "score"),
+        and type(about.space.get("is_chosen", False)) is bool
+        and all(type(about.space.get(name, 1)) is int for name in OPTIONS)
+        and all(OPTIONS[name] <= about.space.get(name, 1) < 1 << 63 for name in OPTIONS),
     }
     if wrong := [name for name, is_valid in valid.items() if not is_valid]:
         raise ValueError(f"{wrong[0]} of {ABOUT_FILE} is invalid: {getattr(about, wrong[0])}")
@@ -233,6 +240,7 @@ def _read_space(space_class: Any, folder: Path, about: About, images: dict[str, 
     for name, tensor in tensors.items():
         shape = (len(tensors["scores"]), embeddings.shape[1])[: 1 + (name == "queries")]
         is_valid = tensor.dtype == CALIBRATION[name] and tensor.shape == shape and len(tensor) > 0
+        is_valid &= name != "queries" or about.distance != "cosine" or bool(tensor.any(1).all())
         if not is_valid or not (tensor < torch.inf).all():
             raise ValueError(f"{EMBEDDINGS_FILE} has invalid {name} of the calibration")
     if "queries" in tensors:

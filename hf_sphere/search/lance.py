@@ -17,8 +17,7 @@ from hf_sphere.geometry.checks import check_integer
 from hf_sphere.search.calibrated import CalibratedSearch, Candidates
 from hf_sphere.search.matching import Calibration, Matches, mix, name_keys, sample_rows
 from hf_sphere.search.neighbor_search import SPARE, TARGET_RECALL, NeighborSearch
-from hf_sphere.search.rows import as_list, check_vectors, positions, unit_vectors
-from hf_sphere.search.vectors import read_vectors
+from hf_sphere.search.rows import as_names, check_vectors, positions, unit_vectors
 from hf_sphere.utils.checks import check_extra, error_text
 from hf_sphere.utils.files import check_writable
 
@@ -29,6 +28,9 @@ WRITTEN, COMPARED = 1 << 23, 1 << 14
 
 PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 """Name of a column of row numbers that a table of pandas without some rows has in Arrow."""
+
+CALIBRATION, EFFORTS = ("group", "score", "match", "id"), tuple(2**step for step in range(5))
+"""Columns of the calibration, and how much of an index is searched."""
 
 SMALLEST_INDEX, TUNING_QUERIES = 5_000, 200
 """Number of rows from which on an index is built, and of queries to measure its recall."""
@@ -59,16 +61,17 @@ class LanceSpace(CalibratedSearch):
             raise ValueError("the table 'vectors' was not written by LanceSpace.create; write its rows to a new space.")
         self.table, self._database = table, database
         self._column, self._group_column, *self._options = json.loads(about)
+        self._options = [check_integer("options of the table 'vectors'", count, 1) for count in self._options]
         self._columns = ["_rowid", self._column, *[self._group_column] * bool(self._group_column)]
         self._dim = table.schema.field(self._column).type.list_size
         index, known = _open(database, "index"), _open(database, "calibration")
-        self._effort: int = 0 if index is None else index.to_arrow()["effort"][0].as_py()
-        self.recall: float = 1.0 if index is None else index.to_arrow()["recall"][0].as_py()
-        self._calibration: Calibration | None = None
-        if known is not None:
-            self._version, next_id = json.loads(known.schema.metadata[b"hf_sphere"])
-            groups, scores, matches, ids = (torch.tensor(column.to_numpy()) for column in known.to_arrow().columns)
-            self._calibration = Calibration(groups, scores, matches, ids, next_id)
+        try:
+            self._effort, self.recall = (0, 1.0) if index is None else _read_effort(index)
+            self._version, self._calibration = (0, None) if known is None else _read_calibration(known)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            which = "index or calibration are damaged"
+            hint = "Delete the tables 'index' and 'calibration', and build the index again if there was one"
+            raise ValueError(f"{which}: {error_text(error)}. {hint}.") from error
 
     @classmethod
     def create(
@@ -141,7 +144,7 @@ class LanceSpace(CalibratedSearch):
         what, column = ("id", "_rowid") if groups is None else ("group", self._group_column)
         if (groups is None) == (ids is None) or column is None:
             raise ValueError("give either ids, or groups if the space has some.")
-        wanted = {*as_list(ids if groups is None else groups)}
+        wanted = as_names(what, ids if groups is None else groups)
         try:
             known = self._rows([column], condition := _is_in(column, wanted))[column]
         except (ValueError, RuntimeError) as error:
@@ -183,7 +186,7 @@ class LanceSpace(CalibratedSearch):
                 self.table.optimize()
             elif step == 5:
                 self.table.create_index(self._column, config=IvfRq(distance_type="l2"))
-            self._effort = 2 ** (step % 5)
+            self._effort = EFFORTS[step % 5]
             self.recall = float((self._candidates(queries, 10).scores >= lowest).double().mean())
             if self.recall >= TARGET_RECALL:
                 break
@@ -203,10 +206,10 @@ class LanceSpace(CalibratedSearch):
         queries = self._check_search(queries, k, false_accept)
         try:
             self._rows(["_rowid"], f"_rowid < 0 AND coalesce({where}, false)")  # `a) OR (b` is an error
-        except (ValueError, RuntimeError) as error:
+            found = self._candidates(queries, k, where)
+        except (ValueError, RuntimeError) as error:  # the latter for a row, such as a division by zero
             names = self.table.schema.names
             raise ValueError(f"where={where!r} is no condition on {names}: {error_text(error)}") from error
-        found = self._candidates(queries, k, where)
         if false_accept is None and not self.is_calibrated:
             return Matches(found.rows, found.scores)
         return self.judge(queries, found.scores, found.rows, false_accept)
@@ -235,7 +238,7 @@ class LanceSpace(CalibratedSearch):
         if (matches < 0).any():
             raise ValueError("the rows are of one group, so no query without a match is known; add other groups.")
         columns = [column.numpy() for column in (groups, scores, matches, ids)]
-        table = pa.table(columns, ["group", "score", "match", "id"])
+        table = pa.table(columns, [*CALIBRATION])
         with suppress(RuntimeError, ValueError, OSError):  # another process writes its own, or nobody may write
             self._write("calibration", table.replace_schema_metadata({"hf_sphere": json.dumps([version, next_id])}))
         self._calibration, self._version = Calibration(groups, scores, matches, ids, next_id), version
@@ -329,6 +332,8 @@ class LanceSpace(CalibratedSearch):
             numbers = torch.tensor(name_keys(names.dictionary.to_pylist()).view(np.int64)[names.indices.to_numpy()])
         if self._column in table.column_names:
             vectors = torch.tensor(table[self._column].combine_chunks().flatten().to_numpy()).reshape(-1, self._dim)
+            if len(vectors) < len(ids) or not ((vectors.norm(dim=1) - 1).abs() < 1e-3).all():  # NaN is not below, too
+                raise ValueError("rows that another program wrote are no unit vectors; add rows with LanceSpace.add.")
         return ids, numbers, vectors
 
     def _vectors(self, ids: Tensor) -> Tensor:
@@ -337,6 +342,27 @@ class LanceSpace(CalibratedSearch):
 
     def _write(self, name: str, table: pa.Table) -> None:
         self._database.create_table(name, table, mode="create" if _open(self._database, name) is None else "overwrite")
+
+
+def _read_effort(table: Any) -> tuple[int, float]:
+    effort, recall = (table.to_arrow()[name][0].as_py() for name in ("effort", "recall"))
+    if effort not in EFFORTS or not 0 <= recall <= 1:
+        raise ValueError(f"the effort is {effort}, and the recall {recall}")
+    return effort, recall
+
+
+def _read_calibration(table: Any) -> tuple[int, Calibration]:
+    """Return the version of the rows that were calibrated, and the calibration."""
+    (version, next_id), rows = json.loads(table.schema.metadata[b"hf_sphere"]), table.to_arrow()
+    groups, scores, matches, ids = (torch.tensor(rows[name].to_numpy()) for name in CALIBRATION)
+    are_integers = all(column.dtype == torch.int64 for column in (groups, matches, ids))
+    if not are_integers or scores.dtype != torch.float64 or not (scores.abs() < 1 + 1e-6).all():
+        raise ValueError("the scores of the calibration are no cosines, or groups and ids no integers")
+    if not len(ids) or min(matches.min(), ids.min(), version) < 0 or max(matches.max(), ids.max()) >= next_id:
+        raise ValueError("the ids of the calibration are not those of rows")
+    if len(ids.unique()) < len(ids):
+        raise ValueError("ids of the calibration are repeated")
+    return version, Calibration(groups, scores, matches, ids, next_id)
 
 
 def _connect(uri: str | os.PathLike) -> Any:
@@ -402,9 +428,7 @@ def _to_table(batch: Any, column: str, group_column: str | None) -> pa.Table:
     columns = dict(batch) if isinstance(batch, Mapping) else {column: batch}
     if missing := {column, group_column or column} - {*columns}:
         raise ValueError(f"there is no column {missing.pop()!r}, only {[*columns]}.")
-    vectors = columns[column]
-    vectors = vectors.to_numpy(zero_copy_only=False) if isinstance(vectors, (pa.Array, pa.ChunkedArray)) else vectors
-    vectors = unit_vectors("rows", vectors if getattr(vectors, "ndim", 1) == 2 else read_vectors(vectors, "rows"))
+    vectors = unit_vectors("rows", columns[column])
     columns[column] = pa.FixedSizeListArray.from_arrays(pa.array(vectors.numpy().ravel()), vectors.shape[1])
     table = pa.table({name: v.numpy(force=True) if isinstance(v, Tensor) else v for name, v in columns.items()})
     kind = pa.int64() if group_column is None else table.schema.field(group_column).type

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_integer
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.checks import check_embeddings
 from hf_sphere.metrics.uniformity_test import effective_dimension_interval, uniformity_test
 from hf_sphere.search.neighbor_search import NeighborSearch
 from hf_sphere.search.rows import check_names
 from hf_sphere.search.vectors import parse_vectors
+from hf_sphere.utils.checks import check_seed
 
 ROWS, MEMBERS, FEWEST, FEWEST_GROUPS, RESAMPLES = 10_000, 50, 50, 20, 4_000
 """Most rows that are compared, most rows of a group if there are many, fewest rows to describe directions, fewest
@@ -97,7 +97,7 @@ def report_vectors(vectors: Any, groups: Any = None, *, seed: int = 0) -> Vector
     check_embeddings(vectors.nan_to_num(), what="vectors")  # for the shape
     names = range(len(vectors)) if groups is None else check_names("groups", groups, len(vectors))
     labels = torch.from_numpy(np.unique(names, return_inverse=True)[1])
-    generator = torch.Generator().manual_seed(check_integer("seed", seed, 0))
+    generator = torch.Generator().manual_seed(check_seed(seed))
     norms = torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float64)
     usable, first = (norms.isfinite() & (norms > 0)).nonzero()[:, 0], dict[int, int]()
     cells = zip(usable.tolist(), (vectors[usable] + 0.0).numpy(), strict=True)  # -0.0 and 0.0 are equal

@@ -245,6 +245,14 @@ def check_names(what: str, groups: Any, count: int) -> list[Any]:
     return names
 
 
+def as_names(what: str, values: Any) -> set[Any]:
+    """Return different ids or names of groups: texts or integers, to which True is not 1, and 1.0 is not either."""
+    names = as_list(values)
+    if odd := [name for name in names if type(name) not in (int, str)]:
+        raise ValueError(f"there is no {what} {odd[0]!r} in the space, only texts or integers.")
+    return {*names}
+
+
 def as_list(values: Any) -> list[Any]:
     """Return a list of names or numbers, also for a single one, as values of Python."""
     for method in ("tolist", "to_pylist"):  # of a column of pyarrow in several parts

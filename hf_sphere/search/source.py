@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -146,8 +146,9 @@ class ImageSource:
         if not several:
             raise ValueError(f"no {content}s are given.")
         if content != "image":
-            encoded = parse_vectors(images if is_one else several) if content == "vector" else several
-            return cls("", None, [f"{content} {n}" for n in range(len(several))], [], encoded, content)
+            vectors = several if isinstance(images, Iterator) else images
+            encoded = parse_vectors(vectors) if content == "vector" else several
+            return cls("", None, [f"{content} {n}" for n in range(len(encoded))], [], encoded, content)
         names = [
             f"image {n}" if isinstance(image, PILImage.Image) else str(Path(image).parent.resolve() / Path(image).name)
             for n, image in enumerate(several)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.checks import check_integer
-from hf_sphere.metrics.checks import check_embeddings
+from hf_sphere.metrics.checks import check_embeddings, check_labels
 from hf_sphere.metrics.selective import area_under_risk_coverage
 from hf_sphere.metrics.two_sample import energy_test
 from hf_sphere.search.calibrated import CalibratedSearch, Candidates
@@ -30,7 +30,8 @@ from hf_sphere.search.index_files import (
 from hf_sphere.search.matching import Calibration, name_keys
 from hf_sphere.search.neighbor_search import SearchKind
 from hf_sphere.search.report import VectorReport, report_vectors
-from hf_sphere.search.rows import GroupedVectors, as_list, check_names, positions, unit_vectors
+from hf_sphere.search.rows import GroupedVectors, as_list, as_names, check_names, positions, unit_vectors
+from hf_sphere.utils.checks import check_seed
 from hf_sphere.utils.files import atomic_folder, lock_folder, read_whole
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         """
         counts = {"rows_per_group": rows_per_group, "calibration_rows": calibration_rows}
         options = {name: check_integer(name, count, 1) for name, count in counts.items()}
-        options["seed"] = check_integer("seed", seed, 0)
+        options["seed"] = check_seed(seed)
         space = cls(unit_vectors("vectors", vectors), groups, kind=kind, **options)
         space.calibrate(calibration, calibration_groups, score=score)
         return space
@@ -205,7 +206,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         Raises:
             ValueError: If there are fewer than two queries, or they are invalid.
         """
-        queries = check_embeddings(self._check("queries", queries), 2, "queries")
+        seed, queries = check_seed(seed), check_embeddings(self._check("queries", queries), 2, "queries")
         calibration = self.calibration
         known = self.vectors[positions(calibration.ids, self.ids)] if self._queries is None else self._queries[0]
         sides = (queries, torch.arange(len(queries))), (known, calibration.groups)
@@ -250,8 +251,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         The calibration follows: for cosines by the new rows alone. A space without groups has None.
         """
         vectors = self._check("vectors", vectors)
-        if (groups is None) != (self._names is None):
-            raise ValueError(f"the space has {'no ' if self._names is None else ''}groups; add rows alike.")
+        self._check_grouped(groups)
         if self._names is not None:
             groups = as_list(groups) * (len(vectors) if np.ndim(groups) == 0 else 1)
             check_names("groups, old and new,", [self._names[0], *groups], 1 + len(groups))
@@ -262,6 +262,10 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         self.next_id += len(ids)
         return ids
 
+    def _check_grouped(self, groups: Any) -> None:
+        if (groups is None) != (self._names is None):
+            raise ValueError(f"the space has {'no ' if self._names is None else ''}groups; add rows alike.")
+
     def remove(self, groups: Any = None, *, ids: Any = None) -> int:
         """Remove the rows of a group or of several, or those with ids; return their number.
 
@@ -270,21 +274,35 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         """
         if (groups is None) == (ids is None):
             raise ValueError("give either groups or ids.")
-        wanted = {*as_list(ids if groups is None else groups)}
-        known = self.ids.tolist() if groups is None else self.groups or []
+        what, known = ("id", self.ids.tolist()) if groups is None else ("group", self.groups or [])
+        wanted = as_names(what, ids if groups is None else groups)
         if missing := wanted - {*known}:
-            raise ValueError(f"there is no {'id' if groups is None else 'group'} {next(iter(missing))!r} in the space.")
+            raise ValueError(f"there is no {what} {next(iter(missing))!r} in the space.")
         kept = torch.tensor([value not in wanted for value in known])
         if not kept.any():
             raise ValueError("no row would remain.")
         self._set(self.vectors[kept], self.ids[kept], self._groups[kept])
         return int((~kept).sum())
 
-    def replace(self, vectors: Tensor, ids: Tensor, groups: Any = None) -> None:
+    def replace(self, vectors: Any, ids: Any, groups: Any = None) -> None:
         """Replace all rows, (N, d), with their ids (N,) and the names of their groups, if the space has groups.
 
         If a row has the id of an old one, but another vector or group, all scores of the calibration are recomputed.
+
+        Raises:
+            ValueError: If a vector or name is invalid, or the ids are not different integers from 0 to 2^62 - 1.
         """
+        self._check_grouped(groups)
+        vectors = self._check("vectors", vectors)
+        ids = check_labels(ids, len(vectors), "ids").cpu()
+        if len(ids.unique()) < len(ids) or not 0 <= ids.min() <= ids.max() < 1 << 62:
+            raise ValueError(
+                f"ids must be different, from 0 to 2^62 - 1; got {ids.min()} to {ids.max()}, or repetitions."
+            )
+        self._replace(vectors, ids, None if groups is None else check_names("groups", groups, len(vectors)))
+
+    def _replace(self, vectors: Tensor, ids: Tensor, groups: Any) -> None:
+        """Replace all rows by valid ones."""
         self.check_groups(groups)
         numbers, at = self._number(groups, ids), positions(ids, self.ids)
         kept, old = at >= 0, at[at >= 0]

@@ -37,6 +37,7 @@ from hf_sphere.data.sampling import draw_subset
 from hf_sphere.data.sources import find_split, load_splits
 from hf_sphere.data.targets import read_class_names, read_labels, read_values
 from hf_sphere.metrics.neighbors import Distance
+from hf_sphere.utils.checks import check_seed
 from hf_sphere.utils.files import atomic_folder, read_json, read_whole, write_json
 from hf_sphere.utils.problem_types import SINGLE_LABEL
 
@@ -216,7 +217,7 @@ def read_embeddings(
         raise ValueError(f"--max_samples must be at least 1; got {max_samples}.")
     total, kept_rows = len(rows), torch.arange(len(rows))
     if max_samples is not None and max_samples < len(rows):
-        kept_rows = draw_subset(len(rows), max_samples, seed)
+        kept_rows = draw_subset(len(rows), max_samples, check_seed(seed))
         rows = rows.select(kept_rows.tolist())
     class_names = read_class_names(rows, "label") if "label" in columns else []
     if predicted and not isinstance(rows.features["prediction"], ClassLabel):

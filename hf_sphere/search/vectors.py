@@ -1,13 +1,14 @@
 """Vectors as APIs and databases deliver them."""
 
 import base64
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_integer, to_tensor
+from hf_sphere.geometry.checks import check_dense, check_integer, to_tensor
 from hf_sphere.metrics.checks import check_embeddings, check_rows
 from hf_sphere.utils.checks import error_text
 
@@ -41,17 +42,18 @@ def read_vectors(
 
 def parse_vectors(values: Any, what: str = "vectors", scale: Any = None, offset: Any = 0.0) -> Tensor:
     """Return the same as `read_vectors`, but numbers may be infinite or NaN."""
+    check_dense(what, values)
+    kind = "numbers, the same number of them for each, or the base64 of float32"
     try:
         if not isinstance(values, Tensor):
-            rows = list(np.asarray(values) if len(getattr(values, "shape", ())) == 2 else values)
-            if not rows:
+            if not isinstance(values, Sequence):
+                values = np.asarray(values) if hasattr(values, "__array__") else [*values]
+            if not len(values):
                 raise ValueError("there are none")
-            if True in (missing := [row is None for row in rows]):
-                raise ValueError(f"row {missing.index(True)} has none")
-            if all(isinstance(row, str) for row in rows):
-                rows = [np.frombuffer(base64.b64decode(row, validate=True), "<f4") for row in rows]
-            values = torch.stack([to_tensor(f"row {number}", row) for number, row in enumerate(rows)])
-        is_integer, values = not to_tensor(what, values).is_floating_point(), values.detach().cpu()
+            if all(isinstance(row, str) for row in values):
+                values = [np.frombuffer(base64.b64decode(row, validate=True), "<f4") for row in values]
+        values = to_tensor(what, values, kind).detach().cpu()
+        is_integer = not values.is_floating_point()
         if scale is not None:
             shapes = {torch.as_tensor(step).shape for step in (scale, offset)}
             if odd := shapes - {torch.Size(), torch.Size([1]), values.shape[1:]}:
@@ -60,8 +62,8 @@ def parse_vectors(values: Any, what: str = "vectors", scale: Any = None, offset:
                 )
             values = values.float() * torch.as_tensor(scale).float() + torch.as_tensor(offset).float()
     except (TypeError, ValueError, RuntimeError) as error:  # of torch, for lengths that differ
-        text = "must be numbers, the same number of them for each, or the base64 of float32"
-        raise ValueError(f"{what} {text}: {error_text(error).rstrip('.')}.") from error
+        reason = error_text(error).rstrip(".").removeprefix(f"{what} must be {kind}; ")
+        raise ValueError(f"{what} must be {kind}: {reason}.") from error
     if is_integer and scale is None:
         hint = "scale=1.0 if all dimensions have the same, else one number per dimension, and the offset, if any"
         raise ValueError(f"{what} are integers, which need their scale. Use hf_sphere.search.read_vectors: {hint}.")

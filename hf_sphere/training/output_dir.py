@@ -65,7 +65,7 @@ def check_output_dir(output_dir: Path, *, overwrite: bool, resume: bool, recipe:
             f"{output_dir} contains a run of {command_of(before.get('recipe'))}, which {command_of(recipe)} does not "
             "resume. Choose another --output_dir, or replace it with --overwrite_output_dir."
         )
-    foreign = sorted(path.name for path in output_dir.iterdir() if not path.name.startswith(".") and path not in traces)
+    foreign = sorted(p.name for p in files.list_folder(output_dir) if not p.name.startswith(".") and p not in traces)
     if foreign and before is None:
         raise FileExistsError(
             f"{output_dir} contains files that no run wrote ({foreign[0]}). Choose another --output_dir, or "

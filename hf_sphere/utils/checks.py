@@ -1,6 +1,7 @@
 """Checks of paths, texts, colors and optional packages, and the texts of errors."""
 
 import importlib.util
+import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -32,6 +33,17 @@ def check_regular(path: str | os.PathLike) -> None:
     """Raise an error if there is a pipe, socket or device instead of a file, since reading might not end."""
     if not os.path.isfile(path) and os.path.exists(path) and not os.path.isdir(path):
         raise ValueError(f"{path} is not a regular file but a pipe, socket or device; remove it, or name a file.")
+
+
+def check_seed(seed: Any) -> int:
+    """Return a seed as `int` (numpy integers included), or raise a ValueError."""
+    try:
+        value = -1 if isinstance(seed, bool) else operator.index(seed)
+    except TypeError:
+        value = -1
+    if not 0 <= value < 1 << 63:
+        raise ValueError(f"seed must be an integer from 0 to 2^63 - 1; got {seed!r}.")
+    return value
 
 
 def check_color(color: Sequence[int]) -> None:

@@ -6,6 +6,7 @@ A file or folder that is written atomically appears under its name only when it 
 import errno
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -30,6 +31,16 @@ IS_WINDOWS = os.name == "nt"
 UNFINISHED = ".unfinished"
 REPLACED = ".replaced"
 READING_ATTEMPTS = 100
+
+logger = logging.getLogger(__name__)
+
+SYSTEM_FILES = {".DS_Store", "Thumbs.db", "desktop.ini"}
+"""Files that the file managers of macOS and Windows put into every folder that they show."""
+
+
+def list_folder(folder: str | os.PathLike) -> list[Path]:
+    """Return what is in a folder, but for `SYSTEM_FILES`; nothing if it is missing."""
+    return [path for path in Path(folder).glob("*") if path.name not in SYSTEM_FILES]
 
 
 def resolve_output(path: str | os.PathLike) -> Path:
@@ -129,7 +140,12 @@ def atomic_folder(folder: str | os.PathLike) -> Iterator[Path]:
             unfinished.rename(folder)
             _flush_folder(folder.parent)
         finally:
-            restore_folder(folder)
+            try:
+                restore_folder(folder)
+            except OSError as error:
+                if unfinished.exists():
+                    raise
+                logger.warning("%s is complete, but its old version remains in %s: %s.", folder, replaced, error)
             _remove(unfinished)
 
 
@@ -323,7 +339,8 @@ def write_manifest(folder: Path) -> None:
 
     The checksum is CRC-32: it detects any flipped bit, in half the time of SHA-256, but no deliberate changes.
     """
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST_FILE)
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in SYSTEM_FILES)
+    paths = [path for path in paths if path != folder / MANIFEST_FILE]
     files = {p.relative_to(folder).as_posix(): {"size": p.stat().st_size, "crc32": _checksum(p)} for p in paths}
     write_json(folder / MANIFEST_FILE, {"files": files}, strict=True)
 

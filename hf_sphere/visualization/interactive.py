@@ -20,6 +20,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.utils import make_grid
 
+from hf_sphere.metrics.checks import check_embeddings
 from hf_sphere.utils.checks import check_extra
 from hf_sphere.utils.files import write_text
 from hf_sphere.visualization.figures import COLORS
@@ -122,7 +123,7 @@ def write_interactive_sphere(
         >>> path = write_interactive_sphere("sphere.html", embeddings, labels, ["cat", "dog", "fox"])
     """
     plotly_js = _read_plotly()
-    flat = torch.as_tensor(points).shape[-1] < 3
+    flat = check_embeddings(points, what="points").shape[1] < 3
     scene = Scene(Panel(points, labels, directions), class_names, 2 if flat else 3)
     for what, values in (("images", images), ("texts", texts)):
         if values is not None and len(values) != len(points):

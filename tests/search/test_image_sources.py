@@ -427,7 +427,7 @@ def test_cut_vectors_are_normalized_again():
         ([[1.0, math.nan]], {}, "must be finite; 1 of 1 are not, the first at index 0"),
         (torch.ones(3), {}, r"must have the shape \(N, d\)"),
         ([], {}, "must be numbers.*: there are none"),
-        ([[1 + 2j, 3j]], {"scale": 1.0}, "row 0 must be real"),
+        ([[1 + 2j, 3j]], {"scale": 1.0}, "vectors must be real"),
         (torch.tensor([[1 + 2j, 3j]]), {"scale": 1.0}, "vectors must be real"),
         (
             np.array([[1e-50, 0.0], [1.0, 0.0]]),

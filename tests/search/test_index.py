@@ -290,6 +290,11 @@ CRAFTED = {
     "texts for certainties": {"columns": {"confidence": ["high"] * 7}},
     "certainties that are not finite": {"columns": {"confidence": [float("nan")] * 7}},
     "embeddings that are not finite": {"embeddings": torch.full((7, 6), torch.nan)},
+    "a zero vector": {"embeddings": torch.ones(7, 6) * torch.arange(7)[:, None]},
+    "a seed of 71 bits": {"about": {"space": {"seed": 2**70}}},
+    "a truth value for a seed": {"about": {"space": {"seed": True}}},
+    "no calibration rows": {"about": {"space": {"calibration_rows": 0}}},
+    "a number for a truth value": {"about": {"space": {"is_chosen": 1}}},
     "integers for embeddings": {"embeddings": torch.zeros(7, 6, dtype=torch.int64)},
     "a vector for embeddings": {"embeddings": torch.zeros(7)},
     "a distance of its own": {"about": {"distance": "manhattan"}},
@@ -321,7 +326,7 @@ def test_a_crafted_index_is_one_error_that_names_it(crafted, index, tmp_path):
 
 def test_embeddings_of_another_dimension_than_those_of_the_model_are_an_error(index, photos, tmp_path):
     index.save(tmp_path / "index")
-    rewrite(tmp_path / "index", embeddings=torch.zeros(7, 5))
+    rewrite(tmp_path / "index", embeddings=torch.ones(7, 5))
     crafted = ImageIndex.load(tmp_path / "index", index.encoder)
     with pytest.raises(ValueError, match="the embeddings of the index have 5 dimensions, but the new ones 6"):
         crafted.search(photos, 1, **QUIET)

@@ -12,6 +12,7 @@ from unittest import mock
 
 import numpy as np
 import pandas
+import pyarrow as pa
 import pytest
 import torch
 from datasets import Dataset
@@ -345,3 +346,57 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"LanceSpace requires lancedb: pip install 'hf_sphere\[lance\]'"):
         LanceSpace.create(tmp_path / "space", unit(3, 4))
+
+
+@pytest.mark.parametrize("where", ["1/0=1", "1/(5-number)=1", "number % 0 = 1"])
+def test_a_condition_that_fails_for_a_row_is_named(tmp_path, where):
+    space = LanceSpace.create(tmp_path, {"vector": unit(20, 4), "number": np.arange(20)})
+    with pytest.raises(ValueError, match=rf"where='{re.escape(where)}' is no condition .*Divide by zero"):
+        space.search(unit(1, 4), where=where)
+
+
+def calibrated(folder):
+    space = LanceSpace.create(folder, batches(*clusters()), group_column="name")
+    return space, space.threshold(0.1), space._database.open_table("calibration").to_arrow()
+
+
+def test_columns_of_the_calibration_are_read_by_their_names(tmp_path):
+    space, threshold, table = calibrated(tmp_path)
+    space._write(
+        "calibration", table.select(["id", "match", "score", "group"]).replace_schema_metadata(table.schema.metadata)
+    )
+    assert LanceSpace.open(tmp_path).threshold(0.1) == threshold
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("score", np.nan), ("score", 7.0), ("id", -1), ("match", 10**9), ("id", 0.5), ("group", None), ("score", None)],
+)
+def test_a_calibration_that_cannot_be_is_damaged(tmp_path, column, value):
+    space, _, table = calibrated(tmp_path)
+    cells = table[column].to_pylist()
+    cells[1] = value
+    space._write("calibration", table.set_column(table.schema.names.index(column), column, [cells]))
+    with pytest.raises(ValueError, match="index or calibration are damaged"):
+        LanceSpace.open(tmp_path)
+
+
+def test_an_unknown_effort_of_an_index_is_damaged(space, tmp_path):
+    space._write("index", pa.table({"effort": [3], "recall": [0.99]}))
+    with pytest.raises(ValueError, match="index or calibration are damaged: the effort is 3"):
+        LanceSpace.open(tmp_path / "space")
+
+
+@pytest.mark.parametrize("value", [0.0, 5.0])
+def test_vectors_that_another_program_wrote_are_not_compared(tmp_path, value):
+    space = LanceSpace.create(tmp_path, {"vector": unit(20, 4)})
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.full(4, value, np.float32)), 4)
+    space.table.add(pa.table({"vector": vectors}))
+    with pytest.raises(ValueError, match="another program wrote are no unit vectors"):
+        space.search(unit(1, 4))
+
+
+@pytest.mark.parametrize("ids", [True, [True], [1.0]])
+def test_true_is_no_id(space, ids):
+    with pytest.raises(ValueError, match="there is no id"):
+        space.remove(ids=ids)

@@ -551,3 +551,55 @@ def test_the_energy_distance_is_that_of_its_definition():
     x, y = unit(6, 3).double(), unit(9, 3, seed=1).double() + 1
     between, within = torch.cdist(x, y).mean(), torch.cdist(x, x).mean() + torch.cdist(y, y).mean()
     assert energy_test(x, y)[0] == pytest.approx(float(2 * between - within))
+
+
+def test_a_space_whose_rows_were_replaced_by_vectors_of_float64_is_loaded(tmp_path, space):
+    vectors, groups = clusters(seed=1)
+    space.replace(3 * vectors.double(), np.arange(200) + 7, groups)
+    space.save(tmp_path / "space")
+    torch.testing.assert_close(EmbeddingSpace.load(tmp_path / "space").vectors, vectors)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [0] * 200,
+        range(-1, 199),
+        range(2**62 - 9, 2**62 + 191),
+        [True, *range(2, 201)][:200],
+        np.arange(200) / 2,
+        range(9),
+    ],
+    ids=["repeated", "negative", "large", "a truth value", "fractions", "few"],
+)
+def test_rows_are_replaced_by_rows_with_valid_ids_only(space, ids):
+    vectors, groups = clusters(seed=1)
+    with pytest.raises((TypeError, ValueError), match=r"^ids must"):
+        space.replace(vectors, ids, groups)
+
+
+@pytest.mark.parametrize("value", [0.0, np.nan])
+def test_rows_are_replaced_by_directions_only(space, value):
+    vectors, groups = clusters(seed=1)
+    vectors[3] = value
+    with pytest.raises(ValueError, match="index 3"):
+        space.replace(vectors, range(200), groups)
+
+
+def test_rows_are_replaced_by_rows_with_groups_if_the_space_has_some(space):
+    with pytest.raises(ValueError, match="the space has groups"):
+        space.replace(clusters(seed=1)[0], range(200))
+
+
+@pytest.mark.parametrize("wanted", [{"ids": True}, {"ids": [1.0]}, {"groups": [True]}, {"groups": np.array([True])}])
+def test_true_and_fractions_are_no_ids_and_no_groups(space, wanted):
+    with pytest.raises(ValueError, match=r"there is no (id|group) (True|1\.0) in the space"):
+        space.remove(**wanted)
+
+
+@pytest.mark.parametrize("name", [".DS_Store", "Thumbs.db", "desktop.ini"])
+def test_files_of_file_managers_do_not_prevent_that_a_space_is_saved(tmp_path, space, name):
+    space.save(tmp_path / "space")
+    (tmp_path / "space" / name).write_text("")
+    space.save(tmp_path / "space")
+    assert len(EmbeddingSpace.load(tmp_path / "space")) == 200

@@ -21,11 +21,13 @@ from hf_sphere.utils.files import (
     atomic_files,
     atomic_folder,
     check_writable,
+    find_damage,
     lock_folder,
     read_json,
     read_whole,
     restore_folder,
     write_json,
+    write_manifest,
     write_text,
 )
 
@@ -565,3 +567,21 @@ def test_a_device_is_not_read_as_json(tmp_path):
     (tmp_path / "about.json").symlink_to("/dev/zero")
     with pytest.raises(ValueError, match=r"about\.json is not a regular file"):
         read_json(tmp_path / "about.json")
+
+
+def test_an_old_folder_that_cannot_be_removed_is_a_warning(folder, tmp_path, monkeypatch, caplog):
+    def fail(*_):
+        raise PermissionError("in use")
+
+    with atomic_folder(folder) as unfinished:
+        (unfinished / "new").write_text("new")
+        monkeypatch.setattr("hf_sphere.utils.files._discard", fail)
+    assert [path.name for path in folder.iterdir()] == ["new"]
+    assert "is complete, but its old version remains" in caplog.text
+
+
+def test_files_of_file_managers_are_not_in_a_manifest(tmp_path):
+    (tmp_path / ".DS_Store").write_text("")
+    write_manifest(tmp_path)
+    (tmp_path / ".DS_Store").unlink()
+    assert find_damage(tmp_path) is None

@@ -10,7 +10,7 @@ from datasets import Features
 from hf_sphere.data.parquet import ParquetSplit
 from hf_sphere.data.published_images.layouts import PUBLISHED, READERS, Reader, Row, Splits
 from hf_sphere.utils.checks import check_regular
-from hf_sphere.utils.files import atomic_folder
+from hf_sphere.utils.files import atomic_folder, list_folder
 from hf_sphere.utils.image_formats import open_format
 from hf_sphere.utils.progress import progress_bar
 from hf_sphere.utils.texts import damage
@@ -49,7 +49,7 @@ def _check_output(output: Path, source: Path, overwrite: bool) -> None:
         return
     if not overwrite:
         raise FileExistsError(f"{output} already exists; choose another --output or pass --overwrite_output_dir.")
-    other = [path for path in output.iterdir() if path.suffix != ".parquet"] if output.is_dir() else [output]
+    other = [path for path in list_folder(output) if path.suffix != ".parquet"] if output.is_dir() else [output]
     if other:
         raise FileExistsError(f"{output} is not replaced: {other[0]} is not prepared data. Choose another --output.")
 
