@@ -226,7 +226,8 @@ def compare_runs(
         count = min(len(a), len(b))
         is_complete = seeds is None or count >= seeds
         over_images = variation == "test images"
-        sample, kind = (round(result.freedom) + 1, "paired") if result and over_images else (count, test)
+        kind: Test = "paired" if over_images else test
+        sample = round(result.freedom) + 1 if result and over_images else count
         results[name] = {
             "difference": statistics.fmean(a) - statistics.fmean(b),
             "interval": result and result.interval,

@@ -64,7 +64,8 @@ class CompressedSpace(CalibratedSearch):
         faiss.copy_array_to_vector(tensors["codes"].numpy().ravel(), self._index.codes)
         self._index.ntotal, self._index.is_trained = len(self.ids), True
         if "known_ids" in tensors:
-            self.calibration = Calibration(next_id=0, **{name: tensors[f"known_{name}"] for name in CALIBRATION})
+            stored = {name: tensors[f"known_{name}"] for name in CALIBRATION}
+            self.calibration = Calibration(next_id=0, by_cosine=None, **stored)
 
     def __len__(self) -> int:
         return len(self.ids)
