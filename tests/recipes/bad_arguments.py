@@ -141,7 +141,7 @@ def is_documented(error: Exception, function: Any, name: str) -> bool:
         return True
     raises = (inspect.getdoc(function) or "").partition("Raises:")[2].partition("\n\n")[0]
     words = rf"\b{re.escape(name)}\b|shape|size|dimension|dtype|type|argument|meta|finite|must|needs|expected|got "
-    words += "|Complex|not supported|one element|too big|too large|overflow|NVIDIA driver"  # torch names the value instead
+    words += "|Complex|not supported|one element|too big|too large|overflow|NVIDIA driver"  # messages of torch
     kinds = [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, Exception) and kind is not Exception]
     return any(re.search(rf"\b{kind}\b", raises) for kind in kinds) or bool(re.search(words, str(error), re.IGNORECASE))
 
