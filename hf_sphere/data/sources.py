@@ -51,9 +51,7 @@ def load_splits(
         raise ValueError(f"{name} is a file; give the folder that contains it.")
     files = folders.list_files(Path(name), folders.SUFFIXES | folders.UNREADABLE, follow_links=follow_links)
     tables = folders.list_files(Path(name), folders.TABLES, follow_links=follow_links)
-    folders.list_files(
-        Path(name), {".txt"}, follow_links=follow_links
-    )  # read if there is nothing else
+    folders.list_files(Path(name), {".txt"}, follow_links=follow_links)  # read if there is nothing else
     folders.check_depth(tables)
     of_tables = not files or folders.has_metadata(Path(name)) or folders.has_tables(Path(name))
     folders.check_found(Path(name), tables if of_tables else files)

@@ -157,14 +157,13 @@ class IndexedImages:
             if self.place(row) is None or self.encoder.content != "image":
                 raise ValueError("it was in memory, or is no image")
             record: Any = {"bytes": None, "path": path}
-            name = self.sources[source][0]
-            if name and os.path.isdir(name) and leaves(Path(os.path.realpath(name)), path):
+            name, split = self.sources[source]  # `datasets` extracts the files of archives elsewhere
+            if split is None and os.path.isdir(name) and leaves(Path(os.path.realpath(name)), path):
                 raise ValueError(f"it is outside {name}; copy it there, and add it again")
             if self.sources[source][1] is not None:
                 if self.has_changed(source):
                     raise ValueError("its dataset has changed; add it again")
                 if source not in self._opened:
-                    name, split = self.sources[source]
                     self._opened[source] = ImageSource.of(name, split, column=self.columns.get(name))
                 record = self._opened[source].encoded[self.images["row"][row]]["image"]
             content = _read(record, self.images["size"][row])
