@@ -11,22 +11,22 @@ import argparse
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from common import ratio, report, row, time_in_turn
-from datasets import ClassLabel, Dataset, Features, Image, load_dataset
-from PIL import Image as PILImage
 from torch import nn
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
-from hf_sphere.data import ImagesInMemory
-from hf_sphere.data.decoding import EncodedImages, ImageShape, decode_all
 from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.training import RecipeArguments, TrainingLoop
 from hf_sphere.training.evaluation import measure_classification
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 BATCH = 128
 LOCAL = Path(__file__).parent.parent.parent / "shared" / "data" / "ylecun" / "mnist"
@@ -40,7 +40,7 @@ def new_model() -> nn.Module:
     return SphereVisionForImageClassification(config).to(DEVICE)
 
 
-def dataloader_epoch(rows: Dataset) -> None:
+def dataloader_epoch(rows: "Dataset") -> None:
     """Train one epoch as tutorials do: PIL decoding and ToTensor in two workers, `.item()` in each step."""
     transform = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.1307], [0.3081])])
 
@@ -67,6 +67,8 @@ def dataloader_epoch(rows: Dataset) -> None:
 
 def library_epoch(images: torch.Tensor, labels: torch.Tensor) -> None:
     """Train one epoch with the library's loop, including the checkpoint."""
+    from hf_sphere.data import ImagesInMemory
+
     batches = ImagesInMemory(images, labels, batch_size=BATCH, mean=[0.1307], std=[0.3081], shuffle=True, device=DEVICE)
     with tempfile.TemporaryDirectory() as folder:
         args = RecipeArguments(output_dir=folder, num_train_epochs=1, disable_tqdm=True)
@@ -80,10 +82,16 @@ def library_epoch(images: torch.Tensor, labels: torch.Tensor) -> None:
         ).run()
 
 
-def resnet_steps(memory_format: torch.memory_format, dtype: torch.dtype, steps: int = 8) -> Callable[[], None]:
-    """Return a function that trains ResNet-20 for some steps."""
+def training_steps(
+    memory_format: torch.memory_format,
+    dtype: torch.dtype,
+    steps: int = 8,
+    backbone: str = "resnet20_cifar",
+    head: str = "softmax",
+) -> Callable[[], None]:
+    """Return a function that trains a network for some steps."""
     torch.manual_seed(0)
-    config = SphereVisionConfig(backbone="resnet20_cifar", head="softmax", num_labels=10)
+    config = SphereVisionConfig(backbone=backbone, head=head, num_labels=10)
     model = SphereVisionForImageClassification(config).to(DEVICE, memory_format=memory_format).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
     images = torch.randn(BATCH, 3, 32, 32, device=DEVICE).contiguous(memory_format=memory_format)
@@ -100,8 +108,11 @@ def resnet_steps(memory_format: torch.memory_format, dtype: torch.dtype, steps: 
     return run
 
 
-def load_rows(name: str | None) -> Dataset:
+def load_rows(name: str | None) -> "Dataset":
     """Load MNIST, or generate images of its shape."""
+    from datasets import ClassLabel, Dataset, Features, Image, load_dataset  # the steps of networks do without
+    from PIL import Image as PILImage
+
     if name or LOCAL.is_dir():
         return load_dataset(name or str(LOCAL), split="train")
     pixels = np.random.default_rng(0).integers(0, 256, (60_000, 28, 28), dtype=np.uint8)
@@ -112,6 +123,8 @@ def load_rows(name: str | None) -> Dataset:
 
 def main() -> None:
     """Time both loops in turn."""
+    from hf_sphere.data.decoding import EncodedImages, ImageShape, decode_all
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dataset_name")
     rows = load_rows(parser.parse_args().dataset_name)
@@ -126,10 +139,10 @@ def main() -> None:
     last = torch.channels_last
     precisions = time_in_turn(
         {
-            "contiguous fp32": resnet_steps(torch.contiguous_format, torch.float32),
-            "fp32": resnet_steps(last, torch.float32),
-            "contiguous bf16": resnet_steps(torch.contiguous_format, torch.bfloat16),
-            "bf16": resnet_steps(last, torch.bfloat16),
+            "contiguous fp32": training_steps(torch.contiguous_format, torch.float32),
+            "fp32": training_steps(last, torch.float32),
+            "contiguous bf16": training_steps(torch.contiguous_format, torch.bfloat16),
+            "bf16": training_steps(last, torch.bfloat16),
         }
     )
     slowest = precisions["contiguous fp32"]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from hf_sphere import losses
 
-DIM, CLASSES, BATCH = 128, 1000, 512
+DIM, CLASSES, BATCH, MANY = 128, 1000, 512, 300_000
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MARGIN = torch.tensor(28.6).deg2rad().item()
 """The margin of pytorch-metric-learning's ArcFace, in radians."""
@@ -40,8 +40,8 @@ def pairs() -> dict[str, tuple[nn.Module, nn.Module]]:
     for name, options in OPTIONS.items():
         theirs = getattr(metric_losses, name)(num_classes=CLASSES, embedding_size=DIM)
         ours = getattr(losses, name)(DIM, CLASSES, **options)
-        weight = theirs.proxies if name == "ProxyAnchorLoss" else theirs.W.T
-        ours.head.weight.data = weight.detach().reshape(ours.head.weight.shape).clone()
+        weight = theirs.proxies.detach() if name == "ProxyAnchorLoss" else theirs.W.detach().T
+        ours.head.weight.data = weight.reshape(ours.head.weight.shape).clone()
         found[name] = (theirs.to(DEVICE), ours.to(DEVICE))
     return found
 
@@ -111,13 +111,13 @@ def dense_supcon(x: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:
 def compare_blocks(batch: int) -> list[dict[str, Any]]:
     """Measure memory and time of ArcFace with 300,000 classes, in blocks by default, and with all logits."""
     torch.manual_seed(0)
-    x, labels, used, steps = torch.randn(batch, DIM).to(DEVICE), torch.randint(300_000, (batch,)).to(DEVICE), {}, {}
+    x, labels, used, steps = torch.randn(batch, DIM).to(DEVICE), torch.randint(MANY, (batch,)).to(DEVICE), {}, {}
     for kind, options in (("default", {}), ("logits", {"blockwise": False})):
-        loss = losses.ArcFaceLoss(DIM, 300_000, **options).to(DEVICE)
+        loss = losses.ArcFaceLoss(DIM, MANY, **options).to(DEVICE)
         steps[kind] = lambda loss=loss: run(loss, x, labels)
         used[kind] = added_memory(steps[kind])
     seconds = time_in_turn(steps, rounds=3, warmup=1)
-    what = f"ArcFace, 300,000 classes, batch {batch}: "
+    what = f"ArcFace, {MANY:,} classes, batch {batch}: "
     return [
         row(f"{what}additional memory by default, GB", used["default"], 0.5),
         row(f"{what}time by default / with logits", ratio(seconds["default"], seconds["logits"]), 1.0),

@@ -19,16 +19,18 @@ from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT, build_optimizer, para
 from hf_sphere.optim.roles import Role, find_roles
 
 DECAY = 1e-4
+BACKBONE = "resnet18_cifar"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAMES = ("muon", "muon_hyperball", "adamw_hyperball")
 GOLDEN = Path(__file__).parent.parent / "tests" / "golden" / "optimizers.safetensors"
 
 
 def main() -> None:
     logging.getLogger("hf_sphere").setLevel(logging.ERROR)  # some golden cases have no radial group, on purpose
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = DEVICE
     torch.manual_seed(0)
-    net = create_backbone("resnet18_cifar", num_channels=3, image_size=32)
-    net = nn.Sequential(net, nn.Linear(512, 10)).to(device)
+    net = create_backbone(BACKBONE, num_channels=3, image_size=32)
+    net = nn.Sequential(net, nn.Linear(net.num_features, 10)).to(device)
     weights = sum(p.numel() for p in net.parameters())
     fused_adam = torch.optim.Adam(parameter_groups(with_gradients(net)), fused=True)
     fused_adam_l2 = torch.optim.Adam(parameter_groups(with_gradients(net)), weight_decay=DECAY, fused=True)

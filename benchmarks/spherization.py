@@ -39,8 +39,11 @@ def measure_speed() -> list[dict]:
         linear.zero_grad()
         output.backward(gradient)
 
+    compiled = torch.compile(spherize)
+    on_gpu = {} if DEVICE == "cpu" else {"compiled": lambda: backward(compiled(x), wide)}
     seconds = time_in_turn(
         {
+            **on_gpu,
             "spherize": lambda: backward(spherize(x), wide),
             "dense": lambda: backward(dense_spherize(x, triangle), wide),
             "linear": lambda: backward(linear(x), narrow),
@@ -57,6 +60,14 @@ def measure_speed() -> list[dict]:
             "spherize forward + backward / reading and writing its tensors once",
             ratio(seconds["spherize"], seconds["copies"]),
             at_most=4,
+        ),
+        *(
+            row(
+                f"{name} spherize forward + backward / reading and writing its tensors once",
+                ratio(seconds[name], seconds["copies"]),
+                at_most=4,
+            )
+            for name in on_gpu
         ),
     ]
 

@@ -148,8 +148,8 @@ def render_gpu(source: Source) -> str:
     header = ["run", "entry of the queue", "test accuracy %", "device", "minutes per run", "seeds"]
     note = (
         "The runs without a device take longer than a GPU was available. `python benchmarks/reproduce.py --only "
-        "<entry>` makes the runs of an entry, on a GPU if there is one. `python benchmarks/image_training.py` measures "
-        "throughput there, and `make test-devices` runs the tests."
+        "<entry>` makes the runs of an entry, on a GPU if there is one. `python benchmarks/on_gpu.py --minutes 14` runs"
+        " the tests of devices there, compares speed with other programs, and continues these runs."
     )
     return join_lines(header, lines, [_throughput(), note])
 
@@ -171,12 +171,10 @@ def render_missed(benchmarks: Benchmarks) -> str:
 
 
 def _throughput() -> str:
-    path = BENCHMARKS / "image_training-cuda.json"
-    return (
-        f"Throughput on a GPU: [{path.name}](benchmarks/results/{path.name})."
-        if path.is_file()
-        else ("Throughput on a GPU: not measured.")
-    )
+    path = BENCHMARKS / "on_gpu.json"
+    is_measured = path.is_file() and '"part": "throughput"' in path.read_text(encoding="utf-8")
+    link = f"[{path.name}](benchmarks/results/{path.name})"
+    return f"Throughput on a GPU: {link if is_measured else 'not measured'}."
 
 
 def _planned(source: Source, entry: str) -> list[PlannedRun]:
