@@ -65,6 +65,7 @@ class LanceSpace(CalibratedSearch):
         self._columns = ["_rowid", self._column, *[self._group_column] * bool(self._group_column)]
         self._dim = table.schema.field(self._column).type.list_size
         index, known = _open(database, "index"), _open(database, "calibration")
+        self._calibration: Calibration | None
         try:
             self._effort, self.recall = (0, 1.0) if index is None else _read_effort(index)
             self._version, self._calibration = (0, None) if known is None else _read_calibration(known)

@@ -251,8 +251,8 @@ class TestSphericalKMeans:
                 ({name: value}, name)
                 for name, value in (("n_clusters", 0), ("init", "x"), ("tol", -1.0), ("batch_size", 0))
             ],
-            ({"n_clusters": 3, "init": np.ones((2, 8))}, "init must be finite, of shape"),
-            ({"n_clusters": 3, "init": np.full((3, 8), np.nan)}, "init must be finite, of shape"),
+            ({"n_clusters": 3, "init": np.ones((2, 8))}, "init must have the shape"),
+            ({"n_clusters": 3, "init": np.full((3, 8), np.nan)}, "init must be finite; 3 of 3"),
             ({"n_clusters": "auto", "init": np.ones((3, 8))}, "leave out init"),
             ({"n_clusters": "many"}, "n_clusters"),
         ],
