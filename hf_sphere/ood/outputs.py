@@ -47,7 +47,8 @@ class Outputs(NamedTuple):
             hint = f" The scores {LOGITS_ONLY} need none." if "embeddings" in missing else ""
             raise ValueError(f"the score {score} needs {' and '.join(missing)}, which the data do not have.{hint}")
         fields = {name: values for name, values in self._asdict().items() if values is not None}
-        fields = {name: to_tensor(name, values) for name, values in fields.items()}
+        kinds = dict.fromkeys(("labels", "ids"), "integers")
+        fields = {name: to_tensor(name, values, kinds.get(name, "numbers")) for name, values in fields.items()}
         if len({len(values) for values in fields.values()}) > 1:
             lengths = ", ".join(f"{len(values)} {name}" for name, values in fields.items())
             raise ValueError(f"the numbers of rows must be equal; got {lengths}.")
