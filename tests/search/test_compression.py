@@ -106,8 +106,10 @@ def test_names_and_thresholds_are_those_of_the_space(space):
 
 def test_vectors_of_an_index_that_are_not_unit_are_compressed_by_their_directions():
     vectors, groups = clusters()
-    first, second = (EmbeddingSpace(points, groups).compress(4) for points in (vectors, 3 * vectors))
-    torch.testing.assert_close(first.calibration.scores, second.calibration.scores, atol=1e-5, rtol=0)
+    scores = [EmbeddingSpace(factor * vectors, groups).compress(4).calibration.scores for factor in (1, 4, 3)]
+    assert torch.equal(scores[0], scores[1])
+    differ = (scores[0] - scores[2]).abs() > 1e-5  # 3 * x is rounded, and may cross the border of two codes
+    assert differ.float().mean() <= 0.01
 
 
 @pytest.mark.parametrize("bits", BITS)
