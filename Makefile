@@ -8,17 +8,20 @@ DEMO := $(VENV)/.demo
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile
 RUN := HF_HUB_OFFLINE=1 $(VENV)/bin/python
 
-.PHONY: demo test test-browser test-devices test-oldest test-transformers test-peers soak bad-input lint format bench docs notebooks package
+.PHONY: demo test test-all test-browser test-devices test-oldest test-transformers test-peers soak bad-input lint format bench docs notebooks package
 
 demo: $(DEMO)  ## train, save, load and use a spherized LeNet-5 on the bundled digits
 	OMP_NUM_THREADS=1 $(RUN) examples/demo.py
 
-test: $(READY)  ## run the test suite, without network, on all cores
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist worksteal
-	$(MAKE) test-devices
+test: $(READY)  ## run every test function with a few cases, without network, on all cores
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist worksteal $(CASES)
+	$(MAKE) test-devices CASES="$(CASES)"
+
+test-all: CASES := --all-cases
+test-all: test  ## run every case of each test function, before a release
 
 test-devices: $(READY)  ## run the tests of accelerators, on a CUDA device or a test device that computes on the CPU
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist worksteal tests/devices
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist worksteal $(CASES) tests/devices
 
 test-browser: $(READY)  ## open every page of the documentation in Chromium, in a wide and a narrow window
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n0 tests/browser

@@ -14,6 +14,7 @@ from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before any Hugging Face library is imported
 
+import case_selection
 import pytest
 import torch
 from fresh_python import HUGGING_FACE, LIBRARIES
@@ -25,6 +26,15 @@ ROOT = Path(__file__).parent.parent
 
 # The processes of a "forkserver" are forks of one that has imported these.
 multiprocessing.set_forkserver_preload([*LIBRARIES, *HUGGING_FACE, "sentence_transformers", "pytest"])
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-cases", action="store_true", help="run every case of each function, not only a few")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "settings(**functions): which settings the values of a parameter stand for")
+    config.pluginmanager.register(case_selection.Counts())
 
 
 def pytest_collection_finish() -> None:

@@ -49,7 +49,8 @@ def assert_same(path: Path, model: Any, batch: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("head", sorted(HEADS))
 def test_onnx_file_of_each_head_equals_the_model_at_any_batch_size(head, tmp_path):
-    model, path = image_model(head=head), tmp_path / "new" / "model.onnx"
+    model = image_model(head=head, backbone="linear_embedding", backbone_kwargs={"width": 8})
+    path = tmp_path / "new" / "model.onnx"
     model.config.calibration = {"temperature": [0.5, 1.0, 1.5, 2.0, 0.8, 1.2, 0.7], "shift": [-0.1, 0.1, *[0.0] * 5]}
     export_onnx(model, path)
     for size in (1, 7):

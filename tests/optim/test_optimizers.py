@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from case_selection import OPTIMIZER_FAMILIES
 from sklearn.datasets import load_digits
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -313,6 +314,7 @@ def test_a_copy_takes_the_same_steps(kind, copied, make_model, groups, make_opti
     assert all_equal(model.parameters(), other_model.parameters())
 
 
+@OPTIMIZER_FAMILIES
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_step_compiled_by_the_user_is_one_graph_for_all_learning_rates(kind, backend, make_optimizer, give_gradients):
@@ -348,6 +350,7 @@ COMPILED = {
 }
 
 
+@OPTIMIZER_FAMILIES
 @pytest.mark.slow
 @pytest.mark.parametrize("options", COMPILED)
 def test_the_compiled_update_matches_the_eager_one(kind, options, make_weights, make_optimizer, take_steps):
@@ -365,6 +368,7 @@ def test_the_compiled_update_matches_the_eager_one(kind, options, make_weights, 
     torch.testing.assert_close(*results, rtol=1e-2 if low else 1e-6, atol=1e-6)
 
 
+@OPTIMIZER_FAMILIES
 @pytest.mark.slow
 @pytest.mark.parametrize("decay", [{"weight_decay": 0.1}, DECOUPLED], ids=["L2", "decoupled"])
 def test_fifty_compiled_steps_match_the_eager_ones_if_gradients_are_missing(kind, decay, make_weights, give_gradients):
@@ -385,6 +389,7 @@ def test_fifty_compiled_steps_match_the_eager_ones_if_gradients_are_missing(kind
         assert (compiled - eager).abs().max() <= 1e-6 * max(1.0, eager.abs().max())
 
 
+@OPTIMIZER_FAMILIES
 @pytest.mark.slow
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_a_gradient_that_is_not_finite_changes_the_same_weights_in_a_compiled_step(kind, value, make_weights):
@@ -399,6 +404,7 @@ def test_a_gradient_that_is_not_finite_changes_the_same_weights_in_a_compiled_st
     assert finite[0] == finite[1]
 
 
+@OPTIMIZER_FAMILIES
 @pytest.mark.slow
 def test_schedules_and_resumed_runs_do_not_compile_again(kind, make_model, groups, make_optimizer, take_steps):
     model, other = make_model(), make_model()
@@ -418,6 +424,7 @@ def test_schedules_and_resumed_runs_do_not_compile_again(kind, make_model, group
     torch.testing.assert_close([*model.parameters()], [*other.parameters()], rtol=1e-5, atol=1e-6)
 
 
+@OPTIMIZER_FAMILIES
 @pytest.mark.slow
 def test_a_copy_compiles_its_own_steps(kind, make_model, groups, make_optimizer, take_steps):
     model = make_model()
@@ -430,6 +437,7 @@ def test_a_copy_compiles_its_own_steps(kind, make_model, groups, make_optimizer,
     assert all_equal(model.parameters(), other_model.parameters())
 
 
+@OPTIMIZER_FAMILIES
 def test_an_eager_state_is_loaded_into_a_compiled_optimizer(kind, make_weights, make_optimizer, take_steps):
     weights = make_weights()
     optimizer = make_optimizer(kind, weights, **RADIAL)

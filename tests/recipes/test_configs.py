@@ -120,16 +120,31 @@ def test_the_names_of_all_configurations_are_those_of_before_and_unique():
     assert len(NAMES) == sum(len(group.get("runs", {})) for group in tables)
 
 
-@pytest.mark.parametrize("run", NAMES, ids=lambda path: path.name)
-def test_a_configuration_has_the_settings_of_before(run):
+def digest_of(run: PurePosixPath) -> str:
+    """Return the digest of the arguments of a configuration."""
     parts = parse_all(run, *(["--output_dir", "unused"] if run in CORRUPTIONS else []))
     settings = {name: value for part in parts for name, value in vars(part).items()}
     precision = next(part.mixed_precision for part in parts if isinstance(part, RecipeArguments))
     values = {**restore_options(settings), "mixed_precision": precision}
     values = {name: value for name, value in values.items() if name in FROZEN["arguments"]}
-    digest = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:8]
-    assert digest == FROZEN["digests"][str(run)]
-    assert load_config(run.name).settings == load_config(str(run)).settings
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:8]
+
+
+def test_configurations_have_the_settings_of_before():
+    assert {str(run): digest_of(run) for run in NAMES} == FROZEN["digests"]
+
+
+def test_a_configuration_is_found_by_its_name_alone():
+    settings = {run: load_config(str(run)).settings for run in NAMES}
+    assert {run: load_config(run.name).settings for run in NAMES} == settings
+
+
+def settings_of_run(files: tuple[PurePosixPath, ...]) -> dict[str, Any]:
+    """Return what the code path of a run depends on: a name of a run stands for these."""
+    configs = [load_config(str(path)) for path in files]
+    values = {name: value for config in configs for name, value in config.settings.items()}
+    names = ("dataset_name", "backbone", "head", "optimizer", "lr_scheduler_type", "operator", "label_noise")
+    return {"recipe": configs[0].recipe, **{name: values.get(name) for name in names}}
 
 
 def make_small(task: Task, model_args: EncoderArguments, data_args: ImageDataOptions, *rest: Any) -> None:
@@ -154,6 +169,7 @@ HYPERPLANES = [run for run in RUNS if run.parent.name == "hyperplanes"]
 CORRUPTED = [(PurePosixPath("hyperplanes/mnist-lenet9"), corruption) for corruption in CORRUPTIONS]
 
 
+@pytest.mark.settings(files=settings_of_run)
 @pytest.mark.parametrize(
     "files", [*((run,) for run in RUNS), *CORRUPTED], ids=lambda files: "-".join(path.name for path in files)
 )

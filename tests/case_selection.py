@@ -1,0 +1,117 @@
+"""Choose the cases of each test function that run by default; `--all-cases` runs the rest.
+
+A function runs with the fewest cases in which every value of each of its *settings* occurs: a dtype, a class or
+function, and the name of a task, backbone, head, optimizer, search engine or precision. The other values of a
+parameter, such as sizes, seeds and names of runs, are not settings: one case of them is enough. A function that expects
+errors is a table of bad input, which stays whole.
+
+`pytest.mark.settings(run=function)` says which settings the values of a parameter stand for: the function returns them
+by name.
+"""
+
+import inspect
+import re
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from hf_sphere.commands.train import TASKS
+from hf_sphere.models.backbones import BACKBONES
+from hf_sphere.nn.heads import HEADS
+from hf_sphere.optim.optimizers import optimizer_names
+
+PRECISIONS = ("no", "fp16", "bf16", "fp32")
+NAMES = frozenset([*TASKS, *BACKBONES, *HEADS, *optimizer_names(), "adam", "adamw", "sgd", *PRECISIONS])
+"""Names that are settings wherever they are the value of a parameter."""
+ENGINES = frozenset(["exact", "torch", "flat", "ivf", "hnsw", "faiss", "lance", "inductor", "aot_eager", "eager"])
+BAD_INPUT = re.compile(r"\b(raises|warns|error|refused|rejected)\w*\(")
+
+OPTIMIZER_FAMILIES = pytest.mark.settings(kind=lambda name: {"family": name.partition("_")[0]})
+"""For what the optimizers of a family share, such as how their steps are compiled."""
+HEAD_FILES = pytest.mark.settings(name=lambda name: {"file": HEADS[name].__module__})
+"""For what the heads of a file share."""
+
+
+def is_setting(value: Any) -> bool:
+    """Whether a value of a parameter is a setting by itself."""
+    if isinstance(value, str):
+        return value in NAMES or value in ENGINES
+    return isinstance(value, (torch.dtype, type)) or callable(value)
+
+
+def settings_of(item: pytest.Function) -> set[tuple[str, Hashable]]:
+    """Return the settings of a case, each with the name of its parameter."""
+    described = {name: function for mark in item.iter_markers("settings") for name, function in mark.kwargs.items()}
+    found: set[tuple[str, Hashable]] = set()
+    for name, value in item.callspec.params.items():
+        if name in described:
+            found |= {(f"{name}.{setting}", str(own)) for setting, own in described[name](value).items()}
+        elif is_setting(value):
+            found.add((name, value if isinstance(value, Hashable) else str(value)))
+    return found
+
+
+def covering(cases: Sequence[set[tuple[str, Hashable]]]) -> list[int]:
+    """Return the indices of a few cases in which every setting of all cases occurs, at least the first."""
+    missing = set().union(*cases)
+    chosen: list[int] = []
+    while missing or not chosen:
+        best = max(range(len(cases)), key=lambda index: (len(cases[index] & missing), -index))
+        chosen.append(best)
+        missing -= cases[best]
+    return sorted(chosen)
+
+
+def choose(items: Iterable[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """Return the items that run by default, and the others."""
+    functions: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        functions[item.nodeid.partition("[")[0]].append(item)
+    kept: list[pytest.Item] = []
+    for cases in functions.values():
+        plain = not all(hasattr(item, "callspec") for item in cases)
+        if plain or len(cases) == 1 or BAD_INPUT.search(inspect.getsource(cases[0].function)):
+            kept += cases
+        else:
+            kept += [cases[index] for index in covering([settings_of(item) for item in cases])]
+    chosen = set(map(id, kept))
+    return kept, [item for item in items if id(item) not in chosen]
+
+
+class Counts:
+    """Number of chosen cases and of all cases, from this process or one of its workers."""
+
+    def __init__(self) -> None:
+        self.chosen = self.all = 0
+        self.settings: dict[str, set[tuple[str, Hashable]]] = defaultdict(set)
+        """Settings of all collected cases by function."""
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Pass the counts of a worker to the process that started it."""
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["cases"] = [self.chosen, self.all]
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take the counts of a worker; all of them collect the same."""
+        self.chosen, self.all = getattr(node, "workeroutput", {}).get("cases", [self.chosen, self.all])
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Print what was left out."""
+        if self.chosen < self.all:
+            terminalreporter.write_line(f"{self.chosen} of {self.all} cases; `make test-all` runs the rest")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Leave out the cases that do not run by default, unless a case is named on the command line."""
+        self.chosen = self.all = len(items)
+        for item in items:
+            self.settings[item.nodeid.partition("[")[0]] |= settings_of(item) if hasattr(item, "callspec") else set()
+        if config.option.all_cases or any("[" in argument for argument in config.args):
+            return
+        items[:], left_out = choose(items)
+        self.chosen = len(items)
+        config.hook.pytest_deselected(items=left_out)
