@@ -98,6 +98,8 @@ def to_tensor(name: str, values: Any, kind: str = "numbers") -> Tensor:
             if array.dtype.kind not in "biufc" or array.dtype == np.longdouble:
                 array = _to_float64(name, array)
             values = torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
+        if values.is_meta:
+            raise TypeError("they are on the device meta, where tensors have a shape but no values")
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise TypeError(f"{name} must be {kind}; {error}") from error
     if values.is_complex():
