@@ -9,11 +9,15 @@ _TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
 _FOLDERS = re.compile(r"(?<![\w./:~])(?:/[^/\s'\",{}]+)+/(?=[^/\s])")  # not in URLs and relative paths
 
 _CREDENTIALS = re.compile(
-    r"\b(?:hf_|gh[opsur]_|github_pat_|glpat-|npm_|pypi-|sk-|xox[abeprs]-)[A-Za-z0-9_-]{16,}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"
+    r"\b(?:hf_|gh[opsur]_|github_pat_|glpat-|npm_|pypi-|sk-|[rs]k_(?:live|test)_|xox[abeprs]-|SG\.|ya29\.)[\w-]{16,}"
+    r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bdapi[0-9a-f]{32}|\bhooks\.slack\.com/services/\w"
     r"|\bAIza[\w-]{30,}|\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.|-----BEGIN [A-Z ]*PRIVATE KEY"
     r"|\b[a-z][a-z0-9+.-]*://(?:[^\s/@:\"']*:[^\s/@\"']+|[^\s/@:\"']{16,})@"
-    r"|(?i:\bBearer\s+[\w.~+/-]{16,}|(?:password|passwd|api[_-]?key|secret[_-]?(?:access[_-]?)?key)\\?[\"']?\s*[:=]"
-    r"\s*\\?[\"']?[^\s\"',\\]{8,})"
+    r"|(?i:(?:\bBearer|authorization\\?[\"']?\s*[:=]\s*\\?[\"']?Basic)\s+[\w.~+/-]{16,}"
+    r"|\b(?:sig|X-Amz-Signature|X-Goog-Signature)=[\w%+/-]{16,}"
+    r"|(?:access|api|auth|github|hf|hub|refresh|secret|wandb)[_-]?token\\?[\"']?\s*[:=]\s*\\?[\"']?[\w.-]{12,}"
+    r"|(?:password|passwd|\bpwd|(?:api|account|private|secret)[_-]?(?:access[_-]?)?key|client[_-]?secret)\\?[\"']?"
+    r"\s*[:=]\s*\\?[\"']?[^\s\"',\\]{8,})"
 )
 _USER_PATHS = re.compile(
     r"file:/|\b[A-Z]:(?:\\+|/)\w|(?<![\w\\])\\{2,4}[\w.-]+\\+\w|(?<![\w./~])~[A-Za-z][\w.-]*/\w"

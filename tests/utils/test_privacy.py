@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_sphere.utils.privacy import hide_private, hide_tokens
+from hf_sphere.utils.privacy import find_private, hide_private, hide_tokens
 
 TOKEN = "hf_" + "Ab1" * 11
 
@@ -53,3 +53,32 @@ def test_token_is_hidden_everywhere_in_nested_values(hide):
 
 def test_name_that_begins_like_a_token_is_unchanged():
     assert hide_tokens("hf_sphere") == "hf_sphere"
+
+
+CREDENTIALS = [
+    *("AWS_SECRET_ACCESS_KEY = abcdefgh/ijkl", "sk_live_" + "a1" * 12, "SG." + "a1" * 11 + ".b", "ya29." + "a1" * 12),
+    *(
+        "dapi" + "0a" * 16,
+        "https://hooks.slack.com/services/T0/B0/x",
+        "AccountKey=abcdefgh==",
+        '"wandb_token": "abcdefghijkl"',
+    ),
+    *("https://host/a?sig=abcdefghijklmnop%3D", "https://host/a?X-Amz-Signature=0123456789abcdef", "pwd=correct-horse"),
+    *("Authorization: Basic dXNlcjpwYXNzd29yZA==", "HF_TOKEN=abcdefghijklm", "-----BEGIN OPENSSH PRIVATE KEY-----"),
+]
+
+
+@pytest.mark.parametrize("text", CREDENTIALS)
+def test_credentials_of_many_services_are_found(text):
+    assert [what[:12] for _, what in find_private(f"first\n{text}", paths=False)] == ["a credential"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *('"hub_token": "<HUB_TOKEN>"', '"use_auth_token": false', '"pad_token": "beginning_of_sequence"'),
+        *("Basic representation-learning", "sk_learn_of_some_long_name", "the password is not stored", "n_sig=3"),
+    ],
+)
+def test_settings_and_words_are_no_credentials(text):
+    assert [*find_private(text)] == []
