@@ -107,21 +107,39 @@ def read_index(space_class: Any, folder: Path) -> tuple[About, dict[str, list[An
         about = _read_about(folder)
         tensors = read_tensors(folder / EMBEDDINGS_FILE)
         embeddings = tensors["embeddings"]
-        if embeddings.ndim != 2 or 0 in embeddings.shape or embeddings.dtype != torch.float32:
-            raise ValueError(f"{EMBEDDINGS_FILE} has {embeddings.dtype} numbers of the shape {tuple(embeddings.shape)}")
+        _check_shape(EMBEDDINGS_FILE, embeddings)
         for start in range(0, len(embeddings), 1 << 15):
             with safe_open(folder / EMBEDDINGS_FILE, "pt") as file:  # only a block of it is in memory
-                sizes = file.get_slice("embeddings")[start : start + (1 << 15)].abs().amax(1)
-            if not sizes.max() < torch.inf:
-                raise ValueError(f"{EMBEDDINGS_FILE} has numbers that are not finite")
-            if about.distance == "cosine" and not sizes.min() > 0:
-                raise ValueError(f"{EMBEDDINGS_FILE} has zero vectors, which have no direction")
+                _check_block(EMBEDDINGS_FILE, file.get_slice("embeddings")[start : start + (1 << 15)], about.distance)
         images = _read_images(folder, len(embeddings), about)
         return about, images, _read_space(space_class, folder, about, images, tensors), version
     except MemoryError:
         raise
     except Exception as error:  # of pyarrow, safetensors and FAISS, of many classes
         raise ValueError(f"the index {folder} is damaged: {error_text(error).rstrip('.')}. Build it again.") from error
+
+
+def _check_shape(what: str, embeddings: Tensor) -> None:
+    if embeddings.ndim != 2 or 0 in embeddings.shape or embeddings.dtype != torch.float32:
+        raise ValueError(f"{what} has {embeddings.dtype} numbers of the shape {tuple(embeddings.shape)}")
+
+
+def _check_block(what: str, block: Tensor, distance: str) -> None:
+    sizes = block.abs().amax(1)
+    if not sizes.max() < torch.inf:
+        raise ValueError(f"{what} has numbers that are not finite")
+    if distance == "cosine" and not sizes.min() > 0:
+        raise ValueError(f"{what} has zero vectors, which have no direction")
+
+
+def check_rows_of(space: Any) -> None:
+    """Raise an error if rows of a space, whose attributes somebody has set, could not be read back."""
+    _check_shape("the space", space.vectors)
+    for block in space.vectors.split(1 << 15):
+        _check_block("the space", block, space.metric["distance"])
+    ids = space.ids
+    if ids.dtype != torch.int64 or len(ids.unique()) != len(space) or not 0 <= ids.min() <= ids.max() < space.next_id:
+        raise ValueError("the ids of the space are not different integers from 0, one per vector and below next_id")
 
 
 def check_replaceable(folder: Path, files: Collection[str] = FILES) -> None:
@@ -156,6 +174,7 @@ def describe_space(space: Any, **about: Any) -> About:
 
 def write_index(folder: Path, about: About, images: dict[str, list[Any]], space: Any) -> None:
     """Write all files of an index to an empty folder; rows of several groups are calibrated first."""
+    check_rows_of(space)
     tensors = {"embeddings": space.vectors}
     if space._queries is not None or len(space._calibration_rows()):
         tensors |= {name: getattr(space.calibration, name) for name in ("groups", "matches", "ids", "scores")}

@@ -34,13 +34,18 @@ READING_ATTEMPTS = 100
 
 logger = logging.getLogger(__name__)
 
-SYSTEM_FILES = {".DS_Store", "Thumbs.db", "desktop.ini"}
-"""Files that the file managers of macOS and Windows put into every folder that they show."""
+SYSTEM_FILES = {".ds_store", "thumbs.db", "ehthumbs.db", "desktop.ini", ".directory", ".localized", "icon\r", "@eadir"}
+"""Files that file managers put into every folder that they show, in lower case; @eaDir is the folder of Synology's."""
+
+
+def is_of_system(name: str) -> bool:
+    """Whether a file or folder is of the file manager; macOS writes `._name` beside each file on foreign disks."""
+    return name.lower() in SYSTEM_FILES or name.startswith("._")
 
 
 def list_folder(folder: str | os.PathLike) -> list[Path]:
-    """Return what is in a folder, but for `SYSTEM_FILES`; nothing if it is missing."""
-    return [path for path in Path(folder).glob("*") if path.name not in SYSTEM_FILES]
+    """Return what is in a folder, but for files of the system; nothing if it is missing."""
+    return [path for path in Path(folder).glob("*") if not is_of_system(path.name)]
 
 
 def resolve_output(path: str | os.PathLike) -> Path:
@@ -339,7 +344,7 @@ def write_manifest(folder: Path) -> None:
 
     The checksum is CRC-32: it detects any flipped bit, in half the time of SHA-256, but no deliberate changes.
     """
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in SYSTEM_FILES)
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not is_of_system(path.name))
     paths = [path for path in paths if path != folder / MANIFEST_FILE]
     files = {p.relative_to(folder).as_posix(): {"size": p.stat().st_size, "crc32": _checksum(p)} for p in paths}
     write_json(folder / MANIFEST_FILE, {"files": files}, strict=True)
