@@ -55,6 +55,7 @@ class GroupedVectors:
         self._options = (rows_per_group, calibration_rows, seed)
         self._search: NeighborSearch | None = None
         self._density: LocalDensity | None = None
+        self._sampled: tuple[Tensor, Tensor, Tensor] | None = None  # groups, ids, and the sample of these
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -103,8 +104,10 @@ class GroupedVectors:
         return mix(keys ^ mix(np.array([self._options[2]])))
 
     def _sample(self) -> Tensor:
-        rows_per_group, most, _ = self._options
-        return sample_rows(self._groups, self._keys(), self.ids, rows_per_group, most)
+        if self._sampled is None or self._sampled[0] is not self._groups or self._sampled[1] is not self.ids:
+            rows = sample_rows(self._groups, self._keys(), self.ids, *self._options[:2])
+            self._sampled = self._groups, self.ids, rows
+        return self._sampled[2]
 
     def _nearest(self, queries: Tensor, k: int, left_out: LeftOut | None = None) -> tuple[Tensor, Tensor]:
         """Return the scores and rows of the best k, (Q, k) each."""
@@ -114,13 +117,17 @@ class GroupedVectors:
         else:
             distances, rows = self.neighbor_search.search_others(queries, count, *left_out)
         scores = 1 - distances if self.metric["distance"] == "cosine" else -distances
-        if self.score == "density":
-            scores = (2 * scores - self._densities(queries, rows, left_out)).masked_fill(rows < 0, -torch.inf)
-            # Only the first candidates compete, so that the best row does not depend on k.
-            blocks = (block.argsort(dim=1, descending=True, stable=True) for block in scores.split(CANDIDATES, 1))
-            order = torch.cat([CANDIDATES * number + block for number, block in enumerate(blocks)], 1)[:, :k]
-            scores, rows = scores.gather(1, order), rows.gather(1, order)
-        return scores, rows
+        return self._correct(queries, scores, rows, k, left_out) if self.score == "density" else (scores, rows)
+
+    def _correct(
+        self, queries: Tensor, scores: Tensor, rows: Tensor, k: int, left_out: LeftOut | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the density-corrected scores and the rows of the best k, of cosines and rows (Q, c)."""
+        scores = (2 * scores - self._densities(queries, rows, left_out)).masked_fill(rows < 0, -torch.inf)
+        # Only the first candidates compete, so that the best row does not depend on k.
+        blocks = (block.argsort(dim=1, descending=True, stable=True) for block in scores.split(CANDIDATES, 1))
+        order = torch.cat([CANDIDATES * number + block for number, block in enumerate(blocks)], 1)[:, :k]
+        return scores.gather(1, order), rows.gather(1, order)
 
     def _densities(self, queries: Tensor, rows: Tensor, left_out: LeftOut | None) -> Tensor:
         """Return the sums of the densities at queries (Q, d) and at rows (Q, c), (Q, c)."""
@@ -255,7 +262,9 @@ def as_names(what: str, values: Any) -> set[Any]:
 
 def as_list(values: Any) -> list[Any]:
     """Return a list of names or numbers, also for a single one, as values of Python."""
-    for method in ("tolist", "to_pylist"):  # of a column of pyarrow in several parts
+    if getattr(values, "is_meta", False):
+        raise ValueError("ids and names must have values; tensors on the device meta have none.")
+    for method in ("tolist", "to_pylist", "as_py"):  # of a column of pyarrow in several parts, and of one value
         values = getattr(values, method)() if hasattr(values, method) else values
     values = [values] if isinstance(values, (str, int)) else values
     return [value.item() if hasattr(value, "item") else value for value in values]

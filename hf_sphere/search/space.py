@@ -15,7 +15,7 @@ from hf_sphere.geometry.checks import check_integer
 from hf_sphere.metrics.checks import check_embeddings, check_labels
 from hf_sphere.metrics.selective import area_under_risk_coverage
 from hf_sphere.metrics.two_sample import energy_test
-from hf_sphere.search.calibrated import CalibratedSearch, Candidates
+from hf_sphere.search.calibrated import CANDIDATES, CalibratedSearch, Candidates
 from hf_sphere.search.compression import CompressedSpace, compress
 from hf_sphere.search.drift import Comparison, compare, draw_samples
 from hf_sphere.search.index_files import (
@@ -410,10 +410,11 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         if not len(rows) or not can_calibrate or self.metric["distance"] != "cosine":
             return
         areas = {}
-        for self.score in ("density", "cosine"):
-            scores, found = self._nearest(self.vectors[rows], 1, (self.ids, self.ids[rows]))
-            correct = self._groups[found[:, 0]] == self._groups[rows]
-            areas[self.score] = area_under_risk_coverage(scores[:, 0], correct)
+        queries, left_out = self.vectors[rows], (self.ids, self.ids[rows])
+        nearest = self._nearest(queries, min(CANDIDATES, len(self)), left_out)  # by cosines
+        for score, best in (("density", self._correct(queries, *nearest, 1, left_out)), ("cosine", nearest)):
+            correct = self._groups[best[1][:, 0]] == self._groups[rows]
+            areas[score] = area_under_risk_coverage(best[0][:, 0], correct)
         self.score = min(areas, key=areas.__getitem__)
         self._is_chosen = True
         logger.info("Areas under the risk-coverage curve: %s; the score is %s.", areas, self.score)

@@ -1,6 +1,7 @@
 """EmbeddingSpace: levels, changes, names, files and invalid input; test_matching_formula.py has the p-values."""
 
 import logging
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,7 @@ from scipy import stats
 
 from hf_sphere.metrics import energy_test
 from hf_sphere.search import EmbeddingSpace, NeighborSearch, neighbor_search
+from hf_sphere.search.matching import sample_rows
 
 
 def unit(*shape, seed=0, generator=None):
@@ -344,7 +346,7 @@ INVALID = {
     "score": (lambda: EmbeddingSpace.fit(unit(5, 4), score="dot"), "unknown score 'dot'"),
     "rows": (lambda: EmbeddingSpace.fit(unit(5, 4), rows_per_group=0), "rows_per_group must be an integer"),
     "fraction of rows": (lambda: EmbeddingSpace.fit(unit(5, 4), calibration_rows=2.5), "must be an integer"),
-    "negative seed": (lambda: EmbeddingSpace.fit(unit(5, 4), seed=-1), "seed must be an integer of at least 0"),
+    "negative seed": (lambda: EmbeddingSpace.fit(unit(5, 4), seed=-1), "seed must be an integer from 0 to"),
     "text as names": (lambda: EmbeddingSpace.fit(unit(4, 4), "auto"), "must be a list, an array or a column"),
     "set of names": (lambda: EmbeddingSpace.fit(unit(4, 4), {1, 2, 3, 4}), "must be a list, an array or a column"),
     "one name": (lambda: EmbeddingSpace.fit(unit(4, 4), torch.tensor(3)), "must be a list, an array or a column"),
@@ -597,9 +599,45 @@ def test_true_and_fractions_are_no_ids_and_no_groups(space, wanted):
         space.remove(**wanted)
 
 
-@pytest.mark.parametrize("name", [".DS_Store", "Thumbs.db", "desktop.ini"])
+@pytest.mark.parametrize("name", [".DS_Store", "thumbs.db", "Desktop.ini", "._index.json", ".directory"])
 def test_files_of_file_managers_do_not_prevent_that_a_space_is_saved(tmp_path, space, name):
     space.save(tmp_path / "space")
     (tmp_path / "space" / name).write_text("")
     space.save(tmp_path / "space")
     assert len(EmbeddingSpace.load(tmp_path / "space")) == 200
+
+
+CHANGES = {
+    "vectors of float64": (lambda space: setattr(space, "vectors", space.vectors.double()), "float64 numbers"),
+    "vectors with NaN": (lambda space: setattr(space, "vectors", space.vectors * torch.nan), "not finite"),
+    "a zero vector": (
+        lambda space: setattr(space, "vectors", space.vectors * (space.ids > 0)[:, None]),
+        "zero vectors",
+    ),
+    "equal ids": (lambda space: setattr(space, "ids", torch.zeros_like(space.ids)), "different integers"),
+    "fewer ids": (lambda space: setattr(space, "ids", space.ids[1:]), "different integers"),
+    "ids of new rows": (lambda space: setattr(space, "next_id", 5), "below next_id"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_space_whose_attributes_were_set_does_not_replace_a_good_folder(tmp_path, space, name):
+    space.save(tmp_path / "space")
+    change, message = CHANGES[name]
+    change(space)
+    with pytest.raises(ValueError, match=message):
+        space.save(tmp_path / "space")
+    assert len(EmbeddingSpace.load(tmp_path / "space")) == 200
+
+
+def test_a_space_searches_once_to_choose_its_score_and_samples_its_rows_once():
+    vectors, groups = clusters()
+    with (
+        mock.patch.object(
+            NeighborSearch, "search_others", autospec=True, side_effect=NeighborSearch.search_others
+        ) as search,
+        mock.patch("hf_sphere.search.rows.sample_rows", side_effect=sample_rows) as sample,
+    ):
+        EmbeddingSpace.fit(vectors, groups)
+    assert search.call_count == 2  # by the rows that choose, and by those that calibrate
+    assert sample.call_count == 1
