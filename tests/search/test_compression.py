@@ -225,7 +225,7 @@ def test_codes_that_lose_too_much_are_refused_with_their_recall(space):
 INVALID = {
     "bits": (lambda: EmbeddingSpace(clusters()[0]).compress(3), "bits must be 1, 2, 4 or 8; got 3"),
     "bits of a float": (lambda: EmbeddingSpace(clusters()[0]).compress(2.0), "bits must be an integer of at least 1"),
-    "seed": (lambda: EmbeddingSpace(clusters()[0]).compress(seed=-1), "seed must be an integer of at least 0"),
+    "seed": (lambda: EmbeddingSpace(clusters()[0]).compress(seed=-1), "seed must be an integer from 0 to"),
     "loss": (lambda: EmbeddingSpace(clusters()[0]).compress(max_recall_loss=5), "max_recall_loss must be"),
     "ten rows": (lambda: EmbeddingSpace(clusters()[0][:10]).compress(), "100 rows and two groups are needed"),
     "one group": (lambda: EmbeddingSpace(clusters()[0], [1] * 300).compress(), "and two groups are needed"),

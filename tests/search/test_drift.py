@@ -124,7 +124,7 @@ INVALID = {
     "not finite": (lambda: EmbeddingSpace(unit(5, 4)).compare(unit(5, 4) * torch.inf), "other must be finite"),
     "seed": (
         lambda: EmbeddingSpace(unit(20, 4)).compare(unit(20, 4), seed=-1),
-        "seed must be an integer of at least 0",
+        "seed must be an integer from 0 to",
     ),
     "level": (lambda: EmbeddingSpace(unit(5, 4)).compare(unit(5, 4), level=5), "level must be between 0 and 1"),
 }
