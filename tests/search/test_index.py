@@ -643,7 +643,7 @@ def test_a_reader_gets_one_version_of_an_index_that_is_extended(moment, index, p
     index.save(tmp_path / "index")
     longer = ImageIndex.build(index.encoder, "digits", **QUIET)
     owner, name = {
-        "while it is read": (index_files, "load_file"),
+        "while it is read": (index_files, "read_tensors"),
         "while the model is loaded": (extract, "load_embedding_model"),
     }[moment]
     original = getattr(owner, name)

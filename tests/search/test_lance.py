@@ -291,7 +291,7 @@ INVALID = {
     "level": (lambda s: s.search(unit(1, 16), 1, false_accept=0.001), "needs .* calibration groups; there are 60"),
     "open": (lambda s: s.search(unit(1, 16), where="is_odd) OR (is_odd"), r"where='is_odd\) OR .* is no condition"),
     "two": (lambda s: s.search(unit(1, 16), where="is_odd; DROP TABLE vectors"), "where='is_odd; .* is no condition"),
-    "type of id": (lambda s: s.remove(ids=[1.5]), "ids are all of the type .*1.5"),
+    "type of id": (lambda s: s.remove(ids=[1.5]), "there is no id 1.5 in the space"),
     "type of group": (lambda s: s.remove(3), "groups are all of the type .*3"),
     "unknown id": (lambda s: s.remove(ids=[300]), "there is no id 300 in the space"),
     "unknown group": (lambda s: s.remove("x"), "there is no group 'x' in the space"),
