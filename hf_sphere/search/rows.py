@@ -236,7 +236,7 @@ def unit_vectors(what: str, vectors: Any) -> Tensor:
 
 def check_names(what: str, groups: Any, count: int) -> list[Any]:
     """Return names of groups, texts or integers, one per row."""
-    if np.ndim(groups) == 0:  # also a set, which has no order
+    if not isinstance(groups, list) and np.ndim(groups) == 0:  # also a set, which has no order
         raise ValueError(f"{what} must be a list, an array or a column of names; got {groups!r}.")
     names = as_list(groups)
     if len(names) != count:
@@ -267,4 +267,5 @@ def as_list(values: Any) -> list[Any]:
     for method in ("tolist", "to_pylist", "as_py"):  # of a column of pyarrow in several parts, and of one value
         values = getattr(values, method)() if hasattr(values, method) else values
     values = [values] if isinstance(values, (str, int)) else values
-    return [value.item() if hasattr(value, "item") else value for value in values]
+    values = [value.item() if hasattr(value, "item") else value for value in values]
+    return [value.as_py() if isinstance(value, pa.Scalar) else value for value in values]

@@ -453,6 +453,23 @@ def test_a_file_without_rows_is_an_error_that_lists_the_formats(tmp_path):
         ImageSource.of(tmp_path / "a.md", content="text")
 
 
-@pytest.mark.parametrize("groups", [torch.tensor([1, 1, 2]), torch.tensor([1, 1, 2]).numpy(), (1, 1, 2)])
+@pytest.mark.parametrize(
+    "groups",
+    [
+        *(torch.tensor([1, 1, 2]), torch.tensor([1, 1, 2]).numpy(), (1, 1, 2), pa.array([1, 1, 2])),
+        *(pa.chunked_array([[1], [1, 2]]), [*pa.array([1, 1, 2])], pd.Series([1, 1, 2], dtype="Int64")),
+    ],
+)
 def test_groups_are_names_of_any_sequence(groups):
     assert ImageSource.of(TEXTS, content="text").read_groups(groups) == [1, 1, 2]
+
+
+def test_a_missing_group_in_a_column_of_pandas_is_an_error_that_says_so():
+    with pytest.raises(ValueError, match="groups must be all texts or all integers; got NAType, str"):
+        ImageSource.of(TEXTS, content="text").read_groups(pd.Series(["a", "b", None], dtype="string"))
+
+
+@pytest.mark.parametrize("groups", [{1, 2, 3}, {1: 1, 2: 1, 3: 2}])
+def test_groups_without_an_order_are_an_error(groups):
+    with pytest.raises(ValueError, match=r"groups must be a list, an array or a column of names; got \{1"):
+        ImageSource.of(TEXTS, content="text").read_groups(groups)
