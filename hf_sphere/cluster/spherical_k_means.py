@@ -94,8 +94,9 @@ class Rows:
                 norms = torch.from_numpy(row_norms(block.astype("float64")).astype(block.dtype))
             self.scales[index] = torch.where(norms > 0, 1 / norms, 0.0)
         self.is_zero = self.scales == 0
+        check_dense("sample_weight", sample_weight)
         if isinstance(sample_weight, Tensor):
-            sample_weight = sample_weight.numpy(force=True)
+            sample_weight = to_tensor("sample_weight", sample_weight).numpy(force=True)
         weights = _check_sample_weight(sample_weight, self.scales.cpu().numpy(), ensure_non_negative=True)
         if not weights.any():
             raise ValueError("sample_weight must have a positive number; got only zeros.")

@@ -553,3 +553,16 @@ def test_a_column_of_vectors_is_clustered_like_an_array(column):
 def test_integers_of_a_tensor_keep_their_digits():
     rows = torch.tensor([[16777217, 1], [1, 16777217]])
     assert SphericalKMeans(1).fit(rows).cluster_centers_.dtype == torch.float64
+
+
+@pytest.mark.parametrize("estimator", [SphericalKMeans(2), VonMisesFisherMixture(2)])
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (np.ma.masked_array(np.ones(60), np.arange(60) > 9), "sample_weight must be dense, without masked values"),
+        (torch.ones(60, device="meta"), "they are on the device meta"),
+    ],
+)
+def test_weights_that_are_masked_or_on_meta_are_errors(estimator, weights, message):
+    with pytest.raises(TypeError, match=message):
+        clone(estimator).fit(np.random.default_rng(0).normal(size=(60, 4)), sample_weight=weights)
