@@ -286,6 +286,8 @@ def _check(
         if not numbers or not all(isinstance(v, Real | np.bool_) and math.isfinite(v) for v in numbers):
             needed = f"{name} needs a mapping of seeds to finite values or outcomes"
             raise ValueError(f"{needed}; got {str(run)[:200]}. Leave out seeds that diverged.")
+        if any(isinstance(seed, bool | np.bool_) for seed in run):
+            raise ValueError(f"the seeds of {name} must be integers, not truth values; got {[*run]}.")
     largest = max(abs(float(v)) for run in values.values() for v in _numbers(run))
     if not 1e-100 < (largest or 1.0) < 1e100:  # the variances would be infinite or zero
         raise ValueError(f"the largest value must be between 1e-100 and 1e100; got {largest}. Change the unit.")

@@ -237,3 +237,9 @@ def test_bad_input_is_an_error_that_names_it(runs, options, message):
 def test_values_without_names_are_errors(values):
     with pytest.raises(TypeError, match="values must be a mapping of runs by name; got"):
         compare_runs(values, reference="softmax", higher_is_better=True)
+
+
+@pytest.mark.parametrize("seed", [True, np.True_])
+def test_true_is_no_seed(seed):
+    with pytest.raises(ValueError, match="the seeds of b must be integers, not truth values"):
+        compare_runs({"a": {0: 0.6, 1: 0.61}, "b": {0: 0.8, seed: 0.82}}, reference="a", higher_is_better=True)
