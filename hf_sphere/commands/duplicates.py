@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_writable(args.table, is_folder=False)
     images, space, places, labels = read_rows(args)
     parts = images["source"] if len({*images.get("source", [])}) > 1 else None
-    found = space.duplicates(args.threshold, expected_false=args.expected_false or 1.0, labels=labels, parts=parts)
+    found = space.duplicates(args.threshold, expected_false=args.expected_false, labels=labels, parts=parts)
     suggested = dict(zip(found.suspects.tolist(), found.suggestions, strict=True))
     clusters = {row: number for number, rows in enumerate(found.clusters, start=1) for row in rows.tolist()}
     nearest: dict[int, float] = {}

@@ -15,6 +15,7 @@ from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.checks import check_rows
 from hf_sphere.search.neighbor_search import APPROXIMATE
 from hf_sphere.search.rows import check_names
+from hf_sphere.utils.checks import check_exclusive
 
 WINDOWS = (0.2, 0.6), (0.4, 0.8)
 """Fractions of the rows, those with the best matches first, between which the model is fitted. Duplicates are above the
@@ -65,13 +66,18 @@ class Duplicates:
     shared: list[int]
 
 
-def find_duplicates(space: Any, threshold: float | None, expected_false: float, labels: Any, parts: Any) -> Duplicates:
+def find_duplicates(
+    space: Any, threshold: float | None, expected_false: float | None, labels: Any, parts: Any
+) -> Duplicates:
     """Find the duplicates of an `EmbeddingSpace`; the arguments are those of its method `duplicates`."""
     count, distance = len(space), space.metric["distance"]
     if distance != "cosine":
         raise ValueError(f"duplicates are found by cosines, but the space has the {distance} distance.")
     if threshold is not None and not -1 < threshold <= 1:
         raise ValueError(f"threshold must be a cosine above -1 and at most 1; got {threshold}.")
+    both = {"threshold": threshold is not None, "expected_false": expected_false is not None}
+    check_exclusive("choose the pairs", both)
+    expected_false = 1.0 if expected_false is None else expected_false
     if not 0 < expected_false <= max(count, LEAST_ROWS) / 10:
         raise ValueError(f"expected_false must be above 0 and at most a tenth of the rows; got {expected_false}.")
     labels, parts = (

@@ -432,7 +432,12 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         return report
 
     def duplicates(
-        self, threshold: float | None = None, *, expected_false: float = 1.0, labels: Any = None, parts: Any = None
+        self,
+        threshold: float | None = None,
+        *,
+        expected_false: float | None = None,
+        labels: Any = None,
+        parts: Any = None,
     ) -> "Duplicates":
         """Find clusters of near-identical rows.
 
@@ -440,7 +445,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
             threshold: Smallest cosine of a duplicate. If None, it is chosen by a fitted model of the best matches of
                 rows in other groups. A group contains the duplicates of its rows: a shot, a product or a source, not a
                 class. Without groups, each row is one.
-            expected_false: Number of false pairs that the model expects then.
+            expected_false: Number of false pairs that the model expects then; 1 if None.
             labels: (N,) names of classes, to find those that are likely wrong.
             parts: (N,) names, such as `train` and `test`, to find clusters with rows of several.
 
