@@ -97,6 +97,7 @@ class ImageBatches(IterableDataset):
         if augmentation is not None and self._in_workers:
             self._per_batch = replace(augmentation, random_resized_crop=None, horizontal_flip=False, rand_augment=None)
         self.shuffle = shuffle
+        self.balanced = balanced
         self.seed = seed
         self.process_index = process_index
         self.num_processes = num_processes

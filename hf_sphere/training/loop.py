@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass
@@ -114,6 +115,9 @@ class TrainingLoop:
             set_seed(args.seed, device_specific=True)  # otherwise every process would draw the same dropout masks
         batching = {name: getattr(args, name) for name in ("per_device_train_batch_size", "pair_batch", "seed")}
         batching |= {"gradient_accumulation_steps": self._batches_per_step, "batches_per_epoch": len(batches)}
+        batching["class_balanced_sampling"] = getattr(batches, "balanced", False)
+        if (rows := getattr(batches, "rows", None)) is not None:  # of the images among which those of a batch are drawn
+            batching["digest_of_images"] = zlib.crc32(rows.cpu().numpy().tobytes())
         self.state = RunState(batching=batching | {"num_processes": accelerator.num_processes})
         self._recent_losses: list[tuple[int, Tensor]] = []
         self._totals: dict[str, Tensor] = {}
@@ -333,7 +337,8 @@ class TrainingLoop:
         now = self.state.batching
         self.state = load_checkpoint(self.accelerator, checkpoint)
         before, self.state.batching = self.state.batching, now
-        changed = ", ".join(f"{name} {before[name]} (now {now[name]})" for name in now if now[name] != before[name])
+        earlier = {name: value for name, value in before.items() if value != now.get(name, value)}
+        changed = ", ".join(f"{name} {value} (now {now[name]})" for name, value in earlier.items())
         if self.state.batch and changed:
             raise CheckpointError(
                 f"{checkpoint} was written in the middle of an epoch with {changed}; resume with its settings, so that "

@@ -82,7 +82,7 @@ def _make_model(seed: int = 0, **options) -> SmallClassifier:
 
 
 def _make_batches(
-    count: int = 40, batch_size: int = 8, *, shuffle: bool = True, augment: bool = True, seed: int = 0
+    count: int = 40, batch_size: int = 8, *, shuffle: bool = True, augment: bool = True, seed: int = 0, **options
 ) -> ImagesInMemory:
     generator = torch.Generator().manual_seed(seed)
     return ImagesInMemory(
@@ -93,6 +93,7 @@ def _make_batches(
         std=[0.3],
         shuffle=shuffle,
         augmentation=Augmentation(crop_padding=1, horizontal_flip=True, rotation=20.0) if augment else None,
+        **options,
     )
 
 

@@ -662,6 +662,19 @@ def test_changing_the_number_of_training_images_in_the_middle_of_an_epoch_is_rej
         make_loop(batches=make_batches(32), resume_from_checkpoint="latest")
 
 
+@pytest.mark.parametrize(
+    ("options", "change"),
+    [
+        ({"rows": torch.arange(1, 41)}, r"digest_of_images \d+ \(now \d+\)"),
+        ({"balanced": True}, r"class_balanced_sampling False \(now True\)"),
+    ],
+)
+def test_drawing_other_images_in_the_middle_of_an_epoch_is_rejected(make_loop, make_batches, options, change):
+    make_loop(stop_after_steps=4).run()
+    with pytest.raises(CheckpointError, match=rf"middle of an epoch with {change}; resume with"):
+        make_loop(batches=make_batches(40, **options), resume_from_checkpoint="latest")
+
+
 def test_changing_the_number_of_processes_in_the_middle_of_an_epoch_is_rejected(make_loop):
     first = make_loop(save_steps=3, stop_after_steps=4)
     first.run()

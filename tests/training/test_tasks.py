@@ -101,6 +101,10 @@ TWICE = [
         "--class_weights balanced --episode_classes 5 --episode_examples 2 --episodes_per_epoch 9",
         "class_weights and episode_classes",
     ),
+    (
+        "--class_balanced_sampling --head_kwargs {class_weights:[1,2]}",
+        "head_kwargs class_weights and class_balanced_sampling",
+    ),
     ("--class_weights balanced --head_kwargs {class_weights:[1,2]}", "class_weights and head_kwargs class_weights"),
     (
         "--label_smoothing_factor 0.1 --head_kwargs {label_smoothing:0.2}",

@@ -142,7 +142,9 @@ def check_head(
 
     options, weights = model_args.head_kwargs, {"class_weights": model_args.class_weights}
     for name in ("class_balanced_sampling", "episode_classes"):
-        check_exclusive("balance classes", weights | {name: getattr(data_args, name)})
+        sampled = {name: getattr(data_args, name)}
+        check_exclusive("balance classes", weights | sampled)
+        check_exclusive("balance classes", {"head_kwargs class_weights": options.get("class_weights")} | sampled)
     of_the_run = weights | {
         "label_smoothing_factor": args.label_smoothing_factor,
         "loss_reduction": args.loss_reduction,
