@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor
 
 SINGLE_LABEL, MULTI_LABEL = "single_label_classification", "multi_label_classification"
+PROBLEM_TYPES = (SINGLE_LABEL, MULTI_LABEL, "regression")
 
 
 def problem_type(model: Any) -> str:

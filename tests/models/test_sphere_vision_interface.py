@@ -1,11 +1,13 @@
 """The interface of transformers: outputs, gradient checkpointing, problem types, label smoothing."""
 
 import logging
+import re
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from huggingface_hub.errors import StrictDataclassClassValidationError
 from PIL import Image
 from transformers import Trainer, TrainingArguments, pipeline
 
@@ -135,6 +137,9 @@ def test_the_error_of_what_is_no_image_has_its_shape_and_not_its_pixels(wrong, g
         ({"num_channels": 4}, "num_channels must be 1"),
         ({"image_mean": [0.5]}, "image_mean must have one value per channel, 3"),
         ({"image_std": [0.5] * 4}, "image_std must have one value per channel, 3"),
+        ({"image_std": [0.5, 0.0, 0.5]}, "image_std must be finite positive numbers; got"),
+        ({"image_std": -0.5}, "image_std must be finite positive numbers; got"),
+        ({"image_mean": [0.5, float("nan"), 0.5]}, "image_mean must be finite numbers; got"),
         ({"num_channels": 1, "image_mean": [0.1] * 3}, "image_mean must have one value per channel, 1"),
     ],
 )
@@ -186,6 +191,18 @@ def test_loss_of_a_regression_is_the_squared_error_of_the_logits(shape):
     values = torch.rand(shape)
     output = classifier(head="softmax", problem_type="regression", num_labels=1).eval()(images(), labels=values)
     torch.testing.assert_close(output.loss, F.mse_loss(output.logits[:, 0], values.flatten()))
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (6,), (3,), (3, 1)], ids=str)
+def test_a_regression_rejects_values_of_another_shape(shape):
+    model = classifier(head="softmax", problem_type="regression", num_labels=2)
+    with pytest.raises(ValueError, match=rf"a regression requires labels \(3, 2\); got {re.escape(str(shape))}\."):
+        model(images(), labels=torch.rand(shape))
+
+
+def test_an_unknown_problem_type_is_an_error():
+    with pytest.raises(StrictDataclassClassValidationError, match=r"one of .*, regression; got 'multi_label'"):
+        classifier(problem_type="multi_label")
 
 
 @pytest.mark.parametrize("options", [{"label_smoothing": 0.1}, {"class_weights": [2.0]}], ids=str)

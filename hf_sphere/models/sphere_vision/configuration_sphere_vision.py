@@ -20,6 +20,7 @@ from hf_sphere.nn.prototypical import PrototypicalClassifier
 from hf_sphere.nn.rejection import check_settings as check_rejection
 from hf_sphere.utils.loading import check_settings
 from hf_sphere.utils.options import check_names, check_types
+from hf_sphere.utils.problem_types import PROBLEM_TYPES
 
 logger = logging.get_logger(__name__)
 
@@ -164,6 +165,11 @@ class SphereVisionConfig(OwnPartsMixin, PreTrainedConfig):
             raise ValueError(f"image_size must be a number of pixels or [height, width]; got {self.image_size}.")
         if self.embedding_dim is not None and self.embedding_dim < 1:
             raise ValueError(f"embedding_dim must be at least 1, or None; got {self.embedding_dim}.")
+
+    def validate_problem_type(self) -> None:
+        """Check that the problem type exists; transformers does not."""
+        if self.problem_type not in (None, *PROBLEM_TYPES):
+            raise ValueError(f"problem_type must be one of {', '.join(PROBLEM_TYPES)}; got {self.problem_type!r}.")
 
     def validate_regression(self) -> None:
         """Check the range of values and the weight of the tasks."""

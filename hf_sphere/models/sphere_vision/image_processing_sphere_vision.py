@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torchvision.transforms.v2 import InterpolationMode, functional as tvF
@@ -97,6 +98,11 @@ class SphereVisionImageProcessor(TorchvisionBackend):
                 kwargs[name] = values = values[:1]
             if kwargs["do_normalize"] and isinstance(values, tuple) and len(values) != channels:
                 raise ValueError(f"{name} must have one value per channel, {channels}; got {list(values)}.")
+            if kwargs["do_normalize"] and values is not None:
+                numbers = np.asarray(values, dtype=float)
+                if not np.isfinite(numbers).all() or (name == "image_std" and numbers.min() <= 0):
+                    what = "positive numbers" if name == "image_std" else "numbers"
+                    raise ValueError(f"{name} must be finite {what}; got {values}.")
         return kwargs
 
     def _prepare_images_structure(self, images: Any, expected_ndims: int = 3) -> Any:

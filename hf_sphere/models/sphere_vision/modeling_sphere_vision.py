@@ -319,6 +319,8 @@ class ModelWithHead(nn.Module):
             refuse_mixed(mixed)
             output = self.head(inputs)
             logits = self.head.upcast(output.logits)
+            if labels.shape not in (logits.shape, logits.squeeze(1).shape):
+                raise ValueError(f"a regression requires labels {tuple(logits.shape)}; got {tuple(labels.shape)}.")
             return replace(output, loss=F.mse_loss(logits, labels.to(logits.dtype).view_as(logits)))
         axes = 2 if problem_type == "multi_label_classification" else 1
         if labels.ndim != axes:
