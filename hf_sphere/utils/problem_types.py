@@ -1,8 +1,9 @@
 """How the outputs of a model are read, by the `problem_type` of its configuration."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+if TYPE_CHECKING:  # commands print their help without torch
+    from torch import Tensor
 
 SINGLE_LABEL, MULTI_LABEL = "single_label_classification", "multi_label_classification"
 PROBLEM_TYPES = (SINGLE_LABEL, MULTI_LABEL, "regression")
@@ -13,7 +14,7 @@ def problem_type(model: Any) -> str:
     return getattr(getattr(model, "config", None), "problem_type", None) or SINGLE_LABEL
 
 
-def class_probabilities(logits: Tensor, kind: str) -> Tensor | None:
+def class_probabilities(logits: "Tensor", kind: str) -> "Tensor | None":
     """Return the probabilities of classes (B, K) of a problem type; None for a regression, whose logits are values.
 
     They are the softmax for one class per image, and for several classes the sigmoid, each of its own.
