@@ -161,10 +161,7 @@ class NeighborSearch:
         Raises:
             ValueError: If the queries have another length or are not finite, or k is not in 1..N.
         """
-        queries = _at_least_float32(queries)
-        count, dim = self.references.shape
-        if queries.shape[1] != dim:
-            raise ValueError(f"queries must have {dim} dimensions, as the references; got {queries.shape[1]}.")
+        queries, count = self._check_queries(queries), len(self.references)
         if check_integer("k", k, 1) > count:
             raise ValueError(f"k must be from 1 to the number of references, {count:,}; got {k}.")
         return self._nearest(queries, k, k + self._spare)
@@ -175,8 +172,15 @@ class NeighborSearch:
 
         The keys are int64, (N,) of references, such as groups, and (Q,) of queries. Where fewer than k are left,
         infinite distances and the row -1 fill up.
+
+        Raises:
+            ValueError: If the queries, the keys or k are invalid.
         """
-        queries, count, neighbors = _at_least_float32(queries), min(k + SPARE, len(keys)), []
+        queries = self._check_queries(queries)
+        for what, values, shape in (("keys", keys, self.references), ("query_keys", query_keys, queries)):
+            if not isinstance(values, Tensor) or values.shape != (len(shape),) or values.is_floating_point():
+                raise ValueError(f"{what} must be a tensor of {len(shape):,} integers.")
+        count, neighbors = min(check_integer("k", k, 1) + SPARE, len(keys)), []
         for block, own in zip(queries.split(4 * QUERIES), query_keys.split(4 * QUERIES), strict=True):
             points = self._prepare(block, as_query=True, as_products=True)
             blocks = self.references.split(REFERENCES)  # one after another, since all need much memory
@@ -187,6 +191,12 @@ class NeighborSearch:
         distances, rows = (torch.cat(pieces) for pieces in zip(*neighbors, strict=True))
         missing = (0, k - rows.shape[1])
         return F.pad(distances, missing, value=torch.inf), F.pad(rows, missing, value=-1)
+
+    def _check_queries(self, queries: Tensor) -> Tensor:
+        queries, dim = _at_least_float32(queries), self.references.shape[1]
+        if queries.shape[1] != dim:
+            raise ValueError(f"queries must have {dim} dimensions, as the references; got {queries.shape[1]}.")
+        return queries
 
     def _nearest(self, queries: Tensor, k: int, count: int) -> tuple[Tensor, Tensor]:
         """Search among `count` candidates, and among more if the k-th neighbor is as far as the last of them."""

@@ -466,3 +466,22 @@ def test_a_file_is_used_with_references_of_any_kind(convert, tmp_path):
     search.save(tmp_path / "index")
     loaded = NeighborSearch(convert(references), kind="ivf", file=tmp_path / "index")
     assert torch.equal(loaded.search(references, 5)[1], search.search(references, 5)[1])
+
+
+OTHERS = {
+    "a key for all queries": ({"query_keys": torch.arange(1)}, "query_keys must be a tensor of 2 integers"),
+    "fewer keys": ({"keys": torch.arange(9)}, "keys must be a tensor of 10 integers"),
+    "fractions": ({"keys": torch.arange(10.0)}, "keys must be a tensor of 10 integers"),
+    "true": ({"k": True}, "k must be an integer of at least 1"),
+    "no neighbors": ({"k": 0}, "k must be an integer of at least 1"),
+    "another length": ({"queries": torch.ones(2, 3)}, "queries must have 4 dimensions"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_search_without_the_own_key_checks_all_that_it_is_given(name):
+    change, message = OTHERS[name]
+    valid = {"queries": torch.eye(4)[:2], "k": 1, "keys": torch.arange(10), "query_keys": torch.arange(2)}
+    points = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match=message):
+        NeighborSearch(points).search_others(**valid | change)
