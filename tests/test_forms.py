@@ -228,6 +228,8 @@ CASES = {
     "cluster.SphericalKMeans.fit.X": lambda x: cluster.SphericalKMeans(3, random_state=0).fit(x).inertia_,
     "cluster.SphericalKMeans.predict.X": K_MEANS.predict,
     "cluster.SphericalKMeans.score.X": K_MEANS.score,
+    "cluster.SphericalKMeans.transform.X": K_MEANS.transform,
+    "cluster.VonMisesFisherMixture.transform.X": MIXTURE.transform,
     "cluster.VonMisesFisherMixture.fit.X": lambda x: cluster.VonMisesFisherMixture(2, random_state=0).fit(x).weights_,
     "cluster.VonMisesFisherMixture.fit_predict.X": lambda x: cluster.VonMisesFisherMixture(
         2, random_state=0
@@ -281,7 +283,19 @@ OTHERS = {
         "outputs",
     },
     "names or numbers of rows, or of one each": {"groups", "calibration_groups", "labels", "parts", "ids", "indices"}
-    | {"keys", "query_keys", "rows", "old", "y", "correct", "concentration", "concentrations", "confidences", "scores"}
+    | {
+        "sample_weight",
+        "keys",
+        "query_keys",
+        "rows",
+        "old",
+        "y",
+        "correct",
+        "concentration",
+        "concentrations",
+        "confidences",
+        "scores",
+    }
     | {"inside", "outside", "known", "class_p_values", "prediction", "scale", "offset", "columns"},
     "images or texts": {"images", "calibration", "texts"},
 }
