@@ -210,7 +210,8 @@ def show(index: Any, image: Any, text: str, classes: Any, count: float, level: A
             source.open(0)  # its error has no advice for the command line
             neighbors = index.search(source, k, progress=False, **options)
     except (ValueError, OSError) as error:
-        return draw_verdict(hide_private(str(error)))
+        text = str(error).replace(f"{Path(image or '').parent}{os.sep}", "")  # the folder of the uploads
+        return draw_verdict(hide_private(text))
     verdicts = []
     if neighbors.queries.get("known", [None])[0] is False:
         at = f"at its level of {100 * index.encoder.model.rejection.settings['level']:.3g} %"

@@ -7,7 +7,8 @@ from hf_sphere import SphereVisionConfig
 from hf_sphere.data import ImageDataOptions, ImagesInMemory, load_image_data
 from hf_sphere.data.augmentation import Augmentation
 from hf_sphere.data.sampling import Episodes
-from hf_sphere.training.tasks.classification import ModelArguments, check_head
+from hf_sphere.training import RecipeArguments
+from hf_sphere.training.tasks.classification import ImageDataArguments, ModelArguments, check_head
 
 
 def plain_images(count=8):
@@ -91,4 +92,4 @@ def test_a_head_that_compares_the_batch_is_refused_before_the_data_is_loaded(is_
     SphereVisionConfig(backbone="lenet5", head="proxy_anchor").save_pretrained(tmp_path)
     source = {"model_name_or_path": str(tmp_path)} if is_saved else {"head": "proxy_anchor"}
     with pytest.raises(ValueError, match="head proxy_anchor compares the images of a batch; leave out mixup"):
-        check_head(ModelArguments(**source), ImageDataOptions("digits", mixup=0.2))
+        check_head(ModelArguments(**source), ImageDataArguments("digits", mixup=0.2), RecipeArguments("unused"))
