@@ -146,7 +146,7 @@ from filelock import FileLock
 
 lock = FileLock(sys.argv[1])
 lock.acquire()
-print("process 7 on a-host", file=open(sys.argv[1], "w"), flush=True)
+print(" process 7 on a-host", file=open(sys.argv[1], "w"), flush=True)
 print("locked", flush=True)
 sys.stdin.read()
 """

@@ -122,7 +122,7 @@ def test_run_of_another_recipe_is_not_resumed(make_args):
 def test_output_dir_is_locked_until_the_end_of_the_run(make_args):
     with start_run(make_args()) as run:
         run.prepare_output_dir()
-        assert (run.output_dir / LOCK_FILE).read_text().startswith(f"process {os.getpid()} on ")
+        assert (run.output_dir / LOCK_FILE).read_text().startswith(f" process {os.getpid()} on ")
     assert not (run.output_dir / LOCK_FILE).exists()
 
 

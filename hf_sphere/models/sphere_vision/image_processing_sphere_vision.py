@@ -74,11 +74,14 @@ class SphereVisionImageProcessor(TorchvisionBackend):
             >>> processor = SphereVisionImageProcessor.from_data(data)  # doctest: +SKIP
             >>> SphereTrainer(model, args, train_dataset=data.train, processing_class=processor)  # doctest: +SKIP
         """
+        channels = data.shape.channels
+        # Training data may have one value for all channels.
+        mean, std = (list(values) * (channels if len(values) == 1 else 1) for values in (data.mean, data.std))
         return cls(
-            num_channels=data.shape.channels,
+            num_channels=channels,
             size={"height": data.shape.height, "width": data.shape.width},
-            image_mean=data.mean,
-            image_std=data.std,
+            image_mean=mean,
+            image_std=std,
             crop_pct=data.shape.crop_pct,
             background_color=list(data.shape.background),
             resample=PILImageResampling[data.shape.interpolation.upper()],
