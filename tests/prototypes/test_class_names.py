@@ -123,7 +123,7 @@ def test_names_may_be_a_numpy_array(encoder, tokenizer):
 
 @pytest.mark.parametrize("names", [[], ["cat", ""], ["cat", " "], ["_"]])
 def test_empty_names_are_rejected(encoder, tokenizer, names):
-    with pytest.raises(ValueError, match="class.names must (not be empty|be a list of texts, at least one); got"):
+    with pytest.raises(ValueError, match=r"class.names must (not be empty|be a list of texts, at least one); got"):
         embed_class_names(names, encoder, tokenizer=tokenizer)
 
 
