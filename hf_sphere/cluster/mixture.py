@@ -194,12 +194,10 @@ class VonMisesFisherMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, D
 
     def _start(self, rows: Rows, random: Any) -> Parameters:
         """Return the parameters of the clusters of spherical k-means."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # empty clusters, and rows of zeros, which have been reported
-            k_means = SphericalKMeans(self.n_components, max_iter=20, random_state=random.randint(2**31))
-            labels = torch.as_tensor(k_means.fit(rows.matrix, sample_weight=rows.weights).labels_)
+        k_means, seed = SphericalKMeans(self.n_components, max_iter=20), random.randint(2**31)
+        labels = k_means._best_run(rows, None, check_random_state(seed))[0].labels
         sums = all_sums_by_label(rows, labels, self.n_components)
-        counts = sums.new_zeros(self.n_components).index_add_(0, labels, rows.weights * rows.is_used)
+        counts = sums.new_zeros(self.n_components).index_add_(0, labels, rows.used_weights)
         return maximize(sums, counts, shared=self._is_shared)
 
     def _expectation_maximization(
@@ -236,7 +234,7 @@ def maximize(sums: Tensor, counts: Tensor, squares: Tensor | None = None, *, sha
         lengths = ((lengths * counts).sum() / total.clamp_min(1)).expand(len(counts))
     # A component without rows has the uniform distribution and the weight 0; its direction is arbitrary.
     concentrations = bessel.concentration_from_mean_resultant_length(lengths, sums.shape[1])
-    weights = counts / total if total > 0 else torch.full_like(counts, 1 / len(counts))
+    weights = torch.where(total > 0, counts / total, 1 / len(counts))
     return Parameters(mean_direction(sums), concentrations.clamp(max=LARGEST_CONCENTRATION), weights)
 
 
@@ -252,22 +250,21 @@ class Expectation(NamedTuple):
 
 def expect(rows: Rows, parameters: Parameters) -> Expectation:
     """Compute the posterior probabilities of the components, and what the next parameters depend on."""
-    likelihood, labels = 0.0, []
-    sums = torch.zeros_like(parameters.means)
+    labels, likelihood, sums = [], parameters.weights.new_zeros(()), torch.zeros_like(parameters.means)
     counts, squares = torch.zeros_like(parameters.weights), torch.zeros_like(parameters.weights)
     for index in rows.parts(rows.dim + len(counts)):
         block, scales = rows[index]
         joint = log_joint(block, scales, parameters)
-        weights = rows.weights[index] * (scales > 0)
-        likelihood += float((joint.logsumexp(1) * weights)[scales > 0].sum())
+        weights = rows.used_weights[index]
+        likelihood += (joint.logsumexp(1) * weights).sum()
         labels.append(joint.argmax(1))
         responsibilities = joint.softmax(1)
         weighted = responsibilities * weights[:, None]
         sums += (weighted * scales[:, None]).T @ block
         counts += weighted.sum(0)
         squares += (weighted * responsibilities).sum(0)  # a row of weight w is w rows
-    used = float((rows.weights * rows.is_used).sum()) or 1.0
-    return Expectation(likelihood / used, torch.cat(labels), sums, counts, squares)
+    used = rows.used_weights.sum()  # 0 if all rows are zero
+    return Expectation(float(likelihood / torch.where(used > 0, used, 1.0)), torch.cat(labels), sums, counts, squares)
 
 
 def log_joint(block: Tensor, scales: Tensor, parameters: Parameters) -> Tensor:

@@ -52,7 +52,8 @@ class Rows:
     With `for_density`, d must be at least 2, sparse matrices are errors, and blocks have the dtype float64 on devices
     that support it. Otherwise they have that of the matrix, at least float32.
 
-    A row of weight w, (n,) of `sample_weight`, counts as w equal rows; by default it is 1.
+    A row of weight w, (n,) of `sample_weight`, counts as w equal rows; by default it is 1. `used_weights` are 0 for
+    rows of zeros.
     """
 
     def __init__(
@@ -94,17 +95,19 @@ class Rows:
                 norms = torch.from_numpy(row_norms(block.astype("float64")).astype(block.dtype))
             self.scales[index] = torch.where(norms > 0, 1 / norms, 0.0)
         self.is_zero = self.scales == 0
-        check_dense("sample_weight", sample_weight)
-        if isinstance(sample_weight, Tensor):
-            sample_weight = to_tensor("sample_weight", sample_weight).numpy(force=True)
-        weights = _check_sample_weight(sample_weight, self.scales.cpu().numpy(), ensure_non_negative=True)
-        if not weights.any():
-            raise ValueError("sample_weight must have a positive number; got only zeros.")
-        self.weights = torch.from_numpy(weights).to(self.device, self.dtype)
-        self.is_used = ~self.is_zero & (self.weights > 0)
-        if self.is_zero.any():
-            count = f"{int(self.is_zero.sum())} of {len(self)}"
-            warnings.warn(f"{count} rows of X are zero and have no direction; they get the label 0.", stacklevel=5)
+        self.weights = torch.ones_like(self.scales)
+        if sample_weight is not None:
+            check_dense("sample_weight", sample_weight)
+            if isinstance(sample_weight, Tensor):
+                sample_weight = to_tensor("sample_weight", sample_weight).detach().cpu().double().numpy()
+            weights = _check_sample_weight(sample_weight, np.empty(len(self)), ensure_non_negative=True)
+            if not weights.any():
+                raise ValueError("sample_weight must have a positive number; got only zeros.")
+            self.weights = torch.from_numpy(weights).to(self.device, self.dtype)
+        self.used_weights = self.weights * ~self.is_zero
+        if zeros := int(self.is_zero.sum()):
+            text = f"{zeros} of {len(self)} rows of X are zero and have no direction; they get the label 0."
+            warnings.warn(text, stacklevel=5)
 
     def __len__(self) -> int:
         return len(self.scales)
@@ -114,12 +117,16 @@ class Rows:
         size = max(64, 2 ** (19 if self.device.type == "cpu" else 26) // max(values_per_row, 1))
         return (slice(start, min(start + size, len(self))) for start in range(0, len(self), size))
 
-    def __getitem__(self, index: slice | np.ndarray) -> tuple[Block, Tensor]:
-        at: Any = index if isinstance(index, slice) else torch.from_numpy(index).to(self.device)
-        block = self.matrix[at].to(self.dtype) if isinstance(self.matrix, Tensor) else self.matrix[index]
-        return block, self.scales[at]
+    def __getitem__(self, index: slice | Tensor) -> tuple[Block, Tensor]:
+        if isinstance(self.matrix, Tensor):
+            return self.matrix[index].to(self.dtype), self.scales[index]
+        return self.matrix[index.numpy() if isinstance(index, Tensor) else index], self.scales[index]
 
-    def directions(self, index: np.ndarray) -> Tensor:
+    def used(self) -> Tensor:
+        """Return the indices of the rows that have a direction and a positive weight."""
+        return self.used_weights.nonzero().squeeze(1)
+
+    def directions(self, index: Tensor) -> Tensor:
         """Return unit vectors (b, d) of some rows, as a dense tensor."""
         block, scales = self[index]
         return (block if isinstance(block, Tensor) else torch.from_numpy(block.toarray())) * scales[:, None]
@@ -197,7 +204,7 @@ class SphericalKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cluster
         init: `k-means++` (by cosine, on a sample of at least 100 rows per cluster), or initial centers (k, d).
         n_init: Number of starts; the best is kept. 1 if initial centers are given.
         max_iter: Maximum number of passes over the rows.
-        tol: Iterations end if the squared shifts of the centers sum to at most this, or if no label changes.
+        tol: Iterations end if the squared shifts of the centers sum to at most this.
         batch_size: Number of rows per update of the centers, which are then running means; all rows if None.
         random_state: Seed or `RandomState`, as in scikit-learn.
 
@@ -270,9 +277,8 @@ class SphericalKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cluster
             if initial.shape != shape:
                 raise ValueError(f"init must have the shape {shape}; got {tuple(initial.shape)}.")
             initial = project_to_sphere(initial)
-        runs = (self._run(rows, initial, random) for _ in range(self.n_init if initial is None else 1))
-        best, centers, self.n_iter_ = max(runs, key=lambda run: float((run[0].cosines * rows.weights).sum()))
-        used = int(best.labels.bincount().count_nonzero())
+        best, centers, self.n_iter_ = self._best_run(rows, initial, random)
+        used = int(best.labels.cpu().bincount().count_nonzero())
         if used < len(centers):
             text = f"only {used} of {len(centers)} clusters have rows; X may have fewer distinct directions."
             warnings.warn(text, ConvergenceWarning, stacklevel=3)
@@ -314,7 +320,7 @@ class SphericalKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cluster
 
     def _merged_centers(self, rows: Rows, random: np.random.RandomState) -> Tensor:
         """Return the centers of the clusters that are left after small clusters have been merged."""
-        used = np.flatnonzero(rows.is_used.cpu().numpy())
+        used = rows.used()
         most = min(len(used) // 2, 500)
         if most < 2:
             return choose_centers(rows, 1, random)
@@ -327,60 +333,40 @@ class SphericalKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cluster
             warnings.warn(f"{text}; there may be more: pass a number.", stacklevel=5)
         return centers.to(rows.device, rows.dtype)
 
-    def _merge(self, rows: Rows, used: np.ndarray, count: int, random: np.random.RandomState) -> Tensor:
-        k_means = clone(self).set_params(n_clusters=count, max_iter=min(self.max_iter, 20), random_state=random)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # empty clusters, and rows of zeros, which have been reported
-            labels = torch.as_tensor(k_means.fit(rows.matrix, sample_weight=rows.weights).labels_)
-        sums, weights = all_sums_by_label(rows, labels, count), rows.weights * rows.is_used
-        counts = torch.zeros(count, dtype=rows.dtype, device=rows.device).index_add_(0, labels, weights)
-        sample = random.choice(used, min(len(used), 1_000), replace=False)
-        at = torch.from_numpy(sample).to(rows.device)
-        return merge_clusters(sums, counts, rows.directions(sample), labels.cpu()[sample], rows.weights[at])
+    def _merge(self, rows: Rows, used: Tensor, count: int, random: np.random.RandomState) -> Tensor:
+        k_means = clone(self).set_params(n_clusters=count, max_iter=min(self.max_iter, 20))
+        labels = k_means._best_run(rows, None, random)[0].labels
+        sums = all_sums_by_label(rows, labels, count)
+        counts = sums.new_zeros(count).index_add_(0, labels, rows.used_weights)
+        sample = used[torch.from_numpy(random.choice(len(used), min(len(used), 1_000), replace=False))]
+        return merge_clusters(sums, counts, rows.directions(sample), labels[sample], rows.weights[sample])
+
+    def _best_run(
+        self, rows: Rows, initial: Tensor | None, random: np.random.RandomState
+    ) -> tuple["Assignment", Tensor, int]:
+        """Improve given or chosen centers; return the clusters, the centers and the number of passes of the best."""
+        runs = (self._run(rows, initial, random) for _ in range(self.n_init if initial is None else 1))
+        return max(runs, key=lambda run: float(run[0].cosines @ rows.weights))
 
     def _run(
         self, rows: Rows, initial: Tensor | None, random: np.random.RandomState
     ) -> tuple["Assignment", Tensor, int]:
-        """Improve given or chosen centers; return the clusters, the centers and the number of passes."""
         centers = choose_centers(rows, int(self.n_clusters), random) if initial is None else initial
-        if self.batch_size is None:
-            centers, count = self._lloyd(rows, centers)
-        else:
-            centers, count = self._pass_over_batches(rows, centers, random, self.batch_size)
-        return assign(rows, centers), centers, count
-
-    def _lloyd(self, rows: Rows, centers: Tensor) -> tuple[Tensor, int]:
-        """Alternate assignments and updates; return the centers and the number of iterations."""
-        labels = None
-        for iteration in range(1, self.max_iter + 1):
-            previous, before = labels, centers
-            labels = assign(rows, centers, with_cosines=False).labels
-            if previous is not None and torch.equal(labels, previous):
-                return centers, iteration
-            centers = _updated(centers, all_sums_by_label(rows, labels, len(centers)), rows)
+        sums, passes = torch.zeros_like(centers), 0
+        while passes < self.max_iter:
+            before, passes = centers, passes + 1
+            if self.batch_size is None:
+                sums = all_sums_by_label(rows, assign(rows, centers).labels, len(centers))
+            else:  # centers move to the mean of all rows that they were assigned, in this pass and before
+                for index in torch.from_numpy(random.permutation(len(rows))).to(rows.device).split(self.batch_size):
+                    block, scales = rows[index]
+                    winners = nearest(products(block, centers))
+                    sums += sums_by_label(block, scales * rows.weights[index], winners, len(centers))
+                    centers = torch.where((sums == 0).all(1, keepdim=True), centers, project_to_sphere(sums))
+            centers = _updated(centers, sums, rows)
             if (centers - before).square().sum() <= self.tol:
-                return centers, iteration
-        return centers, self.max_iter
-
-    def _pass_over_batches(
-        self, rows: Rows, centers: Tensor, random: np.random.RandomState, size: int
-    ) -> tuple[Tensor, int]:
-        """Move the centers after each batch to the mean of all rows that they were assigned."""
-        totals = torch.zeros_like(centers)
-        for iteration in range(1, self.max_iter + 1):
-            before = centers
-            order = random.permutation(len(rows))
-            for start in range(0, len(rows), size):
-                index = order[start : start + size]
-                block, scales = rows[index]
-                scales = scales * rows.weights[torch.from_numpy(index).to(rows.device)]
-                totals += sums_by_label(block, scales, nearest(products(block, centers)), len(centers))
-                centers = torch.where((totals == 0).all(1, keepdim=True), centers, project_to_sphere(totals))
-            if (totals == 0).all(1).any():
-                centers = _updated(centers, totals, rows)
-            if (centers - before).square().sum() <= self.tol:
-                return centers, iteration
-        return centers, self.max_iter
+                break
+        return assign(rows, centers), centers, passes
 
 
 class Assignment(NamedTuple):
@@ -396,11 +382,8 @@ def nearest(values: Tensor) -> Tensor:
     return values.argmax(1) if values.device.type != "cpu" else torch.from_numpy(values.numpy().argmax(1))
 
 
-def assign(rows: Rows, centers: Tensor, with_cosines: bool = True) -> Assignment:
-    """Assign each row to the center with the largest cosine, the first one if several are equal.
-
-    Without the cosines, which are then undefined, it takes less time.
-    """
+def assign(rows: Rows, centers: Tensor) -> Assignment:
+    """Assign each row to the center with the largest cosine, the first one if several are equal."""
     labels, cosines = torch.empty(len(rows), dtype=torch.int64, device=rows.device), torch.empty_like(rows.scales)
     memory: Tensor | None = None
     for block in rows.parts(rows.dim + len(centers)):
@@ -408,21 +391,20 @@ def assign(rows: Rows, centers: Tensor, with_cosines: bool = True) -> Assignment
             memory = centers.new_empty(block.stop - block.start, len(centers))  # reused: allocating takes longer
         values = products(rows[block][0], centers, memory)
         labels[block] = winners = nearest(values)
-        if with_cosines:
-            cosines[block] = values.gather(1, winners[:, None]).squeeze(1)
+        cosines[block] = values.gather(1, winners[:, None]).squeeze(1)
     return Assignment(labels, cosines.mul_(rows.scales))
 
 
 def choose_centers(rows: Rows, count: int, random: np.random.RandomState) -> Tensor:
     """Choose initial centers among the rows by greedy k-means++, whose squared distances are 2 (1 - cosine)."""
-    candidates = np.flatnonzero(rows.is_used.cpu().numpy())
+    candidates = rows.used()
     if len(candidates) == 0:
         return torch.eye(1, rows.dim, dtype=rows.dtype, device=rows.device).repeat(count, 1)
     size = max(10_000, 100 * count)
     if len(candidates) > size:
-        candidates = random.choice(candidates, size, replace=False)
+        candidates = candidates[torch.from_numpy(random.choice(len(candidates), size, replace=False))]
     block, scales = rows[candidates]
-    weights = rows.weights[torch.from_numpy(candidates).to(rows.device), None]
+    weights = rows.weights[candidates, None]
     # In many dimensions most candidates are in clusters that have a center, because all distances are nearly equal.
     trials = min(2 + 2 * count, 64)
     first = random.randint(len(candidates))
@@ -435,25 +417,26 @@ def choose_centers(rows: Rows, count: int, random: np.random.RandomState) -> Ten
         if index > 0:
             ends = (gaps * weights[:, 0]).cpu().double().cumsum(0).numpy()
             trial_rows = np.searchsorted(ends, random.uniform(size=trials) * ends[-1]).clip(max=len(ends) - 1)
-        tried = rows.directions(candidates[trial_rows])
+        tried = rows.directions(candidates[torch.from_numpy(trial_rows)])
         reduced = torch.minimum(gaps[:, None], (1 - products(block, tried) * scales[:, None]).clamp_min(0))
-        best = int((reduced * weights).sum(0).argmin())
-        gaps = reduced[:, best]
-        centers.append(tried[best])
-    return torch.stack(centers)
+        best = (reduced * weights).sum(0).argmin(0, keepdim=True)
+        gaps = reduced.index_select(1, best)[:, 0]
+        centers.append(tried.index_select(0, best))
+    return torch.cat(centers)
 
 
 def _updated(centers: Tensor, sums: Tensor, rows: Rows) -> Tensor:
     """Return the directions of the sums; empty clusters move to the rows that are farthest from their centers."""
     is_empty = (sums == 0).all(1)
     if is_empty.any():
-        cosines = torch.where(rows.is_used, assign(rows, centers).cosines, 2.0)
-        empty = is_empty.nonzero().squeeze(1)[: int(rows.is_used.sum())]
-        moved = rows.directions(cosines.topk(len(empty), largest=False).indices.cpu().numpy())
+        is_used = rows.used_weights > 0
+        cosines = torch.where(is_used, assign(rows, centers).cosines, 2.0)
+        empty = is_empty.nonzero().squeeze(1)[: int(is_used.sum())]
+        moved = rows.directions(cosines.topk(len(empty), largest=False).indices)
         return torch.where(is_empty[:, None], centers, project_to_sphere(sums)).index_copy(0, empty, moved)
     return project_to_sphere(sums)
 
 
 def _inertia(rows: Rows, assignment: Assignment) -> float:
-    gaps = (1 - assignment.cosines[rows.is_used].cpu().double()).clamp_min(0)
-    return float(2 * (gaps * rows.weights[rows.is_used].cpu().double()).sum())
+    gaps = (1 - assignment.cosines.to(widest_dtype(rows.device))).clamp_min(0)
+    return float(2 * (gaps * rows.used_weights).sum())
