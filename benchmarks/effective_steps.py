@@ -29,7 +29,7 @@ from common import keep_for_pictures, report, row
 from lr_transfer import Images, resnet8
 from torch import Tensor, nn
 
-from hf_sphere.optim import build_optimizer, find_radial_weights, radial_diagnostics
+from hf_sphere.optim import build_optimizer, find_scale_invariant_weights, step_diagnostics
 
 ADAPTIVE, SGD = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), (0.03, 0.1, 0.3, 1.0, 3.0)
 TITLES = {
@@ -74,7 +74,7 @@ class Study:
         model, batches = self.start(seed)
         options = {"momentum": 0.9} if name.startswith("sgd") else {}
         optimizer = build_optimizer(model, name, batches[0][0][:8], lr=lr, weight_decay=decay, **options)
-        channels = find_radial_weights(model, batches[0][0][:8]).channel_dims
+        channels = find_scale_invariant_weights(model, batches[0][0][:8]).channel_dims
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / len(batches))
         steps: dict[str, list[dict[str, float]]] = {layer: [] for layer in channels}
         for number, batch in enumerate(batches):
@@ -83,7 +83,7 @@ class Study:
             loss.backward()
             optimizer.step()
             if measure and number % EVERY == 0:
-                for layer, values in radial_diagnostics(optimizer, channels, model).items():
+                for layer, values in step_diagnostics(optimizer, channels, model).items():
                     steps[layer].append({key: values[key] for key in (*QUANTITIES, "weight_norm")})
             schedule.step()
         with torch.no_grad():
@@ -115,7 +115,7 @@ def follow_sgd(study: Study, lr: float, decay: float, epochs: int) -> dict[str, 
         if isinstance(norm, nn.BatchNorm2d):
             norm.eps = 1e-12  # with 1e-5, filters of batch norm are not quite scale-invariant, and the two drift apart
     second = copy.deepcopy(first)
-    filters = list(find_radial_weights(first, batches[0][0][:8].double()).channel_dims)
+    filters = list(find_scale_invariant_weights(first, batches[0][0][:8].double()).channel_dims)
     one, two = dict(first.named_parameters()), dict(second.named_parameters())
     start = {name: F.normalize(one[name].detach().flatten(1), dim=1) for name in filters}
     beta = (1 - lr * decay) ** 4

@@ -170,9 +170,9 @@ def count_optimizers() -> list[dict[str, Any]]:
     for parameter in network.parameters():
         parameter.grad = torch.randn_like(parameter)
 
-    def groups(**radial: Any) -> list[dict[str, Any]]:
+    def groups(**invariant: Any) -> list[dict[str, Any]]:
         kernels, matrices, vectors = ([p for p in network.parameters() if p.ndim == ndim] for ndim in (4, 2, 1))
-        return [{"params": kernels, **radial}, {"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+        return [{"params": kernels, **invariant}, {"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
 
     torch_adam = count(torch.optim.AdamW(groups(), weight_decay=1e-4, foreach=True).step)
     rows = [row("ResNet-50: foreach AdamW of torch", torch_adam)]

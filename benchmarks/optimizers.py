@@ -15,7 +15,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from hf_sphere.models.backbones import create_backbone
-from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT, build_optimizer, parameter_groups, radial_parameter_groups
+from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT, build_optimizer, parameter_groups, scale_invariant_groups
 from hf_sphere.optim.roles import Role, find_roles
 
 DECAY = 1e-4
@@ -26,7 +26,9 @@ GOLDEN = Path(__file__).parent.parent / "tests" / "golden" / "optimizers.safeten
 
 
 def main() -> None:
-    logging.getLogger("hf_sphere").setLevel(logging.ERROR)  # some golden cases have no radial group, on purpose
+    logging.getLogger("hf_sphere").setLevel(
+        logging.ERROR
+    )  # some golden cases have no scale-invariant group, on purpose
     device = DEVICE
     torch.manual_seed(0)
     net = create_backbone(BACKBONE, num_channels=3, image_size=32)
@@ -38,12 +40,12 @@ def main() -> None:
     fused_sgd = torch.optim.SGD(
         parameter_groups(with_gradients(net)), lr=0.1, momentum=0.9, weight_decay=DECAY, fused=True
     )
-    adam_srt = AdamSRT(radial_parameter_groups(with_gradients(net)), fused=True)
-    adam_srt_l2 = AdamSRT(radial_parameter_groups(with_gradients(net)), weight_decay=DECAY, fused=True)
-    sgd_mrt = SGDMRT(radial_parameter_groups(with_gradients(net)), lr=0.1, momentum=0.9, weight_decay=DECAY, fused=True)
-    adam_srt_compiled = AdamSRT(radial_parameter_groups(with_gradients(net)), fused=True, compile=True)
+    adam_srt = AdamSRT(scale_invariant_groups(with_gradients(net)), fused=True)
+    adam_srt_l2 = AdamSRT(scale_invariant_groups(with_gradients(net)), weight_decay=DECAY, fused=True)
+    sgd_mrt = SGDMRT(scale_invariant_groups(with_gradients(net)), lr=0.1, momentum=0.9, weight_decay=DECAY, fused=True)
+    adam_srt_compiled = AdamSRT(scale_invariant_groups(with_gradients(net)), fused=True, compile=True)
     sgd_mrt_compiled = SGDMRT(
-        radial_parameter_groups(with_gradients(net)),
+        scale_invariant_groups(with_gradients(net)),
         lr=0.1, momentum=0.9, weight_decay=DECAY, fused=True, compile=True,
     )  # fmt: skip
     steps: dict[str, Callable[[], object]] = {
@@ -63,7 +65,7 @@ def main() -> None:
     for name in NAMES:
         steps[name] = build_optimizer(with_gradients(net), name, example(net), weight_decay=DECAY).step
     if device == "cuda":
-        capturable = AdamSRT(radial_parameter_groups(with_gradients(net)), weight_decay=DECAY, capturable=True)
+        capturable = AdamSRT(scale_invariant_groups(with_gradients(net)), weight_decay=DECAY, capturable=True)
         steps["Adam-SRT, CUDA graph"] = capture(capturable.step)
         adamw = torch.optim.AdamW(
             parameter_groups(with_gradients(net)), weight_decay=DECAY, fused=True, capturable=True

@@ -17,7 +17,7 @@ from common import report, row
 from timm.models import mlp_mixer
 from torch import nn
 
-from hf_sphere.optim import find_radial_weights
+from hf_sphere.optim import find_scale_invariant_weights
 
 IDS = torch.randint(5, 30, (2, 8), generator=torch.Generator().manual_seed(0))
 PIXELS = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(0))
@@ -89,7 +89,7 @@ def find_groups(name: str) -> dict[str, str]:
         batch = {"pixel_values": PIXELS}
     else:
         batch = {"input_ids": IDS, **({"decoder_input_ids": IDS} if model.config.is_encoder_decoder else {})}
-    found = find_radial_weights(model, batch)
+    found = find_scale_invariant_weights(model, batch)
     groups = {}
     for weight in found.num_weights:
         dims = found.channel_dims.get(weight)

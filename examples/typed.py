@@ -14,7 +14,7 @@ from hf_sphere.losses import ArcFaceLoss
 from hf_sphere.metrics import expected_calibration_error, retrieval_scores
 from hf_sphere.nn import SphericalLinear, Spherization
 from hf_sphere.ood import OODDetector
-from hf_sphere.optim import AdamSRT, build_optimizer, radial_parameter_groups
+from hf_sphere.optim import AdamSRT, build_optimizer, scale_invariant_groups
 from hf_sphere.prototypes import Placement, place_prototypes
 
 
@@ -50,7 +50,7 @@ def main() -> None:
     print(f"loss {train(Encoder(20, classes=4), images, labels):.2f}")
     print(SphericalLinear(20, 3)(images).shape)
     network = nn.Sequential(nn.Linear(20, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
-    groups: AdamSRT = AdamSRT(radial_parameter_groups(network, images), lr=1e-3)
+    groups: AdamSRT = AdamSRT(scale_invariant_groups(network, images), lr=1e-3)
     placement: Placement = place_prototypes(4, 3)
     print(f"{len(groups.param_groups)} parameter groups, separation {placement.separation:.2f}")
     embeddings = spherize(images)

@@ -150,7 +150,7 @@ def _optimizer_for_trainer(context: Any) -> tuple[type, dict[str, Any]]:
 
 
 def _register_optimizers_with_timm(factory: ModuleType) -> None:
-    """Register the optimizers for `timm.optim.create_optimizer_v2(model, "adamsrt")`, with radial parameter groups.
+    """Register the optimizers for `timm.optim.create_optimizer_v2(model, "adamsrt")`, with `scale_invariant_groups`.
 
     timm uses only the part of a name after the last underscore, so `adam_srt` is registered as `adamsrt`.
     """

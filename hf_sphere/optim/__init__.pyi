@@ -2,14 +2,17 @@ from .base import SphereOptimizer as SphereOptimizer
 from .build import build_optimizer as build_optimizer
 from .diagnostics import (
     EffectiveStep as EffectiveStep,
-    RadialDiagnosticsCallback as RadialDiagnosticsCallback,
+    StepDiagnosticsCallback as StepDiagnosticsCallback,
     as_metrics as as_metrics,
     effective_step as effective_step,
-    radial_channel_dims as radial_channel_dims,
-    radial_diagnostics as radial_diagnostics,
+    find_channel_dims as find_channel_dims,
+    step_diagnostics as step_diagnostics,
 )
-from .groups import parameter_groups as parameter_groups, radial_parameter_groups as radial_parameter_groups
-from .invariance import RadialWeights as RadialWeights, find_radial_weights as find_radial_weights
+from .groups import parameter_groups as parameter_groups, scale_invariant_groups as scale_invariant_groups
+from .invariance import (
+    ScaleInvariantWeights as ScaleInvariantWeights,
+    find_scale_invariant_weights as find_scale_invariant_weights,
+)
 from .optimizers.adam_g import AdamG as AdamG
 from .optimizers.adam_s import AdamS as AdamS
 from .optimizers.adam_srt import AdamSRT as AdamSRT

@@ -14,7 +14,7 @@ from torch.optim.optimizer import _device_dtype_check_for_fused
 
 from hf_sphere.optim import fast_step, layout
 from hf_sphere.optim.fast_step import Block, Flags, Number, Portion, Rows
-from hf_sphere.optim.groups import NamedOptimizer, ParameterGroups, radial_parameter_groups
+from hf_sphere.optim.groups import NamedOptimizer, ParameterGroups, scale_invariant_groups
 
 Group = dict[str, Any]
 
@@ -23,13 +23,13 @@ NOT_PACKED = ("cpu", "mps", "xpu")
 
 
 class SphereOptimizer(NamedOptimizer):
-    """Base of the optimizers: torch's step for ordinary parameters, an update rule on the sphere for radial ones.
+    """Base of the optimizers: torch's step for ordinary parameters, a rule on the sphere for scale-invariant ones.
 
     An optimizer of your own overrides `rule`. It inherits from `AdamS`, with the options, the state and the ordinary
     step of Adam, or from `SGDMRT`, for SGD. If it sets `name`, it is registered under it.
 
-    With `compile=True`, the first step compiles the update of the radial weights by inductor (up to a minute for a
-    ResNet-18 on a CPU, seconds if it is in inductor's cache). Schedules and resumed runs do not compile again, and
+    With `compile=True`, the first step compiles the update of scale-invariant weights by inductor (up to a minute for
+    a ResNet-18 on a CPU, seconds if it is in inductor's cache). Schedules and resumed runs do not compile again, and
     values equal the eager step up to rounding, unless a step shrinks a norm to less than the root of the machine
     epsilon, where the transport is limited. On a CPU, it requires a C++ compiler. To compile the entire step instead,
     use `torch.compile(lambda: optimizer.step(), fullgraph=True)` with a tensor as learning rate and `fused=False`.
@@ -44,7 +44,7 @@ class SphereOptimizer(NamedOptimizer):
         ...         m = group["momentum"] * m + g
         ...         y = x - group["lr"] * m
         ...         return y * x.norm(dim=1, keepdim=True) / y.norm(dim=1, keepdim=True), m, v
-        >>> optimizer = SphereSGD(radial_parameter_groups(network, images), lr=0.1)
+        >>> optimizer = SphereSGD(scale_invariant_groups(network, images), lr=0.1)
     """
 
     momentum_key: ClassVar[str]
@@ -64,8 +64,8 @@ class SphereOptimizer(NamedOptimizer):
 
     @classmethod
     def form_groups(cls, model: nn.Module, batch: Any = None, **options: Any) -> ParameterGroups:
-        """Split the parameters of a model; see `radial_parameter_groups`."""
-        return radial_parameter_groups(model, batch, **options)
+        """Split the parameters of a model; see `scale_invariant_groups`."""
+        return scale_invariant_groups(model, batch, **options)
 
     def _check_group(self, group: Group, given: Group) -> None:
         super()._check_group(group, given)
@@ -114,7 +114,7 @@ class SphereOptimizer(NamedOptimizer):
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
-                if not self._is_radial(parameter, group):
+                if not self._is_scale_invariant(parameter, group):
                     batches["ordinary"].append(parameter)
                 elif layout.local(parameter).numel():
                     batches[parameter.device, parameter.dtype].append(parameter)
@@ -275,7 +275,7 @@ class SphereOptimizer(NamedOptimizer):
     def _numbers_of_rule(self, group: Group, t: Number, lr: Number, dim: Number) -> tuple[Number, ...]:
         raise NotImplementedError
 
-    def _is_radial(self, parameter: Tensor, group: Group) -> bool:
+    def _is_scale_invariant(self, parameter: Tensor, group: Group) -> bool:
         dims = group["channel_dims"]
         if dims is None or not self._keeps_momentum(group):
             return False
@@ -298,7 +298,7 @@ class SphereOptimizer(NamedOptimizer):
                     raise RuntimeError(
                         f"{type(self).__name__} does not support sparse gradients: use an embedding with sparse=False."
                     )
-                if isinstance(parameter, DTensor) and self._is_radial(parameter, group):
+                if isinstance(parameter, DTensor) and self._is_scale_invariant(parameter, group):
                     layout.check_shards(self._names(group)[index], parameter, group["channel_dims"])
                 self._init_state(parameter, group)
 
@@ -334,13 +334,13 @@ class SphereOptimizer(NamedOptimizer):
     def initial_state(self, key: str, parameter: Tensor, group: Group) -> Tensor:
         """Return a tensor of the state other than `step` before the first step."""
         dtype = self._state_dtype(key, parameter, group)
-        if key == "exp_avg_sq" and self._is_radial(parameter, group):
+        if key == "exp_avg_sq" and self._is_scale_invariant(parameter, group):
             return layout.zeros_per_group(parameter, group["channel_dims"], dtype)
         return torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
 
     def _state_dtype(self, key: str, parameter: Tensor, group: Group) -> torch.dtype:
         """Return the parameter's dtype, as in torch; at least float32 for small tensors and in the precise modes."""
-        precise = key == "exp_avg_sq" and self._is_radial(parameter, group)
+        precise = key == "exp_avg_sq" and self._is_scale_invariant(parameter, group)
         precise |= key == "master" or group["low_precision"] != "nearest"
         return layout.at_least_float32(parameter.dtype) if precise else parameter.dtype
 

@@ -35,7 +35,7 @@ def build_optimizer(
         model: Any module, before it is sharded.
         name: `adam`, `adamw` or `sgd` of torch, or an optimizer of this library: `adam_s`, `adam_srt`, `adam_g`,
             `sgd_mrt`, `muon`, `muon_hyperball`, `adamw_hyperball`.
-        batch: Input of the model, for finding those weights; generated if None. See `find_radial_weights`.
+        batch: Input of the model, for finding those weights; generated if None. See `find_scale_invariant_weights`.
         lr_scales: Learning rates of parameters relative to their groups, by name; 1 for others.
         **options: Options of the optimizer, such as `lr` and `weight_decay`, and of its groups. These are, for `muon`
             and the `_hyperball` ones, `adamw_lr_scale`, the learning rate of AdamW relative to `lr`, and `rules`, a
@@ -108,7 +108,7 @@ def optimizer_for_trainer(context: Any) -> tuple[type[NamedOptimizer], dict[str,
     """Return class and arguments of an optimizer from transformers' `OptimizerContext`, with groups found in the model.
 
     Raises:
-        ValueError: If `optim_args` has an unknown key or a value that cannot be parsed, or if the radially invariant
+        ValueError: If `optim_args` has an unknown key or a value that cannot be parsed, or if the scale-invariant
             weights cannot be found.
     """
     name = context.args.optim.value

@@ -1,4 +1,4 @@
-"""Diagnostics of steps on radially invariant weights: effective learning rate, effective direction, norms."""
+"""Diagnostics of steps on scale-invariant weights: effective learning rate, effective direction, norms."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import TrainerCallback
 
-from hf_sphere.optim.invariance import find_radial_weights, unwrap
+from hf_sphere.optim.invariance import find_scale_invariant_weights, unwrap
 from hf_sphere.optim.layout import ChannelDims, Layout, local
 from hf_sphere.utils.devices import widest_dtype
 
@@ -76,10 +76,10 @@ def effective_step(weight: Tensor, momentum: Tensor, denominator: Tensor, lr: fl
 
 
 @torch.no_grad()
-def radial_diagnostics(
+def step_diagnostics(
     optimizer: Optimizer, channel_dims: Mapping[str, ChannelDims] | None = None, model: nn.Module | None = None
 ) -> dict[str, dict[str, float]]:
-    """Measure the effective step of each radially invariant weight: means over the weight's groups.
+    """Measure the effective step of each scale-invariant weight: means over the weight's groups.
 
     The step is computed from the current moments and weights. Right after `step` this is the step just taken, except
     for the change of the weights and the transport of the momentum.
@@ -87,8 +87,8 @@ def radial_diagnostics(
     Args:
         optimizer: One of this library's, or torch's Adam, AdamW or SGD built from named parameters (such as in
             `parameter_groups`), after a step.
-        channel_dims: Name of each radial weight to the axes of its groups, as in
-            `find_radial_weights(model).channel_dims`; from the optimizer's groups if None.
+        channel_dims: Name of each scale-invariant weight to the axes of its groups, as in
+            `find_scale_invariant_weights(model).channel_dims`; from the optimizer's groups if None.
         model: Provides the parameter names if the optimizer was built without names.
 
     Returns:
@@ -96,19 +96,19 @@ def radial_diagnostics(
         `anisotropy` of the second moment.
 
     Raises:
-        ValueError: If the optimizer has no radial weight with these names, or is Muon or a hyperball one.
+        ValueError: If the optimizer has no scale-invariant weight with these names, or is Muon or a hyperball one.
 
     Example:
-        >>> optimizer = AdamSRT(radial_parameter_groups(network, images), lr=1e-3)
+        >>> optimizer = AdamSRT(scale_invariant_groups(network, images), lr=1e-3)
         >>> network(images).square().mean().backward()
         >>> optimizer.step()
-        >>> sorted(radial_diagnostics(optimizer)["0.weight"])
+        >>> sorted(step_diagnostics(optimizer)["0.weight"])
         ['anisotropy', 'effective_direction_norm', 'effective_learning_rate', 'step_angle', 'weight_norm']
     """
     optimizer = getattr(optimizer, "optimizer", optimizer)  # of Accelerate's wrapper
     _check_rules(optimizer)
     measured = {}
-    for name, parameter, group in _radial(optimizer, channel_dims, model):
+    for name, parameter, group in _scale_invariant(optimizer, channel_dims, model):
         dims = group["channel_dims"] if channel_dims is None else channel_dims[name]
         state = optimizer.state.get(parameter, {})
         if not local(parameter).numel() or ("exp_avg_sq" not in state and isinstance(optimizer, torch.optim.Adam)):
@@ -127,11 +127,11 @@ def radial_diagnostics(
     return measured
 
 
-def radial_channel_dims(model: nn.Module, optimizer: Optimizer, batch: Any = None) -> dict[str, ChannelDims]:
-    """Return the channel axes of the radially invariant weights by name, from the optimizer if it has them.
+def find_channel_dims(model: nn.Module, optimizer: Optimizer, batch: Any = None) -> dict[str, ChannelDims]:
+    """Return the channel axes of the scale-invariant weights by name, from the optimizer if it has them.
 
     Args:
-        model: The model; its weights are checked, see `find_radial_weights`, if the optimizer has no such axes.
+        model: The model, which `find_scale_invariant_weights` checks if the optimizer has no such axes.
         optimizer: The optimizer.
         batch: A batch of real data for the check.
 
@@ -139,38 +139,38 @@ def radial_channel_dims(model: nn.Module, optimizer: Optimizer, batch: Any = Non
         ValueError: If the optimizer is Muon or a hyperball one.
 
     Example:
-        >>> radial_channel_dims(network, torch.optim.Adam(network.parameters()), images)
+        >>> find_channel_dims(network, torch.optim.Adam(network.parameters()), images)
         {'0.weight': (0,), '2.weight': (0,)}
     """
     _check_rules(optimizer)
     groups = [group for group in optimizer.param_groups if group.get("channel_dims") is not None]
     of_groups = {name: group["channel_dims"] for group in groups for name in group.get("param_names", ())}
-    radial = of_groups or find_radial_weights(model, batch).channel_dims
-    if not radial:
-        logger.warning("No radial diagnostics are logged: the model has no radially invariant weights.")
-    return radial
+    channel_dims = of_groups or find_scale_invariant_weights(model, batch).channel_dims
+    if not channel_dims:
+        logger.warning("No diagnostics of steps are logged: the model has no scale-invariant weights.")
+    return channel_dims
 
 
 def _check_rules(optimizer: Optimizer) -> None:
     if any(group.get("muon") or group.get("hyperball") for group in optimizer.param_groups):
         steps = f"x - lr a / b, which {type(getattr(optimizer, 'optimizer', optimizer)).__name__} does not take"
-        raise ValueError(f"radial diagnostics (radial_logging_steps) are for steps {steps}; leave them out.")
+        raise ValueError(f"step diagnostics (diagnostics_steps) are for steps {steps}; leave them out.")
 
 
-def _radial(
+def _scale_invariant(
     optimizer: Optimizer, channel_dims: Mapping[str, ChannelDims] | None, model: nn.Module | None
 ) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
-    has_radial = False
+    has_invariant = False
     by_id = {} if model is None else {id(parameter): name for name, parameter in model.named_parameters()}
     for group in optimizer.param_groups:
         names = group.get("param_names") or [by_id.get(id(p), f"parameter {i}") for i, p in enumerate(group["params"])]
         for name, parameter in zip(names, group["params"], strict=True):
             if (group.get("channel_dims") is not None) if channel_dims is None else (name in channel_dims):
-                has_radial = True
+                has_invariant = True
                 yield name, parameter, group
-    if not has_radial:
-        how = "radial_parameter_groups(model), or pass find_radial_weights(model).channel_dims and named parameters"
-        raise ValueError(f"the optimizer has no radially invariant weight with a known name: build it from {how}.")
+    if not has_invariant:
+        how = "scale_invariant_groups(model), or pass channel_dims of named parameters"
+        raise ValueError(f"the optimizer has no scale-invariant weight with a known name: build it from {how}.")
 
 
 def _scheme(
@@ -196,30 +196,30 @@ def _scheme(
 
 
 def as_metrics(measured: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Name measurements for a tracker: `radial/<quantity>/<layer>`, and `radial/<quantity>` for the mean.
+    """Name measurements for a tracker: `scale_invariant/<quantity>/<layer>`, without a layer for the mean.
 
     Example:
         >>> as_metrics({"0.weight": {"effective_lr": 0.1}})
-        {'radial/effective_lr': 0.1, 'radial/effective_lr/0': 0.1}
+        {'scale_invariant/effective_lr': 0.1, 'scale_invariant/effective_lr/0': 0.1}
     """
     metrics = {}
     for quantity in next(iter(measured.values()), {}):
         values = {name.removesuffix(".weight"): values[quantity] for name, values in measured.items()}
-        metrics[f"radial/{quantity}"] = sum(values.values()) / len(values)
-        metrics |= {f"radial/{quantity}/{layer}": value for layer, value in values.items()}
+        metrics[f"scale_invariant/{quantity}"] = sum(values.values()) / len(values)
+        metrics |= {f"scale_invariant/{quantity}/{layer}": value for layer, value in values.items()}
     return metrics
 
 
-class RadialDiagnosticsCallback(TrainerCallback):
-    """Logs `radial_diagnostics` from the Trainer of transformers.
+class StepDiagnosticsCallback(TrainerCallback):
+    """Logs `step_diagnostics` from the Trainer of transformers.
 
     Args:
         log: The Trainer's `log`.
         every: Steps between two logs.
-        channel_dims: Radial weights, see `radial_diagnostics`; found when training starts if None.
+        channel_dims: Scale-invariant weights, see `step_diagnostics`; found when training starts if None.
 
     Example:
-        >>> trainer.add_callback(RadialDiagnosticsCallback(trainer.log, every=100))  # doctest: +SKIP
+        >>> trainer.add_callback(StepDiagnosticsCallback(trainer.log, every=100))  # doctest: +SKIP
     """
 
     def __init__(
@@ -236,13 +236,13 @@ class RadialDiagnosticsCallback(TrainerCallback):
         self._measured: dict[str, float] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Find the radial weights."""
+        """Find the scale-invariant weights."""
         if self._channel_dims is None:
             model = unwrap(kwargs["model"])
             try:
-                self._channel_dims = radial_channel_dims(model, kwargs["optimizer"])
+                self._channel_dims = find_channel_dims(model, kwargs["optimizer"])
             except ValueError as error:  # training must not fail
-                logger.warning("Radial diagnostics are disabled: %s", error)
+                logger.warning("Step diagnostics are disabled: %s", error)
         if not self._channel_dims:
             self._every = 0
 
@@ -252,7 +252,7 @@ class RadialDiagnosticsCallback(TrainerCallback):
         if self._every and step % self._every == 0 and state.is_world_process_zero:
             optimizer = kwargs["optimizer"]
             model = unwrap(kwargs["model"])
-            self._measured = as_metrics(radial_diagnostics(optimizer, self._channel_dims, model))
+            self._measured = as_metrics(step_diagnostics(optimizer, self._channel_dims, model))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Log the measurements once the Trainer has counted the step."""

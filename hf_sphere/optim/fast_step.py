@@ -1,6 +1,6 @@
 """Building blocks of the fast step, on matrices whose rows are groups.
 
-A group is a set of weights that a normalization layer makes radially invariant: one filter before BatchNorm, an entire
+A group is a set of weights that a normalization layer makes scale-invariant: one filter before BatchNorm, an entire
 tensor before LayerNorm. Here the weights, the momentum and the gradient of K groups with D weights each are matrices
 (K, D). The file of each optimizer begins with its rule as a formula, which the tests compare with the fast step.
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 
-from hf_sphere.optim.invariance import Loss, find_radial_weights, unwrap
+from hf_sphere.optim.invariance import Loss, find_scale_invariant_weights, unwrap
 from hf_sphere.optim.layout import ChannelDims, Parts
 from hf_sphere.optim.optimizers import add_optimizer
 from hf_sphere.optim.roles import Role, collect_parameter_options, find_roles
@@ -54,43 +54,43 @@ class ParameterGroups(list[dict[str, Any]]):
         )
 
 
-def radial_parameter_groups(
+def scale_invariant_groups(
     model: nn.Module, batch: Any = None, loss: Loss | None = None, *, tolerance: float = 1e-3
 ) -> ParameterGroups:
     """Split a model's trainable parameters into groups for the optimizers of this library.
 
-    Radially invariant weights get the `channel_dims` of their groups; other weights are ordinary. Norms, biases,
+    Scale-invariant weights get the `channel_dims` of their groups; other weights are ordinary. Norms, biases,
     scales, positions, tokens and parameters in the `no_weight_decay()` of the model or a part (as in timm) are ordinary
     and do not decay; `find_roles` describes how they are found. The groups contain named parameters.
     Each parameter in the `parameter_options() -> {name: options}` of the model or a part, if it has this method, gets a
     separate group with these options.
 
     Args:
-        model: See `find_radial_weights`, also for the other arguments.
+        model: See `find_scale_invariant_weights`, also for the other arguments.
         batch: A batch of real data, if the generated input is not representative.
         loss: Loss of the model's output and the batch.
         tolerance: Largest deviation that is considered zero.
 
     Returns:
-        Parameter groups; the radial ones first.
+        Parameter groups; the scale-invariant ones first.
 
     Raises:
-        ValueError: See `find_radial_weights`.
+        ValueError: See `find_scale_invariant_weights`.
 
     Warns:
-        UserWarning: If no weight is radially invariant.
+        UserWarning: If no weight is scale-invariant.
 
     Example:
-        >>> optimizer = AdamSRT(radial_parameter_groups(network, images), lr=1e-3)
+        >>> optimizer = AdamSRT(scale_invariant_groups(network, images), lr=1e-3)
     """
     model = unwrap(model)
-    radial = find_radial_weights(model, batch, loss, tolerance=tolerance)
-    logger.info(radial.summary())
-    if not radial.channel_dims:
-        what = f"{type(model).__name__} has no radially invariant weight, so the optimizer will be the ordinary one"
-        warnings.warn(f"{what} of torch. Print find_radial_weights(model) for the reasons.", stacklevel=2)
-    groups = parameter_groups(model, radial.channel_dims, batch)
-    for name, reason in radial.rejected.items():
+    invariant = find_scale_invariant_weights(model, batch, loss, tolerance=tolerance)
+    logger.info(invariant.summary())
+    if not invariant.channel_dims:
+        what = f"{type(model).__name__} has no scale-invariant weight, so the optimizer will be the ordinary one"
+        warnings.warn(f"{what} of torch. Print find_scale_invariant_weights(model) for the reasons.", stacklevel=2)
+    groups = parameter_groups(model, invariant.channel_dims, batch)
+    for name, reason in invariant.rejected.items():
         rule = groups.rules.get(name)
         if rule and rule.role and rule.role.decays and rule.role is not Role.UNKNOWN:
             groups.rules[name] = Rule(rule.name, f"not scale-invariant: {reason}")
@@ -100,11 +100,11 @@ def radial_parameter_groups(
 def parameter_groups(
     model: nn.Module, channel_dims: Mapping[str, ChannelDims] | None = None, batch: Any = None
 ) -> ParameterGroups:
-    """Split trainable parameters into radial ones, other weights, those without decay, and those with separate options.
+    """Split trainable parameters: scale-invariant and other weights, those without decay, and those with own options.
 
     Args:
         model: Any module; the method `parameter_options` of it or a part, if any, returns per-parameter options.
-        channel_dims: Radially invariant weights.
+        channel_dims: Scale-invariant weights.
         batch: Input of the model, for parameters whose modules do not determine their roles; generated if None.
 
     Raises:

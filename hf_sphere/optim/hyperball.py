@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_sphere.optim.groups import NamedOptimizer, ParameterGroups, form_groups_by_pattern
-from hf_sphere.optim.invariance import find_radial_weights, unwrap
+from hf_sphere.optim.invariance import find_scale_invariant_weights, unwrap
 from hf_sphere.optim.layout import check_axes, local, round_stochastically
 from hf_sphere.optim.matrices import find_matrices, norms, set_norms
 from hf_sphere.optim.roles import Role, find_roles
@@ -80,7 +80,7 @@ class Hyperball(NamedOptimizer):
         """Split parameters into weights that keep their norm and all others; see `build_optimizer`.
 
         Raises:
-            ValueError: If `hyperball_on` is unknown; see also `find_radial_weights`.
+            ValueError: If `hyperball_on` is unknown; see also `find_scale_invariant_weights`.
 
         Warns:
             UserWarning: If no weight keeps its norm.
@@ -89,21 +89,21 @@ class Hyperball(NamedOptimizer):
             raise ValueError(f"hyperball_on must be scale_invariant or matrices; got {hyperball_on!r}.")
         model = unwrap(model)
         kept, of_matrices, *_ = [*dict(cls.rules_of), "adamw"]
-        roles, radial = find_roles(model, batch), find_radial_weights(model, batch)
+        roles, scale_invariant = find_roles(model, batch), find_scale_invariant_weights(model, batch)
         rules, parts = {}, find_matrices(model, roles, options.pop("separate", False))
         for name, tensor in model.named_parameters():
             role = roles.get(name)
             if role and not role.decays:
                 rules[name] = "adamw", role.value
             elif role:
-                hidden, invariant = role is Role.HIDDEN, name in radial.channel_dims
-                if role is Role.STACK and radial.channel_dims.get(name) == (0,):
+                hidden, invariant = role is Role.HIDDEN, name in scale_invariant.channel_dims
+                if role is Role.STACK and scale_invariant.channel_dims.get(name) == (0,):
                     parts.setdefault(name, ((0, *[1] * len(tensor)), f"{len(tensor)} matrices: invariant each"))
                 keeps = hidden if hyperball_on == "matrices" else invariant and (hidden or of_matrices == "adamw")
                 matrices, _ = parts.get(name, (None, ""))
                 at_zero = keeps and not all(map(bool, norms(tensor, matrices)))
                 rule = kept if keeps and not at_zero else of_matrices if hidden else "adamw"
-                reason = "scale-invariant" if invariant else f"not scale-invariant: {radial.rejected[name]}"
+                reason = "scale-invariant" if invariant else f"not scale-invariant: {scale_invariant.rejected[name]}"
                 reason += f"; {'a' if matrices else 'its'} norm is 0" if at_zero else ""
                 rules[name] = rule, f"{role.value}; {reason}"
         groups = form_groups_by_pattern(model, roles, rules, dict(cls.rules_of), parts, **options)

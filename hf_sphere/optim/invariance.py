@@ -1,4 +1,4 @@
-"""Search for the radially invariant weights of any model by a numerical check of their gradients."""
+"""Search for the scale-invariant weights of any model by a numerical check of their gradients."""
 
 import contextlib
 import copy
@@ -28,15 +28,15 @@ CHECKS = 3
 
 
 @dataclass
-class RadialWeights:
-    """The result of `find_radial_weights`; prints as a table.
+class ScaleInvariantWeights:
+    """The result of `find_scale_invariant_weights`; prints as a table.
 
     Attributes:
-        channel_dims: Name of each radially invariant weight to the axes that index its groups: `(0,)` if each filter is
+        channel_dims: Name of each scale-invariant weight to the axes that index its groups: `(0,)` if each filter is
             a group, `()` if the entire tensor is one.
         blocks: Name to the number of equal blocks of rows (heads) that are invariant each, of weights with groups `()`.
         deviations: Name to the largest |<w, dL/dw>| / (|w| |dL/dw|) over its groups, 0 in exact arithmetic.
-        rejected: Name of every other weight matrix or kernel to the reason why it is not radially invariant.
+        rejected: Name of every other weight matrix or kernel to the reason why it is not scale-invariant.
         num_weights: Name to the number of elements of the weight.
         num_frozen: Number of weights that are rejected because they are frozen.
     """
@@ -57,30 +57,30 @@ class RadialWeights:
                 result = f"channel_dims {list(self.channel_dims[name])}, deviation {self.deviations[name]:.1e}"
                 result += f", also each of {self.blocks[name]} blocks" if name in self.blocks else ""
             else:
-                result = f"not radial: {self.rejected[name]}"
+                result = f"not scale-invariant: {self.rejected[name]}"
             lines.append(f"  {name:<{width}}  {result}")
         return "\n".join(lines)
 
     def summary(self) -> str:
-        """Return the number of radially invariant weights and their fraction of the elements, in one line."""
-        radial = sum(self.num_weights[name] for name in self.channel_dims)
-        percentage = 100 * radial / max(1, sum(self.num_weights.values()))
+        """Return the number of scale-invariant weights and their fraction of the elements, in one line."""
+        invariant = sum(self.num_weights[name] for name in self.channel_dims)
+        percentage = 100 * invariant / max(1, sum(self.num_weights.values()))
         return (
-            f"{len(self.channel_dims)} of {len(self.num_weights)} weight tensors are radially invariant "
+            f"{len(self.channel_dims)} of {len(self.num_weights)} weight tensors are scale-invariant "
             f"({percentage:.4g} % of their elements){f'; {self.num_frozen} are frozen' if self.num_frozen else ''}"
         )
 
 
-def find_radial_weights(
+def find_scale_invariant_weights(
     model: nn.Module, batch: Any = None, loss: Loss | None = None, *, tolerance: float = 1e-3
-) -> RadialWeights:
+) -> ScaleInvariantWeights:
     """Find the weights whose scale does not affect the model's output.
 
-    A function is radially invariant in a group of weights w exactly where <w, dL/dw> = 0 (Euler). Every weight with two
+    A function is scale-invariant in a group of weights w exactly where <w, dL/dw> = 0 (Euler). Every weight with two
     or more axes is a candidate. Backward passes test these groupings in order: each slice along the first axis (filters
     before batch norm), each slice along the second (transposed convolutions), the entire tensor (weights before layer
     or RMS norm), and then its equal blocks (heads). The weights are perturbed at random before each pass, so that
-    initial zeros and ones do not hide a dependence. A weight is radially invariant if it passes three times.
+    initial zeros and ones do not hide a dependence. A weight is scale-invariant if it passes three times.
 
     The check runs on a copy of the model in float32, in training mode and with the epsilons of its norms set to nearly
     zero; the model itself is not changed. The check uses gradients: a detached dependence on the scale (`y.item()`) is
@@ -101,7 +101,7 @@ def find_radial_weights(
             accept the batch, if none could be generated, or if the output contains nothing to differentiate.
 
     Example:
-        >>> find_radial_weights(network, images).channel_dims
+        >>> find_scale_invariant_weights(network, images).channel_dims
         {'0.weight': (0,), '2.weight': (0,)}
     """
     if not 0.0 < tolerance < 1.0:
@@ -113,16 +113,16 @@ def find_radial_weights(
             "batch norm %s is in evaluation mode, and weights before it are not scale-invariant; call model.train()"
         )
         logging.getLogger(__name__).warning(message, fixed[0])
-    radial = RadialWeights()
+    invariant = ScaleInvariantWeights()
     deviations: Deviations = {}
     for name, weight in model.named_parameters():
         if weight.ndim > 1:
-            radial.num_weights[name] = weight.numel()
+            invariant.num_weights[name] = weight.numel()
             if not weight.requires_grad:
-                radial.rejected[name] = "frozen"
-                radial.num_frozen += 1
+                invariant.rejected[name] = "frozen"
+                invariant.num_frozen += 1
             elif max(weight.shape[1:]) < 2:
-                radial.rejected[name] = "its groups have a single weight each"
+                invariant.rejected[name] = "its groups have a single weight each"
             else:
                 # The finest groups first; a group has two weights or more.
                 possible = [dims for dims in ((0,), (1,), ()) if all(weight.shape[axis] > 1 for axis in dims)]
@@ -130,11 +130,11 @@ def find_radial_weights(
     with open_trial(model, batch) as (trial, batch):
         for _ in range(CHECKS):
             move(trial)
-            radial.rejected |= _check(trial, deviations, radial.blocks, batch, loss, tolerance)
+            invariant.rejected |= _check(trial, deviations, invariant.blocks, batch, loss, tolerance)
     for name, groups in deviations.items():
-        radial.channel_dims[name], radial.deviations[name] = next(iter(groups.items()))
-    radial.blocks = {name: n for name, n in radial.blocks.items() if n > 1 and name in radial.channel_dims}
-    return radial
+        invariant.channel_dims[name], invariant.deviations[name] = next(iter(groups.items()))
+    invariant.blocks = {name: n for name, n in invariant.blocks.items() if n > 1 and name in invariant.channel_dims}
+    return invariant
 
 
 def unwrap(model: nn.Module) -> nn.Module:

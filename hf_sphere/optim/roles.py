@@ -83,7 +83,7 @@ def find_roles(model: nn.Module, batch: Any = None, *, required: bool = True) ->
     parameter along its first axis, such as queries, keys and values, or the gates of an LSTM, are a single one.
 
     A forward pass is `required` for the output layers. If it is not required, it is for parameters whose modules do not
-    determine their roles, and may fail. The batch is an input of the model; see `find_radial_weights`.
+    determine their roles, and may fail. The batch is an input of the model; see `find_scale_invariant_weights`.
     """
     model = unwrap(model)
     owned, listed = uses_by_owner(model), _undecayed(model)

@@ -145,7 +145,7 @@ class _SavingArguments(Arguments):
     )
     snapshot_until: int | None = argument(None, "Also save the weights after every epoch up to this one.", ge=1)
     logging_steps: int = argument(50, "Steps between updates of progress bar and trackers, and loss checks.", ge=1)
-    radial_logging_steps: int | None = argument(
+    diagnostics_steps: int | None = argument(
         None, "Steps between logs of effective learning rate, step angle, norm and anisotropy per layer.", ge=1
     )
     report_to: list[str] | None = argument(None, "Trackers, for instance tensorboard, wandb; or `none`.")
@@ -170,7 +170,7 @@ class RecipeArguments(_SavingArguments, _ScheduleArguments, _OptimizerArguments,
             raise ValueError(f"lr_milestones must increase; got {milestones}.")
         if self.supcon_weight and self.gradient_accumulation_steps > 1:
             raise ValueError("supcon_weight compares all examples of a step: use pair_batch to accumulate gradients.")
-        if self.radial_logging_steps and not self.report_to:
-            raise ValueError("radial_logging_steps logs to trackers; name one in report_to, for instance tensorboard.")
+        if self.diagnostics_steps and not self.report_to:
+            raise ValueError("diagnostics_steps logs to trackers; name one in report_to, for instance tensorboard.")
         if self.lr_scheduler_type == "reduce_lr_on_plateau" and self.warmup_epochs:
             raise ValueError("lr_scheduler_type reduce_lr_on_plateau does not support warmup_epochs; leave it out.")

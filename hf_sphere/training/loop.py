@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 
 from hf_sphere.nn.heads.base import heads_of
 from hf_sphere.nn.heads.mixins import class_shards, exclude_class_shards
-from hf_sphere.optim import as_metrics, radial_channel_dims, radial_diagnostics
+from hf_sphere.optim import as_metrics, find_channel_dims, step_diagnostics
 from hf_sphere.optim.optimizers import optimizer_names
 from hf_sphere.training.arguments import RecipeArguments
 from hf_sphere.training.checkpoints import RunState, find_checkpoint, load_checkpoint, newest_intact, save_checkpoint
@@ -93,12 +93,12 @@ class TrainingLoop:
         self.steps_per_epoch = math.ceil(len(batches) / self._batches_per_step)
         self._loss_is_sum = loss_is_sum(model)
         few = None
-        if args.optim in optimizer_names() or args.radial_logging_steps:
-            # A few examples for finding the radially invariant weights, the same on every process.
+        if args.optim in optimizer_names() or args.diagnostics_steps:
+            # A few examples for finding the scale-invariant weights, the same on every process.
             few = broadcast({name: value[:16] for name, value in next(iter(batches.epoch())).items()})
         optimizer = optimizer_from_arguments(model, args, few)
         self.average = None if args.ema_decay is None else start_average(model, args.ema_decay, accelerator)
-        self._radial = radial_channel_dims(model, optimizer, few) if args.radial_logging_steps else {}
+        self._channel_dims = find_channel_dims(model, optimizer, few) if args.diagnostics_steps else {}
         # Not prepared by Accelerate: the schedule counts optimizer steps, whatever the number of processes.
         self.scheduler = build_scheduler(optimizer, args, self.steps_per_epoch, higher_is_better=self.higher_is_better)
         if class_shards(model):
@@ -232,8 +232,8 @@ class TrainingLoop:
         if self.average is not None:
             self.average.update_parameters(inner)
         self.state.step += 1
-        if self._radial and self.state.step % (self.args.radial_logging_steps or 1) == 0:
-            measured = radial_diagnostics(self.optimizer.optimizer, self._radial)
+        if self._channel_dims and self.state.step % (self.args.diagnostics_steps or 1) == 0:
+            measured = step_diagnostics(self.optimizer.optimizer, self._channel_dims)
             self.accelerator.log(as_metrics(measured), step=self.state.step)
         self.optimizer.zero_grad()
         if not isinstance(self.scheduler, ReduceLROnPlateau) and not self.accelerator.optimizer_step_was_skipped:

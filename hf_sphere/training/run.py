@@ -39,7 +39,7 @@ _FREE_TO_CHANGE = {
     *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "disable_tqdm", "report_to", "logging_steps"),
     *("save_epochs", "save_steps", "save_total_limit", "per_device_eval_batch_size", "cache_dir", "stop_after_steps"),
     *("dataloader_num_workers", "push_to_hub", "hub_model_id", "early_stopping_patience", "load_best_model_at_end"),
-    *("radial_logging_steps", "preprocessing_num_workers", "snapshot_epochs", "snapshot_until"),
+    *("diagnostics_steps", "preprocessing_num_workers", "snapshot_epochs", "snapshot_until"),
     *("test_time_flips", "calibrate", "reject", "fit_spherization", "license"),
 }
 

@@ -17,7 +17,7 @@ from transformers.trainer_utils import has_length
 from hf_sphere.data.batches import ImageBatches
 from hf_sphere.nn.heads.base import heads_of
 from hf_sphere.nn.heads.mixins import class_shards
-from hf_sphere.optim import RadialDiagnosticsCallback, parameter_groups
+from hf_sphere.optim import StepDiagnosticsCallback, parameter_groups
 from hf_sphere.optim.groups import collect_parameter_options
 from hf_sphere.optim.optimizers import optimizer_names
 from hf_sphere.training.checkpoints import check_can_be_saved
@@ -31,7 +31,7 @@ def create_optimizer(model: nn.Module, args: TrainingArguments) -> torch.optim.O
     """Build the optimizer of `args.optim` with the parameter groups of the recipes.
 
     Parameters in the model's `parameter_options`, such as class vectors and temperatures, have their own learning rates
-    and no weight decay; see `parameter_groups`. Optimizers of this library find the radially invariant weights.
+    and no weight decay; see `parameter_groups`. Optimizers of this library find the scale-invariant weights.
 
     Args:
         model: The model.
@@ -206,7 +206,7 @@ class SphereTrainer(Trainer):
 
     Args:
         *args: See `Trainer`.
-        radial_logging_steps: Steps between two logs of effective learning rates; see `RadialDiagnosticsCallback`.
+        diagnostics_steps: Steps between two logs of effective learning rates; see `StepDiagnosticsCallback`.
         pair_batch: Examples per optimizer step, over all processes, whose loss (of the head, or `compute_loss_func`)
             is computed together; batches of the data are encoded twice, as by `hf_sphere.losses.cached_step`.
         **options: See `Trainer`.
@@ -222,7 +222,7 @@ class SphereTrainer(Trainer):
     """
 
     def __init__(
-        self, *args: Any, radial_logging_steps: int | None = None, pair_batch: int | None = None, **options: Any
+        self, *args: Any, diagnostics_steps: int | None = None, pair_batch: int | None = None, **options: Any
     ) -> None:
         arguments = args[1] if len(args) > 1 else options.get("args")
         if arguments is not None and not isinstance(arguments, TrainingArguments):
@@ -239,8 +239,8 @@ class SphereTrainer(Trainer):
             count = batches_per_step(self.model, pair_batch, size, self.args, self.accelerator)
             self.args: TrainingArguments = copy(self.args)  # those of the caller may be for other trainers, too
             self.args.gradient_accumulation_steps = count
-        if radial_logging_steps is not None:
-            self.add_callback(RadialDiagnosticsCallback(self.log, radial_logging_steps))
+        if diagnostics_steps is not None:
+            self.add_callback(StepDiagnosticsCallback(self.log, diagnostics_steps))
         if not any(isinstance(callback, SphereCallback) for callback in self.callback_handler.callbacks):
             self.add_callback(SphereCallback())  # twice, it would update running statistics twice
 

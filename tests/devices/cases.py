@@ -36,7 +36,7 @@ from hf_sphere.nn import (
 )
 from hf_sphere.nn.heads import HEADS
 from hf_sphere.ood import SCORES, OODDetector, fit_rejection, model_outputs
-from hf_sphere.optim import build_optimizer, effective_step, find_radial_weights, radial_diagnostics, renormalize
+from hf_sphere.optim import build_optimizer, effective_step, find_scale_invariant_weights, renormalize, step_diagnostics
 from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
 from hf_sphere.prototypes import METHODS, measure_order, place_prototypes
 from hf_sphere.search import EmbeddingSpace, NeighborSearch, read_vectors, report_vectors
@@ -308,7 +308,7 @@ def diagnose(device: Any) -> Callable[[], Any]:
     optimizer = build_optimizer(net, "adam_srt", lr=0.01)
     net(images).square().sum().backward()
     optimizer.step()
-    return lambda: radial_diagnostics(optimizer)
+    return lambda: step_diagnostics(optimizer)
 
 
 def unit_rows(device: Any) -> Callable[[], Any]:
@@ -429,12 +429,13 @@ CASES: dict[str, Case] = {
     "cluster.VonMisesFisherMixture": cluster(VonMisesFisherMixture),
     "losses.MetricLearningLoss": module(lambda: losses.MetricLearningLoss(TripletMarginLoss()), EMBEDDINGS, LABELS),
     "data.Augmentation": of(augment, (128 + 40 * numbers(6, 3, 8, 8)).clamp(0, 255).to(torch.uint8)),
-    "optim.radial_diagnostics": diagnose,
+    "optim.step_diagnostics": diagnose,
     "optim.effective_step": of(
         lambda *a: vars(effective_step(*a)), numbers(4, 5), numbers(4, 5, seed=1), numbers(4, 5, seed=2).abs(), 0.1
     ),
-    "optim.find_radial_weights": lambda device: partial(
-        lambda net: dict(find_radial_weights(net, numbers(6, 3, 4, 4).to(device)).channel_dims), network().to(device)
+    "optim.find_scale_invariant_weights": lambda device: partial(
+        lambda net: dict(find_scale_invariant_weights(net, numbers(6, 3, 4, 4).to(device)).channel_dims),
+        network().to(device),
     ),
     "optim.renormalize": unit_rows,
     **of_models(),
@@ -468,7 +469,7 @@ def flatten(value: Any) -> Sequence[Any]:
 
 TESTED = {
     "test_values.py": """
-        data.ImagesInMemory nn.build_head optim.radial_parameter_groups prototypes.place_prototypes
+        data.ImagesInMemory nn.build_head optim.scale_invariant_groups prototypes.place_prototypes
     """,
     "test_text.py": """
         data.Masking data.TextBatches data.Vocabulary models.fit_spherization models.SpherizationFit
@@ -485,7 +486,7 @@ TESTED = {
     """,
     "cases.py": """
         geometry.angular_response ood.OODDetector ood.Outputs optim.build_optimizer nn.Head nn.HeadOutput
-        losses.HeadLoss optim.SphereOptimizer optim.EffectiveStep optim.RadialWeights
+        losses.HeadLoss optim.SphereOptimizer optim.EffectiveStep optim.ScaleInvariantWeights
     """,
 }
 """Names whose computation is tested by a file of this folder, as part of another case or in a test of its own."""
@@ -513,8 +514,8 @@ EXCLUDED = {
     "calls of other covered names": """
         data.ImageBatches data.ImagesFromDisk data.ImageStream losses.LossCheckpointCallback
         losses.SentenceTransformerLoss losses.trainer_loss ood.Comparison ood.compare_scores
-        optim.parameter_groups optim.radial_channel_dims
-        optim.RadialDiagnosticsCallback optim.RenormalizeCallback prototypes.embed_class_names search.ImageEncoder
+        optim.parameter_groups optim.find_channel_dims
+        optim.StepDiagnosticsCallback optim.RenormalizeCallback prototypes.embed_class_names search.ImageEncoder
         search.extract_embeddings search.load_embedding_model search.load_encoder search.TextEncoder
         search.Duplicates search.Matches
         training.SphereCallback

@@ -10,14 +10,14 @@ from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT
 OPTIMIZERS = [AdamS, AdamSRT, AdamG, SGDMRT]
 
 
-def groups_of_resnet50(radial, device):
+def groups_of_resnet50(invariant, device):
     """Its 161 tensors: kernels, the output layer, and norms and biases without weight decay."""
     shapes = [weight.shape for weight in timm.create_model("resnet50").parameters()]
     weights = [torch.randn(shape).to(device).requires_grad_() for shape in shapes]
     for weight in weights:
         weight.grad = torch.randn(weight.shape).to(device)
     kernels, matrices, vectors = ([w for w in weights if w.ndim == ndim] for ndim in (4, 2, 1))
-    own = {"channel_dims": [0]} if radial else {}
+    own = {"channel_dims": [0]} if invariant else {}
     return [{"params": kernels, **own}, {"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
 
 

@@ -51,8 +51,8 @@ WAITS = {
     # Both check rows twice and choose 4 centers; at most 10 iterations, the mixture after at most 20 of k-means.
     "cluster.SphericalKMeans": 11 + 2 * 4 + 2 * 10,
     "cluster.VonMisesFisherMixture": 9 + 2 * 4 + 2 * 20 + 10 + 2,
-    "optim.radial_diagnostics": 5,
-    "optim.find_radial_weights": 80,
+    "optim.step_diagnostics": 5,
+    "optim.find_scale_invariant_weights": 80,
     **{f"ood.SCORES.{name.rpartition('.')[2]}": 10 for name in CASES if name.startswith("ood.SCORES.")},
 }
 """How often a call, after the first one, may wait for the device; never where nothing is stated."""

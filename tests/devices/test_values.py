@@ -17,7 +17,7 @@ from hf_sphere.geometry import (
 from hf_sphere.geometry.bessel import mean_resultant_length_derivative
 from hf_sphere.geometry.sampling import fixed_noise, points_from_noise
 from hf_sphere.nn import build_head
-from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT, find_radial_weights, radial_parameter_groups
+from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT, find_scale_invariant_weights, scale_invariant_groups
 from hf_sphere.prototypes import place_prototypes
 
 
@@ -69,7 +69,7 @@ def trained(kind, device, steps=4, capture=False, **options):
     )
     gradients = [[torch.randn_like(p) for p in net.parameters()] for _ in range(steps)]
     net = net.to(device)
-    optimizer = kind(radial_parameter_groups(net), lr=0.01, weight_decay=0.1, **options)
+    optimizer = kind(scale_invariant_groups(net), lr=0.01, weight_decay=0.1, **options)
     for parameter, value in zip(net.parameters(), gradients[0], strict=True):
         parameter.grad = value.to(device)
     take_step = optimizer.step
@@ -143,7 +143,7 @@ def test_capture_without_capturable_is_rejected(kind, device):
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_gradient_that_overflows_under_loss_scaling_skips_the_step(kind, device):
     net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).to(device)
-    optimizer = kind(radial_parameter_groups(net), lr=0.1)
+    optimizer = kind(scale_invariant_groups(net), lr=0.1)
     scaler = torch.amp.GradScaler(device, init_scale=2.0**15)
     before = net[0].weight.detach().clone()
     scaler.scale(net(torch.randn(8, 4, device=device)).square().sum()).backward()
@@ -155,10 +155,10 @@ def test_gradient_that_overflows_under_loss_scaling_skips_the_step(kind, device)
 
 
 @pytest.mark.usefixtures("cuda")
-def test_finding_radial_weights_is_robust_to_tf32(device):
+def test_finding_scale_invariant_weights_is_robust_to_tf32(device):
     net = nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.BatchNorm2d(32))
     torch.set_float32_matmul_precision("high")
-    found = find_radial_weights(net.to(device))
+    found = find_scale_invariant_weights(net.to(device))
     assert torch.get_float32_matmul_precision() == "high"
     torch.set_float32_matmul_precision("highest")
     assert found.channel_dims == {"0.weight": (0,), "3.weight": (0,)}

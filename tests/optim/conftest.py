@@ -61,9 +61,9 @@ def make_model() -> Callable[..., nn.Sequential]:
 
 
 def _groups(model: nn.Module) -> list[dict[str, Any]]:
-    radial = [module.weight for module in model.modules() if isinstance(module, nn.Conv2d)]
-    ordinary = [parameter for parameter in model.parameters() if all(parameter is not weight for weight in radial)]
-    return [{"params": radial, "channel_dims": [0]}, {"params": ordinary}]
+    invariant = [module.weight for module in model.modules() if isinstance(module, nn.Conv2d)]
+    ordinary = [parameter for parameter in model.parameters() if all(parameter is not weight for weight in invariant)]
+    return [{"params": invariant, "channel_dims": [0]}, {"params": ordinary}]
 
 
 @pytest.fixture(scope="session")

@@ -220,7 +220,7 @@ def test_a_non_finite_gradient_affects_only_its_group(kind, value, make_optimize
     assert not mine[2].isfinite().all()
 
 
-def test_missing_radial_groups_are_logged(caplog):
+def test_missing_scale_invariant_groups_are_logged(caplog):
     AdamSRT(nn.Linear(2, 2).parameters())
     assert "AdamSRT was given parameters without its groups" in caplog.text
 

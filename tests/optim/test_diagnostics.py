@@ -17,12 +17,12 @@ from hf_sphere.optim import (
     AdamG,
     AdamS,
     AdamSRT,
-    RadialDiagnosticsCallback,
+    StepDiagnosticsCallback,
     as_metrics,
     effective_step,
     parameter_groups,
-    radial_diagnostics,
-    radial_parameter_groups,
+    scale_invariant_groups,
+    step_diagnostics,
 )
 
 QUANTITIES = {"effective_learning_rate", "effective_direction_norm", "step_angle", "weight_norm", "anisotropy"}
@@ -38,12 +38,12 @@ def angles(before: Tensor, after: Tensor) -> Tensor:
 def test_an_optimizer_wrapped_by_accelerate_has_the_same_diagnostics():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
-    optimizer = AdamG(radial_parameter_groups(model, torch.randn(2, 3, 4, 4)), lr=1e-2)
+    optimizer = AdamG(scale_invariant_groups(model, torch.randn(2, 3, 4, 4)), lr=1e-2)
     model(torch.randn(8, 3, 4, 4)).square().mean().backward()
     optimizer.step()
     wrapped = Accelerator(cpu=True).prepare_optimizer(optimizer)
     assert wrapped is not optimizer
-    assert radial_diagnostics(wrapped) == radial_diagnostics(optimizer)
+    assert step_diagnostics(wrapped) == step_diagnostics(optimizer)
 
 
 # The step on the sphere, compared with its definition
@@ -165,7 +165,7 @@ def scale_for_a_zero_gradient(optimizer: Optimizer, step: int) -> float:
 def test_the_angle_matches_the_rotation_by_the_optimizer(name, make_model, take_steps):
     model = make_model(dtype=torch.float64)
     optimizer = stepped(name, model, take_steps)
-    measured = radial_diagnostics(optimizer, DIMS)
+    measured = step_diagnostics(optimizer, DIMS)
     before = {name: dict(model.named_parameters())[name].detach().flatten(1).clone() for name in DIMS}
     for group in optimizer.param_groups:
         group["lr"] *= scale_for_a_zero_gradient(optimizer, 3)
@@ -181,7 +181,7 @@ def test_the_angle_matches_the_rotation_by_the_optimizer(name, make_model, take_
 def test_without_momentum_the_angle_is_that_of_a_repeated_step(name, make_model, take_steps):
     model = make_model(dtype=torch.float64)
     optimizer = stepped(name, model, take_steps, momentum=0.0)
-    measured = radial_diagnostics(optimizer, DIMS)
+    measured = step_diagnostics(optimizer, DIMS)
     before = model[0].weight.detach().flatten(1).clone()
     optimizer.step()
     turned = angles(before, model[0].weight.detach().flatten(1)).mean().item()
@@ -191,7 +191,7 @@ def test_without_momentum_the_angle_is_that_of_a_repeated_step(name, make_model,
 @pytest.mark.parametrize("name", KINDS)
 def test_diagnostics_are_means_over_the_groups_of_each_weight(name, make_model, take_steps):
     model = make_model()
-    measured = radial_diagnostics(stepped(name, model, take_steps), DIMS)
+    measured = step_diagnostics(stepped(name, model, take_steps), DIMS)
     assert measured.keys() == DIMS.keys()
     assert all(values.keys() == QUANTITIES for values in measured.values())
     for name, values in measured.items():
@@ -201,7 +201,7 @@ def test_diagnostics_are_means_over_the_groups_of_each_weight(name, make_model, 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_only_elementwise_second_moments_cause_anisotropy(name, make_model, take_steps):
-    values = radial_diagnostics(stepped(name, make_model(), take_steps), DIMS)["3.weight"]
+    values = step_diagnostics(stepped(name, make_model(), take_steps), DIMS)["3.weight"]
     assert (values["anisotropy"] > 0.01) == (name in ("Adam", "AdamW"))
 
 
@@ -211,15 +211,15 @@ def test_the_effective_rate_of_the_first_adam_step_matches_the_formula(make_mode
     optimizer = stepped("AdamS", model, take_steps, count=1, eps=0.0)
     x, g = model[0].weight.detach().flatten(1), model[0].weight.grad.flatten(1)
     step = effective_step(x, g, g.norm(dim=1, keepdim=True) / 3.0, 1e-2)  # filters of 9 weights: sqrt(D) is 3
-    values = radial_diagnostics(optimizer)["0.weight"]
+    values = step_diagnostics(optimizer)["0.weight"]
     assert values["effective_learning_rate"] == pytest.approx(step.learning_rate.mean().item())
     assert values["effective_direction_norm"] == pytest.approx(step.direction.norm(dim=1).mean().item())
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_radial_weights_are_read_from_the_optimizer(name, make_model, take_steps):
+def test_scale_invariant_weights_are_read_from_the_optimizer(name, make_model, take_steps):
     optimizer = stepped(name, make_model(), take_steps)
-    assert radial_diagnostics(optimizer) == radial_diagnostics(optimizer, DIMS)
+    assert step_diagnostics(optimizer) == step_diagnostics(optimizer, DIMS)
 
 
 def test_groups_along_the_second_axis_are_supported(take_steps):
@@ -227,7 +227,7 @@ def test_groups_along_the_second_axis_are_supported(take_steps):
     optimizer = AdamSRT([{"params": [("up.weight", weight)], "channel_dims": [1]}], lr=1e-2)
     take_steps(optimizer, 2)
     norm = weight.detach().transpose(0, 1).flatten(1).norm(dim=1).mean().item()
-    assert radial_diagnostics(optimizer)["up.weight"]["weight_norm"] == pytest.approx(norm)
+    assert step_diagnostics(optimizer)["up.weight"]["weight_norm"] == pytest.approx(norm)
 
 
 def test_diagnostics_have_no_side_effects(make_model, take_steps):
@@ -235,29 +235,29 @@ def test_diagnostics_have_no_side_effects(make_model, take_steps):
     optimizer = stepped("AdamSRT", model, take_steps)
     groups = str(optimizer.param_groups)
     before = copy.deepcopy((model.state_dict(), optimizer.state_dict()["state"]))
-    radial_diagnostics(optimizer)
+    step_diagnostics(optimizer)
     torch.testing.assert_close((model.state_dict(), optimizer.state_dict()["state"]), before, rtol=0, atol=0)
     assert str(optimizer.param_groups) == groups
 
 
 def test_diagnostics_before_the_first_step_are_empty(make_model, take_steps):
-    assert radial_diagnostics(stepped("AdamSRT", make_model(), take_steps, count=0)) == {}
+    assert step_diagnostics(stepped("AdamSRT", make_model(), take_steps, count=0)) == {}
 
 
 @pytest.mark.parametrize(
     ("name", "dims"), [("Adam", None), ("Adam", {"conv.weight": (0,)}), ("AdamSRT", {"conv.weight": (0,)})]
 )
-def test_an_optimizer_without_named_radial_weights_is_rejected(name, dims, make_model, take_steps):
+def test_an_optimizer_without_named_scale_invariant_weights_is_rejected(name, dims, make_model, take_steps):
     optimizer = stepped(name, make_model(), take_steps)
-    with pytest.raises(ValueError, match=r"no radially invariant weight with a known name: build it from radial_"):
-        radial_diagnostics(optimizer, dims)
+    with pytest.raises(ValueError, match=r"no scale-invariant weight with a known name: build it from scale_"):
+        step_diagnostics(optimizer, dims)
 
 
 def test_sgd_without_momentum_requires_gradients(make_model, take_steps):
     optimizer = stepped("SGD", make_model(), take_steps, momentum=0.0)
     optimizer.zero_grad()
     with pytest.raises(ValueError, match="without momentum, the gradients are needed: measure before"):
-        radial_diagnostics(optimizer, DIMS)
+        step_diagnostics(optimizer, DIMS)
 
 
 # Logging
@@ -266,12 +266,12 @@ def test_sgd_without_momentum_requires_gradients(make_model, take_steps):
 def test_metrics_are_named_by_quantity_and_layer():
     measured = {"a.weight": {"step_angle": 1.0, "weight_norm": 2.0}, "b.c": {"step_angle": 3.0, "weight_norm": 6.0}}
     assert as_metrics(measured) == {
-        "radial/step_angle": 2.0,
-        "radial/step_angle/a": 1.0,
-        "radial/step_angle/b.c": 3.0,
-        "radial/weight_norm": 4.0,
-        "radial/weight_norm/a": 2.0,
-        "radial/weight_norm/b.c": 6.0,
+        "scale_invariant/step_angle": 2.0,
+        "scale_invariant/step_angle/a": 1.0,
+        "scale_invariant/step_angle/b.c": 3.0,
+        "scale_invariant/weight_norm": 4.0,
+        "scale_invariant/weight_norm/a": 2.0,
+        "scale_invariant/weight_norm/b.c": 6.0,
     }
     assert as_metrics({}) == {}
 
@@ -313,15 +313,15 @@ def test_the_callback_logs_at_the_requested_interval(kind, make_model, tmp_path)
     optimizers = (None if own else AdamW(parameter_groups(model)), None)
     trainer = Trainer(model, args, train_dataset=Noise(), optimizers=optimizers)
     dims = None if own else {f"net.{name}": dims for name, dims in DIMS.items()}
-    trainer.add_callback(RadialDiagnosticsCallback(trainer.log, every=2, channel_dims=dims))
+    trainer.add_callback(StepDiagnosticsCallback(trainer.log, every=2, channel_dims=dims))
     trainer.train()
-    logged = [entry for entry in trainer.state.log_history if "radial/step_angle" in entry]
+    logged = [entry for entry in trainer.state.log_history if "scale_invariant/step_angle" in entry]
     assert [entry["step"] for entry in logged] == [2, 4, 6]
-    names = {f"radial/{quantity}{layer}" for quantity in QUANTITIES for layer in ("", "/net.0", "/net.3")}
+    names = {f"scale_invariant/{quantity}{layer}" for quantity in QUANTITIES for layer in ("", "/net.0", "/net.3")}
     assert all(names <= entry.keys() for entry in logged)
-    assert all(entry["radial/step_angle/net.0"] > 0 for entry in logged[:2])  # the last learning rate is 0
+    assert all(entry["scale_invariant/step_angle/net.0"] > 0 for entry in logged[:2])  # the last learning rate is 0
 
 
 def test_a_callback_interval_below_one_is_rejected():
     with pytest.raises(ValueError, match="every must be at least 1; got 0"):
-        RadialDiagnosticsCallback(print, every=0)
+        StepDiagnosticsCallback(print, every=0)

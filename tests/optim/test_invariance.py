@@ -20,13 +20,13 @@ from transformers import (
 )
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
-from hf_sphere.optim import find_radial_weights
+from hf_sphere.optim import find_scale_invariant_weights
 
 Dims = dict[str, tuple[int, ...]]
 
 
 def found_in(model: nn.Module, batch: Any = None, **options: Any) -> Dims:
-    return find_radial_weights(model, batch, **options).channel_dims
+    return find_scale_invariant_weights(model, batch, **options).channel_dims
 
 
 def filters(*names: str) -> Dims:
@@ -48,8 +48,8 @@ def resnet_convolutions(stages: int, blocks: int, prefix: str = "") -> list[str]
     return [prefix + name for name in names]
 
 
-# One block without and 2, 2, 3, 3, 4 and 1 blocks with expansion. Squeeze-and-excitation is not radial: it ends in a
-# sigmoid.
+# One block without and 2, 2, 3, 3, 4 and 1 blocks with expansion. Squeeze-and-excitation is not scale-invariant: it
+# ends in a sigmoid.
 EFFICIENTNET = ["conv_stem", "conv_head", "blocks.0.0.conv_dw", "blocks.0.0.conv_pw"]
 for _stage, _count in enumerate((2, 2, 3, 3, 4, 1), 1):
     EFFICIENTNET += [f"blocks.{_stage}.{b}.conv_{kind}" for b in range(_count) for kind in ("pw", "dw", "pwl")]
@@ -108,11 +108,13 @@ def test_the_found_weights_match_the_manual_list(name):
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_value_projections_before_a_normalized_attention_output_are_radial(attention):
+def test_value_projections_before_a_normalized_attention_output_are_scale_invariant(attention):
     """The output of an attention is linear in the values, and Olmo2's o_proj has no bias before its RMS norm."""
     model = language_model(Olmo2ForCausalLM, Olmo2Config, attn_implementation=attention)
     names = ["model.layers.0.self_attn.v_proj.weight", "model.layers.1.self_attn.v_proj.weight"]
-    assert {name: find_radial_weights(model).channel_dims.get(name) for name in names} == dict.fromkeys(names, ())
+    assert {name: find_scale_invariant_weights(model).channel_dims.get(name) for name in names} == dict.fromkeys(
+        names, ()
+    )
 
 
 def in_float64(model: nn.Module) -> nn.Module:
@@ -146,7 +148,7 @@ def changes_when_scaled(model: nn.Module, batch: dict[str, Tensor], weights: dic
 
 
 @pytest.mark.parametrize("name", ["resnet20_cifar", "vgg11_bn", "convnext without biases", "vit", "qwen3", "olmo2"])
-def test_the_output_is_invariant_to_scaling_of_radial_groups_only(name):
+def test_the_output_is_invariant_to_scaling_of_scale_invariant_groups_only(name):
     build, side, _ = MODELS[name]
     model = in_float64(build())
     batch = (
@@ -363,16 +365,16 @@ NOT_NORMS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("layer", NOT_NORMS)
-def test_a_layer_that_only_resembles_a_norm_does_not_make_weights_radial(layer):
+def test_a_layer_that_only_resembles_a_norm_does_not_make_weights_scale_invariant(layer):
     model = Graph(
-        lambda m, x: (m.layer(m.suspect(x)), m.norm(m.radial(x))),
+        lambda m, x: (m.layer(m.suspect(x)), m.norm(m.invariant(x))),
         layer=NOT_NORMS[layer](),
         suspect=linear(),
-        radial=linear(),
+        invariant=linear(),
         norm=nn.LayerNorm(6),
     )
-    found = find_radial_weights(model, torch.randn(8, 6))
-    assert found.channel_dims == {"radial.weight": ()}
+    found = find_scale_invariant_weights(model, torch.randn(8, 6))
+    assert found.channel_dims == {"invariant.weight": ()}
     assert "not 0" in found.rejected["suspect.weight"]
 
 
@@ -389,12 +391,12 @@ class TinyToken(nn.Module):
         return self.last(x + self.linear(self.norm(x)))
 
 
-def test_a_nearly_zero_weight_is_not_radial():
+def test_a_nearly_zero_weight_is_not_scale_invariant():
     assert found_in(TinyToken(), torch.randn(4, 3, 64)) == {}
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_single_group_is_not_radial_by_chance(seed):
+def test_a_single_group_is_not_scale_invariant_by_chance(seed):
     """One check passes by chance in about 1 of 100 cases; a token embedding of one token has one group."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Embedding(20, 512), nn.Linear(512, 512, bias=False), nn.GELU())
@@ -445,11 +447,11 @@ def test_a_model_that_keeps_its_features_is_checked_after_a_forward_pass():
     model = KeepsFeatures(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
     images = torch.randn(8, 4)
     model(images)
-    assert set(find_radial_weights(model, images).channel_dims) == {"0.weight"}
+    assert set(find_scale_invariant_weights(model, images).channel_dims) == {"0.weight"}
     assert model.features.requires_grad
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 def test_a_model_with_the_weight_norm_of_hooks_is_checked():
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), torch.nn.utils.weight_norm(nn.Linear(6, 2)))
-    assert "0.weight" in find_radial_weights(model, torch.randn(8, 4)).channel_dims
+    assert "0.weight" in find_scale_invariant_weights(model, torch.randn(8, 4)).channel_dims

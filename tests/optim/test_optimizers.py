@@ -76,7 +76,7 @@ def test_decoupled_weight_decay_of_ordinary_weights_matches_adamw_bit_for_bit(ad
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_sgd_without_momentum_matches_torch_bit_for_bit_on_radial_weights(options, take_steps, make_weights):
+def test_sgd_without_momentum_matches_torch_bit_for_bit_on_scale_invariant_weights(options, take_steps, make_weights):
     ours = make_weights()
     torchs = copies(ours)
     take_steps(SGDMRT(ours, lr=0.03, momentum=0.0, **RADIAL, **OPTIONS[options]), 5)

@@ -60,7 +60,7 @@ def test_options_of_a_part_of_the_model_are_used():
 @pytest.mark.parametrize("saved", [None, ["head"]], ids=["frozen head", "trained head"])
 @pytest.mark.parametrize("trainer", [Trainer, SphereTrainer])
 @pytest.mark.parametrize("optim", ["adam_srt", "muon", "adamw_torch"])
-@pytest.mark.filterwarnings("ignore:PeftModel has no radially invariant weight")
+@pytest.mark.filterwarnings("ignore:PeftModel has no scale-invariant weight")
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # PEFT reads it
 def test_an_image_model_with_adapters_is_trained_in_a_trainer(trainer, optim, saved, tmp_path):
     peft = pytest.importorskip("peft")
@@ -114,7 +114,7 @@ def test_temperatures_gains_and_excluded_parameters_have_no_weight_decay():
     assert decaying == {"normed.parametrizations.weight.original1", "thin.weight"}
 
 
-def test_radial_weights_come_first_with_their_channel_dims():
+def test_scale_invariant_weights_come_first_with_their_channel_dims():
     groups = parameter_groups(Mixed(), {"conv.weight": (0,), "linear.weight": ()})
     assert [(names_in(group), group.get("channel_dims")) for group in groups][:3] == [
         ({"conv.weight"}, (0,)),

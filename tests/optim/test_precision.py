@@ -69,7 +69,7 @@ def test_a_master_copy_matches_the_float32_run(kind, dims, dtype):
 
 @pytest.mark.parametrize("dims", [[0], []], ids=str)
 @pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT16])
-def test_radial_weights_are_computed_in_float32_and_rounded_once(kind, dims, dtype, make_optimizer):
+def test_scale_invariant_weights_are_computed_in_float32_and_rounded_once(kind, dims, dtype, make_optimizer):
     low = torch.randn(5, 7).to(dtype).requires_grad_()
     whole = low.detach().float().requires_grad_()
     low.grad = torch.randn(5, 7).to(dtype)

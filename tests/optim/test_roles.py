@@ -86,7 +86,7 @@ OUTPUT, UNKNOWN = "output layer", "role unknown: no operation of torch on it in 
 
 @pytest.mark.parametrize("name", ["muon", "muon_hyperball", "adamw_hyperball", "adam_s", "adamw", "sgd"])
 @pytest.mark.filterwarnings("ignore:no weight of Sequential keeps its norm")
-@pytest.mark.filterwarnings("ignore:Sequential has no radially invariant weight")
+@pytest.mark.filterwarnings("ignore:Sequential has no scale-invariant weight")
 def test_a_step_of_zero_gradient_keeps_a_norm_with_several_axes(name):
     model = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.LayerNorm([6, 8, 8]), nn.Flatten(), nn.Linear(384, 5))
     optimizer = build_optimizer(model, name, torch.randn(4, 3, 8, 8), lr=0.1, weight_decay=0.5)

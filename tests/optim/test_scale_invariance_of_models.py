@@ -13,7 +13,7 @@ from reproduction.summaries import BENCHMARKS
 from scale_invariance import MODELS, find_groups, merge_layers
 from torch import nn
 
-from hf_sphere.optim import find_radial_weights
+from hf_sphere.optim import find_scale_invariant_weights
 
 # Queries and keys have a norm per head. If the outputs of attention and MLP are also normalized before the residual
 # sum, so are all linear maps on the way to it; the input of SiLU or of a sigmoid (gate) is not linear.
@@ -76,6 +76,6 @@ class Heads(nn.Module):
 @pytest.mark.parametrize(("per_head", "blocks"), [(True, {"map.weight": 4}), (False, {})])
 def test_heads_with_a_norm_of_their_own_are_counted(per_head, blocks):
     torch.manual_seed(0)
-    found = find_radial_weights(Heads(per_head), torch.randn(7, 5))
+    found = find_scale_invariant_weights(Heads(per_head), torch.randn(7, 5))
     assert (found.channel_dims, found.blocks) == ({"map.weight": ()}, blocks)
     assert ("also each of 4 blocks" in str(found)) is per_head

@@ -12,7 +12,7 @@ import transformers
 from architectures import IDS, TEXT, VIT, images
 from torch import Tensor, nn
 
-from hf_sphere.optim import AdamSRT, AdamWHyperball, Muon, MuonHyperball, build_optimizer, radial_parameter_groups
+from hf_sphere.optim import AdamSRT, AdamWHyperball, Muon, MuonHyperball, build_optimizer, scale_invariant_groups
 
 TINY = {**TEXT, "pad_token_id": 1, "bos_token_id": 1, "eos_token_id": 1}
 GPT2 = {"vocab_size": 40, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2, "bos_token_id": 1}
@@ -209,7 +209,7 @@ def test_a_resumed_run_continues_with_the_norm_of_every_expert(tmp_path):
 
 def test_adam_srt_has_one_second_moment_per_expert():
     model = mixture()
-    optimizer = AdamSRT(radial_parameter_groups(model, X), lr=0.01)
+    optimizer = AdamSRT(scale_invariant_groups(model, X), lr=0.01)
     give_gradients(model, 0)
     optimizer.step()
     assert optimizer.state[model[2].up]["exp_avg_sq"].shape == (3, 1, 1)

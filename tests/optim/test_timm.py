@@ -32,7 +32,7 @@ def described(optimizer: torch.optim.Optimizer) -> list[tuple[Any, float, list[s
     return [(g["channel_dims"], g["weight_decay"], g["param_names"]) for g in optimizer.param_groups]
 
 
-RADIAL = [
+INVARIANT = [
     ((0,), 0.1, ["conv.weight"]),
     (None, 0.1, ["head.weight"]),
     (None, 0.0, ["conv.bias", "norm.weight", "norm.bias", "head.bias"]),
@@ -44,17 +44,17 @@ def test_muon_is_that_of_timm():
 
 
 @pytest.mark.parametrize("name", ON_THE_SPHERE)
-def test_the_name_creates_the_class_with_radial_groups_and_norms_without_decay(name):
+def test_the_name_creates_the_class_with_scale_invariant_groups_and_norms_without_decay(name):
     optimizer = create_optimizer_v2(Net(), name, lr=0.5, weight_decay=0.1, momentum=0.8)
     assert type(optimizer) is KINDS[name]
-    assert described(optimizer) == RADIAL
+    assert described(optimizer) == INVARIANT
 
 
-def test_convolutions_of_a_timm_model_are_radial_groups():
+def test_convolutions_of_a_timm_model_are_scale_invariant_groups():
     model = timm.create_model("resnet20_cifar", num_classes=5)
-    (radial, *_) = create_optimizer_v2(model, "adamsrt").param_groups
+    (invariant, *_) = create_optimizer_v2(model, "adamsrt").param_groups
     convolutions = [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Conv2d)]
-    assert (radial["channel_dims"], sorted(radial["param_names"])) == ((0,), sorted(convolutions))
+    assert (invariant["channel_dims"], sorted(invariant["param_names"])) == ((0,), sorted(convolutions))
 
 
 @pytest.mark.parametrize("name", ["adams", "adamsrt", "adamg", "sgdmrt"])
@@ -85,7 +85,7 @@ def test_an_optimizer_created_by_timm_can_step(name):
 def test_lookahead_wraps_the_optimizer():
     optimizer = create_optimizer_v2(Net(), "lookahead_adamsrt", weight_decay=0.1)
     assert type(optimizer._base_optimizer) is AdamSRT
-    assert described(optimizer) == RADIAL
+    assert described(optimizer) == INVARIANT
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -127,9 +127,9 @@ def test_parameters_instead_of_a_model_pass_through(kind):
     assert all(a is b for a, b in zip(group["params"], model.parameters(), strict=True))
 
 
-def test_custom_radial_groups_pass_through():
+def test_custom_scale_invariant_groups_pass_through():
     optimizer = create_optimizer_v2(parameter_groups(Net(), {"conv.weight": (0,)}), "adamsrt", weight_decay=0.1)
-    assert described(optimizer) == RADIAL
+    assert described(optimizer) == INVARIANT
 
 
 @pytest.mark.filterwarnings("ignore:no weight of Net keeps its norm")

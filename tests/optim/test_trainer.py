@@ -17,7 +17,7 @@ from transformers import HfArgumentParser, Trainer, TrainingArguments, trainer_o
 from transformers.training_args import OptimizerNames
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, registration
-from hf_sphere.optim import SGDMRT, AdamSRT, radial_parameter_groups
+from hf_sphere.optim import SGDMRT, AdamSRT, scale_invariant_groups
 from hf_sphere.optim.base import SphereOptimizer
 from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
 
@@ -152,7 +152,7 @@ def test_the_command_line_accepts_the_name(tmp_path):
 
 
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if issubclass(kind, SphereOptimizer)])
-def test_the_name_creates_the_class_with_radial_groups(name, arguments):
+def test_the_name_creates_the_class_with_scale_invariant_groups(name, arguments):
     optimizer = optimizer_of(arguments(optim=name, weight_decay=0.1))
     assert type(optimizer) is KINDS[name]
     assert [(g["channel_dims"], g["weight_decay"], g["param_names"]) for g in optimizer.param_groups] == [
@@ -163,7 +163,7 @@ def test_the_name_creates_the_class_with_radial_groups(name, arguments):
 
 
 def settings(optimizer: torch.optim.Optimizer, *names: str) -> list[Any]:
-    """Settings of the group of radial weights."""
+    """Settings of the group of scale-invariant weights."""
     return [optimizer.param_groups[0][name] for name in names]
 
 
@@ -234,7 +234,7 @@ def test_class_and_settings_can_be_passed_to_the_trainer(arguments):
 
 def test_class_and_groups_can_be_passed_to_the_trainer(arguments):
     model = small_net()
-    given = {"params": radial_parameter_groups(model), "lr": 0.5}
+    given = {"params": scale_invariant_groups(model), "lr": 0.5}
     assert settings(optimizer_of(arguments(), model, optimizer_cls_and_kwargs=(SGDMRT, given)), "channel_dims") == [
         (0,)
     ]
@@ -252,8 +252,8 @@ def test_the_unmodified_trainer_can_train(name, rate, arguments, digits):
     trainer = Trainer(sphere_model(), arguments(optim=name, learning_rate=rate), train_dataset=digits)
     trainer.train()
     assert losses(trainer)[-1] < 0.6 * losses(trainer)[0]
-    radial = [g for g in trainer.optimizer.param_groups if g["channel_dims"] is not None]
-    assert [len(group["params"]) for group in radial] == [21]
+    invariant = [g for g in trainer.optimizer.param_groups if g["channel_dims"] is not None]
+    assert [len(group["params"]) for group in invariant] == [21]
 
 
 NEW = ["muon", "muon_hyperball", "adamw_hyperball"]
@@ -290,9 +290,9 @@ def test_a_checkpoint_contains_one_second_moment_per_filter(arguments, digits, t
     assert saved["param_groups"][0]["channel_dims"] == (0,)
 
 
-def test_a_model_without_radial_weights_trains_with_a_warning(arguments, digits):
+def test_a_model_without_scale_invariant_weights_trains_with_a_warning(arguments, digits):
     trainer = Trainer(small_net(norm=False), arguments(optim="adam_srt"), train_dataset=digits)
-    with pytest.warns(UserWarning, match="ConvNet has no radially invariant weight, so the optimizer will be"):
+    with pytest.warns(UserWarning, match="ConvNet has no scale-invariant weight, so the optimizer will be"):
         trainer.train()
     assert losses(trainer)[-1] < losses(trainer)[0]
 
@@ -314,12 +314,12 @@ def test_activation_checkpointing_does_not_change_the_groups(arguments, digits):
     args = arguments(optim="adam_srt", max_steps=1, **{name: True})
     trainer = Trainer(sphere_model(), args, train_dataset=digits)
     trainer.train()
-    radial = [g for g in trainer.optimizer.param_groups if g["channel_dims"] is not None]
-    assert [(g["channel_dims"], len(g["params"])) for g in radial] == [((0,), 21)]
+    invariant = [g for g in trainer.optimizer.param_groups if g["channel_dims"] is not None]
+    assert [(g["channel_dims"], len(g["params"])) for g in invariant] == [((0,), 21)]
 
 
 @pytest.mark.parametrize("name", ["muon", "adam_srt"])
-@pytest.mark.filterwarnings("ignore:.* has no radially invariant weight")
+@pytest.mark.filterwarnings("ignore:.* has no scale-invariant weight")
 def test_sentence_transformers_are_trained_with_groups_of_the_loss_as_the_error_says(name, root, tmp_path):
     st = pytest.importorskip("sentence_transformers")
     from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss

@@ -261,7 +261,7 @@ def normalized() -> nn.Module:
 
 
 @pytest.mark.parametrize("name", SPHERE)
-def test_sphere_optimizers_find_the_radial_weights(name):
+def test_sphere_optimizers_find_the_scale_invariant_weights(name):
     optimizer = optimizer_from_arguments(normalized(), arguments(optim=name))
     assert type(optimizer) is SPHERE[name]
     assert [(g["channel_dims"], g["param_names"]) for g in optimizer.param_groups] == [

@@ -4,13 +4,13 @@ NEW = ["muon", "muon_hyperball", "adamw_hyperball"]
 
 
 def logged(loop) -> dict[int, dict]:
-    """Radial metrics by step, as logged to the trackers."""
+    """Diagnostics by step, as logged to the trackers."""
     seen: dict[int, dict] = {}
 
     def log(values, step=None):
-        radial = {key: value for key, value in values.items() if key.startswith("radial/")}
-        if radial:
-            seen[step] = radial
+        invariant = {key: value for key, value in values.items() if key.startswith("scale_invariant/")}
+        if invariant:
+            seen[step] = invariant
 
     loop.accelerator.log = log
     loop.run()
@@ -18,40 +18,40 @@ def logged(loop) -> dict[int, dict]:
 
 
 @pytest.mark.parametrize("optimizer", ["adam_srt", "sgd_mrt", "adam", "sgd"])
-def test_radial_metrics_are_logged_every_n_steps(optimizer, make_loop):
-    loop = make_loop(optim=optimizer, radial_logging_steps=2, report_to=["tensorboard"], num_train_epochs=1)
+def test_step_diagnostics_are_logged_every_n_steps(optimizer, make_loop):
+    loop = make_loop(optim=optimizer, diagnostics_steps=2, report_to=["tensorboard"], num_train_epochs=1)
     seen = logged(loop)
     assert sorted(seen) == [2, 4]
-    assert {"radial/weight_norm", "radial/step_angle/hidden"} <= set(seen[2])
+    assert {"scale_invariant/weight_norm", "scale_invariant/step_angle/hidden"} <= set(seen[2])
 
 
 def test_second_moment_is_anisotropic_for_adam_but_not_for_adam_srt(make_loop):
     values = {}
     for optimizer in ("adam", "adam_srt"):
-        options = {"radial_logging_steps": 5, "report_to": ["tensorboard"], "num_train_epochs": 1}
-        values[optimizer] = logged(make_loop(optim=optimizer, **options))[5]["radial/anisotropy"]
+        options = {"diagnostics_steps": 5, "report_to": ["tensorboard"], "num_train_epochs": 1}
+        values[optimizer] = logged(make_loop(optim=optimizer, **options))[5]["scale_invariant/anisotropy"]
     assert values["adam"] > 0.1
     assert values["adam_srt"] < 1e-6
 
 
-def test_model_without_radial_weights_logs_no_radial_metrics(make_loop, make_model):
-    loop = make_loop(make_model(norm=False), radial_logging_steps=1, report_to=["tensorboard"], num_train_epochs=1)
+def test_model_without_scale_invariant_weights_logs_no_step_diagnostics(make_loop, make_model):
+    loop = make_loop(make_model(norm=False), diagnostics_steps=1, report_to=["tensorboard"], num_train_epochs=1)
     assert logged(loop) == {}
 
 
-def test_radial_metrics_are_off_by_default(make_loop):
+def test_step_diagnostics_are_off_by_default(make_loop):
     assert logged(make_loop(optim="adam_srt", num_train_epochs=1)) == {}
 
 
 @pytest.mark.parametrize("optimizer", NEW)
-def test_radial_logging_of_other_steps_is_rejected(optimizer, make_loop):
-    with pytest.raises(ValueError, match=r"radial diagnostics .* are for steps x - lr a / b, which \w+ does not take"):
-        make_loop(optim=optimizer, radial_logging_steps=2, report_to=["tensorboard"])
+def test_step_diagnostics_of_other_steps_is_rejected(optimizer, make_loop):
+    with pytest.raises(ValueError, match=r"step diagnostics .* are for steps x - lr a / b, which \w+ does not take"):
+        make_loop(optim=optimizer, diagnostics_steps=2, report_to=["tensorboard"])
 
 
-def test_radial_logging_without_a_tracker_is_rejected(make_args):
-    with pytest.raises(ValueError, match="radial_logging_steps logs to trackers; name one in report_to"):
-        make_args(radial_logging_steps=10)
+def test_step_diagnostics_without_a_tracker_is_rejected(make_args):
+    with pytest.raises(ValueError, match="diagnostics_steps logs to trackers; name one in report_to"):
+        make_args(diagnostics_steps=10)
 
 
 @pytest.mark.parametrize("optimizer", ["adam_s", "adam_srt", "adam_g", "sgd_mrt", *NEW])

@@ -107,7 +107,7 @@ def record_losses(model: nn.Module) -> list[float]:
     losses: list[float] = []
 
     def record(module: nn.Module, given: Any, output: Any) -> None:
-        if output.loss is not None:  # not in the search for radial weights
+        if output.loss is not None:  # not in the search for scale-invariant weights
             losses.append(output.loss.item())
 
     model.register_forward_hook(record)
@@ -467,10 +467,12 @@ def test_effective_learning_rates_are_logged(arguments):
         make_model(side=28, backbone="lenet5_bn"),
         arguments(max_steps=4),
         train_dataset=images(side=28),
-        radial_logging_steps=2,
+        diagnostics_steps=2,
     )
     trainer.train()
-    logged = [entry["step"] for entry in trainer.state.log_history if "radial/effective_learning_rate" in entry]
+    logged = [
+        entry["step"] for entry in trainer.state.log_history if "scale_invariant/effective_learning_rate" in entry
+    ]
     assert logged == [2, 4]
 
 

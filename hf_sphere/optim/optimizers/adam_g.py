@@ -27,7 +27,7 @@ class AdamG(AdamS):
         Cho and Lee, "Riemannian approach to batch normalization" (NeurIPS 2017), algorithm 4.
 
     Example:
-        >>> optimizer = AdamG(radial_parameter_groups(network, images), lr=1e-2, betas=(0.9, 0.99))
+        >>> optimizer = AdamG(scale_invariant_groups(network, images), lr=1e-2, betas=(0.9, 0.99))
     """
 
     scales_with_dim = False

@@ -34,9 +34,9 @@ class AdamS(SphereOptimizer, torch.optim.Adam):
     """Adam with one second moment per group, so that the step keeps the direction of the momentum.
 
     The rule is the function `adam_s`. Meant for weights whose scale is removed by a normalization layer;
-    `radial_parameter_groups(model)` finds them. Parameters in groups without `channel_dims` (the last layer,
-    embeddings, norms, biases) follow torch's Adam, bit for bit. The state of a radial weight is one number per weight
-    and one per group.
+    `scale_invariant_groups(model)` finds them. Parameters in groups without `channel_dims` (the last layer,
+    embeddings, norms, biases) follow torch's Adam, bit for bit. The state of a scale-invariant weight is one
+    number per weight and one per group.
 
     Args:
         params: Parameters, or parameter groups with separate options.
@@ -54,7 +54,7 @@ class AdamS(SphereOptimizer, torch.optim.Adam):
         foreach: Update the groups of all tensors at once (True) or tensor by tensor (False); by default in portions
             that fit the cache on a CPU. On a GPU, portions of at most 33.6 million weights limit the temporary memory.
         maximize: Maximize the objective.
-        compile: Compile the update of the radial weights; see `SphereOptimizer`.
+        compile: Compile the update of the scale-invariant weights; see `SphereOptimizer`.
         capturable: For CUDA graphs: keep the step count on the device. A learning rate that changes between replays
             must be a tensor on the device; a Python number is constant in the graph.
         fused: Use torch's fused kernel for ordinary parameters.
@@ -66,7 +66,7 @@ class AdamS(SphereOptimizer, torch.optim.Adam):
         Roburin et al., "A spherical perspective on learning with normalization layers", section 5.
 
     Example:
-        >>> optimizer = AdamS(radial_parameter_groups(network, images), lr=1e-3, weight_decay=1e-4)
+        >>> optimizer = AdamS(scale_invariant_groups(network, images), lr=1e-3, weight_decay=1e-4)
     """
 
     momentum_key = "exp_avg"

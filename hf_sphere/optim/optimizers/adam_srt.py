@@ -27,7 +27,7 @@ class AdamSRT(AdamS):
         Roburin et al., "A spherical perspective on learning with normalization layers", section 5, Adam SRT.
 
     Example:
-        >>> optimizer = AdamSRT(radial_parameter_groups(network, images), lr=1e-3, betas=(0.9, 0.99))
+        >>> optimizer = AdamSRT(scale_invariant_groups(network, images), lr=1e-3, betas=(0.9, 0.99))
     """
 
     @classmethod

@@ -27,7 +27,7 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
     """SGD with momentum that is rescaled and transported to the new weights after each step.
 
     The rule is the function `sgd_mrt`. Meant for weights whose scale is removed by a normalization layer;
-    `radial_parameter_groups(model)` finds them. Parameters in groups without `channel_dims` follow torch's SGD, bit for
+    `scale_invariant_groups(model)` finds them. Parameters in groups without `channel_dims` follow torch's SGD, bit for
     bit, and so do all parameters if `momentum` is 0, as there is nothing to transport. One difference: the momentum
     starts from zero, so dampening applies to the first gradient too, as in the paper; torch's SGD does not dampen it.
 
@@ -47,7 +47,7 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
         Roburin et al., "A spherical perspective on learning with normalization layers", section 5, SGD-MRT.
 
     Example:
-        >>> optimizer = SGDMRT(radial_parameter_groups(network, images), lr=0.1, momentum=0.9, weight_decay=2.5e-4)
+        >>> optimizer = SGDMRT(scale_invariant_groups(network, images), lr=0.1, momentum=0.9, weight_decay=2.5e-4)
     """
 
     momentum_key = "momentum_buffer"

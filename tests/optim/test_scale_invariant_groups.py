@@ -1,4 +1,4 @@
-"""Interface of the search for radial weights; its results are tested in test_invariance.py."""
+"""Interface of the search for scale-invariant weights; its results are tested in test_invariance.py."""
 
 import copy
 import random
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from transformers import BertConfig, BertModel
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
-from hf_sphere.optim import AdamSRT, build_optimizer, find_radial_weights, radial_parameter_groups
+from hf_sphere.optim import AdamSRT, build_optimizer, find_scale_invariant_weights, scale_invariant_groups
 
 
 class Small(nn.Module):
@@ -94,9 +94,9 @@ def test_the_search_preserves_model_and_random_state(state, fails):
     before = snapshot(model)
     if fails:
         with pytest.raises(ValueError, match=r"Small does not accept the batch.*a fault in the forward pass"):
-            find_radial_weights(model, images(generator=torch.Generator()))
+            find_scale_invariant_weights(model, images(generator=torch.Generator()))
     else:
-        find_radial_weights(model, images(generator=torch.Generator()))
+        find_scale_invariant_weights(model, images(generator=torch.Generator()))
     assert_untouched(before, snapshot(model))
 
 
@@ -107,16 +107,16 @@ def test_an_error_in_the_backward_pass_preserves_the_model():
     model = Small()
     before = snapshot(model)
     with pytest.raises(RuntimeError, match="a fault in the loss"):
-        find_radial_weights(model, images(generator=torch.Generator()), loss)
+        find_scale_invariant_weights(model, images(generator=torch.Generator()), loss)
     assert_untouched(before, snapshot(model))
 
 
 def test_gradient_checkpointing_is_preserved_and_does_not_change_the_result():
     model, batch = timm.create_model("resnet20_cifar", num_classes=5), torch.randn(4, 3, 16, 16)
-    expected = find_radial_weights(model, batch).channel_dims
+    expected = find_scale_invariant_weights(model, batch).channel_dims
     model.set_grad_checkpointing(True)
     before = snapshot(model)
-    assert find_radial_weights(model, batch).channel_dims == expected
+    assert find_scale_invariant_weights(model, batch).channel_dims == expected
     assert_untouched(before, snapshot(model))
 
 
@@ -136,7 +136,7 @@ def test_gradient_checkpointing_is_preserved_and_does_not_change_the_result():
     ids=["tensor", "tuple", "list", "mapping", "mapping of two", "generated"],
 )
 def test_every_batch_format_is_supported(batch):
-    assert find_radial_weights(Small(), batch()).channel_dims == FOUND
+    assert find_scale_invariant_weights(Small(), batch()).channel_dims == FOUND
 
 
 def test_the_loss_receives_the_output_and_the_batch():
@@ -147,7 +147,7 @@ def test_the_loss_receives_the_output_and_the_batch():
         return output.square().sum()
 
     batch = images()
-    assert find_radial_weights(Small(), batch, loss).channel_dims == FOUND
+    assert find_scale_invariant_weights(Small(), batch, loss).channel_dims == FOUND
     for shape, given in seen:
         assert shape == (4, 2)
         torch.testing.assert_close(given, batch)
@@ -179,12 +179,12 @@ class HiddenOutput(nn.Module):
     ids=["the loss reads the norm", "the loss reads more than the norm"],
 )
 def test_only_the_outputs_that_the_loss_reads_are_considered(loss, expected):
-    assert find_radial_weights(HiddenOutput(), images(), loss).channel_dims == expected
+    assert find_scale_invariant_weights(HiddenOutput(), images(), loss).channel_dims == expected
 
 
 def test_an_opaque_output_requires_a_loss():
     with pytest.raises(ValueError, match="loss"):
-        find_radial_weights(HiddenOutput(), images())
+        find_scale_invariant_weights(HiddenOutput(), images())
 
 
 def small_vision(image_size: int) -> nn.Module:
@@ -206,21 +206,21 @@ def small_vision(image_size: int) -> nn.Module:
     ids=["transformers", "one pixel", "timm", "flattened images", "embedding", "conv4", "float64"],
 )
 def test_an_input_is_generated_from_the_configuration_or_the_first_layer(build, count):
-    assert len(find_radial_weights(build()).channel_dims) == count
+    assert len(find_scale_invariant_weights(build()).channel_dims) == count
 
 
-def test_a_batch_without_gradients_finds_no_radial_weights():
+def test_a_batch_without_gradients_finds_no_scale_invariant_weights():
     """Batch norm maps any two values to -1 and 1."""
     model = nn.Sequential(nn.Conv2d(3, 4, 6), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
     model = nn.Sequential(model, nn.Linear(2, 3), nn.BatchNorm1d(3))
-    found = find_radial_weights(model, images()[:2], lambda output, batch: output.sum() * 0)
+    found = find_scale_invariant_weights(model, images()[:2], lambda output, batch: output.sum() * 0)
     assert found.channel_dims == {}
     assert "no gradient reaches it in this batch" in found.rejected["1.weight"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_models_of_every_precision_are_supported(dtype):
-    assert find_radial_weights(Small().to(dtype), images(dtype=dtype)).channel_dims == FOUND
+    assert find_scale_invariant_weights(Small().to(dtype), images(dtype=dtype)).channel_dims == FOUND
 
 
 WRAPPERS = {"DataParallel": nn.DataParallel, "torch.compile": torch.compile}
@@ -228,15 +228,15 @@ WRAPPERS = {"DataParallel": nn.DataParallel, "torch.compile": torch.compile}
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_names_exclude_the_prefix_of_the_wrapper(wrapper):
-    assert find_radial_weights(WRAPPERS[wrapper](Small()), images()).channel_dims == FOUND
+    assert find_scale_invariant_weights(WRAPPERS[wrapper](Small()), images()).channel_dims == FOUND
 
 
 def test_tied_weights_are_listed_once():
     first, second = nn.Linear(6, 6), nn.Linear(6, 6)
     second.weight = first.weight
     normed = nn.Sequential(first, nn.BatchNorm1d(6), second, nn.BatchNorm1d(6))
-    assert find_radial_weights(normed, torch.randn(8, 6)).channel_dims == {"0.weight": (0,)}
-    assert find_radial_weights(normed[:3], torch.randn(8, 6)).channel_dims == {}
+    assert find_scale_invariant_weights(normed, torch.randn(8, 6)).channel_dims == {"0.weight": (0,)}
+    assert find_scale_invariant_weights(normed[:3], torch.randn(8, 6)).channel_dims == {}
 
 
 # Invalid arguments
@@ -245,12 +245,12 @@ def test_tied_weights_are_listed_once():
 @pytest.mark.parametrize("tolerance", [0.0, 1.0, -0.1, float("nan")])
 def test_a_tolerance_out_of_range_is_rejected(tolerance):
     with pytest.raises(ValueError, match="tolerance must lie between 0 and 1; got"):
-        find_radial_weights(Small(), images(), tolerance=tolerance)
+        find_scale_invariant_weights(Small(), images(), tolerance=tolerance)
 
 
 def test_the_tolerance_bounds_the_radial_gradient():
     """The radial gradient is zero up to rounding, which exceeds this tolerance."""
-    assert find_radial_weights(Small(), images(), tolerance=1e-30).channel_dims == {}
+    assert find_scale_invariant_weights(Small(), images(), tolerance=1e-30).channel_dims == {}
 
 
 class Scaled(nn.Module):
@@ -270,7 +270,7 @@ class WantsTwo(Small):
 @pytest.mark.parametrize("kind", [Scaled, WantsTwo])
 def test_the_error_requests_a_batch_if_no_input_can_be_generated(kind):
     with pytest.raises(ValueError, match=rf"no input could be generated for {kind.__name__} \(.+\)\. Pass a batch"):
-        find_radial_weights(kind())
+        find_scale_invariant_weights(kind())
 
 
 BATCHES = {
@@ -292,7 +292,7 @@ def test_the_error_for_a_batch_that_does_not_fit_says_how_it_is_passed(name, bat
 
 def test_a_model_on_the_meta_device_is_rejected():
     with pytest.raises(ValueError, match=r"conv\.weight is on the meta device; the numerical check needs real weights"):
-        find_radial_weights(Small().to("meta"), images())
+        find_scale_invariant_weights(Small().to("meta"), images())
 
 
 # Groups and table
@@ -300,7 +300,7 @@ def test_a_model_on_the_meta_device_is_rejected():
 
 def test_the_groups_can_be_passed_to_an_optimizer():
     model = Small()
-    optimizer = AdamSRT(radial_parameter_groups(model, images()), lr=1e-3, weight_decay=0.1)
+    optimizer = AdamSRT(scale_invariant_groups(model, images()), lr=1e-3, weight_decay=0.1)
     assert [(g["channel_dims"], g["weight_decay"], g["param_names"]) for g in optimizer.param_groups] == [
         ((0,), 0.1, ["conv.weight"]),
         (None, 0.1, ["linear.weight"]),
@@ -310,40 +310,40 @@ def test_the_groups_can_be_passed_to_an_optimizer():
 
 def test_the_groups_contain_the_parameters_of_the_model():
     model = Small()
-    grouped = {name: p for group in radial_parameter_groups(torch.compile(model)) for name, p in group["params"]}
+    grouped = {name: p for group in scale_invariant_groups(torch.compile(model)) for name, p in group["params"]}
     assert all(grouped[name] is parameter for name, parameter in model.named_parameters())
 
 
 def test_frozen_parameters_are_in_no_group():
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))
     model[0].requires_grad_(False)
-    groups = radial_parameter_groups(model, images())
+    groups = scale_invariant_groups(model, images())
     names = [[name for name, _ in group["params"]] for group in groups]
     assert names == [["2.weight"], ["1.weight", "1.bias", "2.bias", "3.weight", "3.bias"]]
 
 
-def test_the_warning_for_a_model_without_radial_weights_says_what_is_used_instead():
+def test_the_warning_for_a_model_without_scale_invariant_weights_says_what_is_used_instead():
     model = BertModel(BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
-    message = r"^BertModel has no radially invariant weight, .* the ordinary one of torch\. Print .* for the reasons\.$"
+    message = r"^BertModel has no scale-invariant weight, .* the ordinary one of torch\. Print .* for the reasons\.$"
     with pytest.warns(UserWarning, match=message):
-        groups = radial_parameter_groups(model)
+        groups = scale_invariant_groups(model)
     assert [group.get("channel_dims") for group in groups] == [None, None]
 
 
 def test_the_table_lists_channel_dims_or_the_reason_for_every_weight():
-    found = find_radial_weights(Small(), images())
+    found = find_scale_invariant_weights(Small(), images())
     first, conv, linear = str(found).splitlines()
-    assert first == f"1 of 2 weight tensors are radially invariant ({100 * 108 / 116:.4g} % of their elements)"
+    assert first == f"1 of 2 weight tensors are scale-invariant ({100 * 108 / 116:.4g} % of their elements)"
     assert conv.split()[:3] == ["conv.weight", "channel_dims", "[0],"]
-    assert linear.split(maxsplit=1) == ["linear.weight", f"not radial: {found.rejected['linear.weight']}"]
+    assert linear.split(maxsplit=1) == ["linear.weight", f"not scale-invariant: {found.rejected['linear.weight']}"]
 
 
 def test_the_summary_counts_frozen_weights():
-    summary = find_radial_weights(Small().requires_grad_(False), images()).summary()
-    assert summary == "0 of 2 weight tensors are radially invariant (0 % of their elements); 2 are frozen"
+    summary = find_scale_invariant_weights(Small().requires_grad_(False), images()).summary()
+    assert summary == "0 of 2 weight tensors are scale-invariant (0 % of their elements); 2 are frozen"
 
 
 def test_deviations_are_at_rounding_level():
-    deviations = find_radial_weights(Small(), images()).deviations
+    deviations = find_scale_invariant_weights(Small(), images()).deviations
     assert 0.0 <= deviations.pop("conv.weight") < 1e-4
     assert deviations == {}
