@@ -3,7 +3,6 @@
 import gc
 import importlib.util
 import json
-import multiprocessing
 import os
 import shutil
 import socket
@@ -17,15 +16,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before any Hugging Face library is importe
 import case_selection
 import pytest
 import torch
-from fresh_python import HUGGING_FACE, LIBRARIES
 from safetensors import safe_open
 
 import hf_sphere  # noqa: F401  (registers the models)
 
 ROOT = Path(__file__).parent.parent
-
-# The processes of a "forkserver" are forks of one that has imported these.
-multiprocessing.set_forkserver_preload([*LIBRARIES, *HUGGING_FACE, "sentence_transformers", "pytest"])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,8 +1,9 @@
 """Start Python with the libraries around ours already imported, and ours not.
 
 Importing torch and transformers takes six seconds of a core. A server imports them once per test process, and each
-program runs in a fork of it, which has its own modules, environment, working directory and streams. A program that
-measures its imports or memory needs a new process of `subprocess` instead.
+program runs in a fork of it, which has its own modules, environment, working directory and streams. Servers with other
+variables of Hugging Face are forks of one that has imported the rest. A program that measures its imports or memory
+needs a new process of `subprocess` instead.
 """
 
 import atexit
@@ -36,7 +37,8 @@ READ_BY_HUGGING_FACE = ("HF_", "TRANSFORMERS_", "XDG_", "HOME")
 READ_BY_PYTHON = ("PYTHONPATH", "PYTHONWARNINGS")
 """Variables that are applied in each process."""
 
-_servers: dict[tuple, tuple[socket.socket, subprocess.Popen]] = {}
+_servers: dict[tuple, socket.socket] = {}
+_processes: list[subprocess.Popen] = []
 
 
 class FreshPython(subprocess.Popen):
@@ -50,8 +52,7 @@ class FreshPython(subprocess.Popen):
     """
 
     def __init__(self, args: Sequence[object], hugging_face: bool = True, **options: Any) -> None:
-        self.modules = LIBRARIES + HUGGING_FACE if hugging_face else LIBRARIES
-        self.prefixes = READ_ON_IMPORT + READ_BY_HUGGING_FACE if hugging_face else READ_ON_IMPORT
+        self.hugging_face = hugging_face
         super().__init__([*map(str, args)], **options)
 
     def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, *rest):
@@ -60,7 +61,7 @@ class FreshPython(subprocess.Popen):
             raise ValueError(f"needs a command line of Python, and no preexec_fn or pass_fds; got {args}")
         job = {"args": args[1:], "cwd": os.fspath(cwd or os.getcwd()), "new_session": new_session}
         job["env"] = dict(os.environ if env is None else env)
-        server = _connect(self.modules, self.prefixes, job["env"])
+        server = _connect(self.hugging_face, job["env"])
         self.report, theirs = socket.socketpair()
         streams = [own if own != -1 else number for number, own in enumerate((pipes[0], pipes[3], pipes[5]))]
         with theirs:
@@ -112,26 +113,38 @@ def run_fresh(
     return ended
 
 
-def _connect(modules: list[str], prefixes: tuple[str, ...], env: dict[str, str]) -> socket.socket:
-    """Return the socket of a server of these modules in this environment."""
+def _connect(hugging_face: bool, env: dict[str, str]) -> socket.socket:
+    """Return the socket of a server in this environment."""
+    prefixes = READ_ON_IMPORT + READ_BY_HUGGING_FACE if hugging_face else READ_ON_IMPORT
     given = {key: env[key] for key in sorted(env) if key.startswith(prefixes) and key not in READ_BY_PYTHON}
-    key = (*modules, *given.items())
+    key = (hugging_face, *given.items())
     if key not in _servers:
         own, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-P", __file__, str(theirs.fileno()), *modules]
         other = {key: value for key, value in env.items() if key not in READ_BY_PYTHON}
+        # A session of its own is not interrupted by Ctrl-C; a server ends when this process does.
         with theirs:
-            # A session of its own is not interrupted by Ctrl-C; the server ends when this process does.
-            server = subprocess.Popen(command, env=other, pass_fds=[theirs.fileno()], start_new_session=True)
-        _servers[key] = own, server
-    return _servers[key][0]
+            if hugging_face:
+                job = {"cwd": os.getcwd(), "new_session": True, "env": other}
+                message = [json.dumps(job).encode()], [theirs.fileno()]
+                socket.send_fds(_connect(False, env), *message)
+            else:
+                command = [sys.executable, "-P", __file__, str(theirs.fileno())]
+                _processes.append(
+                    subprocess.Popen(command, env=other, pass_fds=[theirs.fileno()], start_new_session=True)
+                )
+        _servers[key] = own
+    return _servers[key]
 
 
 # In the server
 
 
-def serve(connection: socket.socket) -> dict:
-    """Return a job in a new process for each that is asked for; end with the process that asks."""
+def serve(connection: socket.socket, modules: list[str]) -> dict:
+    """Import modules, and return a job in a new process for each that is asked for; end with the process that asks."""
+    for name in modules:
+        with suppress(ImportError):
+            import_module(name)
+    gc.freeze()
     while True:
         message, fds, *_ = socket.recv_fds(connection, 1 << 20, 4)
         if not message:
@@ -144,7 +157,11 @@ def serve(connection: socket.socket) -> dict:
         for fd in fds:
             os.close(fd)
     connection.close()
+    work = json.loads(message)
     report, *streams = fds
+    if not streams:  # a server of Hugging Face
+        prepare(work)
+        return serve(socket.socket(fileno=report), HUGGING_FACE)
     if (pid := os.fork()) != 0:
         for fd in (*streams, 0, 1, 2):
             os.close(fd)
@@ -157,7 +174,7 @@ def serve(connection: socket.socket) -> dict:
     for number, fd in enumerate(streams):
         os.dup2(fd, number)
         os.close(fd)
-    return json.loads(message)
+    return work
 
 
 def prepare(job: dict) -> None:
@@ -214,11 +231,7 @@ def end() -> None:
 
 if __name__ == "__main__":
     atexit.register(end)  # the first is called last
-    for name in sys.argv[2:]:
-        with suppress(ImportError):
-            import_module(name)
-    gc.freeze()
-    work = serve(socket.socket(fileno=int(sys.argv[1])))
+    work = serve(socket.socket(fileno=int(sys.argv[1])), LIBRARIES)
     prepare(work)
     status: int | None = 1
     try:

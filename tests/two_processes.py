@@ -1,32 +1,87 @@
-"""Set-up of the processes of a test on the CPU."""
+"""Two processes of a group on the CPU, started once for all tests of a session."""
 
+import atexit
 import os
+import socket
+import sys
+import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import Any
 
 import torch
-import torch.multiprocessing as mp
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, PartialState
+from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+from fresh_python import FreshPython
+from torch import distributed
+
+_started: dict[Connection, FreshPython] = {}
 
 
 def run_two(function: Callable[..., None], *args: Any) -> None:
-    """Call a function of a module with the rank and these arguments, in two processes with the present environment."""
-    mp.start_processes(_run, args=(dict(os.environ), function, *args), nprocs=2, start_method="forkserver")
+    """Call a function of a module with the rank and these arguments in two processes, with the present environment.
+
+    The processes are those of earlier calls, without their process group and the state of Accelerate. The environment
+    has the variables by which they find each other; `function` creates the process group.
+    """
+    if not _started:
+        code = "import sys, two_processes; two_processes.serve(*sys.argv[1:])"
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        with Listener(family="AF_UNIX") as listener:
+            for rank in (0, 1):
+                process = FreshPython([sys.executable, "-P", "-c", code, listener.address, rank], env=environment)
+                _started[listener.accept()] = process
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true"}
+    for connection in _started:
+        connection.send((os.environ | group, function, args))
+    waiting = [*_started]
+    while waiting:
+        for connection in wait(waiting):
+            waiting.remove(connection)
+            try:
+                error = connection.recv()
+            except EOFError:
+                error = "it has ended"
+            if error:
+                _stop()  # the other one may wait for it forever
+                raise RuntimeError(f"in one of two processes: {error}")
 
 
-def _run(rank: int, environment: dict[str, str], function: Callable[..., None], *args: Any) -> None:
-    os.environ.clear()
-    os.environ.update(environment)
-    function(rank, *args)
+@atexit.register
+def _stop() -> None:
+    while _started:
+        connection, process = _started.popitem()
+        connection.close()
+        process.kill()
+        process.wait()
 
 
-def join(rank: int, port: int) -> None:
-    """Set the environment of one of two processes."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank))
-    os.environ.update(WORLD_SIZE="2", ACCELERATE_USE_CPU="true")
+def serve(address: str, rank: str) -> None:
+    """Call the functions that are sent to this address, until it is closed."""
+    connection = Client(address)
     torch.set_num_threads(1)
+    while True:
+        error = None
+        try:
+            environment, function, args = connection.recv()
+            os.environ.clear()
+            os.environ.update(environment, RANK=rank, LOCAL_RANK=rank)
+            torch.manual_seed(0)
+            function(int(rank), *args)
+        except EOFError:
+            return
+        except BaseException:
+            error = traceback.format_exc()
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+        torch.set_flush_denormal(False)
+        connection.send(error)
 
 
 def sharding_accelerator(**_: Any) -> Accelerator:

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, distributed
-from two_processes import join, run_two
+from two_processes import run_two
 
 from hf_sphere.losses import CrossBatchSupConLoss, SupConLoss, trainer_loss
 from hf_sphere.nn import class_softmax
@@ -86,8 +86,7 @@ def test_a_memory_smaller_than_a_batch_is_rejected():
 SIZES = [3, 5]
 
 
-def _compute(rank: int, port: int, folder: str) -> None:
-    join(rank, port)
+def _compute(rank: int, folder: str) -> None:
     distributed.init_process_group("gloo")
     loss, results = CrossBatchSupConLoss(4, 18, temperature=0.3, learn_temperature=True), []
     for x, labels in batches(3, 8):
@@ -97,11 +96,10 @@ def _compute(rank: int, port: int, folder: str) -> None:
         value.backward()
         results.append((value.detach(), part.grad, loss.log_temperature.grad.clone()))
     torch.save((results, loss.state_dict()), f"{folder}/{rank}.pt")
-    distributed.destroy_process_group()
 
 
-def test_two_processes_have_the_same_memory_and_the_loss_of_one(free_port, tmp_path):
-    run_two(_compute, free_port, str(tmp_path))
+def test_two_processes_have_the_same_memory_and_the_loss_of_one(tmp_path):
+    run_two(_compute, str(tmp_path))
     (first, memory), (second, other_memory) = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     loss = CrossBatchSupConLoss(4, 18, temperature=0.3, learn_temperature=True)
     for (x, labels), *parts in zip(batches(3, 8), first, second, strict=True):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 from pytorch_metric_learning import losses as metric_losses
 from torch import Tensor, distributed
-from two_processes import join, run_two
+from two_processes import run_two
 
 from hf_sphere.losses import InfoNCELoss, MetricLearningLoss, SigLIPLoss, SupConLoss
 from hf_sphere.nn import class_softmax
@@ -274,8 +274,7 @@ DISTRIBUTED_LABELS = {
 }
 
 
-def _compute(rank: int, port: int, folder: str) -> None:
-    join(rank, port)
+def _compute(rank: int, folder: str) -> None:
     distributed.init_process_group("gloo")
     results = {}
     for name, labels in DISTRIBUTED_LABELS.items():
@@ -285,11 +284,10 @@ def _compute(rank: int, port: int, folder: str) -> None:
         value.backward()
         results[name] = (value.detach(), x.grad, *(parameter.grad for parameter in loss.parameters()))
     torch.save(results, f"{folder}/{rank}.pt")
-    distributed.destroy_process_group()
 
 
-def test_mean_over_two_processes_is_the_loss_of_one_process(free_port, tmp_path):
-    run_two(_compute, free_port, str(tmp_path))
+def test_mean_over_two_processes_is_the_loss_of_one_process(tmp_path):
+    run_two(_compute, str(tmp_path))
     parts = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     for name, labels in DISTRIBUTED_LABELS.items():
         x = torch.randn(10, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()

@@ -9,7 +9,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, List, Va
 from PIL import Image as Pictures
 from torch import distributed
 from transformers import ViTConfig, ViTImageProcessor, ViTModel
-from two_processes import join, run_two
+from two_processes import run_two
 
 from hf_sphere import losses
 from hf_sphere.nn import HEADS
@@ -108,27 +108,23 @@ def test_image_model_and_class_vectors_are_trained_saved_and_resumed(vit, tmp_pa
     torch.testing.assert_close(other.head.weight, whole.head.weight, rtol=1e-4, atol=1e-5)
 
 
-def _train_on_images(rank: int, port: int, vit: str, folder: str) -> None:
-    if port:
-        join(rank, port)
+def _train_on_images(rank: int, vit: str, folder: str, processes: int) -> None:
     torch.manual_seed(rank)
     loss = losses.ArcFaceLoss(16, 4)
     if rank == 0:
         torch.manual_seed(0)
         torch.nn.init.normal_(loss.head.weight)
     model = image_model(vit)
-    size = {"per_device_train_batch_size": 4 if port else 8}
+    size = {"per_device_train_batch_size": 8 // processes}
     build_trainer(model, loss, folder, images(), max_steps=2, **size).train()
     state = [loss.head.weight.detach(), *(weight.detach() for weight in model.parameters())]
-    torch.save(state, f"{folder}/{rank}-of-{1 + bool(port)}.pt")
-    if port:
-        distributed.destroy_process_group()
+    torch.save(state, f"{folder}/{rank}-of-{processes}.pt")
 
 
 @pytest.mark.slow
-def test_two_processes_train_images_and_class_vectors_as_one_does(vit, free_port, tmp_path):
-    run_two(_train_on_images, free_port, vit, str(tmp_path))
-    _train_on_images(0, 0, vit, str(tmp_path))
+def test_two_processes_train_images_and_class_vectors_as_one_does(vit, tmp_path):
+    run_two(_train_on_images, vit, str(tmp_path), 2)
+    _train_on_images(0, vit, str(tmp_path), 1)
     first, second, alone = (torch.load(tmp_path / name) for name in ("0-of-2.pt", "1-of-2.pt", "0-of-1.pt"))
     torch.testing.assert_close(first, second, rtol=0.0, atol=0.0)
     torch.testing.assert_close(first, alone, rtol=1e-3, atol=1e-4)
@@ -323,20 +319,18 @@ class Fixed(torch.nn.Module):
         return 384
 
 
-def _compute_unlabeled(rank: int, port: int, folder: str) -> None:
-    join(rank, port)
+def _compute_unlabeled(rank: int, folder: str) -> None:
     distributed.init_process_group("gloo")
     parts = [part.chunk(2)[rank] for part in torch.load(f"{folder}/pairs.pt")]
     loss = losses.SentenceTransformerLoss(Fixed(), losses.SupConLoss())
     torch.save(loss([{"x": part} for part in parts]), f"{folder}/{rank}.pt")
-    distributed.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_unlabeled_pairs_of_different_processes_are_different_classes(free_port, tmp_path):
+def test_unlabeled_pairs_of_different_processes_are_different_classes(tmp_path):
     first, second = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(0))
     torch.save([first, second], tmp_path / "pairs.pt")
-    run_two(_compute_unlabeled, free_port, str(tmp_path))
+    run_two(_compute_unlabeled, str(tmp_path))
     both = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     expected = losses.SupConLoss()(torch.cat([first, second]), torch.arange(6).repeat(2))
     torch.testing.assert_close(sum(both) / 2, expected)

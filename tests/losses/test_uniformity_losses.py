@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings, strategies as st
 from scipy.special import eval_gegenbauer
 from torch import Tensor, distributed
-from two_processes import join, run_two
+from two_processes import run_two
 
 from hf_sphere.losses import HeatKernelLoss, KoLeoLoss, SlicedUniformityLoss
 from hf_sphere.losses.uniformity import expected_log_distance
@@ -198,8 +198,7 @@ def test_no_circle_is_rejected():
 SIZES = [3, 5]
 
 
-def _compute(rank: int, port: int, folder: str) -> None:
-    join(rank, port)
+def _compute(rank: int, folder: str) -> None:
     distributed.init_process_group("gloo")
     results = {}
     for name, make in MAKE.items():
@@ -209,11 +208,10 @@ def _compute(rank: int, port: int, folder: str) -> None:
         value.backward()
         results[name] = value.detach(), x.grad
     torch.save(results, f"{folder}/{rank}.pt")
-    distributed.destroy_process_group()
 
 
-def test_mean_over_two_processes_is_the_loss_of_one_process(free_port, tmp_path):
-    run_two(_compute, free_port, str(tmp_path))
+def test_mean_over_two_processes_is_the_loss_of_one_process(tmp_path):
+    run_two(_compute, str(tmp_path))
     parts = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     for name, make in MAKE.items():
         x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()

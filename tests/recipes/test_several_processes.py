@@ -8,7 +8,7 @@ import pytest
 import torch
 from accelerate.state import PartialState
 from training_runs import ROOT, TINY_BERT, forget, weights
-from two_processes import join, run_two, sharding_accelerator
+from two_processes import run_two, sharding_accelerator
 
 from hf_sphere.training import run
 
@@ -52,23 +52,24 @@ def run_recipe(name: str, folder: Path, texts: Path, *, divisor: int = 1, accumu
     recipe.main([*words, "--cache_dir", str(folder.parent / "decoded"), "--output_dir", str(folder)])
 
 
-def run_all(rank: int, port: int, folder: Path, texts: Path) -> None:
-    join(rank, port)
-    PartialState.destroy_process_group = lambda self, group=None: None  # so that the next recipe does not connect again
-    for name in RUNS:
-        run_recipe(name, folder / name, texts, divisor=2)
-        forget()
-    run.Accelerator = sharding_accelerator
-    for name in SHARDED:
-        run_recipe(name, folder / "sharded" / name, texts, divisor=2)
-        forget()
+def run_all(rank: int, folder: Path, texts: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        # so that the next recipe does not connect again
+        patch.setattr(PartialState, "destroy_process_group", lambda self, group=None: None)
+        for name in RUNS:
+            run_recipe(name, folder / name, texts, divisor=2)
+            forget()
+        patch.setattr(run, "Accelerator", sharding_accelerator)
+        for name in SHARDED:
+            run_recipe(name, folder / "sharded" / name, texts, divisor=2)
+            forget()
 
 
 @pytest.fixture(scope="module")
-def of_two_processes(tmp_path_factory, texts, free_port) -> Path:
+def of_two_processes(tmp_path_factory, texts) -> Path:
     """A folder with the runs of all recipes on two processes."""
     folder = tmp_path_factory.mktemp("two_processes")
-    run_two(run_all, free_port, folder, texts)
+    run_two(run_all, folder, texts)
     return folder
 
 

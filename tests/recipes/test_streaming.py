@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from training_runs import ROOT, weights
-from two_processes import join, run_two
+from two_processes import run_two
 
 pytestmark = pytest.mark.slow
 
@@ -37,8 +37,7 @@ def train(shards: Path, output: Path, batch_size: int, *more: str) -> None:
     recipe.main([*words, "--per_device_train_batch_size", str(batch_size), *more])
 
 
-def train_in_parallel(rank: int, port: int, shards: Path, output: Path) -> None:
-    join(rank, port)
+def train_in_parallel(rank: int, shards: Path, output: Path) -> None:
     train(shards, output, 6)
 
 
@@ -74,8 +73,8 @@ def assert_same(folder: Path, expected: Path, results_of) -> None:
         assert found[name] == pytest.approx(wanted[name], rel=1e-5)
 
 
-def test_two_processes_match_one(shards, of_one_process, free_port, tmp_path, results_of):
-    run_two(train_in_parallel, free_port, shards, tmp_path / "run")
+def test_two_processes_match_one(shards, of_one_process, tmp_path, results_of):
+    run_two(train_in_parallel, shards, tmp_path / "run")
     assert_same(tmp_path / "run", of_one_process, results_of)
 
 

@@ -1,7 +1,6 @@
 """LanceSpace: the numbers of an EmbeddingSpace, several writers, interrupted writes, filters, the index, bad input."""
 
 import errno
-import multiprocessing
 import os
 import re
 import signal
@@ -18,6 +17,7 @@ import torch
 from datasets import Dataset
 from fresh_python import FreshPython
 from torch.nn.functional import normalize
+from two_processes import run_two
 
 from hf_sphere.search import EmbeddingSpace, LanceSpace
 
@@ -160,20 +160,14 @@ def test_a_calibration_that_cannot_be_stored_is_used(space, monkeypatch):
     assert space.search(unit(2, 16), 1, false_accept=0.5).p_values is not None
 
 
-def write(folder, number):
+def write(number, folder):
     space = LanceSpace.open(folder)
     for part in range(10):
         space.add(batches(unit(40, 16, seed=10 * number + part), torch.full((40,), 100 + number)))
 
 
 def test_two_processes_lose_no_rows_and_share_no_ids(tmp_path, space):
-    context = multiprocessing.get_context("forkserver")
-    writers = [context.Process(target=write, args=(tmp_path / "space", number)) for number in range(2)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert [writer.exitcode for writer in writers] == [0, 0]
+    run_two(write, tmp_path / "space")
     opened = LanceSpace.open(tmp_path / "space")
     ids = opened.table.search().select(["_rowid"]).to_arrow()["_rowid"].to_pylist()
     assert sorted(ids) == list(range(300 + 800))

@@ -8,7 +8,7 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from two_processes import join, run_two
+from two_processes import run_two
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.data import ImagesInMemory
@@ -59,8 +59,7 @@ def train(head: str, folder: str, processes: int = 1, rank: int = 0, **arguments
     }
 
 
-def train_all(rank: int, port: int, folder: str) -> None:
-    join(rank, port)
+def train_all(rank: int, folder: str) -> None:
     results: dict[str, Any] = {head: train(head, f"{folder}/{head}", 2, rank) for head in RUNS}
     try:
         build_head("cosine", 4, 1, shard_classes=True)
@@ -77,14 +76,13 @@ def train_all(rank: int, port: int, folder: str) -> None:
     loaded = SphereVisionForImageClassification.from_pretrained(f"{folder}/saved", head_kwargs={"shard_classes": True})
     results["loaded"] = loaded.head.weight.detach().clone()
     torch.save(results, f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, free_port) -> Path:
+def folder(tmp_path_factory) -> Path:
     """Results of two processes, and their checkpoints."""
     folder: Path = tmp_path_factory.mktemp("class_shards")
-    run_two(train_all, free_port, str(folder))
+    run_two(train_all, str(folder))
     return folder
 
 

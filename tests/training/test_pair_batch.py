@@ -8,7 +8,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import TrainingArguments
-from two_processes import join, run_two
+from two_processes import run_two
 
 from hf_sphere import (
     SphereTrainer,
@@ -214,14 +214,13 @@ def test_batch_norm_in_training_is_warned_of():
 # Two processes
 
 
-def _run(rank: int, port: int, folder: str) -> None:
-    join(rank, port)
+def _run(rank: int, folder: str) -> None:
     weights, metrics = train(f"{folder}/recipe", 2, 16, make_model("cosine"), rank, 2, supcon_weight=0.5)
     torch.save((weights, metrics["train_loss"]), f"{folder}/{rank}.pt")
 
 
-def test_two_processes_train_as_one(free_port, tmp_path):
-    run_two(_run, free_port, str(tmp_path))
+def test_two_processes_train_as_one(tmp_path):
+    run_two(_run, str(tmp_path))
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     torch.testing.assert_close(first, second)
     weights, metrics = train(tmp_path / "one", 16, None, make_model("cosine"), supcon_weight=0.5)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
-from two_processes import join, run_two, sharding_accelerator
+from two_processes import run_two, sharding_accelerator
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.data import Episodes, ImagesInMemory
@@ -106,8 +106,7 @@ def _train_head(
     return accelerator.get_state_dict(model), [entry["train_loss"] for entry in loop.state.history]
 
 
-def _train_all(rank: int, port: int, folder: str) -> None:
-    join(rank, port)
+def _train_all(rank: int, folder: str) -> None:
     trained: dict[str, Any] = {run: _train_head(run, f"{folder}/{run}", divisor=2, rank=rank) for run in RUNS}
     trained["batch norm"] = _train_normalized(rank, f"{folder}/batch_norm")
     for run in SHARDED:  # last, since the state of Accelerate changes
@@ -117,14 +116,13 @@ def _train_all(rank: int, port: int, folder: str) -> None:
     resumed = _train_head(run, f"{folder}/{run}-sharded", resume_from_checkpoint=checkpoint, **options)
     trained["resumed"] = {run: resumed}
     torch.save(trained, f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def of_two_processes(tmp_path_factory, free_port) -> list[dict[str, Any]]:
+def of_two_processes(tmp_path_factory) -> list[dict[str, Any]]:
     """Results of all runs, by process."""
     folder: Path = tmp_path_factory.mktemp("two_processes")
-    run_two(_train_all, free_port, str(folder))
+    run_two(_train_all, str(folder))
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 

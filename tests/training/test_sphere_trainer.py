@@ -16,7 +16,7 @@ from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 from transformers import PreTrainedConfig, Trainer, TrainingArguments, trainer_optimizer
-from two_processes import join, run_two
+from two_processes import run_two
 
 from hf_sphere import (
     SphereTrainer,
@@ -560,26 +560,24 @@ def test_a_list_of_batches_can_be_the_dataloader(arguments):
     assert OwnTrainer(make_model(), arguments(max_steps=2), train_dataset=images()).train().global_step == 2
 
 
-def _train(rank: int, port: int | None, folder: str) -> None:
-    if port is not None:
-        join(rank, port)
+def _train(rank: int, folder: str, processes: int) -> None:
     args = TrainingArguments(
-        folder, per_device_train_batch_size=8 if port is None else 4, optim="sgd", max_steps=4, learning_rate=0.01,
+        folder, per_device_train_batch_size=8 // processes, optim="sgd", max_steps=4, learning_rate=0.01,
         use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
     )  # fmt: skip
     vmf, cosine = make_model("vmf", head_kwargs={"num_samples": 2}), make_model("cosine")
     SphereTrainer(vmf, args, train_dataset=images(32)).train()
     Trainer(cosine, args, train_dataset=with_ignored(images(32))).train()
     if rank == 0:
-        torch.save({"vmf": vmf.state_dict(), "cosine": cosine.state_dict()}, f"{folder}/{port is None}.pt")
+        torch.save({"vmf": vmf.state_dict(), "cosine": cosine.state_dict()}, f"{folder}/{processes}.pt")
 
 
 @pytest.fixture(scope="module")
-def of_two_and_one(free_port, tmp_path_factory) -> list[dict[str, dict[str, Tensor]]]:
+def of_two_and_one(tmp_path_factory) -> list[dict[str, dict[str, Tensor]]]:
     folder = tmp_path_factory.mktemp("two_processes")
-    run_two(_train, free_port, str(folder))
-    _train(0, None, str(folder))
-    return [torch.load(folder / f"{alone}.pt") for alone in (False, True)]
+    run_two(_train, str(folder), 2)
+    _train(0, str(folder), 1)
+    return [torch.load(folder / f"{processes}.pt") for processes in (2, 1)]
 
 
 def test_two_processes_draw_the_samples_of_one(of_two_and_one):

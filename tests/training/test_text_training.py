@@ -1,8 +1,6 @@
 """Training with a loss that is a mean over target tokens, whose number varies between batches."""
 
 import math
-import os
-import socket
 from types import SimpleNamespace
 from typing import Any
 
@@ -155,25 +153,18 @@ def test_run_resumed_mid_epoch_has_the_model_of_an_uninterrupted_one(tmp_path):
 # Two processes
 
 
-def _train_shared(rank: int, port: int, folder: str) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank))
-    os.environ.update(WORLD_SIZE="2", ACCELERATE_USE_CPU="true")
-    torch.set_num_threads(1)
+def _train_shared(rank: int, folder: str) -> None:
     share = {"process_index": rank, "num_processes": 2}
     accelerator = Accelerator(cpu=True)
     model, history = train(make_batches(**share), folder, gradient_accumulation_steps=2, stop_after_steps=1)
     measured = evaluate(model, make_batches(shuffle=False, **share), accelerator, measure_tokens)
     torch.save({"weights": model.state_dict(), "train": history[-1], "eval": measured}, f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory) -> list[dict]:
     folder = tmp_path_factory.mktemp("shared")
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    run_two(_train_shared, port, str(folder))
+    run_two(_train_shared, str(folder))
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 

@@ -1,9 +1,9 @@
-import multiprocessing
-import os
-import signal
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from two_processes import run_two
 
 from hf_sphere.utils.json_lines import JsonLines
 
@@ -43,34 +43,31 @@ def test_the_preparation_runs_once_before_the_first_line(path):
     assert prepared == [False]
 
 
-def _write_many(path, name):
+def _write_many(rank, path):
     lines = JsonLines(path)
     for number in range(200):
-        lines.add({(name, number): number, "both": 1})
+        lines.add({(rank, number): number, "both": 1})
 
 
 def test_processes_can_write_concurrently(path):
-    processes = [multiprocessing.get_context("forkserver").Process(target=_write_many, args=(path, n)) for n in "ab"]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert dict(JsonLines(path)) == {(name, number): number for name in "ab" for number in range(200)} | {"both": 1}
+    run_two(_write_many, path)
+    assert dict(JsonLines(path)) == {(rank, number): number for rank in (0, 1) for number in range(200)} | {"both": 1}
 
 
-def _write_and_die(path):
-    JsonLines(path)["done"] = 1
-    with path.open("a") as file:
-        file.write('["half", ')
-        file.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
+KILLED = """
+import os, pathlib, sys
+from hf_sphere.utils.json_lines import JsonLines
+path = pathlib.Path(sys.argv[1])
+JsonLines(path)["done"] = 1
+with path.open("a") as file:
+    file.write('["half", ')
+    file.flush()
+    os.kill(os.getpid(), 9)
+"""
 
 
 def test_a_killed_process_leaves_only_complete_values(path):
-    process = multiprocessing.get_context("forkserver").Process(target=_write_and_die, args=(path,))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
+    assert subprocess.run([sys.executable, "-c", KILLED, path]).returncode == -9
     lines = JsonLines(path)
     lines["half"] = 2
     assert dict(JsonLines(path)) == {"done": 1, "half": 2}
