@@ -359,18 +359,6 @@ def test_hidden_words_are_part_of_the_cache_key(tiny_bert, tmp_path):
     assert torch.equal(perplexities(tiny_bert, sentences[::-1], cache=cache), first.flip(0))
 
 
-def test_a_bare_encoder_is_rejected(build, tokenizer):
-    with pytest.raises(
-        ValueError, match=r"is a bare BertModel, which has no likelihoods. Use a masked \(...ForMaskedLM\) or causal"
-    ):
-        perplexities(LanguageModel(build("Bert"), tokenizer), SENTENCES)
-
-
-def test_causal_models_reject_hidden_words(causal):
-    with pytest.raises(ValueError, match=r"has kind 'causal', which does not support hidden words. Use a masked"):
-        perplexities(causal, [dataclasses.replace(SENTENCES[0], hidden=(2,))])
-
-
 @pytest.mark.parametrize(
     ("sentence", "message"),
     [
@@ -384,22 +372,11 @@ def test_a_sentence_without_text_or_tokens_to_score_is_rejected(tiny_bert, sente
         perplexities(tiny_bert, [SENTENCES[0], sentence])
 
 
-def test_a_hidden_word_outside_the_sentence_is_rejected():
-    with pytest.raises(ValueError, match="word 1 cannot be hidden: `spans` has 1 words"):
-        Sentence("cat is", spans=((0, 3),), hidden=(1,))
-
-
 def test_the_error_shows_the_too_long_sentence_and_the_limit(tiny_bert):
     text = "is " * 62
     assert perplexities(tiny_bert, [Sentence(text)]).isfinite().all()
     with pytest.raises(ValueError, match=r"accepts up to 64 tokens, but this sentence has 65: 'is is .* Shorten it"):
         perplexities(tiny_bert, [Sentence("cat"), Sentence(text + "is")])
-
-
-@pytest.mark.parametrize("batch_size", [0, -3])
-def test_a_batch_size_below_one_is_rejected(tiny_bert, batch_size):
-    with pytest.raises(ValueError, match=f"batch_size must be at least 1, .*; got {batch_size}"):
-        perplexities(tiny_bert, SENTENCES, batch_size=batch_size)
 
 
 def test_nan_likelihoods_are_rejected(build, tokenizer, tmp_path):
@@ -411,7 +388,18 @@ def test_nan_likelihoods_are_rejected(build, tokenizer, tmp_path):
     assert len(cache) == 0
 
 
-def test_a_tokenizer_of_another_model_is_rejected(build, tokenizer):
+def test_bad_input_is_refused(build, tokenizer, causal, tiny_bert):
+    with pytest.raises(
+        ValueError, match=r"is a bare BertModel, which has no likelihoods. Use a masked \(...ForMaskedLM\) or causal"
+    ):
+        perplexities(LanguageModel(build("Bert"), tokenizer), SENTENCES)
+    with pytest.raises(ValueError, match=r"has kind 'causal', which does not support hidden words. Use a masked"):
+        perplexities(causal, [dataclasses.replace(SENTENCES[0], hidden=(2,))])
+    with pytest.raises(ValueError, match="word 1 cannot be hidden: `spans` has 1 words"):
+        Sentence("cat is", spans=((0, 3),), hidden=(1,))
+    for batch_size in (0, -3):
+        with pytest.raises(ValueError, match=f"batch_size must be at least 1, .*; got {batch_size}"):
+            perplexities(tiny_bert, SENTENCES, batch_size=batch_size)
     language_model = LanguageModel(build("Bert", "ForMaskedLM", vocab_size=50), tokenizer)
     with pytest.raises(ValueError, match=r"but .* has only 50 tokens. Use the tokenizer of this model"):
         perplexities(language_model, SENTENCES)

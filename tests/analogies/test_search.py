@@ -140,21 +140,6 @@ def test_searches_of_several_templates_and_scorings_can_be_joined(searched):
     torch.testing.assert_close(joined.accuracy[1_254:], results["pmi"].accuracy)
 
 
-def test_searches_of_different_questions_cannot_be_joined(searched):
-    _, results = searched
-    with pytest.raises(ValueError, match="on different questions"):
-        join_results([results["perplexity"], search(questions_of(3))])
-    with pytest.raises(ValueError, match="belong to other questions"):
-        search_configurations(measure_questions(questions_of(1), None), questions_of(1, count=11))
-
-
-def test_a_search_requires_all_permutations():
-    questions = questions_of(1)
-    measurements = build_scoring("pmi").measure(questions, base.Engine(None), range(8))
-    with pytest.raises(ValueError, match="requires all 24 permutations, some of which were not measured"):
-        search_configurations(measurements, questions)
-
-
 @pytest.mark.parametrize(
     ("grid", "message"),
     [
@@ -168,7 +153,16 @@ def test_a_grid_of_unknown_values_is_rejected(searched, grid, message):
         search(searched[0], grid=grid)
 
 
-def test_a_search_requires_answers():
+def test_bad_input_is_refused(searched):
+    _, results = searched
+    with pytest.raises(ValueError, match="on different questions"):
+        join_results([results["perplexity"], search(questions_of(3))])
+    with pytest.raises(ValueError, match="belong to other questions"):
+        search_configurations(measure_questions(questions_of(1), None), questions_of(1, count=11))
+    questions = questions_of(1)
+    measurements = build_scoring("pmi").measure(questions, base.Engine(None), range(8))
+    with pytest.raises(ValueError, match="requires all 24 permutations, some of which were not measured"):
+        search_configurations(measurements, questions)
     questions = [dataclasses.replace(question, answer=None) for question in questions_of(1)]
     with pytest.raises(ValueError, match=r"question 0, .* has no answer"):
         search(questions)

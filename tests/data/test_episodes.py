@@ -195,20 +195,16 @@ class TestInvalidInput:
         with pytest.raises(ValueError, match=f"{name} of episodes must be at least 1; got {value}"):
             Episodes(**({"classes": 2, "examples": 2, "count": 2} | {name: value}))
 
-    @pytest.mark.parametrize(("labels", "there_are"), [(TEN_OF_TEN, 10), (torch.empty(0), 0), ([], 0)])
-    def test_too_many_classes_are_an_error_that_states_both_numbers(self, labels, there_are):
-        with pytest.raises(ValueError, match=f"11 different classes cannot be drawn from {there_are}"):
-            EpisodeSampler(labels, Episodes(11, 2, 3))
-
-    @pytest.mark.parametrize("labels", [torch.rand(8), torch.zeros(4, 2, dtype=torch.int64), torch.tensor(3)])
-    def test_labels_that_are_not_a_1d_integer_array_are_an_error(self, labels):
-        with pytest.raises(ValueError, match=r"integer labels of shape \(N,\); got torch"):
-            EpisodeSampler(labels, Episodes(1, 1, 1))
-
-    @pytest.mark.parametrize(("index", "processes"), [(0, 0), (2, 2), (-1, 2), (0, -1)])
-    def test_an_invalid_process_index_is_an_error_that_states_both_numbers(self, index, processes):
-        with pytest.raises(ValueError, match=f"less than num_processes={processes}; got {index}"):
-            EpisodeSampler(TEN_OF_TEN, Episodes(2, 2, 2), process_index=index, num_processes=processes)
+    def test_bad_input_is_refused(self):
+        for labels, there_are in ((TEN_OF_TEN, 10), (torch.empty(0), 0), ([], 0)):
+            with pytest.raises(ValueError, match=f"11 different classes cannot be drawn from {there_are}"):
+                EpisodeSampler(labels, Episodes(11, 2, 3))
+        for labels in (torch.rand(8), torch.zeros(4, 2, dtype=torch.int64), torch.tensor(3)):
+            with pytest.raises(ValueError, match=r"integer labels of shape \(N,\); got torch"):
+                EpisodeSampler(labels, Episodes(1, 1, 1))
+        for index, processes in ((0, 0), (2, 2), (-1, 2), (0, -1)):
+            with pytest.raises(ValueError, match=f"less than num_processes={processes}; got {index}"):
+                EpisodeSampler(TEN_OF_TEN, Episodes(2, 2, 2), process_index=index, num_processes=processes)
 
 
 class TestDataLoader:

@@ -169,17 +169,13 @@ class TestLoading:
 
 
 class TestInvalidInput:
-    @pytest.mark.parametrize("episodes", [None, Episodes(3, 6, 7)])
-    def test_episodes_that_may_repeat_images_are_an_error(self, episodes):
-        with pytest.raises(ValueError, match=r"few-shot batches need .*distinct=True"):
-            make(episodes=episodes, **({"batch_size": 4} if episodes is None else {}))
-
-    @pytest.mark.parametrize("shot", [0, 6, 9])
-    def test_an_invalid_shot_is_an_error_that_states_the_valid_range(self, shot):
-        with pytest.raises(ValueError, match=f"shot must be at least 1 and less than the 6 images; got {shot}"):
-            FewShotBatches(make().images, shot)
-
-    def test_indices_of_batches_without_episodes_are_an_error(self):
+    def test_bad_input_is_refused(self):
+        for episodes in (None, Episodes(3, 6, 7)):
+            with pytest.raises(ValueError, match=r"few-shot batches need .*distinct=True"):
+                make(episodes=episodes, **({"batch_size": 4} if episodes is None else {}))
+        for shot in (0, 6, 9):
+            with pytest.raises(ValueError, match=f"shot must be at least 1 and less than the 6 images; got {shot}"):
+                FewShotBatches(make().images, shot)
         plain = ImagesInMemory(torch.zeros(4, 1, 2, 2, dtype=torch.uint8), LABELS[:4], batch_size=2, mean=[0], std=[1])
         with pytest.raises(ValueError, match="these batches have no episodes"):
             plain.episode_indices()

@@ -156,13 +156,6 @@ def test_a_slow_tokenizer_has_special_and_ordinary_tokens(slow_tokenizer):
     assert found.ordinary.tolist() == [4, 5, 6]
 
 
-def test_a_tokenizer_that_splits_its_mask_token_is_refused(tokenizer):
-    split = copy.deepcopy(tokenizer)
-    split.split_special_tokens = True
-    with pytest.raises(ValueError, match=r"does not find its mask token '\[MASK\]' in a text; load it with split_sp"):
-        Vocabulary.of(split)
-
-
 def test_unknown_words_are_no_targets(load):
     data = load({"train": ["the cat zzz sat."] * 9, "test": LINES}, mask_probability=1.0)
     (batch,) = data.train.epoch()
@@ -340,14 +333,15 @@ def test_an_unreadable_file_is_refused_with_the_reason(load, tmp_path):
         load(name=str(tmp_path / "a.txt"))
 
 
-def test_a_tokenizer_without_a_mask_token_is_refused(tokenizer, load):
+def test_bad_input_is_refused(tokenizer, load, slow_tokenizer):
+    split = copy.deepcopy(tokenizer)
+    split.split_special_tokens = True
+    with pytest.raises(ValueError, match=r"does not find its mask token '\[MASK\]' in a text; load it with split_sp"):
+        Vocabulary.of(split)
     backend = tokenizer.backend_tokenizer
     without = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]", name_or_path="some/model")
     with pytest.raises(ValueError, match="the tokenizer of 'some/model' has no mask token"):
         load(tokenizer=without)
-
-
-def test_whole_word_masking_requires_a_fast_tokenizer(slow_tokenizer, load):
     with pytest.raises(ValueError, match="whole_word_masking needs a fast tokenizer"):
         load(tokenizer=slow_tokenizer, whole_word_masking=True)
 

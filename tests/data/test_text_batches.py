@@ -114,12 +114,6 @@ def test_the_targets_among_ordinary_tokens_do_not_depend_on_the_special_ones(who
     assert torch.equal(labels[0][~some], labels[1][~some])
 
 
-@pytest.mark.parametrize("probability", [0.0, -0.1, 1.5, float("nan")])
-def test_an_invalid_probability_is_refused(probability):
-    with pytest.raises(ValueError, match="mask_probability must be above 0"):
-        Masking(probability)
-
-
 # Batches
 
 
@@ -137,12 +131,6 @@ def test_blocks_of_special_tokens_alone_are_left_out():
     assert torch.equal(left.tokens, tokens[[0, 2, 4]])
     assert all((batch["labels"] != -100).any(1).all() for batch in left.epoch())
     assert TextBatches(tokens, starts, VOCABULARY, batch_size=2).num_examples == 5
-
-
-def test_a_text_of_special_tokens_alone_is_refused():
-    tokens, starts = blocks(5)
-    with pytest.raises(ValueError, match="all tokens are special, so nothing can be predicted; use a tokenizer"):
-        TextBatches(tokens.fill_(1), starts, VOCABULARY, batch_size=2, masking=Masking())
 
 
 def test_without_masking_every_token_is_a_target():
@@ -237,7 +225,13 @@ def test_batching_does_not_change_the_global_random_state():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_invalid_sizes_are_refused():
+def test_bad_input_is_refused():
+    for probability in (0.0, -0.1, 1.5, float("nan")):
+        with pytest.raises(ValueError, match="mask_probability must be above 0"):
+            Masking(probability)
+    tokens, starts = blocks(5)
+    with pytest.raises(ValueError, match="all tokens are special, so nothing can be predicted; use a tokenizer"):
+        TextBatches(tokens.fill_(1), starts, VOCABULARY, batch_size=2, masking=Masking())
     tokens, starts = blocks()
     with pytest.raises(ValueError, match=r"must both be \(N, L\); got \(40, 10\) and \(40, 9\)"):
         TextBatches(tokens, starts[:, 1:], VOCABULARY, batch_size=8)

@@ -75,20 +75,14 @@ def test_weight_sources_and_dtypes_can_be_mixed(model, tmp_path):
     assert all(0 < layer.l2 < 0.01 for layer in half.values())
 
 
-def test_a_shape_mismatch_is_named(model):
+def test_bad_input_is_refused(model):
     other = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 5, 3), nn.Linear(4, 2))
     with pytest.raises(ValueError, match=r"1 has filters of shape \(4, 27\), but \(5, 27\)"):
         distance_from_initialization(model, other)
-
-
-def test_a_missing_layer_is_named(model):
     with pytest.raises(ValueError, match=r"only the model has the layer 1; the other one has 0\."):
         distance_from_initialization(model, model[:1])
     with pytest.raises(ValueError, match="only its initialization has the layer 1"):
         distance_from_initialization(model[:1], model)
-
-
-def test_weights_that_are_not_finite_are_rejected(model):
     other = copy.deepcopy(model)
     other[1].weight.data[0] = torch.nan
     with pytest.raises(ValueError, match="1 has a weight that is nan"):

@@ -60,21 +60,6 @@ def test_a_single_layer_is_a_valid_model():
     assert list(find_layers(nn.Linear(3, 2), "linear")) == [""]
 
 
-def test_the_error_for_a_missing_kind_lists_the_existing_layers():
-    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Linear(3, 4), nn.Linear(4, 3))
-    with pytest.raises(ValueError, match=r"2 linear layers, 1 pointwise convolution.*include_1x1=True or layers="):
-        find_layers(model)
-    with pytest.raises(ValueError, match="neither kind"):
-        find_layers(nn.ReLU(), "all")
-
-
-def test_unknown_selections_are_rejected():
-    with pytest.raises(ValueError, match="conv, linear, all; got 'convs'"):
-        find_layers(Small(), "convs")
-    with pytest.raises(TypeError, match="got str"):
-        find_layers("resnet18")
-
-
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
 def test_a_filter_contains_the_weights_of_its_output_channel(kind, groups):
@@ -96,7 +81,16 @@ def test_filters_of_linear_layers_have_the_outputs_first():
     torch.testing.assert_close(F.linear(inputs, filters(turned), turned.bias), turned(inputs))
 
 
-def test_other_modules_have_no_filters():
+def test_bad_input_is_refused():
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Linear(3, 4), nn.Linear(4, 3))
+    with pytest.raises(ValueError, match=r"2 linear layers, 1 pointwise convolution.*include_1x1=True or layers="):
+        find_layers(model)
+    with pytest.raises(ValueError, match="neither kind"):
+        find_layers(nn.ReLU(), "all")
+    with pytest.raises(ValueError, match="conv, linear, all; got 'convs'"):
+        find_layers(Small(), "convs")
+    with pytest.raises(TypeError, match="got str"):
+        find_layers("resnet18")
     with pytest.raises(ValueError, match="BatchNorm2d is neither"):
         filters(nn.BatchNorm2d(3))
 

@@ -314,16 +314,12 @@ class TestRefusals:
             embeddings, labels, ks=(1, 2)
         )
 
-    def test_a_single_k_is_rejected(self):
+    def test_bad_input_is_refused(self):
         with pytest.raises(TypeError, match=r"ks must be a sequence of integers, for instance \(1, 5\); got 5"):
             retrieval_scores(torch.randn(4, 2), torch.zeros(4).long(), ks=5)
-
-    @pytest.mark.parametrize("labels", [torch.zeros(4), torch.zeros(4).bool(), ["a", "a", "b", "b"]])
-    def test_non_integer_labels_are_rejected(self, labels):
-        with pytest.raises(TypeError, match="labels must be integers"):
-            retrieval_scores(torch.randn(4, 2), labels)
-
-    def test_complex_embeddings_are_rejected(self):
+        for labels in (torch.zeros(4), torch.zeros(4).bool(), ["a", "a", "b", "b"]):
+            with pytest.raises(TypeError, match="labels must be integers"):
+                retrieval_scores(torch.randn(4, 2), labels)
         with pytest.raises(TypeError, match="embeddings must be real"):
             retrieval_scores(torch.randn(4, 2, dtype=torch.complex64), torch.zeros(4).long())
 

@@ -369,25 +369,11 @@ def test_too_few_tokens_are_rejected(load, tokenizer, count, options, message):
     assert torch.equal(new_map(model), before)
 
 
-@pytest.mark.parametrize("ridge", [-1e-3, math.nan])
-def test_negative_ridge_is_rejected(load, tokenizer, ridge):
-    with pytest.raises(ValueError, match=f"ridge must not be negative; got {ridge}"):
-        fit_spherization(*load(), sentences(20), tokenizer=tokenizer, ridge=ridge)
-
-
 def test_underdetermined_fit_without_ridge_is_rejected(load, tokenizer):
     same = sentences(1) * 50
     with pytest.raises(ValueError, match=r"layer 1 .*no unique solution with ridge 0.*use a larger one"):
         fit_spherization(*load(), same, tokenizer=tokenizer, ridge=0.0)
     fit_spherization(*load(), same, tokenizer=tokenizer)  # a ridge is chosen automatically
-
-
-def test_model_without_spherized_layers_is_rejected(load, tokenizer):
-    model, reference = load(spherized_layers=[])
-    with pytest.raises(ValueError, match="SphereBertForMaskedLM has no spherized layer to fit; set"):
-        fit_spherization(model, reference, sentences(20), tokenizer=tokenizer)
-    with pytest.raises(ValueError, match="BertForMaskedLM has no spherized layer"):
-        fit_spherization(reference, reference, sentences(20), tokenizer=tokenizer)
 
 
 def test_spherized_reference_layer_is_rejected(load, checkpoint, tokenizer):
@@ -408,16 +394,6 @@ def test_reference_of_wrong_size_is_rejected(load, tokenizer, name, value):
     its = getattr(reference.config, name)
     with pytest.raises(ValueError, match=f"its {name} is {value}; the model has {its}"):
         fit_spherization(model, BertModel(config), sentences(20), tokenizer=tokenizer)
-
-
-def test_reference_of_another_encoder_is_rejected():
-    with pytest.raises(ValueError, match="the reference must be a distilbert model; got a bert model"):
-        fit_spherization(DISTILBERT.model(), BERT.plain(), [])
-
-
-def test_texts_for_an_image_encoder_are_rejected():
-    with pytest.raises(ValueError, match="texts must be batches with pixel_values; got a str"):
-        fit_spherization(VIT.model(), VIT.plain(), ["a text"])
 
 
 # Texts of padding
@@ -487,6 +463,18 @@ def test_inputs_other_than_texts_or_batches_are_rejected(pair, texts, message):
     assert torch.equal(new_map(pair[0]), before)
 
 
-def test_texts_without_a_tokenizer_are_rejected(pair):
+def test_bad_input_is_refused(load, tokenizer, pair):
+    for ridge in (-1e-3, math.nan):
+        with pytest.raises(ValueError, match=f"ridge must not be negative; got {ridge}"):
+            fit_spherization(*load(), sentences(20), tokenizer=tokenizer, ridge=ridge)
+    model, reference = load(spherized_layers=[])
+    with pytest.raises(ValueError, match="SphereBertForMaskedLM has no spherized layer to fit; set"):
+        fit_spherization(model, reference, sentences(20), tokenizer=tokenizer)
+    with pytest.raises(ValueError, match="BertForMaskedLM has no spherized layer"):
+        fit_spherization(reference, reference, sentences(20), tokenizer=tokenizer)
+    with pytest.raises(ValueError, match="the reference must be a distilbert model; got a bert model"):
+        fit_spherization(DISTILBERT.model(), BERT.plain(), [])
+    with pytest.raises(ValueError, match="texts must be batches with pixel_values; got a str"):
+        fit_spherization(VIT.model(), VIT.plain(), ["a text"])
     with pytest.raises(ValueError, match="the reference was not loaded from a checkpoint with a tokenizer"):
         fit_spherization(*pair, ["a text"] * 100)

@@ -222,12 +222,6 @@ def test_pooled_sets_have_the_class_in_the_stated_share_though_unknown_images_ha
     assert np.mean(covered) >= coverage - 2 * np.std(covered) / len(covered) ** 0.5
 
 
-@pytest.mark.parametrize("coverage", [0, 1, 90, math.nan])
-def test_a_coverage_is_between_0_and_1(coverage, linear):
-    with pytest.raises(ValueError, match="coverage must be between 0 and 1"):
-        fit_rejection(linear, [draw(90)], 0.1, "norm").check_coverage(coverage)
-
-
 @pytest.mark.parametrize(("coverage", "is_labeled"), [(0.95, True), (0.5, False)])
 def test_a_coverage_that_the_rejection_does_not_allow_is_an_error(coverage, is_labeled, linear):
     x, labels = draw(90)
@@ -260,19 +254,19 @@ def test_bad_options_are_an_error(options, message, linear):
         fit_rejection(linear, [draw(90)], **options)
 
 
-@pytest.mark.parametrize("score", ["knn", "norm"])
-def test_a_score_of_embeddings_is_an_error_without_them(score):
-    with pytest.raises(ValueError, match=f"{score} needs embeddings, .* max_logit, energy need none"):
-        fit_rejection(Identity(), [(torch.randn(90, CLASSES), draw(90)[1])], 0.1, score)
-
-
 @pytest.mark.parametrize("options", [{}, {"score": "mahalanobis"}, {"score": "max_logit", "by_class": True}], ids=str)
 def test_missing_labels_are_an_error_where_they_are_needed(options, linear):
     with pytest.raises(ValueError, match="needs labels"):
         fit_rejection(linear, [draw(90)[0]], **options)
 
 
-def test_a_score_that_is_not_finite_is_an_error(linear):
+def test_bad_input_is_refused(linear):
+    for coverage in (0, 1, 90, math.nan):
+        with pytest.raises(ValueError, match="coverage must be between 0 and 1"):
+            fit_rejection(linear, [draw(90)], 0.1, "norm").check_coverage(coverage)
+    for score in ("knn", "norm"):
+        with pytest.raises(ValueError, match=f"{score} needs embeddings, .* max_logit, energy need none"):
+            fit_rejection(Identity(), [(torch.randn(90, CLASSES), draw(90)[1])], 0.1, score)
     with pytest.raises(ValueError, match=r"the score vim is not finite .* name another"):
         fit_rejection(linear, [(torch.zeros(90, DIM), draw(90)[1])], 0.1, "vim")
 

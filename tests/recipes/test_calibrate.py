@@ -114,19 +114,13 @@ def test_calibration_images_that_are_trained_or_tested_on_are_reported_before_tr
     assert not (tmp_path / "run" / "config.json").exists()
 
 
-def test_a_saved_model_is_not_calibrated_on_its_training_images(train_saved):
+def test_bad_input_is_refused(train_saved, train):
     with pytest.raises(ValueError, match="93 of the 721 validation images are among the 200 training images"):
         train_saved(
             *("--num_train_epochs", "0", "--validation_fraction", "0.5", "--seed", "0", "--calibrate", "temperature")
         )
-
-
-def test_missing_validation_images_are_reported_before_training(train):
     with pytest.raises(ValueError, match=r"calibrate temperature needs validation images .set validation_split or"):
         train("--calibrate", "temperature", "--validation_fraction", "0")
-
-
-def test_classes_without_validation_images_are_reported_before_training(train):
     with pytest.raises(ValueError, match="calibrate vector needs validation images of all classes"):
         train("--calibrate", "vector", "--validation_fraction", "0", "--validation_split", "test[:8]")
 

@@ -395,12 +395,6 @@ def test_a_summary_and_the_next_step_are_printed(extract, classifier, capsys):
 # Preprocessing
 
 
-def test_a_model_without_image_processor_requires_statistics(extract, save):
-    model = save(SphereVisionModel(config_of()), processor=False)
-    with pytest.raises(ValueError, match=r"has no image processor.* Give --image_mean and --image_std"):
-        extract("--image_mean", 0.5, model=model)
-
-
 def test_a_model_without_image_processor_uses_its_configured_size(extract, save):
     encoder = SphereVisionModel(config_of(image_size=[6, 4]))
     argv = ["--image_mean", 0.5, "--image_std", 0.25]
@@ -412,11 +406,6 @@ def test_a_model_without_image_processor_uses_its_configured_size(extract, save)
     with torch.no_grad():
         expected = encoder.eval()(**processor(images, return_tensors="pt")).embeddings
     torch.testing.assert_close(first["embedding"][:], expected)
-
-
-def test_statistics_are_refused_with_an_image_processor(extract):
-    with pytest.raises(ValueError, match="has an image processor, which sets --image_mean; leave it out"):
-        extract("--image_mean", 0.5)
 
 
 # Errors
@@ -458,25 +447,21 @@ def test_a_missing_model_is_a_readable_error(extract, tmp_path):
         extract(model=tmp_path / "nowhere")
 
 
-def test_a_regression_model_is_refused(extract, save):
+def test_bad_input_is_refused(extract, save):
+    model = save(SphereVisionModel(config_of()), processor=False)
+    with pytest.raises(ValueError, match=r"has no image processor.* Give --image_mean and --image_std"):
+        extract("--image_mean", 0.5, model=model)
+    with pytest.raises(ValueError, match="has an image processor, which sets --image_mean; leave it out"):
+        extract("--image_mean", 0.5)
     config = config_of(head=None, embedding_dim=2, value_range=[0.0, 1.0])
     model = save(SphereVisionForRegression(config))
     with pytest.raises(ValueError, match="is a SphereVisionForRegression; embeddings need a SphereVisionForImage"):
         extract(model=model)
-
-
-def test_known_classes_of_a_model_without_classes_are_an_error(extract, save):
     model = save(SphereVisionModel(config_of(head=None)))
     with pytest.raises(ValueError, match="--classes known needs a model with classes"):
         extract("--classes", "known", model=model)
-
-
-def test_a_text_encoder_is_refused(extract, save):
     with pytest.raises(ValueError, match="BertModel of transformers is no image encoder"):
         extract(model=save(BertModel(BertConfig(**TINY))))
-
-
-def test_an_encoder_of_transformers_needs_its_image_processor(extract, save):
     encoder = save(Dinov2Model(Dinov2Config(**TINY, image_size=16, patch_size=4)), processor=False)
     with pytest.raises(ValueError, match=r"has no image processor.* is unknown\. Save the one of its training"):
         extract("--image_mean", 0.5, "--image_std", 0.5, model=encoder)

@@ -429,11 +429,6 @@ def test_predicted_classes_have_a_question_mark(run, build, copy, query, photos,
     assert [row["class"].endswith("?") for row in rows] == [False, True]
 
 
-def test_an_index_is_not_evaluated_as_embeddings(run, folder):
-    with pytest.raises(ValueError, match=r"is a search index; evaluate what hf-sphere extract"):
-        run("evaluate_embeddings", "--embeddings", folder)
-
-
 def test_images_are_added_to_an_index(build, copy, capsys):
     build("--images", "digits", "--add_to", copy)
     assert "added     355 of 355 images" in capsys.readouterr().out
@@ -583,12 +578,6 @@ def test_no_image_that_replaced_the_indexed_one_is_shown(load_recipe, build, sea
     assert "data-row" not in drawn  # nothing to search by
 
 
-@pytest.mark.parametrize(("words", "count"), [([], 9), (["--classes", "b"], 5)])
-def test_too_many_neighbors_are_an_error_that_names_the_option(search, query, words, count):
-    with pytest.raises(ValueError, match=f"--top_k must be at most {count}, the number of images to find; got 10"):
-        search("--query", query, "--top_k", "10", *words)
-
-
 def test_all_other_images_are_found_if_the_query_is_left_out(search, query):
     assert len(search("--query", query, "--top_k", "9", "--leave_out_query")) == 8
 
@@ -641,11 +630,6 @@ def test_queries_that_look_unlike_the_calibration_are_reported(search, photos, n
     for words in (["--query", noise], ["--query", photos, "--false_accept", "0.2"]):  # no level, and few queries
         search(*words)
         assert "look unlike" not in capsys.readouterr().err
-
-
-def test_a_level_that_the_index_does_not_allow_is_an_error(search, query):
-    with pytest.raises(ValueError, match=r"false_accept=0\.1 needs 19 calibration groups; there are 9"):
-        search("--query", query, "--false_accept", "0.1")
 
 
 def test_an_index_is_replaced_only_if_asked(build, copy, photos):
@@ -910,10 +894,17 @@ def test_an_exported_encoder_of_transformers_states_its_preprocessing(run, tmp_p
 # The page
 
 
-@pytest.mark.parametrize("host", ["no.such.host", "\u2028", "203.0.113.1"])
-def test_a_page_that_cannot_listen_says_so_before_the_index_is_loaded(host, run):
-    with pytest.raises(ValueError, match=r"the page cannot listen on .*Choose another --host or --port"):
-        run("search_page", "--index", "none", "--host", host)
+def test_bad_input_is_refused(run, folder, search, query):
+    with pytest.raises(ValueError, match=r"is a search index; evaluate what hf-sphere extract"):
+        run("evaluate_embeddings", "--embeddings", folder)
+    for words, count in (([], 9), (["--classes", "b"], 5)):
+        with pytest.raises(ValueError, match=f"--top_k must be at most {count}, the number of images to find; got 10"):
+            search("--query", query, "--top_k", "10", *words)
+    with pytest.raises(ValueError, match=r"false_accept=0\.1 needs 19 calibration groups; there are 9"):
+        search("--query", query, "--false_accept", "0.1")
+    for host in ("no.such.host", "\u2028", "203.0.113.1"):
+        with pytest.raises(ValueError, match=r"the page cannot listen on .*Choose another --host or --port"):
+            run("search_page", "--index", "none", "--host", host)
 
 
 @pytest.fixture(scope="module")

@@ -122,11 +122,6 @@ def test_sum_reduction_applies_to_both_losses(train):
     assert (model.head.reduction, model.regression.reduction) == ("sum", "sum")
 
 
-def test_sum_reduction_is_refused_for_heads_without_it(train):
-    with pytest.raises(ValueError, match="reduction"):
-        train("--head", "softmax", "--loss_reduction", "sum")
-
-
 @pytest.mark.parametrize("head", ["softmax", "spherized"])
 def test_other_heads_train_jointly_with_regression(train, results_of, head):
     assert results_of(train("--head", head, "--num_train_epochs", "6", "--task_weight", "0.5"))["eval_accuracy"] > 0.5
@@ -152,11 +147,6 @@ def test_classes_and_values_are_loaded_from_a_folder(load_recipe, run_main, tmp_
     low, high = SphereVisionForJointPrediction.from_pretrained(folder).config.value_range
     assert 1500 <= low < high <= 1660
     assert 0 < results_of(folder)["eval_mean_absolute_error"] < 160
-
-
-def test_two_dimensions_are_refused(train):
-    with pytest.raises(ValueError, match="joint prediction needs an embedding_dim of at least 3; got 2"):
-        train("--embedding_dim", "2")
 
 
 def test_a_model_of_another_task_is_refused(train, finished, load_recipe, run_main, cache, tmp_path):
@@ -204,7 +194,11 @@ def test_prototypes_that_do_not_fit_are_refused(train, tmp_path, options, said):
     assert "\n" not in str(refusal.value)
 
 
-def test_prototypes_for_another_head_are_refused(train, placed):
+def test_bad_input_is_refused(train, placed):
+    with pytest.raises(ValueError, match="reduction"):
+        train("--head", "softmax", "--loss_reduction", "sum")
+    with pytest.raises(ValueError, match="joint prediction needs an embedding_dim of at least 3; got 2"):
+        train("--embedding_dim", "2")
     with pytest.raises(ValueError, match="prototypes_file needs the head prototype; the model has softmax"):
         train("--prototypes_file", str(placed), "--head", "softmax")
 

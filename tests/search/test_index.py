@@ -232,13 +232,6 @@ def test_texts_of_siglip_have_the_length_of_its_training(tmp_path):
     torch.testing.assert_close(found, expected)
 
 
-def test_invalid_searches_are_rejected(index, digits):
-    with pytest.raises(ValueError, match="k must be from 1 to the number of references, 7; got 8"):
-        index.search(digits[9], 8, **QUIET)
-    with pytest.raises(ValueError, match="embeds no texts; search with images"):
-        index.search_texts(["a digit"])
-
-
 def test_other_folders_damaged_files_and_other_models_are_named(index, model, save_model, tmp_path):
     folder = tmp_path / "index"
     index.save(folder)
@@ -913,12 +906,6 @@ def test_a_search_with_a_level_searches_the_embeddings_once(encoder, monkeypatch
     assert torch.equal(found.distances, expected.distances)
 
 
-@pytest.mark.parametrize("k", [0, -1, 10_000])
-def test_a_search_with_a_level_checks_k(index, digits, k):
-    with pytest.raises(ValueError, match=f"k must be .*{k}"):
-        index.search(digits[8], k, false_accept=0.5, **QUIET)
-
-
 @pytest.mark.parametrize("calibration", ["rows", "separate"])
 @pytest.mark.parametrize("kind", [None, "ivf"])
 def test_a_saved_index_has_the_same_p_values(kind, calibration, encoder, tmp_path):
@@ -960,7 +947,14 @@ def test_a_group_of_the_calibration_images_is_not_added(encoder, digits):
     assert (len(index), index.images["group"]) == (2, ["ann", "bob"])
 
 
-def test_calibration_images_that_are_in_the_index_are_an_error(index, photos):
+def test_bad_input_is_refused(index, digits, photos):
+    with pytest.raises(ValueError, match="k must be from 1 to the number of references, 7; got 8"):
+        index.search(digits[9], 8, **QUIET)
+    with pytest.raises(ValueError, match="embeds no texts; search with images"):
+        index.search_texts(["a digit"])
+    for k in (0, -1, 10_000):
+        with pytest.raises(ValueError, match=f"k must be .*{k}"):
+            index.search(digits[8], k, false_accept=0.5, **QUIET)
     with pytest.raises(ValueError, match="3 of the calibration images are in the index; leave them out"):
         index.calibrate(photos / "even", **QUIET)
 

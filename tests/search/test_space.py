@@ -450,12 +450,6 @@ def test_a_query_whose_best_rows_are_of_one_group_needs_no_search_without_it(mon
     torch.testing.assert_close(best.elsewhere, expected)
 
 
-def test_calibration_groups_that_are_in_the_space_are_an_error():
-    vectors, names = clusters()
-    with pytest.raises(ValueError, match="1 groups of the space are groups of calibration queries, such as 3"):
-        EmbeddingSpace.fit(vectors, names, calibration=unit(2, 16), calibration_groups=[3, 1_000], score="cosine")
-
-
 def test_a_group_of_the_calibration_cannot_be_added_later(tmp_path):
     fit = {"calibration": unit(30, 4, seed=1), "calibration_groups": [f"new {n}" for n in range(30)]}
     EmbeddingSpace.fit(unit(2, 4), ["a", "b"], score="cosine", **fit).save(tmp_path / "space")
@@ -543,12 +537,6 @@ def test_the_energy_test_has_uniform_p_values_for_equal_distributions():
     assert stats.kstest(values, "uniform").pvalue > 1e-3
 
 
-@pytest.mark.parametrize("permutations", [-1, 0, 9.0])
-def test_the_energy_test_needs_a_positive_number_of_permutations(permutations):
-    with pytest.raises(ValueError, match=f"permutations must be an integer of at least 1; got {permutations}"):
-        energy_test(unit(6, 3), unit(9, 3), permutations=permutations)
-
-
 def test_the_energy_distance_is_that_of_its_definition():
     x, y = unit(6, 3).double(), unit(9, 3, seed=1).double() + 1
     between, within = torch.cdist(x, y).mean(), torch.cdist(x, x).mean() + torch.cdist(y, y).mean()
@@ -588,15 +576,18 @@ def test_rows_are_replaced_by_directions_only(space, value):
         space.replace(vectors, range(200), groups)
 
 
-def test_rows_are_replaced_by_rows_with_groups_if_the_space_has_some(space):
+def test_bad_input_is_refused(space):
+    vectors, names = clusters()
+    with pytest.raises(ValueError, match="1 groups of the space are groups of calibration queries, such as 3"):
+        EmbeddingSpace.fit(vectors, names, calibration=unit(2, 16), calibration_groups=[3, 1_000], score="cosine")
+    for permutations in (-1, 0, 9.0):
+        with pytest.raises(ValueError, match=f"permutations must be an integer of at least 1; got {permutations}"):
+            energy_test(unit(6, 3), unit(9, 3), permutations=permutations)
     with pytest.raises(ValueError, match="the space has groups"):
         space.replace(clusters(seed=1)[0], range(200))
-
-
-@pytest.mark.parametrize("wanted", [{"ids": True}, {"ids": [1.0]}, {"groups": [True]}, {"groups": np.array([True])}])
-def test_true_and_fractions_are_no_ids_and_no_groups(space, wanted):
-    with pytest.raises(ValueError, match=r"there is no (id|group) (True|1\.0) in the space"):
-        space.remove(**wanted)
+    for wanted in ({"ids": True}, {"ids": [1.0]}, {"groups": [True]}, {"groups": np.array([True])}):
+        with pytest.raises(ValueError, match=r"there is no (id|group) (True|1\.0) in the space"):
+            space.remove(**wanted)
 
 
 @pytest.mark.parametrize("name", [".DS_Store", "thumbs.db", "Desktop.ini", "._index.json", ".directory"])

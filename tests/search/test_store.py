@@ -154,10 +154,6 @@ class TestReading:
         assert data.class_names == names
         assert data.labels.tolist() == [1, 0, 1]
 
-    def test_the_error_for_a_missing_column_lists_the_existing_ones(self, save):
-        with pytest.raises(ValueError, match="no column label; it has: embedding, text"):
-            read_embeddings(save(embedding=[[1.0]], text=["a"]), needed=["label"])
-
     @pytest.mark.parametrize(
         ("columns", "message"),
         [
@@ -209,12 +205,6 @@ class TestReading:
     def test_more_samples_than_rows_returns_all_rows(self, save):
         assert len(read_embeddings(save(embedding=[[1.0]] * 3), max_samples=10).embeddings) == 3
 
-    @pytest.mark.parametrize("labels", [[-1, -1, -1], [0, 2, -1]])
-    def test_negative_labels_are_rejected(self, save, labels):
-        row = labels.index(-1)
-        with pytest.raises(ValueError, match=f"label of .*split 'train', is -1 in row {row}; .* a missing label"):
-            read_embeddings(save(embedding=[[1.0]] * 3, label=labels))
-
     @pytest.mark.parametrize(
         ("column", "value", "message"),
         [
@@ -235,15 +225,6 @@ class TestReading:
         columns = columns_of(2) | {column: torch.tensor(values)}
         data = read_embeddings(str(write(folder, columns)))
         assert {"confidence": data.confidences, "concentration": data.concentrations}[column].tolist() == values
-
-    def test_errors_in_sampled_rows_report_the_row_in_the_file(self, folder):
-        columns = columns_of(50)
-        columns["concentration"][7:] = -1.0
-        name = str(write(folder, columns))
-        drawn = torch.randperm(50, generator=torch.Generator().manual_seed(0))[:5].sort().values
-        first = int(drawn[drawn >= 7][0])
-        with pytest.raises(ValueError, match=rf"is -1\.0 in row {first};"):
-            read_embeddings(name, max_samples=5)
 
     @pytest.mark.parametrize("column", ["embedding", "logits"])
     @pytest.mark.parametrize("value", [1e300, 1e39, float("nan"), float("inf")])
@@ -293,7 +274,20 @@ class TestReading:
         with pytest.raises(ValueError, match=f"{inner} is not a regular file"):
             read_embeddings(name)
 
-    def test_max_samples_of_zero_is_rejected(self, save):
+    def test_bad_input_is_refused(self, save, folder):
+        with pytest.raises(ValueError, match="no column label; it has: embedding, text"):
+            read_embeddings(save(embedding=[[1.0]], text=["a"]), needed=["label"])
+        for labels in ([-1, -1, -1], [0, 2, -1]):
+            row = labels.index(-1)
+            with pytest.raises(ValueError, match=f"label of .*split 'train', is -1 in row {row}; .* a missing label"):
+                read_embeddings(save(embedding=[[1.0]] * 3, label=labels))
+        columns = columns_of(50)
+        columns["concentration"][7:] = -1.0
+        name = str(write(folder, columns))
+        drawn = torch.randperm(50, generator=torch.Generator().manual_seed(0))[:5].sort().values
+        first = int(drawn[drawn >= 7][0])
+        with pytest.raises(ValueError, match=rf"is -1\.0 in row {first};"):
+            read_embeddings(name, max_samples=5)
         with pytest.raises(ValueError, match="--max_samples must be at least 1; got 0"):
             read_embeddings(save(embedding=[[1.0]]), max_samples=0)
 

@@ -225,20 +225,10 @@ def test_a_space_says_that_it_has_normalized_its_vectors():
     assert found.remedies == report_vectors(vectors, groups.tolist()).remedies
 
 
-def test_the_report_of_a_space_is_about_cosines():
-    with pytest.raises(ValueError, match="the report is about cosines, not the euclidean distance"):
-        EmbeddingSpace(torch.rand(60, 4), metric={"distance": "euclidean"}).report()
-
-
 def test_an_index_of_vectors_that_are_not_finite_names_their_file(tmp_path):
     Dataset.from_dict({"vector": [[1.0, 2.0], [1.0, math.nan]]}).to_parquet(path := tmp_path / "a.parquet")
     with pytest.raises(ValueError, match=rf"vectors of {path} must be finite; 1 of 2 are not, the first at index 1"):
         ImageIndex.build(None, ImageSource.of(path, content="vector"))
-
-
-def test_a_report_without_directions_is_not_drawn():
-    with pytest.raises(ValueError, match=r"nothing to draw: No row is left"):
-        plot_report(report_vectors(torch.zeros(4, 4)))
 
 
 @pytest.mark.parametrize("form", ["file", "index", "space"])
@@ -275,7 +265,11 @@ def test_an_index_has_its_own_groups(tmp_path):
         main([str(tmp_path / "a"), "--group_column", "label"])
 
 
-@pytest.mark.parametrize("option", ["--figure", "--json"])
-def test_outputs_of_a_report_are_probed_before_the_vectors_are_read(option):
-    with pytest.raises(OSError, match="it cannot be written"):
-        main(["none", option, "/proc/none/a"])
+def test_bad_input_is_refused():
+    with pytest.raises(ValueError, match="the report is about cosines, not the euclidean distance"):
+        EmbeddingSpace(torch.rand(60, 4), metric={"distance": "euclidean"}).report()
+    with pytest.raises(ValueError, match=r"nothing to draw: No row is left"):
+        plot_report(report_vectors(torch.zeros(4, 4)))
+    for option in ("--figure", "--json"):
+        with pytest.raises(OSError, match="it cannot be written"):
+            main(["none", option, "/proc/none/a"])

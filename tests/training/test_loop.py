@@ -108,11 +108,6 @@ def test_training_reduces_the_loss_on_learnable_data(make_loop, make_model, make
     assert history[-1]["train_loss"] < 0.5 * history[0]["train_loss"]
 
 
-def test_training_split_without_a_batch_is_rejected(make_loop, make_batches):
-    with pytest.raises(ValueError, match="there is no training batch"):
-        make_loop(batches=make_batches(0))
-
-
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "reduce_lr_on_plateau"])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_run_resumed_mid_epoch_is_bitwise_equal_to_an_uninterrupted_one(
@@ -322,11 +317,6 @@ def test_nonfinite_loss_error_names_the_step(make_loop, make_model, accumulation
         loop.run()
 
 
-def test_first_of_several_nonfinite_losses_is_reported(make_loop, make_model):
-    with pytest.raises(TrainingDivergedError, match="at step 2\\."):
-        make_loop(make_model(bad_at=(2, 3, 5))).run()
-
-
 def test_divergence_error_names_the_last_good_checkpoint(make_loop, make_model, tmp_path):
     loop = make_loop(make_model(bad_at=(8,)), save_steps=2)
     with pytest.raises(TrainingDivergedError) as failure:
@@ -334,7 +324,11 @@ def test_divergence_error_names_the_last_good_checkpoint(make_loop, make_model, 
     assert f"The last good checkpoint is {tmp_path / 'run' / 'checkpoint-6'}." in str(failure.value)
 
 
-def test_divergence_before_the_first_checkpoint_is_reported(make_loop, make_model):
+def test_bad_input_is_refused(make_loop, make_batches, make_model):
+    with pytest.raises(ValueError, match="there is no training batch"):
+        make_loop(batches=make_batches(0))
+    with pytest.raises(TrainingDivergedError, match="at step 2\\."):
+        make_loop(make_model(bad_at=(2, 3, 5))).run()
     with pytest.raises(TrainingDivergedError, match="There is no checkpoint yet"):
         make_loop(make_model(bad_at=(1,))).run()
 

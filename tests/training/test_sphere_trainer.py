@@ -419,12 +419,6 @@ def test_the_margin_of_a_head_in_a_model_of_a_user_begins_after_its_warmup(strea
     assert margins == [0, 0, 1, 1]
 
 
-def test_a_model_with_two_heads_to_initialize_is_rejected():
-    model = nn.ModuleDict({"first": Own("vmf"), "second": Own("vmf")})
-    with pytest.raises(ValueError, match="2 heads require initialization from data"):
-        initialize_from_data(model, [])
-
-
 # Label smoothing
 
 
@@ -454,11 +448,6 @@ def test_label_smoothing_reaches_a_model_of_model_init(arguments):
     assert trainer.model.head.label_smoothing == 0.1
 
 
-def test_label_smoothing_of_a_head_without_it_is_rejected(arguments):
-    with pytest.raises(ValueError, match="head 'vmf' has no label smoothing; leave label_smoothing_factor out"):
-        SphereTrainer(make_model("vmf"), arguments(label_smoothing_factor=0.1))
-
-
 # Logs
 
 
@@ -477,20 +466,6 @@ def test_effective_learning_rates_are_logged(arguments):
 
 
 # Bad input
-
-
-def test_data_without_labels_is_rejected(arguments):
-    unlabeled = [{"pixel_values": row["pixel_values"]} for row in images()]
-    message = "did not return a loss from the inputs, .* the inputs it received are pixel_values"
-    with pytest.raises(ValueError, match=message):
-        SphereTrainer(make_model("vmf"), arguments(), train_dataset=unlabeled).train()
-
-
-def test_summed_loss_of_a_model_of_a_user_with_accumulation_is_rejected(arguments):
-    model = Own("prototype", reduction="sum")
-    trainer = SphereTrainer(model, arguments(gradient_accumulation_steps=2), train_dataset=images())
-    with pytest.raises(ValueError, match="is the sum over a batch, but the Trainer would average it over 2 batches"):
-        trainer.train()
 
 
 def test_summed_loss_without_accumulation_has_the_curve_of_the_recipe(digits, arguments, losses_of_recipe):
@@ -519,17 +494,27 @@ def prepared_as(kind: DistributedType, prepare: Callable[..., Any]) -> Callable[
     return wrapped
 
 
-def test_fsdp_in_one_process_is_rejected(arguments):
-    with pytest.raises(ValueError, match="fsdp only works in distributed training"):
-        SphereTrainer(make_model(), arguments(fsdp=True), train_dataset=images())
-
-
 def test_arguments_of_a_recipe_are_rejected(tmp_path):
     with pytest.raises(TypeError, match=r"args must be transformers\.TrainingArguments"):
         SphereTrainer(make_model(), training.RecipeArguments(str(tmp_path)))
 
 
-def test_image_batches_of_another_number_of_processes_are_rejected(arguments):
+def test_bad_input_is_refused(arguments):
+    model = nn.ModuleDict({"first": Own("vmf"), "second": Own("vmf")})
+    with pytest.raises(ValueError, match="2 heads require initialization from data"):
+        initialize_from_data(model, [])
+    with pytest.raises(ValueError, match="head 'vmf' has no label smoothing; leave label_smoothing_factor out"):
+        SphereTrainer(make_model("vmf"), arguments(label_smoothing_factor=0.1))
+    unlabeled = [{"pixel_values": row["pixel_values"]} for row in images()]
+    message = "did not return a loss from the inputs, .* the inputs it received are pixel_values"
+    with pytest.raises(ValueError, match=message):
+        SphereTrainer(make_model("vmf"), arguments(), train_dataset=unlabeled).train()
+    model = Own("prototype", reduction="sum")
+    trainer = SphereTrainer(model, arguments(gradient_accumulation_steps=2), train_dataset=images())
+    with pytest.raises(ValueError, match="is the sum over a batch, but the Trainer would average it over 2 batches"):
+        trainer.train()
+    with pytest.raises(ValueError, match="fsdp only works in distributed training"):
+        SphereTrainer(make_model(), arguments(fsdp=True), train_dataset=images())
     pixels = torch.zeros(8, 1, 8, 8, dtype=torch.uint8)
     options = {"batch_size": 2, "mean": [0.5], "std": [0.3], "shuffle": True, "num_processes": 2}
     batches = ImagesInMemory(pixels, torch.zeros(8, dtype=torch.long), **options)
