@@ -77,10 +77,12 @@ class TestEpisode:
 
 
 class TestReproducibility:
-    def test_seed_and_epoch_determine_the_episodes(self):
+    def test_seed_and_epoch_determine_the_episodes_without_the_global_random_state(self):
+        before = torch.get_rng_state()
         first, second = (EpisodeSampler(TEN_OF_TEN, Episodes(4, 3, 20), seed=7) for _ in range(2))
         list(first)
         assert torch.equal(first.indices(3), second.indices(3))
+        assert torch.equal(torch.get_rng_state(), before)
 
     def test_episodes_differ_within_and_between_epochs_and_seeds(self):
         drawn = [
@@ -94,11 +96,6 @@ class TestReproducibility:
     def test_an_episode_is_independent_of_the_number_of_episodes(self):
         short, long = (EpisodeSampler(TEN_OF_TEN, Episodes(4, 3, count)).indices(1) for count in (5, 9))
         assert torch.equal(short, long[:5])
-
-    def test_sampling_does_not_change_the_global_random_state(self):
-        before = torch.get_rng_state()
-        EpisodeSampler(TEN_OF_TEN, Episodes(4, 3, 20)).indices(0)
-        assert torch.equal(torch.get_rng_state(), before)
 
 
 class TestProcesses:
@@ -127,20 +124,12 @@ class TestSmallClasses:
         assert "3 of 5 classes have fewer than the 5 images" in record.message
         assert "(class 14 has 1, class 8 has 3, class 17 has 4)" in record.message
 
-    def test_the_warning_lists_only_a_few_classes(self, caplog):
-        with caplog.at_level(logging.WARNING, logger="hf_sphere"):
-            EpisodeSampler(labels_of([1] * 9), Episodes(5, 2, 3))
+    def test_only_the_first_process_warns_of_too_small_classes_and_lists_a_few(self, caplog):
+        EpisodeSampler(labels_of([1, 2]), Episodes(2, 2, 3), process_index=1, num_processes=2)
+        EpisodeSampler(labels_of([3, 4]), Episodes(2, 3, 3))
+        assert not caplog.records
+        EpisodeSampler(labels_of([1] * 9), Episodes(5, 2, 3))
         assert "(class 5 has 1, class 8 has 1, class 11 has 1, ...)" in caplog.text
-
-    def test_only_the_first_process_warns(self, caplog):
-        with caplog.at_level(logging.WARNING, logger="hf_sphere"):
-            EpisodeSampler(labels_of([1, 2]), Episodes(2, 2, 3), process_index=1, num_processes=2)
-        assert not caplog.records
-
-    def test_classes_that_are_just_large_enough_cause_no_warning(self, caplog):
-        with caplog.at_level(logging.WARNING, logger="hf_sphere"):
-            EpisodeSampler(labels_of([3, 4]), Episodes(2, 3, 3))
-        assert not caplog.records
 
 
 class TestDistinctImages:
@@ -172,15 +161,6 @@ class TestSeveralPerBatch:
         assert len(batches) == len(sampler) == -(-sampler.num_episodes // per_batch)
         assert [len(batch) for batch in batches[:-1]] == [12 * per_batch] * (len(batches) - 1)
         assert [index for batch in batches for index in batch] == sampler.indices(epoch).flatten().tolist()
-
-    @pytest.mark.parametrize("start", range(4))
-    def test_an_epoch_of_images_can_start_at_any_batch(self, start):
-        of = batches(episodes=Episodes(4, 3, 7, per_batch=3), augmentation=Augmentation(crop_padding=2))
-        resumed, whole = list(of.epoch(2, start=start)), list(of.epoch(2))
-        assert ([len(batch["labels"]) for batch in whole], len(of)) == ([36, 36, 12], 3)
-        assert len(resumed) == 3 - start
-        for one, other in zip(resumed, whole[start:], strict=True):
-            assert all(torch.equal(one[name], other[name]) for name in one)
 
     @pytest.mark.parametrize(("processes", "examples"), [(1, 84), (2, 96), (3, 108)])
     def test_episodes_per_batch_do_not_change_the_images_per_epoch(self, processes, examples):
@@ -240,10 +220,13 @@ class TestBatches:
             assert torch.equal(batch["pixel_values"], of.images[rows] * torch.tensor(1 / 255))
 
     @pytest.mark.parametrize("start", range(8))
-    def test_an_epoch_resumed_at_an_episode_is_the_tail_of_the_full_epoch(self, start):
-        of = batches(augmentation=Augmentation(crop_padding=2, horizontal_flip=True))
+    @pytest.mark.parametrize(("per_batch", "sizes"), [(1, [12] * 7), (3, [36, 36, 12])])
+    def test_an_epoch_can_start_at_any_batch_of_episodes(self, start, per_batch, sizes):
+        change = Augmentation(crop_padding=2, horizontal_flip=True)
+        of = batches(augmentation=change, episodes=Episodes(4, 3, 7, per_batch=per_batch))
         resumed, whole = list(of.epoch(2, start=start)), list(of.epoch(2))
-        assert len(resumed) == 7 - start
+        assert ([len(batch["labels"]) for batch in whole], len(of)) == (sizes, len(sizes))
+        assert len(resumed) == max(len(sizes) - start, 0)
         for one, other in zip(resumed, whole[start:], strict=True):
             assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -260,12 +243,10 @@ class TestBatches:
         assert of.num_examples == 100
         assert of.examples_per_epoch == examples
 
-    def test_a_conflicting_batch_size_is_an_error_that_states_both(self):
+    def test_a_conflicting_or_missing_batch_size_is_an_error(self):
         assert batches(batch_size=12).batch_size == 12
         with pytest.raises(ValueError, match="these episodes are batches of 12 images; leave out batch_size=128"):
             batches(batch_size=128)
-
-    def test_neither_episodes_nor_a_batch_size_is_an_error(self):
         with pytest.raises(ValueError, match="the batch size must be at least 1; got None"):
             batches(episodes=None)
 

@@ -62,10 +62,6 @@ def test_an_epoch_has_the_same_batches_again_and_leaves_the_random_state():
     assert all(torch.equal(first[name], again[name]) for name in first)
 
 
-def test_images_for_initialization_are_not_mixed():
-    assert "mixed_labels" not in next(batches(mixup=0.5).epoch(augment=False))
-
-
 @pytest.mark.parametrize("task", ["regression", "joint", "few_shot"])
 def test_tasks_without_class_losses_refuse_it(task):
     with pytest.raises(ValueError, match="--mixup and --cutmix do not apply"):
@@ -81,10 +77,11 @@ def test_episodes_refuse_it():
         ImagesInMemory(images, labels, **sizes, augmentation=Augmentation(mixup=0.2))
 
 
-def test_evaluation_images_are_not_mixed():
+def test_images_for_evaluation_and_initialization_are_not_mixed():
     data = load_image_data(ImageDataOptions("digits", mixup=0.2), progress=False)
     assert "mixed_labels" in next(data.train.epoch())
     assert "mixed_labels" not in next(data.evaluation.epoch())
+    assert "mixed_labels" not in next(batches(mixup=0.5).epoch(augment=False))
 
 
 @pytest.mark.parametrize("is_saved", [False, True])

@@ -172,6 +172,11 @@ class TestSources:
 
 
 class TestErrors:
+    def test_what_is_not_stated_is_one_error(self, shards):
+        needed = "image_size, num_channels, image_mean, image_std, max_train_samples .*max_eval_samples .*class_names"
+        with pytest.raises(ValueError, match=f"a stream is not read before training, so set {needed}"):
+            load(shards())
+
     @pytest.mark.parametrize(
         ("options", "said"),
         [
@@ -193,6 +198,13 @@ class TestErrors:
             ValueError, match=f"{said} needs all images or labels before training; leave it or streaming"
         ):
             load(shards(), **STATED, **COUNTS, **options)
+
+    def test_a_stream_that_is_too_short_is_an_error_with_its_size(self, shards):
+        data = load(shards(), **STATED, max_train_samples=24, max_eval_samples=40)
+        with pytest.raises(ValueError, match="'train' ended after 23 images of 24; set max_train_samples"):
+            list(data.train.epoch())
+        with pytest.raises(ValueError, match="'train' ended after 23 images of 40; set max_eval_samples"):
+            list(data.evaluation.epoch())
 
     @pytest.mark.parametrize("labels", [[0, 1, 7], [0, 1, -1]])
     def test_an_unknown_label_names_the_image(self, labels, shards, encode):
@@ -237,6 +249,23 @@ class TestErrors:
         with pytest.raises(ValueError, match="the bundled dataset digits cannot be streamed"):
             load("digits", **STATED, **COUNTS)
 
+    def test_columns_are_checked(self, make_dataset):
+        rows = make_dataset(marked(4), [0, 1, 0, 1]).to_iterable_dataset()
+        with pytest.raises(ValueError, match="found no label column"):
+            load(rows.remove_columns("label"), **STATED, **COUNTS)
+        with pytest.raises(ValueError, match="column 'label' does not contain images"):
+            load(rows, image_column_name="label", **STATED, **COUNTS)
+
+    def test_class_names_must_be_those_of_the_labels(self, make_dataset):
+        feature = ClassLabel(names=["cat", "dog"])
+        rows = make_dataset(marked(4), [0, 1, 0, 1], feature=feature).to_iterable_dataset()
+        with pytest.raises(ValueError, match=r"split 'train' has the classes \['cat', 'dog'\], but others"):
+            load(rows, **STATED, **COUNTS)
+
+    def test_class_names_must_differ(self, shards):
+        with pytest.raises(ValueError, match=r"class_names must differ from each other; got \['0', '1', '1'\]"):
+            load(shards(), **STATED | COUNTS | {"class_names": ["0", "1", "1"]})
+
     def test_images_that_are_decoded_before_are_an_error_with_advice(self, make_dataset):
         rows = make_dataset(marked(4), [0, 1, 2, 0]).to_iterable_dataset()
         sizes = STATED | {"max_train_samples": 4, "max_eval_samples": 4}
@@ -250,29 +279,12 @@ class TestErrors:
         encoded = rows.cast_column("image", Image(decode=False)).map(lambda row: row)
         assert sorted(seen(load(encoded, **sizes).train)) == [(mark, mark % 3) for mark in range(4)]
 
-    def test_bad_input_is_refused(self, shards, make_dataset):
-        needed = "image_size, num_channels, image_mean, image_std, max_train_samples .*max_eval_samples .*class_names"
-        with pytest.raises(ValueError, match=f"a stream is not read before training, so set {needed}"):
-            load(shards())
-        data = load(shards(), **STATED, max_train_samples=24, max_eval_samples=40)
-        with pytest.raises(ValueError, match="'train' ended after 23 images of 24; set max_train_samples"):
-            list(data.train.epoch())
-        with pytest.raises(ValueError, match="'train' ended after 23 images of 40; set max_eval_samples"):
-            list(data.evaluation.epoch())
-        rows = make_dataset(marked(4), [0, 1, 0, 1]).to_iterable_dataset()
-        with pytest.raises(ValueError, match="found no label column"):
-            load(rows.remove_columns("label"), **STATED, **COUNTS)
-        with pytest.raises(ValueError, match="column 'label' does not contain images"):
-            load(rows, image_column_name="label", **STATED, **COUNTS)
-        feature = ClassLabel(names=["cat", "dog"])
-        rows = make_dataset(marked(4), [0, 1, 0, 1], feature=feature).to_iterable_dataset()
-        with pytest.raises(ValueError, match=r"split 'train' has the classes \['cat', 'dog'\], but others"):
-            load(rows, **STATED, **COUNTS)
-        with pytest.raises(ValueError, match=r"class_names must differ from each other; got \['0', '1', '1'\]"):
-            load(shards(), **STATED | COUNTS | {"class_names": ["0", "1", "1"]})
-        for options in ({"class_names": ["a"]}, {"shuffle_buffer_size": 5}):
-            with pytest.raises(ValueError, match="are for a stream; set streaming, or leave them out"):
-                ImageDataOptions(**options)
+    @pytest.mark.parametrize("options", [{"class_names": ["a"]}, {"shuffle_buffer_size": 5}])
+    def test_options_of_streams_are_refused_without_one(self, options):
+        with pytest.raises(ValueError, match="are for a stream; set streaming, or leave them out"):
+            ImageDataOptions(**options)
+
+    def test_images_of_a_stream_have_no_numbers(self, shards):
         data = load(shards(), **STATED, **COUNTS)
         with pytest.raises(ValueError, match="not numbered"):
             data.train.epoch_rows()

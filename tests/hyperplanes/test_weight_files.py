@@ -62,6 +62,11 @@ def test_files_have_the_layers_of_their_model(build, max_shard_size, tmp_path):
     assert_same(read(model.state_dict()), read(model))
 
 
+def test_linear_layers_with_the_inputs_first_are_refused():
+    with pytest.raises(ValueError, match=r"h\.0\.attn\.c_attn is stored with the inputs first, "):
+        read(small_gpt2().state_dict(), "linear")
+
+
 @pytest.mark.parametrize(
     ("name", "is_layer"),
     [
@@ -118,6 +123,11 @@ def test_a_file_an_index_or_a_folder_is_accepted(tmp_path):
     assert read(tmp_path).keys() == read(index).keys() == read(str(index)).keys()
     parts = [read(shard).keys() for shard in shards if any("dense" in name for name in open_tensors(shard))]
     assert set().union(*parts) == read(index).keys()
+
+
+def test_the_error_for_a_hub_id_explains_local_paths():
+    with pytest.raises(FileNotFoundError, match=r"neither a file nor a folder.*snapshot_download"):
+        read("timm/resnet18.a1_in1k")
 
 
 def test_pickled_weights_are_rejected(tmp_path):
@@ -195,6 +205,13 @@ def test_quantized_tensors_are_rejected(write, dtype):
     assert list(read(folder, "conv")) == ["conv"]
 
 
+def test_quantized_checkpoints_are_rejected(write):
+    with pytest.raises(ValueError, match="quantization_config: bitsandbytes"):
+        read(write(config={"quantization_config": {"quant_method": "bitsandbytes"}}))
+    with pytest.raises(ValueError, match="fc is quantized"):
+        read({"fc.qweight": torch.ones(4, dtype=torch.int32), "conv.weight": torch.ones(1, 1, 3, 3)})
+
+
 PARTS = {
     "weight_norm": nn.utils.parametrizations.weight_norm,
     "spectral_norm": nn.utils.parametrizations.spectral_norm,
@@ -214,27 +231,28 @@ def test_weights_stored_in_parts_require_the_model(normalize, write):
     assert list(read(model)) == ["0"]
 
 
+def test_scaled_standardized_weights_require_the_model(write):
+    model = nn.Sequential(timm.layers.ScaledStdConv2d(2, 3, 3))
+    with pytest.raises(ValueError, match=r"weight of 0 is standardized and multiplied by 0\.gain\. Pass the model"):
+        read(write(model.state_dict()))
+
+
 def test_a_stack_of_weights_is_no_layer():
     model = nn.ModuleDict({"experts": timm.layers.CondConv2d(2, 3, 3, bias=True), "head": nn.Linear(3, 2)})
     assert list(read(model.state_dict())) == list(read(model)) == ["head"]
 
 
-def test_bad_input_is_refused(write):
-    with pytest.raises(ValueError, match=r"h\.0\.attn\.c_attn is stored with the inputs first, "):
-        read(small_gpt2().state_dict(), "linear")
-    with pytest.raises(FileNotFoundError, match=r"neither a file nor a folder.*snapshot_download"):
-        read("timm/resnet18.a1_in1k")
-    with pytest.raises(ValueError, match="quantization_config: bitsandbytes"):
-        read(write(config={"quantization_config": {"quant_method": "bitsandbytes"}}))
-    with pytest.raises(ValueError, match="fc is quantized"):
-        read({"fc.qweight": torch.ones(4, dtype=torch.int32), "conv.weight": torch.ones(1, 1, 3, 3)})
-    model = nn.Sequential(timm.layers.ScaledStdConv2d(2, 3, 3))
-    with pytest.raises(ValueError, match=r"weight of 0 is standardized and multiplied by 0\.gain\. Pass the model"):
-        read(write(model.state_dict()))
+def test_the_error_for_a_missing_kind_lists_the_existing_layers(write):
     with pytest.raises(ValueError, match=r"layers='linear'.* it has 1 convolution\. Choose layers='conv'"):
         read(write(), "linear")
+
+
+def test_offloaded_tensors_are_rejected():
     with pytest.raises(ValueError, match="meta device"):
         read(nn.Linear(2, 2, device="meta").state_dict())
+
+
+def test_unsupported_sources_are_rejected():
     with pytest.raises(TypeError, match="got int"):
         read(3)
     with pytest.raises(ValueError, match="got the keys model"):

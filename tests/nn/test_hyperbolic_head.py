@@ -48,13 +48,9 @@ def plain_logits(x: Tensor, head: Head) -> Tensor:
 
 
 @CURVATURES
-def test_logits_match_the_formula(curvature):
+def test_logits_match_the_formula_also_in_float32(curvature):
     head, x = make(curvature).double(), embeddings(curvature)
     torch.testing.assert_close(head(x).logits, plain_logits(x, head), rtol=1e-9, atol=1e-9)
-
-
-@CURVATURES
-def test_float32_is_close_to_the_formula(curvature):
     head, x = make(curvature), embeddings(curvature, 50, torch.float32)
     torch.testing.assert_close(head(x).logits.double(), plain_logits(x, head), rtol=1e-4, atol=1e-4)
 
@@ -68,9 +64,8 @@ def test_logits_match_geoopt_hyperplane_distances(curvature):
     ball = geoopt.PoincareBall(c=curvature)
     offsets = ball.expmap0(head.offsets.detach())
     distances = ball.dist2plane(ball.expmap0(x)[:, None], offsets, head.weight.detach(), signed=True)
-    torch.testing.assert_close(
-        head(x).logits, 2 * head.weight.norm(dim=-1) * distances, rtol=1e-5, atol=1e-4
-    )  # the curvature is float32
+    expected = 2 * head.weight.norm(dim=-1) * distances
+    torch.testing.assert_close(head(x).logits, expected, rtol=1e-5, atol=1e-4)  # the curvature is float32
 
 
 def test_loss_is_the_cross_entropy_of_the_logits():
@@ -147,12 +142,9 @@ def test_zero_embedding_has_the_gradient_of_the_formula():
 # Properties, precision and validation
 
 
-def test_head_distance_is_hyperbolic():
-    assert make().distance == "hyperbolic"
-
-
-def test_directions_are_the_normalized_normals():
+def test_distance_is_hyperbolic_and_directions_are_the_normalized_normals():
     head = make()
+    assert head.distance == "hyperbolic"
     torch.testing.assert_close(head.directions(), F.normalize(head.weight.detach(), dim=-1))
 
 

@@ -89,14 +89,11 @@ def test_adaface_has_no_gradient_along_the_embedding():
     assert ((x.grad * x).sum(-1) / x.norm(dim=-1)).abs().max() < 1e-4 * x.grad.norm()
 
 
-def test_adaface_returns_embeddings_with_their_norms():
+def test_adaface_keeps_the_norms_of_embeddings_and_averages_them():
     x = 20 * torch.randn(5, 6)
     output = build_head("adaface", 6, 4)(x)
     torch.testing.assert_close(output.embeddings, x)
     torch.testing.assert_close(output.concentration, x.norm(dim=-1))
-
-
-def test_adaface_statistics_are_running_averages_of_the_norms():
     head, x = build_head("adaface", 6, 4, norm_momentum=0.75), 20 * torch.randn(5, 6)
     head(x, LABELS)
     norms = x.norm(dim=-1)

@@ -131,12 +131,9 @@ def test_soft_labels_of_torchvision_train_any_head_of_a_model(transform):
     torch.testing.assert_close(model(mixed, labels=soft).loss, (1 - share) * first + share * second)
 
 
-def test_soft_labels_of_more_than_two_classes_are_refused():
+def test_soft_labels_are_of_one_or_two_classes_and_need_a_problem_type():
     with pytest.raises(ValueError, match="one or two classes"):
         vision_model()(torch.rand(2, 1, 28, 28), labels=torch.full((2, CLASSES), 1 / CLASSES))
-
-
-def test_a_model_without_problem_type_asks_what_soft_labels_are():
     soft = torch.tensor([[0.7, 0.3, 0.0, 0.0, 0.0]] * 2)
     model = vision_model("cosine", problem_type=None)
     with pytest.raises(ValueError, match="set problem_type"):
@@ -151,10 +148,8 @@ def test_the_trainer_evaluates_images_that_are_not_mixed(tmp_path):
     rows = [{"pixel_values": torch.randn(1, 28, 28), "labels": n % CLASSES} for n in range(10)]
     args = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True)
     for kind in (Trainer, SphereTrainer):
-        trainer = kind(
-            vision_model(), args, eval_dataset=rows, compute_metrics=lambda found: {"n": len(found.label_ids)}
-        )
-        metrics = trainer.evaluate()
+        count = {"compute_metrics": lambda found: {"n": len(found.label_ids)}}
+        metrics = kind(vision_model(), args, eval_dataset=rows, **count).evaluate()
         assert metrics["eval_n"] == 10
         assert "eval_loss" in metrics
 

@@ -46,10 +46,12 @@ def test_prototypes_are_classified_correctly_with_zero_loss(head):
     assert output.loss.item() == pytest.approx(0.0, abs=1e-12)
 
 
-def test_only_embeddings_receive_gradients(head):
-    x = torch.randn(5, 4, requires_grad=True)
-    head(x, LABELS).loss.backward()
+def test_training_changes_embeddings_and_never_the_prototypes(head):
+    before, x = head.prototypes.clone(), torch.randn(5, 4, requires_grad=True)
+    for _ in range(5):
+        head(x, LABELS).loss.backward()
     assert x.grad.abs().sum() > 0
+    assert torch.equal(head.prototypes, before)
     assert not head.prototypes.requires_grad
     assert not head.class_concentration.requires_grad
     assert list(head.parameters()) == []
@@ -72,42 +74,30 @@ def test_prototypes_match_the_placement():
     torch.testing.assert_close(head.prototypes, expected.float())
 
 
-def test_training_never_moves_the_prototypes(head):
-    before = head.prototypes.clone()
-    for _ in range(5):
-        head(torch.randn(5, 4), LABELS)
-    assert torch.equal(head.prototypes, before)
-
-
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
-def test_set_prototypes_normalizes(head, scale):
+def test_set_prototypes_normalizes_and_resets_the_concentration(head, scale):
     points = torch.randn(7, 4, dtype=torch.float64)
+    head(torch.randn(5, 4), LABELS)
     head.set_prototypes(scale * points)
     torch.testing.assert_close(head.prototypes, F.normalize(points, dim=1).float())
-
-
-def test_set_prototypes_resets_the_concentration(head):
-    head(torch.randn(5, 4), LABELS)
-    head.set_prototypes(torch.randn(7, 4))
     assert head.class_concentration == 10.0
 
 
-@pytest.mark.parametrize("shape", [(7, 3), (6, 4), (4, 7), (7,), (1, 7, 4)])
-def test_prototypes_of_wrong_shape_are_rejected(head, shape):
-    given = " x ".join(map(str, shape))
-    with pytest.raises(
-        ValueError, match=f"prototypes are {given}, but the model has 7 classes and requires 4 coordinates"
-    ):
-        head.set_prototypes(torch.ones(shape))
-
-
-@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
-def test_zero_or_nonfinite_prototypes_are_rejected_without_changes(head, value):
-    before, points = head.prototypes.clone(), torch.randn(7, 4)
-    points[2] = value
-    with pytest.raises(ValueError, match="prototypes must be finite and not zero"):
-        head.set_prototypes(points)
+def test_prototypes_of_wrong_shapes_or_values_are_rejected_without_changes(head):
+    before = head.prototypes.clone()
+    for shape in ((7, 3), (6, 4), (4, 7), (7,), (1, 7, 4)):
+        given = " x ".join(map(str, shape))
+        with pytest.raises(ValueError, match=f"prototypes are {given}, but the model has 7 classes and requires 4 coo"):
+            head.set_prototypes(torch.ones(shape))
+    for value in (0.0, float("nan"), float("inf")):
+        points = torch.randn(7, 4)
+        points[2] = value
+        with pytest.raises(ValueError, match="prototypes must be finite and not zero"):
+            head.set_prototypes(points)
     assert torch.equal(head.prototypes, before)
+    for dim, classes, name in ((1, 7, "dim"), (4, 1, "num_classes")):
+        with pytest.raises(ValueError, match=f"{name} must be an integer of at least 2; got 1"):
+            build_head("prototype", dim, classes)
 
 
 def cross_entropy(concentration, head, x, labels):
@@ -158,13 +148,10 @@ def test_concentration_converges_to_the_fitted_one_in_training(head):
     assert head.class_concentration.item() == pytest.approx(other.class_concentration.item(), rel=0.1)
 
 
-def test_perfect_embeddings_keep_the_concentration_finite(head):
+def test_concentration_is_finite_for_perfect_embeddings_and_low_for_uninformative_labels(head):
     fit_concentration(head, head.prototypes, torch.arange(7))
     assert 5.0 < head.class_concentration.item() < 20.0
     assert head.eval()(head.prototypes).logits.softmax(1).diagonal().min() > 0.99
-
-
-def test_uninformative_labels_give_low_concentration(head):
     fit_concentration(head, torch.randn(700, 4), torch.arange(700) % 7)
     assert head.class_concentration.item() < 1.0
 
@@ -201,12 +188,6 @@ def test_invalid_option_is_rejected(options, message):
         build_head("prototype", 4, 7, **options)
 
 
-@pytest.mark.parametrize(("dim", "classes", "name"), [(1, 7, "dim"), (4, 1, "num_classes")])
-def test_too_few_dimensions_or_classes_are_rejected(dim, classes, name):
-    with pytest.raises(ValueError, match=f"{name} must be an integer of at least 2; got 1"):
-        build_head("prototype", dim, classes)
-
-
 @pytest.fixture
 def placed(monkeypatch):
     """Record placements, starting with an empty cache."""
@@ -217,21 +198,13 @@ def placed(monkeypatch):
     prototype._place.cache_clear()
 
 
-def test_placements_are_cached(placed):
+def test_placements_are_cached_by_seed_and_not_shared(placed):
     first, second = build_head("prototype", 3, 8), build_head("prototype", 3, 8)
     assert placed == [(8, 3)]
     assert torch.equal(first.prototypes, second.prototypes)
-
-
-def test_heads_do_not_share_their_prototypes(placed):
-    first, second = build_head("prototype", 3, 8), build_head("prototype", 3, 8)
     first.prototypes.zero_()
     assert second.prototypes.norm(dim=1).min() > 0.9
     assert build_head("prototype", 3, 8).prototypes.norm(dim=1).min() > 0.9
-
-
-def test_another_seed_gives_another_placement(placed):
-    build_head("prototype", 3, 8)
     build_head("prototype", 3, 8, seed=1)
     assert len(placed) == 2
 

@@ -39,16 +39,11 @@ def test_spherical_linear_is_spherization_and_a_bias_free_linear_map():
     assert layer.linear.bias is None
 
 
-def test_spherical_conv_is_spherization_and_a_bias_free_convolution():
+def test_spherical_conv_is_spherization_and_a_bias_free_convolution_also_of_one_image():
     layer = SphericalConv2d(3, 4, 3, stride=2, padding=1)
     x = torch.randn(2, 3, 9, 9)
     expected = nn.functional.conv2d(Spherization(3, dim=1)(x), layer.conv.weight, stride=2, padding=1)
     torch.testing.assert_close(layer(x), expected)
-
-
-def test_spherical_conv_accepts_an_unbatched_image():
-    layer = SphericalConv2d(3, 4, 3)
-    x = torch.randn(2, 3, 9, 9)
     torch.testing.assert_close(layer(x[0]), layer(x)[0])
 
 
@@ -93,13 +88,10 @@ def test_reset_restores_the_initial_scaling(layer):
     assert spherization.scaling.item() == 2.0
 
 
-def test_repr_shows_current_values_and_which_are_learned():
+def test_repr_shows_current_values_and_which_are_learned_also_on_the_meta_device():
     layer = Spherization(4, scaling=2.0, radius=5.0)
     nn.init.constant_(layer.scaling, 2.5)
     assert repr(layer) == "Spherization(4 -> 5, scaling=2.5 (learned), radius=5, delta=1e-06)"
-
-
-def test_repr_works_on_the_meta_device():
     with torch.device("meta"):
         assert "scaling=2 (learned)" in repr(Spherization(4, scaling=2.0))
 
@@ -233,10 +225,8 @@ def test_settings_by_name_are_options_of_layer_head_and_image_models(name):
 
 def test_settings_by_name_share_out_the_length_as_documented():
     x = torch.randn(4000, 64, dtype=torch.float64)
-    share = {
-        name: Spherization(64, **settings).double()(x).detach().square().mean(0)
-        for name, settings in SPHERIZATION_SETTINGS.items()
-    }
+    layers = {name: Spherization(64, **settings).double() for name, settings in SPHERIZATION_SETTINGS.items()}
+    share = {name: layer(x).detach().square().mean(0) for name, layer in layers.items()}
     assert share["steep"][:12].sum() > 0.8
     assert 0.15 < share["even"][:12].sum() < 0.25  # a fifth of the coordinates
     assert share["flat"][-1] > 0.6

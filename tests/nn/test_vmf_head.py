@@ -148,11 +148,13 @@ def announced_loss(head: Head, z: Tensor, *, seed: int = 1, places: Tensor = PLA
     return head(z, LABELS[: len(z)]).loss
 
 
-def test_announced_samples_are_reproducible_and_do_not_use_the_global_generator():
+def test_announced_samples_are_reproducible_once_and_do_not_use_the_global_generator():
     head, z = make(), spread(5, 6, 4.0)
     before = torch.get_rng_state()
-    assert torch.equal(announced_loss(head, z), announced_loss(head, z))
+    first = announced_loss(head, z)
+    assert torch.equal(announced_loss(head, z), first)
     assert torch.equal(torch.get_rng_state(), before)
+    assert not torch.equal(head(z, LABELS).loss, first)
 
 
 @pytest.mark.parametrize("other", [{"seed": 2}, {"places": torch.arange(1, 6)}], ids=["seed", "places"])
@@ -175,12 +177,6 @@ def test_loss_of_a_batch_is_the_mean_over_its_parts_at_the_same_places():
         head.before_forward(1, PLACES[some])
         parts.append(len(some) * head(z[some], LABELS[some]).loss)
     torch.testing.assert_close(sum(parts) / 5, whole)
-
-
-def test_announced_places_are_used_once():
-    head, z = make(), spread(5, 6, 4.0)
-    first = announced_loss(head, z)
-    assert not torch.equal(head(z, LABELS).loss, first)
 
 
 def test_places_of_another_number_of_examples_are_not_used():
@@ -254,16 +250,11 @@ def test_eval_predictions_and_losses_do_not_depend_on_the_batch(chosen):
     torch.testing.assert_close(head(z[chosen], LABELS[chosen]).loss, torch.stack(alone).mean())
 
 
-def test_eval_mode_does_not_use_the_global_generator():
-    head, z = make().eval(), spread(5, 6, 4.0)
+def test_eval_logits_are_log_probabilities_without_use_of_the_global_generator():
+    head, z = make(log_temperature=-2.0).eval(), spread(5, 6, 4.0)
     before = torch.get_rng_state()
-    head(z, LABELS)
+    torch.testing.assert_close(head(z, LABELS).logits.exp().sum(-1), torch.ones(5))
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_eval_logits_are_log_probabilities():
-    logits = make(log_temperature=-2.0).eval()(spread(5, 6, 4.0)).logits
-    torch.testing.assert_close(logits.exp().sum(-1), torch.ones(5))
 
 
 def test_eval_probabilities_are_the_mean_softmax_over_samples():
@@ -299,37 +290,26 @@ def test_prediction_is_the_class_of_the_nearest_direction():
     assert head(50 * head.directions()).logits.argmax(-1).tolist() == list(range(5))
 
 
-def test_concentration_is_the_norm_of_the_scaled_embeddings():
+def test_concentration_of_head_and_model_is_the_norm_of_the_scaled_embeddings():
     head, z = make(), torch.randn(5, 6)
     head.initialize_from_data(z)
-    output = head(z)
-    torch.testing.assert_close(output.embeddings, head.embedding_scale * z)
-    torch.testing.assert_close(output.concentration, output.embeddings.norm(dim=-1))
-
-
-def test_model_returns_the_concentration():
-    model = small_model()
-    output = model(torch.randn(3, 1, 6, 6))
-    torch.testing.assert_close(output.concentration, output.embeddings.norm(dim=-1))
+    torch.testing.assert_close(head(z).embeddings, head.embedding_scale * z)
+    for output in (head(z), small_model()(torch.randn(3, 1, 6, 6))):
+        torch.testing.assert_close(output.concentration, output.embeddings.norm(dim=-1))
 
 
 # Initialization
 
 
-@pytest.mark.parametrize("dim", [2, 16, 512])
+@pytest.mark.parametrize("dim", [2, 16, 128, 512])
 @pytest.mark.parametrize("confidence", [0.1, 0.4, 0.7, 0.9])
-def test_initial_confidence_sets_the_class_weight_norms(confidence, dim):
+def test_initial_confidence_sets_the_class_weight_norms_and_so_the_mean_cosine(confidence, dim):
     head = make(dim, 20, kappa_confidence=confidence)
     expected = confidence * (dim - 1) / (1 - confidence**2)
     assert head.initial_concentration == pytest.approx(expected)
     torch.testing.assert_close(head.weight.norm(dim=-1), torch.full((20,), expected))
-
-
-@pytest.mark.parametrize("confidence", [0.1, 0.4, 0.7, 0.9])
-def test_initial_concentration_gives_the_requested_mean_cosine(confidence):
-    head = make(128, 2, kappa_confidence=confidence)
-    cosine = mean_resultant_length(torch.tensor(head.initial_concentration), 128).item()
-    assert cosine == pytest.approx(confidence, rel=0.02)
+    if dim >= 128:
+        assert mean_resultant_length(torch.tensor(expected), dim).item() == pytest.approx(confidence, rel=0.02)
 
 
 @pytest.mark.parametrize(("classes", "dim"), [(8, 256), (100, 128), (500, 512)])
@@ -344,13 +324,9 @@ def test_the_automatic_confidence_allows_confident_predictions(classes, dim):
     assert weaker(weaker.weight[:4].detach() / weaker.embedding_scale).logits.softmax(-1).max() < 0.9
 
 
-def test_the_automatic_confidence_of_eight_classes_is_that_of_the_formula():
+def test_the_automatic_confidence_is_that_of_the_formula_within_limits():
     assert find_confidence(8, -math.log(16)) == pytest.approx(math.sqrt(math.log(7 * 9_999) / 16))
-
-
-@pytest.mark.parametrize(("classes", "expected"), [(2, 0.4), (10**7, 0.95)])
-def test_the_automatic_confidence_is_limited(classes, expected):
-    assert find_confidence(classes, -5.0 if classes == 2 else -2.773) == expected
+    assert (find_confidence(2, -5.0), find_confidence(10**7, -2.773)) == (0.4, 0.95)
 
 
 def test_a_temperature_that_is_too_high_for_confident_predictions_is_named(caplog):
@@ -396,18 +372,12 @@ def test_class_directions_are_uniform():
     torch.testing.assert_close(directions.T @ directions / 20_000, torch.eye(3) / 3, rtol=0, atol=0.02)
 
 
-def test_data_dependent_initialization_sets_the_mean_absolute_coordinate():
+def test_data_dependent_initialization_sets_the_mean_absolute_coordinate_once():
     head, z = make(), torch.randn(50, 6).abs() ** 3
-    head.initialize_from_data(z)
-    size = (head.embedding_scale * z).abs().mean().item()
-    assert size * 6**0.5 == pytest.approx(head.initial_concentration)
-
-
-@pytest.mark.parametrize("size", [0.0, 1e-39, 1e-40, 1e-42, 1e-44, math.inf, math.nan])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_embeddings_whose_scale_would_not_be_finite_are_an_error(size, dtype):
-    with pytest.raises(ValueError, match=r"embeddings with a mean absolute value of \S+ cannot be scaled"):
-        make().initialize_from_data(torch.full((4, 6), size, dtype=dtype))
+    for _ in range(2):
+        head.initialize_from_data(z)
+        size = (head.embedding_scale * z).abs().mean().item()
+        assert size * 6**0.5 == pytest.approx(head.initial_concentration)
 
 
 @pytest.mark.parametrize("size", [1e-37, 1e-20, 1e20, 1e36])
@@ -432,19 +402,12 @@ def test_gaussian_embeddings_get_about_the_initial_concentration(dim, scale):
     assert ratio == pytest.approx(math.sqrt(math.pi / 2), rel=0.03)
 
 
-def test_data_dependent_initialization_is_idempotent():
-    head, z = make(), torch.randn(50, 6)
-    head.initialize_from_data(z)
-    once = head.embedding_scale.clone()
-    head.initialize_from_data(z)
-    assert torch.equal(head.embedding_scale, once)
-
-
-@pytest.mark.parametrize("value", [0.0, math.nan, math.inf])
-def test_zero_or_nonfinite_embeddings_are_rejected_without_changes(value):
+@pytest.mark.parametrize("size", [0.0, 1e-39, 1e-40, 1e-42, 1e-44, math.inf, math.nan])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_embeddings_whose_scale_would_not_be_finite_are_rejected_without_changes(size, dtype):
     head = make()
-    with pytest.raises(ValueError, match=f"embeddings with a mean absolute value of {value:g}"):
-        head.initialize_from_data(torch.full((5, 6), value))
+    with pytest.raises(ValueError, match=r"embeddings with a mean absolute value of \S+ cannot be scaled"):
+        head.initialize_from_data(torch.full((4, 6), size, dtype=dtype))
     assert head.embedding_scale == 1.0
 
 
@@ -495,12 +458,9 @@ def test_reset_requires_a_new_data_dependent_initialization():
 def test_invalid_option_is_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         make(**options)
-
-
-@pytest.mark.parametrize("dim", [0, 1])
-def test_fewer_than_two_dimensions_are_rejected(dim):
-    with pytest.raises(ValueError, match=f"head 'vmf' needs embeddings of at least 2 dimensions; got {dim}"):
-        make(dim)
+    for dim in (0, 1):
+        with pytest.raises(ValueError, match=f"head 'vmf' needs embeddings of at least 2 dimensions; got {dim}"):
+            make(dim)
 
 
 def test_repr_shows_the_options():
@@ -510,18 +470,14 @@ def test_repr_shows_the_options():
 def test_training_without_data_dependent_initialization_warns_once(caplog):
     head, x, labels = make(), torch.randn(8, 6), torch.arange(8) % 4
     head.eval()(x)
+    initialized = make()
+    initialized.initialize_from_data(torch.randn(100, 6))
+    assert not initialized.needs_data_initialization
+    initialized(x, labels)
     assert not caplog.records
     for _ in range(2):
         head.train()(x, labels)
     assert ["initialize_from_data" in record.message for record in caplog.records] == [True]
-
-
-def test_training_after_data_dependent_initialization_does_not_warn(caplog):
-    head = make()
-    head.initialize_from_data(torch.randn(100, 6))
-    assert not head.needs_data_initialization
-    head(torch.randn(8, 6), torch.arange(8) % 4)
-    assert not caplog.records
 
 
 class _OtherLogits(VMFHead):

@@ -85,16 +85,12 @@ def _make_batches(
     count: int = 40, batch_size: int = 8, *, shuffle: bool = True, augment: bool = True, seed: int = 0, **options
 ) -> ImagesInMemory:
     generator = torch.Generator().manual_seed(seed)
-    return ImagesInMemory(
-        torch.randint(0, 256, (count, 1, 6, 6), dtype=torch.uint8, generator=generator),
-        torch.randint(0, 3, (count,), generator=generator),
-        batch_size=batch_size,
-        mean=[0.5],
-        std=[0.3],
-        shuffle=shuffle,
-        augmentation=Augmentation(crop_padding=1, horizontal_flip=True, rotation=20.0) if augment else None,
-        **options,
-    )
+    images = torch.randint(0, 256, (count, 1, 6, 6), dtype=torch.uint8, generator=generator)
+    labels = torch.randint(0, 3, (count,), generator=generator)
+    options |= {"batch_size": batch_size, "mean": [0.5], "std": [0.3], "shuffle": shuffle}
+    if augment:
+        options["augmentation"] = Augmentation(crop_padding=1, horizontal_flip=True, rotation=20.0)
+    return ImagesInMemory(images, labels, **options)
 
 
 @pytest.fixture

@@ -76,45 +76,28 @@ class Exploit:
         return Path.touch, (self.path,)
 
 
-def test_checkpoint_is_named_after_its_step(save, tmp_path):
-    assert save(7) == tmp_path / "checkpoint-7"
-
-
 def test_state_round_trips(accelerator, tmp_path):
-    state = RunState(
-        step=7,
-        epoch=1,
-        batch=2,
-        totals={"batches": 2.0, "loss": 0.1 + 0.2},
-        best_metric=1 / 3,
-        best_epoch=1,
-        seconds=1.5,
-        scheduler={"best": float("-inf"), "last_epoch": 7},
-        history=[{"epoch": 1.0, "train_loss": 2 / 3}],
-    )
+    state = RunState(step=7, epoch=1, batch=2, totals={"batches": 2.0, "loss": 0.1 + 0.2}, best_metric=1 / 3)
+    state.best_epoch, state.seconds, state.scheduler = 1, 1.5, {"best": float("-inf"), "last_epoch": 7}
+    state.history = [{"epoch": 1.0, "train_loss": 2 / 3}]
     assert load_checkpoint(accelerator, save_checkpoint(accelerator, tmp_path, state, 1)) == state
 
 
-def test_weights_round_trip(accelerator, save):
+def test_weights_and_the_random_state_round_trip(accelerator, save):
     (model,) = accelerator._models
     before = {name: value.clone() for name, value in model.state_dict().items()}
     checkpoint = save(1)
+    expected = torch.rand(3)
     for parameter in model.parameters():
         torch.nn.init.zeros_(parameter)
-    load_checkpoint(accelerator, checkpoint)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-def test_random_state_is_restored(accelerator, save):
-    checkpoint = save(1)
-    expected = torch.rand(3)
     torch.manual_seed(99)
     load_checkpoint(accelerator, checkpoint)
     assert torch.equal(torch.rand(3), expected)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_rotation_keeps_the_newest_checkpoints(save, tmp_path):
-    save(8, 9, 10, 11, keep=2)
+def test_rotation_keeps_the_newest_checkpoints_named_after_their_steps(save, tmp_path):
+    assert save(8, 9, 10, 11, keep=2) == tmp_path / "checkpoint-11"
     assert names(tmp_path) == ["checkpoint-10", "checkpoint-11"]
 
 
@@ -130,19 +113,14 @@ def test_saving_a_step_again_replaces_the_checkpoint(save, tmp_path):
     assert "old" not in names(tmp_path / "checkpoint-5")
 
 
-def test_full_disk_leaves_the_earlier_checkpoint_unchanged(save, accelerator, request, tmp_path):
-    earlier = save(1)
-    before = contents(earlier)
+@pytest.mark.parametrize("step", [1, 2])
+def test_full_disk_leaves_only_the_earlier_checkpoint_unchanged(save, accelerator, request, tmp_path, step):
+    before = contents(save(1))
     request.getfixturevalue("full_disk")
     with pytest.raises(CheckpointError):
-        save(2, keep=1)
-    assert contents(earlier) == before
-
-
-def test_full_disk_leaves_no_unfinished_folder(save, full_disk, tmp_path):
-    with pytest.raises(CheckpointError):
-        save(2)
-    assert names(tmp_path) == []
+        save(step, keep=1)
+    assert names(tmp_path) == ["checkpoint-1"]
+    assert contents(tmp_path / "checkpoint-1") == before
 
 
 def test_full_disk_error_names_the_cause_and_the_newest_complete_checkpoint(save, request, tmp_path):
@@ -161,14 +139,6 @@ def test_full_disk_at_the_first_checkpoint_is_reported(save, full_disk):
         save(1)
 
 
-def test_full_disk_does_not_remove_the_checkpoint_of_the_same_step(save, request, tmp_path):
-    before = contents(save(1))
-    request.getfixturevalue("full_disk")
-    with pytest.raises(CheckpointError):
-        save(1)
-    assert contents(tmp_path / "checkpoint-1") == before
-
-
 def test_checkpoint_can_be_written_after_a_kill_at_the_same_step(save, tmp_path):
     (tmp_path / ".checkpoint-3.unfinished").mkdir()
     (tmp_path / ".checkpoint-3.unfinished" / "half").touch()
@@ -179,6 +149,7 @@ def test_checkpoint_can_be_written_after_a_kill_at_the_same_step(save, tmp_path)
 def test_checkpoints_are_sorted_by_step_not_by_name(save, tmp_path):
     save(9, 20, 100)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-9", "checkpoint-20", "checkpoint-100"]
+    assert find_checkpoint("latest", tmp_path) == tmp_path / "checkpoint-100"
 
 
 def test_only_complete_checkpoints_are_listed(save, tmp_path):
@@ -188,44 +159,25 @@ def test_only_complete_checkpoints_are_listed(save, tmp_path):
     (tmp_path / "checkpoint-best").mkdir()
     (tmp_path / "checkpoint-999").mkdir()
     assert list_checkpoints(tmp_path) == [complete]
-
-
-def test_latest_ignores_a_folder_without_a_manifest(save, tmp_path):
-    complete = save(1)
-    (tmp_path / "checkpoint-999").mkdir()
     assert find_checkpoint("latest", tmp_path) == complete
 
 
 def test_latest_without_a_complete_checkpoint_names_the_incomplete_ones(save, tmp_path):
+    with pytest.raises(CheckpointError, match=f"no checkpoint in {tmp_path} to resume from"):
+        find_checkpoint("latest", tmp_path)
     (save(5) / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match=r"\(checkpoint-5: incomplete, since there is no manifest.json\)"):
         find_checkpoint("latest", tmp_path)
 
 
-def test_a_killed_removal_leaves_no_checkpoint(save, tmp_path, monkeypatch):
-    save(1)
-    monkeypatch.setattr("shutil.rmtree", lambda folder, **options: None)  # killed before the first file is removed
-    save(2, keep=1)
-    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
-
-
-def test_leftovers_of_a_killed_removal_are_removed_at_the_next_start(save, tmp_path, monkeypatch):
+def test_the_leftovers_of_a_killed_removal_are_no_checkpoint_and_are_removed_later(save, tmp_path, monkeypatch):
     save(1)
     with monkeypatch.context() as patch:
-        patch.setattr("shutil.rmtree", lambda folder, **options: None)
+        patch.setattr("shutil.rmtree", lambda folder, **options: None)  # killed before the first file is removed
         save(2, keep=1)
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
     prepare_output_dir(tmp_path, overwrite=False, resume=True)
     assert names(tmp_path) == ["checkpoint-2"]
-
-
-def test_latest_is_the_checkpoint_with_the_highest_step(save, tmp_path):
-    save(9, 10)
-    assert find_checkpoint("latest", tmp_path) == tmp_path / "checkpoint-10"
-
-
-def test_latest_without_a_checkpoint_is_reported(tmp_path):
-    with pytest.raises(CheckpointError, match=f"no checkpoint in {tmp_path} to resume from"):
-        find_checkpoint("latest", tmp_path)
 
 
 def test_checkpoint_outside_the_run_is_found_by_path(save, tmp_path):
@@ -245,17 +197,12 @@ FILES = ["model.safetensors", "optimizer.bin", "random_states_0.pkl", "trainer_s
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_truncated_file_is_reported_with_its_checkpoint(accelerator, save, file):
+def test_truncated_or_missing_file_is_reported_with_its_checkpoint(accelerator, save, file):
     checkpoint = save(1)
     whole = (checkpoint / file).read_bytes()
     (checkpoint / file).write_bytes(whole[: len(whole) // 2])
     with pytest.raises(CheckpointError, match=f"cannot resume from {checkpoint}: {file} is"):
         load_checkpoint(accelerator, checkpoint)
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_missing_file_is_reported_with_its_checkpoint(accelerator, save, file):
-    checkpoint = save(1)
     (checkpoint / file).unlink()
     with pytest.raises(CheckpointError, match=f"cannot resume from {checkpoint}: {file} is missing"):
         load_checkpoint(accelerator, checkpoint)

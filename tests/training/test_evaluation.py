@@ -63,23 +63,13 @@ def test_flips_at_test_time_average_the_logits_of_mirror_images(make_batches):
     assert metrics == pytest.approx(plain_evaluation(model, batches))
 
 
-def test_evaluation_uses_eval_mode(make_model, make_batches):
-    model = make_model().train()
-    evaluate(model, make_batches())
-    assert not model.training
-
-
-def test_evaluation_leaves_the_model_unchanged(make_model, make_batches):
-    model = make_model()
+def test_evaluation_leaves_the_model_but_its_mode_and_the_random_numbers_unchanged(make_model, make_batches):
+    model, numbers = make_model().train(), torch.get_rng_state()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     evaluate(model, make_batches())
+    assert not model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-def test_evaluation_does_not_use_random_numbers(make_model, make_batches):
-    model, before = make_model(), torch.get_rng_state()
-    evaluate(model, make_batches())
-    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(torch.get_rng_state(), numbers)
 
 
 # Retrieval
@@ -153,20 +143,12 @@ def test_retrieval_uses_eval_mode_and_leaves_the_model_unchanged():
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_retrieval_does_not_use_random_numbers():
+def test_every_retrieval_metric_that_can_select_the_best_epoch_is_a_number_without_random_numbers():
     model, before = retrieval_model("vmf"), torch.get_rng_state()
-    evaluate_retrieval(model, images_in_pairs(7), Accelerator(cpu=True))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_scores_are_python_numbers():
-    scores = evaluate_retrieval(retrieval_model(), images_in_pairs(7), Accelerator(cpu=True))
-    assert {type(value) for value in scores.values()} == {float}
-
-
-def test_every_retrieval_metric_that_can_select_the_best_epoch_is_returned():
-    measured = evaluate_retrieval(retrieval_model(), images_in_pairs(7), Accelerator(cpu=True))
+    measured = evaluate_retrieval(model, images_in_pairs(7), Accelerator(cpu=True))
     assert set(find_task("retrieval").eval_metrics) <= set(measured)
+    assert {type(value) for value in measured.values()} == {float}
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_certainty_is_evaluated_in_batches_of_logits(monkeypatch):
@@ -192,17 +174,10 @@ def task_model(task: str, reduction: str = "mean") -> nn.Module:
     """A linear model of a task for images of 6 x 6 pixels, with three classes or values from 0 to 4."""
     sums = {"reduction": "sum"} if reduction == "sum" else {}
     config = SphereVisionConfig(
-        backbone="linear_embedding",
-        backbone_kwargs={"width": 8},
-        num_channels=1,
-        image_size=6,
-        embedding_dim=4,
-        num_labels=3,
-        value_range=[0.0, 4.0],
-        head="prototype" if task != "regression" else None,
-        head_kwargs=sums,
+        backbone="linear_embedding", backbone_kwargs={"width": 8}, num_channels=1, image_size=6, embedding_dim=4,
+        num_labels=3, value_range=[0.0, 4.0], head="prototype" if task != "regression" else None, head_kwargs=sums,
         regression_kwargs=sums,
-    )
+    )  # fmt: skip
     return TASKS[task][0](config)
 
 
@@ -211,14 +186,9 @@ def task_batches(task: str, batch_size: int) -> ImagesInMemory:
     generator = torch.Generator().manual_seed(5)
     images = torch.randint(0, 256, (40, 1, 6, 6), dtype=torch.uint8, generator=generator)
     classes, values = torch.arange(40) % 3, torch.rand(40, generator=generator) * 4
-    return ImagesInMemory(
-        images,
-        classes if task != "regression" else values,
-        regression_labels=values if task == "joint" else None,
-        batch_size=batch_size,
-        mean=[0.5],
-        std=[0.3],
-    )
+    options = {"batch_size": batch_size, "mean": [0.5], "std": [0.3]}
+    options |= {"regression_labels": values} if task == "joint" else {}
+    return ImagesInMemory(images, classes if task != "regression" else values, **options)
 
 
 @torch.no_grad()
@@ -251,11 +221,8 @@ def test_summed_loss_is_reported_as_the_mean_over_images(task):
     assert measured == pytest.approx(expected | {"loss": expected["loss"] / 40}, rel=1e-5)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
 @every_task
-def test_model_reports_whether_the_loss_is_a_sum(task, reduction):
-    assert loss_is_sum(task_model(task, reduction)) is (reduction == "sum")
-
-
-def test_loss_reduction_defaults_to_mean(make_model):
+def test_model_reports_whether_the_loss_is_a_sum(task, make_model):
+    for reduction in ("mean", "sum"):
+        assert loss_is_sum(task_model(task, reduction)) is (reduction == "sum")
     assert loss_is_sum(make_model()) is False

@@ -29,15 +29,9 @@ def make_data(side: int = 6) -> ImageData:
     images = torch.zeros(3, 1, side, side, dtype=torch.uint8)
     batches = ImagesInMemory(images, torch.arange(3), batch_size=3, mean=[0.5], std=[0.3])
     return ImageData(
-        train=batches,
-        evaluation=batches,
-        eval_split="test",
-        validation=None,
-        class_names=["cat", "dog", "owl"],
-        shape=ImageShape(1, side, side),
-        mean=[0.5],
-        std=[0.3],
-    )
+        train=batches, evaluation=batches, eval_split="test", validation=None, class_names=["cat", "dog", "owl"],
+        shape=ImageShape(1, side, side), mean=[0.5], std=[0.3],
+    )  # fmt: skip
 
 
 def build(
@@ -59,14 +53,10 @@ def saved(tmp_path: Path) -> Callable[..., str]:
     return save
 
 
-def test_default_backbone_of_a_new_model_is_conv4():
+def test_default_backbone_of_a_new_model_is_conv4_and_embedding_dim_is_applied():
     assert build(side=16).config.backbone == "conv4"
-
-
-def test_embedding_dim_is_applied():
     model = build(**TINY, embedding_dim=5)
-    assert model.config.embedding_dim == 5
-    assert model.base_model.embedding_dim == 5
+    assert (model.config.embedding_dim, model.base_model.embedding_dim) == (5, 5)
 
 
 @pytest.mark.parametrize("pretrained", [True, False])
@@ -86,16 +76,13 @@ def test_pretrained_weights_are_requested_from_timm_on_demand(pretrained, monkey
 @torch.no_grad()
 def test_saved_encoder_can_be_spherized_and_keeps_its_weights(saved):
     folder = saved()
+    assert build(side=28, model_name_or_path=folder).config.spherization is None
     model = build(side=28, model_name_or_path=folder, few_shot={"spherization": Options([("radius", 3.0)])}).eval()
     assert isinstance(model, SphereVisionForFewShotClassification)
     assert model.config.spherization == {"radius": 3.0}
     encoder = SphereVisionModel.from_pretrained(folder).state_dict()
     assert encoder
     assert all(torch.equal(model.base_model.state_dict()[name], value) for name, value in encoder.items())
-
-
-def test_saved_encoder_is_not_spherized_by_default(saved):
-    assert build(side=28, model_name_or_path=saved()).config.spherization is None
 
 
 @pytest.mark.parametrize(

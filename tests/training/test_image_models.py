@@ -38,30 +38,20 @@ with_values = pytest.mark.parametrize("task", ["regression", "joint"])
 
 
 def batches(task: str, *values: float) -> ImagesInMemory:
-    numbers = torch.tensor(values)
-    return ImagesInMemory(
-        torch.zeros(len(values), 1, 6, 6, dtype=torch.uint8),
-        torch.arange(len(values)) % 3 if task != "regression" else numbers,
-        regression_labels=numbers if task == "joint" else None,
-        batch_size=2,
-        mean=[0.5],
-        std=[0.3],
-    )
+    numbers, images = torch.tensor(values), torch.zeros(len(values), 1, 6, 6, dtype=torch.uint8)
+    labels = torch.arange(len(values)) % 3 if task != "regression" else numbers
+    options = {"batch_size": 2, "mean": [0.5], "std": [0.3]}
+    return ImagesInMemory(images, labels, regression_labels=numbers if task == "joint" else None, **options)
 
 
 def make_data(task: str, *, evaluation: tuple[float, ...] = (1.0, 2.0), validation=None, names=NAMES) -> ImageData:
     """Data of 6 x 6 pixel images with training values from 0 to 4."""
     return ImageData(
-        train=batches(task, 0.0, 3.0, 4.0),
-        evaluation=batches(task, *evaluation),
-        eval_split="test",
-        validation=None if validation is None else batches(task, *validation),
-        class_names=names if task != "regression" else [],
-        shape=ImageShape(1, 6, 6),
-        mean=[0.5],
-        std=[0.3],
+        train=batches(task, 0.0, 3.0, 4.0), evaluation=batches(task, *evaluation), eval_split="test",
+        validation=None if validation is None else batches(task, *validation), mean=[0.5], std=[0.3],
+        class_names=names if task != "regression" else [], shape=ImageShape(1, 6, 6),
         value_range=(0.0, 4.0) if task != "classification" else None,
-    )
+    )  # fmt: skip
 
 
 def build(
@@ -108,56 +98,28 @@ def saved(tmp_path: Path) -> Callable[..., str]:
 # New models
 
 
-@every_task
-def test_new_model_has_the_class_of_the_task(task):
-    assert type(build(task)).__name__ == MODELS[task]
-
-
-@every_task
-def test_new_model_accepts_the_images_of_the_data(task):
-    config = build(task).config
-    assert (config.num_channels, config.image_size) == (1, [6, 6])
-
-
 @pytest.mark.parametrize(
     ("task", "head"), [("classification", "spherized"), ("regression", None), ("joint", "prototype")]
 )
-def test_default_head_depends_on_the_task(task, head):
-    assert build(task).config.head == head
-
-
-@with_classes
-def test_classification_model_has_the_class_names(task):
-    assert build(task).config.id2label == dict(enumerate(NAMES))
-
-
-@with_values
-def test_range_defaults_to_that_of_the_training_images(task):
-    assert build(task).config.value_range == [0.0, 4.0]
+def test_new_model_fits_the_task_and_the_data(task, head):
+    model = build(task)
+    assert (type(model).__name__, model.config.head) == (MODELS[task], head)
+    assert (model.config.num_channels, model.config.image_size) == (1, [6, 6])
+    assert task == "regression" or model.config.id2label == dict(enumerate(NAMES))
+    assert task == "classification" or model.config.value_range == [0.0, 4.0]
 
 
 @with_values
-def test_given_range_is_used(task):
-    regression = build(task, values={"value_range": [-1.0, 9.0]}).regression
-    assert (regression.low, regression.high) == (-1.0, 9.0)
+def test_given_settings_of_values_are_used(task):
+    model = build(task, values={"value_range": [-1.0, 9.0], "out_of_range": "clip"})
+    assert (model.regression.low, model.regression.high, model.regression.out_of_range) == (-1.0, 9.0, "clip")
+    assert task == "regression" or build(task, values={"task_weight": 0.75}).config.task_weight == 0.75
 
 
 @with_values
-def test_out_of_range_handling_is_passed_to_the_model(task):
-    assert build(task, values={"out_of_range": "clip"}).regression.out_of_range == "clip"
-
-
-def test_sum_reduction_applies_to_both_losses():
-    model = build("joint", reduction="sum")
-    assert (model.head.reduction, model.regression.reduction) == ("sum", "sum")
-
-
-def test_sum_reduction_applies_to_the_regression_loss():
-    assert build("regression", reduction="sum").regression.reduction == "sum"
-
-
-def test_task_weight_is_passed_to_the_model():
-    assert build("joint", values={"task_weight": 0.75}).config.task_weight == 0.75
+def test_sum_reduction_applies_to_all_losses(task):
+    model = build(task, reduction="sum")
+    assert {model.regression.reduction} | ({model.head.reduction} if task == "joint" else set()) == {"sum"}
 
 
 @with_values
@@ -218,25 +180,17 @@ def test_out_of_range_error_gives_the_count_and_a_solution(task, split, options)
 
 
 @with_values
-def test_values_of_the_training_split_are_also_checked(task):
+def test_values_inside_or_clipped_are_accepted_and_those_of_training_checked(task):
+    check_values(build(task), make_data(task))
+    check_values(build(task, values={"out_of_range": "clip"}), make_data(task, evaluation=(99.0,)))
     with pytest.raises(ValueError, match="2 of 3 training values lie outside the range 0 to 2"):
         check_values(build(task, values={"value_range": [0.0, 2.0]}), make_data(task))
-
-
-@with_values
-def test_values_outside_are_accepted_if_clipped(task):
-    check_values(build(task, values={"out_of_range": "clip"}), make_data(task, evaluation=(99.0,)))
 
 
 @with_values
 @pytest.mark.parametrize(("given", "expected"), [(None, "clip"), ([0.0, 4.0], "error")], ids=["measured", "given"])
 def test_values_outside_are_rejected_by_default_only_if_the_range_was_given(task, given, expected):
     assert build(task, values={"value_range": given}).regression.out_of_range == expected
-
-
-@with_values
-def test_values_inside_are_accepted(task):
-    check_values(build(task), make_data(task))
 
 
 # Prototypes from a file
@@ -255,10 +209,11 @@ def file(tmp_path: Path) -> Callable[..., str]:
 
 
 @pytest.mark.parametrize("names", [NAMES, None], ids=["named", "unnamed"])
-def test_prototypes_are_loaded_from_a_file(file, names):
-    model = build("classification", head="prototype", prototypes_file=file(names=names))
+def test_prototypes_are_loaded_from_a_file_and_saved(file, names, saved):
     expected = place_prototypes(3, 4, seed=7, method="lbfgs", restarts=1).prototypes.float()
-    torch.testing.assert_close(model.head.prototypes, expected)
+    folder = saved("classification", head="prototype", prototypes_file=file(names=names))
+    for options in ({"head": "prototype", "prototypes_file": file(names=names)}, {"model_name_or_path": folder}):
+        torch.testing.assert_close(build("classification", **options).head.prototypes, expected)
 
 
 def test_prototypes_of_a_joint_model_have_one_dimension_less(file):
@@ -328,15 +283,13 @@ def test_training_can_start_from_an_encoder(tmp_path):
 
 
 @with_values
-def test_saved_model_keeps_its_range_by_default(task, saved):
-    folder = saved(task, values={"value_range": [-1.0, 9.0]})
+def test_saved_model_keeps_its_range_and_weight_unless_others_are_given(task, saved):
+    folder = saved(task, values={"value_range": [-1.0, 9.0]} | ({"task_weight": 0.75} if task == "joint" else {}))
     assert build(task, model_name_or_path=folder).config.value_range == [-1.0, 9.0]
-
-
-@with_values
-def test_saved_model_uses_a_given_range(task, saved):
-    folder = saved(task, values={"value_range": [-1.0, 9.0]})
-    assert build(task, model_name_or_path=folder, values={"value_range": [0.0, 5.0]}).regression.high == 5.0
+    values = {"value_range": [0.0, 5.0]} | ({"task_weight": 0.5} if task == "joint" else {})
+    model = build(task, model_name_or_path=folder, values=values)
+    assert model.regression.high == 5.0
+    assert task == "regression" or model.config.task_weight == 0.5
 
 
 @pytest.mark.parametrize(("before", "now"), [("mean", "sum"), ("sum", "mean")])
@@ -350,11 +303,6 @@ def test_saved_model_uses_the_loss_reduction_of_the_arguments(task, before, now,
 def test_saved_classifier_keeps_the_head_reduction(saved):
     folder = saved("classification", head="prototype", head_kwargs={"reduction": "sum"})
     assert build("classification", model_name_or_path=folder).head.reduction == "sum"
-
-
-def test_saved_model_uses_the_task_weight_of_the_arguments(saved):
-    folder = saved("joint", values={"task_weight": 0.75})
-    assert build("joint", model_name_or_path=folder, values={"task_weight": 0.5}).config.task_weight == 0.5
 
 
 def test_saved_model_keeps_value_settings_missing_from_the_arguments(saved):
@@ -404,10 +352,7 @@ def test_balanced_class_weights_are_those_of_scikit_learn():
     [
         ({"head": "softmax"}, "head is softmax but"),
         ({"embedding_dim": 9}, "embedding_dim is 9 but"),
-        (
-            {"prototypes_file": "some.safetensors"},
-            "prototypes_file does not apply to a saved model",
-        ),
+        ({"prototypes_file": "some.safetensors"}, "prototypes_file does not apply to a saved model"),
         ({"backbone_weights": "some.safetensors"}, "backbone_weights does not apply to a saved model"),
         ({"initial_weights": "some/model"}, "initial_weights does not apply to a saved model"),
         ({"initialization": "xavier"}, "initialization does not apply to a saved model"),
@@ -420,19 +365,13 @@ def test_options_fixed_by_a_saved_model_are_rejected(option, said, saved):
 
 
 @every_task
-@pytest.mark.parametrize("frozen", [True, False])
-def test_freeze_batch_norm_is_passed_to_a_new_model(task, frozen):
-    assert build(task, freeze_batch_norm=frozen).config.freeze_batch_norm is frozen
-
-
 @pytest.mark.parametrize(
-    ("before", "now", "frozen"),
-    [(False, None, False), (True, None, True), (False, True, True), (True, False, False)],
+    ("before", "now", "frozen"), [(False, None, False), (True, None, True), (False, True, True), (True, False, False)]
 )
-def test_freeze_batch_norm_of_a_saved_model_is_kept_or_overridden(before, now, frozen, saved):
-    folder = saved("classification", freeze_batch_norm=before)
-    model = build("classification", model_name_or_path=folder, freeze_batch_norm=now)
-    assert model.config.freeze_batch_norm is frozen
+def test_freeze_batch_norm_is_that_of_the_arguments_else_of_the_saved_model(task, before, now, frozen, saved):
+    assert build(task, freeze_batch_norm=before).config.freeze_batch_norm is before
+    folder = saved(task, freeze_batch_norm=before)
+    assert build(task, model_name_or_path=folder, freeze_batch_norm=now).config.freeze_batch_norm is frozen
 
 
 @pytest.mark.parametrize("head", ["vmf", "cosine", "arcface", "hyperbolic"])
@@ -440,12 +379,6 @@ def test_saved_model_keeps_the_options_of_its_head(head, saved):
     options = {"curvature": 0.5} if head == "hyperbolic" else {"log_temperature": -2.0, "temperature_lr": 0.1}
     folder = saved("classification", head=head, head_kwargs=options)
     assert build("classification", model_name_or_path=folder).config.head_kwargs == options
-
-
-def test_saved_prototypes_are_reused(saved, file):
-    folder = saved("classification", head="prototype", prototypes_file=file())
-    expected = place_prototypes(3, 4, seed=7, method="lbfgs", restarts=1).prototypes.float()
-    torch.testing.assert_close(build("classification", model_name_or_path=folder).head.prototypes, expected)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])

@@ -52,13 +52,9 @@ def model(monkeypatch) -> SphereVisionForImageClassification:
     """A model with batch norm, dropout and the head above, in training mode."""
     monkeypatch.setitem(HEADS, "centered", CenteredHead)
     config = SphereVisionConfig(
-        backbone="visualization_cnn",
-        backbone_kwargs={"drop_rate": 0.5},
-        num_channels=1,
-        image_size=6,
-        head="centered",
-        num_labels=3,
-    )
+        backbone="visualization_cnn", backbone_kwargs={"drop_rate": 0.5}, num_channels=1, image_size=6,
+        head="centered", num_labels=3,
+    )  # fmt: skip
     return SphereVisionForImageClassification(config).train()
 
 
@@ -100,23 +96,21 @@ def frozen(model: SphereVisionForImageClassification) -> SphereVisionForImageCla
 
 def test_head_is_initialized_with_batch_statistics_and_no_dropout(model, make_batches):
     expected = embed_as_in_training(model, make_batches())
+    model.base_model.eval()  # as an encoder that `from_pretrained` loaded into a model in training mode
+    modes = {name: module.training for name, module in model.named_modules()}
     initialize_from_data(model, make_batches())
+    assert {name: module.training for name, module in model.named_modules()} == modes
     torch.testing.assert_close(model.head.shown, expected)
+    assert not model.head.shown.requires_grad
+    shown = model.head.shown
+    initialize_from_data(model, list(make_batches().epoch(augment=False)))
+    assert torch.equal(model.head.shown, shown)
 
 
 def test_frozen_batch_norms_initialize_the_head_with_eval_mode_embeddings(model, make_batches):
     model = frozen(model)
     initialize_from_data(model, make_batches())
     torch.testing.assert_close(model.head.shown, embed(model, make_batches()))
-
-
-def test_modules_keep_their_modes(model, make_batches):
-    expected = embed_as_in_training(model, make_batches())
-    model.base_model.eval()  # as an encoder that `from_pretrained` loaded into a model in training mode
-    modes = {name: module.training for name, module in model.named_modules()}
-    initialize_from_data(model, make_batches())
-    assert {name: module.training for name, module in model.named_modules()} == modes
-    torch.testing.assert_close(model.head.shown, expected)
 
 
 def test_dropout_and_batch_norm_change_the_embeddings(model, make_batches):
@@ -155,17 +149,20 @@ def test_batches_that_can_be_read_once_initialize_backbone_and_head(make_batches
     torch.testing.assert_close(once.state_dict(), again.state_dict(), rtol=0, atol=0)
 
 
-def test_initialization_leaves_weights_and_batch_norm_statistics_unchanged(model, make_batches):
-    before = state_of(model)
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_initialization_leaves_weights_statistics_mode_and_random_numbers_unchanged(
+    model, make_batches, training, is_frozen
+):
+    model = (frozen(model) if is_frozen else model).train(training)
+    before, numbers = state_of(model), torch.get_rng_state()
+    modes = {name: module.training for name, module in model.named_modules()}
     initialize_from_data(model, make_batches())
     assert changed(model, before) == []
-
-
-def test_frozen_statistics_are_also_unchanged(model, make_batches):
-    model = frozen(model)
-    before = state_of(model)
-    initialize_from_data(model, make_batches())
-    assert changed(model, before) == []
+    assert {name: module.training for name, module in model.named_modules()} == modes
+    assert (not any(norm.training for norm in model.modules() if isinstance(norm, nn.BatchNorm2d))) >= is_frozen
+    assert model.training is training
+    assert torch.equal(torch.get_rng_state(), numbers)
 
 
 def test_forward_pass_in_training_changes_batch_norm_statistics(model, make_batches):
@@ -203,32 +200,6 @@ def test_failed_initialization_restores_statistics_and_mode(model, make_batches,
         initialize_from_data(model, batches)
     assert changed(model, before) == []
     assert {module.training for module in model.modules()} == {training}
-
-
-def test_initialization_does_not_use_random_numbers(model, make_batches):
-    before = torch.get_rng_state()
-    initialize_from_data(model, make_batches())
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_initialization_leaves_frozen_batch_norms_in_eval_mode(model, make_batches, training):
-    model = frozen(model).train(training)
-    initialize_from_data(model, make_batches())
-    assert model.training is training
-    assert not any(norm.training for norm in model.modules() if isinstance(norm, nn.BatchNorm2d))
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_initialization_preserves_the_mode(model, make_batches, training):
-    model.train(training)
-    initialize_from_data(model, make_batches())
-    assert {module.training for module in model.modules()} == {training}
-
-
-def test_initialization_runs_without_gradients(model, make_batches):
-    initialize_from_data(model, make_batches())
-    assert not model.head.shown.requires_grad
 
 
 @pytest.mark.parametrize("limit", [8, 13])
@@ -274,10 +245,3 @@ def test_model_without_classes_is_skipped(model, make_batches):
     regression = SphereVisionForRegression(SphereVisionConfig(**model.config.to_dict() | options)).train()
     initialize_from_data(regression, make_batches())
     assert regression.training
-
-
-def test_batches_may_be_any_iterable(model, make_batches):
-    initialize_from_data(model, make_batches())
-    shown, model.head.shown = model.head.shown, None
-    initialize_from_data(model, list(make_batches().epoch(augment=False)))
-    assert torch.equal(model.head.shown, shown)

@@ -100,12 +100,14 @@ class Noting:
         yield from self.batches.epoch(epoch, start=start)
 
 
-def test_training_reduces_the_loss_on_learnable_data(make_loop, make_model, make_batches):
-    loop = make_loop(
-        make_model(dropout=0.0), make_batches(augment=False), num_train_epochs=15, learning_rate=0.01, save_epochs=15
-    )
-    history = loop.run().history
+@pytest.mark.parametrize("bf16", [False, True])
+def test_training_reduces_the_loss_on_learnable_data_also_in_bf16(make_loop, make_model, make_batches, bf16):
+    model = make_model(dropout=0.0)
+    options = {"num_train_epochs": 15, "learning_rate": 0.01, "save_epochs": 15, "bf16": bf16}
+    history = make_loop(model, make_batches(augment=False), **options).run().history
     assert history[-1]["train_loss"] < 0.5 * history[0]["train_loss"]
+    assert model.hidden_dtype == (torch.bfloat16 if bf16 else torch.float32)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "reduce_lr_on_plateau"])
@@ -133,7 +135,9 @@ def test_run_resumed_mid_epoch_is_bitwise_equal_to_an_uninterrupted_one(
     assert differences(expected, everything(resumed)) == []
 
 
-def test_run_resumed_after_a_signal_is_bitwise_equal_to_an_uninterrupted_one(make_loop, make_batches, tmp_path):
+def test_run_resumed_after_a_signal_or_max_steps_is_bitwise_equal_to_an_uninterrupted_one(
+    make_loop, make_model, make_batches, tmp_path
+):
     unbroken = make_loop(num_train_epochs=3, output_dir=str(tmp_path / "unbroken"))
     unbroken.run()
     expected = everything(unbroken)
@@ -142,15 +146,14 @@ def test_run_resumed_after_a_signal_is_bitwise_equal_to_an_uninterrupted_one(mak
     resumed = make_loop(num_train_epochs=3, resume_from_checkpoint="latest")
     resumed.run()
     assert differences(expected, everything(resumed)) == []
-
-
-def test_run_resumed_after_max_steps_has_the_weights_of_an_uninterrupted_one(make_loop, tmp_path):
-    unbroken = make_loop(num_train_epochs=3, output_dir=str(tmp_path / "unbroken"))
-    unbroken.run()
-    make_loop(num_train_epochs=3, stop_after_steps=7).run()
-    resumed = make_loop(num_train_epochs=3, resume_from_checkpoint="latest")
+    options = {"num_train_epochs": 3, "output_dir": str(tmp_path / "steps")}
+    make_loop(stop_after_steps=7, **options).run()
+    resumed = make_loop(resume_from_checkpoint="latest", **options)
     resumed.run()
-    assert differences(weights(unbroken), weights(resumed)) == []
+    assert differences(expected["weights"], weights(resumed)) == []
+    other = make_loop(make_model(seed=2), num_train_epochs=3, output_dir=str(tmp_path / "other"))
+    other.run()
+    assert "/hidden.weight" in differences(expected["weights"], weights(other))
 
 
 def test_run_on_image_files_resumes_bitwise_equal_mid_epoch(make_loop, tmp_path):
@@ -170,14 +173,6 @@ def test_run_on_image_files_resumes_bitwise_equal_mid_epoch(make_loop, tmp_path)
     resumed = loop_on_disk("resumed", resume_from_checkpoint=str(tmp_path / "broken" / "checkpoint-7"))
     resumed.run()
     assert differences(weights(unbroken), weights(resumed)) == []
-
-
-def test_another_weight_seed_gives_another_run(make_loop, make_model, tmp_path):
-    """Control for the comparisons above."""
-    first = make_loop(make_model(seed=1), num_train_epochs=1, output_dir=str(tmp_path / "first"))
-    second = make_loop(make_model(seed=2), num_train_epochs=1, output_dir=str(tmp_path / "second"))
-    first.run(), second.run()
-    assert "/hidden.weight" in differences(weights(first), weights(second))
 
 
 def test_resuming_a_finished_run_changes_nothing(make_loop):
@@ -202,48 +197,30 @@ SGD = {"optim": "sgd", "momentum": 0.0, "learning_rate": 0.1, "num_train_epochs"
 PLAIN_MODEL = {"dropout": 0.0, "norm": False}
 
 
-def test_epoch_matches_plain_sgd(make_loop, make_model, make_batches):
-    loop = make_loop(make_model(**PLAIN_MODEL), **SGD)
-    loop.run()
-    expected = make_model(**PLAIN_MODEL)
-    plain_training(expected, [[batch] for batch in make_batches().epoch(0)], 0.1)
-    torch.testing.assert_close(weights(loop), expected.state_dict())
-
-
-def test_accumulating_two_half_batches_matches_one_full_batch(make_loop, make_model, make_batches, tmp_path):
-    whole = make_loop(make_model(**PLAIN_MODEL), make_batches(64, 16, augment=False), **SGD)
-    halves = make_loop(
-        make_model(**PLAIN_MODEL),
-        make_batches(64, 8, augment=False),
-        gradient_accumulation_steps=2,
-        output_dir=str(tmp_path / "halves"),
-        **SGD,
-    )
-    assert whole.run().step == halves.run().step == 4
-    torch.testing.assert_close(weights(whole), weights(halves))
-
-
-def test_short_batch_is_weighted_by_its_number_of_examples(make_loop, make_model, make_batches, tmp_path):
-    whole = make_loop(make_model(**PLAIN_MODEL), make_batches(36, 36, augment=False), **SGD)
-    parts = make_loop(
-        make_model(**PLAIN_MODEL),
-        make_batches(36, 8, augment=False),
-        gradient_accumulation_steps=5,
-        output_dir=str(tmp_path / "parts"),
-        **SGD,
-    )
-    history = [loop.run().history[0] for loop in (whole, parts)]
-    torch.testing.assert_close(weights(whole), weights(parts))
-    assert history[0]["train_loss"] == pytest.approx(history[1]["train_loss"], rel=1e-5)
-
-
-def test_short_last_accumulation_group_is_averaged_correctly(make_loop, make_model, make_batches):
-    loop = make_loop(make_model(**PLAIN_MODEL), gradient_accumulation_steps=3, **SGD)
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_epoch_matches_plain_sgd_also_with_accumulation_and_a_short_last_group(
+    make_loop, make_model, make_batches, accumulation
+):
+    loop = make_loop(make_model(**PLAIN_MODEL), gradient_accumulation_steps=accumulation, **SGD)
     loop.run()
     expected = make_model(**PLAIN_MODEL)
     batches = list(make_batches().epoch(0))
-    plain_training(expected, [batches[:3], batches[3:]], 0.1)
+    plain_training(expected, [batches[n : n + accumulation] for n in range(0, 5, accumulation)], 0.1)
     torch.testing.assert_close(weights(loop), expected.state_dict())
+
+
+@pytest.mark.parametrize(("count", "size", "parts", "steps"), [(64, 16, 2, 4), (36, 36, 5, 1)])
+def test_accumulated_batches_match_one_full_batch_by_their_numbers_of_examples(
+    make_loop, make_model, make_batches, tmp_path, count, size, parts, steps
+):
+    whole = make_loop(make_model(**PLAIN_MODEL), make_batches(count, size, augment=False), **SGD)
+    options = {"gradient_accumulation_steps": parts, "output_dir": str(tmp_path / "parts"), **SGD}
+    divided = make_loop(make_model(**PLAIN_MODEL), make_batches(count, 8, augment=False), **options)
+    states = [loop.run() for loop in (whole, divided)]
+    assert [state.step for state in states] == [steps, steps]
+    torch.testing.assert_close(weights(whole), weights(divided))
+    losses = [state.history[0]["train_loss"] for state in states]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 class Summed(nn.Module):
@@ -272,13 +249,8 @@ def test_accumulated_sums_match_the_sum_over_the_full_batch(make_loop, make_mode
     """The batches are 8 + 8 or 6 + 6 + 4 of 16 images."""
     options = SGD | {"learning_rate": 0.01}
     whole = make_loop(Summed(make_model(**PLAIN_MODEL)), make_batches(16, 16, augment=False), **options)
-    pieces = make_loop(
-        Summed(make_model(**PLAIN_MODEL)),
-        make_batches(16, parts, augment=False),
-        gradient_accumulation_steps=math.ceil(16 / parts),
-        output_dir=str(tmp_path / "parts"),
-        **options,
-    )
+    options |= {"gradient_accumulation_steps": math.ceil(16 / parts), "output_dir": str(tmp_path / "parts")}
+    pieces = make_loop(Summed(make_model(**PLAIN_MODEL)), make_batches(16, parts, augment=False), **options)
     assert whole.run().step == pieces.run().step == 1
     torch.testing.assert_close(weights(whole), weights(pieces))
 
@@ -350,17 +322,11 @@ def test_signal_after_a_nonfinite_loss_saves_nothing(make_loop, make_model, make
 
 
 @pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
-def test_signal_finishes_the_step_and_writes_a_checkpoint(make_loop, make_batches, which):
-    loop = make_loop(batches=Signalling(make_batches(), epoch=0, number=2, signals=(which,)))
-    with pytest.raises(TrainingInterruptedError):
-        loop.run()
-    assert checkpoints(loop) == ["checkpoint-3"]
-
-
-def test_interruption_message_names_the_run_and_how_to_resume(make_loop, make_batches, tmp_path):
-    loop = make_loop(batches=Signalling(make_batches(), epoch=0, number=2), num_train_epochs=2)
+def test_signal_finishes_the_step_writes_a_checkpoint_and_says_how_to_resume(make_loop, make_batches, tmp_path, which):
+    loop = make_loop(batches=Signalling(make_batches(), epoch=0, number=2, signals=(which,)), num_train_epochs=2)
     with pytest.raises(TrainingInterruptedError) as stop:
         loop.run()
+    assert checkpoints(loop) == ["checkpoint-3"]
     for words in ("step 3 of 10", str(tmp_path / "run" / "checkpoint-3"), "--resume_from_checkpoint latest"):
         assert words in str(stop.value)
 
@@ -411,158 +377,101 @@ def test_training_runs_outside_the_main_thread(make_loop):
 
 
 def test_early_stopping_stops_after_the_patience(make_loop):
-    loop = make_loop(
-        num_train_epochs=20, early_stopping_patience=2, evaluate=scores(0.5, 0.6, 0.6, 0.6, 0.9), save_epochs=20
-    )
-    assert loop.run().epoch == 4
+    values = scores(0.5, 0.6, 0.6, 0.6, 0.9)
+    assert make_loop(num_train_epochs=20, early_stopping_patience=2, evaluate=values, save_epochs=20).run().epoch == 4
+    improving = {"evaluate": scores(0.1, 0.2, 0.3, 0.4), "overwrite_output_dir": True}
+    assert make_loop(num_train_epochs=4, early_stopping_patience=1, **improving).run().epoch == 4
 
 
-def test_early_stopping_is_reported_once(make_loop, caplog):
+def test_an_early_stopped_run_says_so_once_and_has_a_final_checkpoint_from_which_it_does_not_train(make_loop, caplog):
     caplog.set_level("INFO", "hf_sphere")
-    make_loop(num_train_epochs=20, early_stopping_patience=1, evaluate=scores(0.5, 0.5), save_epochs=20).run()
-    assert [record.message for record in caplog.records if "stopping" in record.message] == [
-        "No improvement for 1 epochs; stopping."
-    ]
-
-
-def test_improving_run_is_not_stopped_early(make_loop):
-    loop = make_loop(num_train_epochs=4, early_stopping_patience=1, evaluate=scores(0.1, 0.2, 0.3, 0.4))
-    assert loop.run().epoch == 4
-
-
-def test_early_stopped_run_has_a_final_checkpoint(make_loop):
-    loop = make_loop(num_train_epochs=20, early_stopping_patience=1, evaluate=scores(0.5, 0.5), save_epochs=20)
+    options = {"num_train_epochs": 20, "early_stopping_patience": 1, "save_epochs": 20}
+    loop = make_loop(evaluate=scores(0.5, 0.5), **options)
     loop.run()
     assert checkpoints(loop) == ["checkpoint-10"]
+    stopping = [record.message for record in caplog.records if "stopping" in record.message]
+    assert stopping == ["No improvement for 1 epochs; stopping."]
+    assert make_loop(evaluate=scores(0.9, 0.9), resume_from_checkpoint="latest", **options).run().epoch == 2
 
 
-def test_resuming_an_early_stopped_run_does_not_train(make_loop):
-    options = {"num_train_epochs": 20, "early_stopping_patience": 1}
-    make_loop(evaluate=scores(0.5, 0.5), **options).run()
-    resumed = make_loop(evaluate=scores(0.9, 0.9), resume_from_checkpoint="latest", **options)
-    assert resumed.run().epoch == 2
-
-
-def test_best_model_is_saved_only_if_the_metric_improves(make_loop):
+def test_best_model_is_recorded_and_saved_only_if_the_metric_improves(make_loop):
     saved = []
-    loop = make_loop(
-        num_train_epochs=5,
-        evaluate=scores(0.5, 0.4, 0.6, 0.6, 0.55),
-        loop={"save_best": lambda model: saved.append(len(loop.state.history))},
-    )
-    loop.run()
+    options = {"loop": {"save_best": lambda model: saved.append(len(loop.state.history))}}
+    loop = make_loop(num_train_epochs=5, evaluate=scores(0.5, 0.4, 0.6, 0.6, 0.55), **options)
+    state = loop.run()
     assert saved == [1, 3]
-
-
-def test_best_epoch_and_metric_are_recorded(make_loop):
-    state = make_loop(num_train_epochs=4, evaluate=scores(0.5, 0.7, 0.7, 0.6)).run()
-    assert (state.best_epoch, state.best_metric) == (2, 0.7)
+    assert (state.best_epoch, state.best_metric) == (3, 0.6)
 
 
 def test_lower_is_better_metric_is_best_at_the_minimum(make_loop):
     losses = iter([0.5, 0.3, 0.4])
-    loop = make_loop(
-        num_train_epochs=3,
-        evaluate=lambda model: {"perplexity": next(losses)},
-        loop={"metric": "perplexity", "higher_is_better": False},
-    )
+    options = {"loop": {"metric": "perplexity", "higher_is_better": False}}
+    loop = make_loop(num_train_epochs=3, evaluate=lambda model: {"perplexity": next(losses)}, **options)
     assert loop.run().best_epoch == 2
 
 
-def test_model_is_evaluated_in_eval_mode(make_loop):
-    modes = []
-    make_loop(num_train_epochs=2, evaluate=lambda model: modes.append(model.training) or {"accuracy": 0.0}).run()
-    assert modes == [False, False]
-
-
-def test_model_trains_in_training_mode_after_an_evaluation(make_loop, make_model):
-    model = make_model()
-    make_loop(model, num_train_epochs=2).run()
-    assert model.passes == 10
+def test_model_is_evaluated_in_eval_mode_and_trained_in_training_mode(make_loop, make_model):
+    modes, model = [], make_model()
+    options = {"evaluate": lambda model: modes.append(model.training) or {"accuracy": 0.0}}
+    make_loop(model, num_train_epochs=2, **options).run()
+    assert (modes, model.passes) == ([False, False], 10)
 
 
 def test_plateau_reduces_the_learning_rate_based_on_the_metric(make_loop):
-    loop = make_loop(
-        num_train_epochs=3,
-        lr_scheduler_type=PLATEAU,
-        lr_patience=0,
-        lr_gamma=0.5,
-        learning_rate=0.4,
-        evaluate=scores(0.5, 0.5, 0.5),
-    )
+    options = {"lr_scheduler_type": PLATEAU, "lr_patience": 0, "lr_gamma": 0.5, "learning_rate": 0.4}
+    loop = make_loop(num_train_epochs=3, evaluate=scores(0.5, 0.5, 0.5), **options)
     # The learning rate of each epoch, and the one after the last epoch.
     rates = [entry["learning_rate"] for entry in loop.run().history]
     assert [*rates, loop.optimizer.param_groups[0]["lr"]] == pytest.approx([0.4, 0.4, 0.2, 0.1])
 
 
-def test_max_steps_stops_mid_epoch(make_loop):
-    state = make_loop(num_train_epochs=3, stop_after_steps=7).run()
+def test_max_steps_stops_mid_epoch_where_the_run_is_evaluated_and_saved(make_loop):
+    loop = make_loop(num_train_epochs=3, stop_after_steps=7)
+    state = loop.run()
     assert (state.step, state.epoch, state.batch) == (7, 1, 2)
+    assert state.history[-1]["epoch"] == pytest.approx(1.4)
+    assert checkpoints(loop)[-1] == "checkpoint-7"
 
 
 def test_max_steps_beyond_the_epochs_changes_nothing(make_loop):
     assert make_loop(num_train_epochs=1, stop_after_steps=99).run().step == 5
 
 
-def test_run_stopped_by_max_steps_is_evaluated_and_saved(make_loop):
-    loop = make_loop(num_train_epochs=3, stop_after_steps=7)
-    assert loop.run().history[-1]["epoch"] == pytest.approx(1.4)
-    assert checkpoints(loop)[-1] == "checkpoint-7"
-
-
-def test_save_epochs_sets_the_interval_and_the_end_is_always_saved(make_loop):
-    loop = make_loop(num_train_epochs=5, save_epochs=2)
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({"num_train_epochs": 5, "save_epochs": 2}, [10, 20, 25]),  # the end is always saved
+        ({"num_train_epochs": 2, "save_steps": 3}, [3, 5, 6, 9, 10]),
+        ({"num_train_epochs": 4, "save_total_limit": 2}, [15, 20]),
+    ],
+)
+def test_checkpoints_are_saved_by_the_intervals_up_to_the_limit(make_loop, options, steps):
+    loop = make_loop(**options)
     loop.run()
-    assert checkpoints(loop) == ["checkpoint-10", "checkpoint-20", "checkpoint-25"]
+    assert checkpoints(loop) == [f"checkpoint-{step}" for step in steps]
 
 
-def test_save_steps_adds_checkpoints_within_an_epoch(make_loop):
-    loop = make_loop(num_train_epochs=2, save_steps=3)
-    loop.run()
-    assert checkpoints(loop) == ["checkpoint-3", "checkpoint-5", "checkpoint-6", "checkpoint-9", "checkpoint-10"]
-
-
-def test_only_the_last_checkpoints_are_kept(make_loop):
-    loop = make_loop(num_train_epochs=4, save_total_limit=2)
-    loop.run()
-    assert checkpoints(loop) == ["checkpoint-15", "checkpoint-20"]
-
-
-def one_step(make_loop, make_model, tmp_path: Path, limit: float | None) -> float:
+def one_step(make_loop, make_model, folder: Path, limit: float | None) -> float:
     """Norm of the first SGD step with learning rate 1, which is the norm of the gradient used."""
     model = make_model(**PLAIN_MODEL)
     before = nn.utils.parameters_to_vector(model.parameters()).clone()
-    options = SGD | {
-        "learning_rate": 1.0,
-        "stop_after_steps": 1,
-        "max_grad_norm": limit,
-        "output_dir": str(tmp_path / "one"),
-    }
-    make_loop(model, **options).run()
+    options = {"learning_rate": 1.0, "stop_after_steps": 1, "max_grad_norm": limit, "output_dir": str(folder)}
+    make_loop(model, **SGD | options).run()
     return (nn.utils.parameters_to_vector(model.parameters()) - before).norm().item()
 
 
-def test_gradient_above_the_limit_is_clipped(make_loop, make_model, tmp_path):
-    assert one_step(make_loop, make_model, tmp_path, 0.01) == pytest.approx(0.01, rel=1e-3)
+def test_only_a_gradient_above_the_limit_is_clipped(make_loop, make_model, tmp_path):
+    free, clipped, limited = (one_step(make_loop, make_model, tmp_path / str(at), at) for at in (None, 0.01, 1e3))
+    assert free > 0.01
+    assert clipped == pytest.approx(0.01, rel=1e-3)
+    assert limited == pytest.approx(free, rel=1e-6)
 
 
-def test_gradient_below_the_limit_is_unchanged(make_loop, make_model, tmp_path):
-    free = one_step(make_loop, make_model, tmp_path / "free", None)
-    assert free > 0.01  # so that the limit above takes effect
-    assert one_step(make_loop, make_model, tmp_path / "limited", 1e3) == pytest.approx(free, rel=1e-6)
-
-
-def test_set_epoch_is_called_each_epoch(make_loop, make_model):
-    model = make_model()
-    make_loop(model, num_train_epochs=3).run()
-    assert model.observer.epochs == [0, 1, 2]
-
-
-def test_set_epoch_is_called_with_the_resumed_epoch(make_loop, make_model):
-    make_loop(num_train_epochs=2, stop_after_steps=7).run()
-    model = make_model()
+def test_set_epoch_is_called_each_epoch_also_with_the_resumed_one(make_loop, make_model):
+    first, model = make_model(), make_model()
+    make_loop(first, num_train_epochs=2, stop_after_steps=7).run()
     make_loop(model, num_train_epochs=3, resume_from_checkpoint="latest").run()
-    assert model.observer.epochs == [1, 2]
+    assert (first.observer.epochs, model.observer.epochs) == ([0, 1], [1, 2])
 
 
 class Unaware(nn.Linear):
@@ -575,25 +484,6 @@ class Unaware(nn.Linear):
 
 def test_a_head_is_optional(make_loop):
     assert make_loop(Unaware(36, 3), num_train_epochs=1).run().step == 5
-
-
-def test_bf16_computes_in_bf16_on_the_cpu(make_loop, make_model):
-    model = make_model()
-    make_loop(model, num_train_epochs=1, bf16=True).run()
-    assert model.hidden_dtype == torch.bfloat16
-
-
-def test_bf16_keeps_the_weights_in_float32(make_loop, make_model):
-    model = make_model()
-    make_loop(model, num_train_epochs=1, bf16=True).run()
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-
-
-def test_bf16_training_reduces_the_loss(make_loop, make_model, make_batches):
-    model = make_model(dropout=0.0)
-    options = {"num_train_epochs": 15, "learning_rate": 0.01, "save_epochs": 15, "bf16": True}
-    history = make_loop(model, make_batches(augment=False), **options).run().history
-    assert history[-1]["train_loss"] < 0.5 * history[0]["train_loss"]
 
 
 def test_training_time_before_resuming_is_counted(make_loop):
@@ -710,26 +600,15 @@ def test_schedule_of_a_run_resumed_with_other_batches_depends_on_the_epoch(
     assert found == pytest.approx(expected, abs=1e-12)
 
 
-def test_resumed_run_keeps_the_plateau_decays(make_loop):
-    options = {"lr_scheduler_type": PLATEAU, "lr_patience": 0, "evaluate": scores(0.9, 0.5, 0.4)}
-    first = make_loop(num_train_epochs=3, **options)
+def test_resumed_run_keeps_the_plateau_decays_in_proportion_to_its_peak_rate(make_loop):
+    options = {"lr_scheduler_type": PLATEAU, "lr_patience": 0}
+    first = make_loop(num_train_epochs=3, evaluate=scores(0.9, 0.5, 0.4), **options)
     first.run()
     decayed = first.optimizer.param_groups[0]["lr"]
     assert decayed == pytest.approx(1e-5)
-    resumed = make_loop(num_train_epochs=4, lr_scheduler_type=PLATEAU, lr_patience=0, resume_from_checkpoint="latest")
-    assert resumed.optimizer.param_groups[0]["lr"] == decayed
-
-
-def test_resumed_run_with_another_peak_rate_scales_the_plateau_decays(make_loop):
-    first = make_loop(num_train_epochs=3, lr_scheduler_type=PLATEAU, lr_patience=0, evaluate=scores(0.9, 0.5, 0.4))
-    first.run()
-    resumed = make_loop(
-        num_train_epochs=4,
-        lr_scheduler_type=PLATEAU,
-        learning_rate=1e-4,
-        resume_from_checkpoint="latest",
-    )
-    assert resumed.optimizer.param_groups[0]["lr"] == pytest.approx(1e-6)
+    for changes, rate in (({}, decayed), ({"learning_rate": 1e-4}, pytest.approx(1e-6))):
+        resumed = make_loop(num_train_epochs=4, resume_from_checkpoint="latest", **options, **changes)
+        assert resumed.optimizer.param_groups[0]["lr"] == rate
 
 
 def test_resumed_run_adopts_the_patience_and_factor_of_plateau(make_loop):

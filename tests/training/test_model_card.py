@@ -50,20 +50,13 @@ def write(tmp_path: Path) -> Callable[..., ModelCard]:
     return write_and_load
 
 
-def test_accuracy_is_in_the_model_index(write):
-    (result,) = write().data.eval_results
+def test_the_metadata_have_the_accuracy_task_dataset_library_tags_and_license(write):
+    data = write(license="mit").data
+    (result,) = data.eval_results
     assert (result.metric_type, result.metric_value) == ("accuracy", 0.987654)
-
-
-def test_model_index_names_task_and_dataset(write):
-    (result,) = write().data.eval_results
     found = (result.task_type, result.dataset_type, result.dataset_name, result.dataset_split)
     assert found == ("image-classification", "someone/a-dataset", "a-dataset", "test")
-
-
-def test_library_task_and_tags_are_in_the_metadata(write):
-    data = write().data
-    assert (data.library_name, data.pipeline_tag) == ("hf_sphere", "image-classification")
+    assert (data.library_name, data.pipeline_tag, data.license) == ("hf_sphere", "image-classification", "mit")
     assert data.tags == ["hf_sphere", "hypersphere", "spherized"]
 
 
@@ -74,27 +67,11 @@ def test_results_are_written_in_the_format_of_the_hub(write, tmp_path):
 
 
 @pytest.mark.parametrize("dataset", ["digits", "a/folder/of/images"])
-def test_results_on_data_that_are_not_on_the_hub_are_not_written_for_it(write, tmp_path, dataset):
-    write()
-    write(dataset=dataset)
-    assert not (tmp_path / ".eval_results" / "results.yaml").exists()
-
-
-def test_hub_dataset_is_linked(write):
+def test_data_that_are_not_on_the_hub_are_not_linked_and_have_no_results_for_it(write, tmp_path, dataset):
     assert write().data.datasets == ["someone/a-dataset"]
-
-
-def test_hub_dataset_without_an_owner_is_linked(write):
     assert write(dataset="imdb").data.datasets == ["imdb"]
-
-
-@pytest.mark.parametrize("license", ["unknown", "mit"])
-def test_license_is_in_the_metadata(write, license):
-    assert write(license=license).data.license == license
-
-
-def test_card_begins_with_the_installation(write):
-    assert "`pip install hf_sphere`" in write().text.partition("\n## ")[0]
+    assert write(dataset=dataset).data.datasets is None
+    assert not (tmp_path / ".eval_results" / "results.yaml").exists()
 
 
 BREAKOUT = "x\n```\n# injected | cell"
@@ -112,16 +89,6 @@ def test_bar_does_not_end_a_table_cell(write):
     assert r"| a | x \| y |" in write(settings={"a": "x | y"}).text
 
 
-def test_quoted_line_break_is_read_by_a_shell(write):
-    command = shown_command(write(command=["printf", "%s", "it's\na line"]))
-    assert subprocess.run(["bash", "-c", command], capture_output=True, text=True).stdout == "it's\na line"
-
-
-@pytest.mark.parametrize("dataset", ["digits", "a/folder/of/images"])
-def test_dataset_not_on_the_hub_is_not_linked(write, dataset):
-    assert write(dataset=dataset).data.datasets is None
-
-
 def test_path_of_a_local_folder_is_not_published(write, tmp_path):
     folder = tmp_path / "my-images"
     folder.mkdir()
@@ -134,26 +101,24 @@ def test_two_part_local_path_is_not_mistaken_for_a_hub_dataset(write, tmp_path, 
     assert write().data.datasets is None
 
 
-@pytest.mark.parametrize("row", ["| eval_accuracy | 98.77 % |", "| eval_loss | 0.01235 |"])
-def test_metrics_are_shown_as_readable_numbers(write, row):
-    assert row in write().text
-
-
 def test_loss_is_defined_beside_the_likelihood(write):
     text = write(metrics={"eval_accuracy": 0.5, "eval_loss": 6.58, "eval_nll": 1.23}).text
     assert "- `eval_loss`: mean training loss on the evaluation split, including a margin" in text
     assert "- `eval_nll`: mean negative log-likelihood of the classes, calibrated, without a margin" in text
 
 
-@pytest.mark.parametrize(
-    "text", ["# A title", "A summary.", "| backbone | `lenet5` |", "| learning_rate | 0.25 |", "Nothing was chosen."]
-)
-def test_run_details_are_in_the_text(write, text):
-    assert text in write().text.splitlines()
-
-
-def test_loading_code_names_the_model(write):
-    assert 'model_id = "someone/a-model"' in write().text
+def test_the_text_has_the_details_of_the_run(write):
+    text = write().text
+    lines = ["# A title", "A summary.", "| backbone | `lenet5` |", "| learning_rate | 0.25 |", "Nothing was chosen."]
+    lines += ["| eval_accuracy | 98.77 % |", "| eval_loss | 0.01235 |"]
+    assert [line for line in lines if line not in text.splitlines()] == []
+    assert "`pip install hf_sphere`" in text.partition("\n## ")[0]
+    assert 'model_id = "someone/a-model"' in text
+    assert 'pipeline("image-classification", model="someone/a-model")' in text
+    assert "pipeline" not in write(model_class="SphereVisionForRegression", pipeline_tag=None).content
+    assert f"hf_sphere {hf_sphere.__version__}," in text
+    metrics = {"eval_mean_absolute_error": 12.3456}  # in its unit, not in percent
+    assert "| eval_mean_absolute_error | 12.35 |" in write(metrics=metrics, headline=[]).text
 
 
 def test_loading_code_is_valid_python(write):
@@ -188,25 +153,11 @@ def test_retrieval_card_shows_a_search(write, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.startswith("[1, ")  # the query itself
 
 
-def test_pipeline_is_shown(write):
-    assert 'pipeline("image-classification", model="someone/a-model")' in write().text
-
-
-def test_no_pipeline_is_shown_if_there_is_none(write):
-    card = write(model_class="SphereVisionForRegression", pipeline_tag=None)
-    assert "pipeline" not in card.content
-
-
 def test_only_headline_metrics_are_in_the_model_index(write):
     metrics = {"eval_accuracy": 0.5, "eval_mean_absolute_error": 2.5, "eval_loss": 1.0}
     card = write(metrics=metrics, headline=["accuracy", "mean_absolute_error"], pipeline_tag=None)
     found = [(result.task_type, result.metric_type, result.metric_value) for result in card.data.eval_results]
     assert found == [("other", "accuracy", 0.5), ("other", "mean_absolute_error", 2.5)]
-
-
-def test_errors_are_shown_in_their_unit_not_in_percent(write):
-    metrics = {"eval_mean_absolute_error": 12.3456}
-    assert "| eval_mean_absolute_error | 12.35 |" in write(metrics=metrics, headline=[]).text
 
 
 COMMAND = ["accelerate", "launch", "my recipe.py", "--head_kwargs", "{scaling: 5.0}", "--lr_milestones", "1", "2"]
@@ -216,26 +167,22 @@ def shown_command(card: ModelCard) -> str:
     return card.text.split("```shell\n")[-1].split("\n```")[0]
 
 
-def test_command_can_be_pasted_into_a_shell(write):
-    assert shlex.split(shown_command(write(command=COMMAND)).replace("\\\n", "")) == COMMAND
-
-
-def test_command_is_wrapped_before_options(write):
-    lines = shown_command(write(command=COMMAND)).splitlines()
-    assert lines == [
+def test_command_can_be_pasted_into_a_shell_and_is_wrapped_before_options(write):
+    command = shown_command(write(command=COMMAND))
+    assert shlex.split(command.replace("\\\n", "")) == COMMAND
+    wrapped = [
         "accelerate launch 'my recipe.py' \\",
         "    --head_kwargs '{scaling: 5.0}' \\",
         "    --lr_milestones 1 2",
     ]
+    assert command.splitlines() == wrapped
+    command = shown_command(write(command=["printf", "%s", "it's\na line"]))
+    assert subprocess.run(["bash", "-c", command], capture_output=True, text=True).stdout == "it's\na line"
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(42.4, "42 s"), (599.0, "599 s"), (5400.0, "90 min")])
 def test_duration_is_readable(write, seconds, shown):
     assert f"Training took {shown}." in write(seconds=seconds).text
-
-
-def test_versions_are_the_installed_ones(write):
-    assert f"hf_sphere {hf_sphere.__version__}," in write().text
 
 
 def test_a_card_without_an_epoch_names_no_best_one():

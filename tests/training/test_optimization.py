@@ -119,27 +119,23 @@ def test_group_with_a_separate_learning_rate_follows_the_same_schedule():
 
 
 @pytest.mark.parametrize(
-    ("higher_is_better", "values"), [(True, [0.5, 0.4, 0.4, 0.4]), (False, [0.5, 0.6, 0.6, 0.6])], ids=["max", "min"]
+    ("higher_is_better", "patience", "values", "rates"),
+    [
+        (True, 2, [0.5, 0.4, 0.4, 0.4], [1.0, 1.0, 1.0, 0.1]),
+        (False, 2, [0.5, 0.6, 0.6, 0.6], [1.0, 1.0, 1.0, 0.1]),
+        (True, 0, [0.1, 0.2, 0.3], [1.0, 1.0, 1.0]),
+        (False, 0, [0.3, 0.2, 0.1], [1.0, 1.0, 1.0]),
+    ],
 )
-def test_plateau_decays_after_the_patience_without_improvement(higher_is_better, values):
+def test_plateau_decays_only_after_the_patience_without_improvement(higher_is_better, patience, values, rates):
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
-    args = arguments(lr_scheduler_type=PLATEAU, lr_patience=2, lr_gamma=0.1)
+    args = arguments(lr_scheduler_type=PLATEAU, lr_patience=patience, lr_gamma=0.1)
     scheduler = build_scheduler(optimizer, args, steps_per_epoch=4, higher_is_better=higher_is_better)
     seen = []
     for value in values:
         scheduler.step(value)
         seen.append(optimizer.param_groups[0]["lr"])
-    assert seen == pytest.approx([1.0, 1.0, 1.0, 0.1])
-
-
-@pytest.mark.parametrize(("higher_is_better", "values"), [(True, [0.1, 0.2, 0.3]), (False, [0.3, 0.2, 0.1])])
-def test_plateau_does_not_decay_while_the_metric_improves(higher_is_better, values):
-    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
-    args = arguments(lr_scheduler_type=PLATEAU, lr_patience=0)
-    scheduler = build_scheduler(optimizer, args, steps_per_epoch=4, higher_is_better=higher_is_better)
-    for value in values:
-        scheduler.step(value)
-    assert optimizer.param_groups[0]["lr"] == 1.0
+    assert seen == pytest.approx(rates)
 
 
 class WithOptions(nn.Linear):
@@ -197,18 +193,13 @@ def test_plateau_also_decays_the_learning_rate_of_the_temperature(head):
 
 
 @TEMPERATURES
-def test_temperature_uses_the_common_learning_rate_by_default(head):
-    optimizer = optimizer_from_arguments(with_head(head), arguments(optim="sgd", learning_rate=0.5))
-    group = group_of(optimizer, "head.log_temperature")
-    assert (group["lr"], group["momentum"]) == (0.5, 0.0)
-
-
-@TEMPERATURES
-def test_other_parameters_use_the_momentum_of_the_arguments(head):
-    args = arguments(optim="sgd", momentum=0.8, nesterov=True)
+def test_other_parameters_use_the_momentum_and_the_temperature_the_common_learning_rate(head):
+    args = arguments(optim="sgd", momentum=0.8, nesterov=True, learning_rate=0.5)
     optimizer = optimizer_from_arguments(with_head(head), args)
     others = [group for group in optimizer.param_groups if group["param_names"] != ["head.log_temperature"]]
     assert {(group["momentum"], group["nesterov"]) for group in others} == {(0.8, True)}
+    group = group_of(optimizer, "head.log_temperature")
+    assert (group["lr"], group["momentum"]) == (0.5, 0.0)
 
 
 @TEMPERATURES
@@ -243,16 +234,6 @@ def test_every_optimizer_updates_class_weights_and_temperature(head, name):
     assert all(not torch.equal(value, before[n]) for n, value in model.head.named_parameters())
 
 
-def test_temperature_lr_follows_the_schedule():
-    optimizer = optimizer_from_arguments(
-        with_head("vmf", temperature_lr=1e-3), arguments(optim="sgd", learning_rate=0.5)
-    )
-    scheduler = build_scheduler(optimizer, arguments(lr_scheduler_type=PLATEAU, lr_patience=0, lr_gamma=0.5), 4)
-    for value in (0.5, 0.4):
-        scheduler.step(value)
-    assert {group["lr"] for group in optimizer.param_groups} == {0.25, 5e-4}
-
-
 SPHERE = {"adam_s": AdamS, "adam_srt": AdamSRT, "adam_g": AdamG, "sgd_mrt": SGDMRT}
 
 
@@ -271,14 +252,11 @@ def test_sphere_optimizers_find_the_scale_invariant_weights(name):
     ]
 
 
-def test_adam_variants_use_betas_and_epsilon_of_the_arguments():
-    optimizer = optimizer_from_arguments(normalized(), arguments(optim="adam_srt", **ADAM))
-    assert all((g["betas"], g["eps"]) == ((0.8, 0.95), 1e-6) for g in optimizer.param_groups)
-
-
-def test_sgd_mrt_uses_momentum_and_weight_decay_of_the_arguments():
+def test_sphere_optimizers_use_the_arguments_of_their_kind():
     optimizer = optimizer_from_arguments(normalized(), arguments(optim="sgd_mrt", momentum=0.7, weight_decay=0.1))
     assert [(g["momentum"], g["weight_decay"]) for g in optimizer.param_groups] == [(0.7, 0.1), (0.7, 0.1), (0.7, 0.0)]
+    optimizer = optimizer_from_arguments(normalized(), arguments(optim="adam_srt", **ADAM))
+    assert all((g["betas"], g["eps"]) == ((0.8, 0.95), 1e-6) for g in optimizer.param_groups)
 
 
 @pytest.mark.parametrize(

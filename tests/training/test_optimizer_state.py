@@ -122,9 +122,4 @@ def test_an_unchanged_state_is_loaded(load_edited, accelerator):
     load_edited(lambda state: None)
     after = [value for state in optimizer.optimizer.state.values() for value in state.values()]
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
-
-
-def test_no_hook_stays_at_the_optimizer(load_edited, accelerator):
-    load_edited(lambda state: None)
-    (optimizer,) = accelerator._optimizers
     assert not optimizer.optimizer._optimizer_load_state_dict_pre_hooks

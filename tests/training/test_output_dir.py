@@ -14,9 +14,14 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_output_directory_is_created_with_its_parents(tmp_path):
+def test_output_directory_is_created_with_its_parents_and_may_have_hidden_files_or_checkpoints(tmp_path):
     prepare_output_dir(tmp_path / "a" / "b", overwrite=False, resume=False)
-    assert (tmp_path / "a" / "b").is_dir()
+    (tmp_path / "a" / "b" / ".gitignore").touch()
+    prepare_output_dir(tmp_path / "a" / "b", overwrite=False, resume=False)
+    (tmp_path / "checkpoint-5").mkdir()
+    (tmp_path / "a" / "b").rename(tmp_path / ".b")
+    (tmp_path / "a").rmdir()
+    prepare_output_dir(tmp_path, overwrite=False, resume=True)
 
 
 def test_unfinished_files_of_a_killed_run_are_removed_and_other_hidden_files_kept(tmp_path):
@@ -38,19 +43,12 @@ MARKS = ["checkpoint-5", "run.json", "all_results.json"]
 
 
 @pytest.mark.parametrize("mark", MARKS)
-def test_folder_with_another_run_error_lists_the_options(tmp_path, mark):
-    leave(mark, tmp_path)
+def test_folder_with_another_run_is_left_unchanged_and_the_error_lists_the_options(tmp_path, mark):
+    path = leave(mark, tmp_path)
     with pytest.raises(FileExistsError) as refusal:
         prepare_output_dir(tmp_path, overwrite=False, resume=False)
     for word in (str(tmp_path), mark, "--output_dir", "--resume_from_checkpoint latest", "--overwrite_output_dir"):
         assert word in str(refusal.value)
-
-
-@pytest.mark.parametrize("mark", MARKS)
-def test_rejected_output_dir_is_unchanged(tmp_path, mark):
-    path = leave(mark, tmp_path)
-    with pytest.raises(FileExistsError):
-        prepare_output_dir(tmp_path, overwrite=False, resume=False)
     assert path.exists()
 
 
@@ -97,16 +95,6 @@ def test_a_folder_that_is_no_run_is_used_if_requested(tmp_path):
     (tmp_path / "README.md").touch()
     prepare_output_dir(tmp_path, overwrite=True, resume=False)
     assert names(tmp_path) == ["README.md"]
-
-
-def test_hidden_files_are_allowed(tmp_path):
-    (tmp_path / ".gitignore").touch()
-    prepare_output_dir(tmp_path, overwrite=False, resume=False)
-
-
-def test_checkpoints_without_settings_can_be_resumed(tmp_path):
-    (tmp_path / "checkpoint-5").mkdir()
-    prepare_output_dir(tmp_path, overwrite=False, resume=True)
 
 
 def test_the_run_of_another_recipe_is_not_resumed(tmp_path):
@@ -179,16 +167,11 @@ def test_the_lock_of_a_killed_process_is_ignored(other_run, tmp_path):
     lock(tmp_path)
 
 
-def test_the_lock_file_is_removed_at_the_end(tmp_path):
-    with locked(tmp_path):
-        assert names(tmp_path) == [LOCK_FILE]
-    assert names(tmp_path) == []
-
-
-def test_a_process_can_lock_a_folder_again(tmp_path):
+def test_a_process_can_lock_a_folder_again_and_its_lock_file_is_removed_at_the_end(tmp_path):
     with locked(tmp_path):
         lock(tmp_path)
         assert names(tmp_path) == [LOCK_FILE]
+    assert names(tmp_path) == []
 
 
 def test_a_folder_that_cannot_be_locked_is_used_with_a_warning(tmp_path, monkeypatch, caplog):
