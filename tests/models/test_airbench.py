@@ -26,16 +26,12 @@ def responses(layer: PatchWhitening, images: torch.Tensor) -> torch.Tensor:
     return layer(images).movedim(1, -1).flatten(0, 2).detach()
 
 
-def test_responses_to_whitened_patches_are_uncorrelated_with_unit_variance(pictures):
+def test_responses_of_untrained_filters_are_uncorrelated_with_unit_variance(pictures):
     layer = PatchWhitening(3, epsilon=0.0)
     layer.initialize_from_data(pictures)
     torch.testing.assert_close(responses(layer, pictures)[:, :12].T.cov(), torch.eye(12), rtol=0, atol=1e-4)
-
-
-def test_second_half_of_the_filters_is_the_negative_of_the_first(pictures):
-    layer = PatchWhitening(3)
-    layer.initialize_from_data(pictures)
     assert torch.equal(layer.weight[:12], -layer.weight[12:])
+    assert dict(layer.named_parameters()).keys() == {"bias"}
 
 
 def test_epsilon_bounds_the_filters_of_constant_images():
@@ -44,23 +40,14 @@ def test_epsilon_bounds_the_filters_of_constant_images():
     torch.testing.assert_close(layer.weight.flatten(1).norm(dim=1), torch.full((8,), 2.0))
 
 
-def test_filters_are_not_trained_and_their_bias_is():
-    assert dict(PatchWhitening(3).named_parameters()).keys() == {"bias"}
-
-
-def test_convolutions_begin_as_identities():
+def test_convolutions_begin_as_identities_and_gains_of_batch_norms_are_fixed():
     net = create_backbone("airbench_cifar", num_channels=3, image_size=32)
     convs = [m for m in net.modules() if isinstance(m, nn.Conv2d)]
-    assert [(c.in_channels, c.out_channels) for c in convs] == [
-        (24, 64), (64, 64), (64, 256), (256, 256), (256, 256), (256, 256)
-    ]  # fmt: skip
+    widths = [(24, 64), (64, 64), (64, 256), (256, 256), (256, 256), (256, 256)]
+    assert [(c.in_channels, c.out_channels) for c in convs] == widths
     for conv in convs:
         x = torch.randn(2, conv.in_channels, 5, 5)
         torch.testing.assert_close(conv(x)[:, : conv.in_channels], x)
-
-
-def test_gains_of_batch_norms_are_fixed():
-    net = create_backbone("airbench_cifar", num_channels=3, image_size=32)
     norms = [m for m in net.modules() if isinstance(m, nn.BatchNorm2d)]
     assert [list(dict(n.named_parameters())) for n in norms] == [["bias"]] * 6
 

@@ -74,13 +74,9 @@ def images(name: str, count: int = 2) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", BACKBONES)
-def test_timm_lists_every_backbone_of_the_library(name):
+def test_timm_lists_every_backbone_of_the_library_with_its_number_of_features(name):
     assert name in timm.list_models()
     assert timm.model_entrypoint(name) is backbones.BACKBONES[name]
-
-
-@pytest.mark.parametrize("name", BACKBONES)
-def test_features_have_num_features_channels(name):
     net = build(name).eval()
     assert net(images(name)).shape == (2, net.num_features)
 
@@ -141,22 +137,7 @@ def test_wide_resnet_with_final_norm_keeps_its_last_relu_before_a_spherization()
     torch.testing.assert_close(net.eval()(x := torch.randn(2, 3, 32, 32)), net.layers(x).mean(dim=(2, 3)))
 
 
-@pytest.mark.parametrize("size", [12, 32, 105, (28, 12)])
-def test_lenet5_supports_other_image_sizes(size):
-    net = create_backbone("lenet5", num_channels=1, image_size=size).eval()
-    assert net(torch.randn(2, 1, *((size, size) if isinstance(size, int) else size))).shape == (2, 84)
-
-
-def test_visualization_network_ends_in_a_few_rectified_units():
-    net = build("visualization_cnn", units=3).eval()
-    hidden, last = net.layers[-3], net.layers[-1]
-    assert (hidden.out_features, last.in_features, net.num_features) == (256, 256, 3)
-    x = images("visualization_cnn", 50)
-    assert net.forward_features(x).min() < 0
-    torch.testing.assert_close(net(x), net.forward_features(x).relu())
-
-
-@pytest.mark.parametrize("name", ["lenet5", "vgg11_cifar", "resnet20_cifar"])
+@pytest.mark.parametrize("name", ["lenet5", "vgg11_cifar", "resnet20_cifar", "resnet12"])
 def test_timm_builds_the_full_classifier(name):
     channels, _ = usual_images(name)
     net = timm.create_model(name, num_classes=7, in_chans=channels).eval()
@@ -197,45 +178,34 @@ def test_every_layer_of_the_normalized_lenet_has_a_batch_norm():
     assert kinds == [nn.Conv2d, nn.BatchNorm2d, nn.Conv2d, nn.BatchNorm2d, nn.Linear, nn.BatchNorm1d]
 
 
-@pytest.mark.parametrize("size", [4, 8, 32, (28, 12)])
-def test_normalized_lenet_supports_small_images(size):
-    net = create_backbone("lenet5_bn", num_channels=1, image_size=size).eval()
-    sides = (size, size) if isinstance(size, int) else size
-    assert net(torch.randn(2, 1, *sides)).shape == (2, 120)
-
-
 @pytest.mark.parametrize(("depth", "layers"), [(11, 8), (13, 10), (16, 13), (19, 16)])
 def test_vgg_depth_matches_the_name(depth, layers):
     assert sum(CONVOLUTIONS_PER_STAGE[depth]) == layers == depth - 3  # and three linear ones
 
 
-def test_vgg_supports_the_widths_of_the_paper():
+def test_vgg_has_the_widths_and_the_gray_one_the_pooling_of_its_paper():
     net = build("vgg11_cifar", widths=[16, 32, 64, 128])
-    assert [m.out_channels for m in net.modules() if isinstance(m, nn.Conv2d)] == [16, 32, 64, 64, 128, 128, 128, 128]
-
-
-def test_vgg_without_hidden_layers_ends_with_the_last_feature_map():
-    net = build("vgg16_cifar", hidden=0)
-    assert (net.num_features, sum(isinstance(m, nn.Linear) for m in net.modules())) == (512, 0)
-
-
-def test_gray_vgg_uses_average_pooling():
+    assert [m.out_channels for m in layers_of(net, nn.Conv2d)] == [16, 32, 64, 64, 128, 128, 128, 128]
     kinds = {type(m) for m in build("vgg11_gray").modules()}
     assert nn.AvgPool2d in kinds
     assert nn.MaxPool2d not in kinds
 
 
-def test_vgg_averages_larger_images():
-    net = create_backbone("vgg11_cifar", num_channels=3, image_size=64).eval()
-    assert net(torch.randn(2, 3, 64, 64)).shape == (2, 4096)
+SIZES = {
+    "lenet5": [12, 32, 105, (28, 12)],
+    "lenet5_bn": [4, 8, 32, (28, 12)],
+    "resnet12": [28, 16, 84],
+    "alexnet": [63],
+}
+SIZES |= {"lenet9": [8], "alexnet_cifar": [29, 60], "vgg11_cifar": [64], "resnet18": [64]}
 
 
-@pytest.mark.parametrize(
-    ("name", "size"), [("lenet9", 8), ("alexnet_cifar", 29), ("alexnet_cifar", 60), ("alexnet", 63)]
-)
-def test_networks_support_the_smallest_image_size(name, size):
-    net = create_backbone(name, num_channels=1, image_size=size).eval()
-    assert net(torch.randn(2, 1, size, size)).shape == (2, PUBLISHED[name][2])
+@pytest.mark.parametrize(("name", "size"), [(name, size) for name, sizes in SIZES.items() for size in sizes], ids=str)
+def test_networks_support_other_image_sizes_also_the_smallest(name, size):
+    sides = (size, size) if isinstance(size, int) else size
+    for channels in (1, 3):
+        net = create_backbone(name, num_channels=channels, image_size=size).eval()
+        assert net(torch.randn(1, channels, *sides)).shape == (1, PUBLISHED.get(name, (0, 0, 512))[2])
 
 
 def layers_of(net: nn.Module, kind: type[nn.Module]) -> list[nn.Module]:
@@ -287,9 +257,11 @@ def test_alexnet_matches_torchvision():
     torch.testing.assert_close(ours(x), theirs(x))
 
 
-def test_alexnet_dropout_can_be_disabled():
+def test_dropout_of_alexnet_and_the_hidden_layers_of_vgg_can_be_left_out():
     assert {m.p for m in layers_of(build("alexnet", drop_rate=0.0), nn.Dropout)} == {0.0}
     assert [m.p for m in layers_of(build("alexnet").layers, nn.Dropout)] == [0.5, 0.5]
+    net = build("vgg16_cifar", hidden=0)
+    assert (net.num_features, len(layers_of(net, nn.Linear))) == (512, 0)
 
 
 # Initialization
@@ -376,9 +348,12 @@ def test_nets_without_batch_norm_can_overfit_a_few_images(name, options):
     assert loss < 0.1
 
 
-def test_small_stem_resnets_keep_the_resolution_of_the_first_stage():
+def test_small_stem_resnets_keep_the_resolution_of_the_first_stage_and_the_initialization_of_timm():
     net = build("resnet18_cifar").eval()
     assert net.forward_features(images("resnet18_cifar")).shape == (2, 512, 4, 4)
+    assert all(block.bn2.weight.abs().max() == 0 for block in net.layer1)  # zero-initialized residual
+    fan_out = net.conv1.weight[:, 0].numel()
+    assert net.conv1.weight.std().item() == pytest.approx((2 / fan_out) ** 0.5, rel=0.1)
 
 
 def test_small_stem_resnet_with_max_pool_differs_from_timm_only_in_its_first_convolution():
@@ -399,18 +374,6 @@ def test_small_stem_densenet_passes_its_first_convolution_to_the_first_block():
     x = images("densenet121_cifar")
     net(x)
     torch.testing.assert_close(inputs[0], net.features.conv0(x), rtol=0, atol=0)
-
-
-def test_small_stem_resnets_have_timm_initialization():
-    net = build("resnet20_cifar")
-    assert all(block.bn2.weight.abs().max() == 0 for block in net.layer1)  # zero-initialized residual
-    fan_out = net.conv1.weight[:, 0].numel()
-    assert net.conv1.weight.std().item() == pytest.approx((2 / fan_out) ** 0.5, rel=0.1)
-
-
-def test_backbone_of_timm_is_built_by_name():
-    net = create_backbone("resnet18", num_channels=1, image_size=64).eval()
-    assert net(torch.randn(2, 1, 64, 64)).shape == (2, 512)
 
 
 def test_embedding_nets_can_change_their_classifier():
@@ -474,30 +437,15 @@ def test_resnet12_has_he_initialization_for_leaky_relu(place):
     assert convolution.weight.std().item() == pytest.approx((2 / (1 + 0.1**2) / fan_out) ** 0.5, rel=0.03)
 
 
-@pytest.mark.parametrize(("channels", "side"), [(1, 28), (1, 16), (3, 84)])
-def test_resnet12_supports_images_of_16_pixels_or_more(channels, side):
-    net = create_backbone("resnet12", num_channels=channels, image_size=side).eval()
-    assert net(torch.randn(1, channels, side, side)).shape == (1, 640)
-
-
-def test_timm_builds_resnet12_as_a_full_classifier():
-    net = timm.create_model("resnet12", num_classes=7, widths=(4, 6, 5, 7)).eval()
-    assert net(torch.randn(2, 3, 32, 32)).shape == (2, 7)
-
-
-def test_weights_of_lenet9_dropout_are_uniform_with_the_bounds_of_its_program():
-    for module in build("lenet9_dropout").modules():
-        if isinstance(module, (nn.Conv2d, nn.Linear)):
-            inputs, outputs = (module.weight[0].numel(), module.weight[:, 0].numel())
-            bound = (2 * 6 / (inputs + outputs)) ** 0.5
-            assert 0.9 * bound < module.weight.abs().max() <= bound
-            assert not module.bias.any()
-
-
-def test_lenet9_dropout_drops_before_its_linear_layers():
-    kinds = [type(module) for module in build("lenet9_dropout").layers]
-    after = [kinds[index + 1] for index, kind in enumerate(kinds) if kind is nn.Dropout]
-    assert after == [nn.Linear, nn.Linear]
+def test_lenet9_dropout_drops_before_its_linear_layers_and_has_the_uniform_weights_of_its_program():
+    net = build("lenet9_dropout")
+    kinds = [type(module) for module in net.layers]
+    assert [kinds[index + 1] for index, kind in enumerate(kinds) if kind is nn.Dropout] == [nn.Linear, nn.Linear]
+    for module in layers_of(net, (nn.Conv2d, nn.Linear)):
+        inputs, outputs = (module.weight[0].numel(), module.weight[:, 0].numel())
+        bound = (2 * 6 / (inputs + outputs)) ** 0.5
+        assert 0.9 * bound < module.weight.abs().max() <= bound
+        assert not module.bias.any()
 
 
 # Numbers of parameters with a classifier
@@ -531,11 +479,7 @@ def test_network_with_its_classifier_has_the_parameters_of_the_papers(backbone, 
         ("visualization_cnn", {"units": 0}, r"units of visualization_cnn must be the width of its last layer.*; got 0"),
         ("vgg11_cifar", {"hidden": -1}, "must be the width of its two hidden layers, or 0 for none; got -1"),
         ("vgg11_cifar", {"widths": [16, 32, 64]}, "must be four numbers"),
-        (
-            "cnn9",
-            {"hidden_layer": "plain", "hidden_kwargs": {"scaling": 2.0}},
-            "of hidden_layer spherized; plain has no",
-        ),
+        ("cnn9", {"hidden_layer": "plain", "hidden_kwargs": {"scaling": 2.0}}, "spherized; plain has no"),
         ("cnn9", {"hidden_layer": "w_cosine", "hidden_kwargs": {"scaling": 2.0}}, "spherized; w_cosine has none"),
         ("cnn9", {"hidden_layer": "spherized", "hidden_kwargs": {"scale": 2.0}}, "unexpected keyword argument 'scale'"),
         ("cnn9", {"hidden_layer": "relu"}, "unknown hidden_layer 'relu'; choose plain, spherized, cosine, .*w_sigmoid"),

@@ -212,17 +212,18 @@ def test_names_of_the_tensors_are_those_of_published_checkpoints(encoder):
     assert names == [f"{layer}.spherical.{n}" for n in ("spherization.scaling", "spherization.radius", "linear.weight")]
 
 
-def test_saved_tensors_have_the_names_in_the_model(tmp_path):
+def test_image_encoder_saves_its_own_names_and_reads_those_of_older_checkpoints_and_their_processor(tmp_path):
     model = VIT.model("Model")
-    model.save_pretrained(tmp_path)
-    with safe_open(tmp_path / "model.safetensors", "pt") as file:
-        assert set(file.keys()) == set(model.state_dict())
-
-
-def test_image_encoder_reads_the_names_of_older_checkpoints(tmp_path):
+    model.save_pretrained(tmp_path / "own")
+    ViTImageProcessor(size={"height": 8, "width": 8}).save_pretrained(tmp_path / "own")
+    assert type(AutoImageProcessor.from_pretrained(tmp_path / "own")) is ViTImageProcessor
     VIT.plain("Model").save_pretrained(tmp_path)
-    with safe_open(tmp_path / "model.safetensors", "pt") as file:
-        assert "encoder.layer.0.intermediate.dense.weight" in set(file.keys())  # not the names in the model
+    names = []
+    for folder in (tmp_path / "own", tmp_path):
+        with safe_open(folder / "model.safetensors", "pt") as file:
+            names.append(set(file.keys()))
+    assert names[0] == set(model.state_dict())
+    assert "encoder.layer.0.intermediate.dense.weight" in names[1]  # not the names in the model
     _, info = VIT.model_class("Model").from_pretrained(tmp_path, spherized_layers=[], output_loading_info=True)
     assert not any(info.values())
 
@@ -255,12 +256,6 @@ def test_checkpoint_of_other_spherized_layers_is_rejected(encoder, tmp_path):
 def test_processor_is_that_of_the_plain_encoder(encoder):
     auto = image_processing_auto.IMAGE_PROCESSOR_MAPPING if encoder.is_image else tokenization_auto.TOKENIZER_MAPPING
     assert auto[encoder.model_class("Config")] == auto[encoder.plain_class("Config")]
-
-
-def test_image_processor_of_a_plain_checkpoint_is_loaded_with_the_spherized_one(tmp_path):
-    VIT.model().save_pretrained(tmp_path)
-    ViTImageProcessor(size={"height": 8, "width": 8}).save_pretrained(tmp_path)
-    assert type(AutoImageProcessor.from_pretrained(tmp_path)) is ViTImageProcessor
 
 
 @every_class

@@ -250,24 +250,24 @@ def test_texts_and_tokenized_batches_give_the_same_fit(load, tokenizer, checkpoi
     torch.testing.assert_close(*maps, rtol=1e-4, atol=1e-5)
 
 
-def test_without_a_mask_all_tokens_are_used(load):
+def test_max_length_truncates_texts_and_without_a_mask_all_tokens_are_used(load, tokenizer):
     model, reference = load()
+    [fit] = fit_spherization(model, reference, sentences(20), tokenizer=tokenizer, max_length=6)
+    assert fit.num_tokens == 120
     ids = torch.randint(5, 400, (20, 10))
     [fit] = fit_spherization(model, reference, [{"input_ids": ids[:10]}, {"input_ids": ids[10:]}])
     assert fit.num_tokens == 200
 
 
-def test_max_length_truncates_texts(load, tokenizer):
-    model, reference = load()
-    [fit] = fit_spherization(model, reference, sentences(20), tokenizer=tokenizer, max_length=6)
-    assert fit.num_tokens == 120
-
-
-def test_chunked_feed_forward_gives_the_same_fit(load):
+@pytest.mark.parametrize(
+    ("options", "trained"), [({"chunk_size_feed_forward": 4}, False), ({"hidden_dropout_prob": 0.5}, True)]
+)
+def test_a_chunked_feed_forward_and_dropout_in_training_mode_give_the_same_fit(load, options, trained):
     ids = torch.randint(5, 400, (30, 12))
     maps = []
-    for chunk in (0, 4):
-        model, reference = load(chunk_size_feed_forward=chunk)
+    for given in ({}, options):
+        model, reference = load(**given)
+        model.train(trained and bool(given))
         fit_spherization(model, reference, [{"input_ids": ids}], ridge=1e-3)
         maps.append(new_map(model))
     torch.testing.assert_close(*maps, rtol=1e-4, atol=1e-5)
@@ -288,37 +288,21 @@ def test_reading_stops_at_the_token_limit(load, tokenizer):
     assert lengths[-9] < 500 <= lengths[-1] == fit.num_tokens
 
 
-def test_modes_of_both_models_are_preserved(load, tokenizer):
+def test_only_the_new_maps_are_modified_and_the_fit_described(load, tokenizer):
     model, reference = load()
     model.train()
     model.bert.embeddings.eval()  # as when the embeddings are frozen
     modes = [module.training for half in (model, reference) for module in half.modules()]
-    fit_spherization(model, reference, sentences(20), tokenizer=tokenizer)
+    before = [{name: value.clone() for name, value in half.state_dict().items()} for half in (model, reference)]
+    [fit] = fit_spherization(model, reference, sentences(20), tokenizer=tokenizer, ridge=1e-3)
     assert [module.training for half in (model, reference) for module in half.modules()] == modes
     assert not any(module._forward_pre_hooks for half in (model, reference) for module in half.modules())
-
-
-def test_dropout_is_disabled(load, tokenizer):
-    maps = []
-    for training in (True, False):
-        model, reference = load(hidden_dropout_prob=0.5)
-        model.train(training)
-        fit_spherization(model, reference, sentences(30), tokenizer=tokenizer, ridge=1e-3)
-        maps.append(new_map(model))
-    assert torch.equal(*maps)
-
-
-def test_only_the_new_maps_are_modified(load, tokenizer):
-    model, reference = load()
-    before = [{name: value.clone() for name, value in half.state_dict().items()} for half in (model, reference)]
-    fit_spherization(model, reference, sentences(20), tokenizer=tokenizer)
-    changed = {
-        name
-        for half, values in zip((model, reference), before, strict=True)
-        for name, value in half.state_dict().items()
-        if not torch.equal(value, values[name])
-    }
+    pairs = [(half.state_dict(), values) for half, values in zip((model, reference), before, strict=True)]
+    changed = {name for now, values in pairs for name in now if not torch.equal(now[name], values[name])}
     assert changed == {"bert.encoder.layer.1.output.spherical.linear.weight"}
+    share = f"{100 * fit.explained_variance:.2f}"
+    expected = f"layer 1: {share} % of the variance explained on held-out text ({fit.num_tokens} tokens, ridge 0.001)"
+    assert str(fit) == expected
 
 
 def test_half_precision_model_is_fitted_in_float32(load, tokenizer):
@@ -337,14 +321,6 @@ def test_encoder_without_a_head_is_fitted_to_a_model_with_one(checkpoint, load, 
     alone = SphereBertModel.from_pretrained(checkpoint, add_pooling_layer=False)
     fit_spherization(alone, reference, texts, tokenizer=tokenizer, ridge=1e-3)
     assert torch.equal(new_map(alone), new_map(model))
-
-
-def test_str_describes_the_fit(load, tokenizer):
-    model, reference = load()
-    [fit] = fit_spherization(model, reference, sentences(20), tokenizer=tokenizer, ridge=1e-3)
-    share = f"{100 * fit.explained_variance:.2f}"
-    expected = f"layer 1: {share} % of the variance explained on held-out text ({fit.num_tokens} tokens, ridge 0.001)"
-    assert str(fit) == expected
 
 
 # Validation

@@ -164,22 +164,11 @@ class TestTransformers:
         found = SphereVisionModel(config, pretrained=True).eval()(pixels).embeddings
         torch.testing.assert_close(found, model.vision_model(pixels).pooler_output)
 
-    def test_true_loads_the_weights_of_a_local_folder(self, encoder):
-        model, folder = encoder
-        loaded = SphereVisionModel(SphereVisionConfig(backbone=folder, image_size=28), pretrained=True)
-        own, found = model.base_model.state_dict(), loaded.backbone.encoder.state_dict()
-        assert all(torch.equal(own[name], value) for name, value in found.items())
-
     def test_masked_autoencoders_see_whole_images(self, tmp_path):
         ViTMAEModel(ViTMAEConfig(**TINY)).save_pretrained(tmp_path)
         model = SphereVisionModel(SphereVisionConfig(backbone=str(tmp_path), image_size=28)).eval()
         pixels = torch.randn(2, 3, 28, 28)
         torch.testing.assert_close(model(pixels).embeddings, model(pixels).embeddings)
-
-    def test_weights_for_other_channels_are_refused(self, tmp_path):
-        ENCODERS["vit"]().save_pretrained(tmp_path)
-        with pytest.raises(ValueError, match="has weights for num_channels=3, not 1"):
-            SphereVisionModel(SphereVisionConfig(backbone=str(tmp_path), num_channels=1), pretrained=True)
 
     def test_no_local_path_is_saved(self, encoder, tmp_path):
         _, folder = encoder
@@ -189,12 +178,13 @@ class TestTransformers:
         assert str(tmp_path) not in text
         assert json.loads(text)["backbone"] == "tiny"
 
-    def test_a_file_of_weights_is_loaded_and_another_one_refused(self, encoder, tmp_path):
+    def test_a_folder_or_file_of_weights_is_loaded_and_another_one_refused(self, encoder, tmp_path):
         model, folder = encoder
         config = SphereVisionConfig(backbone=folder, image_size=28)
-        loaded = SphereVisionModel(config, pretrained=f"{folder}/model.safetensors").backbone.encoder
         own = model.base_model.state_dict()
-        assert all(torch.equal(own[name], value) for name, value in loaded.state_dict().items())
+        for source in (True, f"{folder}/model.safetensors"):
+            loaded = SphereVisionModel(config, pretrained=source).backbone.encoder
+            assert all(torch.equal(own[name], value) for name, value in loaded.state_dict().items())
         save_file({"a": torch.zeros(1)}, tmp_path / "foreign.safetensors")
         with pytest.raises(ValueError, match=r"foreign.safetensors does not fit the backbone .* is missing"):
             SphereVisionModel(config, pretrained=str(tmp_path / "foreign.safetensors"))
@@ -222,11 +212,6 @@ class TestTransformers:
         found = own(pixels).embeddings
         torch.testing.assert_close(found, model.eval()(pixels).pooler_output)
         assert own.embedding_dim == found.shape[1]
-
-    def test_models_without_features_of_an_image_are_refused(self, tmp_path):
-        HGNetV2Config().save_pretrained(tmp_path)
-        with pytest.raises(ValueError, match="of transformers computes no features of an image"):
-            SphereVisionModel(SphereVisionConfig(backbone=str(tmp_path), image_size=64))
 
     @pytest.mark.parametrize(
         ("name", "found"), [("cls_token", True), ("cls_register_token", True), ("mask_token", False)]
@@ -257,11 +242,17 @@ class TestTransformers:
         model = SphereVisionModel(SphereVisionConfig(backbone=str(tmp_path), image_size=56))
         assert model(torch.randn(1, 3, 56, 56)).embeddings.shape == (1, 16)
 
-    def test_a_text_encoder_is_refused(self, tmp_path):
+    def test_encoders_without_features_of_such_an_image_are_refused(self, tmp_path):
         sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
-        BertModel(BertConfig(**sizes)).save_pretrained(tmp_path)
+        BertModel(BertConfig(**sizes)).save_pretrained(tmp_path / "text")
         with pytest.raises(ValueError, match="BertModel of transformers is no image encoder"):
-            SphereVisionModel(SphereVisionConfig(backbone=str(tmp_path)))
+            SphereVisionModel(SphereVisionConfig(backbone=str(tmp_path / "text")))
+        HGNetV2Config().save_pretrained(tmp_path / "maps")
+        with pytest.raises(ValueError, match="of transformers computes no features of an image"):
+            SphereVisionModel(SphereVisionConfig(backbone=str(tmp_path / "maps"), image_size=64))
+        ENCODERS["vit"]().save_pretrained(tmp_path / "color")
+        with pytest.raises(ValueError, match="has weights for num_channels=3, not 1"):
+            SphereVisionModel(SphereVisionConfig(backbone=str(tmp_path / "color"), num_channels=1), pretrained=True)
 
     def test_preprocessing_is_that_of_the_image_processor(self, encoder):
         _, folder = encoder

@@ -40,6 +40,7 @@ SWIN = {"img_size": 32, "window_size": 4, "embed_dim": 16, "depths": (2, 1), "nu
 BODY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 TEXT = {"vocab_size": 40, "max_position_embeddings": 32, **BODY}
 IMAGE = {"image_size": 32, "num_labels": 5}
+BART = {"layers": 1, "attention_heads": 2, "ffn_dim": 32}
 STAGES = {"hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1]}
 
 
@@ -110,14 +111,8 @@ ARCHITECTURES = {
     "ResNet": of_timm("test_resnet", output="^fc"),
     "SE-ResNeXt": of_class(
         resnet.ResNet,
-        {
-            "block": resnet.Bottleneck,
-            "layers": (1, 1, 1, 1),
-            "channels": (16, 16, 16, 16),
-            "cardinality": 2,
-            "base_width": 32,
-            "block_args": {"attn_layer": "se"},
-        },
+        {"block": resnet.Bottleneck, "layers": (1,) * 4, "channels": (16,) * 4, "cardinality": 2, "base_width": 32}
+        | {"block_args": {"attn_layer": "se"}},
         output="^fc",
     ),
     "ConvNeXt": of_timm("test_convnext", 64, output="^head", thin=DEPTHWISE),
@@ -198,17 +193,8 @@ ARCHITECTURES = {
     ),
     "BART": of_transformers(
         "BartForConditionalGeneration",
-        {
-            "vocab_size": 40,
-            "d_model": 16,
-            "encoder_layers": 1,
-            "decoder_layers": 1,
-            "encoder_attention_heads": 2,
-            "decoder_attention_heads": 2,
-            "encoder_ffn_dim": 32,
-            "decoder_ffn_dim": 32,
-            "max_position_embeddings": 32,
-        },
+        {"vocab_size": 40, "d_model": 16, "max_position_embeddings": 32}
+        | {f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in BART.items()},
         SEQ2SEQ,
         embedding="shared|embed_positions",
     ),
@@ -229,15 +215,8 @@ ARCHITECTURES = {
     ),
     "Swin of transformers, with its hidden states": of_transformers(
         "SwinForImageClassification",
-        {
-            "patch_size": 4,
-            "window_size": 4,
-            "embed_dim": 16,
-            "depths": [2, 1],
-            "num_heads": [1, 2],
-            "output_hidden_states": True,
-            **IMAGE,
-        },
+        {"patch_size": 4, "window_size": 4, "embed_dim": 16, "depths": [2, 1], "num_heads": [1, 2], **IMAGE}
+        | {"output_hidden_states": True},
         PIXELS,
         output="^classifier",
         undecayed=BIAS_TABLE,
@@ -267,15 +246,8 @@ ARCHITECTURES = {
     ),
     "ViT-MAE": of_transformers(
         "ViTMAEForPreTraining",
-        {
-            "patch_size": 8,
-            "image_size": 32,
-            "decoder_hidden_size": 16,
-            "decoder_num_hidden_layers": 1,
-            "decoder_num_attention_heads": 2,
-            "decoder_intermediate_size": 32,
-            **BODY,
-        },
+        {"patch_size": 8, "image_size": 32, **BODY}
+        | {f"decoder_{name}": size for name, size in {**BODY, "num_hidden_layers": 1}.items()},
         PIXELS,
         output="decoder_pred",
         undecayed="cls_token|mask_token|position_embeddings|decoder_pos_embed",
@@ -302,16 +274,8 @@ ARCHITECTURES = {
     ),
     "wav2vec 2.0": of_transformers(
         "Wav2Vec2ForCTC",
-        {
-            "vocab_size": 12,
-            "conv_dim": (8, 8),
-            "conv_stride": (4, 4),
-            "conv_kernel": (8, 4),
-            "layerdrop": 0.5,
-            "num_conv_pos_embeddings": 4,
-            "num_conv_pos_embedding_groups": 2,
-            **BODY,
-        },
+        {"vocab_size": 12, "conv_dim": (8, 8), "conv_stride": (4, 4), "conv_kernel": (8, 4), "layerdrop": 0.5}
+        | {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, **BODY},
         AUDIO,
         output="^lm_head",
         undecayed="original0",
@@ -319,17 +283,9 @@ ARCHITECTURES = {
     ),
     "Perceiver": of_transformers(
         "PerceiverForSequenceClassification",
-        {
-            "vocab_size": 40,
-            "d_model": 16,
-            "d_latents": 16,
-            "num_latents": 4,
-            "num_blocks": 1,
-            "num_self_attends_per_block": 1,
-            "num_self_attention_heads": 2,
-            "num_cross_attention_heads": 2,
-            "max_position_embeddings": 8,
-        },
+        {"vocab_size": 40, "d_model": 16, "d_latents": 16, "num_latents": 4, "num_blocks": 1}
+        | {"num_self_attends_per_block": 1, "num_self_attention_heads": 2, "num_cross_attention_heads": 2}
+        | {"max_position_embeddings": 8},
         output="final_layer",
         embedding=r"input_preprocessor\.(embeddings|position_embeddings)",
         undecayed="latents|output_position_encodings",

@@ -42,16 +42,9 @@ def make_optimizer() -> Callable[..., Optimizer]:
 
 def _make_model(seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Sequential:
     torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Conv2d(1, 5, 3, bias=False),
-        nn.BatchNorm2d(5),
-        nn.ReLU(),
-        nn.Conv2d(5, 6, 3, stride=2, bias=False),
-        nn.BatchNorm2d(6),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(24, 10),
-    ).to(dtype)
+    layers = [nn.Conv2d(1, 5, 3, bias=False), nn.BatchNorm2d(5), nn.ReLU()]
+    layers += [nn.Conv2d(5, 6, 3, stride=2, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(24, 10)]
+    return nn.Sequential(*layers).to(dtype)
 
 
 @pytest.fixture(scope="session")

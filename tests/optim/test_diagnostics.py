@@ -114,14 +114,11 @@ def test_the_effective_rate_of_a_tangent_gradient_is_lr_over_the_squared_norm(si
     torch.testing.assert_close(step.direction, size * gradient)
 
 
-def test_one_denominator_per_group_has_zero_anisotropy():
-    step = effective_step(torch.randn(4, 9), torch.randn(4, 9), 0.3 + torch.rand(4, 1), 0.1)
-    torch.testing.assert_close(step.anisotropy, torch.zeros(4), rtol=0, atol=1e-6)
-
-
-def test_the_anisotropy_is_the_coefficient_of_variation():
+def test_the_anisotropy_is_the_coefficient_of_variation_and_zero_with_one_denominator_per_group():
     step = effective_step(torch.randn(2, 4), torch.randn(2, 4), torch.tensor([[1.0, 3.0] * 2, [2.0, 2.0] * 2]), 0.1)
     torch.testing.assert_close(step.anisotropy, torch.tensor([0.5, 0.0]))
+    step = effective_step(torch.randn(4, 9), torch.randn(4, 9), 0.3 + torch.rand(4, 1), 0.1)
+    torch.testing.assert_close(step.anisotropy, torch.zeros(4), rtol=0, atol=1e-6)
 
 
 def test_a_zero_group_has_finite_diagnostics():
@@ -247,17 +244,16 @@ def test_diagnostics_before_the_first_step_are_empty(make_model, take_steps):
 @pytest.mark.parametrize(
     ("name", "dims"), [("Adam", None), ("Adam", {"conv.weight": (0,)}), ("AdamSRT", {"conv.weight": (0,)})]
 )
-def test_an_optimizer_without_named_scale_invariant_weights_is_rejected(name, dims, make_model, take_steps):
+def test_an_optimizer_without_named_weights_or_gradients_is_rejected(name, dims, make_model, take_steps):
     optimizer = stepped(name, make_model(), take_steps)
     with pytest.raises(ValueError, match=r"no scale-invariant weight with a known name: build it from scale_"):
         step_diagnostics(optimizer, dims)
-
-
-def test_sgd_without_momentum_requires_gradients(make_model, take_steps):
     optimizer = stepped("SGD", make_model(), take_steps, momentum=0.0)
     optimizer.zero_grad()
     with pytest.raises(ValueError, match="without momentum, the gradients are needed: measure before"):
         step_diagnostics(optimizer, DIMS)
+    with pytest.raises(ValueError, match="every must be at least 1; got 0"):
+        StepDiagnosticsCallback(print, every=0)
 
 
 # Logging
@@ -265,14 +261,17 @@ def test_sgd_without_momentum_requires_gradients(make_model, take_steps):
 
 def test_metrics_are_named_by_quantity_and_layer():
     measured = {"a.weight": {"step_angle": 1.0, "weight_norm": 2.0}, "b.c": {"step_angle": 3.0, "weight_norm": 6.0}}
-    assert as_metrics(measured) == {
+    angles = {
         "scale_invariant/step_angle": 2.0,
         "scale_invariant/step_angle/a": 1.0,
         "scale_invariant/step_angle/b.c": 3.0,
+    }
+    norms = {
         "scale_invariant/weight_norm": 4.0,
         "scale_invariant/weight_norm/a": 2.0,
         "scale_invariant/weight_norm/b.c": 6.0,
     }
+    assert as_metrics(measured) == angles | norms
     assert as_metrics({}) == {}
 
 
@@ -298,16 +297,9 @@ class Classifier(nn.Module):
 @pytest.mark.parametrize("kind", ["adam_srt", "torch's own, with named parameters"])
 def test_the_callback_logs_at_the_requested_interval(kind, make_model, tmp_path):
     args = TrainingArguments(
-        str(tmp_path),
-        optim="adam_srt",
-        max_steps=6,
-        per_device_train_batch_size=8,
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        save_strategy="no",
-        logging_strategy="no",
-    )
+        str(tmp_path), optim="adam_srt", max_steps=6, per_device_train_batch_size=8, report_to=[], use_cpu=True,
+        disable_tqdm=True, save_strategy="no", logging_strategy="no",
+    )  # fmt: skip
     model = Classifier(make_model())
     own = kind == "adam_srt"
     optimizers = (None if own else AdamW(parameter_groups(model)), None)
@@ -320,8 +312,3 @@ def test_the_callback_logs_at_the_requested_interval(kind, make_model, tmp_path)
     names = {f"scale_invariant/{quantity}{layer}" for quantity in QUANTITIES for layer in ("", "/net.0", "/net.3")}
     assert all(names <= entry.keys() for entry in logged)
     assert all(entry["scale_invariant/step_angle/net.0"] > 0 for entry in logged[:2])  # the last learning rate is 0
-
-
-def test_a_callback_interval_below_one_is_rejected():
-    with pytest.raises(ValueError, match="every must be at least 1; got 0"):
-        StepDiagnosticsCallback(print, every=0)

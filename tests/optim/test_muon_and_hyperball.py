@@ -58,13 +58,12 @@ def rules(model: nn.Module, kind: type, **options: object) -> dict[str, str]:
     return {name: rule.name for name, rule in groups.rules.items()}
 
 
-def test_embeddings_and_the_last_layer_are_no_hidden_matrices():
-    assert find_roles(net(), IDS) == {
-        "embedding.weight": Role.EMBEDDING,
-        "conv.weight": Role.HIDDEN,
-        "hidden.weight": Role.HIDDEN,
-        "output.weight": Role.OUTPUT,
-    }
+def test_embeddings_and_the_last_layer_of_a_forward_pass_are_no_hidden_matrices():
+    model = net()
+    hidden = dict.fromkeys(["conv.weight", "hidden.weight"], Role.HIDDEN)
+    assert find_roles(model, IDS) == {"embedding.weight": Role.EMBEDDING, **hidden, "output.weight": Role.OUTPUT}
+    model._modules = {name: model._modules[name] for name in ("output", "hidden", "norm", "conv", "embedding")}
+    assert find_roles(model, IDS)["output.weight"] is Role.OUTPUT
 
 
 def test_parameters_that_the_model_does_not_decay_are_no_hidden_matrices():
@@ -79,12 +78,6 @@ def test_parameters_that_the_model_does_not_decay_are_no_hidden_matrices():
     assert group["weight_decay"] == 0
 
 
-def test_the_last_layer_is_found_by_a_forward_pass_not_by_its_place_in_the_model():
-    model = net()
-    model._modules = {name: model._modules[name] for name in ("output", "hidden", "norm", "conv", "embedding")}
-    assert find_roles(model, IDS)["output.weight"] is Role.OUTPUT
-
-
 def test_every_tensor_has_the_rule_of_muon_that_suits_it():
     found = rules(net(), Muon)
     assert {name for name, rule in found.items() if rule == "muon"} == {"conv.weight", "hidden.weight"}
@@ -92,13 +85,10 @@ def test_every_tensor_has_the_rule_of_muon_that_suits_it():
     assert set(found) == {name for name, _ in net().named_parameters()}
 
 
-def test_scale_invariant_matrices_keep_their_norm_and_other_hidden_ones_take_muon():
+def test_scale_invariant_or_on_request_all_hidden_matrices_keep_their_norm():
     found = rules(net(), MuonHyperball)
     assert (found["conv.weight"], found["hidden.weight"]) == ("muon_hyperball", "muon")
     assert found["embedding.weight"] == found["output.weight"] == "adamw"
-
-
-def test_all_hidden_matrices_keep_their_norm_on_request():
     found = rules(net(), AdamWHyperball, hyperball_on="matrices")
     assert {name for name, rule in found.items() if rule == "adamw_hyperball"} == {"conv.weight", "hidden.weight"}
 
@@ -426,14 +416,11 @@ def test_a_model_without_scale_invariant_weights_is_warned_about(name):
         build_optimizer(model, name)
 
 
-def test_the_warning_names_only_rules_in_use():
-    with pytest.warns(UserWarning, match=r"so the optimizer is adamw\. Print \S+ for the reasons\.$"):
-        build_optimizer(nn.Linear(3, 2), "muon_hyperball", hyperball_on="matrices")
-
-
-def test_a_model_without_hidden_matrices_is_warned_about():
+def test_a_model_without_hidden_matrices_is_warned_about_with_the_rules_in_use():
     with pytest.warns(UserWarning, match="Linear has no hidden matrix, so the optimizer is AdamW"):
         build_optimizer(nn.Linear(3, 2), "muon")
+    with pytest.warns(UserWarning, match=r"so the optimizer is adamw\. Print \S+ for the reasons\.$"):
+        build_optimizer(nn.Linear(3, 2), "muon_hyperball", hyperball_on="matrices")
 
 
 def test_a_weight_of_norm_zero_does_not_keep_it():

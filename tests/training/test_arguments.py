@@ -1,5 +1,6 @@
 import dataclasses
 import itertools
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
