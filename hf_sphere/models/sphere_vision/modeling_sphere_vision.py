@@ -72,12 +72,13 @@ class SphereVisionPreTrainedModel(PreTrainedModel):
     accepts_loss_kwargs = True
     _no_split_modules = ["SphereVisionModel"]
     _keys_to_ignore_on_load_unexpected = [r"^rejection\."]  # of a model that is loaded to be trained further
-    _keep_in_fp32_modules_strict = {"rejection"}  # in bfloat16 too
     _supports_sdpa = True  # timm's attention calls scaled_dot_product_attention itself
 
     def post_init(self) -> None:
-        """Finish the construction, and let quantizers skip spherical and angular layers."""
+        """Finish the construction, and keep spherical and angular layers, and a rejection, in float32."""
         self._keep_in_fp32_modules = names_kept_in_float32(self)
+        if getattr(self, "rejection", None) is not None:
+            self._keep_in_fp32_modules_strict = {"rejection"}  # in bfloat16 too
         self._tied_weights_keys = shared_tensors(self)  # timm's CoaT shares modules among its blocks
         self.supports_gradient_checkpointing = hasattr(self.base_model.backbone, "set_grad_checkpointing")
         super().post_init()
