@@ -156,10 +156,7 @@ def test_predictions_have_a_chance_level_if_choices_are_passed(metric):
         ({"template": "{a} {b} {c}"}, "is not a template"),
         ({"scoring": "ap"}, "unknown scoring 'ap'; the scorings are: embedding_similarity"),
         ({"alpha": 0.2}, "scoring 'perplexity' has no option alpha"),
-        (
-            {"predictions": [0, 0, 0]},
-            "predictions do not need a model; omit model_id, tokenizer, or predictions",
-        ),
+        ({"predictions": [0, 0, 0]}, "do not need a model; omit model_id, tokenizer, or predictions"),
         ({"negative_weight": "0.2"}, "negative_weight must be a finite number, .* got '0.2'"),
         ({"weights": 1}, "unexpected keyword argument 'weights'"),
     ],

@@ -179,11 +179,6 @@ def test_the_dtype_of_the_weights_can_be_set(golden_folder, build, tokenizer, dt
     assert loaded.device == torch.device("cpu")
 
 
-def test_the_repr_describes_the_model(build, tokenizer):
-    language_model = LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer)
-    assert repr(language_model) == "LanguageModel('BertForMaskedLM', kind='masked', device='cpu', dtype='float32')"
-
-
 @pytest.mark.parametrize(
     ("architecture", "options", "limit"),
     [
@@ -203,11 +198,13 @@ def test_the_maximum_length_follows_from_the_model(build, tokenizer, architectur
         model(input_ids=torch.full((1, limit + 1), 7))
 
 
-def test_the_maximum_length_respects_the_tokenizer(build, tokenizer):
+def test_the_maximum_length_respects_the_tokenizer_and_the_repr_names_the_model(build, tokenizer):
     tokenizer.model_max_length = 20
     assert LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer).max_length == 20
     tokenizer.model_max_length = int(1e30)
-    assert LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer).max_length == 64
+    language_model = LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer)
+    assert language_model.max_length == 64
+    assert repr(language_model) == "LanguageModel('BertForMaskedLM', kind='masked', device='cpu', dtype='float32')"
 
 
 def test_copies_of_a_model_have_the_same_fingerprint(golden_folder, tiny_bert, tmp_path):

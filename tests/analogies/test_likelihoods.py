@@ -262,15 +262,12 @@ def test_the_result_is_a_new_float64_tensor(tiny_bert):
     assert perplexities(tiny_bert, []).shape == (0,)
 
 
-def test_half_precision_is_close_to_single(build, tokenizer):
+def test_the_precision_of_the_model_is_kept(build, tokenizer):
     single = perplexities(LanguageModel(build("Bert", "ForMaskedLM", initializer_range=0.1), tokenizer), SENTENCES)
     model = build("Bert", "ForMaskedLM", initializer_range=0.1).to(torch.bfloat16)
     half = perplexities(LanguageModel(model, tokenizer), SENTENCES)
     torch.testing.assert_close(half, single, rtol=0.02, atol=0)
     assert not torch.equal(half, single)
-
-
-def test_double_precision_is_kept(build, tokenizer):
     language_model = LanguageModel(build("Bert", "ForMaskedLM").double(), tokenizer)
     expected = torch.stack([plain_perplexity(language_model, sentence.text) for sentence in SENTENCES])
     torch.testing.assert_close(perplexities(language_model, SENTENCES), expected, rtol=1e-12, atol=0)
@@ -343,16 +340,12 @@ def test_an_interrupted_run_resumes(tiny_bert, tmp_path, monkeypatch):
     assert sum(len(ids) for ids in batches[2:]) == len(left)
 
 
-def test_scores_are_cached_per_model(tiny_bert, build, tokenizer, tmp_path):
+def test_scores_are_cached_per_model_and_hidden_words(tiny_bert, build, tokenizer, tmp_path):
     cache = ScoreCache(tmp_path / "scores.jsonl")
     other = LanguageModel(build("Bert", "ForMaskedLM"), tokenizer)
     one, two = (perplexities(model, SENTENCES, cache=cache) for model in (tiny_bert, other))
     torch.testing.assert_close(two, perplexities(other, SENTENCES))
     assert not torch.allclose(one, two)
-
-
-def test_hidden_words_are_part_of_the_cache_key(tiny_bert, tmp_path):
-    cache = ScoreCache(tmp_path / "scores.jsonl")
     sentences = [dataclasses.replace(SENTENCES[0], hidden=hidden) for hidden in [(), (2,), (3,), (3, 2)]]
     first = perplexities(tiny_bert, sentences, cache=cache)
     assert len(set(first.tolist())) == 4

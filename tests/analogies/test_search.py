@@ -72,48 +72,29 @@ def test_a_search_counts_a_tie_one_kth(scoring):
     assert select_configuration(result).tied == len(result)
 
 
-def test_the_grids_have_the_documented_sizes(searched):
+def test_configurations_are_unique_and_the_grids_have_the_documented_sizes(searched):
     questions, results = searched
     sizes = {scoring: len(result) for scoring, result in results.items()}
     assert sizes == {"hypothesis_bias": 31_350, "marginal_bias": 31_350, "perplexity": 1_254, "pmi": 31_350}
     assert len(search(questions, "marginal_bias", grid=PUBLISHED_GRID)) == 24_750
-
-
-def test_configurations_are_unique(searched):
     for result in searched[1].values():
         assert len(set(zip(*result.columns.values(), strict=True))) == len(result)
 
 
 @pytest.mark.parametrize("scoring", SCORINGS_OF_SENTENCES)
 def test_the_simplest_configuration_comes_first(searched, scoring):
-    result = searched[1][scoring]
-    options = scoring_class(scoring).grid
-    simplest = {name: values[0] for name, values in options.items()}
-    assert result.configuration(0) == {
-        "scoring": scoring,
-        "template": "is-to-what",
-        "negative_weight": 0.0,
-        **simplest,
-        "positive_aggregation": "mean",
-        "negative_aggregation": "mean",
-    }
+    simplest = {name: values[0] for name, values in scoring_class(scoring).grid.items()}
+    aggregations = {"positive_aggregation": "mean", "negative_aggregation": "mean"}
+    first = {"scoring": scoring, "template": "is-to-what", "negative_weight": 0.0, **simplest, **aggregations}
+    assert searched[1][scoring].configuration(0) == first
     assert simplest in ({}, {"weight_head": 0.0, "weight_tail": 0.0}, {"alpha": 0.0, "pmi_aggregation": "mean"})
 
 
-def test_ties_go_to_the_first_configuration(searched):
+def test_the_chosen_configuration_is_the_first_of_the_best(searched):
     result = searched[1]["marginal_bias"]
     number = result.best()
     assert result.accuracy[number] == result.accuracy.max()
     assert (result.accuracy[:number] < result.accuracy[number]).all()
-
-
-def test_the_negative_aggregation_has_no_effect_with_weight_zero(searched):
-    result = searched[1]["pmi"]
-    unweighted = result.predictions[: len(result) // 6].unflatten(0, (-1, 19))
-    assert (unweighted == unweighted[:, :1]).all()
-
-
-def test_the_chosen_configuration_is_the_best(searched):
     questions, results = searched
     result = results["pmi"]
     selection = select_configuration(result)
@@ -121,6 +102,12 @@ def test_the_chosen_configuration_is_the_best(searched):
     assert selection.accuracy == float(result.accuracy.max())
     assert selection.accuracy == score_questions(questions, None, **selection.configuration).accuracy(questions)
     assert selection.tied == result.accuracy.tolist().count(selection.accuracy)
+
+
+def test_the_negative_aggregation_has_no_effect_with_weight_zero(searched):
+    result = searched[1]["pmi"]
+    unweighted = result.predictions[: len(result) // 6].unflatten(0, (-1, 19))
+    assert (unweighted == unweighted[:, :1]).all()
 
 
 def test_a_grid_can_be_restricted(searched):
@@ -140,17 +127,14 @@ def test_searches_of_several_templates_and_scorings_can_be_joined(searched):
     torch.testing.assert_close(joined.accuracy[1_254:], results["pmi"].accuracy)
 
 
-@pytest.mark.parametrize(
-    ("grid", "message"),
-    [
+def test_a_grid_of_unknown_values_is_rejected(searched):
+    for grid, message in (
         ({"alpha": [0.1]}, "'perplexity' has no option alpha to search; it has: negative_weight, positive_agg"),
         ({"positive_aggregation": ["median"]}, "positive_aggregation must be one of mean, .*; got 'median'"),
         ({"negative_weight": []}, "no value for negative_weight"),
-    ],
-)
-def test_a_grid_of_unknown_values_is_rejected(searched, grid, message):
-    with pytest.raises(ValueError, match=message):
-        search(searched[0], grid=grid)
+    ):
+        with pytest.raises(ValueError, match=message):
+            search(searched[0], grid=grid)
 
 
 def test_bad_input_is_refused(searched):

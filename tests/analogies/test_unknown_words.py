@@ -46,11 +46,6 @@ def test_unknown_words_are_guessed(tiny, scoring, batch_size):
         scores = score_questions(questions, tiny, scoring, batch_size=batch_size)
         assert scores.accuracy(questions) == pytest.approx(chance_level(questions)) == pytest.approx(5 / 12)
         assert all(len(set(costs)) == 1 for costs in scores.by_question())  # exactly equal
-
-
-@ignored
-@pytest.mark.parametrize("scoring", scoring_names())
-def test_every_configuration_of_a_search_guesses_unknown_words(tiny, scoring):
     accuracy = search_configurations(measure_questions(QUESTIONS, tiny, scoring), QUESTIONS).accuracy
     assert accuracy.tolist() == pytest.approx([5 / 12] * len(accuracy))
 

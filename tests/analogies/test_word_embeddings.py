@@ -46,15 +46,12 @@ def test_word_embeddings_do_not_depend_on_the_batch(tiny_bert, batch_size):
     torch.testing.assert_close(embed_words(tiny_bert, WORDS, batch_size=batch_size), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_single_word_is_tokenized_as_in_a_text(roberta):
+def test_a_single_word_is_tokenized_as_in_a_text_without_a_separate_space(roberta):
     tokenizer = roberta.tokenizer
     in_text = tokenizer.tokenize("as language")[-1]
     assert in_text == "Ġlanguage"
     ids = tokenizer.convert_tokens_to_ids(["<s>", in_text, "</s>"])
     torch.testing.assert_close(embed_words(roberta, ["language"])[0], states_of(roberta, ids)[1], rtol=1e-5, atol=1e-5)
-
-
-def test_a_separate_space_token_is_not_part_of_a_word(roberta):
     ids = roberta.tokenizer(" zebra")["input_ids"]
     tokens = roberta.tokenizer.convert_ids_to_tokens(ids)
     assert tokens[:2] == ["<s>", "Ġ"]

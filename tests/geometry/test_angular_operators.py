@@ -106,11 +106,8 @@ def test_operators_support_vmap():
     )
 
 
-def test_unknown_operator_error_lists_the_choices():
+def test_bad_input_is_refused():
     with pytest.raises(ValueError, match=r"unknown operator 'cos'; the operators are: cosine, linear, .*w_sigmoid"):
         angular_response(torch.zeros(1), "cos")
-
-
-def test_integers_are_rejected():
     with pytest.raises(TypeError, match=r"floating-point dtype; got torch.int64. Convert it with .float\(\)"):
         angular_response(torch.tensor([1]), "cosine")

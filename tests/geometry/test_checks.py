@@ -45,14 +45,12 @@ def test_no_kind_of_numbers_loses_digits(make):
     assert found.tolist() == [EXACT, 1.0]
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool"])
-def test_integers_become_float64(dtype):
-    assert torch.equal(to_floating("x", np.array([1, 0], dtype=dtype)), torch.tensor([1.0, 0.0], dtype=torch.float64))
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_floating_arrays_keep_their_dtype(dtype):
-    assert to_floating("x", np.ones(2, dtype=dtype)).dtype == getattr(torch, dtype)
+def test_integers_become_float64_and_floating_arrays_keep_their_dtype():
+    for dtype in ("uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool"):
+        found = to_floating("x", np.array([1, 0], dtype=dtype))
+        assert torch.equal(found, torch.tensor([1.0, 0.0], dtype=torch.float64))
+    for dtype in ("float16", "float32"):
+        assert to_floating("x", np.ones(2, dtype=dtype)).dtype == getattr(torch, dtype)
 
 
 def test_a_read_only_array_is_accepted_without_a_warning(recwarn):
@@ -86,12 +84,9 @@ def test_what_is_not_exact_or_dense_is_an_error(values, error, message):
         to_floating("x", values)
 
 
-def test_a_sparse_tensor_is_not_floating_numbers():
+def test_bad_input_is_refused():
     with pytest.raises(TypeError, match="the argument must be dense"):
         check_floating("the argument", torch.eye(2).to_sparse())
-
-
-@pytest.mark.parametrize("dtype", [torch.int8, np.dtype("uint8")])
-def test_8_bit_codes_are_an_error_that_names_both_meanings(dtype):
-    with pytest.raises(TypeError, match=r"x of dtype (torch.int8|uint8) can be coordinates or packed bits"):
-        check_codes("x", dtype)
+    for dtype in (torch.int8, np.dtype("uint8")):
+        with pytest.raises(TypeError, match=r"x of dtype (torch.int8|uint8) can be coordinates or packed bits"):
+            check_codes("x", dtype)

@@ -134,12 +134,8 @@ def test_a_weight_that_the_forward_pass_changes_is_computed(layer, expected):
 @pytest.mark.parametrize(
     "layer",
     [
-        nn.Conv2d(3, 4, 3),
-        timm.layers.Conv2dSame(3, 4, 3, stride=2),
-        timm.layers.Linear(3, 4),
-        FalconLinear(3, 3),
-        FalconLinear(3, 4),
-        Activated(3, 4, 3),
+        *(nn.Conv2d(3, 4, 3), timm.layers.Conv2dSame(3, 4, 3, stride=2), timm.layers.Linear(3, 4)),
+        *(FalconLinear(3, 3), FalconLinear(3, 4), Activated(3, 4, 3)),
     ],
 )
 def test_a_weight_that_the_forward_pass_keeps_is_the_stored_tensor(layer):

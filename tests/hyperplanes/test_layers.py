@@ -39,25 +39,19 @@ def test_layers_are_found_by_kind_in_the_order_of_definition(selection, expected
     assert all(found[name] is model.get_submodule(name) for name in expected)
 
 
-def test_a_subclass_has_the_kind_of_its_base():
+def test_a_subclass_has_the_kind_of_its_base_and_may_be_the_model():
     assert layer_kind(OurConvolution(2, 3, 3)) == "conv"
     assert layer_kind(Conv1D(3, 2)) == "linear"
     assert layer_kind(nn.Embedding(3, 2)) is None
+    assert list(find_layers(nn.Linear(3, 2), "linear")) == [""]
 
 
-def test_a_shared_weight_counts_once():
+def test_a_shared_weight_counts_once_but_not_a_parametrized_one():
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
     model[2].weight = model[0].weight
     assert list(find_layers(model, "linear")) == ["0", "1"]
-
-
-def test_parametrized_weights_are_not_treated_as_shared():
     model = nn.Sequential(*(parametrizations.weight_norm(nn.Linear(3, 3)) for _ in range(6)))
     assert len(find_layers(model, "linear")) == 6
-
-
-def test_a_single_layer_is_a_valid_model():
-    assert list(find_layers(nn.Linear(3, 2), "linear")) == [""]
 
 
 @pytest.mark.parametrize("groups", [1, 2])

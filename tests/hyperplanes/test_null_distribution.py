@@ -11,12 +11,11 @@ from hf_sphere.hyperplanes.null_distribution import kolmogorov_smirnov, mass_ban
 POINTS = np.linspace(-1, 1, 41)
 
 
-def test_two_dimensions_follow_the_arcsine_law():
+def test_two_dimensions_follow_the_arcsine_law_three_the_uniform_law_and_one_none():
     np.testing.assert_allclose(projection_cdf(POINTS, 2), 0.5 + np.arcsin(POINTS) / math.pi, atol=1e-14)
-
-
-def test_three_dimensions_follow_the_uniform_law():
     np.testing.assert_allclose(projection_cdf(POINTS, 3), (1 + POINTS) / 2, atol=1e-15)
+    with pytest.raises(ValueError, match="dim=1"):
+        projection_cdf(np.ones(1), 1)
 
 
 @pytest.mark.parametrize("dim", [9, 576, 25_088, 10**7])
@@ -48,11 +47,6 @@ def test_uniform_weights_nearly_follow_the_distribution(dim):
     assert distance < 0.06 / dim + 0.003  # 0.003 is sampling error: the KS statistic at level 0.05 or so
 
 
-def test_one_dimension_has_no_continuous_distribution():
-    with pytest.raises(ValueError, match="dim=1"):
-        projection_cdf(np.ones(1), 1)
-
-
 @pytest.mark.parametrize("count", [1, 2, 17, 300])
 def test_kolmogorov_smirnov_matches_the_exact_test_of_scipy(count):
     values = np.random.default_rng(count).random(count) ** 1.2
@@ -78,8 +72,4 @@ def test_the_mass_band_is_the_narrowest_with_95_percent_coverage(count):
     assert sum(inside) >= 0.95
     assert sum(narrower) < 0.95
     assert low + high == pytest.approx(1)
-
-
-def test_without_observations_there_are_no_results():
-    assert kolmogorov_smirnov(np.empty(0)) == (None, None)
-    assert mass_band(0) == (None, None)
+    assert (kolmogorov_smirnov(np.empty(0)), mass_band(0)) == ((None, None), (None, None))

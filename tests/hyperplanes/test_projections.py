@@ -162,15 +162,12 @@ def test_filters_without_weights_are_dead(inputs, outputs):
     assert "no live filters" not in str(statistics)
 
 
-def test_a_single_filter_is_supported():
+def test_a_single_filter_and_a_single_dimension_are_supported():
     layer = statistics_of(torch.tensor([[1.0, 2.0, -5.0]]))
     assert layer.projections == pytest.approx((-2 / math.sqrt(90),))
     assert layer.mass == 1
     assert layer.sign_p_value == 1
     assert layer.ks_p_value == pytest.approx(1 - abs(layer.projections[0]), abs=1e-12)  # N = 3 is uniform
-
-
-def test_projections_in_one_dimension_are_signs():
     statistics = projection_statistics(linear(torch.tensor([[2.0], [-1.0], [-3.0]])), "linear")
     layer = statistics.layers[""]
     assert layer.projections == (1, -1, -1)
@@ -208,7 +205,7 @@ def test_hypothesis_tests_use_normalized_projections():
     assert raw.projections == pytest.approx(weight.double().sum(1).tolist())
 
 
-def test_saved_statistics_can_be_loaded(tmp_path):
+def test_saved_statistics_can_be_loaded_and_other_files_are_rejected(tmp_path):
     model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.MaxPool2d(2), nn.Conv2d(5, 4, 3), nn.Linear(1, 3))
     model[2].weight.data[1] = 0
     statistics = projection_statistics(model, "all")
@@ -216,9 +213,6 @@ def test_saved_statistics_can_be_loaded(tmp_path):
     loaded = ProjectionStatistics.load(tmp_path / "projections.json")
     assert loaded == statistics
     assert str(loaded) == str(statistics)
-
-
-def test_an_unrelated_file_is_rejected(tmp_path):
     (tmp_path / "other.json").write_text('{"layers": {}}')
     with pytest.raises(ValueError, match="not the output of ProjectionStatistics"):
         ProjectionStatistics.load(tmp_path / "other.json")

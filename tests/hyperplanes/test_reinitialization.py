@@ -188,17 +188,21 @@ def test_the_label_of_a_file_is_its_epoch_and_missing_files_are_named(tmp_path):
         reinitialization_robustness(net, [gone], share)
 
 
-def test_duplicate_epochs_are_rejected(tmp_path):
-    paths = [save_snapshot(new_net(), tmp_path / name, 3) for name in "ab"]
-    with pytest.raises(ValueError, match="label 3"):
-        reinitialization_robustness(new_net(), paths, share)
-
-
-def test_snapshots_must_be_a_list(tmp_path):
+def test_bad_input_is_refused(tmp_path):
     with pytest.raises(TypeError, match="must be a list"):
         reinitialization_robustness(new_net(), str(tmp_path), share)
     with pytest.raises(TypeError, match=r"a path, a state dict or a module; got a int"):
         reinitialization_robustness(new_net(), [3], share)
+    paths = [save_snapshot(new_net(), tmp_path / name, 3) for name in "ab"]
+    with pytest.raises(ValueError, match="label 3"):
+        reinitialization_robustness(new_net(), paths, share)
+    with pytest.raises(ValueError, match="cannot be negative"):
+        reinitialization_robustness(new_net(), [new_net(1)], share, num_random=-1)
+    with pytest.raises(ValueError, match="random weights of a Net need fresh, which builds a new model"):
+        reinitialization_robustness(new_net(), [], share, num_random=1)
+    for value in (91.3, -0.1, float("nan"), "much", None, torch.zeros(2)):
+        with pytest.raises(ValueError, match="evaluate must return the accuracy"):
+            reinitialization_robustness(new_net(), [new_net(1)], lambda model, value=value: value)
 
 
 def test_a_different_architecture_is_rejected_before_evaluation(tmp_path):
@@ -290,11 +294,6 @@ def test_random_weights_of_a_transformers_model_come_from_its_configuration():
     assert len(set(result.layers["classifier"].random)) == 2
 
 
-def test_random_weights_of_other_models_require_a_model_factory():
-    with pytest.raises(ValueError, match="random weights of a Net need fresh, which builds a new model"):
-        reinitialization_robustness(new_net(), [], share, num_random=1)
-
-
 def test_equal_weights_are_not_evaluated():
     net, calls = new_net(), []
     state = new_net(1).state_dict()
@@ -349,17 +348,6 @@ def test_a_single_layer_and_a_single_snapshot_are_supported():
     assert "(the model)" in str(result)
 
 
-@pytest.mark.parametrize("value", [91.3, -0.1, float("nan"), "much", None, torch.zeros(2)])
-def test_invalid_results_of_evaluate_are_rejected(value):
-    with pytest.raises(ValueError, match="evaluate must return the accuracy"):
-        reinitialization_robustness(new_net(), [new_net(1)], lambda model: value)
-
-
-def test_a_negative_number_of_initializations_is_rejected():
-    with pytest.raises(ValueError, match="cannot be negative"):
-        reinitialization_robustness(new_net(), [new_net(1)], share, num_random=-1)
-
-
 def test_batch_norms_of_a_compiled_model_must_be_excluded():
     net = new_net()
     compiled = torch.compile(net, backend="eager")
@@ -394,8 +382,10 @@ def test_resetting_an_unused_layer_keeps_the_accuracy():
     assert result.layers["fc"].snapshots["0"] != result.accuracy
 
 
-def test_a_progress_bar_names_layer_and_snapshot(capsys):
-    reinitialization_robustness(new_net(), [new_net(1)], share, progress=True)
+def test_a_progress_bar_names_layer_and_snapshot_without_a_warning(capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        reinitialization_robustness(new_net(), [new_net(1)], share, num_random=1, fresh=Net, progress=True)
     assert "fc of 0" in capsys.readouterr().err
 
 
@@ -429,6 +419,8 @@ def test_without_random_weights_the_mean_is_none():
 
 def test_critical_layers_have_the_largest_accuracy_drop(result):
     assert result.critical_layers() == ["head", "stem"]
+    assert "critical): head, stem" in str(result)
+    assert "lose at most 0.05: body" in str(result)
     assert result.critical_layers(drop=0.5) == ["head"]
     assert result.critical_layers(drop=0.01) == ["head", "stem", "body"]
     borderline = ReinitializationRobustness(0.9, {"layer": LayerRobustness({"0": 0.85})})
@@ -450,17 +442,6 @@ def test_the_table_fits_a_terminal(count):
     assert max(map(len, text.splitlines())) <= 100
     if count:
         assert text.splitlines()[2 if count == 40 else 1].split()[-2] == str(count - 1)
-
-
-def test_the_table_names_the_critical_layers(result):
-    assert "critical): head, stem" in str(result)
-    assert "lose at most 0.05: body" in str(result)
-
-
-def test_a_regular_run_does_not_warn():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        reinitialization_robustness(new_net(), [new_net(1)], share, num_random=1, fresh=Net)
 
 
 def test_results_do_not_depend_on_earlier_evaluations():

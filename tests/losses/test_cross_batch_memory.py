@@ -78,11 +78,6 @@ def test_a_loaded_loss_has_the_memory():
     assert torch.equal(loss(*second), other(*second))
 
 
-def test_a_memory_smaller_than_a_batch_is_rejected():
-    with pytest.raises(ValueError, match="a memory of 7 embeddings is smaller than a batch of 8; increase its size"):
-        CrossBatchSupConLoss(4, 7)(torch.randn(8, 4), torch.arange(8) // 2)
-
-
 SIZES = [3, 5]
 
 
@@ -130,9 +125,11 @@ def test_compiled_steps_of_any_batch_size_are_those_without_compilation():
     torch.testing.assert_close(dict(loss.state_dict()), dict(other.state_dict()))
 
 
-def test_embeddings_of_another_length_are_named():
+def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="embeddings must have the length 4; got 6"):
         CrossBatchSupConLoss(4, size=8)(torch.randn(2, 6), torch.tensor([0, 0]))
+    with pytest.raises(ValueError, match="a memory of 7 embeddings is smaller than a batch of 8; increase its size"):
+        CrossBatchSupConLoss(4, 7)(torch.randn(8, 4), torch.arange(8) // 2)
 
 
 def test_evaluation_in_a_trainer_leaves_the_memory():

@@ -34,24 +34,13 @@ def test_there_is_a_loss_for_each_named_head():
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "HeadLoss"])
-def test_saved_loss_has_the_same_value(name, tmp_path):
+def test_saved_loss_has_the_same_value_and_names_its_head(name, tmp_path):
     loss, x = make(name), torch.randn(5, 6)
     loss(x, LABELS)  # initializes the head that needs data
     loss.save_pretrained(tmp_path)
     loaded = type(loss).from_pretrained(tmp_path)
     torch.testing.assert_close(loaded(x, LABELS), loss.eval()(x, LABELS))
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "HeadLoss"])
-def test_saved_loss_names_its_head(name, tmp_path):
-    make(name).save_pretrained(tmp_path)
     assert losses.HeadLoss.from_pretrained(tmp_path).head.name == getattr(losses, name).head_name
-
-
-def test_saved_loss_is_not_loaded_as_another(tmp_path):
-    losses.ArcFaceLoss(6, 4).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="head must be cosface; got 'arcface'"):
-        losses.CosFaceLoss.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "HeadLoss"])
@@ -66,16 +55,13 @@ def test_a_printed_loss_has_its_scale():
     assert repr(losses.SupConLoss(0.2)) == "SupConLoss(temperature=0.2)"
 
 
-def test_options_are_saved(tmp_path):
-    losses.ArcFaceLoss(6, 4, margin=0.2, scale=20.0).save_pretrained(tmp_path)
+def test_options_are_saved_also_if_sizes_are_numbers_of_numpy(tmp_path):
+    losses.ArcFaceLoss(np.int64(6), np.array([0, 3]).max() + 1, margin=0.2, scale=20.0).save_pretrained(tmp_path)
     head = losses.ArcFaceLoss.from_pretrained(tmp_path).head
-    assert head.margin == 0.2
+    assert (head.margin, head.num_classes) == (0.2, 4)
     assert head.inverse_temperature().item() == pytest.approx(20.0)
-
-
-def test_sizes_that_are_numbers_of_numpy_are_saved(tmp_path):
-    losses.ArcFaceLoss(np.int64(6), np.array([0, 3]).max() + 1).save_pretrained(tmp_path)
-    assert losses.ArcFaceLoss.from_pretrained(tmp_path).head.num_classes == 4
+    with pytest.raises(ValueError, match="head must be cosface; got 'arcface'"):
+        losses.CosFaceLoss.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("as_given", [list, np.array, torch.tensor])
@@ -253,12 +239,9 @@ def test_a_loss_of_a_whole_batch_warns_of_accumulation_in_sentence_transformers(
         assert sum("where it is divided" in message for message in caplog.messages) == expected
 
 
-def test_trainer_loss_takes_a_model_output_that_is_a_dictionary():
+def test_trainer_loss_takes_a_dictionary_and_rejects_a_loss_with_parameters():
     points, labels, loss = torch.randn(4, 3), torch.tensor([0, 0, 1, 1]), losses.SupConLoss()
     assert losses.trainer_loss(loss)({"embeddings": points}, labels) == loss(points, labels)
-
-
-def test_trainer_rejects_a_loss_with_parameters():
     with pytest.raises(ValueError, match=r"would not train the parameters log_temperature .*learn_temperature=False"):
         losses.trainer_loss(losses.InfoNCELoss())
 

@@ -128,18 +128,14 @@ def test_losses_of_pairs_need_two_examples_of_each_label(labels, dtype, kind):
         kind()(torch.randn(len(labels), 4), torch.tensor(labels, dtype=dtype))
 
 
-def test_supcon_is_that_of_pytorch_metric_learning_if_there_are_several_classes():
+def test_supcon_is_that_of_pytorch_metric_learning_but_for_a_single_class():
     x, labels = torch.randn(40, 8), torch.arange(40) % 7
     torch.testing.assert_close(SupConLoss()(x, labels), metric_losses.SupConLoss()(x, labels), rtol=1e-5, atol=1e-5)
+    expected = plain_supcon(x[:5], [0] * 5, 0.1).float()  # theirs is 0
+    torch.testing.assert_close(SupConLoss()(x[:5], torch.zeros(5).long()), expected)
 
 
-def test_supcon_of_a_single_class_is_that_of_the_definition():
-    """pytorch-metric-learning returns 0."""
-    x = torch.randn(5, 4)
-    torch.testing.assert_close(SupConLoss()(x, torch.zeros(5).long()), plain_supcon(x, [0] * 5, 0.1).float())
-
-
-def test_batch_without_positives_has_no_loss_and_warns_once(caplog):
+def test_batches_without_positives_or_of_one_class_warn_once(caplog):
     loss, x = SupConLoss(), torch.randn(4, 4, requires_grad=True)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
@@ -148,9 +144,6 @@ def test_batch_without_positives_has_no_loss_and_warns_once(caplog):
     assert value == 0
     assert not x.grad.any()
     assert len([message for message in caplog.messages if "no two examples with the same label" in message]) == 1
-
-
-def test_batch_of_one_class_warns_once(caplog):
     loss = SupConLoss()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
@@ -223,10 +216,15 @@ def test_any_other_label_than_that_of_ignored_examples_is_a_class(kind, extreme,
     torch.testing.assert_close(kind()(x, labels.where(labels != 2, extreme)), expected)
 
 
-@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
-def test_invalid_temperature_is_rejected(temperature):
-    with pytest.raises(ValueError, match="temperature must be positive"):
-        SupConLoss(temperature)
+def test_bad_input_is_refused():
+    for temperature in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="temperature must be positive"):
+            SupConLoss(temperature)
+    for loss in (SupConLoss(), InfoNCELoss()):
+        with pytest.raises(ValueError, match=r"shapes \(B, d\) and \(B,\); got \(6, 4\) and \(5,\)"):
+            loss(torch.randn(6, 4), torch.arange(5))
+        with pytest.raises(ValueError, match="leave out the miner"):
+            loss(torch.randn(6, 4), PAIRS, (PAIRS,))
 
 
 def test_the_error_for_two_views_says_how_pairs_are_passed():
@@ -248,14 +246,6 @@ def test_the_error_for_two_views_says_how_pairs_are_passed():
 def test_what_is_no_tensor_is_rejected_with_advice(loss, embeddings, labels, message):
     with pytest.raises(TypeError, match=message):
         loss(embeddings, labels)
-
-
-@pytest.mark.parametrize("loss", [SupConLoss(), InfoNCELoss()])
-def test_wrong_shapes_are_rejected(loss):
-    with pytest.raises(ValueError, match=r"shapes \(B, d\) and \(B,\); got \(6, 4\) and \(5,\)"):
-        loss(torch.randn(6, 4), torch.arange(5))
-    with pytest.raises(ValueError, match="leave out the miner"):
-        loss(torch.randn(6, 4), PAIRS, (PAIRS,))
 
 
 # Two processes, with batches of different sizes

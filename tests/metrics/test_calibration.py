@@ -138,20 +138,17 @@ def test_invalid_predictions_are_rejected(confidences, correct, message):
         calibration_errors(confidences, correct)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_invalid_options_are_rejected():
+    for options, message in (
         ({"num_bins": 0}, "num_bins must be an integer of at least 1; got 0"),
         ({"num_bins": 2.5}, "got 2.5"),
         ({"num_bins": True}, "num_bins must be an integer of at least 1; got True"),
         ({"norm": 0.5}, "norm must be finite and at least 1; got 0.5"),
         ({"norm": float("inf")}, "got inf"),
         ({"binning": "equal"}, "unknown binning 'equal'; choose equal_mass or equal_width"),
-    ],
-)
-def test_invalid_options_are_rejected(options, message):
-    with pytest.raises(ValueError, match=message):
-        expected_calibration_error(torch.rand(4), torch.ones(4), **options)
+    ):
+        with pytest.raises(ValueError, match=message):
+            expected_calibration_error(torch.rand(4), torch.ones(4), **options)
 
 
 def test_the_number_of_bins_may_be_of_numpy():
@@ -167,14 +164,11 @@ def tenths(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-def test_a_confidence_at_the_end_of_a_bin_is_in_it_in_every_dtype(dtype):
-    assert expected_calibration_error(*tenths(dtype)) == pytest.approx(0.5175, abs=1e-3)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_lists_give_the_error_of_their_numbers(dtype):
+def test_a_confidence_at_the_end_of_a_bin_is_in_it_in_every_dtype_and_list(dtype):
     confidences, correct = tenths(dtype)
-    assert expected_calibration_error(confidences.tolist(), correct) == pytest.approx(0.5175, abs=1e-7)
+    assert expected_calibration_error(confidences, correct) == pytest.approx(0.5175, abs=1e-3)
+    if dtype in (torch.float64, torch.float32):
+        assert expected_calibration_error(confidences.tolist(), correct) == pytest.approx(0.5175, abs=1e-7)
 
 
 @pytest.mark.parametrize("num_bins", [3, 7, 10, 15, 49])

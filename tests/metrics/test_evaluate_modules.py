@@ -68,10 +68,11 @@ def test_calibration_errors_match_the_function(found):
     assert found["one by one"] == pytest.approx(expected)
 
 
-def test_retrieval_scores_match_the_function(found):
+def test_retrieval_scores_match_the_function_with_the_precision_of_embeddings(found):
     embeddings, labels = torch.tensor(EMBEDDINGS), torch.tensor(LABELS)
     assert found["retrieval"] == pytest.approx(retrieval_scores(embeddings, labels, distance="euclidean", ks=(1, 2)))
     assert found["tensors"] == pytest.approx(retrieval_scores(embeddings, labels))
+    assert found["precise"]["recall_at_1"] == 1.0
 
 
 def test_predictions_and_references_are_names_of_both_inputs(found):
@@ -81,14 +82,7 @@ def test_predictions_and_references_are_names_of_both_inputs(found):
         assert of_one == pytest.approx(expected)
     assert found["in parts"] == 2
     assert found["general names"] == found["tensors"]
-
-
-def test_an_input_under_both_names_is_an_error(found):
     assert found["twice"] == "predictions are given under two names; give one of them."
-
-
-def test_embeddings_keep_their_precision(found):
-    assert found["precise"]["recall_at_1"] == 1.0
 
 
 def test_modules_have_a_description_and_a_card(found, root):

@@ -70,12 +70,9 @@ def test_small_distances_are_accurate_far_from_the_origin(distance):
     assert (counts["num_overlaps"], counts["num_pairs"]) == (2, 1)
 
 
-def test_equal_points_of_one_class_do_not_overlap():
+def test_equal_points_overlap_if_they_are_of_two_classes():
     counts = class_overlap(torch.ones(5, 3), torch.zeros(5, dtype=torch.long), torch.zeros(5), threshold=10.0)
     assert counts == {"num_overlaps": 0, "num_pairs": 0, "num_errors": 0, "ratio": 0.0}
-
-
-def test_equal_points_of_two_classes_overlap_in_every_pair():
     labels, correct = torch.tensor([0, 0, 1, 1, 1]), torch.tensor([1, 0, 1, 1, 0])
     counts = class_overlap(torch.ones(5, 3), labels, correct, threshold=1e-9)
     assert counts == {"num_overlaps": 5, "num_pairs": 6, "num_errors": 2, "ratio": 0.4}

@@ -157,11 +157,9 @@ class TestValues:
         scores = retrieval_scores([[1], [2], [0], [7]], [0, 0, 1, 1], distance="euclidean")
         assert scores["recall_at_1"] == 0.25
 
-    def test_collapsed_embeddings_score_zero(self):
+    def test_collapsed_embeddings_score_zero_and_a_single_class_one(self):
         scores = retrieval_scores(torch.ones(30, 3), torch.arange(30) % 3)
         assert (scores["recall_at_1"], scores["r_precision"], scores["map_at_r"]) == (0.0, 0.0, 0.0)
-
-    def test_a_single_class_has_perfect_scores(self):
         scores = retrieval_scores(torch.randn(10, 3), torch.full((10,), -7))
         assert (scores["recall_at_1"], scores["r_precision"], scores["map_at_r"]) == (1.0, 1.0, 1.0)
 
@@ -203,12 +201,16 @@ class TestInvariance:
         expected = retrieval_scores(rounded, labels, distance="euclidean")
         assert retrieval_scores(rounded + 2**13, labels, distance="euclidean") == close(expected)
 
-    def test_half_precision_is_upcast_to_single_precision(self, clusters):
+    def test_half_precision_is_upcast_and_embeddings_that_require_gradients_are_unchanged(self, clusters):
         embeddings, labels = clusters
         half = embeddings.bfloat16()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             scores = retrieval_scores(half, labels)
         assert scores == retrieval_scores(half.float(), labels)
+        given = embeddings.clone().requires_grad_()
+        retrieval_scores(given, labels, distance="euclidean")
+        assert given.grad is None
+        assert torch.equal(given, embeddings)
 
     def test_training_settings_are_restored(self, clusters):
         before = torch.get_float32_matmul_precision()
@@ -218,13 +220,6 @@ class TestInvariance:
             assert torch.get_float32_matmul_precision() == "medium"
         finally:
             torch.set_float32_matmul_precision(before)
-
-    def test_embeddings_that_require_gradients_are_unchanged(self, clusters):
-        embeddings, labels = clusters
-        given = embeddings.clone().requires_grad_()
-        retrieval_scores(given, labels, distance="euclidean")
-        assert given.grad is None
-        assert torch.equal(given, embeddings)
 
 
 @pytest.mark.parametrize("count", [1, 3, 31, 32, 33, 1024])
@@ -274,11 +269,7 @@ class TestRefusals:
         [
             (torch.randn(4), torch.zeros(4).long(), r"shape \(N, d\) with N >= 1 and d >= 1; got \(4,\)"),
             (torch.randn(4, 0), torch.zeros(4).long(), r"got \(4, 0\)"),
-            (
-                torch.randn(4, 2),
-                torch.zeros(3).long(),
-                r"labels must have the shape \(4,\), one per embedding; got \(3,",
-            ),
+            (torch.randn(4, 2), torch.zeros(3).long(), r"shape \(4,\), one per embedding; got \(3,"),
             (torch.randn(4, 2), torch.zeros(4, 1).long(), r"got \(4, 1\)"),
             (torch.randn(4, 2), torch.arange(4), "none of the 4 classes has two members"),
             (torch.randn(0, 2), torch.zeros(0).long(), r"N >= 1 and d >= 1; got \(0, 2\)"),

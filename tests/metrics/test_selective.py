@@ -7,15 +7,12 @@ from hypothesis import given, settings, strategies as st
 from hf_sphere.metrics import accuracy_by_certainty, area_under_risk_coverage, risk_coverage
 
 
-def test_risk_is_the_error_rate_of_the_most_confident_predictions():
-    coverage, risk = risk_coverage(torch.tensor([0.2, 0.9, 0.5, 0.7]), torch.tensor([False, True, True, False]))
+def test_risk_is_the_error_rate_of_the_most_confident_predictions_and_the_area_its_mean():
+    answers = torch.tensor([0.2, 0.9, 0.5, 0.7]), torch.tensor([False, True, True, False])
+    coverage, risk = risk_coverage(*answers)
     assert coverage.tolist() == [0.25, 0.5, 0.75, 1.0]
     assert risk.tolist() == [0.0, 1 / 2, 1 / 3, 2 / 4]
-
-
-def test_the_area_is_the_mean_risk():
-    area = area_under_risk_coverage(torch.tensor([0.2, 0.9, 0.5, 0.7]), torch.tensor([False, True, True, False]))
-    assert area == pytest.approx((0 + 1 / 2 + 1 / 3 + 2 / 4) / 4, abs=1e-15)
+    assert area_under_risk_coverage(*answers) == pytest.approx((0 + 1 / 2 + 1 / 3 + 2 / 4) / 4, abs=1e-15)
 
 
 @settings(max_examples=50, deadline=None)
@@ -58,13 +55,10 @@ def test_invalid_predictions_are_rejected(confidences, correct, message):
         risk_coverage(confidences, correct)
 
 
-def test_accuracy_by_certainty_begins_with_the_least_certain_group():
+def test_accuracy_by_certainty_begins_with_the_least_certain_group_and_ties_share_theirs():
     correct = torch.tensor([True, False, True, True, False])
     groups = accuracy_by_certainty(torch.tensor([0.9, 0.1, 0.7, 0.5, 0.3]), correct, num_groups=2)
     assert groups == pytest.approx([1 / 3, 1.0])  # groups of three and two
-
-
-def test_tied_certainties_share_their_accuracy():
     assert accuracy_by_certainty(torch.ones(4), torch.tensor([1, 1, 1, 0]), num_groups=2) == [0.75, 0.75]
 
 

@@ -46,29 +46,19 @@ class TestAlignment:
         points = torch.eye(3).repeat_interleave(5, 0) * torch.rand(15, 1)
         assert alignment(points, torch.arange(3).repeat_interleave(5)) == pytest.approx(0.0, abs=1e-12)
 
-    def test_opposite_points_have_the_largest_distance(self):
+    def test_opposite_points_have_the_largest_distance_and_near_ones_are_accurate(self):
         assert alignment([[1.0, 0.0], [-2.0, 0.0]], [4, 4]) == pytest.approx(4.0)
-
-    def test_near_points_are_accurate(self):
         angle = 1e-7
         points = torch.tensor([[1.0, 0.0], [math.cos(angle), math.sin(angle)]], dtype=torch.float64)
         assert alignment(points, torch.zeros(2).long()) == pytest.approx(angle**2, rel=1e-6)
 
-    def test_a_class_with_two_members_is_required(self):
+    def test_bad_input_is_refused(self):
+        with pytest.raises(ValueError, match=r"labels must have the shape \(3,\), one per embedding; got \(2,\)"):
+            alignment(unit(3, 2), torch.zeros(2).long())
+        with pytest.raises(TypeError, match=r"labels must be integers; got torch.float32"):
+            alignment(unit(3, 2), torch.zeros(3))
         with pytest.raises(ValueError, match="none of the 3 classes has two members"):
             alignment(unit(3, 2), torch.arange(3))
-
-    @pytest.mark.parametrize(
-        ("labels", "error", "message"),
-        [
-            (torch.zeros(2).long(), ValueError, r"labels must have the shape \(3,\), one per embedding; got \(2,\)"),
-            (torch.zeros(3), TypeError, "labels must be integers; got torch.float32"),
-        ],
-        ids=["too few", "float"],
-    )
-    def test_mismatched_labels_are_rejected(self, labels, error, message):
-        with pytest.raises(error, match=message):
-            alignment(unit(3, 2), labels)
 
 
 class TestUniformity:
@@ -97,10 +87,8 @@ class TestUniformity:
         expected = math.log(sum(values) / (count - 1))
         assert uniformity(torch.stack([turn.cos(), turn.sin()], 1)) == pytest.approx(expected)
 
-    def test_equal_points_have_the_largest_value(self):
+    def test_equal_points_have_the_largest_value_and_opposite_ones_the_smallest_despite_underflow(self):
         assert uniformity(torch.ones(10, 4)) == pytest.approx(0.0, abs=1e-12)
-
-    def test_opposite_points_have_the_smallest_value_despite_underflow(self):
         assert uniformity([[1.0, 0.0], [-1.0, 0.0]], t=1000.0) == pytest.approx(-4000.0)
 
     def test_the_block_size_has_no_effect(self, monkeypatch):
@@ -109,14 +97,12 @@ class TestUniformity:
         monkeypatch.setattr(MODULE, "_BLOCK_NUMEL", 200)
         assert uniformity(points) == pytest.approx(whole, rel=1e-12)
 
-    def test_a_single_point_is_rejected(self):
+    def test_a_single_point_or_a_decay_that_is_not_positive_is_rejected(self):
         with pytest.raises(ValueError, match=r"shape \(N, d\) with N >= 2 and d >= 1; got \(1, 3\)"):
             uniformity(torch.ones(1, 3))
-
-    @pytest.mark.parametrize("t", [0.0, -1.0, math.inf, math.nan])
-    def test_a_decay_that_is_not_positive_is_rejected(self, t):
-        with pytest.raises(ValueError, match="t must be finite and positive"):
-            uniformity(unit(3, 2), t=t)
+        for t in (0.0, -1.0, math.inf, math.nan):
+            with pytest.raises(ValueError, match="t must be finite and positive"):
+                uniformity(unit(3, 2), t=t)
 
 
 @pytest.mark.parametrize("measure", [uniformity, lambda points: alignment(points, torch.zeros(len(points)).long())])

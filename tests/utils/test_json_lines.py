@@ -109,8 +109,5 @@ def test_a_file_with_other_content_is_refused_and_kept(path, content):
     with pytest.raises(ValueError, match=r"values.jsonl is damaged: .* Remove it, or choose another file"):
         JsonLines(path)
     assert path.read_text() == content
-
-
-def test_a_folder_is_refused(tmp_path):
     with pytest.raises(OSError, match="directory"):
-        JsonLines(tmp_path)
+        JsonLines(path.parent)

@@ -17,19 +17,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_manifest_lists_names_sizes_and_checksums(folder):
+def test_manifest_lists_names_sizes_and_checksums_and_other_files_are_ignored(folder):
     files = json.loads((folder / MANIFEST_FILE).read_text())["files"]
     assert files["inner/b"] == {"size": 4, "crc32": "3b8ba7c7"}
     assert sorted(files) == ["a", "inner/b"]
-
-
-def test_unchanged_folder_has_no_damage(folder):
     assert find_damage(folder) is None
-
-
-def test_new_files_are_ignored(folder):
     (folder / "notes.txt").touch()
     assert find_damage(folder) is None
+    assert find_damage(folder, ["a"]) is None
+    assert find_damage(folder, ["a", "c"]) == "manifest.json is damaged: it does not list c"
 
 
 @pytest.mark.parametrize("position", [0, (1 << 20) - 1, 1 << 20, (3 << 20) - 1])
@@ -40,30 +36,16 @@ def test_every_block_is_compared(folder, position):
     assert find_damage(folder) == "a is damaged: it does not match its checksum in manifest.json"
 
 
-def test_a_truncated_file_is_found(folder):
-    (folder / "a").write_bytes(b"abc")
-    assert find_damage(folder) == "a is damaged: it has 3 bytes instead of 3,145,728"
-
-
-def test_a_manifest_must_list_what_is_required(folder):
-    assert find_damage(folder, ["a"]) is None
-    assert find_damage(folder, ["a", "c"]) == "manifest.json is damaged: it does not list c"
-
-
-def test_a_missing_file_is_found(folder):
+def test_missing_unreadable_and_truncated_files_are_found(folder):
     (folder / "inner" / "b").unlink()
     assert find_damage(folder) == "inner/b is missing"
-
-
-def test_an_unreadable_file_is_found(folder):
-    (folder / "inner" / "b").unlink()
     (folder / "inner").rmdir()
     (folder / "inner").touch()
     assert find_damage(folder).startswith("inner/b cannot be read: ")
-
-
-def test_a_missing_manifest_is_found(tmp_path):
-    assert find_damage(tmp_path) == "manifest.json is missing"
+    (folder / "a").write_bytes(b"abc")
+    assert find_damage(folder) == "a is damaged: it has 3 bytes instead of 3,145,728"
+    (folder / MANIFEST_FILE).unlink()
+    assert find_damage(folder) == "manifest.json is missing"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"files": {"a": 3}}', '{"files": {"a": {}}}'])

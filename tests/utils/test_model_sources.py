@@ -46,28 +46,18 @@ def test_only_weights_and_configuration_are_downloaded_from_the_hub(tmp_path, mo
     assert not any("bin" in pattern or pattern == "*" for pattern in asked["patterns"])
 
 
-@pytest.mark.parametrize("name", ["nobody/nothing", "no such folder/at all/here"])
-def test_the_error_for_an_unknown_name_lists_the_valid_forms(name, monkeypatch):
+def test_bad_input_is_refused(tmp_path, monkeypatch):
+    for load in (find_weights, load_classifier):
+        with pytest.raises(ValueError, match="random weights require timm"):
+            load(str(tmp_path), random_weights=True)
+    for name, others in (("timm:resnet51", "resnet50"), ("timm:zzz", "some of its models are")):
+        with pytest.raises(ValueError, match=others):
+            find_weights(name, random_weights=True)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(
-        FileNotFoundError, match=r"is no file or folder, nor timm:<name>, and cannot be loaded from the Hub"
-    ):
-        find_weights(name)
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [("timm:resnet51", "resnet50"), ("timm:zzz", "some of its models are")],
-)
-def test_the_error_for_an_unknown_library_model_lists_others(name, expected):
-    with pytest.raises(ValueError, match=expected):
-        find_weights(name, random_weights=True)
-
-
-@pytest.mark.parametrize("load", [find_weights, load_classifier])
-def test_random_weights_for_a_folder_are_rejected(load, tmp_path):
-    with pytest.raises(ValueError, match="random weights require timm"):
-        load(str(tmp_path), random_weights=True)
+    message = r"is no file or folder, nor timm:<name>, and cannot be loaded from the Hub"
+    for name in ("nobody/nothing", "no such folder/at all/here"):
+        with pytest.raises(FileNotFoundError, match=message):
+            find_weights(name)
 
 
 def test_the_preprocessing_of_a_saved_model_is_found(tmp_path):
@@ -92,15 +82,10 @@ def test_a_new_random_model_has_different_weights_of_the_same_shapes(resnet):
     assert any(not torch.equal(fresh[name], value) for name, value in found.model.state_dict().items())
 
 
-def test_the_image_size_is_the_crop_size(resnet):
-    processor = ConvNextImageProcessor(size={"shortest_edge": 48}, do_center_crop=True, crop_size=40)
-    processor.save_pretrained(resnet)
-    assert load_classifier(str(resnet)).preprocessing["image_size"] == [40, 40]
-
-
-def test_images_are_square_if_only_the_shortest_edge_is_set(resnet):
-    ConvNextImageProcessor(size={"shortest_edge": 48}).save_pretrained(resnet)
-    assert load_classifier(str(resnet)).preprocessing["image_size"] == [48, 48]
+def test_the_image_size_is_the_crop_size_or_a_square_of_the_shortest_edge(resnet):
+    for options, size in (({"do_center_crop": True, "crop_size": 40}, 40), ({}, 48)):
+        ConvNextImageProcessor(size={"shortest_edge": 48}, **options).save_pretrained(resnet)
+        assert load_classifier(str(resnet)).preprocessing["image_size"] == [size, size]
 
 
 @pytest.mark.parametrize(
@@ -132,19 +117,9 @@ def test_the_preprocessing_of_a_model_of_timm_is_found():
     assert not found.model.training
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("timm/resnet50.a1_in1k", "timm-resnet50.a1_in1k"),
-        ("timm:vgg11", "timm-vgg11"),
-        ("../..", "model"),
-    ],
-)
-def test_a_model_name_becomes_a_folder_name(name, expected, tmp_path, monkeypatch):
+def test_a_model_name_becomes_a_folder_name_and_a_path_is_reduced_to_its_last_part(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert file_name(name) == expected
-
-
-def test_a_path_is_reduced_to_its_last_part(tmp_path):
+    names = {"timm/resnet50.a1_in1k": "timm-resnet50.a1_in1k", "timm:vgg11": "timm-vgg11", "../..": "model"}
+    assert [file_name(name) for name in names] == [*names.values()]
     (tmp_path / "run-1").mkdir()
     assert file_name(str(tmp_path / "run-1")) == "run-1"

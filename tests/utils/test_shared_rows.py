@@ -17,14 +17,13 @@ def check(tested: Rows, fitted: Rows) -> None:
     check_disjoint(tested, fitted, "tested images", "images of the fit")
 
 
-def test_equal_values_of_different_rows_of_one_data_set_are_duplicates(values):
+def test_equal_values_or_numbers_alone_are_no_shared_rows(values):
     rows = torch.arange(400)
     check(Rows.of(values[:200], rows[:200]), Rows.of(values[:200], rows[200:]))
-
-
-def test_equal_numbers_in_two_data_sets_are_different_rows(values):
     rows = torch.arange(200)
     check(Rows.of(values[:200], rows), Rows.of(values[200:], rows + OTHER_DATA))
+    check(Rows.of(torch.zeros(50, 6)), Rows.of(torch.cat([values, torch.zeros(3, 6)])))
+    check(Rows.of(values[:1].expand(50, -1)), Rows.of(values))
 
 
 def test_bad_input_is_refused(values):
@@ -43,20 +42,12 @@ def test_bad_input_is_refused(values):
             check(*sets)
 
 
-def test_a_few_duplicates_are_logged(values, caplog):
+def test_a_few_duplicates_are_logged_and_one_input_may_be_that_of_the_fit(values, caplog):
     check(Rows.of(values[198:]), Rows.of(values[:200]))
     assert "2 of the 202 tested images are among the 200 images of the fit" in caplog.text
-
-
-def test_one_input_may_be_that_of_the_fit(values):
     check(Rows.of(values[:1]), Rows.of(values))
     with pytest.raises(SharedRowsError):
         check(Rows.of(values[:2]), Rows.of(values))
-
-
-def test_the_values_of_a_collapsed_network_are_no_evidence(values):
-    check(Rows.of(torch.zeros(50, 6)), Rows.of(torch.cat([values, torch.zeros(3, 6)])))
-    check(Rows.of(values[:1].expand(50, -1)), Rows.of(values))
 
 
 @pytest.mark.parametrize("width", [3, 84, 2048])

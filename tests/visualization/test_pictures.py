@@ -67,23 +67,16 @@ class TestProjection:
         points = torch.randn(50, 8, dtype=torch.float64)
         torch.testing.assert_close(project_to_great_sphere(scale * points)[0], project_to_great_sphere(points)[0])
 
-    def test_too_many_dimensions_are_rejected(self):
-        with pytest.raises(ValueError, match="points of 2 coordinates cannot be shown in 3 dimensions"):
-            project_to_great_sphere(torch.randn(5, 2))
-
-    @pytest.mark.parametrize(
-        ("points", "message"),
-        [
+    def test_invalid_points_are_rejected(self):
+        for points, message in (
+            (torch.randn(5, 2), "points of 2 coordinates cannot be shown in 3 dimensions"),
             (torch.tensor([[1.0, 0, 0, 0], [0, 0, 0, 0]]), "a zero vector has no direction; 1 of 2 points"),
             (torch.tensor([[1.0, 0, 0, torch.nan]]), "points must be finite; 1 of 1 are not, the first at index 0"),
             (torch.empty(0, 4), r"points must have the shape \(N, d\)"),
             (torch.ones(4), r"points must have the shape \(N, d\)"),
-        ],
-        ids=["zero", "nan", "empty", "1-D"],
-    )
-    def test_invalid_points_are_rejected(self, points, message):
-        with pytest.raises(ValueError, match=message):
-            project_to_great_sphere(points)
+        ):
+            with pytest.raises(ValueError, match=message):
+                project_to_great_sphere(points)
 
 
 class TestView:
@@ -151,16 +144,12 @@ class TestNames:
         for first, second in itertools.combinations(moved, 2):
             assert ((first - second).abs() >= sizes[0] - 1e-9).any()
 
-    def test_names_far_apart_are_not_moved(self):
+    def test_names_are_moved_inside_or_dropped_only_where_there_is_no_room(self):
         places, sizes = torch.tensor([[100.0, 100.0], [300.0, 100.0]]).double(), torch.full((2, 2), 50.0)
         moved, _ = place_apart(places, sizes, torch.zeros(2), torch.full((2,), 400.0))
         assert torch.equal(moved, places)
-
-    def test_a_name_outside_the_edge_is_moved_inside(self):
         moved, _ = place_apart(torch.tensor([[-5.0, 99.0]]), torch.tensor([[40.0, 10.0]]), *EDGES)
         assert moved.tolist() == [[20.0, 95.0]]
-
-    def test_names_without_room_are_dropped_from_the_end(self):
         frame = torch.zeros(2), torch.tensor([25.0, 10.0])
         _, kept = place_apart(torch.full((3, 2), 5.0), torch.full((3, 2), 10.0), *frame)
         assert kept.tolist() == [True, True, False]
@@ -197,18 +186,16 @@ class TestPicture:
         figure = plot_sphere(torch.randn(300, 3), torch.arange(300) % 3, ABC, directions=torch.eye(3))
         assert figure.get_supxlabel() == "lines and diamonds: directions of the classes"
 
-    def test_every_point_is_drawn_once(self):
+    def test_points_are_drawn_once_at_their_projected_positions(self):
         figure = plot_sphere(unit(500, 3), torch.arange(500) % 3, ABC)
         assert sum(len(cloud.get_offsets()) for cloud in figure.axes[0].collections) == 500
+        figure = plot_sphere(torch.tensor([[3.0, 4.0, 0.0]]), torch.tensor([0]), ["a"], view=View(0.0, 0.0))
+        assert figure.axes[0].collections[0].get_offsets().tolist() == [[pytest.approx(0.8), pytest.approx(0.0)]]
 
     def test_hidden_points_are_counted(self):
         points = torch.tensor([[1.0, 0.0, 0.0], [-1.0, 0.0, 0.0], [0.8, 0.6, 0.0]])
         figure = plot_sphere(points, torch.tensor([0, 1, 2]), ABC, view=View(0.0, 0.0))
         assert figure.get_supxlabel() == "outside the picture: 1 of 3 points"
-
-    def test_points_are_drawn_at_their_projected_positions(self):
-        figure = plot_sphere(torch.tensor([[3.0, 4.0, 0.0]]), torch.tensor([0]), ["a"], view=View(0.0, 0.0))
-        assert figure.axes[0].collections[0].get_offsets().tolist() == [[pytest.approx(0.8), pytest.approx(0.0)]]
 
     def test_figures_are_reproducible(self):
         points, labels = unit(50, 3), torch.arange(50) % 3
@@ -229,20 +216,16 @@ class TestPicture:
             expected += [[x + shift, y] for x, y, depth in seen.tolist() if depth >= 0]
         assert sorted(markers) == [pytest.approx(place) for place in sorted(expected)]
 
-    def test_hidden_directions_are_counted(self):
+    def test_directions_that_are_hidden_or_of_no_class_are_not_drawn(self):
         points, directions = torch.eye(3).repeat(5, 1), torch.cat([torch.eye(3)[:1], -torch.eye(3)[:2]])
         figure = plot_sphere(points, torch.arange(15) % 3, ABC, directions=directions)
         assert figure.get_supxlabel().splitlines() == [
             "lines and diamonds: directions of the classes",
             "outside the picture: 2 of 3 class directions",
         ]
-
-    def test_the_caption_reports_that_no_direction_is_visible(self):
         figure = plot_sphere(unit(30, 3).abs(), torch.arange(30) % 3, ABC, directions=-torch.eye(3))
         assert figure.get_supxlabel() == "class directions: outside the drawn part of the sphere"
         assert not any(line.get_marker() == "D" for line in figure.axes[0].lines)
-
-    def test_classes_without_points_have_no_direction_marker(self):
         figure = plot_sphere(torch.eye(3)[:2].repeat(5, 1), torch.arange(10) % 2, ABC, directions=torch.eye(3))
         assert sum(line.get_marker() == "D" for line in figure.axes[0].lines) == 2
         assert figure.get_supxlabel() == "lines and diamonds: directions of the classes"
@@ -300,34 +283,22 @@ class TestPicture:
         assert 0 < len(shown) < 50
         assert note.get_text() == f"names without room: {50 - len(shown)}"
 
-    @pytest.mark.parametrize("width", [1, 2])
-    def test_points_with_too_few_coordinates_are_rejected(self, width):
-        with pytest.raises(ValueError, match=f"the sphere needs at least 3 coordinates; got {width}"):
-            plot_sphere(torch.randn(3, width), torch.arange(3), ABC)
-
-    @pytest.mark.parametrize(
-        ("labels", "message"),
-        [
+    def test_mismatched_labels_and_directions_are_rejected(self):
+        for labels, message in (
             (torch.tensor([0, 1, 3]), "labels must be from 0 to 2, one per class name; got 0 to 3"),
             (torch.tensor([-1, 1, 2]), "labels must be from 0 to 2, one per class name; got -1 to 2"),
             (torch.tensor([0, 1]), r"labels must have the shape \(3,\), one per embedding; got \(2,\)"),
             (torch.tensor([0.0, 1.0, 2.0]), r"labels must be integers; got torch.float32"),
-        ],
-        ids=["too large", "negative", "too few", "float"],
-    )
-    def test_mismatched_labels_are_rejected(self, labels, message):
-        with pytest.raises((TypeError, ValueError), match=message):
-            plot_sphere(torch.randn(3, 3), labels, ABC)
-
-    @pytest.mark.parametrize(
-        ("directions", "message"),
-        [
+        ):
+            with pytest.raises((TypeError, ValueError), match=message):
+                plot_sphere(torch.randn(3, 3), labels, ABC)
+        for directions, message in (
             (torch.randn(3, 3), r"directions must have the shape \(3, 5\), one per class; got \(3, 3\)"),
             (torch.randn(2, 5), r"directions must have the shape \(3, 5\), one per class; got \(2, 5\)"),
             (torch.zeros(3, 5), "a zero vector has no direction; 3 of 3 directions"),
-        ],
-        ids=["coordinates", "number", "zero"],
-    )
-    def test_mismatched_directions_are_rejected(self, directions, message):
-        with pytest.raises(ValueError, match=message):
-            plot_sphere(torch.randn(3, 5), torch.arange(3), ABC, directions=directions)
+        ):
+            with pytest.raises(ValueError, match=message):
+                plot_sphere(torch.randn(3, 5), torch.arange(3), ABC, directions=directions)
+        for width in (1, 2):
+            with pytest.raises(ValueError, match=f"the sphere needs at least 3 coordinates; got {width}"):
+                plot_sphere(torch.randn(3, width), torch.arange(3), ABC)

@@ -26,9 +26,11 @@ def legend_of(figure) -> list[str]:
     return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
-def test_a_bar_shows_an_accuracy_in_percent():
+def test_a_bar_shows_an_accuracy_in_percent_with_its_interval():
     figure = plot_analogy_accuracies([result(accuracy=0.4), result(benchmark="u2", accuracy=0.3)])
     assert bars_of(figure.axes[0]) == [(pytest.approx(0.0), pytest.approx(40)), (pytest.approx(1.0), pytest.approx(30))]
+    both = [result(accuracy=0.0, eval_accuracy_low=0.0), result("b", accuracy=1.0, eval_accuracy_high=1.0)]
+    assert [height for _, height in bars_of(plot_analogy_accuracies(both).axes[0])] == [0, 100]
 
 
 def test_bars_of_several_models_are_side_by_side():
@@ -55,12 +57,9 @@ def test_the_guessing_line_spans_the_group_and_the_noise_line_one_bar():
     assert guessing[1] > 0.4
 
 
-def test_every_scoring_has_its_own_panel():
+def test_every_scoring_has_its_own_panel_on_a_shared_scale():
     figure = plot_analogy_accuracies([result(scoring=name) for name in ("pmi", "perplexity", "marginal_bias")])
     assert [axes.get_title() for axes in figure.axes if axes.get_visible()] == ["pmi", "perplexity", "marginal bias"]
-
-
-def test_all_panels_share_a_scale_and_nothing_is_clipped():
     figure = plot_analogy_accuracies([result(accuracy=0.1), result(scoring="perplexity", accuracy=0.9)])
     first, second = (axes.get_ylim() for axes in figure.axes)
     assert first == second
@@ -72,11 +71,6 @@ def test_a_model_without_a_result_for_a_scoring_leaves_a_gap():
     figure = plot_analogy_accuracies([result("a"), result("b"), result("b", scoring="perplexity")])
     assert bars_of(figure.axes[1]) == [(pytest.approx(0.2), pytest.approx(40))]
     assert legend_of(figure) == ["a", "b", "guessing", "noise level of the search"]
-
-
-def test_accuracies_of_zero_and_one_can_be_drawn():
-    both = [result(accuracy=0.0, eval_accuracy_low=0.0), result("b", accuracy=1.0, eval_accuracy_high=1.0)]
-    assert [height for _, height in bars_of(plot_analogy_accuracies(both).axes[0])] == [0, 100]
 
 
 @pytest.mark.parametrize(

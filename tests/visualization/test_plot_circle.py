@@ -74,8 +74,6 @@ class TestCircle:
             "lines: directions of the classes",
             "outside the picture: 2 of 3 class directions",
         ]
-
-    def test_the_caption_reports_that_no_direction_is_in_the_quadrant(self):
         figure = plot_circle(at(1, 45, 89), torch.arange(3), ABC, directions=at(170, 200, 240))
         assert figure.get_supxlabel().splitlines()[1:] == ["class directions: outside the drawn part of the circle"]
 
@@ -112,14 +110,6 @@ class TestCircle:
         assert len(boxes) == 30
         assert not any(first.overlaps(second) for first, second in itertools.combinations(boxes, 2))
 
-    def test_points_on_a_line_are_rejected(self):
-        with pytest.raises(ValueError, match="the circle needs at least 2 coordinates; got 1"):
-            plot_circle(torch.randn(3, 1), torch.arange(3), ABC)
-
-    def test_points_at_the_origin_are_rejected(self):
-        with pytest.raises(ValueError, match="a zero vector has no direction; 3 of 3"):
-            plot_circle(torch.zeros(3, 2), torch.arange(3), ABC)
-
 
 class TestPlane:
     def test_points_are_drawn_at_their_coordinates(self):
@@ -140,11 +130,13 @@ class TestPlane:
         torch.testing.assert_close(F.normalize(ends, dim=1), at(0, 120, 240))
         assert (ends.norm(dim=1) > points.abs().max()).all()
 
-    def test_points_with_more_than_two_coordinates_are_rejected(self):
+    def test_bad_input_is_refused(self):
+        with pytest.raises(ValueError, match="the circle needs at least 2 coordinates; got 1"):
+            plot_circle(torch.randn(3, 1), torch.arange(3), ABC)
+        with pytest.raises(ValueError, match="a zero vector has no direction; 3 of 3"):
+            plot_circle(torch.zeros(3, 2), torch.arange(3), ABC)
         with pytest.raises(ValueError, match="lengths can be drawn for points of 2 coordinates only; got 3"):
             plot_circle(torch.randn(3, 3), torch.arange(3), ABC, lengths=True)
-
-    def test_one_direction_per_class_is_required(self):
         with pytest.raises(ValueError, match=r"directions must have the shape \(3, 2\), one per class; got \(2, 2\)"):
             plot_circle(torch.randn(3, 2), torch.arange(3), ABC, lengths=True, directions=torch.eye(2))
 

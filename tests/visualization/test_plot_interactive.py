@@ -120,7 +120,7 @@ def tiles_of(made):
         yield from tiles.transpose(0, 2, 1, 3, 4).reshape(-1, made["height"], made["width"], 3)
 
 
-def test_thumbnails_are_at_the_positions_that_the_page_reads(monkeypatch):
+def test_thumbnails_are_at_the_positions_that_the_page_reads_in_their_colors(monkeypatch):
     monkeypatch.setattr(interactive, "SHEET_SIDE", 100)
     images = (torch.arange(40, dtype=torch.uint8) * 6).view(40, 1, 1, 1).expand(40, 1, 16, 24)
     made = make_sheets(images)
@@ -128,20 +128,14 @@ def test_thumbnails_are_at_the_positions_that_the_page_reads(monkeypatch):
     assert len(made["sheets"]) == 2
     seen = [tile[4:-4, 4:-4].mean() for tile in tiles_of(made)][:40]
     assert seen == pytest.approx(images[:, 0, 0, 0].tolist(), abs=6)
-
-
-def test_thumbnails_keep_image_colors():
     red = torch.tensor([220, 40, 40], dtype=torch.uint8).view(1, 3, 1, 1).expand(1, 3, 32, 32)
     (tile,) = tiles_of(make_sheets(red))
     assert tile.mean((0, 1)) == pytest.approx([220, 40, 40], abs=8)
 
 
-def test_large_images_are_downscaled_with_their_aspect_ratio():
+def test_large_and_many_images_are_downscaled_with_their_aspect_ratio():
     made = make_sheets(torch.zeros(2, 3, 300, 600, dtype=torch.uint8))
     assert (made["width"], made["height"]) == (128, 64)
-
-
-def test_many_images_are_downscaled():
     made = make_sheets(torch.zeros(1, 1, 28, 28, dtype=torch.uint8).expand(40_000, 1, 28, 28))
     assert made["width"] == 16
 

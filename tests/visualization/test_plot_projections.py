@@ -237,8 +237,6 @@ class TestAlongTraining:
             "evaluation": [(0, 25), (1, 25), (2, 25)],
         }
         assert legend_of(above.get_legend()) == ["training", "evaluation"]
-
-    def test_a_single_accuracy_can_be_drawn(self):
         above, _ = plot_projections_along_training(self.training(eval_accuracy=0.25)).axes
         assert list(self.lines(above)) == ["evaluation"]
 
@@ -263,23 +261,19 @@ class TestAlongTraining:
         assert self.lines(above)["evaluation"] == [(0.5, 50)]
         assert [place for place, _ in self.lines(axes)["conv0"]] == [0, 2]
 
-    def test_epochs_are_sorted(self):
+    def test_epochs_are_sorted_and_one_suffices(self):
         training = self.training()
         training["epochs"].reverse()
         (axes,) = plot_projections_along_training(training).axes
         assert [place for place, _ in self.lines(axes)["conv0"]] == [0, 1, 2]
-
-    def test_one_epoch_can_be_drawn(self):
         (axes,) = plot_projections_along_training({"epochs": [epoch(3, numbered(1))]}).axes
         assert axes.get_xticks().tolist() == [3]
         assert len(self.lines(axes)["conv0"]) == 1
 
-    def test_few_layers_are_all_labeled_and_differ_in_line_style(self):
+    def test_only_some_of_many_layers_are_labeled(self):
         (axes,) = plot_projections_along_training(self.training(4)).axes
         assert legend_of(axes.get_legend()) == ["conv0", "conv1", "conv2", "conv3", "network"]
         assert len({line.get_linestyle() for line in axes.get_lines() if line.get_label().startswith("conv")}) == 4
-
-    def test_only_some_of_many_layers_are_labeled(self):
         (axes,) = plot_projections_along_training(self.training(53)).axes
         names = legend_of(axes.get_legend())
         assert (len(names), names[0], names[-2:]) == (10, "conv0", ["conv52", "network"])
@@ -293,22 +287,16 @@ class TestAlongTraining:
 
 
 class TestLayerNames:
-    def test_names_that_fit_are_unchanged(self):
-        assert shorten_layer_names(["features.0", "features.3"]) == ["features.0", "features.3"]
-
-    def test_a_common_prefix_is_removed_except_for_the_word_before_a_number(self):
-        names = ["model.vision_tower.features.0", "model.vision_tower.features.13"]
-        assert shorten_layer_names(names) == ["features.0", "features.13"]
-
-    def test_words_are_shortened_but_numbers_are_kept(self):
+    def test_names_are_shortened_as_far_as_needed(self):
+        # A common prefix is removed except for the word before a number, and a common suffix if that is shorter.
+        for names, short in (
+            (["features.0", "features.3"], ["features.0", "features.3"]),
+            (["model.vision_tower.features.0", "model.vision_tower.features.13"], ["features.0", "features.13"]),
+            ([f"vision.stages.{n}.layers.0.convolution" for n in range(2)], ["stages.0", "stages.1"]),
+        ):
+            assert shorten_layer_names(names) == short
         names = ["encoder.stages.0.layers.9.q_projection", "encoder.stages.0.layers.10.k_projection"]
         assert shorten_layer_names(names, 16) == ["layer.9.q_proje", "layer.10.k_proje"]
-
-    def test_a_common_suffix_is_removed_if_that_is_shorter(self):
-        names = ["vision.stages.0.layers.0.convolution", "vision.stages.1.layers.0.convolution"]
-        assert shorten_layer_names(names) == ["stages.0", "stages.1"]
-
-    def test_a_name_that_is_a_prefix_of_another_is_kept(self):
         names = ["backbone.stage_of_the_network", "backbone.stage_of_the_network.convolution"]
         assert shorten_layer_names(names, 20) == ["sta_of_the_net", "sta_of_the_net.con"]
 
