@@ -196,14 +196,6 @@ def test_file_that_onnxruntime_does_not_compute_replaces_none(fault, message, tm
     assert (tmp_path / "model.onnx").read_text() == "earlier"
 
 
-def test_model_with_damaged_weights_is_not_exported(tmp_path):
-    model = image_model(head="softmax")
-    torch.nn.init.constant_(next(model.parameters()), torch.nan)
-    with pytest.raises(ValueError, match="the logits are not finite, so the model is not exported"):
-        export_onnx(model, tmp_path / "model.onnx")
-    assert not list(tmp_path.iterdir())
-
-
 def test_export_changes_neither_mode_nor_random_numbers(tmp_path):
     model = image_model(head="cosine").train()
     model.sphere_vision.backbone.eval()
@@ -219,12 +211,14 @@ def test_missing_package_is_reported_with_the_extra_to_install(tmp_path, monkeyp
         export_onnx(image_model(), tmp_path / "model.onnx")
 
 
-def test_folder_as_path_is_rejected_before_the_export(tmp_path):
+def test_folders_damaged_weights_and_models_with_other_inputs_are_not_exported(tmp_path):
     with pytest.raises(ValueError, match=r"is a folder. Use for instance .*model\.onnx"):
         export_onnx(image_model(), tmp_path)
-
-
-def test_model_with_other_inputs_is_rejected(tmp_path):
     config = SphereVisionConfig(backbone="conv4", image_size=28, num_channels=1, head=None)
     with pytest.raises(ValueError, match=r"requires pixel_values, support_pixel_values.*Export its encoder"):
         export_onnx(SphereVisionForFewShotClassification(config), tmp_path / "model.onnx")
+    model = image_model(head="softmax")
+    torch.nn.init.constant_(next(model.parameters()), torch.nan)
+    with pytest.raises(ValueError, match="the logits are not finite, so the model is not exported"):
+        export_onnx(model, tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())

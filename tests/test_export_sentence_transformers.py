@@ -208,19 +208,22 @@ def test_a_module_without_a_forward_that_exports_is_named(kind, folder, tmp_path
     assert not list(tmp_path.iterdir())
 
 
-def test_a_router_is_refused_by_name(folder, tmp_path):
+def test_modules_that_a_file_cannot_have_are_refused_by_name(folder, tmp_path):
     transformer = Transformer(folder)
     routes = {"query": [transformer, Pooling(32)], "document": [transformer, Pooling(32)]}
-    model = st.SentenceTransformer(modules=[Router(routes, default_route="document")], device="cpu")
-    with pytest.raises(ValueError, match=r"module 0 \(Router\) picks its modules by the input. Export one route"):
-        export_onnx(model, tmp_path / "model.onnx")
-
-
-def test_inputs_that_are_not_padded_are_refused_by_name(folder, tmp_path):
+    router = st.SentenceTransformer(modules=[Router(routes, default_route="document")], device="cpu")
     words = tokenizers.Tokenizer.from_file(f"{folder}/tokenizer.json")
-    model = st.SentenceTransformer(modules=[StaticEmbedding(words, embedding_dim=8)], device="cpu")
-    with pytest.raises(ValueError, match=r"module 0 \(StaticEmbedding\) takes input_ids, offsets of text"):
-        export_onnx(model, tmp_path / "model.onnx")
+    static = st.SentenceTransformer(modules=[StaticEmbedding(words, embedding_dim=8)], device="cpu")
+    prompted = build(folder, prompts={"query": "search: "})
+    prompted.set_pooling_include_prompt(False)
+    for model, message in (
+        (router, r"module 0 \(Router\) picks its modules by the input. Export one route"),
+        (static, r"module 0 \(StaticEmbedding\) takes input_ids, offsets of text"),
+        (prompted, r"module 1 \(Pooling\) leaves out prompts"),
+        (torch.nn.Linear(2, 2), "Linear requires input"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            export_onnx(model, tmp_path / "model.onnx")
 
 
 @pytest.mark.parametrize("options", [{"max_length": 4}, {"add_special_tokens": False}])
@@ -229,18 +232,6 @@ def test_a_tokenizer_with_options_that_the_file_lacks_is_refused(options, folder
     model = st.SentenceTransformer(modules=[transformer, Pooling(32)], device="cpu")
     with pytest.raises(ValueError, match=r"module 0 \(Transformer\) changes what its tokenizer returns"):
         export_onnx(model, tmp_path / "model.onnx")
-
-
-def test_a_pooling_without_the_prompt_is_refused(folder, tmp_path):
-    model = build(folder, prompts={"query": "search: "})
-    model.set_pooling_include_prompt(False)
-    with pytest.raises(ValueError, match=r"module 1 \(Pooling\) leaves out prompts"):
-        export_onnx(model, tmp_path / "model.onnx")
-
-
-def test_another_module_is_refused_with_its_name(tmp_path):
-    with pytest.raises(ValueError, match="Linear requires input"):
-        export_onnx(torch.nn.Linear(2, 2), tmp_path / "model.onnx")
 
 
 # The command

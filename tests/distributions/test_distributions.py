@@ -167,15 +167,13 @@ class TestSampling:
     def test_sample_axes_precede_batch_axes(self, shape):
         assert make(4, 3.0, (5, 1)).rsample(shape).shape == (*shape, 5, 1, 4)
 
-    def test_generator_is_reproducible_and_leaves_the_global_state_alone(self):
+    def test_generator_and_global_seed_make_samples_reproducible(self):
         before = torch.get_rng_state()
         for distribution in (VonMisesFisher(torch.eye(5)[0], 3.0), HypersphericalUniform(5)):
             draws = [distribution.rsample((9,), torch.Generator().manual_seed(seed)) for seed in (7, 7, 8)]
             assert torch.equal(draws[0], draws[1])
             assert not torch.equal(draws[0], draws[2])
-        assert torch.equal(torch.get_rng_state(), before)
-
-    def test_global_seed_makes_samples_reproducible(self):
+            assert torch.equal(torch.get_rng_state(), before)
         for distribution in (make(5, 3.0), HypersphericalUniform(5)):
             draws = []
             for seed in (3, 3, 4):
@@ -233,24 +231,17 @@ class TestHugeConcentrations:
         p, q = VonMisesFisher(loc, kappa), VonMisesFisher(loc.flip(0), kappa.flip(0))
         uniform = HypersphericalUniform(dim, dtype=dtype)
         results = [p.log_prob(unit(4, dim, dtype=dtype)), p.log_prob(-loc.detach()), p.entropy(), p.mean, p.variance]
-        results += [
-            kl_divergence(p, q),
-            kl_divergence(p, uniform),
-            kl_divergence(uniform, p),
-            p.rsample(),
-            p.dispersion,
-        ]
+        results += [kl_divergence(*pair) for pair in ((p, q), (p, uniform), (uniform, p))]
+        results += [p.rsample(), p.dispersion]
         for result in results:
             assert result.isfinite().all()
             for gradient in torch.autograd.grad(result.mean(), (loc, kappa), retain_graph=True, allow_unused=True):
                 assert gradient is None or gradient.isfinite().all()
 
-    def test_entropy_matches_the_normal_distribution(self):
+    def test_entropy_and_divergence_match_the_normal_distribution(self):
         for dim, kappa in [(2, 1e12), (3, 1e20), (64, 1e30)]:
             normal = 0.5 * (dim - 1) * math.log(2 * math.pi * math.e / kappa)
             assert make(dim, kappa).entropy().item() == pytest.approx(normal, rel=1e-9)
-
-    def test_divergence_matches_the_normal_distribution(self):
         loc = unit(3)
         p, q = VonMisesFisher(loc, 1e20), VonMisesFisher(loc, 4e20)
         assert kl_divergence(p, q).item() == pytest.approx(3 - math.log(4), rel=1e-12)
@@ -345,11 +336,9 @@ class TestUniform:
         assert not distribution.mean.any()
         assert distribution.entropy().item() == pytest.approx(-log_uniform_density(dim), rel=1e-15)
 
-    def test_covariance_is_that_of_a_zero_concentration(self):
+    def test_covariance_is_that_of_a_zero_concentration_and_the_mode_nan_as_in_torch(self):
         covariance = HypersphericalUniform(4, (2,), dtype=torch.float64).covariance_matrix
         torch.testing.assert_close(covariance, make(4, 0.0, (2,)).covariance_matrix)
-
-    def test_mode_is_nan_as_in_torch(self):
         assert HypersphericalUniform(4, (2,)).mode.isnan().tolist() == [[True] * 4] * 2
 
     def test_shapes_follow_the_batch(self):

@@ -42,11 +42,9 @@ class TestExpand:
         ):
             assert distribution.expand((2,))._validate_args is validate
 
-    def test_expanded_copies_are_sampled_independently(self):
+    def test_expanded_copies_are_sampled_independently_and_other_shapes_an_error(self):
         points = make(4, 3.0).expand((2,)).rsample()
         assert not torch.equal(points[0], points[1])
-
-    def test_incompatible_shape_is_an_error(self):
         with pytest.raises(RuntimeError, match="expand"):
             make(4, 3.0, (3,)).expand((2,))
 
@@ -144,27 +142,21 @@ class TestPrecision:
 
 
 class TestValidation:
-    @pytest.mark.parametrize("kappa", [-1.0, math.nan])
-    def test_negative_or_nan_concentration_is_rejected(self, kappa):
-        with pytest.raises(ValueError, match="parameter concentration"):
-            VonMisesFisher(torch.eye(3)[0], torch.tensor([1.0, kappa]), validate_args=True)
-        VonMisesFisher(torch.eye(3)[0], torch.tensor([1.0, kappa]), validate_args=False)
-
-    @pytest.mark.parametrize("loc", [[1.0, 1.0, 0.0], [0.0, 0.0, 0.0], [math.nan, 0.0, 0.0], [1.001, 0.0, 0.0]])
-    def test_mean_direction_off_the_sphere_is_rejected(self, loc):
-        with pytest.raises(ValueError, match="parameter loc"):
-            VonMisesFisher(torch.tensor(loc), 1.0, validate_args=True)
-        VonMisesFisher(torch.tensor(loc), 1.0, validate_args=False)
-
-    @pytest.mark.parametrize("value", [[0.9, 0.0, 0.0], [math.nan, 0.0, 1.0]])
-    def test_value_off_the_sphere_is_rejected(self, value):
-        for make_one in (
-            lambda validate: VonMisesFisher(torch.eye(3)[0], 1.0, validate_args=validate),
-            lambda validate: HypersphericalUniform(3, validate_args=validate),
-        ):
-            with pytest.raises(ValueError, match="within the support"):
-                make_one(True).log_prob(torch.tensor(value))
-            make_one(False).log_prob(torch.tensor(value))
+    def test_parameters_and_values_off_their_domain_are_rejected_if_they_are_checked(self):
+        axis = torch.eye(3)[0]
+        for kappa in (-1.0, math.nan):
+            with pytest.raises(ValueError, match="parameter concentration"):
+                VonMisesFisher(axis, torch.tensor([1.0, kappa]), validate_args=True)
+            VonMisesFisher(axis, torch.tensor([1.0, kappa]), validate_args=False)
+        for loc in ([1.0, 1.0, 0.0], [0.0, 0.0, 0.0], [math.nan, 0.0, 0.0], [1.001, 0.0, 0.0]):
+            with pytest.raises(ValueError, match="parameter loc"):
+                VonMisesFisher(torch.tensor(loc), 1.0, validate_args=True)
+            VonMisesFisher(torch.tensor(loc), 1.0, validate_args=False)
+        for value in (torch.tensor([0.9, 0.0, 0.0]), torch.tensor([math.nan, 0.0, 1.0])):
+            for kind, arguments in ((VonMisesFisher, (axis, 1.0)), (HypersphericalUniform, (3,))):
+                with pytest.raises(ValueError, match="within the support"):
+                    kind(*arguments, validate_args=True).log_prob(value)
+                kind(*arguments, validate_args=False).log_prob(value)
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES])
     def test_unit_vectors_of_any_precision_are_accepted(self, dtype):

@@ -274,8 +274,6 @@ class TestFit:
     def test_invalid_input_is_an_error(self, points, weights, message):
         with pytest.raises(ValueError, match=message):
             VonMisesFisher.fit(points, weights)
-
-    def test_weights_are_a_tensor(self):
         with pytest.raises(TypeError, match=r"weights must be a tensor; got list. Convert it with torch.as_tensor\(\)"):
             VonMisesFisher.fit(torch.eye(3), [2.0, 1.0, 1.0])
 

@@ -60,19 +60,11 @@ def of_hub(loaded: dict) -> dict:
     return {key: value for key, value in loaded.items() if key != "tags"}
 
 
-def test_models_of_every_family_and_processors_are_the_same_after_a_download(pushed):
+def test_models_of_every_family_and_processors_are_the_same_after_a_download_and_in_another_process(pushed, trained):
     assert len(pushed) == 5 + 4 + len(ENCODERS) - 1
     for name, seen in pushed.items():
         assert of_hub(seen["after"]) == seen["before"], name
-
-
-def test_models_of_every_family_and_processors_are_the_same_in_another_process(pushed, trained):
-    for name, seen in pushed.items():
         assert trained["loaded"][name] == seen["after"], name
-
-
-def test_uploaded_cards_have_the_tags_of_the_library(pushed):
-    for name, seen in pushed.items():
         assert "hf_sphere" in seen["after"]["tags"], name
 
 
@@ -90,14 +82,11 @@ def test_a_trained_model_is_uploaded_with_card_and_results(trained, hub):
     assert "tester/digits-model" in trained["card"]
 
 
-def test_a_run_whose_upload_was_interrupted_is_published_later(trained, folder):
+def test_a_run_whose_upload_was_interrupted_is_published_later_with_a_list_of_what(trained, folder):
     printed = (folder / "train.txt").read_text()
     assert "the upload failed: Server disconnected" in printed
     assert f"to try again: hf-sphere publish {folder / 'run'} --repo_id digits-model" in printed
     assert "uploaded to tester/digits-model" in printed
-
-
-def test_publish_lists_what_it_uploads_and_what_not(trained, folder):
     listed = (folder / "train.txt").read_text().splitlines()
     assert [line for line in listed if line.startswith("upload    model.safetensors, ")]
     (left,) = {line for line in listed if line.startswith("left out  ")}

@@ -1,3 +1,5 @@
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -71,18 +73,10 @@ def test_model_mode_is_preserved(encoder, tokenizer, training):
 
 
 def test_model_mode_is_restored_after_an_error(encoder, tokenizer):
-    encoder.train()
+    broken = mock.Mock(side_effect=RuntimeError("out of reach"), pad_token=tokenizer.pad_token)
     with pytest.raises(RuntimeError, match="out of reach"):
-        embed_class_names(NAMES, encoder, tokenizer=_Broken(tokenizer))
+        embed_class_names(NAMES, encoder.train(), tokenizer=broken)
     assert encoder.training
-
-
-class _Broken:
-    def __init__(self, tokenizer):
-        self.pad_token = tokenizer.pad_token
-
-    def __call__(self, *arguments, **options):
-        raise RuntimeError("out of reach")
 
 
 def test_model_without_padding_token_pads_with_the_end_token(tokenizer):
@@ -99,15 +93,11 @@ def test_half_precision_model_returns_float32(encoder, tokenizer):
     assert embed_class_names(NAMES, half, tokenizer=tokenizer).dtype == torch.float32
 
 
-def test_returned_vectors_are_writable(encoder, tokenizer):
+def test_returned_vectors_are_writable_and_can_order_prototypes(encoder, tokenizer):
     vectors = embed_class_names(NAMES, encoder, tokenizer=tokenizer)
     vectors -= vectors.mean(0)
     assert not vectors.requires_grad
     assert not vectors.is_inference()
-
-
-def test_class_vectors_can_order_prototypes(encoder, tokenizer):
-    vectors = embed_class_names(NAMES, encoder, tokenizer=tokenizer)
     assert place_prototypes(4, 3, class_vectors=vectors, ordering="assignment").order is not None
 
 

@@ -17,16 +17,10 @@ def add_method(monkeypatch):
     monkeypatch.setitem(METHODS, "random_search", random_search)
 
 
-def test_new_method_is_found_by_name():
+def test_best_candidate_of_a_new_method_is_found_by_its_name():
     drawn = [Task(5, 3, seed=4).random_points()]
     assert place_prototypes(5, 3, method="random_search", draws=1, seed=4).separation == separation(drawn[0]).item()
-
-
-def test_best_candidate_of_a_new_method_is_returned():
     drawn = [separation(points).item() for points, _ in random_search(Task(5, 3), draws=9)]
     assert place_prototypes(5, 3, method="random_search", draws=9).separation == min(drawn)
-
-
-def test_unknown_option_of_a_new_method_is_reported():
     with pytest.raises(ValueError, match="'random_search' has no option restarts; its options are: draws"):
         place_prototypes(5, 3, method="random_search", restarts=2)

@@ -142,14 +142,11 @@ def test_assignment_preserves_points_and_separation():
     assert assigned.method.endswith(", assigned")
 
 
-def test_assignment_recovers_a_shuffled_order():
+def test_assignment_recovers_a_shuffled_order_and_supports_three_classes():
     points = unit(9, 3)
     shuffled = points[torch.randperm(9, generator=torch.Generator().manual_seed(2))]
     found = assign_to_classes(shuffled, points, generator=torch.Generator().manual_seed(0))
     assert measure_order(found, points).triplet_accuracy == 1.0
-
-
-def test_assignment_supports_three_classes():
     placement = place_prototypes(3, 2, class_vectors=torch.randn(3, 5), ordering="assignment")
     assert placement.separation == pytest.approx(-1 / 2)
     assert placement.order is not None
@@ -201,25 +198,16 @@ def test_order_preservation_matches_triplet_accuracy_and_spearman():
 def test_tied_prototypes_count_one_half():
     order = measure_order(place_prototypes(5, 4).prototypes, torch.randn(5, 3))
     assert order == OrderPreservation(0.5, 0.0)
-
-
-def test_partly_tied_prototypes_match_brute_force():
     points, vectors = place_prototypes(7, 4).prototypes, torch.randn(7, 3)
     assert measure_order(points, vectors).triplet_accuracy == pytest.approx(brute_force_accuracy(points, vectors))
-
-
-def test_unrelated_class_vectors_score_at_chance():
     assert measure_order(torch.randn(6, 3), torch.eye(6)) == OrderPreservation(0.5, 0.0)
 
 
-def test_identical_geometry_preserves_the_full_order():
+def test_identical_geometry_preserves_the_full_order_and_opposite_geometry_none():
     vectors = torch.randn(10, 4)
     rotation = torch.linalg.qr(torch.randn(4, 4)).Q
     order = measure_order(3 * vectors @ rotation, vectors)
     assert (order.triplet_accuracy, order.rank_correlation) == (1.0, pytest.approx(1.0))
-
-
-def test_opposite_geometry_preserves_none_of_the_order():
     angles = torch.tensor([0.0, 0.3, 1.0])
     ours = torch.stack([angles.cos(), angles.sin()], dim=1)
     theirs = torch.linalg.cholesky(2 * torch.eye(3) - ours @ ours.T + 0.5 * (1 - torch.eye(3)))
