@@ -174,6 +174,10 @@ def test_conflicts_shared_clusters_and_suspects_are_found():
 
 def test_a_few_neighbors_make_no_label_suspect():
     assert not len(EmbeddingSpace(planted(12, 0)).duplicates(0.99, labels=["a"] * 11 + ["b"]).suspects)
+    with pytest.raises(ValueError, match="all are of one group"):
+        EmbeddingSpace(planted(), ["a"] * 500).duplicates()
+    with pytest.raises(ValueError, match="but the space has the euclidean distance"):
+        EmbeddingSpace(planted(), metric={"distance": "euclidean"}).duplicates(0.9)
 
 
 @pytest.mark.parametrize(
@@ -194,16 +198,6 @@ def test_a_few_neighbors_make_no_label_suspect():
 def test_invalid_input_is_one_error(vectors, options, message):
     with pytest.raises(ValueError, match=message):
         EmbeddingSpace(vectors).duplicates(**options)
-
-
-def test_rows_of_one_group_have_no_fitted_threshold():
-    with pytest.raises(ValueError, match="all are of one group"):
-        EmbeddingSpace(planted(), ["a"] * 500).duplicates()
-
-
-def test_another_distance_is_refused():
-    with pytest.raises(ValueError, match="but the space has the euclidean distance"):
-        EmbeddingSpace(planted(), metric={"distance": "euclidean"}).duplicates(0.9)
 
 
 @pytest.mark.parametrize(("count", "threshold"), [(10, 1.0), (200, 0.9)])

@@ -43,12 +43,8 @@ def test_texts_have_the_embeddings_of_the_sentence_transformer(sentences):
 
     encoder, expected = load_encoder(str(sentences), "cpu"), SentenceTransformer(str(sentences), device="cpu")
     rows, embeddings = gather(encoder.encode(TEXTS, [1, 4], batch_size=2, progress=False))
-    assert (type(encoder), rows, encoder.metric, encoder.class_names) == (
-        TextEncoder,
-        [1, 4],
-        {"distance": "cosine"},
-        [],
-    )
+    assert isinstance(encoder, TextEncoder)
+    assert (rows, encoder.metric, encoder.class_names) == ([1, 4], {"distance": "cosine"}, [])
     torch.testing.assert_close(embeddings, torch.from_numpy(expected.encode([TEXTS[1], TEXTS[4]])))
     torch.testing.assert_close(encoder.encode_texts(TEXTS), torch.from_numpy(expected.encode_query(TEXTS)))
     assert not torch.equal(encoder.encode_texts(TEXTS), gather(encoder.encode(TEXTS, progress=False))[1])
@@ -155,11 +151,8 @@ def test_a_plain_text_encoder_is_refused_because_its_pooling_is_unknown(sentence
         load_encoder(str(sentences.with_name("bert")))
 
 
-def test_other_models_are_image_encoders(model):
+def test_a_missing_model_of_texts_is_named_and_others_are_image_encoders(model, tmp_path):
     assert type(load_encoder(model)) is ImageEncoder
-
-
-def test_a_missing_model_of_texts_is_named(tmp_path):
     for load in (TextEncoder, load_encoder):
         with pytest.raises(FileNotFoundError, match="nowhere"):
             load(str(tmp_path / "nowhere"))

@@ -75,14 +75,19 @@ def test_neighbors_are_the_nearest_by_cosine(index, model, digits):
     torch.testing.assert_close(found.distances, 1 - expected.values[:, :3], atol=1e-6, rtol=1e-4)
 
 
-def test_an_index_knows_files_classes_and_certainties(index):
+def test_an_index_knows_files_classes_and_certainties_and_is_shown_without_its_images(index, model, photos, digits):
+    columns = {"id", "file", "row", "source", "label", "prediction", "confidence", "concentration"}
     assert index.images["file"][:2] == ["even/test_0.png", "even/test_1.png"]
-    assert (
-        set(index.images)
-        == {"id", "file", "row", "source", "label", "prediction", "confidence", "concentration"} | STATE
-    )
+    assert {*index.images} == columns | STATE
     assert index.classes()[:6] == ["even"] * 3 + ["odd"] * 3
     assert index.classes()[6] == index.images["prediction"][6]  # it has no class folder
+    assert index.classes(mark="?")[5:] == ["odd", index.images["prediction"][6] + "?"]
+    assert repr(index) == f"ImageIndex(7 images, model {model!r})"
+    assert (index.space.groups, index.space.calibration.num_groups) == (None, 7)
+    found = index.search(digits[8], 2, **QUIET)
+    assert (found.p_values, found.accepted) == (None, None)
+    index.add(digits[8], **QUIET)
+    assert [index.path(row) for row in (3, 7)] == [str(photos / "odd" / "test_3.png"), "image 0"]
 
 
 @pytest.mark.parametrize("head", ["cosine", "softmax", "hyperbolic"])
@@ -132,15 +137,12 @@ def test_a_loaded_index_can_be_saved(encoder, photos, tmp_path):
         assert torch.equal(ImageIndex.load(folder, encoder).search(photos, 2, **QUIET).rows, expected)
 
 
-def test_search_within_classes(index, digits):
+def test_search_within_classes_and_of_constant_images(index, digits):
     assert set(index.search(digits[9], 3, classes=["odd"], **QUIET).rows[0].tolist()) <= {3, 4, 5, 6}
     with pytest.raises(ValueError, match="no image has the class cat; there are even, odd"):
         index.search(digits[9], 1, classes=["cat"], **QUIET)
     with pytest.raises(ValueError, match="classes must be a list of texts"):
         index.search(digits[9], 1, classes="odd", **QUIET)
-
-
-def test_a_constant_image_has_neighbors(index):
     found = index.search([Image.new("L", (8, 8), value) for value in (0, 128, 255)], 7, **QUIET)
     assert found.distances.isfinite().all()
 
@@ -154,15 +156,12 @@ def test_without_faiss_the_search_is_exact(encoder, photos, tmp_path, monkeypatc
     assert loaded.neighbor_search.kind == "torch"
 
 
-def test_a_kind_that_needs_faiss_is_refused_before_images_are_embedded(encoder, photos, monkeypatch):
-    monkeypatch.setattr(neighbor_search.importlib.util, "find_spec", lambda name: None)
+def test_kinds_that_cannot_search_are_refused_before_images_are_embedded(encoder, photos, monkeypatch):
     monkeypatch.setattr(ImageIndex, "add", pytest.fail)
-    with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[faiss\]'"):
-        ImageIndex.build(encoder, photos, kind="hnsw", **QUIET)
-
-
-def test_a_kind_that_does_not_support_the_distance_is_refused_before_images_are_embedded(encoder, photos, monkeypatch):
-    monkeypatch.setattr(ImageIndex, "add", pytest.fail)
+    with monkeypatch.context() as patch:
+        patch.setattr(neighbor_search.importlib.util, "find_spec", lambda name: None)
+        with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[faiss\]'"):
+            ImageIndex.build(encoder, photos, kind="hnsw", **QUIET)
     monkeypatch.setattr(encoder, "metric", {"distance": "hyperbolic", "curvature": 1.0})
     with pytest.raises(ValueError, match="FAISS does not support the hyperbolic distance"):
         ImageIndex.build(encoder, photos, kind="flat", **QUIET)
@@ -595,12 +594,14 @@ def test_images_are_removed_by_name_folder_and_source(what, index, photos, digit
     assert len(index.sources) == (1 if removed == 7 else 2)
 
 
-def test_identities_are_not_given_twice(index, photos, tmp_path):
-    index.remove("test_6.png")
+def test_images_are_removed_by_id_and_identities_are_not_given_twice(index, photos, tmp_path):
+    assert index.remove("test_6.png") == index.remove(3) == 1
+    with pytest.raises(ValueError, match="3 does not name images of the index"):
+        index.remove(3)
     index.save(tmp_path / "index")
     index = ImageIndex.load(tmp_path / "index", index.encoder)
-    assert index.add(photos, **QUIET) == 1
-    assert index.images["id"] == [0, 1, 2, 3, 4, 5, 7]
+    assert index.add(photos, **QUIET) == 2
+    assert index.images["id"] == [0, 1, 2, 4, 5, 7, 8]
 
 
 def test_removals_that_name_nothing_or_everything_are_errors(index, photos, tmp_path):
@@ -706,23 +707,10 @@ def test_arrays_are_an_error_that_names_the_search_of_embeddings(encoder):
             ImageIndex.build(encoder, images, **QUIET)
 
 
-def test_an_index_is_shown_without_its_images(index, model):
-    assert repr(index) == f"ImageIndex(7 images, model {model!r})"
-
-
-def test_predicted_classes_are_marked_on_request(index):
-    assert index.classes(mark="?")[5:] == ["odd", index.images["prediction"][6] + "?"]
-
-
-def test_a_path_identifies_an_image(index, photos, digits):
-    index.add(digits[8], **QUIET)
-    assert [index.path(row) for row in (3, 7)] == [str(photos / "odd" / "test_3.png"), "image 0"]
-
-
 def test_a_model_such_as_clip_is_searched_by_text(clip, photos, digits):
     index = ImageIndex.build(clip, photos, **QUIET)
     found = index.search_texts(["a b", "b"], 7)
-    model, processor = index.encoder.model, clip_processor(clip)
+    model, processor = index.encoder.model, AutoProcessor.from_pretrained(clip)
     with torch.no_grad():
         texts = model.get_text_features(**processor.tokenizer(["a b", "b"], padding=True, return_tensors="pt"))
         pixels = processor.image_processor([image.convert("RGB") for image in digits[:7]], return_tensors="pt")
@@ -777,12 +765,6 @@ def test_a_spherized_encoder_with_a_head_is_indexed_with_it(photos, tmp_path):
     assert set(index.images["prediction"]) <= {"LABEL_0", "LABEL_1", "LABEL_2"}
 
 
-def clip_processor(folder: str):
-    from transformers import AutoProcessor
-
-    return AutoProcessor.from_pretrained(folder)
-
-
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory) -> str:
     """A tiny random CLIP model with a tokenizer of three tokens."""
@@ -833,18 +815,10 @@ def test_groups_are_what_was_asked_for(kind, encoder, photos, digits):
     assert index.space.groups == index.images["group"] == expected
 
 
-def test_without_groups_each_row_is_one(index):
-    assert index.space.groups is None
-    assert index.space.calibration.num_groups == 7
-
-
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
-        (
-            "article",
-            r"no column 'article' for groups; .*photos has \['label'\]",
-        ),
+        ("article", r"no column 'article' for groups; .*photos has \['label'\]"),
         ("label", "groups must have a value in each of the 7 rows"),  # one image is in no class folder
         (["a"] * 6, "groups must have a value in each of the 7 rows"),
         (["a"] * 6 + [None], "groups must have a value in each of the 7 rows"),
@@ -864,11 +838,6 @@ def test_images_that_are_added_have_groups_too(encoder, digits, photos):
         index.add(digits[5:6], **QUIET)
     with pytest.raises(ValueError, match="the index has no groups; leave out groups"):
         ImageIndex.build(encoder, digits[:3], **QUIET).add(digits[4], ["a"], **QUIET)
-
-
-def test_a_search_without_a_level_accepts_and_rejects_nothing(index, digits):
-    found = index.search(digits[8], 2, **QUIET)
-    assert (found.p_values, found.accepted) == (None, None)
 
 
 def test_p_values_are_those_of_a_space_of_the_embeddings(encoder):
@@ -917,11 +886,8 @@ def test_a_saved_index_has_the_same_p_values(kind, calibration, encoder, tmp_pat
     loaded = ImageIndex.load(tmp_path / "index", encoder)
     assert loaded.space._is_current
     assert torch.equal(p_values(loaded), expected)
-    assert (loaded.space.groups, loaded.groups, repr(loaded.space)) == (
-        index.space.groups,
-        index.groups,
-        repr(index.space),
-    )
+    assert (loaded.space.groups, loaded.groups) == (index.space.groups, index.groups)
+    assert repr(loaded.space) == repr(index.space)
 
 
 @pytest.mark.parametrize("change", [overwrite, move, remove])
@@ -975,13 +941,6 @@ def test_texts_have_a_level_by_a_calibration_with_texts(clip, photos, tmp_path):
     assert index.search_texts(["a"], 1, false_accept=0.5).p_values.item() >= 0.5  # the calibration has this text too
     with pytest.raises(ValueError, match="calibrated with texts, whose similarities differ from images"):
         index.search(photos, 1, false_accept=0.5, **QUIET)
-
-
-def test_an_image_is_removed_by_its_id(index):
-    assert index.remove(3) == 1
-    assert index.images["id"] == [0, 1, 2, 4, 5, 6]
-    with pytest.raises(ValueError, match="3 does not name images of the index"):
-        index.remove(3)
 
 
 # Files of other versions, and crafted ones
@@ -1066,15 +1025,12 @@ def test_vectors_that_are_not_unit_are_normalized_once_and_that_is_said(caplog):
     torch.testing.assert_close(index.embeddings.norm(dim=1), torch.ones(5))
 
 
-def test_an_index_of_vectors_has_no_model_for_texts_and_no_other_dimensions():
+def test_an_index_of_vectors_is_not_one_of_a_model(encoder, tmp_path):
     index = ImageIndex.build(None, torch.randn(5, 4), **QUIET)
     with pytest.raises(ValueError, match="no model that embeds texts; search with their vectors"):
         index.search_texts(["a"])
     with pytest.raises(ValueError, match="the embeddings of the index have 4 dimensions"):
         index.add(torch.randn(2, 3), **QUIET)
-
-
-def test_an_index_of_vectors_is_not_one_of_a_model(encoder, tmp_path):
     ImageIndex.build(None, torch.randn(5, 4), **QUIET).save(tmp_path / "index")
     with pytest.raises(ValueError, match="is of another model than"):
         ImageIndex.load(tmp_path / "index", encoder)

@@ -74,13 +74,9 @@ def test_results_do_not_depend_on_the_blocks(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["torch", "flat"])
-def test_a_zero_vector_has_the_cosine_distance_one_from_all(kind):
+def test_zero_vectors_have_the_cosine_distance_one_and_norms_almost_one_no_effect(kind):
     found = NeighborSearch(torch.tensor([[1.0, 0], [0, 2], [0, 0]]), kind=kind).search(torch.zeros(1, 2), 3)
     assert found[0].tolist() == [[1, 1, 1]]
-
-
-@pytest.mark.parametrize("kind", ["torch", "flat"])
-def test_norms_that_are_almost_one_do_not_change_the_neighbors(kind):
     query = F.normalize(points(1, 64))
     others = F.normalize(query + 1.2e-3 * F.normalize(points(200, 64, seed=1))) * (1 + 9e-7)
     assert NeighborSearch(torch.cat([others, query * (1 - 9e-7)]), kind=kind).search(query, 1)[1].tolist() == [[200]]
@@ -115,9 +111,11 @@ def test_approximate_search_of_few_references_finds_all(kind, count):
     assert rows.sort(dim=1).values.tolist() == [list(range(count))] * count
 
 
-def test_missing_neighbors_are_marked():
+def test_missing_neighbors_are_marked_and_zeros_of_either_sign_are_equal():
     searched = NeighborSearch(points(3, 2), kind="torch")
     assert searched.distances(torch.ones(1, 2), torch.tensor([[0, -1]]))[0, 1] == torch.inf
+    rows = NeighborSearch([[0.0, 1.0], [-0.0, 1.0], [1.0, 0.0]], kind="torch").search([[-0.0, 1.0]], 2)[1]
+    assert rows.tolist() == [[0, 1]]
 
 
 def test_the_kind_is_chosen_by_the_number_of_references(monkeypatch, caplog):
@@ -450,11 +448,6 @@ def test_the_recall_is_measured_again_after_many_changes_only(monkeypatch, tmp_p
         monkeypatch.setattr(search, "_held_out", lambda *_, count=count: measured.append(count) or (vectors[:9], 9.0))
         search.refresh()
     assert measured == [4006, 4006]
-
-
-def test_zeros_of_either_sign_are_equal():
-    rows = NeighborSearch([[0.0, 1.0], [-0.0, 1.0], [1.0, 0.0]], kind="torch").search([[-0.0, 1.0]], 2)[1]
-    assert rows.tolist() == [[0, 1]]
 
 
 @pytest.mark.parametrize(

@@ -74,13 +74,10 @@ def test_strangers_stay_at_the_level_with_groups_of_almost_equal_rows(noise):
     assert np.mean(rates) <= 0.1 + 3 * np.std(rates) / 60**0.5
 
 
-def test_a_level_below_the_smallest_p_value_states_how_many_groups_are_needed(space):
+def test_a_level_below_the_smallest_p_value_is_refused_and_the_best_match_has_it(space):
     assert space.smallest_p_value == pytest.approx(1.2 / 41)
     with pytest.raises(ValueError, match=r"false_accept=0.01 needs 119 calibration groups; there are 40"):
         space.search(unit(1, 16), 1, false_accept=0.01)
-
-
-def test_a_query_that_matches_best_has_the_smallest_p_value(space):
     found = space.search(space.vectors[:1], 3, false_accept=0.1)
     assert found.rows[0, 0] == 0
     assert found.scores[0, 0] == pytest.approx(1)
@@ -209,16 +206,12 @@ def test_densities_are_those_of_the_directions():
     torch.testing.assert_close(*scores, atol=1e-6, rtol=0)
 
 
-def test_density_is_refused_for_another_distance():
+def test_density_is_refused_for_another_distance_and_has_no_threshold():
     space = EmbeddingSpace(*clusters(), metric={"distance": "euclidean"})
     with pytest.raises(ValueError, match="the density score corrects cosines, not the euclidean distance"):
         space.calibrate(score="density")
-
-
-def test_density_has_no_threshold():
-    space = EmbeddingSpace.fit(*clusters(), score="density")
     with pytest.raises(ValueError, match="only cosines have a threshold, not the density score"):
-        space.threshold(0.2)
+        EmbeddingSpace.fit(*clusters(), score="density").threshold(0.2)
 
 
 def test_an_approximate_search_accepts_no_stranger_more():
@@ -260,9 +253,11 @@ def test_a_replaced_vector_is_found_at_its_new_place():
     assert 5 not in space.search(vectors[5:6], 5).rows
 
 
-def test_unit_vectors_are_not_copied():
+def test_unit_vectors_are_not_copied_and_those_of_half_precision_are_unit():
     vectors = unit(20, 8)
     assert EmbeddingSpace.fit(vectors).vectors.data_ptr() == vectors.data_ptr()
+    norms = EmbeddingSpace.fit(unit(20, 64).half()).vectors.norm(dim=1)
+    torch.testing.assert_close(norms, torch.ones(20), atol=1e-6, rtol=0)
 
 
 def test_a_saved_space_gives_equal_results(tmp_path, space):
@@ -380,19 +375,11 @@ def test_names_of_numpy_and_torch_are_those_of_python(space, convert):
     assert space.remove(ids=convert(7)) == 1
 
 
-@pytest.mark.parametrize("names", [[np.str_("a"), np.str_("b")], np.array(["a", "b"])])
-def test_groups_of_many_kinds_are_accepted(names):
-    assert EmbeddingSpace.fit(unit(2, 4), names).groups == ["a", "b"]
-
-
-def test_one_query_may_be_a_list(space):
+def test_groups_and_queries_of_many_kinds_are_accepted(space):
+    for names in ([np.str_("a"), np.str_("b")], np.array(["a", "b"])):
+        assert EmbeddingSpace.fit(unit(2, 4), names).groups == ["a", "b"]
     assert space.search(space.vectors[3].tolist(), 1).rows.tolist() == [[3]]
     assert space.identify(space.vectors[5].tolist(), 0.5) == 1
-
-
-def test_vectors_of_half_precision_are_unit_vectors():
-    norms = EmbeddingSpace.fit(unit(20, 64).half()).vectors.norm(dim=1)
-    torch.testing.assert_close(norms, torch.ones(20), atol=1e-6, rtol=0)
 
 
 def test_options_of_numpy_are_saved(tmp_path):
@@ -419,14 +406,6 @@ def test_without_the_groups_that_calibrate_there_is_no_level(tmp_path):
         space.search(vectors[:1], 1, false_accept=0.9)
     space.save(tmp_path / "space")
     assert len(EmbeddingSpace.load(tmp_path / "space").search(vectors[:1], 1).rows) == 1
-
-
-def test_an_invalid_calibration_changes_nothing():
-    space = EmbeddingSpace.fit(*clusters(), calibration=unit(30, 16, seed=1), score="cosine")
-    with pytest.raises(ValueError, match="16 dimensions"):
-        space.calibrate(unit(3, 5))
-    space.add(99, unit(1, 16))
-    assert space.calibration.is_separate
 
 
 def test_decisions_by_density_do_not_depend_on_k():
@@ -477,10 +456,15 @@ def test_an_error_of_too_few_groups_says_whether_all_groups_suffice(level, suffi
     assert (by_all.smallest_p_value <= level) is suffices
 
 
-def test_nothing_is_changed_by_an_invalid_addition(space):
+def test_nothing_is_changed_by_an_invalid_addition_or_calibration(space):
     with pytest.raises(ValueError, match="16 dimensions"):
         space.add(3, unit(2, 5))
     assert len(space) == 200
+    space = EmbeddingSpace.fit(*clusters(), calibration=unit(30, 16, seed=1), score="cosine")
+    with pytest.raises(ValueError, match="16 dimensions"):
+        space.calibrate(unit(3, 5))
+    space.add(99, unit(1, 16))
+    assert space.calibration.is_separate
 
 
 @pytest.mark.parametrize("distance", ["cosine", "euclidean", "hyperbolic"])
@@ -553,12 +537,8 @@ def test_a_space_whose_rows_were_replaced_by_vectors_of_float64_is_loaded(tmp_pa
 @pytest.mark.parametrize(
     "ids",
     [
-        [0] * 200,
-        range(-1, 199),
-        range(2**62 - 9, 2**62 + 191),
-        [True, *range(2, 201)][:200],
-        np.arange(200) / 2,
-        range(9),
+        *([0] * 200, range(-1, 199), range(2**62 - 9, 2**62 + 191)),
+        *([True, *range(2, 201)][:200], np.arange(200) / 2, range(9)),
     ],
     ids=["repeated", "negative", "large", "a truth value", "fractions", "few"],
 )
@@ -568,12 +548,12 @@ def test_rows_are_replaced_by_rows_with_valid_ids_only(space, ids):
         space.replace(vectors, ids, groups)
 
 
-@pytest.mark.parametrize("value", [0.0, np.nan])
-def test_rows_are_replaced_by_directions_only(space, value):
+def test_rows_are_replaced_by_directions_only(space):
     vectors, groups = clusters(seed=1)
-    vectors[3] = value
-    with pytest.raises(ValueError, match="index 3"):
-        space.replace(vectors, range(200), groups)
+    for value in (0.0, np.nan):
+        vectors[3] = value
+        with pytest.raises(ValueError, match="index 3"):
+            space.replace(vectors, range(200), groups)
 
 
 def test_bad_input_is_refused(space):

@@ -74,12 +74,10 @@ class TestWriting:
         assert features["prediction"] == ClassLabel(names=MODEL_CLASSES)
         assert (features["confidence"], features["index"]) == (Value("float32"), Value("int64"))
 
-    def test_batches_are_written_in_order(self, folder):
+    def test_batches_are_written_in_order_and_split_into_files_that_load_in_order(self, folder, monkeypatch):
         parts = [columns_of(250), columns_of(3, start=250)]
         rows = load_dataset(str(write(folder, *parts)))["test"]
         assert rows["index"][:] == list(range(253))
-
-    def test_many_embeddings_are_split_into_files_that_load_in_order(self, folder, monkeypatch):
         monkeypatch.setattr(parquet, "BYTES_A_FILE", 1000)
         rows = load_dataset(str(write(folder, columns_of(100))))["test"]
         assert len(list((folder / "data").iterdir())) > 1
@@ -95,10 +93,13 @@ class TestWriting:
         (folder / "evaluation" / "test.json").write_text('{"eval_accuracy": 1.0}')
         assert load_dataset(str(folder))["test"].num_rows == 4
 
-    @pytest.mark.parametrize("split", ["", "test[:10]", "../test", "test-1"])
-    def test_a_split_name_unsupported_by_datasets_is_rejected(self, folder, split):
-        with pytest.raises(ValueError, match="the name of a split consists of letters"):
-            write(folder, columns_of(), split=split)
+    def test_split_names_unsupported_by_datasets_and_no_embeddings_are_rejected(self, folder):
+        for split in ("", "test[:10]", "../test", "test-1"):
+            with pytest.raises(ValueError, match="the name of a split consists of letters"):
+                write(folder, columns_of(), split=split)
+        with pytest.raises(ValueError, match="no embeddings were added"):
+            write(folder)
+        assert not folder.exists()
 
     def test_model_and_size_are_stored_with_the_data(self, folder):
         write(folder, columns_of(3), columns_of(4), about={"model": "some/model"})
@@ -114,11 +115,6 @@ class TestWriting:
             raise error
         assert sorted(path.name for path in folder.parent.rglob("*")) == before
         assert len(read_embeddings(str(folder)).embeddings) == 4
-
-    def test_writing_no_embeddings_is_rejected(self, folder):
-        with pytest.raises(ValueError, match="no embeddings were added"):
-            write(folder)
-        assert not folder.exists()
 
 
 class TestReading:
@@ -180,8 +176,9 @@ class TestReading:
         with pytest.raises(ValueError, match=r"has the splits train, test; choose one with --split"):
             read_embeddings(name)
         assert read_embeddings(name, split="test").embeddings.tolist() == [[2.0]]
-        with pytest.raises(ValueError, match="no split 'validation'"):
-            read_embeddings(name, split="validation")
+        for option in ({}, {"only_split": True}):
+            with pytest.raises(ValueError, match="no split 'validation'"):
+                read_embeddings(name, split="validation", **option)
 
     def test_a_wrong_name_for_the_only_split_is_rejected_by_default(self, save):
         name = save(embedding=[[1.0]])
@@ -190,19 +187,12 @@ class TestReading:
             read_embeddings(name, split="test")
         assert read_embeddings(name, split="test", only_split=True).split == "train"
 
-    def test_a_wrong_name_among_several_splits_is_always_rejected(self, save):
-        save("train", embedding=[[1.0]])
-        with pytest.raises(ValueError, match="no split 'validation'"):
-            read_embeddings(save("test", embedding=[[2.0]]), split="validation", only_split=True)
-
     def test_row_sampling_depends_on_the_seed(self, save):
         name = save(embedding=[[float(row)] for row in range(100)])
         drawn = [read_embeddings(name, max_samples=10, seed=seed).embeddings[:, 0].tolist() for seed in (0, 0, 1)]
         assert drawn[0] == drawn[1] != drawn[2]
         assert drawn[0] == sorted(set(drawn[0]))
         assert len(drawn[0]) == 10
-
-    def test_more_samples_than_rows_returns_all_rows(self, save):
         assert len(read_embeddings(save(embedding=[[1.0]] * 3), max_samples=10).embeddings) == 3
 
     @pytest.mark.parametrize(
@@ -315,15 +305,12 @@ def test_labels_and_predictions_are_compared_by_name(class_names, predicted_name
     assert correct.tolist() == [label == prediction for label, prediction in pairs]
 
 
-def test_stored_source_rows_are_read(tmp_path):
+def test_source_rows_and_identities_of_images_are_read_and_optional(tmp_path):
     for name, more, expected in (("with", {"index": torch.tensor([4, 2, 9])}, [4, 2, 9]), ("without", {}, None)):
         with embeddings_writer(tmp_path / name, "test", {}) as add:
             add({"embedding": torch.eye(3), **more})
         indices = read_embeddings(str(tmp_path / name)).indices
         assert (indices if indices is None else indices.tolist()) == expected
-
-
-def test_identities_of_images_are_read_and_optional(tmp_path):
     columns = columns_of()
     assert torch.equal(read_embeddings(str(write(tmp_path / "now", columns))).row_ids, columns.pop("row_id"))
     assert read_embeddings(str(write(tmp_path / "earlier", columns))).row_ids is None
