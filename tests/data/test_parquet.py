@@ -34,21 +34,13 @@ def test_rows_load_in_the_order_they_were_added(rows_at_a_time, write, tmp_path,
     assert marks(tmp_path / "made") == list(range(10))
 
 
-def test_columns_load_with_their_types(write, tmp_path):
-    write(4)
-    rows = load_dataset(str(tmp_path / "made"))["train"]
-    assert rows.features == FEATURES
-    assert rows["label"][:] == [0, 1, 0, 1]
-
-
-def test_splits_load_by_name(write, tmp_path):
-    write(3)
+def test_splits_load_by_name_and_columns_with_their_types(write, tmp_path):
+    assert write(4) == ["train-00000-of-00001.parquet"]
     write(2, "test")
-    assert {split: len(rows) for split, rows in load_dataset(str(tmp_path / "made")).items()} == {"train": 3, "test": 2}
-
-
-def test_few_rows_are_written_to_one_file(write):
-    assert write(3) == ["train-00000-of-00001.parquet"]
+    splits = load_dataset(str(tmp_path / "made"))
+    assert {split: len(rows) for split, rows in splits.items()} == {"train": 4, "test": 2}
+    assert splits["train"].features == FEATURES
+    assert splits["train"]["label"][:] == [0, 1, 0, 1]
 
 
 def test_many_bytes_are_written_to_several_files_that_load_in_order(write, encode, tmp_path, monkeypatch):

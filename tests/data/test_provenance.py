@@ -68,11 +68,8 @@ def test_a_copy_of_the_data_has_the_same_identities_and_other_data_have_others(f
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"eval_fraction": 0.5, "eval_seed": 3},
-        {"validation_fraction": 0.25},
-        {"rejection_fraction": 0.25},
-        {"max_train_samples": 7},
+        *({}, {"eval_fraction": 0.5, "eval_seed": 3}, {"validation_fraction": 0.25}),
+        *({"rejection_fraction": 0.25}, {"max_train_samples": 7}),
     ],
     ids=str,
 )

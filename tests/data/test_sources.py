@@ -50,36 +50,23 @@ def test_the_digits_are_those_of_scikit_learn_rescaled_to_255():
     assert ours == theirs
 
 
-@pytest.mark.parametrize("digit", range(10))
-def test_a_fifth_of_each_digit_is_in_the_test_split(digit):
+def test_a_fifth_of_each_digit_is_in_the_test_split_and_classes_are_named_after_their_digit():
     splits = load_splits("digits")
-    total = int((load_digits().target == digit).sum())
-    assert splits["test"]["label"][:].count(digit) == total // 5
-    assert splits["train"]["label"][:].count(digit) == total - total // 5
+    assert splits["train"].features["label"].names == list("0123456789")
+    for digit, total in enumerate(np.bincount(load_digits().target).tolist()):
+        assert splits["test"]["label"][:].count(digit) == total // 5
+        assert splits["train"]["label"][:].count(digit) == total - total // 5
 
 
-def test_digit_classes_are_named_after_their_digit():
-    assert load_splits("digits")["train"].features["label"].names == list("0123456789")
-
-
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_two_clusters_has_100_points_per_class_as_images_of_1_by_2_pixels(split):
-    dataset = load_splits("two_clusters")[split]
-    assert pixels_of(dataset).shape == (200, 1, 2)
-    assert np.bincount(dataset["label"]).tolist() == [100, 100]
-
-
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_two_clusters_pixels_map_back_to_points_within_quantization(split):
-    dataset = load_splits("two_clusters")[split]
-    points = pixels_of(dataset)[:, 0] * (1.1 / 255) - 0.05
-    distance = np.abs(points - np.array(dataset["label"])[:, None])
-    assert distance.max() <= 0.05 + 0.5 * 1.1 / 255
-    assert distance.max() > 0.04
-
-
-def test_two_clusters_has_different_points_for_training_and_testing():
+def test_two_clusters_are_100_points_per_class_as_images_of_1_by_2_pixels_that_map_back_to_them():
     splits = load_splits("two_clusters")
+    for dataset in (splits["train"], splits["test"]):
+        assert pixels_of(dataset).shape == (200, 1, 2)
+        assert np.bincount(dataset["label"]).tolist() == [100, 100]
+        points = pixels_of(dataset)[:, 0] * (1.1 / 255) - 0.05
+        distance = np.abs(points - np.array(dataset["label"])[:, None])
+        assert distance.max() <= 0.05 + 0.5 * 1.1 / 255  # of the quantization
+        assert distance.max() > 0.04
     assert not np.array_equal(pixels_of(splits["train"]), pixels_of(splits["test"]))
 
 

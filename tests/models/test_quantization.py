@@ -76,20 +76,11 @@ def test_quantizers_skip_a_spherized_classifier(family):
     assert not should_convert_module("classifier.projection", skipped(model))
 
 
-def image_model() -> SphereVisionForImageClassification:
-    return SphereVisionForImageClassification(SphereVisionConfig(backbone="lenet5", num_channels=1, image_size=28))
-
-
-def test_quantizers_skip_an_angular_head():
-    config = SphereVisionConfig(backbone="lenet5", num_channels=1, image_size=28, head="angular")
-    patterns = skipped(SphereVisionForImageClassification(config))
-    assert not should_convert_module("head.linear", patterns)
-    assert should_convert_module("sphere_vision.backbone.layers.7", patterns)
-
-
-def test_quantizers_skip_a_spherized_head_of_an_image_model():
-    patterns = skipped(image_model(), given=[])
-    assert not should_convert_module("head.classifier.linear", patterns)
+@pytest.mark.parametrize(("head", "linear"), [("angular", "head.linear"), ("spherized", "head.classifier.linear")])
+def test_quantizers_skip_the_spherical_maps_of_a_head(head, linear):
+    config = SphereVisionConfig(backbone="lenet5", num_channels=1, image_size=28, head=head)
+    patterns = skipped(SphereVisionForImageClassification(config), given=None if head == "angular" else [])
+    assert not should_convert_module(linear, patterns)
     assert should_convert_module("sphere_vision.backbone.layers.7", patterns)
 
 

@@ -126,13 +126,10 @@ def test_invalid_settings_are_rejected(family, options, message):
         family.config(**options)
 
 
-@pytest.mark.parametrize("options", [{"spherized_layers": "last"}, {"spherization_scaling": "5"}])
-def test_settings_of_a_wrong_type_are_rejected(family, options):
-    with pytest.raises(StrictDataclassFieldValidationError, match=next(iter(options))):
-        family.config(**options)
-
-
-def test_encoder_too_narrow_for_a_spherized_classifier_is_rejected(family):
+def test_settings_of_a_wrong_type_and_too_narrow_encoders_are_rejected(family):
+    for options in ({"spherized_layers": "last"}, {"spherization_scaling": "5"}):
+        with pytest.raises(StrictDataclassFieldValidationError, match=next(iter(options))):
+            family.config(**options)
     with pytest.raises(ValueError, match="needs a hidden_size of at least 4; got 2"):
         family.model("ForSequenceClassification", hidden_size=2, spherized_classifier=True)
 

@@ -175,15 +175,13 @@ def test_an_overridden_rule_replaces_the_step_of_the_base(options):
     torch.testing.assert_close(train(ByRule, **options), train(AdamS, **options), rtol=1e-5, atol=1e-6)
 
 
-def test_a_weight_of_norm_0_is_not_updated():
+def test_a_rule_leaves_weights_of_norm_0_and_must_return_tensors_of_their_shapes():
     x = torch.zeros(2, 3).requires_grad_()
     x.grad = torch.ones(2, 3)
     optimizer = ByRule([{"params": [x], "channel_dims": [0]}])
     optimizer.step()
     assert not x.any()
 
-
-def test_a_rule_that_returns_other_shapes_is_refused():
     class Wrong(SGDMRT):
         def rule(self, x, g, m, v, t, group):
             return x, m.norm(dim=1), v

@@ -44,9 +44,11 @@ def test_a_parameter_with_options_has_a_group_of_its_own_without_weight_decay():
     assert (names_in(own), own["lr"], own["weight_decay"]) == ({"prototypes"}, 1e-2, 0.0)
 
 
-def test_the_error_for_options_of_an_unknown_parameter_names_it():
+def test_options_of_an_unknown_parameter_are_an_error_that_names_it():
     with pytest.raises(ValueError, match="parameters that the model lacks: temperature"):
         parameter_groups(Mixed({"temperature": {"lr": 1.0}}))
+    with pytest.raises(ValueError, match="lr_scales names parameters that the model lacks: typo"):
+        build_optimizer(nn.Linear(2, 3), "adamw", lr_scales={"typo": 0.1, "weight": 0.5})
 
 
 def test_options_of_a_part_of_the_model_are_used():
@@ -64,13 +66,8 @@ def test_options_of_a_part_of_the_model_are_used():
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # PEFT reads it
 def test_an_image_model_with_adapters_is_trained_in_a_trainer(trainer, optim, saved, tmp_path):
     peft = pytest.importorskip("peft")
-    config = SphereVisionConfig(
-        backbone="test_vit",
-        head="arcface",
-        head_kwargs={"scale": "learned", "temperature_lr": 0.1},
-        image_size=160,
-        num_labels=3,
-    )
+    options = {"head_kwargs": {"scale": "learned", "temperature_lr": 0.1}, "image_size": 160, "num_labels": 3}
+    config = SphereVisionConfig(backbone="test_vit", head="arcface", **options)
     adapters = peft.LoraConfig(target_modules="all-linear", modules_to_save=saved)
     model = peft.get_peft_model(SphereVisionForImageClassification(config), adapters)
     args = TrainingArguments(
@@ -132,8 +129,3 @@ def test_another_implementation_than_the_fused_one_can_be_chosen(name):
 
 def test_steps_can_be_differentiable():
     assert build_optimizer(nn.Linear(2, 3), "adamw", differentiable=True).defaults["differentiable"]
-
-
-def test_the_error_for_the_learning_rate_of_an_unknown_parameter_names_it():
-    with pytest.raises(ValueError, match="lr_scales names parameters that the model lacks: typo"):
-        build_optimizer(nn.Linear(2, 3), "adamw", lr_scales={"typo": 0.1, "weight": 0.5})

@@ -10,13 +10,7 @@ from hf_sphere.optim import SGDMRT, AdamG
 from hf_sphere.optim.layout import round_stochastically
 
 BFLOAT16, FLOAT16, FLOAT32, FLOAT64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
-MODES = [
-    ("nearest", BFLOAT16),
-    ("stochastic", BFLOAT16),
-    ("master", BFLOAT16),
-    ("nearest", FLOAT16),
-    ("master", FLOAT16),
-]
+MODES = [*((mode, BFLOAT16) for mode in ("nearest", "stochastic", "master")), ("nearest", FLOAT16), ("master", FLOAT16)]
 
 every_dims = pytest.mark.parametrize("dims", [None, [0], []], ids=str)
 every_mode = pytest.mark.parametrize(("mode", "dtype"), MODES, ids=str)
@@ -207,14 +201,11 @@ def test_stochastic_rounding_is_unbiased(value):
     assert abs(error) < 4 * 0.5 / count**0.5
 
 
-def test_stochastic_rounding_returns_one_of_the_two_neighbors():
+def test_rounding_returns_one_of_the_two_neighbors_and_representable_numbers_unchanged():
     values = torch.randn(10_000)
     rounded = round_stochastically(values, torch.Generator().manual_seed(0)).float()
     spacing = 2.0 ** (values.abs().log2().floor() - 7)
     assert ((rounded - values).abs() < spacing).all()
-
-
-def test_representable_numbers_are_unchanged():
     values = torch.tensor([0.0, -0.0, 1.0, -1.5, 2.0**-120, 3.0e38]).bfloat16()
     assert torch.equal(round_stochastically(values.float().repeat(100)), values.repeat(100))
 

@@ -81,14 +81,11 @@ def test_weights_with_an_adapter_are_an_error():
     torch.testing.assert_close([*model.parameters()], before, rtol=0, atol=0)
 
 
-def test_parts_that_are_compiled_are_normalized():
+def test_parts_that_are_compiled_are_normalized_and_flattened_weights_an_error():
     model, parts = dory(), dory()
     parts.lm_head = torch.compile(parts.lm_head)
     assert renormalize(parts) == renormalize(model)
     torch.testing.assert_close([*parts.parameters()], [*model.parameters()])
-
-
-def test_flattened_weights_are_an_error():
     model = nn.Linear(2, 3)
     model.weight = nn.Parameter(model.weight.flatten())
     with pytest.raises(RuntimeError, match="weight of shape \\[6\\] is no matrix or kernel"):

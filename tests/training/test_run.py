@@ -51,54 +51,37 @@ def prepared(*args) -> Run:
     return run
 
 
-def test_run_creates_the_output_dir(make_args, tmp_path):
-    prepared(make_args())
-    assert (tmp_path / "run").is_dir()
-
-
-def test_run_flushes_denormal_numbers(make_args):
+def test_a_run_creates_the_output_dir_flushes_denormal_numbers_and_writes_all_settings(make_args, tmp_path):
     smallest_normal = torch.tensor(torch.finfo(torch.float32).tiny)
     assert smallest_normal / 2 > 0
-    start_run(make_args())
-    assert smallest_normal / 2 == 0
-
-
-def test_start_without_prepare_creates_no_output_dir(make_args, tmp_path):
-    start_run(make_args())
-    assert not (tmp_path / "run").exists()
-
-
-def test_start_without_prepare_keeps_the_run_to_be_overwritten(make_args):
-    args = make_args()
-    prepared(args)
-    start_run(make_args(learning_rate=0.25, overwrite_output_dir=True))
-    assert read(args.output_dir, "run.json")["learning_rate"] == 0.001
-
-
-def test_an_argument_of_another_optimizer_is_an_error_before_anything_is_replaced(make_args):
-    args = make_args()
-    prepared(args)
-    with pytest.raises(ValueError, match=r"momentum 0\.5 has no effect with optim adam"):
-        start_run(make_args(optim="adam", momentum=0.5, overwrite_output_dir=True))
-    assert read(args.output_dir, "run.json")["momentum"] == 0.9
-
-
-def test_run_writes_all_settings(make_args):
     args = make_args(learning_rate=0.25)
+    start_run(args)
+    assert smallest_normal / 2 == 0
+    assert not (tmp_path / "run").exists()
     prepared(args, ImageDataArguments(crop_padding=3))
-    settings = read(args.output_dir, "run.json")
+    settings = read(tmp_path / "run", "run.json")
     assert (settings["learning_rate"], settings["crop_padding"]) == (0.25, 3)
 
 
-def test_folder_with_another_run_is_rejected(make_args):
-    prepared(make_args())
+def test_a_run_is_overwritten_only_on_request_and_when_the_next_one_is_prepared(make_args):
+    prepared(args := make_args())
     with pytest.raises(FileExistsError, match="already contains a run"):
         start_run(make_args())
+    with pytest.raises(ValueError, match=r"momentum 0\.5 has no effect with optim adam"):
+        start_run(make_args(optim="adam", momentum=0.5, overwrite_output_dir=True))
+    assert read(args.output_dir, "run.json")["momentum"] == 0.9
+    again = make_args(learning_rate=0.25, overwrite_output_dir=True)
+    start_run(again)
+    assert read(args.output_dir, "run.json")["learning_rate"] == 0.001
+    prepared(again)
+    assert read(args.output_dir, "run.json")["learning_rate"] == 0.25
 
 
-def test_empty_output_dir_is_rejected(make_args):
+def test_bad_input_is_refused(make_args):
     with pytest.raises(ValueError, match="output_dir must not be empty"):
         make_args(output_dir="")
+    with pytest.raises(ValueError, match="notebook"):
+        start_run(make_args(report_to=["notebook"]))
 
 
 @pytest.mark.parametrize("resume", [None, "latest"])
@@ -140,36 +123,13 @@ def test_output_dir_in_use_is_rejected(make_args, monkeypatch, options):
         start_run(make_args(**options))
 
 
-def test_overwriting_updates_the_settings(make_args):
-    prepared(make_args())
-    args = make_args(learning_rate=0.25, overwrite_output_dir=True)
-    prepared(args)
-    assert read(args.output_dir, "run.json")["learning_rate"] == 0.25
-
-
-def test_seed_determines_all_random_numbers(make_args):
+def test_the_seed_determines_all_random_numbers(make_args):
     drawn = []
-    for name in ("a", "b"):
-        start_run(make_args(output_dir=str(Path(make_args().output_dir) / name), seed=7))
+    for name, seed in (("a", 7), ("b", 7), ("c", 8)):
+        start_run(make_args(output_dir=str(Path(make_args().output_dir) / name), seed=seed))
         drawn.append((torch.rand(2).tolist(), np.random.rand(2).tolist()))
     assert drawn[0] == drawn[1]
-
-
-def test_different_seeds_give_different_random_numbers(make_args):
-    drawn = []
-    for seed in (7, 8):
-        start_run(make_args(output_dir=str(Path(make_args().output_dir) / str(seed)), seed=seed))
-        drawn.append(torch.rand(2).tolist())
-    assert drawn[0] != drawn[1]
-
-
-def continue_with(make_args, caplog, **changes) -> str:
-    """Start a run, continue it with other settings, and return what is logged."""
-    run = prepared(make_args())
-    save_checkpoint(run.accelerator, run.output_dir, RunState(step=1), keep=1)
-    caplog.clear()
-    prepared(make_args(resume_from_checkpoint="latest", **changes))
-    return caplog.text
+    assert drawn[0][0] != drawn[2][0]
 
 
 def test_resuming_with_images_of_another_size_is_refused(make_args):
@@ -194,14 +154,14 @@ def test_tracker_that_is_not_installed_is_rejected_before_accelerate_warns(make_
         start_run(make_args(report_to=["tensorboard"]))
 
 
-def test_resuming_with_other_settings_logs_the_differences(make_args, caplog):
-    text = continue_with(make_args, caplog, learning_rate=0.25)
-    assert "learning_rate (0.001 -> 0.25)" in text
-
-
-@pytest.mark.parametrize("changes", [{}, {"save_steps": 3}, {"stop_after_steps": 9, "disable_tqdm": False}])
-def test_resuming_with_equivalent_settings_logs_nothing(make_args, caplog, changes):
-    assert "differs" not in continue_with(make_args, caplog, **changes)
+def test_resuming_logs_the_settings_that_differ(make_args, caplog):
+    run = prepared(make_args())
+    save_checkpoint(run.accelerator, run.output_dir, RunState(step=1), keep=1)
+    for changes in ({}, {"save_steps": 3}, {"stop_after_steps": 9, "disable_tqdm": False}):
+        prepared(make_args(resume_from_checkpoint="latest", **changes))
+        assert "differs" not in caplog.text
+    prepared(make_args(resume_from_checkpoint="latest", learning_rate=0.25))
+    assert "learning_rate (0.001 -> 0.25)" in caplog.text
 
 
 def test_failed_json_write_leaves_the_earlier_file(tmp_path, monkeypatch):
@@ -231,11 +191,6 @@ def test_trackers_receive_the_metrics_of_each_epoch(make_args, make_loop):
     run.accelerator.end_training()
     events = EventAccumulator(str(Path(args.output_dir, "logs", "run"))).Reload()
     assert [event.step for event in events.Scalars("accuracy")] == [5, 10]
-
-
-def test_unknown_tracker_is_rejected(make_args):
-    with pytest.raises(ValueError, match="notebook"):
-        start_run(make_args(report_to=["notebook"]))
 
 
 def failing(error: BaseException):
@@ -333,12 +288,9 @@ def test_control_characters_do_not_reach_the_terminal(capsys):
     assert r"Error: cat\x1b[2Jdog !\u202e\x9b" in err  # on one line
 
 
-def test_internal_errors_keep_their_traceback():
+def test_internal_errors_keep_their_traceback_and_others_on_request(monkeypatch):
     with pytest.raises(KeyError):
         run_main(failing(KeyError("a bug")))
-
-
-def test_traceback_can_be_requested(monkeypatch):
     monkeypatch.setenv("HF_SPHERE_TRACEBACK", "1")
     with pytest.raises(ValueError, match="a bad value"):
         run_main(failing(ValueError("a bad value")))

@@ -11,52 +11,29 @@ from hf_sphere.training.tasks.classification import ModelArguments
 from hf_sphere.training.tasks.image import check_same_architecture
 from hf_sphere.utils.arguments import parse_arguments
 
-every_task = pytest.mark.parametrize("task", [find_task(name) for name in task_names()], ids=task_names())
-
 LOGITS = torch.tensor([[2.0, 1.0], [0.0, 3.0], [1.0, 0.0], [5.0, 0.0]])
 CLASSES = torch.tensor([0, 1, 1, 0])
 PREDICTIONS, VALUES = torch.tensor([1.0, 2.5, -1.0, 4.0]), torch.tensor([1.5, 2.0, 2.0, 4.0])
 
 
-def test_accuracy_is_the_fraction_of_correct_argmax_predictions():
+def test_metrics_are_exact_fractions_of_correct_argmax_predictions_and_mean_absolute_errors():
     assert measure_classification(SimpleNamespace(logits=LOGITS), {"labels": CLASSES})["accuracy"] == 0.75
-
-
-def test_regression_metric_is_the_mean_absolute_error():
     measured = measure_regression(SimpleNamespace(predictions=PREDICTIONS), {"labels": VALUES})
     assert measured["mean_absolute_error"] == 1.0
-
-
-def test_joint_prediction_has_both_metrics():
     output = SimpleNamespace(logits=LOGITS, predictions=PREDICTIONS)
     measured = measure_joint(output, {"labels": CLASSES, "regression_labels": VALUES})
     assert {name: value.item() for name, value in measured.items()} == {"accuracy": 0.75, "mean_absolute_error": 1.0}
-
-
-def test_accuracy_over_many_images_is_exact():
     correct = torch.arange(10_000) < 9_913
     output = SimpleNamespace(logits=torch.stack([~correct, correct], dim=1).float())
     assert measure_classification(output, {"labels": torch.ones(10_000, dtype=torch.long)})["accuracy"] == 0.9913
 
 
-@every_task
-def test_task_declares_training_arguments(task):
+@pytest.mark.parametrize("task", [find_task(name) for name in task_names()], ids=task_names())
+def test_a_task_declares_training_arguments_of_distinct_names_a_summary_and_its_metric(task):
     assert any(issubclass(kind, RecipeArguments) for kind in task.arguments)
-
-
-@every_task
-def test_arguments_of_a_task_have_distinct_names(task):
     names = [name for kind in task.arguments for name in kind.__dataclass_fields__]
     assert len(names) == len(set(names))
-
-
-@every_task
-def test_help_describes_the_task(task):
     assert task.summary.startswith("Train ")
-
-
-@every_task
-def test_higher_is_better_for_accuracy_and_recall_only(task):
     assert task.higher_is_better == (task.metric in ("accuracy", "recall_at_1"))
 
 
