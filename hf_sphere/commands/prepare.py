@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Prepare a dataset."""
     words = named_first("kind", argv)
     (args,) = parse_arguments((PrepareArguments,), words, "Convert published image data to parquet files.")
-    from hf_sphere.data.published_images.prepare import prepare_images
+    from hf_sphere.data.published_images import prepare_images
 
     prepare_images(args)
     script, run = RUNS[args.kind]

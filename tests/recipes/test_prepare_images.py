@@ -23,7 +23,7 @@ from hf_sphere.data import (
     load_image_split,
 )
 from hf_sphere.data.parquet import ParquetSplit
-from hf_sphere.data.published_images.layouts import PUBLISHED, Published
+from hf_sphere.data.published_images import PUBLISHED, Published
 from hf_sphere.utils.commands import COMMANDS
 from hf_sphere.utils.configs import load_config
 
@@ -207,10 +207,10 @@ DAMAGED: list[tuple[str, dict[str, Any], str]] = [
     (
         "tiny_imagenet",
         {"val/val_annotations.txt": "val_0.JPEG\tn02\nval_1 n01\n"},
-        "line 2 of .* 2 columns; got 'val_1",
+        "each row of val/val_annotations.txt must have file, label; got .'val_1 n01",
     ),
     *[
-        ("omniart", {"test_complete.csv": (column, "other")}, rf"lacks the columns \['{column}'\]; it has \[.*'other'")
+        ("omniart", {"test_complete.csv": (column, "other")}, rf"lacks the columns \['{column}'\]; .*'other'")
         for column in ("omni_id", "creation_year", "school")
     ],
     (
@@ -218,7 +218,7 @@ DAMAGED: list[tuple[str, dict[str, Any], str]] = [
         {"test_complete.csv": None},
         "test_complete.csv does not exist; .*contains test, train, train_complete",
     ),
-    ("omniart", {"train_complete.csv": ""}, r"lacks the columns .* it has \[\]"),
+    ("omniart", {"train_complete.csv": ""}, r"lacks the columns .* has \[\]"),
     (
         "omniart",
         {"train_complete.csv": "omni_id,fran\xe7ais\n".encode("latin-1")},
@@ -253,15 +253,19 @@ DAMAGED: list[tuple[str, dict[str, Any], str]] = [
     ("cub200", {"images/002.Blue_Jay/b.jpg": None}, r"1 of 2 rows of the train split have no image file.*b\.jpg"),
     ("cub200", {"image_class_labels.txt": "1 1\n2 2\n3 7\n"}, r"classes\.txt lacks class 7"),
     ("cub200", {"train_test_split.txt": "1 1\n2 1\n3 x\n"}, r"must contain only 1 \(training\) or 0; got 'x'"),
-    ("cub200", {"images.txt": "1 a.jpg\n\n2\n"}, r"line 3 of .*images\.txt must have 2 columns; got '2'"),
+    ("cub200", {"images.txt": "1 a.jpg\n\n2\n"}, r"each row of images\.txt must have id, images; got .'2'"),
     ("cub200", {"images/002.Blue_Jay/c.jpg": BROKEN}, r"test split have an unreadable image.*c\.jpg.*--skip_missing"),
     ("sop", {"Ebay_train.txt": None}, r"Ebay_train\.txt does not exist; .*source contains"),
     ("sop", {"Ebay_test.txt": None}, r"Ebay_test\.txt does not exist; .*source contains"),
     ("sop", {"bicycle_final/c_0.JPG": None}, r"1 of 3 rows of the test split have no image file.*c_0\.JPG"),
     ("sop", {"Ebay_test.txt": ("12 1 ", "3 1 ")}, r"and Ebay_test\.txt must be disjoint; 1 are in both: 3\."),
-    ("sop", {"Ebay_train.txt": ""}, f"must begin with the line '{PRODUCT_LIST.strip()}'; it is empty"),
-    ("sop", {"Ebay_train.txt": (PRODUCT_LIST, "")}, "must begin with .*; got '1 3 1 bicycle_final/a_0.JPG'"),
-    ("sop", {"Ebay_train.txt": ("1 bicycle_final", "bicycle_final")}, "line 2 of .* must have 4 columns; got '1 3 bi"),
+    ("sop", {"Ebay_train.txt": ""}, "Ebay_train.txt lacks the columns .*image_id.*its first line has .]"),
+    ("sop", {"Ebay_train.txt": (PRODUCT_LIST, "")}, "lacks the columns .*; its first line has .'1', '3'"),
+    (
+        "sop",
+        {"Ebay_train.txt": ("1 bicycle_final", "bicycle_final")},
+        "each row of Ebay_train.txt must have .*; got .'1', '3', 'bicycle",
+    ),
     ("sop", {"Ebay_train.txt": ("1 3 1", "1 x 1")}, "Ebay_train.txt must have the number .*; got '1 x 1 bicycle"),
     ("sop", {"Ebay_train.txt": ("bicycle_final/", "")}, "the folder of its super class last; got '1 3 1 a_0.JPG'"),
     ("sop", {"Ebay_train.txt": PRODUCT_LIST}, "found no image of the train split"),
@@ -276,10 +280,14 @@ DAMAGED: list[tuple[str, dict[str, Any], str]] = [
         ("class_split", {name: None}, f"{name} does not exist; .*source contains images")
         for name in ("train.csv", "val.csv", "test.csv")
     ],
-    ("class_split", {"val.csv": ""}, "val.csv must begin with the line 'filename,label'; it is empty"),
-    ("class_split", {"val.csv": "crow.png,Crow\n"}, "val.csv must begin with the line .*; got 'crow.png,Crow'"),
-    ("class_split", {"val.csv": (",Crow", "")}, "line 2 of .*val.csv must have 2 columns; got 'crow.png'"),
-    ("class_split", {"val.csv": (",Crow", ",")}, "a row of val.csv must have a file and its class; got 'crow.png,'"),
+    ("class_split", {"val.csv": ""}, "val.csv lacks the columns .'filename', 'label'"),
+    (
+        "class_split",
+        {"val.csv": "crow.png,Crow\n"},
+        "val.csv lacks the columns .*; its first line has .'crow.png', 'Crow'",
+    ),
+    ("class_split", {"val.csv": (",Crow", "")}, "each row of val.csv must have filename, label; got .'crow.png', ''"),
+    ("class_split", {"val.csv": (",Crow", ",")}, "each row of val.csv must have filename, label; got .'crow.png', ''"),
     ("class_split", {"val.csv": "filename,label\n"}, "found no image of the validation split"),
     ("class_split", {"images/wren/b.jpg": None}, r"1 of 3 rows of the train split have no image file.*b\.jpg"),
 ]

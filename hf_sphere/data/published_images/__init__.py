@@ -1,1 +1,0 @@
-"""Conversion of image datasets in their published layouts to parquet files."""
