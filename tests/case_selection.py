@@ -9,36 +9,44 @@ errors is a table of bad input, which stays whole.
 by name.
 """
 
+import functools
 import inspect
 import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
+from importlib import import_module
 from typing import Any
 
 import pytest
-import torch
-
-from hf_sphere.commands.train import TASKS
-from hf_sphere.models.backbones import BACKBONES
-from hf_sphere.nn.heads import HEADS
-from hf_sphere.optim.optimizers import optimizer_names
 
 PRECISIONS = ("no", "fp16", "bf16", "fp32")
-NAMES = frozenset([*TASKS, *BACKBONES, *HEADS, *optimizer_names(), "adam", "adamw", "sgd", *PRECISIONS])
-"""Names that are settings wherever they are the value of a parameter."""
 ENGINES = frozenset(["exact", "torch", "flat", "ivf", "hnsw", "faiss", "lance", "inductor", "aot_eager", "eager"])
 BAD_INPUT = re.compile(r"\b(raises|warns|error|refused|rejected)\w*\(")
 
 OPTIMIZER_FAMILIES = pytest.mark.settings(kind=lambda name: {"family": name.partition("_")[0]})
 """For what the optimizers of a family share, such as how their steps are compiled."""
-HEAD_FILES = pytest.mark.settings(name=lambda name: {"file": HEADS[name].__module__})
+HEAD_FILES = pytest.mark.settings(name=lambda name: {"file": import_module("hf_sphere.nn").HEADS[name].__module__})
 """For what the heads of a file share."""
+
+
+@functools.cache
+def setting_names() -> frozenset[str]:
+    """Return the names that are settings wherever they are the value of a parameter."""
+    # Not imported by the process that only starts the workers.
+    from hf_sphere.commands.train import TASKS
+    from hf_sphere.models.backbones import BACKBONES
+    from hf_sphere.nn.heads import HEADS
+    from hf_sphere.optim.optimizers import optimizer_names
+
+    return ENGINES | {*TASKS, *BACKBONES, *HEADS, *optimizer_names(), "adam", "adamw", "sgd", *PRECISIONS}
 
 
 def is_setting(value: Any) -> bool:
     """Whether a value of a parameter is a setting by itself."""
+    import torch
+
     if isinstance(value, str):
-        return value in NAMES or value in ENGINES
+        return value in setting_names()
     return isinstance(value, (torch.dtype, type)) or callable(value)
 
 

@@ -1,4 +1,7 @@
-"""Shared fixtures: no network, golden values, and external data if available."""
+"""Shared fixtures: no network, golden values, and external data if available.
+
+Torch is imported by those that use it, and not by the process that only starts the workers.
+"""
 
 import gc
 import importlib.util
@@ -6,19 +9,25 @@ import json
 import os
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before any Hugging Face library is imported
 
 import case_selection
+import hypothesis
 import pytest
-import torch
+from filelock import FileLock
 from safetensors import safe_open
 
 import hf_sphere  # noqa: F401  (registers the models)
+
+if TYPE_CHECKING:
+    import torch
 
 ROOT = Path(__file__).parent.parent
 
@@ -28,6 +37,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    hypothesis.settings.register_profile("all cases", deadline=None, database=None, max_examples=100)
+    hypothesis.settings.register_profile("a few cases", hypothesis.settings.get_profile("all cases"), max_examples=15)
+    hypothesis.settings.load_profile("all cases" if config.option.all_cases else "a few cases")
     config.addinivalue_line("markers", "settings(**functions): which settings the values of a parameter stand for")
     config.pluginmanager.register(case_selection.Counts())
 
@@ -40,6 +52,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def _same_random_numbers() -> None:
+    import torch
+
     torch.manual_seed(0)
 
 
@@ -47,6 +61,8 @@ def _same_random_numbers() -> None:
 def _keep_denormals() -> Iterator[None]:
     """Undo the flushing of denormal numbers, which a training run turns on in its process."""
     yield
+    import torch
+
     torch.set_flush_denormal(False)
 
 
@@ -101,6 +117,20 @@ def load_file() -> Callable[[str], ModuleType]:
     return load
 
 
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the built documentation, which is built once for all processes of the tests; read only."""
+    pytest.importorskip("material")
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "site"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
+            command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
+            subprocess.run(command, env=environment, cwd=ROOT, check=True)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     """A browser; the test is skipped if there is none."""
@@ -115,7 +145,7 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
-class Golden(dict[str, torch.Tensor]):
+class Golden(dict[str, "torch.Tensor"]):
     """Tensors and described cases of a golden file."""
 
     def __init__(self, name: str) -> None:

@@ -2,8 +2,6 @@
 
 import functools
 import http.server
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -33,12 +31,9 @@ QUESTIONS = {
 
 
 @pytest.fixture(scope="module")
-def site(root, tmp_path_factory):
-    """Address of the site, which is built and served."""
-    pytest.importorskip("material")
-    folder = tmp_path_factory.mktemp("site")
-    subprocess.run([sys.executable, "-m", "mkdocs", "build", "-q", "-d", folder], cwd=root, check=True)
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=folder)
+def address(site):
+    """Address at which the site is served."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=site)
     handler.log_message = lambda *_: None
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -47,10 +42,10 @@ def site(root, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found_pages(site, chromium):
+def found_pages(address, chromium):
     """The pages that the search box lists for each question, best first."""
     page = chromium.new_page(viewport={"width": 1280, "height": 800})
-    page.goto(f"{site}/index.html")
+    page.goto(f"{address}/index.html")
     box, results = page.locator(".md-search__input"), page.locator(".md-search-result__item")
     box.click()
     found = {}
