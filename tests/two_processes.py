@@ -1,11 +1,13 @@
 """Two processes of a group on the CPU, started once for all tests of a session."""
 
 import atexit
+import io
 import os
 import socket
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import Any
 
@@ -19,8 +21,10 @@ from torch import distributed
 _started: dict[Connection, FreshPython] = {}
 
 
-def run_two(function: Callable[..., None], *args: Any) -> None:
+def run_two(function: Callable[..., None], *args: Any) -> list[str]:
     """Call a function of a module with the rank and these arguments in two processes, with the present environment.
+
+    Returns what each of them printed.
 
     The processes are those of earlier calls, without their process group and the state of Accelerate. The environment
     has the variables by which they find each other; `function` creates the process group.
@@ -38,17 +42,19 @@ def run_two(function: Callable[..., None], *args: Any) -> None:
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true"}
     for connection in _started:
         connection.send((os.environ | group, function, args))
-    waiting = [*_started]
+    waiting, printed = [*_started], []
     while waiting:
         for connection in wait(waiting):
             waiting.remove(connection)
             try:
-                error = connection.recv()
+                error, text = connection.recv()
             except EOFError:
-                error = "it has ended"
+                error, text = "it has ended", ""
+            printed.append(text)
             if error:
                 _stop()  # the other one may wait for it forever
                 raise RuntimeError(f"in one of two processes: {error}")
+    return printed
 
 
 @atexit.register
@@ -65,13 +71,14 @@ def serve(address: str, rank: str) -> None:
     connection = Client(address)
     torch.set_num_threads(1)
     while True:
-        error = None
+        error, printed = None, io.StringIO()
         try:
             environment, function, args = connection.recv()
             os.environ.clear()
             os.environ.update(environment, RANK=rank, LOCAL_RANK=rank)
             torch.manual_seed(0)
-            function(int(rank), *args)
+            with redirect_stdout(printed):
+                function(int(rank), *args)
         except EOFError:
             return
         except BaseException:
@@ -81,7 +88,7 @@ def serve(address: str, rank: str) -> None:
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
         torch.set_flush_denormal(False)
-        connection.send(error)
+        connection.send((error, printed.getvalue()))
 
 
 def sharding_accelerator(**_: Any) -> Accelerator:

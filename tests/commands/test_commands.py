@@ -136,13 +136,6 @@ main(["place", "--num_classes", "3", "--dim", "2", "--output_dir", "none/a"])
     assert (ended.returncode, "Traceback" in ended.stderr) == (130, False)
 
 
-def test_several_processes_are_started_as_a_module(run, tmp_path):
-    words = ["--multi_gpu", "--num_processes", "2", "-m", "hf_sphere.commands.train", "classification", *DIGITS]
-    ended = run("accelerate.commands.launch", *words)
-    assert ended.returncode == 0, ended.stderr
-    assert "accelerate launch -m hf_sphere.commands.train classification" in (tmp_path / "out/README.md").read_text()
-
-
 def test_a_log_has_one_line_per_epoch_and_no_bars(run):
     words = ["hf_sphere.commands.main", "train", "classification", *DIGITS]
     ended = run(*words, stderr=subprocess.STDOUT)

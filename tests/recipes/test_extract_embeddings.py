@@ -1,6 +1,4 @@
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +23,7 @@ from transformers import (
     TimmWrapperModel,
     ViTImageProcessor,
 )
+from two_processes import run_two
 
 from hf_sphere import (
     SphereVisionConfig,
@@ -36,6 +35,7 @@ from hf_sphere import (
     SphereViTConfig,
     SphereViTForImageClassification,
 )
+from hf_sphere.commands.extract import main
 from hf_sphere.data import sources
 from hf_sphere.data.sources import load_splits
 from hf_sphere.ood import fit_rejection
@@ -43,7 +43,6 @@ from hf_sphere.search import extract as extraction
 from hf_sphere.search.pipeline import finished_batches
 from hf_sphere.search.store import read_embeddings
 
-SCRIPT = "recipes/extract_embeddings.py"
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 COLUMNS = ["embedding", "label", "prediction", "confidence", "logits", "index", "row_id"]
 
@@ -539,25 +538,22 @@ def test_an_interrupted_run_keeps_the_old_embeddings_and_continues(extract, extr
 # Several processes
 
 
+def extract_in_one_of_two(rank: int, words: list[str]) -> None:
+    if torch.accelerator.is_available():
+        main(words)
+    else:  # the processes are a group without this setting, too
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("ACCELERATE_USE_CPU")
+            main(words)
+
+
 @pytest.mark.slow
-def test_two_processes_of_torchrun_write_the_same_as_one(root, environment, extracted, classifier, tmp_path):
+def test_two_processes_write_the_same_as_one(extracted, classifier, tmp_path):
     """The 355 images split unevenly, as 44 batches of 4 per process, then 2 and 1."""
-    argv = ["--model_name_or_path", classifier, "--dataset_name", "digits", "--output_dir", tmp_path / "embedded"]
-    argv += ["--cache_dir", tmp_path / "decoded", "--batch_size", "4", "--disable_tqdm"]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    # Where there is no GPU, the processes are a group without this setting, too.
-    chosen = {} if torch.accelerator.is_available() else {"ACCELERATE_USE_CPU"}
-    process = subprocess.run(
-        [*launch, SCRIPT, *map(str, argv)],
-        cwd=root,
-        env={name: value for name, value in environment.items() if name not in chosen},
-        text=True,
-        capture_output=True,
-        timeout=300,
-    )
-    assert process.returncode == 0, process.stderr
-    printed = process.stdout
+    words = ["--model_name_or_path", classifier, "--dataset_name", "digits", "--output_dir", tmp_path / "embedded"]
+    words += ["--cache_dir", tmp_path / "decoded", "--batch_size", "4", "--disable_tqdm"]
+    printed = run_two(extract_in_one_of_two, [*map(str, words)])
     rows, expected = rows_of(tmp_path / "embedded"), rows_of(extracted)
     for name in COLUMNS:
         torch.testing.assert_close(rows[name][:], expected[name][:])
-    assert printed.count("wrote     ") == 1
+    assert "".join(printed).count("wrote     ") == 1

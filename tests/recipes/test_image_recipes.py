@@ -22,7 +22,9 @@ import pytest
 import torch
 from PIL import Image
 from transformers import ViTConfig, ViTImageProcessor, ViTModel, pipeline
+from two_processes import run_two
 
+from hf_sphere.commands.index import main as index_images
 from hf_sphere.evaluation import evaluate_embeddings
 from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
 from hf_sphere.ood import fit_rejection
@@ -473,24 +475,25 @@ def indexed(folder: Path) -> tuple[list, torch.Tensor]:
     return [index.images[name] for name in ("id", "file", "label", "prediction", "digest")], index.embeddings
 
 
+def index_in_one_of_two(rank: int, words: list[str]) -> None:
+    index_images(words)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [["--output_dir"], ["--add_to"]])
-def test_two_processes_share_an_index_that_equals_that_of_one(words, root, start, build, model, folder, tmp_path):
+def test_two_processes_share_an_index_that_equals_that_of_one(words, build, model, folder, tmp_path):
     """The images are divided unevenly, as 178 batches of 2, of which the last has one image."""
     one, two = tmp_path / "one", tmp_path / "two"
     if words == ["--add_to"]:
         for copied in (one, two):
             shutil.copytree(folder, copied)
     words = ["--model_name_or_path", model, "--images", "digits", "--batch_size", "2", "--disable_tqdm", *words]
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    process = start(*launch, root / "recipes" / "build_index.py", *words, two)
-    printed = process.communicate(timeout=300)[0]
-    assert process.returncode == 0, printed
+    printed = run_two(index_in_one_of_two, [*map(str, [*words, two])])
     build(*words[2:], one)
     (names, embeddings), (expected_names, expected) = indexed(two), indexed(one)
     assert names == expected_names
     torch.testing.assert_close(embeddings, expected)
-    assert printed.count("wrote     ") == 1
+    assert "".join(printed).count("wrote     ") == 1
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 

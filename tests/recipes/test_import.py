@@ -137,12 +137,14 @@ def test_a_run_resumes_with_the_modules(folder):
     assert "epoch 2/3" not in resumed.stdout
 
 
-def test_each_of_several_processes_imports_the_modules(folder):
-    launcher = (sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2")
-    launcher += ("--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no")
+def test_several_processes_are_started_as_a_module_and_each_imports_the_modules(folder):
+    launcher = (sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2")
     words = [*COMMANDS[0][1:-1], "outputs/two", "--max_train_samples", "200"]
     ended = run(folder, "-m", "hf_sphere.commands.train", *words, launcher=launcher, HF_SPHERE_IMPORT="my_head")
     assert (folder / "outputs" / "two" / "model.safetensors").exists(), ended.stderr
+    card = (folder / "outputs" / "two" / "README.md").read_text()
+    assert "| num_processes | 2 |" in card
+    assert "accelerate launch -m hf_sphere.commands.train classification" in card
 
 
 # The option
