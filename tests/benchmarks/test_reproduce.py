@@ -1,16 +1,19 @@
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import reproduce
 import torch
 import yaml
+from fresh_python import FreshPython, run_fresh
 from reproduction import runner
 from reproduction.entries import PlannedRun, QueueError, plan, read_queue
 from reproduction.results import Results
@@ -21,14 +24,16 @@ from hf_sphere.training.tasks import find_task
 PLAIN, SPHERIZED = "spherization/digits-lenet5-plain", "spherization/digits-lenet5-spherized"
 
 
+USUAL = {"priority": 1, "task": "classification", "configs": [PLAIN], "minutes": 1}
+
+
 @pytest.fixture
 def queue(tmp_path):
     """Writes entries to a file, with defaults, and returns its path."""
 
     def write(*entries: dict) -> Path:
-        usual = {"priority": 1, "task": "classification", "configs": [PLAIN], "minutes": 1}
         path = tmp_path / "queue.yaml"
-        path.write_text(yaml.safe_dump([{"entry": f"entry{n}", **usual, **row} for n, row in enumerate(entries)]))
+        path.write_text(yaml.safe_dump([{"entry": f"entry{n}", **USUAL, **row} for n, row in enumerate(entries)]))
         return path
 
     return write
@@ -358,60 +363,77 @@ def test_the_gpu_is_recorded_for_every_run_that_can_use_it(monkeypatch):
     assert describe_device() == "NVIDIA H200"
 
 
-@pytest.mark.slow
-def test_a_killed_queue_resumes_from_the_checkpoint(queue, tmp_path):
-    path = queue({"overrides": {"num_train_epochs": 300, "save_epochs": 1}})
-    folder = tmp_path / "killed" / "work" / "digits-lenet5-plain-seed0"
-    with subprocess.Popen([*arguments(path, tmp_path, "killed"), "--minutes", "5"], start_new_session=True) as first:
-        while not list(folder.glob("model/checkpoint-*")):
-            assert first.poll() is None
-            time.sleep(0.01)
-        os.killpg(first.pid, signal.SIGKILL)
-    (entry,) = read_queue(path)
-    (run,) = plan(entry)
-    results = Results(tmp_path / "killed" / "results")
-    while (lock := results.lock(run)) is None:  # until the last killed process has ended
+@pytest.fixture(scope="module")
+def disturbed(tmp_path_factory):
+    """A queue of one run that is interrupted after a checkpoint, killed after another, and then runs to its end."""
+    folder = tmp_path_factory.mktemp("disturbed")
+    after = [
+        "extract_embeddings --model_name_or_path {model} --dataset_name digits --output_dir {folder}/test",
+        "evaluate_embeddings --embeddings {folder}/test --output_dir {folder}/scores",
+    ]
+    path, model = folder / "queue.yaml", folder / "work" / "digits-lenet5-plain-seed0" / "model"
+    overrides = {"num_train_epochs": 15, "save_epochs": 1, "max_eval_samples": 60}
+    path.write_text(yaml.safe_dump([{**USUAL, "entry": "entry0", "overrides": overrides, "after": after}]))
+    (run,) = plan(read_queue(path)[0])
+    script = [sys.executable, reproduce.ROOT / "benchmarks" / "reproduce.py", "--queue", path, "--jobs", "1"]
+    script += ["--results_dir", folder / "results", "--work_dir", folder / "work", "--device", "cpu"]
+    seen = SimpleNamespace(run=run)
+    with start_until_checkpoint(script, model) as interrupted:
+        interrupted.terminate()
+        seen.printed = interrupted.communicate(timeout=120)[0]
+    seen.results = [*(folder / "results").glob("*.json")]
+    with start_until_checkpoint(script, model) as killed:
+        os.killpg(killed.pid, signal.SIGKILL)
+    while (lock := Results(folder / "results").lock(run)) is None:  # until the last killed process has ended
         time.sleep(0.01)
-    job = Job(run, {}, lock, Places(tmp_path / "killed" / "work", None))
+    job = Job(run, {}, lock, Places(folder / "work", None))
     job.stop(at_once=True)
     job.unlock()
-    assert "--resume_from_checkpoint" in job._process.args
     job._process.wait()
-    assert list(folder.glob("model/checkpoint-*"))
+    seen.resumed_words, seen.checkpoints = job._process.args, [*model.glob("checkpoint-*")]
+    run_fresh(script, check=True, timeout=600)
+    seen.content = json.loads((folder / "results" / "digits-lenet5-plain-seed0.json").read_text())
+    return seen
 
 
-def arguments(path: Path, tmp_path: Path, name: str) -> list[str]:
-    folders = ["--results_dir", str(tmp_path / name / "results"), "--work_dir", str(tmp_path / name / "work")]
-    script = str(reproduce.ROOT / "benchmarks" / "reproduce.py")
-    return [sys.executable, script, "--queue", str(path), *folders, "--device", "cpu", "--jobs", "1"]
+def start_until_checkpoint(script: list, model: Path) -> FreshPython:
+    """Start a queue and wait until its run has written a new checkpoint."""
+    before = set(model.glob("checkpoint-*"))
+    started = FreshPython(script, start_new_session=True, stdout=subprocess.PIPE, text=True)
+    while not set(model.glob("checkpoint-*")) - before:
+        assert started.poll() is None
+        time.sleep(0.01)
+    return started
 
 
 @pytest.mark.slow
-def test_an_interrupted_queue_resumes_and_gets_the_same_metrics(queue, tmp_path):
-    steps = "evaluate_embeddings --embeddings {folder}/test --output_dir {folder}/scores"
-    extraction = "extract_embeddings --model_name_or_path {model} --dataset_name digits --output_dir {folder}/test"
-    entry = {"overrides": {"num_train_epochs": 15, "save_epochs": 1, "max_eval_samples": 60}}
-    subprocess.run(arguments(queue(entry), tmp_path, "whole"), check=True, timeout=600)
-    path = queue(entry | {"after": [extraction, steps]})
-    parts = arguments(path, tmp_path, "parts")
-    model = tmp_path / "parts" / "work" / "digits-lenet5-plain-seed0" / "model"
-    with subprocess.Popen(parts, stdout=subprocess.PIPE, text=True) as first:
-        while not list(model.glob("checkpoint-*")):
-            assert first.poll() is None
-            time.sleep(0.01)
-        first.terminate()
-        assert "stopped   digits-lenet5-plain-seed0" in first.communicate(timeout=120)[0]
-    assert not list((tmp_path / "parts" / "results").glob("*.json"))
-    subprocess.run(parts, check=True, timeout=600)
-    whole, resumed = (
-        json.loads((tmp_path / name / "results" / "digits-lenet5-plain-seed0.json").read_text())
-        for name in ("whole", "parts")
-    )
-    del whole["metrics"]["train_runtime"], resumed["metrics"]["train_runtime"]
-    assert "eval_accuracy" in whole["metrics"]
-    assert whole["metrics"].items() <= resumed["metrics"].items()
-    assert set(resumed["metrics"]) <= set(resumed["definitions"])
-    assert "scores/eval_recall_at_1" in resumed["metrics"]
-    last = resumed["history"]["eval_accuracy"][-4:]
-    assert resumed["metrics"]["eval_accuracy_last_quarter"] == pytest.approx(sum(last) / 4)
-    assert (resumed["threads"], resumed["processor"] != "", resumed["data_hash"]) == (1, True, "")
+def test_an_interrupted_queue_stops_its_run_without_a_result(disturbed):
+    assert ("stopped   digits-lenet5-plain-seed0" in disturbed.printed, disturbed.results) == (True, [])
+
+
+@pytest.mark.slow
+def test_a_killed_queue_resumes_from_the_checkpoint(disturbed):
+    assert "--resume_from_checkpoint" in disturbed.resumed_words
+    assert disturbed.checkpoints
+
+
+@pytest.mark.slow
+def test_an_interrupted_and_killed_queue_gets_the_metrics_of_an_undisturbed_run(disturbed, tmp_path):
+    script, words = reproduce.ROOT / disturbed.run.script, disturbed.run.arguments()
+    words += ["--dataset_name", "digits", "--output_dir", tmp_path / "whole", "--disable_tqdm"]
+    run_fresh([sys.executable, script, *words], check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    whole = json.loads((tmp_path / "whole" / "all_results.json").read_text())
+    added = re.compile("/|train_runtime|_last_quarter")
+    resumed = {name: value for name, value in disturbed.content["metrics"].items() if not added.search(name)}
+    assert resumed == {name: whole[name] for name in resumed}
+    assert "eval_accuracy" in resumed
+
+
+@pytest.mark.slow
+def test_a_result_has_the_metrics_of_later_steps_all_definitions_and_the_processor(disturbed):
+    content = disturbed.content
+    assert set(content["metrics"]) <= set(content["definitions"])
+    assert "scores/eval_recall_at_1" in content["metrics"]
+    last = content["history"]["eval_accuracy"][-4:]
+    assert content["metrics"]["eval_accuracy_last_quarter"] == pytest.approx(sum(last) / 4)
+    assert (content["threads"], content["processor"] != "", content["data_hash"]) == (1, True, "")
