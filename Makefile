@@ -50,11 +50,12 @@ bad-input: $(READY)  ## call commands and public functions with bad input, the c
 	$(RUN) tests/recipes/bad_input.py $(if $(MINUTES),--minutes $(MINUTES))
 	OMP_NUM_THREADS=1 $(RUN) tests/recipes/bad_arguments.py
 
-lint: $(READY)  ## check style and types
+lint: $(READY)  ## check style and types, and that the tables are what the results files say
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/mypy --strict examples/typed.py
+	$(RUN) benchmarks/report.py --check
 
 format: $(READY)  ## format the code
 	$(VENV)/bin/ruff check --fix .
