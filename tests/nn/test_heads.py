@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from case_selection import HEAD_FILES
 
 from hf_sphere import nn as sphere_nn
 from hf_sphere.geometry import spherize
@@ -90,6 +91,7 @@ def compile_head(head: Head) -> Callable[..., HeadOutput]:
     return torch.compile(head, fullgraph=True, backend="aot_eager")  # like inductor, without generating code
 
 
+@HEAD_FILES
 @pytest.mark.parametrize("name", HEADS)
 def test_a_compiled_head_predicts_the_same(name):
     head, x = build_head(name, 6, 4, **FEW_SAMPLES.get(name, {})).eval(), torch.randn(5, 6)
@@ -97,6 +99,7 @@ def test_a_compiled_head_predicts_the_same(name):
         torch.testing.assert_close(compile_head(head)(x).logits, head(x).logits)
 
 
+@HEAD_FILES
 @pytest.mark.parametrize("name", HEADS)
 def test_compiled_training_matches_eager_training(name):
     # Bessel functions compile faster in many dimensions.
@@ -115,6 +118,7 @@ def test_compiled_training_matches_eager_training(name):
     torch.testing.assert_close(results[3:], results[:3])
 
 
+@HEAD_FILES
 @pytest.mark.parametrize("name", sorted(set(HEADS) - {"vmf"}))  # whose samples differ
 def test_compiled_steps_with_ignored_labels_match_for_any_batch_size(name):
     torch.manual_seed(0)

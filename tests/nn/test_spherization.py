@@ -145,12 +145,16 @@ def test_autocast_gradients_are_close_to_float32(dtype):
 
 
 @pytest.mark.parametrize(
-    ("layer", "shape"),
-    [(Spherization(6), (4, 6)), (SphericalLinear(6, 3), (4, 6)), (SphericalConv2d(3, 2, 3), (2, 3, 8, 8))],
+    ("layer", "shape", "backend"),
+    [
+        (Spherization(6), (4, 6), "aot_eager"),
+        (SphericalLinear(6, 3), (4, 6), "inductor"),
+        (SphericalConv2d(3, 2, 3), (2, 3, 8, 8), "aot_eager"),
+    ],
 )
-def test_modules_compile_with_fullgraph(layer, shape):
-    x = torch.randn(shape)
-    torch.testing.assert_close(torch.compile(layer, fullgraph=True)(x), layer(x), rtol=1e-5, atol=1e-6)
+def test_modules_compile_with_fullgraph(layer, shape, backend):
+    x, compiled = torch.randn(shape), torch.compile(layer, fullgraph=True, backend=backend)
+    torch.testing.assert_close(compiled(x), layer(x), rtol=1e-5, atol=1e-6)
 
 
 def test_compiling_is_not_taken_for_exporting():

@@ -340,6 +340,20 @@ def test_a_step_compiled_by_the_user_is_one_graph_for_all_learning_rates(kind, b
     torch.testing.assert_close(weights, others, rtol=1e-5, atol=1e-5)
 
 
+@pytest.fixture(params=["aot_eager", "inductor"])
+def backend(request, monkeypatch):
+    """The backend of compiled steps."""
+    if request.param == "aot_eager":
+        with_inductor = torch.compile
+        monkeypatch.setattr(
+            torch, "compile", lambda step, options, **other: with_inductor(step, backend="aot_eager", **other)
+        )
+
+
+ONE_BACKEND = pytest.mark.settings(backend=lambda name: {})
+"""By default only `aot_eager`: inductor takes ten seconds a case, and its steps are compared by other tests."""
+
+
 COMPILED = {
     "defaults": {},
     "L2 and maximize": {"weight_decay": 0.1, "maximize": True},
@@ -369,9 +383,12 @@ def test_the_compiled_update_matches_the_eager_one(kind, options, make_weights, 
 
 
 @OPTIMIZER_FAMILIES
+@ONE_BACKEND
 @pytest.mark.slow
 @pytest.mark.parametrize("decay", [{"weight_decay": 0.1}, DECOUPLED], ids=["L2", "decoupled"])
-def test_fifty_compiled_steps_match_the_eager_ones_if_gradients_are_missing(kind, decay, make_weights, give_gradients):
+def test_fifty_compiled_steps_match_the_eager_ones_if_gradients_are_missing(
+    kind, decay, backend, make_weights, give_gradients
+):
     results = []
     for compiles in (True, False):
         weights = make_weights()
@@ -390,9 +407,10 @@ def test_fifty_compiled_steps_match_the_eager_ones_if_gradients_are_missing(kind
 
 
 @OPTIMIZER_FAMILIES
+@ONE_BACKEND
 @pytest.mark.slow
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_a_gradient_that_is_not_finite_changes_the_same_weights_in_a_compiled_step(kind, value, make_weights):
+def test_a_gradient_that_is_not_finite_changes_the_same_weights_in_a_compiled_step(kind, value, backend, make_weights):
     finite = []
     for compiles in (True, False):
         weights = make_weights()
@@ -405,8 +423,9 @@ def test_a_gradient_that_is_not_finite_changes_the_same_weights_in_a_compiled_st
 
 
 @OPTIMIZER_FAMILIES
+@ONE_BACKEND
 @pytest.mark.slow
-def test_schedules_and_resumed_runs_do_not_compile_again(kind, make_model, groups, make_optimizer, take_steps):
+def test_schedules_and_resumed_runs_do_not_compile_again(kind, backend, make_model, groups, make_optimizer, take_steps):
     model, other = make_model(), make_model()
     optimizer = make_optimizer(kind, groups(model), compile=True)
     schedule = OneCycleLR(optimizer, max_lr=0.1, total_steps=10, base_momentum=0.5, max_momentum=0.8)
@@ -425,8 +444,9 @@ def test_schedules_and_resumed_runs_do_not_compile_again(kind, make_model, group
 
 
 @OPTIMIZER_FAMILIES
+@ONE_BACKEND
 @pytest.mark.slow
-def test_a_copy_compiles_its_own_steps(kind, make_model, groups, make_optimizer, take_steps):
+def test_a_copy_compiles_its_own_steps(kind, backend, make_model, groups, make_optimizer, take_steps):
     model = make_model()
     optimizer = make_optimizer(kind, groups(model), compile=True)
     take_steps(optimizer, 1)
