@@ -2,14 +2,12 @@
 
 import importlib.util
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import transformers
+from fresh_python import run_fresh
 from transformers.models.auto import configuration_auto, image_processing_auto, modeling_auto, tokenization_auto
 
 import hf_sphere
@@ -71,41 +69,13 @@ CASES = {
     ),
 }
 
-# One process imports everything that does not touch transformers, and each case runs in a fork of it.
-RUN_CASES = """
-import json, os, sys, traceback
-import scipy.optimize, torch, torch._dynamo, torch.distributed.tensor
-
-for number, code in enumerate(json.load(sys.stdin)):
-    if os.fork() == 0:
-        try:
-            exec(code, {"__name__": "case"})
-        except BaseException:
-            with open(os.path.join(sys.argv[1], str(number)), "w") as file:
-                traceback.print_exc(file=file)
-        else:
-            open(os.path.join(sys.argv[1], str(number)), "w").close()
-        os._exit(0)
-    os.wait()
-"""
-
-
-@pytest.fixture(scope="module")
-def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Error of each case, run in a separate process; empty if there was none."""
-    if not hasattr(os, "fork"):
-        pytest.skip("needs os.fork")
-    folder = tmp_path_factory.mktemp("cases")
-    given = json.dumps(list(CASES.values()))
-    subprocess.run([sys.executable, "-c", RUN_CASES, str(folder)], input=given, text=True, check=True)
-    return {name: Path(folder, str(number)).read_text() for number, name in enumerate(CASES)}
-
 
 @pytest.mark.parametrize("first", CASES)
-def test_models_are_registered_whatever_is_imported_first(failures, first):
+def test_models_are_registered_whatever_is_imported_first(first):
     if first == "peft":
         pytest.importorskip("peft")
-    assert failures[first] == ""
+    ended = run_fresh([sys.executable, "-c", CASES[first]], capture_output=True, text=True, hugging_face=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_peft_supports_the_encoders_wherever_it_supports_the_plain_ones():
@@ -216,9 +186,9 @@ def test_every_module_with_a_hook_exists_and_every_registration_function_is_a_ho
 def test_processors_are_registered_with_the_public_function(model_type, monkeypatch):
     images = model_type == "vit"
     auto = image_processing_auto.AutoImageProcessor if images else tokenization_auto.AutoTokenizer
+    module = importlib.import_module(f"hf_sphere.models.sphere_encoder.{model_type}")  # the first import registers, too
     registered = []
     monkeypatch.setattr(auto, "register", lambda config, *args, **kwargs: registered.append(config))
-    module = importlib.import_module(f"hf_sphere.models.sphere_encoder.{model_type}")
     registration._register_encoder(module)
     assert registered == [getattr(hf_sphere, f"Sphere{ENCODERS[model_type]}Config")]
 

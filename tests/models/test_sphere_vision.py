@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from fresh_python import run_fresh
 from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -342,7 +343,8 @@ def test_processor_round_trips(saved):
 
 def test_text_models_do_not_require_timm():
     program = "import sys, hf_sphere; from transformers import AutoModelForMaskedLM; print('timm' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "False"
+    ended = run_fresh([sys.executable, "-c", program], hugging_face=False, capture_output=True, text=True)
+    assert ended.stdout.strip() == "False"
 
 
 def test_16_bit_grayscale_is_scaled_instead_of_clipped():

@@ -1,3 +1,4 @@
+import copy
 import functools
 import hashlib
 import json
@@ -104,8 +105,9 @@ def parse_all(run: PurePosixPath, *words: str) -> tuple:
     return parse_arguments(task_of(run).arguments, ["--config", str(run), *words])
 
 
+@functools.cache
 def parse(run: PurePosixPath, *overlays: PurePosixPath) -> tuple:
-    """Arguments of the model, the data, the training and the task."""
+    """Arguments of the model, the data, the training and the task; read only."""
     parts = parse_all(run, *(word for name in overlays for word in ("--config", str(name))))
     return tuple(part for part in parts if not isinstance(part, EvaluationArguments))
 
@@ -178,7 +180,7 @@ def test_a_configuration_builds_and_takes_two_steps(files, tmp_path, monkeypatch
     monkeypatch.setattr(retrieval, "check_queries", lambda images: None)  # the few images have no neighbors
     run = files[0]
     task = task_of(run)
-    model_args, data_args, args, *rest = parse(*files)
+    model_args, data_args, args, *rest = copy.deepcopy(parse(*files))
     model_args.pretrained_backbone = False  # the weights are on the Hub
     model_args.initial_weights = None  # the result of another run
     make_small(task, model_args, data_args, *rest)

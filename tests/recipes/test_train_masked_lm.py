@@ -1,7 +1,6 @@
 import json
 import math
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from fresh_python import run_fresh
 from tokenizers import ByteLevelBPETokenizer
 from tokenizers.processors import TemplateProcessing
 from training_runs import same, weights
@@ -300,6 +300,6 @@ print("of images:", sorted(name for name in ours if any(word in name for word in
 def test_text_training_does_not_require_image_dependencies(root, environment, quick, cache, tmp_path):
     words = [*quick, *cache, *SPHERIZED, "--num_train_epochs", "1", "--max_train_samples", "16"]
     command = [sys.executable, "-c", WITHOUT_IMAGES, SCRIPT, *words, "--output_dir", tmp_path / "run"]
-    ended = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    ended = run_fresh(command, hugging_face=False, cwd=root, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     assert "of images: []" in ended.stdout
