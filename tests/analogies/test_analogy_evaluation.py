@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from hf_sphere.analogies import (
     Question,
@@ -134,7 +134,6 @@ def test_the_report_is_for_the_best_configuration_on_validation():
     assert report["selection_noise_high"] == guessing_quantile(torch.tensor([3, 3, 3])) == pytest.approx(2 / 3)
 
 
-@settings(max_examples=25)
 @given(seed=st.integers(0, 10**6), validation=st.integers(1, 12), test=st.integers(1, 12))
 def test_reported_accuracies_and_levels_are_fractions(seed, validation, test):
     generator = torch.Generator().manual_seed(seed)

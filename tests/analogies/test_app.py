@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from fresh_python import FreshPython
 
 from hf_sphere.analogies import LanguageModel, make_questions, score_questions
 
-pytest.importorskip("gradio")
+pytestmark = pytest.mark.skipif(find_spec("gradio") is None, reason="needs gradio")
 CHOICES = "paint : portrait\nnote : music\ntale : story\nweek : year"
 
 

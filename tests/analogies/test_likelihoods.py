@@ -124,7 +124,7 @@ def test_every_masked_copy_runs_once_in_a_batch_of_equal_lengths(tiny_bert):
     assert 0 not in {token for row in rows for token in row}  # no padding
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     texts=st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=4).map(" ".join), min_size=1, max_size=6),
     batch_size=st.sampled_from([None, 1, 2, 5]),

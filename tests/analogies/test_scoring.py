@@ -5,7 +5,7 @@ import zlib
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from hf_sphere.analogies.evaluation import Scores, score_questions
 from hf_sphere.analogies.prompts import TEMPLATES
@@ -96,7 +96,6 @@ def grid_of(question, order):
     ]
 
 
-@settings(max_examples=30, deadline=None)
 @given(QUESTIONS, OPTIONS)
 def test_perplexity_is_the_perplexity_of_the_sentence(questions, options):
     def cost(question, choice, order):
@@ -105,7 +104,6 @@ def test_perplexity_is_the_perplexity_of_the_sentence(questions, options):
     check_costs("perplexity", questions, options, cost)
 
 
-@settings(max_examples=30, deadline=None)
 @given(QUESTIONS, OPTIONS, WEIGHT, WEIGHT)
 def test_marginal_bias_subtracts_the_head_and_tail_marginals(questions, options, weight_head, weight_tail):
     def cost(question, choice, order):
@@ -118,7 +116,6 @@ def test_marginal_bias_subtracts_the_head_and_tail_marginals(questions, options,
     check_costs("marginal_bias", questions, options, cost, weight_head=weight_head, weight_tail=weight_tail)
 
 
-@settings(max_examples=30, deadline=None)
 @given(QUESTIONS, OPTIONS, WEIGHT, st.sampled_from(["mean", "max", "min", "index_0", "index_1"]))
 def test_pmi_aggregates_both_conditional_directions(questions, options, alpha, aggregation):
     def cost(question, choice, order):
@@ -131,7 +128,6 @@ def test_pmi_aggregates_both_conditional_directions(questions, options, alpha, a
     check_costs("pmi", questions, options, cost, alpha=alpha, pmi_aggregation=aggregation)
 
 
-@settings(max_examples=30, deadline=None)
 @given(QUESTIONS, OPTIONS, WEIGHT, WEIGHT)
 def test_hypothesis_bias_hides_the_head_in_one_term_and_the_tail_in_another(
     questions, options, weight_head, weight_tail
@@ -155,7 +151,6 @@ def cosine(first, second):
     return math.fsum(first * second) / norm if norm else 0.0
 
 
-@settings(max_examples=30, deadline=None)
 @given(QUESTIONS, OPTIONS, st.sampled_from([None, TEMPLATE]), st.sampled_from([1, 100]))
 def test_embedding_similarity_is_the_cosine_of_differences(questions, options, template, at_once):
     def embed_words(language_model, words, *, batch_size=None):

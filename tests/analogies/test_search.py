@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from hf_sphere.analogies.evaluation import measure_questions, score_questions
 from hf_sphere.analogies.questions import Question
@@ -51,7 +51,6 @@ def searched(_model):
 
 
 @pytest.mark.parametrize("scoring", SCORINGS_OF_SENTENCES)
-@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_a_search_matches_each_configuration_alone(searched, scoring, data):
     questions, results = searched

@@ -5,7 +5,7 @@ import math
 import pytest
 import scipy.stats
 import torch
-from hypothesis import assume, given, settings, strategies as st
+from hypothesis import assume, given, strategies as st
 
 from hf_sphere.analogies import search
 from hf_sphere.analogies.search import SearchResult, bootstrap_interval, guessing_quantile, selection_noise
@@ -75,7 +75,6 @@ def test_the_guessing_quantile_of_equal_choice_counts_is_binomial(total, choices
     assert found * total == pytest.approx(scipy.stats.binom(total, 1 / choices).ppf(0.95), abs=1e-9)
 
 
-@settings(max_examples=25)
 @given(counts=st.lists(st.integers(1, 6), min_size=1, max_size=7))
 def test_the_guessing_quantile_matches_a_sum_over_all_outcomes(counts):
     totals = [0.0] * (len(counts) + 1)

@@ -4,16 +4,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from hf_sphere.data import Augmentation, Episodes, ImageBatches, ImagesFromDisk, ImageShape, ImagesInMemory
 from hf_sphere.data.decoding import EncodedImages, decode_all
 from hf_sphere.utils.seeds import mix_seed
-
-without_deadline = settings(deadline=None, max_examples=60)
-"""No deadline, since the machine may be busy."""
 
 EVERYTHING = Augmentation(crop_padding=2, horizontal_flip=True, rotation=30.0)
 
@@ -62,7 +59,6 @@ class TestOrder:
         for batch in in_memory(images, shuffle=True).epoch():
             assert torch.equal(batch["pixel_values"], images[batch["labels"]] * torch.tensor(1 / 255))
 
-    @without_deadline
     @given(count=st.integers(1, 40), batch_size=st.integers(1, 9), processes=st.integers(1, 5), shuffle=st.booleans())
     def test_the_length_is_the_number_of_batches_all_full_but_the_last(self, count, batch_size, processes, shuffle):
         for i in range(processes):
@@ -94,7 +90,6 @@ class TestOrder:
         with pytest.raises(ValueError, match=f"batch size must be at least 1; got {batch_size}"):
             numbered(4, batch_size=batch_size)
 
-    @without_deadline
     @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 5), st.booleans(), st.integers(0, 9))
     def test_the_examples_of_an_epoch_match_its_batches(self, count, batch_size, processes, shuffle, epoch):
         options = {"batch_size": batch_size, "shuffle": shuffle, "num_processes": processes}
@@ -110,7 +105,6 @@ def test_a_wrong_number_of_rows_or_values_is_an_error_that_states_both(name):
 
 
 class TestRows:
-    @without_deadline
     @given(count=st.integers(1, 40), batch_size=st.integers(1, 9), processes=st.integers(1, 5), shuffle=st.booleans())
     def test_rows_follow_the_order_of_the_images(self, count, batch_size, processes, shuffle):
         rows = 3 * torch.arange(count) + 7
@@ -163,7 +157,6 @@ class TestProcesses:
         ImagesInMemory(images, torch.arange(count) % 2, mean=[0.5], std=[0.5], num_processes=2, **options)
         assert [message in caplog.text, bool(caplog.text)] == [True, bool(message)]
 
-    @without_deadline
     @given(count=st.integers(1, 40), batch_size=st.integers(1, 9), processes=st.integers(1, 5), epoch=st.integers(0, 9))
     def test_training_batches_are_equally_large_on_every_process(self, count, batch_size, processes, epoch):
         options = {"batch_size": batch_size, "shuffle": True, "num_processes": processes}
@@ -172,7 +165,6 @@ class TestProcesses:
         assert len(sizes) == 1
         assert all(size > 0 for size in next(iter(sizes)))
 
-    @without_deadline
     @given(count=st.integers(1, 40), batch_size=st.integers(1, 9), processes=st.integers(1, 5), epoch=st.integers(0, 9))
     def test_processes_cover_all_training_images_but_single_leftovers(self, count, batch_size, processes, epoch):
         shares = [
@@ -185,7 +177,6 @@ class TestProcesses:
         assert len(missing) <= (processes if lone_leftover else 0)
         assert sum(map(len, shares)) == processes * (share - lone_leftover)
 
-    @without_deadline
     @given(count=st.integers(1, 40), batch_size=st.integers(1, 9), processes=st.integers(1, 5))
     def test_processes_partition_the_evaluation_images(self, count, batch_size, processes):
         shares = [
@@ -210,7 +201,6 @@ class TestResuming:
         assert len(training) == 6
         assert_same_batches(list(training.epoch(2, start=start)), list(training.epoch(2))[start:])
 
-    @without_deadline
     @given(*(st.integers(*ends) for ends in ((1, 30), (1, 7), (1, 3), (0, 30), (0, 2**31), (0, 1000))))
     def test_any_part_of_any_epoch_can_be_resumed(self, count, batch_size, processes, start, seed, epoch):
         options = {"batch_size": batch_size, "seed": seed, "num_processes": processes, "process_index": processes - 1}
@@ -236,7 +226,6 @@ class TestResuming:
         mixed += [mix_seed(seed, epoch) for seed in range(8) for epoch in range(12)]
         assert len(set(mixed)) == len(mixed)
 
-    @without_deadline
     @given(st.lists(st.integers(-(2**63), 2**64), min_size=1, max_size=4))
     def test_any_numbers_make_a_valid_torch_seed(self, numbers):
         seed = mix_seed(*numbers)

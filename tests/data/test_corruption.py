@@ -4,15 +4,12 @@ import numpy as np
 import pytest
 import torch
 from datasets import ClassLabel, Value
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from made_up_images import ANIMALS, LARGE, RAW, SMALL, noise
 from scipy.stats import chisquare
 
 from hf_sphere.data import ImageData, ImagesFromDisk, ImagesInMemory
 from hf_sphere.data.corruption import Corruption
-
-without_deadline = settings(deadline=None, max_examples=60)
-"""No deadline, since the machine may be busy."""
 
 
 def pixels(batches, augment: bool = True) -> dict[int, torch.Tensor]:
@@ -52,7 +49,6 @@ def replace(given: torch.Tensor, share: float, *, seed: int = 0, classes: int = 
 
 
 class TestLabels:
-    @without_deadline
     @given(st.integers(1, 300), st.floats(0, 1), st.integers(0, 2**40))
     def test_exactly_the_fraction_is_resampled(self, count, share, seed):
         # No class is -1, so a resampled label never equals the original one.
@@ -83,7 +79,6 @@ class TestLabels:
         assert not torch.equal(more, other)
         assert before.unique().tolist() == [-1]
 
-    @without_deadline
     @given(st.integers(0, 2**40), st.lists(st.integers(0, 99), min_size=1, unique=True).map(torch.tensor))
     def test_the_new_label_of_a_row_is_independent_of_other_rows(self, seed, rows):
         everything = replace(torch.full((100,), -1), 1.0, seed=seed)
@@ -240,7 +235,6 @@ class TestPixels:
         with pytest.raises(ValueError, match="image 2 of the split cannot be decoded"):
             load(make_dataset([*noise(2, *LARGE), b"not an image"]), **RAW, shuffled_pixels="per_image")
 
-    @without_deadline
     @given(st.integers(1, 40), st.integers(1, 200), st.sampled_from(["per_image", "shared"]))
     def test_the_chunk_size_does_not_matter(self, count, at_a_time, kind):
         images, rows = torch.from_numpy(noise(count, 2, 3, 4)), torch.arange(count).flip(0)
@@ -338,7 +332,6 @@ class TestClasses:
             images = pixels(batches)
             assert all(np.array_equal(images[row][0].numpy(), noise(12, *size)[row]) for row in images)
 
-    @without_deadline
     @given(st.integers(2, 200), st.data(), st.integers(0, 2**40))
     def test_the_requested_number_of_distinct_classes_is_sampled_in_order(self, count, data, seed):
         kept = data.draw(st.integers(2, count))

@@ -3,14 +3,11 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from hf_sphere.data import Augmentation, Episodes, EpisodeSampler, ImagesInMemory
-
-without_deadline = settings(deadline=None, max_examples=60)
-"""No deadline, since the machine may be busy."""
 
 COUNTS = st.lists(st.integers(1, 9), min_size=1, max_size=12)
 """Images per class."""
@@ -34,7 +31,6 @@ def possible(draw) -> tuple[Tensor, Episodes]:
 
 
 class TestEpisode:
-    @without_deadline
     @given(possible(), st.integers(0, 2**31), st.integers(0, 1000))
     def test_an_episode_has_the_requested_classes_and_images_per_class(self, asked, seed, epoch):
         labels, episodes = asked
@@ -43,7 +39,6 @@ class TestEpisode:
         for episode in drawn.tolist():
             assert list(Counter(episode).values()) == [episodes.examples] * episodes.classes
 
-    @without_deadline
     @given(possible(), st.integers(0, 1000))
     def test_images_repeat_only_in_classes_that_are_too_small(self, asked, epoch):
         labels, episodes = asked
@@ -99,7 +94,6 @@ class TestReproducibility:
 
 
 class TestProcesses:
-    @without_deadline
     @given(count=st.integers(1, 20), processes=st.integers(1, 5), epoch=st.integers(0, 9))
     def test_processes_together_sample_the_episodes_of_one_and_then_wrap_around(self, count, processes, epoch):
         episodes = Episodes(4, 3, count)
@@ -152,7 +146,6 @@ class TestDistinctImages:
 
 
 class TestSeveralPerBatch:
-    @without_deadline
     @given(count=st.integers(1, 20), processes=st.integers(1, 4), per_batch=st.integers(1, 6), epoch=st.integers(0, 9))
     def test_batches_are_the_episodes_of_a_process_in_order(self, count, processes, per_batch, epoch):
         sampler = EpisodeSampler(TEN_OF_TEN, Episodes(4, 3, count, per_batch), process_index=0, num_processes=processes)

@@ -1,11 +1,8 @@
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from hf_sphere.data import Augmentation, Episodes, FewShotBatches, FewShotData, ImagesInMemory
-
-without_deadline = settings(deadline=None, max_examples=30)
-"""No deadline, since the machine may be busy."""
 
 LABELS = torch.arange(8).repeat(12)
 """Eight classes of twelve images."""
@@ -25,7 +22,6 @@ def indices(pixels: torch.Tensor) -> torch.Tensor:
 
 
 class TestBatch:
-    @without_deadline
     @given(st.integers(1, 8), st.integers(1, 6), st.integers(1, 6), st.integers(1, 4), st.integers(0, 99))
     def test_labels_are_the_positions_of_the_classes_in_the_support(self, way, shot, query, per_batch, epoch):
         for batch in make(way, shot, query, per_batch=per_batch).epoch(epoch):
@@ -35,7 +31,6 @@ class TestBatch:
             assert torch.equal(asked, classes.gather(1, batch["labels"]))
             assert all(len(row.unique()) == way for row in classes)
 
-    @without_deadline
     @given(st.integers(0, 2**31), st.integers(0, 99))
     def test_support_and_query_images_are_distinct(self, seed, epoch):
         for batch in make(shot=5, query=7, seed=seed).epoch(epoch):

@@ -4,14 +4,11 @@ import numpy as np
 import pytest
 import torch
 from datasets import ClassLabel, Value
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from made_up_images import ANIMALS, LARGE, RAW, SMALL, marked, seen
 
 from hf_sphere.data import ImagesFromDisk
 from hf_sphere.data.splits import Split, first_classes, held_out_classes
-
-without_deadline = settings(deadline=None, max_examples=60)
-"""No deadline, since the machine may be busy."""
 
 LABELS = st.lists(st.integers(0, 15), min_size=1, max_size=60).map(torch.tensor)
 
@@ -43,7 +40,6 @@ def animals(make_dataset):
 
 
 class TestFirstClasses:
-    @without_deadline
     @given(LABELS.filter(several), st.data())
     def test_the_first_classes_and_the_others_partition_classes_and_images(self, labels, data):
         count = data.draw(st.integers(1, len(labels.unique()) - 1))
@@ -59,7 +55,6 @@ class TestFirstClasses:
 
 
 class TestHeldOutClasses:
-    @without_deadline
     @given(LABELS.filter(several), st.floats(0.001, 0.999), st.integers(0, 2**31))
     def test_held_out_classes_keep_all_their_images(self, labels, fraction, seed):
         held_out = held_out_classes(labels, fraction, seed)
@@ -81,7 +76,6 @@ class TestHeldOutClasses:
 
 
 class TestNumbering:
-    @without_deadline
     @given(LABELS)
     def test_renumbering_has_no_gaps_and_keeps_names_and_their_order(self, labels):
         names = [f"class {index:02d}" for index in range(16)]

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from torch.func import grad, vmap
 
 from hf_sphere.geometry import OPERATORS, angular_response
@@ -27,7 +27,6 @@ def test_operators_list_and_input_normalization():
     assert [operator.normalizes_input for operator in OPERATORS.values()] == [True] * 3 + [False] * 3
 
 
-@settings(deadline=None, max_examples=100)
 @given(value=st.floats(-1, 1, width=32))
 def test_responses_match_the_formula(value):
     for operator in OPERATORS:

@@ -6,7 +6,7 @@ import math
 import mpmath
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 from torch.func import grad, vmap
 
@@ -109,7 +109,6 @@ def test_normalizer_differences_match_golden_values_to_a_nanonat(golden_rows):
         torch.testing.assert_close(*differences, rtol=0, atol=1e-9, msg=lambda text, dim=dim: f"d = {dim}: {text}")
 
 
-@settings(max_examples=100, deadline=None)
 @given(dim=st.integers(2, 300), power=st.floats(-4, 4))
 def test_values_match_the_bessel_functions(dim, power):
     concentration = torch.tensor([10**power], dtype=torch.float64)

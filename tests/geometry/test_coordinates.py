@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 from torch.func import grad, vmap
 
@@ -50,7 +50,6 @@ def test_gradients_match_golden_gradients(golden, case, dtype, bound, position, 
     assert (gradient - exact).abs().max() <= bound * exact.abs().max()
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     n=st.integers(1, 80),
     scaling=st.floats(0.1, 10),
@@ -153,7 +152,6 @@ def test_bad_input_is_refused():
         spherize(torch.randn(2, 3), scaling=torch.ones(2))
 
 
-@settings(deadline=None, max_examples=60)
 @given(n=st.integers(1, 40), radius=st.floats(1e-3, 1e3), seed=st.integers(0, 2**31))
 def test_points_and_angles_round_trip(n, radius, seed):
     points = torch.randn(3, n + 1, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from safetensors.torch import load_file
 from torch import nn
 
@@ -105,7 +105,6 @@ weights = st.integers(0, 2**31).map(
 )
 
 
-@settings(max_examples=30)
 @given(weights, st.floats(-250, 250))
 def test_projections_do_not_depend_on_the_filter_norm(weight, exponent):
     scaled = statistics_of(weight * 10.0**exponent)
@@ -113,7 +112,6 @@ def test_projections_do_not_depend_on_the_filter_norm(weight, exponent):
     assert scaled.num_dead == 0
 
 
-@settings(max_examples=30)
 @given(weights)
 def test_opposite_filters_have_opposite_projections(weight):
     ours, other = statistics_of(weight), statistics_of(-weight)
@@ -122,7 +120,6 @@ def test_opposite_filters_have_opposite_projections(weight):
     assert other.sign_p_value == ours.sign_p_value
 
 
-@settings(max_examples=30)
 @given(weights, st.permutations(range(8)))
 def test_projections_do_not_depend_on_the_order_of_the_weights(weight, order):
     assert statistics_of(weight[:, order]).projections == pytest.approx(statistics_of(weight).projections, abs=1e-12)

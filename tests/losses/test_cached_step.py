@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers.modeling_outputs import ModelOutput
@@ -62,7 +62,6 @@ def chunkwise(x: Tensor, labels: Tensor, size: int) -> Callable[[nn.Module, nn.M
     return step
 
 
-@settings(deadline=None, max_examples=20)
 @given(st.sampled_from(sorted(LOSSES)), st.integers(1, 20), st.sampled_from([0.0, 0.4]))
 def test_loss_and_gradients_are_those_of_the_whole_batch(name, chunk_size, dropout):
     x, labels, model, loss = torch.randn(16, 6).double(), torch.arange(8).repeat(2), network(dropout), LOSSES[name]()

@@ -59,7 +59,7 @@ def plain_heat(x: Tensor, time: float) -> Tensor:
     return total.mean()
 
 
-@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from([2, 3, 5, 64]), st.sampled_from([0.01, 0.1, 1.0]), st.integers(2, 9))
 def test_heat_kernel_is_its_series(small_blocks, dim, time, count):
     x = torch.randn(count, dim, dtype=torch.float64)

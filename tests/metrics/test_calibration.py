@@ -4,7 +4,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from hf_sphere.metrics import calibration_errors, expected_calibration_error, reliability_bins
 
@@ -60,7 +60,6 @@ def test_the_named_errors_match_their_papers(answers):
     }
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     answers=st.lists(st.tuples(st.integers(0, 20), st.booleans()), min_size=1, max_size=40),
     num_bins=st.sampled_from([1, 2, 5, 10, 20]),
@@ -79,7 +78,6 @@ def test_equal_width_bins_are_half_open_intervals(answers, num_bins, norm):
     assert error == pytest.approx(plain_error(confidences, correct, edges, norm), abs=1e-12)
 
 
-@settings(max_examples=50, deadline=None)
 @given(answers=st.integers(1, 60), num_bins=st.integers(1, 20), seed=st.integers(0, 1000))
 def test_sizes_of_equal_mass_bins_differ_by_at_most_two(answers, num_bins, seed):
     confidences = torch.rand(answers, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

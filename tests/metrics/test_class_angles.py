@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from hf_sphere.metrics import class_angles
 from hf_sphere.metrics.geometry import _draw_pairs
@@ -18,7 +18,6 @@ def plain_angles(points, labels):
     return sorted(angles[True]), sorted(angles[False])
 
 
-@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6), dim=st.integers(2, 6))
 def test_all_pairs_of_few_points_are_measured(seed, dim):
     generator = torch.Generator().manual_seed(seed)

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from hf_sphere.metrics import effective_dimension
 
@@ -11,7 +11,6 @@ def plain(points):
     return (eigenvalues.sum() ** 2 / eigenvalues.square().sum()).item()
 
 
-@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), count=st.integers(2, 30), dim=st.integers(1, 12))
 def test_the_effective_dimension_is_the_participation_ratio_of_the_eigenvalues(seed, count, dim):
     generator = torch.Generator().manual_seed(seed)

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from hf_sphere.metrics import detection_scores
@@ -8,7 +8,6 @@ from hf_sphere.metrics import detection_scores
 NUMBERS = st.lists(st.integers(0, 12), min_size=1, max_size=50)
 
 
-@settings(max_examples=100, deadline=None)
 @given(inside=NUMBERS, outside=NUMBERS)
 def test_auroc_is_the_fraction_of_ordered_pairs_with_ties_counted_half(inside, outside):
     pairs = [(a > b) + (a == b) / 2 for a in inside for b in outside]
@@ -16,7 +15,6 @@ def test_auroc_is_the_fraction_of_ordered_pairs_with_ties_counted_half(inside, o
     assert scores["auroc"] == pytest.approx(sum(pairs) / len(pairs), abs=1e-15)
 
 
-@settings(max_examples=100, deadline=None)
 @given(inside=NUMBERS, outside=NUMBERS)
 def test_fpr_uses_the_highest_threshold_with_95_percent_tpr(inside, outside):
     kept = [t for t in inside if 100 * sum(a >= t for a in inside) >= 95 * len(inside)]

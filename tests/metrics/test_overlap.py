@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from hf_sphere.metrics import class_overlap, geometry
 
@@ -25,7 +25,6 @@ def plain_overlap(points, labels, correct, threshold: float, distance: str) -> d
     return {"num_overlaps": len(overlapping), "num_pairs": len(pairs), "num_errors": len(errors), "ratio": ratio}
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     count=st.integers(1, 30),
     dim=st.integers(1, 5),

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from safetensors.torch import load_file
 
 from hf_sphere.metrics import retrieval_scores
@@ -76,7 +76,6 @@ class TestValues:
             "num_excluded": 1,
         }
 
-    @settings(max_examples=60, deadline=None)
     @given(
         labels=st.lists(st.integers(-2, 3), min_size=2, max_size=24).filter(lambda made: len(set(made)) < len(made)),
         distance=st.sampled_from(DISTANCES),
@@ -88,7 +87,6 @@ class TestValues:
         scores = retrieval_scores(points, torch.tensor(labels), distance=distance, ks=ks, curvature=CURVATURE)
         assert scores == close(plain_scores(points, labels, distance, ks))
 
-    @settings(max_examples=60, deadline=None)
     @given(
         places=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2)), min_size=4, max_size=24),
         distance=st.sampled_from(DISTANCES),

@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from hf_sphere.metrics import accuracy_by_certainty, area_under_risk_coverage, risk_coverage
 
@@ -15,7 +15,6 @@ def test_risk_is_the_error_rate_of_the_most_confident_predictions_and_the_area_i
     assert area_under_risk_coverage(*answers) == pytest.approx((0 + 1 / 2 + 1 / 3 + 2 / 4) / 4, abs=1e-15)
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=6))
 def test_tied_predictions_have_the_mean_risk_over_their_orders(answers):
     expected, orders = torch.zeros(len(answers), dtype=torch.float64), 0

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from hf_sphere.geometry import spherize
 from hf_sphere.nn.prototypical import PrototypicalClassifier
@@ -135,7 +135,6 @@ def test_autocast_and_compiling_do_not_change_the_result(metric):
 # Invariances of the metrics
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     st.sampled_from(METRICS), seeds, st.permutations(range(4)), st.permutations(range(3)), st.floats(-100, 100),
     st.tuples(st.floats(1e-3, 1e3), st.floats(1e-3, 1e3)),

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 
 from hf_sphere import nn as sphere_nn
@@ -13,8 +13,6 @@ from hf_sphere.nn import Head
 
 LABELS = torch.tensor([0, 3, 1, 2, 3])
 HEADS = pytest.mark.parametrize("name", ["cosine", "arcface"])
-without_deadline = settings(deadline=None, max_examples=60)
-"""Disable the deadline, as the machine may be busy."""
 
 
 def build_head(name: str, dim: int, classes: int, **options) -> Head:
@@ -130,7 +128,6 @@ def test_gradient_is_accurate_at_all_angles(angle, margin):
     assert arcface_at(angle, margin)[1].item() == pytest.approx(plain_slope(angle, margin), rel=1e-6, abs=1e-9)
 
 
-@without_deadline
 @given(st.floats(0, math.pi), st.floats(0, math.pi), st.floats(0, math.pi / 2))
 def test_loss_increases_with_the_angle(first, second, margin):
     near, far = sorted((first, second))

@@ -7,16 +7,13 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck
 
 from hf_sphere.geometry import log_vmf_normalizer
 from hf_sphere.nn import class_softmax
 from hf_sphere.nn.class_softmax import log_class_sum
-
-without_deadline = settings(deadline=None, max_examples=60)
-"""Disable the deadline, as the machine may be busy."""
 
 DIMS = pytest.mark.parametrize("dim", [2, 3, 16, 64])
 
@@ -121,7 +118,6 @@ class TestInFloat64:
         torch.testing.assert_close(gradients(ours, of), gradients(plain, of))
 
 
-@without_deadline
 @given(
     st.integers(2, 70), st.integers(1, 9), st.integers(1, 4), st.integers(1, 5), st.floats(-3, 3), st.floats(-3, 2.3),
     st.integers(0, 999),

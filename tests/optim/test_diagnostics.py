@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from hypothesis import assume, given, settings, strategies as st
+from hypothesis import assume, given, strategies as st
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.utils.data import Dataset
@@ -48,7 +48,6 @@ def test_an_optimizer_wrapped_by_accelerate_has_the_same_diagnostics():
 
 # The step on the sphere, compared with its definition
 
-hypothesis_settings = settings(deadline=None, database=None)
 steps = st.fixed_dictionaries(
     {
         "shape": st.tuples(st.integers(1, 5), st.integers(2, 40)),
@@ -69,7 +68,6 @@ def drawn(step: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, float]:
     return step["size"] * weight, momentum, denominator, step["size"] * step["rate"]
 
 
-@hypothesis_settings
 @given(steps)
 def test_the_angle_is_between_the_weights_before_and_after_the_step(step):
     weight, momentum, denominator, lr = drawn(step)
@@ -83,7 +81,6 @@ def test_the_angle_of_a_reversing_step_exceeds_a_right_angle():
     assert step.angle.item() == pytest.approx(0.75 * math.pi)  # the weights become (-1, -1)
 
 
-@hypothesis_settings
 @given(steps)
 def test_the_direction_is_tangent_to_the_sphere(step):
     weight, momentum, denominator, lr = drawn(step)
@@ -92,7 +89,6 @@ def test_the_direction_is_tangent_to_the_sphere(step):
     assert (along.abs() <= 1e-12 * (direction.norm(dim=1) + (weight.norm(dim=1) * momentum.norm(dim=1)) / 0.1)).all()
 
 
-@hypothesis_settings
 @given(steps)
 def test_effective_rate_and_direction_reproduce_the_step(step):
     weight, momentum, denominator, lr = drawn(step)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -33,7 +33,6 @@ LAYOUTS = {
 DIMS = [[0], [], [0, 1], [1]]
 MOMENTUM = {AdamS: "exp_avg", AdamSRT: "exp_avg", AdamG: "exp_avg", SGDMRT: "momentum_buffer"}
 
-some_groups = settings(deadline=None, database=None, max_examples=20)
 shapes = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(2, 3), st.integers(1, 3))
 seeds = st.integers(0, 2**31)
 
@@ -152,7 +151,6 @@ OPTIONS = {
 def test_the_fast_step_follows_the_rule(name, case, dims):
     kind = optimizer_class(name)
 
-    @some_groups
     @given(shapes, seeds, OPTIONS[case][1])
     def check(shape, seed, options):
         x, gradients = weights_and_gradients(shape, seed)
@@ -162,7 +160,6 @@ def test_the_fast_step_follows_the_rule(name, case, dims):
     check()
 
 
-@some_groups
 @given(st.integers(1, 5), st.integers(2, 30), st.floats(-2, 2), seeds)
 def test_transport_without_the_old_weights_matches_the_publication(count, dim, step, seed):
     x, (m,) = weights_and_gradients((count, dim), seed, steps=1)

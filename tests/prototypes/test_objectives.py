@@ -4,7 +4,7 @@ import pytest
 import scipy.optimize
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from hf_sphere.geometry.codes import separation, separation_bound
 from hf_sphere.prototypes import ordering
@@ -59,7 +59,6 @@ def test_mean_nearest_cosine_matches_the_loss_of_the_paper(shape, blocks):
     torch.testing.assert_close(gradient, torch.autograd.grad(expected, points)[0], rtol=1e-12, atol=1e-14)
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     count=st.integers(2, 20), dim=st.integers(2, 8), sharpness=st.floats(1e-2, 1e6), seed=st.integers(0, 1000)
 )  # fmt: skip
@@ -70,7 +69,6 @@ def test_soft_separation_is_slightly_above_the_largest_cosine(count, dim, sharpn
     assert largest - 1e-12 <= value <= largest + math.log(count * (count - 1)) / sharpness + 1e-12
 
 
-@settings(max_examples=30, deadline=None)
 @given(count=st.integers(2, 30), dim=st.integers(2, 6), seed=st.integers(0, 1000))
 def test_no_points_are_below_the_bound(count, dim, seed):
     assert separation_bound(count, dim) <= separation(unit(count, dim, seed)).item() + 1e-12

@@ -4,14 +4,13 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from hf_sphere.geometry.codes import separation
 from hf_sphere.prototypes import METHODS, place_prototypes, placement
 from hf_sphere.prototypes.methods import base, searches
 
 
-@settings(max_examples=30, deadline=None)
 @given(dim=st.integers(2, 40), data=st.data())
 def test_up_to_dim_plus_one_points_form_a_regular_simplex(dim, data):
     count = data.draw(st.integers(2, dim + 1))
@@ -20,7 +19,6 @@ def test_up_to_dim_plus_one_points_form_a_regular_simplex(dim, data):
     assert placed.optimal
 
 
-@settings(max_examples=30, deadline=None)
 @given(dim=st.integers(2, 40), data=st.data())
 def test_up_to_twice_dim_points_have_separation_zero(dim, data):
     count = data.draw(st.integers(dim + 2, 2 * dim)) if dim > 2 else 4

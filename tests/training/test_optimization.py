@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from torch import nn
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
@@ -69,22 +69,18 @@ schedules = st.builds(
     lr_milestones=st.lists(st.integers(1, 300), min_size=1, unique=True).map(sorted),
     lr_gamma=st.floats(0, 1),
 )
-hypothesis_settings = settings(deadline=None, database=None)
 
 
-@hypothesis_settings
 @given(schedules, st.floats(0, 1000))
 def test_factor_lies_between_0_and_1(args, epoch):
     assert 0.0 <= learning_rate_factor(args, epoch) <= 1.0
 
 
-@hypothesis_settings
 @given(schedules.filter(lambda args: args.warmup_epochs > 1e-3), st.floats(0, 0.999))
 def test_warmup_is_linear_for_every_schedule(args, share):
     assert learning_rate_factor(args, share * args.warmup_epochs) == pytest.approx(share)
 
 
-@hypothesis_settings
 @given(schedules, st.floats(0, 400), st.floats(0, 400))
 def test_factor_never_increases_after_warmup(args, later, more):
     start = args.warmup_epochs + later

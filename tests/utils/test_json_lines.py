@@ -2,7 +2,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from two_processes import run_two
 
 from hf_sphere.utils.json_lines import JsonLines
@@ -15,7 +15,6 @@ def path(tmp_path):
     return tmp_path / "folder" / "values.jsonl"
 
 
-@settings(max_examples=20, deadline=None)
 @given(values=st.dictionaries(keys, st.tuples(st.floats(0, 1e6), st.integers(1, 999)), max_size=8))
 def test_written_values_are_read(tmp_path_factory, values):
     path = tmp_path_factory.mktemp("values") / "values.jsonl"

@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from hf_sphere.distributions import VonMisesFisher
 from hf_sphere.visualization import View, plot_sphere
@@ -133,7 +133,6 @@ class TestView:
 
 
 class TestNames:
-    @settings(max_examples=30, deadline=None)
     @given(seed=st.integers(0, 10**6), count=st.integers(1, 26))
     def test_names_with_enough_room_do_not_overlap(self, seed, count):
         generator = torch.Generator().manual_seed(seed)
