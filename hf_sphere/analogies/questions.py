@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_sphere.utils.checks import check_seed
+from hf_sphere.utils.checks import check_not_text, check_seed
 from hf_sphere.utils.loading import load_dataset
 
 Pair = tuple[str, str]  # two words in a relation
@@ -93,6 +93,7 @@ def make_questions(
         >>> questions[0].stem
         ('dog', 'puppy')
     """
+    check_not_text("groups", groups)
     answers = [None] * len(stems) if answers is None else answers
     groups = [None] * len(stems) if groups is None else groups
     if not len(stems) == len(choices) == len(answers) == len(groups):

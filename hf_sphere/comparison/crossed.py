@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_sphere.comparison.significance import Test, TestResult, difference_test
+from hf_sphere.utils.checks import check_not_text
 
 Outcomes = Mapping[Any, float]  # by the id of the test image, an int or str
 
@@ -90,6 +91,7 @@ def pseudo_values(measure: Callable[[Tensor], float], ids: Sequence[int] | Seque
         >>> pseudo_values(lambda rows: correct[rows].mean().item(), ["a", "b"])
         {'a': 1.0, 'b': 0.0}
     """
+    check_not_text("ids", ids)
     blocks: dict[Any, list[int]] = {}
     for row, image in enumerate(ids):
         blocks.setdefault(image, []).append(row)

@@ -27,7 +27,7 @@ from hf_sphere.prototypes.ordering import (
     check_class_vectors,
     measure_order,
 )
-from hf_sphere.utils.checks import check_seed
+from hf_sphere.utils.checks import check_not_text, check_seed
 from hf_sphere.utils.files import atomic_file
 from hf_sphere.utils.options import check_names
 from hf_sphere.utils.progress import progress_bar
@@ -190,8 +190,7 @@ def place_prototypes(
         raise ValueError(f"device must be one of torch, such as cpu or cuda:0; got {device!r}.") from error
     with _search_environment(num_classes, dim):
         ranking = _build_ranking(num_classes, class_vectors, ordering, ordering_weight)
-        if isinstance(class_names, str):
-            raise ValueError(f"class_names must be a list of names; got the string {class_names!r}.")
+        check_not_text("class_names", class_names)
         if class_names is not None and len(class_names) != num_classes:
             raise ValueError(f"there are {len(class_names)} class names for {num_classes} prototypes.")
         task = Task(num_classes, dim, ranking, seed, device)

@@ -37,7 +37,7 @@ from hf_sphere.data.sampling import draw_subset
 from hf_sphere.data.sources import find_split, load_splits
 from hf_sphere.data.targets import read_class_names, read_labels, read_values
 from hf_sphere.metrics.neighbors import Distance
-from hf_sphere.utils.checks import check_seed
+from hf_sphere.utils.checks import check_not_text, check_seed
 from hf_sphere.utils.files import atomic_folder, read_json, read_whole, write_json
 from hf_sphere.utils.problem_types import SINGLE_LABEL
 
@@ -151,6 +151,8 @@ def embeddings_writer(
     folder = Path(folder)
     if re.fullmatch(r"\w+(\.\w+)*", split) is None:
         raise ValueError(f"the name of a split consists of letters, digits, underscores and dots; got {split!r}.")
+    check_not_text("class_names", class_names)
+    check_not_text("predicted_names", predicted_names)
     names = {"label": class_names, "prediction": predicted_names}
     with atomic_folder(folder) as unfinished, contextlib.ExitStack() as stack:
         (unfinished / DATA_FOLDER).mkdir()
@@ -202,6 +204,7 @@ def read_embeddings(
     Example:
         >>> data = read_embeddings("outputs/embeddings")  # doctest: +SKIP
     """
+    check_not_text("needed", needed)
     splits, about = read_whole(name, lambda folder: (load_splits(name), _read_about(folder)))
     if len(splits) > 1 and split is None:
         raise ValueError(f"{name} has the splits {', '.join(splits)}; choose one with --split.")

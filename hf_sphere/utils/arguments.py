@@ -20,6 +20,7 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type
 
 import yaml
 
+from hf_sphere.utils.checks import check_not_text
 from hf_sphere.utils.commands import command_of, running
 from hf_sphere.utils.configs import ABOUT, YamlLoader, load_config
 from hf_sphere.utils.imports import import_modules
@@ -49,6 +50,8 @@ class Arguments:
             value = getattr(self, field.name)
             if isinstance(value, str) and value.startswith("~/") and field.name != "text":  # no shell has expanded it
                 setattr(self, field.name, value := os.path.expanduser(value))
+            if str(field.type).startswith("list["):
+                check_not_text(field.name, value)
             if field.name in ("output", "output_dir") and value is not None and not value.strip():
                 raise ValueError(f"{field.name} must not be empty; name a file or folder.")
             for number in value if isinstance(value, (list, tuple)) else [value]:

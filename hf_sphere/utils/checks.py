@@ -18,10 +18,15 @@ def check_extra(extra: str, purpose: str, *packages: str) -> None:
         raise ImportError(f"{purpose} requires {' and '.join(packages)}: pip install 'hf_sphere[{extra}]'.")
 
 
+def check_not_text(what: str, values: Any) -> None:
+    """Raise an error for a single text instead of a list, whose letters would be taken for its items."""
+    if isinstance(values, str | bytes):
+        raise ValueError(f"{what} must be a list of texts; got a single one: pass [{values!r:.80}].")
+
+
 def text_list(what: str, texts: Iterable[str]) -> list[str]:
-    """Return texts as a list; a single text, whose letters would be taken for texts, and no texts are an error."""
-    if isinstance(texts, str | bytes):
-        raise ValueError(f"{what} must be a list of texts; got a single one: pass [{texts!r:.80}].")
+    """Return texts as a list; a single text, no texts, and what is no text are errors."""
+    check_not_text(what, texts)
     listed = list(texts)
     if not listed or not all(isinstance(text, str) for text in listed):
         other = next((repr(text) for text in listed if not isinstance(text, str)), "none")

@@ -21,7 +21,7 @@ from torch import Tensor
 from torchvision.utils import make_grid
 
 from hf_sphere.metrics.checks import check_embeddings
-from hf_sphere.utils.checks import check_extra
+from hf_sphere.utils.checks import check_extra, check_not_text
 from hf_sphere.utils.files import write_text
 from hf_sphere.visualization.figures import COLORS
 from hf_sphere.visualization.scene import Panel, Scene
@@ -126,6 +126,7 @@ def write_interactive_sphere(
     flat = check_embeddings(points, what="points").shape[1] < 3
     scene = Scene(Panel(points, labels, directions), class_names, 2 if flat else 3)
     for what, values in (("images", images), ("texts", texts)):
+        check_not_text(what, values)
         if values is not None and len(values) != len(points):
             raise ValueError(f"there are {len(values)} {what} for {len(points)} points; pass one per point.")
     if images is not None and (images.ndim != 4 or images.dtype != torch.uint8 or images.shape[1] not in (1, 3)):

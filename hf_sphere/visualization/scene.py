@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_sphere.metrics.checks import check_directions, check_embeddings, check_labels
+from hf_sphere.utils.checks import check_not_text
 from hf_sphere.visualization.figures import COLORS, SMALL, Figure, add_caption, new_figure, save_figure, shorten
 
 MARKERS = "o^sDvPX*<>"  # beyond ten classes the colors repeat with the next marker
@@ -172,6 +173,7 @@ class Scene:
     """
 
     def __init__(self, panel: Panel, class_names: Sequence[str], dim: int) -> None:
+        check_not_text("class_names", class_names)
         points = check_embeddings(panel.points, what="points").cpu().double()
         directions, lengths = panel.directions, panel.lengths
         width = points.shape[1]

@@ -91,7 +91,7 @@ def test_search_stops_at_the_bound(monkeypatch):
         ),
         *(({"seed": seed}, "seed must be an integer from 0 to") for seed in ("a", 1.5, -1, True)),
         ({"class_names": ["cat", "dog"]}, "there are 2 class names for 4 prototypes"),
-        ({"class_names": "abcd"}, "class_names must be a list of names; got the string 'abcd'"),
+        ({"class_names": "abcd"}, "class_names must be a list of texts; got a single one: pass"),
     ],
     ids=str,
 )

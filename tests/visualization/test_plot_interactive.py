@@ -46,7 +46,7 @@ def unpack(text, kind):
 
 def test_points_are_unit_vectors_in_input_order(tmp_path):
     points, labels = 7 * torch.randn(30, 3), torch.arange(30) % 3
-    content = content_of(write_interactive_sphere(tmp_path / "new" / "a.html", points, labels, "abc"))
+    content = content_of(write_interactive_sphere(tmp_path / "new" / "a.html", points, labels, [*"abc"]))
     shown = unpack(content["points"], "<i2").reshape(30, 3) / 32767
     assert shown == pytest.approx(torch.nn.functional.normalize(points, dim=-1).numpy(), abs=2e-5)
     assert unpack(content["labels"], "<i4").tolist() == labels.tolist()
@@ -56,7 +56,7 @@ def test_points_are_unit_vectors_in_input_order(tmp_path):
 def test_two_dimensional_points_are_on_the_equator(tmp_path):
     points = torch.tensor([[3.0, 0.0], [0.0, -2.0]])
     content = content_of(
-        write_interactive_sphere(tmp_path / "a.html", points, torch.tensor([0, 1]), "ab", directions=points)
+        write_interactive_sphere(tmp_path / "a.html", points, torch.tensor([0, 1]), [*"ab"], directions=points)
     )
     shown = unpack(content["points"], "<i2").reshape(2, 3) / 32767
     assert shown.tolist() == [[1, 0, 0], [0, -1, 0]]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hf_sphere.utils.checks import check_not_text
 from hf_sphere.utils.imports import check_unique
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class Task:
     name: str = ""
 
     def __post_init__(self) -> None:
+        for name in ("headline", "train_metrics", "eval_metrics"):
+            check_not_text(name, getattr(self, name))
         if self.name:
             self.name = self.name.replace("-", "_")
             before = find_task(self.name).prepare.__module__ if self.name in task_names() else None
