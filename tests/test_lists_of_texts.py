@@ -125,4 +125,3 @@ def test_a_single_text_instead_of_a_list_is_an_error(name):
     with pytest.raises((TypeError, ValueError)) as caught:
         CASES[name]("ab")
     assert any(text in str(caught.value) for text in ("must be a list", "instead of a pair", "has no choices")), caught
-

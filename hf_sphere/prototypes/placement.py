@@ -88,6 +88,7 @@ class Placement:
         metadata["order"] = None if self.order is None else vars(self.order)
         with atomic_file(path) as unfinished:
             save_file({"prototypes": self.prototypes.contiguous()}, unfinished, {"placement": json.dumps(metadata)})
+            self.load(unfinished)  # raises an error for attributes that could not be read back
 
     @classmethod
     def load(cls, path: str | Path) -> "Placement":

@@ -142,6 +142,15 @@ def check_rows_of(space: Any) -> None:
         raise ValueError("the ids of the space are not different integers from 0, one per vector and below next_id")
 
 
+def _check_calibration(what: str, tensors: Tensors, dim: int, distance: str) -> None:
+    for name, tensor in tensors.items():
+        shape = (len(tensors["scores"]), dim)[: 1 + (name == "queries")]
+        is_valid = tensor.dtype == CALIBRATION[name] and tensor.shape == shape and len(tensor) > 0
+        is_valid &= name != "queries" or distance != "cosine" or bool(tensor.any(1).all())
+        if not is_valid or not (tensor < torch.inf).all():
+            raise ValueError(f"{what} has invalid {name} of the calibration")
+
+
 def check_replaceable(folder: Path, files: Collection[str] = FILES) -> None:
     """Raise an error if a folder contains other files."""
     if other := next((path for path in list_folder(folder) if path.name not in files), None):
@@ -175,11 +184,14 @@ def describe_space(space: Any, **about: Any) -> About:
 def write_index(folder: Path, about: About, images: dict[str, list[Any]], space: Any) -> None:
     """Write all files of an index to an empty folder; rows of several groups are calibrated first."""
     check_rows_of(space)
-    tensors = {"embeddings": space.vectors}
+    _check_about(about)
+    tensors: Tensors = {}
     if space._queries is not None or len(space._calibration_rows()):
-        tensors |= {name: getattr(space.calibration, name) for name in ("groups", "matches", "ids", "scores")}
+        tensors = {name: getattr(space.calibration, name) for name in ("groups", "matches", "ids", "scores")}
     if space._queries is not None:
         tensors["queries"] = space._queries[0]
+    _check_calibration("the space", tensors, space.vectors.shape[1], space.metric["distance"])
+    tensors["embeddings"] = space.vectors
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / EMBEDDINGS_FILE)
     table = pa.table({name: pa.array(cells, TYPES[name]) for name, cells in images.items()})
     pq.write_table(table, folder / IMAGES_FILE)
@@ -199,6 +211,11 @@ def _read_about(folder: Path) -> About:
     values["sources"] = [tuple(source) for source in values["sources"]]
     names = {each.name for each in fields(About)}
     about = About(**{name: value for name, value in values.items() if name in names})
+    _check_about(about)
+    return about
+
+
+def _check_about(about: About) -> None:
     tables = [(name, len(state)) for tables in about.tables for name, state in tables.items()]
     valid = {
         "recall": 0 <= about.recall <= 1,
@@ -216,7 +233,6 @@ def _read_about(folder: Path) -> About:
     }
     if wrong := [name for name, is_valid in valid.items() if not is_valid]:
         raise ValueError(f"{wrong[0]} of {ABOUT_FILE} is invalid: {getattr(about, wrong[0])}")
-    return about
 
 
 def _read_images(folder: Path, count: int, about: About) -> dict[str, list[Any]]:
@@ -256,12 +272,7 @@ def _read_space(space_class: Any, folder: Path, about: About, images: dict[str, 
     space.ids, space.next_id = torch.tensor(images["id"]), about.next_id
     space._groups = space._groups if "group" in images else space.ids
     space.score, space._is_chosen = about.space.get("score", "cosine"), about.space.get("is_chosen", False)
-    for name, tensor in tensors.items():
-        shape = (len(tensors["scores"]), embeddings.shape[1])[: 1 + (name == "queries")]
-        is_valid = tensor.dtype == CALIBRATION[name] and tensor.shape == shape and len(tensor) > 0
-        is_valid &= name != "queries" or about.distance != "cosine" or bool(tensor.any(1).all())
-        if not is_valid or not (tensor < torch.inf).all():
-            raise ValueError(f"{EMBEDDINGS_FILE} has invalid {name} of the calibration")
+    _check_calibration(EMBEDDINGS_FILE, tensors, embeddings.shape[1], about.distance)
     if "queries" in tensors:
         space._queries = tensors.pop("queries"), tensors["groups"]
     elif tensors:

@@ -1,6 +1,7 @@
 """Vectors with ids and groups, and their scores for queries."""
 
 import logging
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -264,8 +265,10 @@ def as_list(values: Any) -> list[Any]:
     """Return a list of names or numbers, also for a single one, as values of Python."""
     if getattr(values, "is_meta", False):
         raise ValueError("ids and names must have values; tensors on the device meta have none.")
+    if isinstance(values, Mapping) or hasattr(values, "columns"):
+        raise ValueError(f"ids and names must be a list, an array or a column, and no {type(values).__name__}.")
     for method in ("tolist", "to_pylist", "as_py"):  # of a column of pyarrow in several parts, and of one value
         values = getattr(values, method)() if hasattr(values, method) else values
-    values = [values] if isinstance(values, (str, int)) else values
+    values = [values] if isinstance(values, (str, bytes)) or not isinstance(values, Iterable) else values
     values = [value.item() if hasattr(value, "item") else value for value in values]
     return [value.as_py() if isinstance(value, pa.Scalar) else value for value in values]

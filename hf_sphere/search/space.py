@@ -64,6 +64,12 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
     """
 
     def __init__(self, vectors: Tensor, groups: Any = None, **options: Any) -> None:
+        if vectors.ndim != 2 or vectors.dtype != torch.float32:
+            got, hint = (
+                f"{vectors.dtype} {tuple(vectors.shape)}",
+                "one vector is vectors[None]; fit converts the others",
+            )
+            raise ValueError(f"vectors must be float32 (N, d); got {got}: {hint}.")
         super().__init__(vectors, groups, **options)
         self._queries: tuple[Tensor, Tensor] | None = None  # separate ones, and their groups
         self._calibration: Calibration | None = None

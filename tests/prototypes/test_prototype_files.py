@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -42,6 +43,18 @@ def test_saving_twice_replaces_the_file(file):
     place_prototypes(3, 2).save(file)
     place_prototypes(4, 3).save(file)
     assert Placement.load(file).prototypes.shape == (4, 3)
+
+
+CHANGES = {"prototypes": torch.full((3, 2), torch.nan), "class_names": ("a",), "seconds": "long"}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_placement_whose_attributes_were_set_does_not_replace_a_good_file(file, name):
+    placed = place_prototypes(3, 2)
+    placed.save(file)
+    with pytest.raises(ValueError, match=r"finite|class names|invalid metadata"):
+        replace(placed, **{name: CHANGES[name]}).save(file)
+    assert len(Placement.load(file).prototypes) == 3
 
 
 def test_prototype_views_can_be_saved(file):

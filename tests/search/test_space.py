@@ -1,10 +1,12 @@
 """EmbeddingSpace: levels, changes, names, files and invalid input; test_matching_formula.py has the p-values."""
 
 import logging
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 import torch
@@ -12,7 +14,7 @@ from datasets import Dataset
 from scipy import stats
 
 from hf_sphere.metrics import energy_test
-from hf_sphere.search import EmbeddingSpace, NeighborSearch, neighbor_search
+from hf_sphere.search import EmbeddingSpace, ImageSource, NeighborSearch, neighbor_search
 from hf_sphere.search.matching import sample_rows
 
 
@@ -570,6 +572,38 @@ def test_bad_input_is_refused(space):
             space.remove(**wanted)
 
 
+@pytest.mark.parametrize(
+    "vectors", [torch.tensor([4.0, 0.0, 3.0]), torch.eye(3).long(), torch.eye(3).double(), torch.ones(2, 2, 2)]
+)
+def test_a_space_of_what_is_no_matrix_of_float32_says_how_to_convert_it(vectors):
+    with pytest.raises(ValueError, match=r"one vector is vectors\[None\]; fit converts the others"):
+        EmbeddingSpace(vectors)
+
+
+TABLES = {"pandas": pd.DataFrame, "polars": pl.DataFrame, "pyarrow": pa.table, "mapping": dict}
+USES = {
+    "fit": lambda x: EmbeddingSpace.fit(unit(2, 4), x),
+    "calibration": lambda x: EmbeddingSpace.fit(unit(4, 4), calibration=unit(2, 4), calibration_groups=x),
+    "add": lambda x: EmbeddingSpace.fit(unit(4, 4), [*"abcd"]).add(x, unit(2, 4)),
+    "remove": lambda x: EmbeddingSpace.fit(unit(4, 4), [*"abcd"]).remove(x),
+    "source": lambda x: ImageSource.of(unit(2, 4), content="vector").read_groups(x),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("table", TABLES)
+def test_a_table_or_mapping_is_no_column_of_names(table, use):
+    with pytest.raises(ValueError, match="must be a list, an array or a column"):
+        USES[use](TABLES[table]({"a": ["a", "b"]}))
+
+
+@pytest.mark.parametrize("name", [3.0, b"a", True, object(), [1.5]], ids=str)
+@pytest.mark.parametrize("use", ["add", "remove"])
+def test_what_is_no_name_is_an_error_that_says_so(name, use):
+    with pytest.raises(ValueError, match=r"must be all texts or all integers|there is no group"):
+        USES[use](name)
+
+
 @pytest.mark.parametrize("name", [".DS_Store", "thumbs.db", "Desktop.ini", "._index.json", ".directory"])
 def test_files_of_file_managers_do_not_prevent_that_a_space_is_saved(tmp_path, space, name):
     space.save(tmp_path / "space")
@@ -588,6 +622,17 @@ CHANGES = {
     "equal ids": (lambda space: setattr(space, "ids", torch.zeros_like(space.ids)), "different integers"),
     "fewer ids": (lambda space: setattr(space, "ids", space.ids[1:]), "different integers"),
     "ids of new rows": (lambda space: setattr(space, "next_id", 5), "below next_id"),
+    "an unknown score": (lambda space: setattr(space, "score", "distance"), "space of index.json is invalid"),
+    "a calibration with NaN": (
+        lambda space: setattr(
+            space, "_calibration", replace(space.calibration, scores=space.calibration.scores * torch.nan)
+        ),
+        "invalid scores",
+    ),
+    "a shorter calibration": (
+        lambda space: setattr(space, "_calibration", replace(space.calibration, matches=space.calibration.matches[1:])),
+        "invalid matches",
+    ),
 }
 
 
