@@ -8,12 +8,13 @@ import shlex
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Features, load_dataset_builder
+from datasets import Features, config, load_dataset_builder
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
+from huggingface_hub.constants import HF_HUB_CACHE
 
 from hf_sphere.utils.checks import check_regular
 
@@ -56,11 +57,22 @@ def list_files(folder: Path, suffixes: Collection[str], *, follow_links: bool = 
     for file in files:
         check_regular(file)
     if outside and not follow_links:
-        raise ValueError(
-            f"{folder} has {len(outside):,} link(s) to what is outside it: {', '.join(map(str, sorted(outside)[:5]))}. "
-            "Copy the files into the folder; only training follows links, with --follow_links."
-        )
+        refuse(f"{folder} has {len(outside):,} link(s) to what is outside it", sorted(map(str, outside)))
     return sorted(files)
+
+
+def refuse(problem: str, outside: Sequence[str]) -> NoReturn:
+    """Raise an error that lists the first of the files that are outside a folder."""
+    how = "Copy the files into the folder; only training follows links, with --follow_links"
+    raise ValueError(f"{problem}: {', '.join(outside[:5])}. {how}.")
+
+
+def find_outside(dataset: str, names: Iterable[str | None]) -> list[str]:
+    """Return which names of files in the tables of a dataset are on this machine, but not in its folder or a cache."""
+    roots = [Path(os.path.realpath(root)) for root in (dataset, HF_HUB_CACHE, config.HF_DATASETS_CACHE)]
+    paths = {name: name.rpartition("::")[2].removeprefix("file://") for name in names if name}  # also of an archive
+    is_local = {name: os.path.isabs(path) or "://" not in path for name, path in paths.items()}
+    return [name for name, path in paths.items() if is_local[name] and all(leaves(root, path) for root in roots)]
 
 
 def leaves(root: Path, path: str | os.PathLike) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from datasets import Dataset, DatasetDict, Image, IterableDataset, IterableDatasetDict, ReadInstruction
 from PIL import Image as PILImage
@@ -39,7 +40,7 @@ def load_splits(
 ) -> Any:
     """Load all splits of an image dataset: a bundled one, one on the Hub, or a folder of parquet files or images.
 
-    Links in a folder to files outside it are an error, unless links are followed.
+    Links in a folder to files outside it, and tables that name such files, are an error, unless links are followed.
     """
     if name in BUNDLED and Path(name).is_dir():
         raise ValueError(f"{name} is a bundled dataset and a folder; write ./{name} for the folder, or rename it.")
@@ -59,6 +60,8 @@ def load_splits(
         splits = load_dataset(name, config_name, streaming=True)
     else:
         splits = require_splits(load_dataset(name, config_name), name)
+        if of_tables and not follow_links and (outside := folders.find_outside(name, _file_names(splits))):
+            folders.refuse(f"the tables of {name} name {len(outside):,} file(s) outside it", outside)
     if of_tables and config_name is None and not folders.has_configs(Path(name)):  # which push_to_hub has checked
         folders.check_class_names(tables, next(iter(splits.values())).features or {})
         folders.log_unread(Path(name))
@@ -72,6 +75,16 @@ def load_splits(
         message = "%d of %d images in %s are in no split: `datasets` takes names with train or test for splits."
         logger.warning(message, lost, len(files), name)
     return splits
+
+
+def _file_names(splits: DatasetDict) -> Iterator[str]:
+    """Yield the names of the files of images that are not in the tables themselves."""
+    for rows in splits.values():
+        for name, feature in rows.features.items():
+            if isinstance(feature, Image) or (isinstance(feature, dict) and {"bytes", "path"} <= feature.keys()):
+                cells = rows.data.column(name)
+                is_file = pc.is_null(pc.struct_field(cells, "bytes"))
+                yield from pc.struct_field(cells, "path").filter(is_file).drop_null().to_pylist()
 
 
 def require_splits(splits: Any, name: str) -> DatasetDict:

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import os
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from datasets import ClassLabel, Image, IterableDataset
 from pyarrow import ArrowInvalid
 from torch import Tensor
 
-from hf_sphere.data import sources
+from hf_sphere.data import folders, sources
 from hf_sphere.data.batches import ImageBatches
 from hf_sphere.data.decoding import CorruptImageError, ImageShape, decode_image, load_batches
 from hf_sphere.data.image_files import encoded_images
@@ -55,11 +56,15 @@ class StreamSplit(torch.utils.data.Dataset):
         rows, place, (image, label) = self.rows, -1, self.columns
         are_indices = isinstance(rows.features[label], ClassLabel)
         index = {str(i) if are_indices else name: i for i, name in enumerate(self.class_names)}
+        name = self.options.dataset_name
+        is_checked = os.path.isdir(name) and not self.options.follow_links
         if seed is not None:
             rows = rows.shuffle(seed=seed, buffer_size=self.options.shuffle_buffer_size)
         for place, row in enumerate(itertools.islice(rows, self.count)):
             if not isinstance(record := row[image] or {}, dict):
                 raise ValueError(_DECODED.format(split=self.name, column=image))
+            if is_checked and record.get("bytes") is None and (outside := folders.find_outside(name, [record["path"]])):
+                folders.refuse(f"a table of {name} names a file outside it", outside)
             known = [record.get("path"), row.get("__key__"), row.get("__url__")]
             described = ", ".join([*filter(None, known), f"number {place} of the epoch in the split {self.name!r}"])
             if (number := index.get(str(row[label]))) is None:

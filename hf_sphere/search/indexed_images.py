@@ -11,9 +11,7 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from datasets import config
 from datasets.utils.file_utils import xopen
-from huggingface_hub.constants import HF_HUB_CACHE
 from PIL.Image import Image as PILImage
 
 from hf_sphere.data.folders import TABLES, leaves, list_files
@@ -71,10 +69,7 @@ def place_of(name: str, split: str | None, file: str) -> Hashable:
 
 
 def identify(source: ImageSource, rows: Sequence[int], *, progress: bool = True) -> States:
-    """Return the states of images of a source, by row, read in parallel threads.
-
-    A dataset that names a file of this machine that is not its own is an error.
-    """
+    """Return the states of images of a source, by row, read in parallel threads."""
     with ThreadPool(min(16, len(rows) // 100 + 1)) as pool:
         states = pool.imap(partial(_identify, source), rows, chunksize=100)
         bar = progress_bar(states, "Reading", len(rows), unit=source.content, disable=not progress, leave=False)
@@ -90,9 +85,6 @@ def _identify(source: ImageSource, row: int) -> ImageState:
     path = record["path"] if record and record["bytes"] is None else None
     if path and source.split is not None and not _is_remote(path):
         path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
-        roots = (os.path.realpath(root) for root in (source.name, HF_HUB_CACHE, config.HF_DATASETS_CACHE))
-        if all(leaves(Path(root), path) for root in roots):
-            raise ValueError(f"row {row} of {source.name} names the file {path}, which is not in it; copy it there.")
     state = file_state(path) if path else None  # before it is read, so that a later change is noticed
     try:
         content = _read(record)

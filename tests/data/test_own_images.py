@@ -47,6 +47,20 @@ from hf_sphere.data.text import load_text_splits
 from hf_sphere.search import ImageSource
 from hf_sphere.utils.pixels import convert_image
 
+
+def load_stream(name):
+    options = {
+        "image_size": 8,
+        "num_channels": 3,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+        "class_names": ["a"],
+    }
+    options |= {"streaming": True, "max_train_samples": 2, "max_eval_samples": 2, "eval_split": "train"}
+    for _ in load_image_data(ImageDataOptions(name, **options, dataloader_num_workers=0)).train:
+        pass
+
+
 TINY = SphereVisionConfig(backbone="linear_embedding", num_channels=1, image_size=8, num_labels=3)
 
 
@@ -163,6 +177,28 @@ class TestFolders:
         with pytest.raises(ValueError, match=rf"has 1 link\(s\) to what is outside it: \S*{link.name}\. Copy"):
             read(str(tmp_path / "linked"))
 
+    @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "parquet with a URL", "parquet with an archive"])
+    @pytest.mark.parametrize("read", [ImageSource.of, load_splits, load_stream])
+    def test_a_table_that_names_an_image_outside_its_folder_is_an_error(self, folder, tmp_path, kind, read):
+        path, secret = folder(cats=2), tmp_path / "secret.png"
+        shutil.copy(path / "cats" / "0.png", secret)
+        names = ["cats/0.png", "../secret.png", "cats/1.png"]
+        if kind == "csv":
+            (path / "metadata.csv").write_text("file_name,label\n" + "".join(f"{name},a\n" for name in names))
+        elif kind == "jsonl":
+            lines = [f'{{"file_name": "{name}", "label": "a"}}\n' for name in names]
+            (path / "metadata.jsonl").write_text("".join(lines))
+        else:
+            with zipfile.ZipFile(tmp_path / "secret.zip", "w") as archive:
+                archive.write(secret, "a.png")
+            form = {"parquet": "{}", "parquet with a URL": "file://{}"}.get(kind, "zip://a.png::{}")
+            other = secret.with_suffix(".zip" if "archive" in kind else ".png")
+            cells = [{"bytes": None, "path": str(path / "cats" / "0.png")}, {"bytes": None, "path": form.format(other)}]
+            table = Dataset.from_dict({"image": cells, "label": ["a"] * 2}).cast_column("image", Image(decode=False))
+            table.to_parquet(path / "train.parquet")
+        with pytest.raises(ValueError, match=r"outside it: .*secret\.(png|zip)\. Copy|escape the dataset directory"):
+            read(str(path))
+
     @pytest.mark.parametrize("read", [load_text_splits, lambda name: ImageSource.of(name, content="text")])
     def test_a_link_out_of_a_folder_of_texts_is_an_error(self, tmp_path, read):
         (tmp_path / "texts").mkdir()
@@ -256,7 +292,7 @@ class TestFolders:
     def test_a_device_that_a_table_names_is_an_error(self, tmp_path):
         images = Features({"image": Image(decode=False)})
         Dataset.from_dict({"image": [{"bytes": None, "path": "/dev/zero"}]}, images).to_parquet(tmp_path / "a.parquet")
-        with pytest.raises(ValueError, match="/dev/zero is not a regular file"):
+        with pytest.raises(ValueError, match="name 1 file.s. outside it: /dev/zero"):
             fingerprint(load_splits(str(tmp_path)))
 
     def test_a_name_that_is_not_utf_8_is_named(self, folder):
