@@ -133,7 +133,9 @@ def power(difference: float, deviation: float, seeds: int, *, tests: int = 1, te
     if effect > 1e4:  # scipy is inaccurate there, and NaN from 1e10; only the variation of the deviation matters
         return float(np.mean(stats.chi2.cdf(freedom * (min(effect, 1e100) / critical) ** 2, freedom)))
     opposite = np.nan_to_num(stats.nct.cdf(-critical, freedom, effect))  # scipy returns NaN where it is below 1e-80
-    return float(np.mean(stats.nct.sf(critical, freedom, effect) + opposite))
+    above = stats.nct.sf(critical, freedom, effect)
+    above = np.where(critical > 1e6, np.nan_to_num(above), above)  # as there
+    return float(np.mean(above + opposite))
 
 
 def seeds_for_power(
@@ -141,7 +143,10 @@ def seeds_for_power(
 ) -> int:
     """Return the smallest number of seeds of each group with which a difference is found with a probability.
 
-    For arguments, see `power`; `target` is the probability. More than 10,000 seeds are an error.
+    For arguments, see `power`; `target` is the probability.
+
+    Raises:
+        ValueError: If a number is out of range, or more than 10,000 seeds would be needed.
 
     Example:
         >>> seeds_for_power(0.5, 0.3)

@@ -32,14 +32,18 @@ LONGEST_STEP = 20.0
 
 def _upcast(function: F) -> F:
     """Check tensor arguments and pass them in a common dtype of at least float32; return the result in their dtype."""
-    names = list(inspect.signature(function).parameters)
+    parameters = inspect.signature(function).parameters
+    names, vectors = [*parameters], [name for name in parameters if parameters[name].annotation is Tensor]
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Tensor:
-        values = [*args, *kwargs.values()]
-        tensors = [value for value in values if value is values[0] or hasattr(value, "__len__")]
-        for tensor in tensors:
-            check_floating("the argument", tensor)
+        values = {**dict(zip(names, args, strict=False)), **kwargs}
+        tensors = [value for name, value in values.items() if name in vectors or hasattr(value, "__len__")]
+        for name, value in values.items():
+            if name in vectors or hasattr(value, "__len__"):
+                check_floating(name, value)
+            if name in vectors and value.ndim == 0:  # a number would be broadcast
+                raise ValueError(f"{name} must be vectors (..., d); got a number.")
         check_devices(**dict(zip(names, args, strict=False)), **kwargs)
         dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
         wide = torch.promote_types(dtype, torch.float32)

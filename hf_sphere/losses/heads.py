@@ -60,7 +60,9 @@ class HeadLoss(nn.Module, PyTorchModelHubMixin, library_name="hf_sphere"):  # ty
         `indices_tuple` is for the trainers of pytorch-metric-learning, without a miner.
         """
         if indices_tuple is not None:
-            raise ValueError(f"{type(self).__name__} uses all examples of a batch; leave out the miner.")
+            raise ValueError(f"{type(self).__name__} uses all examples of a batch; leave out indices_tuple, the miner.")
+        if labels is None:
+            raise TypeError("labels must be a tensor; got None. Without labels, call loss.head.")
         self.head.check_inputs(embeddings, labels)
         if self.training and not self._is_initialized:
             self._is_initialized = True  # reading the head's state synchronizes the device: once per loss

@@ -55,12 +55,12 @@ class PairLoss(nn.Module):
         `indices_tuple` is for the trainers of pytorch-metric-learning, without a miner.
         """
         if indices_tuple is not None:
-            raise ValueError(f"{type(self).__name__} uses all pairs of a batch; leave out the miner.")
+            raise ValueError(f"{type(self).__name__} uses all pairs of a batch; leave out indices_tuple, the miner.")
         check_tensors(self, embeddings=embeddings, labels=labels)
         if embeddings.ndim != 2 or labels.shape != embeddings.shape[:1]:
             shapes = f"{tuple(embeddings.shape)} and {tuple(labels.shape)}"
             raise ValueError(f"embeddings and labels must have the shapes (B, d) and (B,); got {shapes}. {HOW_TO_PAIR}")
-        if labels.is_floating_point():
+        if labels.is_floating_point() or labels.dtype == torch.bool:
             raise TypeError(f"labels must be integers; got {labels.dtype}. Convert them with .long().")
         with torch.autocast(embeddings.device.type, enabled=False):
             embeddings = embeddings.masked_fill((labels == IGNORED)[:, None], 0.0)  # they may not be finite

@@ -143,7 +143,8 @@ def sampled_retrieval_scores(
         >>> sampled_retrieval_scores(torch.eye(3)[labels], torch.full((60,), 10.0), labels).keys()
         dict_keys(['recall_at_1', 'r_precision', 'map_at_r'])
     """
-    check_integer("num_samples", num_samples, 1)
+    if check_integer("num_samples", num_samples, 1) > 1_000_000:
+        raise ValueError(f"num_samples must be at most 1,000,000; got {num_samples}.")
     seed = check_seed(seed)
     if not 0 < interval < 1:
         raise ValueError(f"interval must be in (0, 1), for instance 0.95; got {interval}.")

@@ -236,7 +236,7 @@ class Spherization(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Spherize axis `dim`, from n values to n + 1 coordinates."""
         check_input(self, x)
-        if x.shape[self.dim] != self.in_features:
+        if x.shape[self.dim :][:1] != (self.in_features,):
             raise ValueError(
                 f"expected {self.in_features} features along axis {self.dim}; got an input of shape {tuple(x.shape)}."
             )

@@ -78,8 +78,8 @@ class PoleRegression(nn.Module):
             ValueError: If a shape is wrong, or a target is outside the range and `out_of_range` is `error`.
         """
         check_tensors(self, embeddings=embeddings, targets=targets)
-        if embeddings.shape[-1] != len(self.pole):  # a single coordinate would be broadcast
-            raise ValueError(f"the pole has {len(self.pole)} coordinates, the embeddings {embeddings.shape[-1]}.")
+        if embeddings.shape[-1:] != self.pole.shape:  # a single coordinate would be broadcast
+            raise ValueError(f"the pole has {len(self.pole)} coordinates, the embeddings {sum(embeddings.shape[-1:])}.")
         dtype = embeddings.dtype
         embeddings = Head.normalize(embeddings)
         # Elementwise, since autocast does not convert this: in bfloat16 a range of 900 years would have steps of 4.

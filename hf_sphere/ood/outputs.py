@@ -82,6 +82,7 @@ def model_outputs(model: nn.Module | str | os.PathLike, batches: Iterable[Any] |
     Raises:
         ValueError: If there is no batch, a batch does not fit the model, the preprocessing of the model is unknown, an
             image is damaged, or the model has only some of the class names.
+        OSError: If a model or dataset is named that cannot be loaded.
 
     Example:
         >>> model_outputs(network, images.split(4)).embeddings.shape

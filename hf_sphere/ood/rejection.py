@@ -60,6 +60,7 @@ def fit_rejection(
     Raises:
         ValueError: If the level is not between 0 and 1, there are too few inputs for it, labels are missing or are no
             class indices, or the score cannot be computed.
+        OSError: If a model or dataset is named that cannot be loaded.
 
     Example:
         >>> rejection = fit_rejection(model, held_out, level=0.05)  # doctest: +SKIP

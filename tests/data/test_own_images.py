@@ -292,7 +292,7 @@ class TestFolders:
     def test_a_device_that_a_table_names_is_an_error(self, tmp_path):
         images = Features({"image": Image(decode=False)})
         Dataset.from_dict({"image": [{"bytes": None, "path": "/dev/zero"}]}, images).to_parquet(tmp_path / "a.parquet")
-        with pytest.raises(ValueError, match="name 1 file.s. outside it: /dev/zero"):
+        with pytest.raises(ValueError, match=r"name 1 file.s. outside it: /dev/zero"):
             fingerprint(load_splits(str(tmp_path)))
 
     def test_a_name_that_is_not_utf_8_is_named(self, folder):

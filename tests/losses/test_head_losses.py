@@ -128,7 +128,7 @@ def test_head_that_needs_data_is_initialized_from_the_first_batch():
         (lambda: losses.ArcFaceLoss(6, 4, margin=28.6), "margin is an angle in radians"),
         (lambda: losses.ArcFaceLoss(6, 4)(torch.randn(5, 7), LABELS), r"shape \(B, 6\); got \(5, 7\)"),
         (lambda: losses.ArcFaceLoss(6, 4)(torch.randn(5, 6), LABELS + 1), "labels run from 1 to 4"),
-        (lambda: losses.ArcFaceLoss(6, 4)(torch.randn(5, 6), LABELS, (LABELS,)), "leave out the miner"),
+        (lambda: losses.ArcFaceLoss(6, 4)(torch.randn(5, 6), LABELS, (LABELS,)), "leave out indices_tuple, the miner"),
     ],
 )
 def test_invalid_arguments_are_rejected(build, message):

@@ -221,7 +221,7 @@ def test_bad_input_is_refused():
     for loss in (SupConLoss(), InfoNCELoss()):
         with pytest.raises(ValueError, match=r"shapes \(B, d\) and \(B,\); got \(6, 4\) and \(5,\)"):
             loss(torch.randn(6, 4), torch.arange(5))
-        with pytest.raises(ValueError, match="leave out the miner"):
+        with pytest.raises(ValueError, match="leave out indices_tuple, the miner"):
             loss(torch.randn(6, 4), PAIRS, (PAIRS,))
 
 

@@ -161,7 +161,7 @@ def test_wrong_shapes_and_miners_are_refused(loss: Any) -> None:
     for arguments in ((x, labels[:2]), (x[0], labels), (x, labels[:, None]), (x, labels.float())):
         with pytest.raises((ValueError, TypeError)):
             loss(*arguments)
-    with pytest.raises(ValueError, match="leave out the miner"):
+    with pytest.raises(ValueError, match="leave out indices_tuple, the miner"):
         loss(x, labels, miners.BatchHardMiner()(x, labels))
 
 

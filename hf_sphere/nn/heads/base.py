@@ -198,8 +198,9 @@ class Head(nn.Module):
         self.check_inputs(embeddings, labels)
         transformed = self.transform(embeddings)
         if labels is not None:
-            if len(labels) != len(transformed):
-                raise ValueError(f"there are {len(labels)} labels for {len(transformed)} embeddings; give one each.")
+            if labels.shape[:1] != transformed.shape[:1]:
+                count = len(labels) if labels.ndim else "no"
+                raise ValueError(f"there are {count} labels for {len(transformed)} embeddings; give one each.")
             self.check_labels(labels)
             labels = labels.long() if labels.ndim == 1 else labels
             if self.training:
