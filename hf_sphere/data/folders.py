@@ -17,6 +17,7 @@ from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from huggingface_hub.constants import HF_HUB_CACHE
 
 from hf_sphere.utils.checks import check_regular
+from hf_sphere.utils.files import is_of_system
 
 logger = logging.getLogger(__name__)
 
@@ -37,14 +38,14 @@ MOST_BRACKETS = 500
 
 
 def list_files(folder: Path, suffixes: Collection[str], *, follow_links: bool = False) -> list[Path]:
-    """Return the files below a folder with one of the suffixes, sorted; hidden ones are left out.
+    """Return the files below a folder with one of the suffixes, sorted; not hidden ones and those of the system.
 
     The folder may be a link. A link in it to a file or folder outside it is an error, unless links are followed. A path
     that is not UTF-8 text or a regular file is an error.
     """
     files, outside, root = list[Path](), list[Path](), Path(os.path.realpath(folder))
     for parent, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in folders if not name.startswith(".") and not is_of_system(name)]
         linked = [Path(parent, name) for name in folders if os.path.islink(os.path.join(parent, name))]
         leaving = [link for link in linked if leaves(root, link)]
         # What is linked inside is listed there, and a folder around this one would have no end.
@@ -111,6 +112,10 @@ def check_depth(tables: Iterable[Path]) -> None:
 def check_found(folder: Path, files: Sequence[Path]) -> None:
     """Raise an error if `datasets` would leave out files or their classes without a word, for their path."""
     root = folder.resolve()
+    for parent, names, _ in os.walk(folder):
+        if system := next((name for name in names if is_of_system(name) and name[0] not in "._"), None):
+            reason = "is a folder of the system, whose images `datasets` would read; remove it, or copy the others"
+            raise ValueError(f"{Path(parent, system)} {reason}.")
     for file in files:
         if not file.exists():
             raise ValueError(f"{file} is a link to nothing, which `datasets` would leave out; remove it.")

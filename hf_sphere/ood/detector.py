@@ -59,7 +59,14 @@ class OODDetector:
         return f"OODDetector({self.name!r}{options})"
 
     def fit(self, model: nn.Module, batches: Iterable[Any]) -> Self:
-        """Fit the score to a model's outputs for in-distribution data; see `model_outputs`."""
+        """Fit the score to a model's outputs for in-distribution data.
+
+        Arguments and errors are those of `model_outputs`, and the errors of `fit_embeddings`.
+
+        Raises:
+            ValueError: If the outputs are invalid, or lack what the score needs.
+            OSError: If a model or dataset is named that cannot be loaded.
+        """
         return self.fit_embeddings(*model_outputs(model, batches)[:3])
 
     def fit_embeddings(

@@ -49,6 +49,8 @@ class Outputs(NamedTuple):
         fields = {name: values for name, values in self._asdict().items() if values is not None}
         kinds = dict.fromkeys(("labels", "ids"), "integers")
         fields = {name: to_tensor(name, values, kinds.get(name, "numbers")) for name, values in fields.items()}
+        if numbers := [name for name, values in fields.items() if values.ndim == 0]:
+            raise ValueError(f"{numbers[0]} must have a row per input; got a number.")
         if len({len(values) for values in fields.values()}) > 1:
             lengths = ", ".join(f"{len(values)} {name}" for name, values in fields.items())
             raise ValueError(f"the numbers of rows must be equal; got {lengths}.")

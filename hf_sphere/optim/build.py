@@ -41,7 +41,9 @@ def build_optimizer(
             and the `_hyperball` ones, `adamw_lr_scale`, the learning rate of AdamW relative to `lr`, and `rules`, a
             mapping from patterns of parameter names to rules, such as `{"*.embed*": "adamw"}`; `hyperball_on`,
             whether `scale_invariant` weights or all hidden `matrices` keep their norm; and `separate`, whether experts
-            in a stack and fused queries, keys and values are separate matrices, see `find_matrices`.
+            in a stack and fused queries, keys and values are separate matrices, see `find_matrices`. Pass schedules
+            that set learning rates, such as `OneCycleLR`, one per group: a single one would replace `adamw_lr_scale`
+            and `lr_scales`.
 
     Raises:
         TypeError: If `model` is no module.

@@ -129,6 +129,7 @@ class CalibratedSearch(ABC):
 
         Levels and errors are those of `search`, and groups without names are an error.
         """
+        self.calibration.check_level(false_accept)  # also None
         queries = to_tensor("queries", queries)
         matches, found = self._find_matches(self._check_search(queries, 1, false_accept), 1, false_accept)
         assert matches.accepted is not None

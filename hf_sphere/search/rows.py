@@ -9,7 +9,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import to_tensor
+from hf_sphere.geometry.checks import check_dense, to_tensor
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.checks import check_embeddings, check_rows
 from hf_sphere.search.calibrated import CANDIDATES
@@ -265,6 +265,8 @@ def as_list(values: Any) -> list[Any]:
     """Return a list of names or numbers, also for a single one, as values of Python."""
     if getattr(values, "is_meta", False):
         raise ValueError("ids and names must have values; tensors on the device meta have none.")
+    if isinstance(values, Tensor):
+        check_dense("ids and names", values)
     if isinstance(values, Mapping) or hasattr(values, "columns"):
         raise ValueError(f"ids and names must be a list, an array or a column, and no {type(values).__name__}.")
     for method in ("tolist", "to_pylist", "as_py"):  # of a column of pyarrow in several parts, and of one value

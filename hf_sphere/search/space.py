@@ -126,6 +126,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
 
         Raises:
             ValueError: If there is only one group, or an argument is invalid.
+            TypeError: If queries are no dense numbers.
         """
         if score not in ("auto", "cosine", "density"):
             raise ValueError(f"unknown score {score!r}; choose auto, cosine or density.")
@@ -255,6 +256,9 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         """Add rows (n, d), or one (d,), and return their ids, (n,) int64; groups are a name for all, or one for each.
 
         The calibration follows: for cosines by the new rows alone. A space without groups has None.
+
+        Raises:
+            ValueError: If a vector or name is invalid, or a group calibrates.
         """
         vectors = self._check("vectors", vectors)
         self._check_grouped(groups)

@@ -35,7 +35,16 @@ READING_ATTEMPTS = 100
 logger = logging.getLogger(__name__)
 
 SYSTEM_FILES = {".ds_store", "thumbs.db", "ehthumbs.db", "desktop.ini", ".directory", ".localized", "icon\r", "@eadir"}
-"""Files that file managers put into every folder that they show, in lower case; @eaDir is the folder of Synology's."""
+SYSTEM_FILES |= {
+    "__macosx",
+    "$recycle.bin",
+    "system volume information",
+    "lost+found",
+    "#recycle",
+    "#snapshot",
+    "@recycle",
+}
+"""Files and folders that systems and file managers put into folders, in lower case; @eaDir is Synology's."""
 
 
 def is_of_system(name: str) -> bool:

@@ -199,6 +199,16 @@ class TestFolders:
         with pytest.raises(ValueError, match=r"outside it: .*secret\.(png|zip)\. Copy|escape the dataset directory"):
             read(str(path))
 
+    @pytest.mark.parametrize("name", ["@eaDir", "$RECYCLE.BIN", "#recycle", "__MACOSX", "lost+found"])
+    def test_images_in_folders_of_the_system_are_not_indexed_and_not_trained_on(self, folder, name):
+        path = folder(cats=2, **{name: 2})
+        assert len(ImageSource.of(path)) == 2
+        if name == "__MACOSX":  # which `datasets` leaves out, too
+            assert len(load_splits(str(path))["train"]) == 2
+            return
+        with pytest.raises(ValueError, match=re.escape(f"{name} is a folder of the system")):
+            load_splits(str(path))
+
     @pytest.mark.parametrize("read", [load_text_splits, lambda name: ImageSource.of(name, content="text")])
     def test_a_link_out_of_a_folder_of_texts_is_an_error(self, tmp_path, read):
         (tmp_path / "texts").mkdir()

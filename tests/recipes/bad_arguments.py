@@ -5,10 +5,10 @@ python tests/recipes/bad_arguments.py comparison metrics
 
 What may leave a call: a result, without NaN if the value is finite; an exception that the docstring documents; an
 error of Python, torch or numpy whose message names the argument, the shape, or the kind of number or tensor; or the
-TypeError or AttributeError by which Python refuses a value that is not of the annotated type. Anything else, a call of
-more than 20 seconds, and a process that ends, are failures. Functions, and methods of classes with an instance, are
-found by the public names of the packages, and their required arguments by name in `VALID` and `VALID_OF`. Those that
-cannot be called so are counted, at most 10 %, and listed with `--show`.
+TypeError, AttributeError or LookupError by which Python refuses a value that is not of the annotated type. Anything
+else, a call of more than 20 seconds, and a process that ends, are failures. Functions, and methods of classes with an
+instance, are found by the public names of the packages, and their required arguments by name in `VALID` and `VALID_OF`.
+Those that cannot be called so are counted, at most 10 %, and listed with `--show`.
 """
 
 import argparse
@@ -282,8 +282,8 @@ def is_of_type(value: Any, annotation: Any) -> bool:
         return not isinstance(value, bool) and isinstance(value, (int, float) if kind is float else int)
     if not isinstance(kind, type) or not isinstance(value, kind) or (kind is not str and isinstance(value, str)):
         return False
-    items = list(value) if arguments and isinstance(value, list | tuple) else []
-    return all(is_of_type(item, arguments[0]) for item in items)
+    items = list(value.values() if isinstance(value, dict) else value) if isinstance(value, list | tuple | dict) else []
+    return all(is_of_type(item, arguments[-1 if isinstance(value, dict) else 0]) for item in items if arguments)
 
 
 def has_nan(value: Any) -> bool:
@@ -306,14 +306,15 @@ def is_documented(error: Exception, function: Any, name: str, annotation: Any, v
     kinds = [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, Exception) and kind is not Exception]
     if any(re.search(rf"\b{kind}\b", raises) for kind in kinds):
         return True
-    if isinstance(error, TypeError | AttributeError) and not is_of_type(value, annotation):
+    if isinstance(error, TypeError | AttributeError | LookupError) and not is_of_type(value, annotation):
         return True
     words = (
-        rf"\b{re.escape(name).replace('_', '[_ ]')}\b|\b(shapes?|sizes?|dimensions?|dtypes?|scalar ?type|data type)\b"
+        rf"\b{re.escape(name).replace('_', '[_ ]')}s?\b|\b(shapes?|sizes?|dimensions?|dtypes?|scalar ?type|data type)\b"
     )
     words += r"|\b(layout|meta|Sparse\w*|Complex\w*|bool tensor|one element tensors?|dim \d|\dD|NVIDIA driver)\b"
     words += "|implemented for '|truth value of an array|Boolean value of Tensor|could not convert string to float"
     words += "|too big|too large|cannot fit 'int'|overflow|math range error|isIntegral"  # numbers that no dtype has
+    words += "|is not iterable|argument must be|empty parameter list|learning rate|floating point|memory format|Errno"
     return bool(re.search(words, str(error), re.IGNORECASE))
 
 

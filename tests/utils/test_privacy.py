@@ -71,3 +71,46 @@ def test_credentials_of_many_services_are_found(text):
 )
 def test_settings_and_words_are_no_credentials(text):
     assert [*find_private(text)] == []
+
+
+PATHS = [
+    "host:/srv/x",
+    "me@host.org:/data/a",
+    "//server/share/x",
+    '"root": "~alice"',
+    "folder: ~alice",
+    "--data=~alice",
+]
+PATHS += ["~alice/x", "file:///data/x", r"C:\data\x", r"\\server\share\x", "/srv/data/x"]
+
+
+@pytest.mark.parametrize("text", PATHS)
+def test_local_paths_of_all_kinds_are_found(text):
+    assert [what.split(",")[0] for _, what in find_private(f"first\n{text}")] == ["a local path"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "https://host/a//b",
+            "http://a.b:8000/c/d",
+            "s3://bucket/a/b",
+            "a // b",
+            "x //= y",
+            "ratio 3:/4",
+            "~5 minutes",
+        ),
+        *(
+            "about ~half of them",
+            "a/b:c/d",
+            "key: value/other",
+            "torch::nn/x",
+            "| a:/ | b |",
+            "10:30/11:00",
+            "[a](b/c)",
+        ),
+    ],
+)
+def test_addresses_and_numbers_are_no_local_paths(text):
+    assert [*find_private(text)] == []
