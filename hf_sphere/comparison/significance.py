@@ -120,8 +120,8 @@ def power(difference: float, deviation: float, seeds: int, *, tests: int = 1, te
         >>> round(power(0.5, 0.3, 5), 2)
         0.61
     """
-    if not (math.isfinite(difference) and 0 < deviation < math.inf and 2 <= seeds < 1e300 and tests >= 1):
-        needed = "a finite difference, a positive deviation, at least 2 seeds and at least 1 test"
+    if not (math.isfinite(difference) and 0 < deviation < math.inf and 2 <= seeds < 1e300 and 1 <= tests <= 1e15):
+        needed = "a finite difference, a positive deviation, at least 2 seeds and at least 1 test, at most 1e15"
         raise ValueError(f"power needs {needed}; got {difference}, {deviation}, {seeds} and {tests}.")
     check_test(test)
     pairs, others = test == "paired", float(seeds) - 1
@@ -133,9 +133,7 @@ def power(difference: float, deviation: float, seeds: int, *, tests: int = 1, te
     if effect > 1e4:  # scipy is inaccurate there, and NaN from 1e10; only the variation of the deviation matters
         return float(np.mean(stats.chi2.cdf(freedom * (min(effect, 1e100) / critical) ** 2, freedom)))
     opposite = np.nan_to_num(stats.nct.cdf(-critical, freedom, effect))  # scipy returns NaN where it is below 1e-80
-    above = stats.nct.sf(critical, freedom, effect)
-    above = np.where(critical > 1e6, np.nan_to_num(above), above)  # as there
-    return float(np.mean(above + opposite))
+    return float(np.mean(stats.nct.sf(critical, freedom, effect) + opposite))
 
 
 def seeds_for_power(
