@@ -65,19 +65,8 @@ SPECIAL_INPUTS += ["null/x", "x" * 300, "/".join("x" * 2000), "", " ", "~", "fil
 REPLACING = {"build_index", "extract_embeddings", "search_images", "predict_images", "export_onnx"}
 """Recipes whose output is a folder that they replace, or a file."""
 
-OUTPUTS = [
-    "/proc/out",
-    "/sys/out",
-    ".",
-    "..",
-    "",
-    " ",
-    "-x",
-    "x" * 300,
-    "scratch/" + "x" * 300,
-    "null/x",
-    "bytes.bin/x",
-]
+OUTPUTS = ["/proc/out", "/sys/out", ".", "..", "", " ", "-x", "x" * 300, "scratch/" + "x" * 300, "null/x"]
+OUTPUTS += ["bytes.bin/x"]
 OUTPUTS += ["fifo", "null", "zero", "full", "loop", "scratch/kept", "scratch/kept/x.txt", "scratch/locked/x"]
 OUTPUTS += ["scratch/linked", "scratch/dangling", "scratch/new", "scratch/a/b", "scratch/a\nb", f"scratch/{ESCAPE}"]
 """Outputs; those in `scratch` may work."""

@@ -18,11 +18,8 @@ PATHS = [
     "embeddings",
     "index",
     "photos",
-    "zero",
-    "fifo",
-    "loop",
-    "\x1b]2;owned\x07",
 ]
+PATHS += ["zero", "fifo", "loop", "\x1b]2;owned\x07"]
 NAMES = ["digits", "two_clusters", "train", "test", "softmax", "vmf", "resnet18_cifar", "conv4", "cosine", "auto"]
 MAPPINGS = ["{", "[1]", "{}", "{a: 1}", "{num_samples: null}", "{scale: x}", "{width: -1}", "{delta: .nan}", "{1: 2}"]
 MAPPINGS += ["{reduction: nothing}", "{scaling: [1]}", "{width: 0}", "{label_smoothing: 2}", "{drop_rate: -1}", "x"]

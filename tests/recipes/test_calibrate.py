@@ -98,14 +98,8 @@ def test_evaluation_keeps_the_calibration_of_a_saved_model_and_training_removes_
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            ["--validation_split", "test[:30%]"],
-            "106 of the 355 evaluation images are among the 106 images for calibrate t",
-        ),
-        (
-            ["--validation_split", "train[:20%]", "--max_train_samples", "1442"],
-            "288 of the 288 validation images are amon",
-        ),
+        (["--validation_split", "test[:30%]"], "106 of the 355 evaluation images are among the 106 images for calibr"),
+        (["--validation_split", "train[:20%]", "--max_train_samples", "1442"], "288 of the 288 validation images are"),
     ],
 )
 def test_calibration_images_that_are_trained_or_tested_on_are_reported_before_training(train, tmp_path, words, message):

@@ -149,6 +149,26 @@ def settings_of_run(files: tuple[PurePosixPath, ...]) -> dict[str, Any]:
     return {"recipe": configs[0].recipe, **{name: values.get(name) for name in names}}
 
 
+def take_two_steps(prepared: Any, args: RecipeArguments, **options: bool) -> None:
+    """Train with the optimizer and the schedule of the arguments; the losses are finite and weights change."""
+    model, data = prepared.model.train(), prepared.data
+    optimizer = optimizer_from_arguments(model, args, next(data.train.epoch()))
+    scheduler = build_scheduler(optimizer, args, steps_per_epoch=len(data.train), **options)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    losses = []
+    for batch in data.train.epoch():
+        loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if not isinstance(scheduler, ReduceLROnPlateau):
+            scheduler.step()
+        losses.append(loss.item())
+    assert len(losses) == 2
+    assert torch.tensor(losses).isfinite().all()
+    assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
 def make_small(task: Task, model_args: EncoderArguments, data_args: ImageDataOptions, *rest: Any) -> None:
     """Reduce image size, batch size and held-out fraction to fit a few images."""
     if data_args.image_size is not None and max(data_args.image_size) > 96:
@@ -198,22 +218,7 @@ def test_a_configuration_builds_and_takes_two_steps(files, tmp_path, monkeypatch
         placement.save(model_args.prototypes_file)
     rest = rest or [kind() for kind in task.arguments if kind is EvaluationArguments]
     prepared = task.prepare(start_run(args, model_args, data_args, *rest), model_args, data_args, args, *rest)
-    model, data = prepared.model.train(), prepared.data
-    optimizer = optimizer_from_arguments(model, args, next(data.train.epoch()))
-    scheduler = build_scheduler(optimizer, args, steps_per_epoch=len(data.train))
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    losses = []
-    for batch in data.train.epoch():
-        loss = model(**batch).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if not isinstance(scheduler, ReduceLROnPlateau):
-            scheduler.step()
-        losses.append(loss.item())
-    assert len(losses) == 2
-    assert torch.tensor(losses).isfinite().all()
-    assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    take_two_steps(prepared, args)
 
 
 ADAMSRT = [run for run in RUNS if run.parent.name == "adamsrt" and run.name in PUBLISHED]
@@ -371,10 +376,8 @@ def tiny_models(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 @pytest.mark.parametrize("run", LANGUAGE, ids=lambda path: path.name)
 def test_a_language_model_configuration_builds_and_takes_two_steps(run, tiny_models, tmp_path, monkeypatch):
-    lines = Dataset.from_dict(
-        {"text": ["", " = A title = \n", "The cat sat on the mat , and the dog did not . \n"] * 40}
-    )
-    splits = DatasetDict({"train": lines, "validation": lines, "test": lines})
+    texts = ["", " = A title = \n", "The cat sat on the mat , and the dog did not . \n"] * 40
+    splits = DatasetDict(dict.fromkeys(("train", "validation", "test"), Dataset.from_dict({"text": texts})))
     monkeypatch.setattr(data_text, "load_text_splits", lambda *_: splits)
     model_args, data_args, args = parse(run)
     assert (data_args.dataset_name, data_args.dataset_config_name) == ("Salesforce/wikitext", "wikitext-2-v1")
@@ -383,22 +386,8 @@ def test_a_language_model_configuration_builds_and_takes_two_steps(run, tiny_mod
     data_args.max_train_samples, args.per_device_train_batch_size = 8, 4
     args.output_dir = str(tmp_path / "run")
     prepared = find_task("masked_lm").prepare(start_run(args, model_args, data_args), model_args, data_args, args)
-    model, data = prepared.model.train(), prepared.data
-    assert type(model).__name__.startswith("Sphere") == ("-spherized" in run.name)
-    optimizer = optimizer_from_arguments(model, args, next(data.train.epoch()))
-    scheduler = build_scheduler(optimizer, args, steps_per_epoch=len(data.train), higher_is_better=False)
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    losses = []
-    for batch in data.train.epoch():
-        loss = model(**batch).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        scheduler.step()
-        losses.append(loss.item())
-    assert len(losses) == 2
-    assert torch.tensor(losses).isfinite().all()
-    assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert type(prepared.model).__name__.startswith("Sphere") == ("-spherized" in run.name)
+    take_two_steps(prepared, args, higher_is_better=False)
 
 
 PICTURES = [run for run in RUNS if run.parent.name == "visualization"]

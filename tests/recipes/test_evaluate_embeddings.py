@@ -98,10 +98,13 @@ def test_embeddings_whose_replacement_was_interrupted_are_evaluated(measure, wri
 # Metrics
 
 
-def test_accuracy_is_the_fraction_of_correct_predictions(default, results_of):
+def test_accuracy_is_the_fraction_of_correct_predictions_and_there_is_no_overlap_without_a_threshold(
+    default, results_of
+):
     columns, results = columns_of(), results_of(default[0])
     assert results["eval_accuracy"] == pytest.approx((columns["prediction"] == columns["label"]).double().mean().item())
     assert results["eval_num_unknown_labels"] == 0
+    assert not [name for name in results if name.startswith("eval_overlap")]
 
 
 def test_calibration_and_risk_equal_the_metrics(default, results_of):
@@ -189,13 +192,7 @@ OPEN_SET = {"class_names": ["x", "y", "z"]}
         ({"zero": True}, {}, OVERLAP, "overlap", "class overlap is skipped: 1 embedding(s) are zero vectors"),
         ({}, OPEN_SET, OVERLAP, "overlap", "class overlap is skipped: no label is one of the model's classes"),
         ({}, OPEN_SET, [], "accuracy", "no label is one of the model's classes (an open set)"),
-        (
-            {"repeats": True},
-            {},
-            [],
-            "recall",
-            "retrieval is skipped: 30 row(s) repeat an image, which would be its own",
-        ),
+        ({"repeats": True}, {}, [], "recall", "retrieval is skipped: 30 row(s) repeat an image, which would be its"),
         ({"count": 3}, {}, [], "recall", "retrieval is skipped: no class has two images"),
         ({"one class": True}, {}, [], "recall", "retrieval is skipped: all images are of one class"),
     ],
@@ -216,10 +213,6 @@ def test_metrics_that_the_data_do_not_allow_are_skipped_with_a_note(
     assert {"eval_accuracy", "eval_recall_at_1"} & results.keys()
     assert note in capsys.readouterr().out
     assert (folder / PLOTS[0]).exists() == (absent not in ("accuracy", "calibration") and options != OPEN_SET)
-
-
-def test_without_a_threshold_there_is_no_overlap(default, results_of):
-    assert not [name for name in results_of(default[0]) if name.startswith("eval_overlap")]
 
 
 def test_ood_detection_uses_every_certainty(write, measure, results_of):
@@ -264,24 +257,18 @@ def test_skipped_ood_scores_are_noted(write, measure, results_of, capsys):
     assert "OOD score energy is skipped: the score energy needs logits, which the data do not have" in printed
 
 
-def test_several_ood_sets_have_results_by_name(write, measure, results_of):
-    paths = [write(columns_of(seed=seed), f"other{seed}") for seed in (1, 2)]
-    results = results_of(measure(write(columns_of()), "--out_of_distribution", *paths))
-    assert {f"ood_other{seed}_auroc_confidence" for seed in (1, 2)} <= results.keys()
-
-
-def test_ood_images_embedded_by_another_model_are_noted(write, measure, capsys):
-    other = write(columns_of(seed=1), "other", model="second")
-    measure(write(columns_of(), model="first"), "--out_of_distribution", other)
-    assert "was embedded by another model" in capsys.readouterr().out
-
-
-def test_two_paths_of_one_model_are_the_same_model(write, measure, tmp_path, monkeypatch, capsys):
+def test_ood_images_embedded_by_another_model_but_not_by_another_path_of_it_are_noted(
+    write, measure, results_of, tmp_path, monkeypatch, capsys
+):
     (tmp_path / "model").mkdir()
     monkeypatch.chdir(tmp_path)
-    other = write(columns_of(seed=1), "other", model="model/")
-    measure(write(columns_of(), model=str(tmp_path / "model")), "--out_of_distribution", other)
+    own = write(columns_of(), model=str(tmp_path / "model"))
+    measure(own, "--out_of_distribution", write(columns_of(seed=1), "other1", model="model/"))
     assert "another model" not in capsys.readouterr().out
+    paths = [tmp_path / "other1", write(columns_of(seed=2), "other2", model="second")]
+    results = results_of(measure(own, "--out_of_distribution", *paths, "--overwrite_output_dir"))
+    assert "was embedded by another model" in capsys.readouterr().out
+    assert {f"ood_other{seed}_auroc_confidence" for seed in (1, 2)} <= results.keys()
 
 
 def test_an_ood_split_of_another_name_is_noted(write, measure, results_of, tmp_path, capsys):
@@ -290,11 +277,6 @@ def test_an_ood_split_of_another_name_is_noted(write, measure, results_of, tmp_p
     argv = ["--split", "test", "--out_of_distribution", tmp_path / "other"]
     assert "ood_other_auroc_confidence" in results_of(measure(write(columns_of()), *argv))
     assert "has no split 'test'; its only split, 'train', was read instead" in capsys.readouterr().out
-
-
-def test_a_repeated_k_is_printed_once(write, measure, capsys):
-    measure(write(columns_of(concentration=False)), "--ks", 2, 1, 2)
-    assert capsys.readouterr().out.count("eval_recall_at_2 ") == 1
 
 
 # Labels that are not classes of the model
@@ -360,11 +342,6 @@ def test_the_caption_has_both_calibration_errors(write, measure, results_of, mon
     assert captions == [f"calibration error {mass}, {width}"]
 
 
-def test_the_arguments_are_written(write, measure):
-    run = json.loads((measure(write(columns_of()), "--ks", 1, 2) / "run.json").read_text())
-    assert run["ks"] == [1, 2]
-
-
 def test_fractions_are_printed_in_percent(default, results_of):
     results, printed = results_of(default[0]), default[1]
     assert "embeddings 60 x 3, classes 3, distance cosine" in printed
@@ -389,18 +366,15 @@ def test_without_matplotlib_only_the_plots_are_missing(write, measure, results_o
     assert "no plots: plots need matplotlib" in capsys.readouterr().out
 
 
-def test_results_are_not_replaced_by_default(write, measure, results_of):
+def test_results_and_their_plots_are_replaced_only_on_request(write, measure, results_of, capsys):
     folder = write(columns_of())
-    measure(folder)
+    measure(folder, "--ks", 2, 1, 2)
+    assert capsys.readouterr().out.count("eval_recall_at_2 ") == 1
+    assert json.loads((folder / "evaluation" / "run.json").read_text())["ks"] == [2, 1]
+    (folder / "evaluation" / "reliability.png").write_bytes(b"old")
     with pytest.raises(FileExistsError, match=r"already contains results.*--overwrite_output_dir"):
         measure(folder, "--max_samples", 30)
     assert results_of(folder / "evaluation")["eval_num_queries"] == 60
-
-
-def test_overwriting_replaces_the_results_and_their_plots(write, measure, results_of):
-    folder = write(columns_of())
-    measure(folder)
-    (folder / "evaluation" / "reliability.png").write_bytes(b"old")
     measure(folder, "--max_samples", 30, "--overwrite_output_dir")
     assert results_of(folder / "evaluation")["eval_num_queries"] == 30
     assert (folder / "evaluation" / "reliability.png").read_bytes() != b"old"
@@ -455,10 +429,7 @@ def test_invalid_arguments_are_refused_before_any_measurement_and_leave_no_resul
         (["--max_samples", "0"], "max_samples must be at least 1; got 0."),
         (["--overlap_threshold", "0"], "overlap_threshold must be above 0; got 0.0."),
         (["--overlap_threshold", "200"], "overlap_threshold must be at most 180 degrees; got 200."),
-        (
-            ["--overlap_threshold", "inf", "--overlap_distance", "euclidean"],
-            "overlap_threshold must be above 0 and finite; got inf.",
-        ),
+        (["--overlap_threshold", "inf", "--overlap_distance", "euclidean"], "must be above 0 and finite; got inf."),
         (["--overlap_distance", "angular"], "--overlap_distance angular needs --overlap_threshold; give both."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -482,13 +453,7 @@ BARE = without(columns_of(), "prediction", "confidence", "concentration")
         (columns_of(), [], columns_of(), [], "--train_embeddings is for --out_of_distribution, which is not given"),
         (columns_of(), [columns_of(seed=1)] * 2, None, [], "have the same name: test, test"),
         (columns_of(), [columns_of(40, seed=1)], columns_of(), [], "60 of the 60 held-out inputs .* --split training"),
-        (
-            columns_of(),
-            [columns_of(seed=1)],
-            columns_of(seed=1),
-            [],
-            "60 of the 60 inputs test are among the 60 inputs",
-        ),
+        (columns_of(), [columns_of(seed=1)], columns_of(seed=1), [], "60 of the 60 inputs test are among the 60"),
     ],
 )
 def test_embeddings_that_do_not_fit_are_refused(write, measure, tmp_path, columns, ood, train, argv, message):
@@ -506,12 +471,9 @@ def test_ood_detection_works_without_predictions(write, measure, results_of):
     assert {name for name in results if "auroc" in name} == {"ood_other_auroc_norm"}
 
 
-def test_a_hub_data_set_requires_output_dir(measure):
+def test_the_output_of_a_hub_data_set_is_required_and_no_file(write, measure, tmp_path):
     with pytest.raises(ValueError, match=r"is not a folder\. If it is a dataset on the Hub, set --output_dir"):
         measure(Path("someone/embeddings"))
-
-
-def test_a_file_in_place_of_the_folder_is_refused(write, measure, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(FileExistsError, match="is a file, not a directory"):
         measure(write(columns_of()), "--output_dir", tmp_path / "file")

@@ -231,53 +231,29 @@ def test_the_columns_have_the_decisions_of_a_model_with_a_rejection(extract, cla
     assert read_embeddings(str(folder)).predictions.tolist() == output.logits.argmax(1).tolist()
 
 
-def test_labels_have_the_class_names_of_the_data(extracted):
+def test_rows_are_in_split_order_with_all_columns_and_the_class_names_of_data_and_model(extracted):
     test, rows = load_splits("digits")["test"], rows_of(extracted)
+    assert rows.column_names == COLUMNS
+    assert rows["index"][:].tolist() == list(range(355))
     assert rows["label"][:].tolist() == test["label"][:]
     assert rows.features["label"] == test.features["label"]
-
-
-def test_predictions_have_the_class_names_of_the_model(extracted):
-    assert rows_of(extracted).features["prediction"] == ClassLabel(names=NAMES)
-
-
-def test_rows_are_in_split_order_with_their_index(extracted):
-    assert rows_of(extracted)["index"][:].tolist() == list(range(355))
-
-
-def test_a_classifier_on_labeled_data_gives_all_columns(extracted):
-    assert rows_of(extracted).column_names == COLUMNS
+    assert rows.features["prediction"] == ClassLabel(names=NAMES)
 
 
 def test_model_and_data_set_are_stored_with_the_embeddings(extracted, classifier):
-    assert json.loads((extracted / "embeddings.json").read_text()) == {
-        "model": str(classifier),
-        "backbone": "linear_embedding",
-        "head": "spherized",
-        "dataset": "digits",
-        "dataset_config_name": None,
-        "split": "test",
-        "train_classes": None,
-        "train_split": None,
-        "image_column_name": None,
-        "image_mean": None,
-        "image_std": None,
-        "distance": "cosine",
-        "embedding_dim": 8,
-        "num_images": 355,
-    }
+    expected = {"model": str(classifier), "backbone": "linear_embedding", "head": "spherized", "dataset": "digits"}
+    expected |= {"split": "test", "distance": "cosine", "embedding_dim": 8, "num_images": 355}
+    unset = ["dataset_config_name", "train_classes", "train_split", "image_column_name", "image_mean", "image_std"]
+    assert json.loads((extracted / "embeddings.json").read_text()) == expected | dict.fromkeys(unset)
 
 
-def test_hyperbolic_embeddings_store_their_curvature(extract, save):
+def test_the_stored_distance_is_that_of_the_head(extract, save, classifier, monkeypatch):
     model = SphereVisionForImageClassification(config_of(head="hyperbolic", head_kwargs={"curvature": 0.5}))
     about = json.loads((extract("--max_samples", 5, model=save(model)) / "embeddings.json").read_text())
     assert (about["distance"], about["curvature"]) == ("hyperbolic", 0.5)
-
-
-def test_the_stored_distance_is_that_of_the_head(extract, classifier, monkeypatch):
     head = SphereVisionForImageClassification.from_pretrained(classifier).head
     monkeypatch.setattr(type(head), "distance", "euclidean")
-    about = json.loads((extract("--max_samples", 5) / "embeddings.json").read_text())
+    about = json.loads((extract("--max_samples", 5, name="euclidean") / "embeddings.json").read_text())
     assert about["distance"] == "euclidean"
     assert "curvature" not in about
 
@@ -327,11 +303,6 @@ def test_a_model_without_a_head_gives_only_embeddings(extract, save):
     assert json.loads((folder / "embeddings.json").read_text())["head"] is None
 
 
-def test_the_next_step_of_a_folder_with_a_space_can_be_pasted(extract, capsys):
-    folder = extract("--max_samples", "9", name="my embeddings")
-    assert f"--embeddings '{folder}'" in capsys.readouterr().out
-
-
 def test_data_without_labels_gives_no_labels(extract, made_up, capsys):
     folder = extract("--dataset_name", made_up(gray(10), gray(200)))
     assert rows_of(folder).column_names == [name for name in COLUMNS if name != "label"]
@@ -340,27 +311,22 @@ def test_data_without_labels_gives_no_labels(extract, made_up, capsys):
     assert f"next step hf-sphere visualize --embeddings {folder}" in printed
 
 
-def test_the_embeddings_of_all_splits_can_be_read(extract):
-    folder = extract("--split", "all", "--max_samples", "3")
-    assert len(rows_of(folder, "all_splits")) == 3
-
-
-def test_sampled_images_keep_their_index(extracted, extract):
-    some, rows = rows_of(extract("--max_samples", 20, "--seed", 3)), rows_of(extracted)
+def test_sampled_images_keep_their_index_in_a_split_or_in_all(extracted, extract, tmp_path, capsys):
+    (tmp_path / "my embeddings").mkdir()  # an empty folder is used
+    folder = extract("--max_samples", 20, "--seed", 3, name="my embeddings")
+    assert f"--embeddings '{folder}'" in capsys.readouterr().out
+    some, rows = rows_of(folder), rows_of(extracted)
     chosen = some["index"][:]
     assert len(chosen) == 20
     torch.testing.assert_close(some["embedding"][:], rows["embedding"][:][chosen])
+    assert len(rows_of(extract("--split", "all", "--max_samples", "3", name="all"), "all_splits")) == 3
 
 
-def test_the_error_for_a_corrupt_image_names_it(extract, made_up, tmp_path):
+def test_a_corrupt_image_is_named_or_skipped_with_the_index_of_the_others(extract, made_up, tmp_path):
     name = made_up(gray(10), b"not an image", gray(200), label=[0, 0, 1])
     with pytest.raises(ValueError, match=r"image 1 of the split cannot be decoded.*--skip_unreadable_images"):
         extract("--dataset_name", name)
     assert not (tmp_path / "embedded").exists()
-
-
-def test_skipping_corrupt_images_preserves_the_index_of_the_others(extract, made_up):
-    name = made_up(gray(10), b"not an image", gray(200), label=[0, 0, 1])
     rows = rows_of(extract("--dataset_name", name, "--skip_unreadable_images"))
     assert rows["index"][:].tolist() == [0, 2]
     assert rows["label"][:].tolist() == [0, 1]
@@ -483,23 +449,14 @@ def test_nonfinite_outputs_are_refused(extract, save):
 # Existing output folders
 
 
-def test_embeddings_are_not_replaced_by_default(extract):
+def test_embeddings_are_replaced_and_their_evaluation_removed_only_on_request(extract):
     folder = extract("--max_samples", 5)
+    (folder / "evaluation").mkdir()
     with pytest.raises(FileExistsError, match=r"contains embeddings.*--overwrite_output_dir"):
         extract()
     assert rows_of(folder).num_rows == 5
-
-
-def test_overwriting_replaces_the_embeddings_and_removes_their_evaluation(extract):
-    folder = extract("--max_samples", 5)
-    (folder / "evaluation").mkdir()
     assert rows_of(extract("--max_samples", 6, "--overwrite_output_dir")).num_rows == 6
     assert not (folder / "evaluation").exists()
-
-
-def test_an_empty_folder_is_used(extract, tmp_path):
-    (tmp_path / "embedded").mkdir()
-    assert rows_of(extract("--max_samples", 5)).num_rows == 5
 
 
 @pytest.mark.parametrize("argv", [[], ["--overwrite_output_dir"]], ids=["", "overwrite"])

@@ -200,9 +200,8 @@ def test_the_evaluation_of_other_problem_types_has_no_accuracy(kind, run, photos
     data = read_embeddings(str(tmp_path / "vectors"))
     found = evaluate_embeddings(data, ood={"same": data})
     assert {"eval_accuracy", "ood_same_auroc_energy"}.isdisjoint(found.results)
-    assert f"accuracy, calibration and risk are skipped: the model is for {kind}, not for one class per image." in (
-        found.notes
-    )
+    note = f"accuracy, calibration and risk are skipped: the model is for {kind}, not for one class per image."
+    assert note in found.notes
     assert (data.confidences is None) == (kind == "regression")
 
 
@@ -236,6 +235,7 @@ def test_parquet_has_the_same_rows_as_csv(predict):
     pd.testing.assert_frame_equal(*by_suffix, check_dtype=False)
     assert "prediction_3" in by_suffix[0]
     assert "prediction_4" not in by_suffix[0]  # there are three classes
+    assert not {"known", "p_value", "classes"} & {*by_suffix[0]}  # without a rejection
 
 
 def test_names_that_look_like_formulas_are_texts_in_the_table(predict, photos, tmp_path):
@@ -351,10 +351,6 @@ def test_a_coverage_that_the_model_has_not_is_an_error(
     assert [*tmp_path.iterdir()] == []
 
 
-def test_without_a_rejection_the_table_has_no_decisions(predict):
-    assert not {"known", "p_value", "classes"} & {*pd.read_csv(predict("table.csv"))}
-
-
 @pytest.mark.parametrize("change", ["rejection", "calibration"])
 def test_batches_of_an_interrupted_run_with_other_decisions_are_not_used(
     change, predict, rejecting, tmp_path, monkeypatch, caplog
@@ -431,30 +427,26 @@ def test_predicted_classes_have_a_question_mark(run, build, copy, query, photos,
     assert [row["class"].endswith("?") for row in rows] == [False, True]
 
 
-def test_images_are_added_to_an_index(build, copy, capsys):
-    build("--images", "digits", "--add_to", copy)
-    assert "added     355 of 355 images" in capsys.readouterr().out
-    assert len(ImageIndex.load(copy)) == 364
-
-
 def test_the_next_step_of_an_index_can_be_pasted(build, run, photos, tmp_path, capsys):
     source = shutil.copytree(photos, tmp_path / "my photos")
     build("--images", source, "--output_dir", tmp_path / "my index")
     _, _, *words = shlex.split(capsys.readouterr().out.rpartition("next step ")[2])
     run("search_images", *words)
     assert capsys.readouterr().out.startswith("query,rank,id,file")
-
-
-def test_the_next_step_of_an_index_of_a_dataset_has_no_redirection(build, tmp_path, capsys):
     build("--images", "digits", "--output_dir", tmp_path / "index")
-    assert capsys.readouterr().out.endswith("--query IMAGE\n")
+    assert capsys.readouterr().out.endswith("--query IMAGE\n")  # and no redirection of the shell
 
 
-def test_images_are_removed_from_an_index_and_the_others_keep_their_ids(build, search, copy, query, photos, capsys):
+def test_images_are_added_to_and_removed_from_an_index_and_the_others_keep_their_ids(
+    build, search, copy, query, photos, capsys
+):
     build("--images", photos / "a", "--remove_from", copy)
     assert "removed   4 images of" in capsys.readouterr().out
     (row,) = search("--query", query, "--top_k", "1", index=copy)
     assert (row["id"], row["file"]) == ("4", str(query))
+    build("--images", "digits", "--add_to", copy)
+    assert "added     355 of 355 images" in capsys.readouterr().out
+    assert len(ImageIndex.load(copy)) == 360
 
 
 def test_simultaneous_additions_lose_nothing(root, start, copy, photos, tmp_path):
@@ -581,18 +573,6 @@ def test_no_image_that_replaced_the_indexed_one_is_shown(load_recipe, build, sea
     assert "data-row" not in drawn  # nothing to search by
 
 
-def test_all_other_images_are_found_if_the_query_is_left_out(search, query):
-    assert len(search("--query", query, "--top_k", "9", "--leave_out_query")) == 8
-
-
-def test_a_search_without_any_other_image_is_an_error(build, search, query, tmp_path):
-    (tmp_path / "one").mkdir()
-    image = shutil.copy(query, tmp_path / "one")
-    build("--images", tmp_path / "one", "--output_dir", tmp_path / "index")
-    with pytest.raises(ValueError, match="no image is left to find; leave out --leave_out_query"):
-        search("--query", image, "--leave_out_query", "--top_k", "1", index=tmp_path / "index")
-
-
 @pytest.fixture(scope="module")
 def noise(tmp_path_factory) -> Path:
     """A folder of 40 images that look like none of the photos."""
@@ -659,12 +639,6 @@ def test_removals_with_other_options_are_errors(words, message, run, folder, cap
     with pytest.raises((ValueError, SystemExit)) as error:
         run("build_index", "--images", "a", "--remove_from", folder, *words)
     assert message in str(error.value) + capsys.readouterr().err
-
-
-def test_an_index_needs_one_folder_and_a_search_one_query(run, folder):
-    for words in (["build_index", "--images", "digits"], ["search_images", "--index", folder]):
-        with pytest.raises((ValueError, SystemExit)):
-            run(*words)
 
 
 @pytest.fixture
@@ -908,6 +882,18 @@ def test_bad_input_is_refused(run, folder, search, query):
     for host in ("no.such.host", "\u2028", "203.0.113.1"):
         with pytest.raises(ValueError, match=r"the page cannot listen on .*Choose another --host or --port"):
             run("search_page", "--index", "none", "--host", host)
+    for words in (["build_index", "--images", "digits"], ["search_images", "--index", folder]):
+        with pytest.raises((ValueError, SystemExit)):
+            run(*words)
+
+
+def test_a_query_that_is_left_out_needs_another_image_to_find(build, search, query, tmp_path):
+    assert len(search("--query", query, "--top_k", "9", "--leave_out_query")) == 8
+    (tmp_path / "one").mkdir()
+    image = shutil.copy(query, tmp_path / "one")
+    build("--images", tmp_path / "one", "--output_dir", tmp_path / "index")
+    with pytest.raises(ValueError, match="no image is left to find; leave out --leave_out_query"):
+        search("--query", image, "--leave_out_query", "--top_k", "1", index=tmp_path / "index")
 
 
 @pytest.fixture(scope="module")
@@ -959,11 +945,8 @@ def test_the_page_shows_no_path_of_the_server(load_recipe, folder, photos):
     files = [*photos.rglob("*.png")][:9]
     index.encoder.name = str(photos.parent / "model")
     given = ImageIndex.build(index.encoder, files)
-    texts = [page.show(index, None, "a bird", [], 3, recent=[])]
-    texts += [
-        page.show(given, files[0], "", [], 3, recent=[]),
-        page.show(index, photos / "none.png", "", [], 3, recent=[]),
-    ]
+    asked = [(index, None, "a bird"), (given, files[0], ""), (index, photos / "none.png", "")]
+    texts = [page.show(*each, [], 3, recent=[]) for each in asked]
     assert "embeds no texts" in texts[0]
     assert files[0].name in texts[1]
     assert "none.png" in texts[2]
@@ -1152,11 +1135,7 @@ def test_the_slider_is_disabled_with_the_reason_if_the_calibration_has_no_level(
     for groups, calibrated_with, reason in [
         (["a", "b"] * 2, "text", "2 groups, whose lowest one is 50 %"),
         (["a"] * 4, "text", "one group"),
-        (
-            ["a", "b", "c", "d"],
-            "image",
-            "the index is calibrated with images, whose similarities differ from texts",
-        ),
+        (["a", "b", "c", "d"], "image", "the index is calibrated with images, whose similarities differ from texts"),
     ]:
         index = ImageIndex.build(Letters(), ["abcd", "bcde", "cdef", "defg"], groups=groups, progress=False)
         index.calibrated_with = calibrated_with
@@ -1169,14 +1148,9 @@ def test_the_slider_is_disabled_with_the_reason_if_the_calibration_has_no_level(
         (find, *_) = (each.fn for each in built.fns.values() if each.name == "find")
         shown = find(None, "abcd", [], 2, 0.05)
         assert "distance" in shown
+
         assert "match" not in shown
-
-
-def test_a_search_by_text_without_its_own_calibration_says_that_it_has_no_level(load_recipe):
-    page = load_recipe("search_page")
-    index = ImageIndex.build(Letters(), ["abcd", "bcde", "cdef", "defg"], progress=False)
-    index.calibrated_with = "image"
-    shown = page.show(index, None, "abcd", [], 2, 0.4, recent=[])
+    shown = page.show(index, None, "abcd", [], 2, 0.4, recent=[])  # calibrated with images
     assert "No level: the index is calibrated with images, whose similarities differ from texts." in shown
     assert "rejected" not in shown
 

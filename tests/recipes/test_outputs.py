@@ -3,6 +3,7 @@
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,40 +47,30 @@ def test_a_folder_that_would_be_replaced_is_not_the_working_directory(
         run_main(load_recipe(recipe), ["--model_name_or_path", "none", *LATE[recipe], "."])
 
 
-def test_results_of_two_runs_in_one_folder_do_not_mix(tmp_path):
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_two_writers_of_one_output_do_not_mix(kind, tmp_path):
+    def use(overwrite: bool) -> Any:
+        if kind == "folder":
+            return results_dir(tmp_path, ["all_results.json"], overwrite=overwrite)
+        return lock_folder(tmp_path / "a.csv", wait=False)
+
     def write() -> None:
         try:
-            with results_dir(tmp_path, ["all_results.json"], overwrite=True):
+            with use(overwrite=True):
                 pass
         except FileExistsError as error:
             refused.append(str(error))
 
     refused: list[str] = []
-    with results_dir(tmp_path, ["all_results.json"], overwrite=False):
+    with use(overwrite=False):
         second = threading.Thread(target=write)
         second.start()
         second.join()
-    assert refused == [
-        f"{tmp_path} is in use by process {os.getpid()} on {os.uname().nodename}. Wait for its end, or choose another "
-        "--output_dir."
-    ]
-
-
-def test_two_predictions_into_one_file_do_not_mix(tmp_path):
-    def write() -> None:
-        try:
-            with lock_folder(tmp_path / "a.csv", wait=False):
-                pass
-        except FileExistsError as error:
-            refused.append(str(error))
-
-    refused: list[str] = []
-    with lock_folder(tmp_path / "a.csv", wait=False):
-        second = threading.Thread(target=write)
-        second.start()
-        second.join()
-    assert refused == [f"{tmp_path / 'a.csv'} is in use by process {os.getpid()} on {os.uname().nodename}."]
-    assert list(tmp_path.iterdir()) == []
+    output = tmp_path if kind == "folder" else tmp_path / "a.csv"
+    (message,) = refused
+    assert message.startswith(f"{output} is in use by process {os.getpid()} on {os.uname().nodename}.")
+    assert message.endswith("Wait for its end, or choose another --output_dir.") == (kind == "folder")
+    assert kind == "folder" or list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["", " "])

@@ -60,20 +60,19 @@ def everything(folder: Path) -> dict[Path, bytes]:
 # Output
 
 
-def test_the_prototypes_equal_those_of_the_library(finished):
+def test_the_prototypes_equal_those_of_the_library_and_have_no_names(finished):
     expected = place_prototypes(10, 4, method="lbfgs", restarts=2, seed=5)
-    assert torch.equal(Placement.load(finished / "prototypes.safetensors").prototypes, expected.prototypes)
+    placement = Placement.load(finished / "prototypes.safetensors")
+    assert torch.equal(placement.prototypes, expected.prototypes)
+    assert placement.class_names is None
+    run = json.loads((finished / "run.json").read_text())
+    assert (run["num_classes"], run["dim"], run["method"], run["seed"]) == (10, 4, "lbfgs", 5)
 
 
 def test_the_results_report_the_quality_of_the_prototypes(finished, results_of):
     placement, results = Placement.load(finished / "prototypes.safetensors"), results_of(finished)
     assert (results["separation"], results["bound"]) == pytest.approx((placement.separation, placement.bound))
     assert (results["interrupted"], results["method"]) == (False, placement.method)
-
-
-def test_the_arguments_are_written(finished):
-    run = json.loads((finished / "run.json").read_text())
-    assert (run["num_classes"], run["dim"], run["method"], run["seed"]) == (10, 4, "lbfgs", 5)
 
 
 def test_the_placement_and_its_folder_are_printed_once(place, capsys):
@@ -93,19 +92,12 @@ def test_the_default_folder_is_named_after_the_numbers(load_recipe, run_main, tm
 # Classes of a dataset
 
 
-def test_number_and_names_come_from_the_data_set(place):
+def test_number_and_names_come_from_the_data_set_also_if_the_number_is_given(place):
     placement = Placement.load(place("--dataset_name", "digits", "--dim", "3") / "prototypes.safetensors")
     assert placement.class_names == tuple(load_splits("digits")["train"].features["label"].names)
     assert len(placement.prototypes) == 10
-
-
-def test_a_number_matching_the_data_set_is_accepted(place):
-    folder = place("--dataset_name", "two_clusters", "--num_classes", "2", "--dim", "3")
+    folder = place("--dataset_name", "two_clusters", "--num_classes", "2", "--dim", "3", name="two")
     assert len(Placement.load(folder / "prototypes.safetensors").prototypes) == 2
-
-
-def test_prototypes_without_a_data_set_have_no_names(finished):
-    assert Placement.load(finished / "prototypes.safetensors").class_names is None
 
 
 # Similarities of the classes
@@ -124,15 +116,15 @@ def test_class_vectors_in_half_precision_are_accepted(place, tmp_path):
     assert (place(*words, "--restarts", "1") / "prototypes.safetensors").is_file()
 
 
-def test_a_file_without_class_vectors_is_refused_listing_its_contents(place, vectors):
+def test_a_file_without_vectors_of_the_classes_is_refused(place, vectors, tmp_path):
+    words = ["--num_classes", "10", "--dim", "4", "--class_vectors"]
     with pytest.raises(ValueError, match="has no tensor class_vectors; it has: embeddings"):
-        place("--num_classes", "10", "--dim", "4", "--class_vectors", vectors(name="embeddings"))
-
-
-def test_an_unsupported_file_type_is_refused(place, tmp_path):
+        place(*words, vectors(name="embeddings"))
+    with pytest.raises(ValueError, match=r"\b9\b.*\b10\b|\b10\b.*\b9\b"):
+        place(*words, vectors(9))
     (tmp_path / "vectors.txt").write_text("0.1 0.2 0.3\n" * 10)
     with pytest.raises(ValueError, match=r"vectors\.txt is not a safetensors file"):
-        place("--num_classes", "10", "--dim", "4", "--class_vectors", str(tmp_path / "vectors.txt"))
+        place(*words, str(tmp_path / "vectors.txt"))
 
 
 @pytest.mark.parametrize("name", ["nowhere.safetensors", "fifo", "/dev/zero", "."])
@@ -140,11 +132,6 @@ def test_a_missing_or_special_file_is_an_actionable_error(place, tmp_path, name)
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(FileNotFoundError, match=f"there is no file .*{name}"):
         place("--num_classes", "10", "--dim", "4", "--class_vectors", str(tmp_path / name))
-
-
-def test_vectors_for_a_different_number_of_classes_are_refused(place, vectors):
-    with pytest.raises(ValueError, match=r"\b9\b.*\b10\b|\b10\b.*\b9\b"):
-        place("--num_classes", "10", "--dim", "4", "--class_vectors", vectors(9))
 
 
 # Errors
@@ -175,10 +162,7 @@ def test_invalid_arguments_are_refused_and_leave_no_folder(place, tmp_path, word
         (["--dim", "3", "--num_classes", "5", "--text_model", "m"], "--text_model requires a dataset"),
         (["--dim", "3", "--num_classes", "5", "--label_column_name", "l"], "--label_column_name requires a dataset"),
         (["--dim", "3", "--num_classes", "5", "--template", "a {}"], "--template requires a text model"),
-        (
-            ["--dim", "3", "--dataset_name", "digits", "--text_model", "m", "--class_vectors", "v"],
-            "from --text_model or from --class_vectors, not from both",
-        ),
+        (["--dim", "3", "--dataset_name", "digits", "--text_model", "m", "--class_vectors", "v"], "not from both"),
         (["--dim", "3", "--num_classes", "5", "--method", "magic"], "invalid choice: 'magic'"),
         (["--num_classes", "5"], "required: --dim"),
     ],
@@ -198,7 +182,7 @@ def test_the_valid_methods_are_those_of_the_library(load_recipe):
 # Existing output folders
 
 
-def test_a_folder_with_prototypes_is_refused_and_unchanged(place):
+def test_a_folder_with_prototypes_is_replaced_on_request_and_otherwise_unchanged(place, tmp_path):
     folder = place("--num_classes", "4", "--dim", "3")
     before = everything(folder)
     with pytest.raises(FileExistsError, match="already contains results") as refusal:
@@ -206,21 +190,11 @@ def test_a_folder_with_prototypes_is_refused_and_unchanged(place):
     assert everything(folder) == before
     assert "--overwrite_output_dir" in str(refusal.value)
     assert "resume" not in str(refusal.value)  # there is no such option
-
-
-def test_a_folder_is_replaced_on_request(place):
-    place("--num_classes", "4", "--dim", "3")
-    folder = place("--num_classes", "5", "--dim", "3", "--overwrite_output_dir")
-    assert len(Placement.load(folder / "prototypes.safetensors").prototypes) == 5
-
-
-def test_a_failed_start_changes_no_existing_files(place, tmp_path):
-    folder = place("--num_classes", "4", "--dim", "3")
-    before = everything(folder)
-    words = ["--num_classes", "4", "--dim", "3", "--overwrite_output_dir"]
+    words = ["--num_classes", "5", "--dim", "3", "--overwrite_output_dir"]
     with pytest.raises(OSError, match="nowhere"):
         place(*words, "--class_vectors", str(tmp_path / "nowhere.safetensors"))
     assert everything(folder) == before
+    assert len(Placement.load(place(*words) / "prototypes.safetensors").prototypes) == 5
 
 
 # The recipe as a separate process

@@ -1,5 +1,4 @@
 import io
-import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -79,13 +78,9 @@ def load_split(output: Path) -> Callable[[str], ImageSplit]:
 
 
 def raw(output: Path, size: int | None) -> ImageDataOptions:
+    options = {"image_mean": [0.0], "image_std": [1.0], "cache_dir": str(output.parent / "decoded")}
     return ImageDataOptions(
-        str(output),
-        image_size=None if size is None else [size],
-        image_mean=[0.0],
-        image_std=[1.0],
-        cache_dir=str(output.parent / "decoded"),
-        dataloader_num_workers=0,
+        str(output), image_size=None if size is None else [size], dataloader_num_workers=0, **options
     )
 
 
@@ -375,10 +370,6 @@ class TestOmniart:
         assert seen(data.evaluation) == [(11, 1), (12, 0)]
         (batch,) = data.evaluation.epoch()
         assert torch.equal(batch["regression_labels"], torch.tensor([1600.0, 1666.0]))
-
-    def test_years_load_as_regression_targets(self, source, prepare, load):
-        put_omniart(source)
-        prepare("omniart")
         assert load(task="regression").evaluation.labels.tolist() == [1600.0, 1666.0]
 
     def test_unusable_rows_are_skipped_on_request_and_counted(self, source, prepare, load, capsys):
@@ -415,17 +406,13 @@ class TestOmniart:
 
 
 class TestCub200:
-    def test_lists_load_as_splits_with_labels(self, source, prepare, load):
+    def test_lists_load_as_splits_with_class_names_without_numbers_or_underscores(self, source, prepare, load):
         put_cub(source)
         prepare("cub200")
         data = load()
+        assert data.class_names == ["Black footed Albatross", "Blue Jay"]
         assert sorted(seen(data.train)) == [(1, 0), (2, 1)]
         assert seen(data.evaluation) == [(3, 1)]
-
-    def test_class_names_have_no_numbers_or_underscores(self, source, prepare, load):
-        put_cub(source)
-        prepare("cub200")
-        assert load().class_names == ["Black footed Albatross", "Blue Jay"]
 
     def test_retrieval_trains_on_the_first_classes_and_evaluates_on_the_others(self, source, prepare, load):
         put_cub(source)
@@ -437,25 +424,16 @@ class TestCub200:
 
 
 class TestProducts:
-    def test_lists_load_as_an_open_set_with_numbers_as_class_names(self, source, prepare, load, caplog):
+    def test_lists_load_as_an_open_set_with_numbers_as_class_names(self, source, prepare, load, load_split, caplog):
         put_products(source)
         prepare("sop")
-        with caplog.at_level(logging.WARNING, logger="hf_sphere"):
-            data = load(task="retrieval", size=8)
+        data = load(task="retrieval", size=8)
+        assert not caplog.records  # shared classes would cause a warning
         assert (data.class_names, data.eval_class_names) == (["1", "3"], ["9", "12"])
         assert sorted(seen(data.train)) == [(1, 1), (2, 1), (3, 0)]
         assert seen(data.evaluation) == [(4, 1), (5, 0), (6, 0)]
-        assert not caplog.records  # shared classes would cause a warning
-
-    def test_a_single_split_has_only_its_own_classes(self, source, prepare, load_split):
-        put_products(source)
-        prepare("sop")
         split = load_split("test")
         assert (split.class_names, seen(split.batches)) == (["9", "12"], [(4, 1), (5, 0), (6, 0)])
-
-    def test_classification_is_an_error_because_the_classes_differ(self, source, prepare, load):
-        put_products(source)
-        prepare("sop")
         with pytest.raises(ValueError, match="'test' has classes that the training split lacks: 12, 9"):
             load(size=8)
 
@@ -490,18 +468,13 @@ class TestClassSplit:
             loaded = load_split(split)
             assert (loaded.class_names, seen(loaded.batches)) == (names, pairs)
 
-    def test_the_data_loads_for_open_set_tasks(self, source, prepare, load, caplog):
-        put_class_split(source)
-        prepare("class_split")
-        with caplog.at_level(logging.WARNING):
-            data = load(task="retrieval", size=8)
-        assert (data.class_names, data.eval_class_names) == (["Great tit", "Wren"], ["Jay", "Kite"])
-        assert not caplog.records  # shared classes would cause a warning
-
-    def test_any_number_of_classes_and_images_is_accepted(self, source, prepare, capsys):
+    def test_the_data_of_any_number_of_classes_loads_for_open_set_tasks(self, source, prepare, load, caplog, capsys):
         put_class_split(source)
         prepare("class_split", expect_counts=True)
         assert "Warning" not in capsys.readouterr().out
+        data = load(task="retrieval", size=8)
+        assert (data.class_names, data.eval_class_names) == (["Great tit", "Wren"], ["Jay", "Kite"])
+        assert not caplog.records  # shared classes would cause a warning
 
 
 class TestCounts:
@@ -526,26 +499,24 @@ class TestCounts:
             prepare(kind, expect_counts=True)
         assert not output.exists()
 
-    def test_different_counts_are_a_warning_without_expect_counts(self, source, prepare, capsys):
-        put_cub(source)
-        prepare("cub200")
-        assert "Warning: 5,994 train images expected, 2 found." in capsys.readouterr().out
-
-    def test_a_class_with_too_few_images_is_named(self, recipe, source, prepare, monkeypatch):
-        few = Published(2, images_of_a_class={"train": 2, "test": 1}, size=(8, 8))
-        monkeypatch.setitem(PUBLISHED, "imagenet200", few)
+    def test_other_counts_and_sizes_than_those_published_are_errors_or_warnings(
+        self, recipe, source, prepare, load, output, monkeypatch, capsys
+    ):
+        few = {"images_of_a_class": {"train": 2, "test": 1}}
         put_imagenet(source)
-        (source / "train" / "n02" / "1.png").unlink()
-        with pytest.raises(ValueError, match="2 train images of each class expected, 1 of n02 found"):
+        monkeypatch.setitem(PUBLISHED, "imagenet200", Published(2, **few, size=(64, 64)))
+        with pytest.raises(ValueError, match=r"64 x 64 pixels expected, .*0\.png has 8 x 8"):
             prepare("imagenet200", expect_counts=True)
-
-    def test_the_published_counts_are_accepted(self, recipe, source, prepare, load, monkeypatch, capsys):
-        few = Published(2, images_of_a_class={"train": 2, "test": 1}, size=(8, 8))
-        monkeypatch.setitem(PUBLISHED, "imagenet200", few)
-        put_imagenet(source)
+        assert not output.exists()
+        monkeypatch.setitem(PUBLISHED, "imagenet200", Published(2, **few, size=(8, 8)))
         prepare("imagenet200", expect_counts=True)
         assert load().train.num_examples == 4
         assert "Warning" not in capsys.readouterr().out
+        (source / "train" / "n02" / "1.png").unlink()
+        with pytest.raises(ValueError, match="2 train images of each class expected, 1 of n02 found"):
+            prepare("imagenet200", "--overwrite_output_dir", expect_counts=True)
+        prepare("imagenet200", "--overwrite_output_dir")
+        assert "Warning: 2 train images of each class expected, 1 of n02 found." in capsys.readouterr().out
 
     def test_disjoint_classes_are_counted_per_split(self, recipe, source, prepare, monkeypatch):
         put_products(source)
@@ -554,16 +525,6 @@ class TestCounts:
             prepare("sop", expect_counts=True)
         monkeypatch.setitem(PUBLISHED, "sop", Published(4, {"train": 2, "test": 2}, images={"train": 3, "test": 3}))
         prepare("sop", expect_counts=True)
-
-    def test_an_unexpected_image_size_is_an_error_that_names_an_image(
-        self, recipe, source, prepare, output, monkeypatch
-    ):
-        few = Published(2, images_of_a_class={"train": 2, "test": 1}, size=(64, 64))
-        monkeypatch.setitem(PUBLISHED, "imagenet200", few)
-        put_imagenet(source)
-        with pytest.raises(ValueError, match=r"64 x 64 pixels expected, .*0\.png has 8 x 8"):
-            prepare("imagenet200", expect_counts=True)
-        assert not output.exists()
 
     def test_unreadable_images_are_not_counted(self, recipe, source, prepare, output, monkeypatch):
         monkeypatch.setitem(PUBLISHED, "cub200", Published(2, images={"train": 2, "test": 1}))
@@ -598,16 +559,12 @@ class TestOutput:
             prepare("cub200")
         assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
-    def test_an_existing_folder_is_refused(self, source, prepare):
-        put_cub(source)
-        prepare("cub200")
-        with pytest.raises(FileExistsError, match=r"already exists.*--overwrite_output_dir"):
-            prepare("cub200")
-
-    def test_prepared_data_is_replaced_on_request(self, source, prepare, load):
+    def test_prepared_data_is_replaced_only_on_request(self, source, prepare, load):
         put_cub(source)
         prepare("cub200")
         put(source / "images" / "002.Blue_Jay" / "c.jpg", 77)
+        with pytest.raises(FileExistsError, match=r"already exists.*--overwrite_output_dir"):
+            prepare("cub200")
         prepare("cub200", "--overwrite_output_dir")
         assert seen(load().evaluation) == [(77, 1)]
 

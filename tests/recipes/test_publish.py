@@ -32,19 +32,26 @@ def commits(monkeypatch) -> dict[str, bytes]:
     return files
 
 
-def test_checkpoints_logs_pickles_and_local_paths_stay(folder, commits, capsys):
+def test_checkpoints_logs_pickles_local_paths_and_what_does_not_belong_to_a_model_stay(folder, commits, capsys):
     for name in ("checkpoint-10/model.safetensors", "logs/events", "snapshots/1.safetensors", "best/config.json"):
         (folder / name).parent.mkdir()
         (folder / name).touch()
-    for name in (".local_paths.json", ".run.lock", "pytorch_model.bin", "notes.pdf"):
-        (folder / name).touch()
+    left = [
+        ".local_paths.json",
+        ".run.lock",
+        "customers.json",
+        "draft.md",
+        "more.safetensors",
+        "notes.pdf",
+        "notes.txt",
+    ]
+    for name in (*left, "pytorch_model.bin"):
+        (folder / name).write_text("private")
     publish.main([str(folder), "--repo_id", "model"])
-    assert set(commits) == {
-        *("README.md", "config.json", "preprocessor_config.json", "model.safetensors"),
-        ".eval_results/results.yaml",
-    }
-    left = ".local_paths.json, .run.lock, best, checkpoint-10, logs, notes.pdf, pytorch_model.bin, snapshots"
-    assert f"left out  {left}\n" in capsys.readouterr().out
+    kept = {"README.md", "config.json", "preprocessor_config.json", "model.safetensors", ".eval_results/results.yaml"}
+    assert set(commits) == kept
+    names = ", ".join(sorted([*left, "pytorch_model.bin", "best", "checkpoint-10", "logs", "snapshots"]))
+    assert f"left out  {names}\n" in capsys.readouterr().out
 
 
 def test_private_text_of_the_card_is_not_uploaded(folder, commits):
@@ -55,23 +62,11 @@ def test_private_text_of_the_card_is_not_uploaded(folder, commits):
     assert b"Trained on birds with <token>." in commits["README.md"]
 
 
-def test_what_does_not_belong_to_a_model_stays(folder, commits):
-    for name in ("notes.txt", "customers.json", "more.safetensors", "draft.md"):
-        (folder / name).write_text("private")
-    publish.main([str(folder), "--repo_id", "model"])
-    assert set(commits).isdisjoint({"notes.txt", "customers.json", "more.safetensors", "draft.md"})
-
-
 PRIVATE = [
     *("hf_" + "a" * 30, "ghp_" + "A1b" * 12, "https://user:password@host/a.git", "AKIA" + "Z" * 16),
     *("sk-" + "a1" * 12, "password=correct-horse", "-----BEGIN RSA PRIVATE KEY-----"),
-    *(
-        "/home/alice/photos",
-        "file:///home/alice/a.png",
-        "C:\\Users\\alice\\photos",
-        "/Users/alice/a.png",
-        "~alice/photos",
-    ),
+    *("/home/alice/photos", "file:///home/alice/a.png", "C:\\Users\\alice\\photos", "/Users/alice/a.png"),
+    "~alice/photos",
     *("\\\\server\\share\\a", "/data/alice/photos/a.png"),
 ]
 

@@ -6,6 +6,7 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import bad_input
 import pytest
@@ -69,34 +70,14 @@ def test_command_line_that_is_made_worse_works(folder, recipe):
     assert run(Call(recipe, valid(recipe)))[0] == 0
 
 
-@pytest.mark.parametrize("seed", range(14))
-def test_random_command_line_works_or_is_refused_on_one_line(folder, seed):
-    assert attack("line", seed, folder)[1] is None
+ATTACKS = {"line": 14, "config": 8, "file": 4, "folder": 16, "input": 8, "output": 14}
+"""Number of random calls by kind."""
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_random_configuration_works_or_is_refused_on_one_line(folder, seed):
-    assert attack("config", seed, folder)[1] is None
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_random_damaged_file_works_or_is_refused_on_one_line(folder, seed):
-    assert attack("file", seed, folder)[1] is None
-
-
-@pytest.mark.parametrize("seed", range(16))
-def test_crafted_folder_is_refused_on_one_line_or_read(folder, seed):
-    assert attack("folder", seed, folder)[1] is None
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_device_pipe_or_odd_text_as_input_is_refused_on_one_line(folder, seed):
-    assert attack("input", seed, folder)[1] is None
-
-
-@pytest.mark.parametrize("seed", range(14))
-def test_impossible_output_is_refused_before_the_work(folder, seed):
-    assert attack("output", seed, folder)[1] is None
+@pytest.mark.parametrize(("kind", "seed"), [(kind, seed) for kind, count in ATTACKS.items() for seed in range(count)])
+@pytest.mark.settings(kind=lambda kind: {"kind": kind})
+def test_random_call_works_or_is_refused_on_one_line(folder, kind, seed):
+    assert attack(kind, seed, folder)[1] is None
 
 
 @pytest.mark.slow
@@ -207,19 +188,18 @@ def test_wrong_option_is_refused(refusal, option):
     assert REFUSED[option] in refusal("train_image_classification", option)
 
 
-def test_decreasing_milestones_are_refused(refusal):
-    words = ["--lr_scheduler_type", "multistep", "--lr_milestones", "5", "3"]
-    assert "lr_milestones must increase; got [5, 3]" in refusal("train_image_classification", *words)
-
-
-def test_wrong_type_of_a_head_option_names_it(refusal):
-    words = ["--head", "vmf", "--head_kwargs", "{num_samples: null}"]
-    message = refusal("train_image_classification", *words)
+@pytest.mark.parametrize(
+    ("recipe", "words", "message"),
+    [
+        ("train_image_classification", "--lr_scheduler_type multistep --lr_milestones 5 3", "increase; got [5, 3]"),
+        ("reinitialize_layers", "--drop nan", "drop must be at least 0 and at most 1; got nan"),
+        ("place_prototypes", "--device nothing", "nothing"),
+    ],
+)
+def test_wrong_options_of_other_recipes_are_refused(refusal, recipe, words, message):
+    assert message in refusal(recipe, *words.split())
+    message = refusal("train_image_classification", "--head", "vmf", "--head_kwargs", "{num_samples: null}")
     assert "option num_samples of head 'vmf' must be of type int; got None" in message
-
-
-def test_drop_must_be_a_number(refusal):
-    assert "drop must be at least 0 and at most 1; got nan" in refusal("reinitialize_layers", "--drop", "nan")
 
 
 @pytest.mark.parametrize("recipe", ["reinitialize_layers", "train_image_classification"])
@@ -228,10 +208,6 @@ def test_size_that_a_saved_model_does_not_support_is_refused(refusal, recipe):
     if recipe == "train_image_classification":  # as in the saved model
         words += ["--crop_padding", "0", "--head_kwargs", "{}"]
     assert "the model does not support images of 1 x 2 x 2: " in refusal(recipe, *words)
-
-
-def test_unknown_device_is_refused(refusal):
-    assert "nothing" in refusal("place_prototypes", "--device", "nothing")
 
 
 # Configurations
@@ -251,34 +227,21 @@ def test_item_of_a_list_in_a_configuration_is_no_option(refusal, folder):
 # The entry point
 
 
-@pytest.mark.parametrize("error", [ValueError(), OSError(), ValueError(" \n")])
-def test_error_without_a_text_is_named(capsys, error):
-    def fail(_: object) -> None:
-        raise error
+OUT_OF_MEMORY = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 3 bytes")
 
+
+@pytest.mark.parametrize("error", [ValueError(), OSError(), ValueError(" \n"), MemoryError(), OUT_OF_MEMORY])
+def test_error_without_a_text_is_named_and_lack_of_memory_explained(capsys, error):
     with pytest.raises(SystemExit):
-        run_main(fail)
-    assert f"Error: {type(error).__name__}\n" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 3 bytes")]
-)
-def test_lack_of_memory_is_explained(capsys, error):
-    def fail(_: object) -> None:
-        raise error
-
-    with pytest.raises(SystemExit):
-        run_main(fail)
-    assert "Error: not enough memory: " in capsys.readouterr().err
+        run_main(mock.Mock(side_effect=error))
+    is_memory = isinstance(error, (MemoryError, RuntimeError))
+    message = "Error: not enough memory: " if is_memory else f"Error: {type(error).__name__}\n"
+    assert message in capsys.readouterr().err
 
 
 def test_defect_of_the_library_has_a_traceback():
-    def fail(_: object) -> None:
-        raise RuntimeError("a defect")
-
     with pytest.raises(RuntimeError, match="a defect"):
-        run_main(fail)
+        run_main(mock.Mock(side_effect=RuntimeError("a defect")))
 
 
 def test_settings_are_those_of_the_run(folder):

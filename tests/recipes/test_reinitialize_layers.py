@@ -114,9 +114,15 @@ def test_of_equal_logits_those_of_the_first_classes_are_the_largest(recipe, top_
     assert recipe.accuracy(lambda pixels: pixels, batches, 5, top_k) == 1
 
 
-def test_top_k_of_all_classes_is_refused(measure, trained, tmp_path):
+def test_splits_and_numbers_that_the_run_lacks_are_refused(measure, trained, tmp_path, monkeypatch, recipe):
     with pytest.raises(ValueError, match="--top_k 10 must be below the number of classes, 10"):
         measure(trained, tmp_path / "out", "--top_k", "10")
+    with pytest.raises(ValueError, match="no images were held out"):
+        measure(trained, tmp_path / "out", "--split", "validation")
+    smaller = replace(load_classifier(str(trained)), num_classes=5)
+    monkeypatch.setattr("hf_sphere.utils.model_sources.load_classifier", lambda name: smaller)
+    with pytest.raises(ValueError, match=r"labels up to 9, but .* has 5 classes"):
+        measure(trained, tmp_path / "out")
 
 
 @pytest.fixture(scope="module")
@@ -133,23 +139,16 @@ def by_hand(corrupted):
     """Accuracies of that run on each part of its images, computed with the model and data loading functions."""
     settings = json.loads((corrupted / "run.json").read_text())
     options = ImageDataOptions(
-        validation_fraction=0.3,
-        sample_classes=6,
-        label_noise=0.5,
-        corruption_seed=settings["corruption_seed"],
-        max_train_samples=150,
-        max_eval_samples=100,
-    )
+        validation_fraction=0.3, sample_classes=6, label_noise=0.5, corruption_seed=settings["corruption_seed"],
+        max_train_samples=150, max_eval_samples=100,
+    )  # fmt: skip
     data = load_image_data(options, seed=3, progress=False)
     model = SphereVisionForImageClassification.from_pretrained(corrupted).eval()
 
     @torch.no_grad()
     def accuracy(batches):
-        right = sum(
-            int((model(batch["pixel_values"]).logits.argmax(-1) == batch["labels"]).sum())
-            for batch in batches.epoch(augment=False)
-        )
-        return right / batches.examples_per_epoch
+        pairs = ((model(b["pixel_values"]).logits.argmax(-1), b["labels"]) for b in batches.epoch(augment=False))
+        return sum(int((found == labels).sum()) for found, labels in pairs) / batches.examples_per_epoch
 
     parts = {"train": data.train, "eval": data.evaluation, "validation": data.validation}
     return {name: accuracy(batches) for name, batches in parts.items()}
@@ -285,11 +284,8 @@ def test_a_folder_of_other_measurements_is_refused(words, measured, measure, tra
     words = words if "--num_random" in words else [*words, "--num_random", "2"]
     with pytest.raises(FileExistsError, match=f"differs in .*{words[0][2:]}"):
         measure(trained, measured, *words)
-
-
-def test_different_weights_of_the_same_name_are_not_mixed(measured, measure, trained, tmp_path):
     snapshots = [str(snapshot.path) for snapshot in list_snapshots(trained)]
-    with pytest.raises(FileExistsError, match=r"differs in .*weights"):
+    with pytest.raises(FileExistsError, match=r"differs in .*weights"):  # of other weights of the same names
         measure(trained, measured, "--num_random", "2", "--snapshots", *snapshots[:2])
 
 
@@ -310,18 +306,6 @@ def test_a_timm_model_requires_no_snapshots(measure, tmp_path, monkeypatch, reci
     words = ["--dataset_name", "digits", "--max_eval_samples", "20", "--layers", "linear", "--num_random", "2"]
     result = measure("timm:test_resnet", tmp_path / "out", *words)
     assert len(result.layers["fc"].random) == 2
-
-
-def test_data_with_more_classes_than_the_model_is_refused(measure, trained, tmp_path, monkeypatch, recipe):
-    smaller = replace(load_classifier(str(trained)), num_classes=5)
-    monkeypatch.setattr("hf_sphere.utils.model_sources.load_classifier", lambda name: smaller)
-    with pytest.raises(ValueError, match=r"labels up to 9, but .* has 5 classes"):
-        measure(trained, tmp_path / "out")
-
-
-def test_validation_images_are_refused_if_none_were_held_out(measure, trained, tmp_path):
-    with pytest.raises(ValueError, match="no images were held out"):
-        measure(trained, tmp_path / "out", "--split", "validation")
 
 
 @pytest.mark.slow
