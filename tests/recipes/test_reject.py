@@ -85,11 +85,8 @@ class TestTraining:
         saved, chosen = SphereVisionConfig.from_pretrained(trained).rejection, results_of(trained)["rejection"]
         assert (chosen["level"], chosen["score"], chosen["num_images"]) == (0.1, saved["score"], saved["num_images"])
         share = 100 * results_of(trained)["eval_rejected"]
-        expected = (
-            f"score {saved['score']} at level 10 %, {saved['num_images']} images, rejects {share:.1f} % of the eval"
-        )
-        card = (trained / "README.md").read_text()
-        assert expected in card
+        card, fitted = (trained / "README.md").read_text(), f"score {saved['score']} at level 10 %"
+        assert f"{fitted}, {saved['num_images']} images, rejects {share:.1f} % of the eval" in card
         assert "| reject | 0.1 |" in card
         assert "- `eval_rejected`: fraction of the evaluation images" in card
 
@@ -117,14 +114,8 @@ class TestTraining:
                 ["--reject", "0.1", "--rejection_fraction", "0.01"],
                 r"there are 8 for the level\. Hold out more.* hf-sphere reject after",
             ),
-            (
-                ["--reject", "0.1", "--eval_split", "train[:30%]"],
-                "images reserved for rejection are among the 433 eval",
-            ),
-            (
-                ["--reject", "0.1", "--validation_split", "train[:50%]"],
-                "for rejection are among the 721 validation images",
-            ),
+            (["--reject", "0.1", "--eval_split", "train[:30%]"], "reserved for rejection are among the 433 eval"),
+            (["--reject", "0.1", "--validation_split", "train[:50%]"], "among the 721 validation images"),
             (["--reject", "0.1", "--shard_classes"], "reject does not apply to num_train_epochs 0 or shard_classes"),
         ],
     )
@@ -250,10 +241,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            (
-                ["--split", "train"],
-                "was trained on 1,037 and validated on 260 of the 1,442 images of digits, split tra",
-            ),
+            (["--split", "train"], "trained on 1,037 and validated on 260 of the 1,442 images of digits, split tra"),
             (["--split", "test"], "was evaluated on 355 of the 355 images"),
             (["--split", "all"], "trained on 1,037 and validated on 260 and evaluated on 355 of the 1,797"),
             (["--split", "nowhere"], "no split 'nowhere'"),

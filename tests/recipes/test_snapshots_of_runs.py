@@ -29,15 +29,12 @@ def epochs_of(folder) -> list[int]:
     return [snapshot.epoch for snapshot in list_snapshots(folder)]
 
 
-def test_snapshots_of_the_initial_requested_and_last_epochs_are_kept(finished):
+def test_snapshots_of_the_initial_requested_and_last_epochs_are_kept_and_identify_their_run(finished):
     assert epochs_of(finished) == [0, 1, 4, 5]
-
-
-def test_a_snapshot_identifies_its_run(finished):
     first = list_snapshots(finished)[0].metadata
-    assert first["dataset"] == "digits"
-    assert first["seed"] == "0"
+    assert (first["dataset"], first["seed"]) == ("digits", "0")
     assert "linear_embedding" in first["model"]
+    assert json.loads((finished / "run.json").read_text())["corruption_seed"] is None
 
 
 def test_a_run_keeps_no_snapshots_by_default(train):
@@ -81,15 +78,10 @@ def test_resuming_with_another_metric_restarts_the_choice_of_the_best_epoch(trai
     assert results["best_epoch"] == late["epoch"]
 
 
-def test_the_corruption_seed_is_saved_with_the_run(train):
-    folder = train("--label_noise", "0.5", "--seed", "7")
-    assert json.loads((folder / "run.json").read_text())["corruption_seed"] == 7
-
-
-def test_a_resumed_run_keeps_its_corruption_seed(train):
-    train("--label_noise", "0.5", "--seed", "7", "--num_train_epochs", "2")
-    folder = train("--label_noise", "0.5", "--seed", "8", "--resume_from_checkpoint", "latest")
-    assert json.loads((folder / "run.json").read_text())["corruption_seed"] == 7
+def test_the_corruption_seed_is_saved_with_the_run_and_kept_when_it_is_resumed(train):
+    for words in (["--seed", "7", "--num_train_epochs", "2"], ["--seed", "8", "--resume_from_checkpoint", "latest"]):
+        folder = train("--label_noise", "0.5", *words)
+        assert json.loads((folder / "run.json").read_text())["corruption_seed"] == 7
 
 
 def test_snapshots_without_a_model_are_not_overwritten_by_default(train):
@@ -107,10 +99,6 @@ def test_resuming_a_finished_run_leaves_its_snapshots_unchanged(train):
     before = [snapshot.path.read_bytes() for snapshot in list_snapshots(folder)]
     train(*KEPT, "--resume_from_checkpoint", "latest")
     assert [snapshot.path.read_bytes() for snapshot in list_snapshots(folder)] == before
-
-
-def test_a_run_without_corruption_saves_no_corruption_seed(finished):
-    assert json.loads((finished / "run.json").read_text())["corruption_seed"] is None
 
 
 def test_a_corruption_seed_without_corruption_is_refused(train):

@@ -63,22 +63,13 @@ def accuracy_on_digits(folder: Path) -> float:
 # Output
 
 
-def test_the_model_learns(finished, results_of):
-    assert results_of(finished)["eval_accuracy"] > 0.5
-
-
 def test_the_saved_model_and_processor_reproduce_the_reported_accuracy(finished, results_of):
-    assert accuracy_on_digits(finished) == pytest.approx(results_of(finished)["eval_accuracy"])
-
-
-def test_the_saved_model_has_the_class_names(finished):
+    results = results_of(finished)
+    assert results["eval_accuracy"] > 0.5
+    assert accuracy_on_digits(finished) == pytest.approx(results["eval_accuracy"])
+    assert results["history"][-1]["eval_loss"] == pytest.approx(results["eval_loss"])
     config = AutoModelForImageClassification.from_pretrained(finished).config
     assert config.id2label == {index: str(index) for index in range(10)}
-
-
-def test_the_last_entry_of_the_history_is_the_result(finished, results_of):
-    results = results_of(finished)
-    assert results["history"][-1]["eval_loss"] == pytest.approx(results["eval_loss"])
 
 
 @pytest.mark.parametrize("head", sorted(HEADS))
@@ -94,12 +85,11 @@ def note(folder: Path) -> str:
     return line
 
 
-def test_the_card_states_that_no_epoch_was_chosen(finished):
+def test_the_card_states_whether_the_evaluation_split_was_used(finished, train):
     assert "the evaluation split was not used for selection" in note(finished)
-
-
-def test_the_card_states_that_the_epoch_was_chosen_on_the_evaluation_split(train):
     assert "the evaluation split itself (optimistic)" in note(train("--load_best_model_at_end"))
+    for words in (["--early_stopping_patience", "1"], ["--lr_scheduler_type", "reduce_lr_on_plateau"]):
+        assert "was not used for selection" not in note(train(*words, "--overwrite_output_dir"))
 
 
 def test_drawings_on_transparency_are_counted_on_the_card_and_have_the_color_of_the_processor(train, tmp_path):
@@ -118,11 +108,6 @@ def test_drawings_on_transparency_are_counted_on_the_card_and_have_the_color_of_
     assert AutoImageProcessor.from_pretrained(folder).background_color == [200, 200, 200]
 
 
-@pytest.mark.parametrize("words", [["--early_stopping_patience", "1"], ["--lr_scheduler_type", "reduce_lr_on_plateau"]])
-def test_the_card_does_not_deny_that_the_evaluation_split_was_used(train, words):
-    assert "was not used for selection" not in note(train(*words))
-
-
 def test_images_of_one_class_are_an_error_that_says_what_to_do(train, tmp_path):
     (tmp_path / "photos").mkdir()
     for number in range(10):
@@ -139,9 +124,6 @@ def test_images_of_one_class_are_an_error_that_says_what_to_do(train, tmp_path):
 def test_cached_images_do_not_change_the_result(train, tmp_path):
     words = [*RANDOM, "--cache_dir", str(tmp_path / "cold")]
     assert same(weights(train(*words, name="decodes")), weights(train(*words, name="reads")))
-
-
-# Folders, resuming
 
 
 # Held-out images, the best model
@@ -243,14 +225,11 @@ def smoothed_model(finished: Path, source: str):
 
 
 @pytest.mark.parametrize("source", ["new", "saved"])
-def test_label_smoothing_is_applied_to_the_loss(finished, source):
-    output = smoothed_model(finished, source)(torch.randn(4, 1, 8, 8), labels=(labels := torch.arange(4)))
+def test_label_smoothing_is_applied_to_the_loss_and_saved_with_the_model(finished, source, tmp_path):
+    model, labels = smoothed_model(finished, source), torch.arange(4)
+    output = model(torch.randn(4, 1, 8, 8), labels=labels)
     torch.testing.assert_close(output.loss, F.cross_entropy(output.logits, labels, label_smoothing=0.3))
-
-
-@pytest.mark.parametrize("source", ["new", "saved"])
-def test_label_smoothing_is_saved_with_the_model(finished, source, tmp_path):
-    smoothed_model(finished, source).save_pretrained(tmp_path)
+    model.save_pretrained(tmp_path)
     assert SphereVisionConfig.from_pretrained(tmp_path).head_kwargs == {"label_smoothing": 0.3}
 
 
@@ -378,30 +357,19 @@ def two_processes(start, global_batch_of_32, tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_two_processes_share_the_work(two_processes, results_of):
-    assert results_of(two_processes)["steps"] == 4 * 1440 / 32
-
-
-@pytest.mark.slow
-def test_two_processes_train_to_a_good_accuracy(two_processes, results_of):
-    assert results_of(two_processes)["eval_accuracy"] > 0.9
-
-
-@pytest.mark.slow
-def test_two_processes_evaluate_every_image_exactly_once(two_processes, results_of):
+def test_two_processes_share_the_work_and_evaluate_every_image_exactly_once(two_processes, results_of):
     """The test split has 355 images, an odd number, so a repeated or missing image would change the result."""
-    correct = results_of(two_processes)["eval_accuracy"] * 355
+    results = results_of(two_processes)
+    assert results["steps"] == 4 * 1440 / 32
+    assert results["eval_accuracy"] > 0.9
+    correct = results["eval_accuracy"] * 355
     assert correct == pytest.approx(round(correct), abs=1e-6)
     assert correct == pytest.approx(accuracy_on_digits(two_processes) * 355, abs=1e-3)
+    lines = (two_processes / "printed.txt").read_text().splitlines()
+    assert sum(line.startswith("epoch 1/4") for line in lines) == 1
 
 
 @pytest.mark.slow
 def test_two_processes_end_with_the_same_weights_as_one(two_processes, run_in, global_batch_of_32, tmp_path):
     one = run_in(tmp_path / "one", *global_batch_of_32, "--per_device_train_batch_size", "32")
     torch.testing.assert_close(weights(two_processes), weights(one), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_two_processes_print_each_epoch_once(two_processes):
-    lines = (two_processes / "printed.txt").read_text().splitlines()
-    assert sum(line.startswith("epoch 1/4") for line in lines) == 1

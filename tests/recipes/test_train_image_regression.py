@@ -18,8 +18,6 @@ QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", 
 QUICK += ["--computed_value", "slant", "--learning_rate", "0.01", "--num_train_epochs", "2", "--disable_tqdm"]
 # Slants of the evaluation images exceed the range of those 200.
 CLIPPED = ["--out_of_range", "clip"]
-RANDOM = ["--backbone_kwargs", "{width: 32, drop_rate: 0.3}", "--crop_padding", "1", *CLIPPED]
-SCRIPT = "recipes/train_image_regression.py"
 
 Train = Callable[..., Path]
 
@@ -56,18 +54,16 @@ def error_on_digits(folder: Path, slants: Tensor) -> float:
 # Output
 
 
-@pytest.mark.parametrize("name", ["eval", "train", "best"])
-def test_the_results_have_the_error(finished, results_of, name):
-    assert isinstance(results_of(finished)[f"{name}_mean_absolute_error"], (int, float))
+def test_the_results_have_the_error_and_no_class_metrics(finished, results_of):
+    results = results_of(finished)
+    assert all(isinstance(results[f"{name}_mean_absolute_error"], (int, float)) for name in ("eval", "train", "best"))
+    assert [name for name in results if "accuracy" in name] == []
 
 
-def test_the_results_have_no_class_metrics(finished, results_of):
-    assert [name for name in results_of(finished) if "accuracy" in name] == []
-
-
-def test_the_model_learns(train, results_of, slants):
+@pytest.mark.parametrize("words", [[], ["--bf16"]], ids=["float32", "bfloat16"])
+def test_the_model_learns(train, results_of, slants, words):
     always_the_mean = (slants - slants.mean()).abs().mean().item()
-    folder = train(*CLIPPED, "--num_train_epochs", "10")
+    folder = train(*CLIPPED, "--num_train_epochs", "10", *words)
     assert results_of(folder)["eval_mean_absolute_error"] < 0.75 * always_the_mean
 
 
@@ -83,25 +79,15 @@ def test_the_model_has_the_range_of_the_training_images(finished, cache):
     assert tuple(SphereVisionForRegression.from_pretrained(finished).config.value_range) == expected
 
 
-def test_the_card_names_the_class_and_no_pipeline(finished):
-    card = ModelCard.load(finished / "README.md")
+def test_the_card_names_the_class_the_measured_error_in_its_unit_and_the_range(finished, results_of):
+    card, error = ModelCard.load(finished / "README.md"), results_of(finished)["eval_mean_absolute_error"]
     assert "from hf_sphere import SphereVisionForRegression, SphereVisionImageProcessor" in card.text
     assert card.data.pipeline_tag is None
-    assert "pipeline(" not in card.text
-
-
-def test_the_card_reports_the_measured_error_in_its_unit(finished, results_of):
-    error = results_of(finished)["eval_mean_absolute_error"]
-    card = ModelCard.load(finished / "README.md")
     (result,) = card.data.eval_results
     assert (result.metric_type, result.metric_value) == ("mean_absolute_error", round(error, 6))
     assert f"| eval_mean_absolute_error | {error:.4g} |" in card.text
-
-
-def test_the_card_has_the_range_and_no_head(finished):
-    text = (finished / "README.md").read_text()
-    assert "computed from the angle to a pole |" in text
-    assert "| head |" not in text
+    assert "computed from the angle to a pole |" in card.text
+    assert not any(text in card.text for text in ("pipeline(", "| head |"))
 
 
 def test_the_code_in_the_card_runs(finished, tmp_path, monkeypatch):
@@ -140,25 +126,13 @@ def test_the_loss_can_be_a_sum(train, results_of, tmp_path):
     assert results_of(summed)["train_loss"] == pytest.approx(results_of(mean)["train_loss"], rel=1e-3)
 
 
-def test_values_outside_the_range_are_refused_with_their_count(train):
+def test_values_outside_the_range_are_refused_with_their_count_or_clipped_on_request(train):
     with pytest.raises(ValueError, match=r"\d+ of 200 training values lie outside the range -10 to 10, .* clip\.$"):
         train("--value_range", "-10", "10")
-
-
-def test_values_outside_the_range_are_clipped_on_request(train):
-    folder = train("--value_range", "-10", "10", *CLIPPED)
-    assert SphereVisionForRegression.from_pretrained(folder).config.value_range == [-10.0, 10.0]
-
-
-def test_evaluation_values_are_checked_against_the_range(train):
     with pytest.raises(ValueError, match=r"\d+ of 355 evaluation values lie outside the range"):
         train("--out_of_range", "error")
-
-
-def test_half_precision_trains(train, results_of, slants):
-    always_the_mean = (slants - slants.mean()).abs().mean().item()
-    folder = train(*CLIPPED, "--num_train_epochs", "10", "--bf16")
-    assert results_of(folder)["eval_mean_absolute_error"] < 0.75 * always_the_mean
+    folder = train("--value_range", "-10", "10", *CLIPPED)
+    assert SphereVisionForRegression.from_pretrained(folder).config.value_range == [-10.0, 10.0]
 
 
 @pytest.mark.parametrize(

@@ -74,79 +74,41 @@ def contents(folder: Path) -> dict[Path, bytes]:
 # Outputs
 
 
-def test_a_run_writes_model_card_results_and_settings(finished):
+def test_a_run_writes_model_card_results_and_settings_and_the_best_model_if_it_is_loaded(finished, ruined, quick):
     names = {"model.safetensors", "config.json", "README.md", "all_results.json", "run.json"}
     assert names <= {path.name for path in finished.iterdir()}
-
-
-def test_the_best_model_is_saved_only_if_it_will_be_loaded(finished, ruined):
     assert [(folder / "best").exists() for folder in (finished, ruined)] == [False, True]
-
-
-def test_the_results_have_every_headline_metric(finished, results_of, task):
-    assert {f"eval_{name}" for name in find_task(task).headline} <= results_of(finished).keys()
-
-
-def test_the_results_count_epochs_and_steps(finished, results_of):
-    results = results_of(finished)
-    assert (results["epoch"], results["steps"], len(results["history"])) == (2.0, 20, 2)
-
-
-def test_the_best_metric_is_the_best_of_the_history(finished, results_of, task):
-    kind = find_task(task)
-    results, best = results_of(finished), max if kind.higher_is_better else min
-    prefix = "validation" if task == "masked_lm" else "eval"
-    assert results[f"best_{kind.metric}"] == best(entry[f"{prefix}_{kind.metric}"] for entry in results["history"])
-
-
-def test_the_card_reports_the_headline_metrics(finished, results_of, task):
-    reported = ModelCard.load(finished / "README.md").data.eval_results
-    results = results_of(finished)
-    expected = {name: round(results[f"eval_{name}"], 6) for name in find_task(task).headline}
-    assert {result.metric_type: result.metric_value for result in reported} == expected
-
-
-def test_the_card_lists_the_precision_only_if_it_is_lowered(finished):
-    assert "bf16" not in (finished / "README.md").read_text()
-
-
-def test_the_card_has_the_command_of_the_recipe(finished, quick):
-    assert f"hf-sphere {COMMANDS[quick.recipe]} " in (finished / "README.md").read_text()
-
-
-def test_the_card_has_changed_settings_and_no_defaults(finished, quick):
-    card = (finished / "README.md").read_text()
-    assert f"| max_train_samples | {max_train_samples(quick)} |" in card
-    assert "| momentum |" not in card
-
-
-def test_the_settings_of_the_run_are_kept(finished, quick):
     settings = json.loads((finished / "run.json").read_text())
-    assert settings["snapshot_epochs"] == 1
-    assert settings["max_train_samples"] == max_train_samples(quick)
+    assert (settings["snapshot_epochs"], settings["max_train_samples"]) == (1, max_train_samples(quick))
 
 
-def test_every_metric_that_can_select_the_best_epoch_is_measured(finished, results_of, task):
-    (entry, *_) = results_of(finished)["history"]
-    evaluated = "validation" if task == "masked_lm" else "eval"
-    names = {f"{prefix}_{n}" for prefix in ("train", evaluated) for n in find_task(task).selectable_metrics(prefix)}
-    assert names <= entry.keys()
+def test_the_results_have_every_headline_metric_and_the_best_of_the_history(finished, results_of, task):
+    kind, results = find_task(task), results_of(finished)
+    assert {f"eval_{name}" for name in kind.headline} <= results.keys()
+    assert (results["epoch"], results["steps"], len(results["history"])) == (2.0, 20, 2)
+    evaluated, best = "validation" if task == "masked_lm" else "eval", max if kind.higher_is_better else min
+    assert results[f"best_{kind.metric}"] == best(entry[f"{evaluated}_{kind.metric}"] for entry in results["history"])
+    names = {f"{prefix}_{n}" for prefix in ("train", evaluated) for n in kind.selectable_metrics(prefix)}
+    assert names <= results["history"][0].keys()
+
+
+def test_the_card_has_the_installation_command_metrics_changed_settings_and_license(finished, results_of, task, quick):
+    card, results = ModelCard.load(finished / "README.md"), results_of(finished)
+    expected = {name: round(results[f"eval_{name}"], 6) for name in find_task(task).headline}
+    assert {result.metric_type: result.metric_value for result in card.data.eval_results} == expected
+    assert card.data.license == "unknown"
+    assert "pip install hf_sphere" in card.text.partition("\n## ")[0]
+    assert "pip install hf_sphere" in (finished / "config.json").read_text()
+    assert f"hf-sphere {COMMANDS[quick.recipe]} " in card.content
+    assert f"| max_train_samples | {max_train_samples(quick)} |" in card.content
+    assert "| momentum |" not in card.content  # a default
+    assert "bf16" not in card.content
 
 
 def test_no_published_file_has_an_absolute_path(finished):
     folders = str(finished.parents[1])
     published = [p for p in finished.iterdir() if p.is_file() and not p.name.startswith(".")]
     assert [path.name for path in published if folders.encode() in path.read_bytes()] == []
-
-
-def test_a_card_begins_with_the_installation_and_has_a_license(finished):
-    card = ModelCard.load(finished / "README.md")
-    assert "pip install hf_sphere" in card.text.partition("\n## ")[0]
-    assert card.data.license == "unknown"
-
-
-def test_the_saved_configuration_names_the_package_to_install(finished):
-    assert "pip install hf_sphere" in (finished / "config.json").read_text()
 
 
 def test_the_last_line_shows_the_headline_metrics(train, capsys, task):
@@ -159,12 +121,9 @@ def test_the_last_line_shows_the_headline_metrics(train, capsys, task):
 # Reproducibility
 
 
-def test_the_same_seed_gives_the_same_model(finished, train):
+def test_the_same_seed_gives_the_same_model_and_another_seed_another(finished, train):
     assert same(weights(finished), weights(train()))
-
-
-def test_another_seed_gives_another_model(finished, train):
-    assert not same(weights(finished), weights(train("--seed", "1")))
+    assert not same(weights(finished), weights(train("--seed", "1", name="other")))
 
 
 def test_a_run_of_zero_epochs_saves_the_model_it_starts_from(finished, train, task):
@@ -345,9 +304,7 @@ def test_the_card_states_on_which_data_the_epoch_was_chosen(ruined, task):
 # Snapshots
 
 
-def test_snapshots_of_initialization_and_epochs_are_kept(finished):
-    assert [snapshot.epoch for snapshot in list_snapshots(finished)] == [0, 1, 2]
-
-
-def test_the_last_snapshot_is_the_saved_model(finished):
-    assert same(weights(finished), load_file(list_snapshots(finished)[-1].path))
+def test_snapshots_of_initialization_and_epochs_are_kept_and_the_last_is_the_saved_model(finished):
+    snapshots = list_snapshots(finished)
+    assert [snapshot.epoch for snapshot in snapshots] == [0, 1, 2]
+    assert same(weights(finished), load_file(snapshots[-1].path))

@@ -99,15 +99,13 @@ def test_figures_are_written_next_to_the_embeddings_by_default(recipe, run_main,
     assert (folder / "pictures" / "angles.png").is_file()
 
 
-@pytest.mark.parametrize(("dim", "name"), [(2, "circle.png"), (3, "sphere.png"), (7, "sphere.png")])
-def test_two_dimensions_are_drawn_on_the_circle_and_more_on_the_sphere(dim, name, draw, tmp_path):
-    folder = draw(write(tmp_path / "own", *clusters(dim)), "--pictures", "sphere")
+@pytest.mark.parametrize(
+    ("dim", "words", "name"),
+    [(2, (), "circle.png"), (3, (), "sphere.png"), (7, (), "sphere.png"), (7, ("--dim", 2), "circle.png")],
+)
+def test_two_dimensions_are_drawn_on_the_circle_and_more_on_the_sphere(dim, words, name, draw, tmp_path):
+    folder = draw(write(tmp_path / "own", *clusters(dim)), "--pictures", "sphere", *words)
     assert {path.name for path in folder.glob("*.png")} == {name}
-
-
-def test_dim_2_draws_any_embeddings_on_the_circle(draw, tmp_path):
-    folder = draw(write(tmp_path / "own", *clusters(7)), "--pictures", "sphere", "--dim", 2)
-    assert {path.name for path in folder.glob("*.png")} == {"circle.png"}
 
 
 def test_lengths_changes_the_figure_of_the_plane(draw, tmp_path):
@@ -261,16 +259,12 @@ def test_invalid_arguments_are_refused(words, message, draw, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_a_missing_extra_is_an_error_if_its_figure_is_requested(draw, tmp_path, monkeypatch):
+def test_a_missing_extra_is_an_error_if_its_figure_is_requested_and_else_noted(draw, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "plotly", None)
     own = write(tmp_path / "own", *clusters(3))
     with pytest.raises(ImportError, match=r"hf_sphere\[plotly\]"):
         draw(own, "--pictures", "interactive")
-
-
-def test_a_missing_extra_is_noted_if_the_default_figures_are_drawn(draw, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "plotly", None)
-    folder = draw(write(tmp_path / "own", *clusters(3)))
+    folder = draw(own)
     assert {path.name for path in folder.iterdir() if path.suffix == ".png"} == {"sphere.png", "angles.png"}
     assert not (folder / "sphere.html").exists()
     assert "Note: the interactive sphere requires plotly" in capsys.readouterr().out
@@ -285,18 +279,14 @@ def test_a_missing_dataset_omits_only_the_thumbnails(draw, embeddings, tmp_path,
     assert "Note: no thumbnails" in capsys.readouterr().out
 
 
-def test_a_missing_model_omits_only_the_directions(draw, embeddings, tmp_path, capsys):
+def test_a_missing_model_or_one_of_other_classes_omits_only_the_directions(draw, embeddings, tmp_path, capsys):
     moved = write(tmp_path / "own", *clusters(3))
     write_about(moved, embeddings, model=str(tmp_path / "gone"))
-    folder = draw(moved, "--pictures", "sphere")
-    assert (folder / "sphere.png").is_file()
+    assert (draw(moved, "--pictures", "sphere") / "sphere.png").is_file()
     assert "Note: no directions of the classes" in capsys.readouterr().out
-
-
-def test_directions_of_other_classes_are_omitted(draw, embeddings, run_of_digits, tmp_path, capsys):
-    other = write(tmp_path / "own", *clusters(3))
+    other = write(tmp_path / "other", *clusters(3))
     write_about(other, embeddings)
-    draw(other, "--pictures", "sphere")
+    draw(other, "--pictures", "sphere", "--overwrite_output_dir")
     assert "the data and the model have different classes" in capsys.readouterr().out
 
 
