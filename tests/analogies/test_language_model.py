@@ -164,9 +164,7 @@ def test_a_loaded_model_finds_its_tokenizer(golden_folder, tokenizer):
 
 def test_a_masked_model_requires_a_mask_token(build, tokenizer):
     tokenizer.mask_token = None
-    with pytest.raises(
-        ValueError, match=r"its tokenizer TokenizersBackend has no mask token. Set tokenizer.mask_token"
-    ):
+    with pytest.raises(ValueError, match=r"tokenizer TokenizersBackend has no mask token. Set tokenizer.mask_token"):
         LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer)
     assert LanguageModel.load(build("GPT2", "ForCausalLM"), tokenizer).kind == "causal"
 

@@ -129,10 +129,7 @@ def test_a_setting_is_merged_with_the_options_of_the_head():
     ("options", "message"),
     [
         ({"grid": [1.0]}, r"the grid of a must be a mapping of options to lists of values; got \[1.0\]"),
-        (
-            {"grid": {"learning_rate": [0.1, 0.01]}},
-            r"a list of increasing numbers for learning_rate; got \[0.1, 0.01\]",
-        ),
+        ({"grid": {"learning_rate": [0.1, 0.01]}}, r"list of increasing numbers for learning_rate; got \[0.1, 0.01\]"),
         ({"grid": {"learning_rate": [0.1, 0.1]}}, "increasing numbers"),
         ({"grid": {"learning_rate": []}}, "increasing numbers"),
         ({"grid": {"learning_rate": "0.1"}}, "increasing numbers"),

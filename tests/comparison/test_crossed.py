@@ -293,11 +293,7 @@ def test_outcomes_that_cannot_be_compared_are_an_error(ours, options, message):
     [
         (len, [1], "ids must be at least 2 different ones; got 1"),
         (len, [1, 1, 1], "ids must be at least 2 different ones; got 1"),
-        (
-            lambda rows: 1 / (0 in rows) if 0 in rows else math.nan,
-            ["a", "b"],
-            r"got 1.0, .* without the images \['a'\]",
-        ),
+        (lambda rows: 1 / (0 in rows) if 0 in rows else math.nan, ["a", "b"], r"1.0, .* without the images \['a'\]"),
         (lambda rows: math.inf if len(rows) == 2 else 1.0, ["a", "b"], r"must be finite; got inf"),
     ],
 )

@@ -368,9 +368,7 @@ class TestClasses:
     def test_a_split_without_the_sampled_classes_is_an_error_that_names_them(self, animals, load):
         names = load(animals(), sample_classes=2).class_names
         other = next(name for name in ANIMALS if name not in names)
-        with pytest.raises(
-            ValueError, match=f"split 'test' has no image of the 2 selected classes .*{names[0]}, {names[1]}"
-        ):
+        with pytest.raises(ValueError, match=f"'test' has no image of the 2 selected classes .*{names[0]}, {names[1]}"):
             load(animals(), animals([other]), sample_classes=2)
 
 

@@ -220,10 +220,7 @@ REGRESSION = {"task": "regression"}
     [
         (REGRESSION | {"label_column_name": "label"}, "--label_column_name label does not apply to regression"),
         (REGRESSION | {"computed_value": "slope"}, "no computed value 'slope'; the computed values are: slant"),
-        (
-            REGRESSION | {"computed_value": "slant"},
-            "up to 96 pixels a side.*100 x 4.*--image_size.*--value_column_name",
-        ),
+        (REGRESSION | {"computed_value": "slant"}, "to 96 pixels a side.*100 x 4.*--image_size.*--value_column_name"),
         (
             REGRESSION | {"value_column_name": "year", "computed_value": "slant"},
             "--value_column_name year and --computed_value slant are two sources",

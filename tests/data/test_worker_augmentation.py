@@ -59,12 +59,7 @@ def test_crops_are_sharper_than_those_of_the_resized_image(batches):
     original = torch.cat([batch["pixel_values"] for batch in batches([stripes] * 40, augmentation=crop).epoch()])
     resized = v2.functional.resize(torch.from_numpy(stripes).permute(2, 0, 1), [16, 16], antialias=True)
     kept = ImagesInMemory(
-        resized.expand(40, -1, -1, -1),
-        torch.zeros(40),
-        batch_size=40,
-        mean=[0.0],
-        std=[1 / 255],
-        augmentation=crop,
+        resized.expand(40, -1, -1, -1), torch.zeros(40), batch_size=40, mean=[0.0], std=[1 / 255], augmentation=crop
     )
     assert next(kept.epoch())["pixel_values"].std(dim=(1, 2, 3)).max() < 10
     assert original.std(dim=(1, 2, 3)).max() > 60

@@ -112,9 +112,7 @@ def test_other_errors_are_not_those_of_a_device(message):
 
 
 def test_integers_that_would_become_float64_are_refused(narrow):
-    with pytest.raises(
-        TypeError, match=r"embeddings of dtype torch.int64 needs? float64, which the device pretend:0 lacks"
-    ):
+    with pytest.raises(TypeError, match=r"of dtype torch.int64 needs? float64, which the device pretend:0 lacks"):
         retrieval_scores((10 * X).long().to(narrow), LABELS)
 
 

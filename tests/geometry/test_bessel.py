@@ -112,10 +112,7 @@ def test_normalizer_differences_match_golden_values_to_a_nanonat(golden_rows):
 @given(dim=st.integers(2, 300), power=st.floats(-4, 4))
 def test_values_match_the_bessel_functions(dim, power):
     concentration = torch.tensor([10**power], dtype=torch.float64)
-    found = {
-        "length": mean_resultant_length(concentration, dim),
-        "normalizer": log_vmf_normalizer(concentration, dim),
-    }
+    found = {"length": mean_resultant_length(concentration, dim), "normalizer": log_vmf_normalizer(concentration, dim)}
     for name, value in found.items():
         torch.testing.assert_close(value, exact_values(name, dim, concentration), rtol=1e-13, atol=1e-13 * dim)
 

@@ -210,9 +210,7 @@ def test_a_different_architecture_is_rejected_before_evaluation(tmp_path):
         raise AssertionError("evaluated")
 
     path = save_snapshot(new_net(width=5), tmp_path, 7)
-    with pytest.raises(
-        ValueError, match=r"snapshot 7 .*has conv1.weight of shape \(5, 3, 3, 3\).*'conv1'.*\(6, 3, 3, 3\)"
-    ):
+    with pytest.raises(ValueError, match=r"7 .*has conv1.weight of shape \(5, 3, 3, 3\).*'conv1'.*\(6, 3, 3, 3\)"):
         reinitialization_robustness(new_net(), [path], evaluate)
     with pytest.raises(ValueError, match=r"has no conv1.weight, .*'conv1'.*\(6, 3, 3, 3\)"):
         reinitialization_robustness(new_net(), [{"other": torch.zeros(3)}], evaluate)

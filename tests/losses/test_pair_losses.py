@@ -255,11 +255,7 @@ MAKE = {
     "InfoNCELoss": lambda: InfoNCELoss(0.3),
     "SigLIPLoss": lambda: SigLIPLoss(0.3, -1.0),
 }
-DISTRIBUTED_LABELS = {
-    "SupConLoss": [0, 1, -100, 0, 5, 1, 0, 2, 2, 9],
-    "InfoNCELoss": OF_PAIRS,
-    "SigLIPLoss": OF_PAIRS,
-}
+DISTRIBUTED_LABELS = {"SupConLoss": [0, 1, -100, 0, 5, 1, 0, 2, 2, 9], "InfoNCELoss": OF_PAIRS, "SigLIPLoss": OF_PAIRS}
 
 
 def _compute(rank: int, folder: str) -> None:

@@ -361,8 +361,7 @@ def test_spherized_reference_layer_is_rejected(load, checkpoint, tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("num_hidden_layers", 3), ("hidden_size", 16), ("intermediate_size", 32), ("vocab_size", 300)],
+    ("name", "value"), [("num_hidden_layers", 3), ("hidden_size", 16), ("intermediate_size", 32), ("vocab_size", 300)]
 )
 def test_reference_of_wrong_size_is_rejected(load, tokenizer, name, value):
     model, reference = load()

@@ -12,13 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.func import functional_call, grad, vmap
 from torchvision.transforms.v2 import functional as tvF
-from transformers import (
-    AutoImageProcessor,
-    AutoModelForImageClassification,
-    Trainer,
-    TrainingArguments,
-    pipeline,
-)
+from transformers import AutoImageProcessor, AutoModelForImageClassification, Trainer, TrainingArguments, pipeline
 
 from hf_sphere import (
     SphereVisionConfig,
@@ -305,9 +299,7 @@ def test_transformers_trainer_preserves_frozen_statistics(tmp_path):
 
 
 def test_wrong_image_size_is_rejected_where_the_network_has_a_fixed_size():
-    with pytest.raises(
-        ValueError, match=r"backbone lenet5 was built for images of 28 x 28 pixels; got \(2, 1, 32, 32\)"
-    ):
+    with pytest.raises(ValueError, match=r"lenet5 was built for images of 28 x 28 pixels; got \(2, 1, 32, 32\)"):
         small_model(backbone="lenet5")(torch.randn(2, 1, 32, 32))
     small_model(backbone="airbench_cifar")(torch.randn(2, 1, 32, 32))  # pools what is left
 

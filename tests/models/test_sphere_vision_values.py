@@ -249,9 +249,7 @@ def test_missing_required_regression_option_is_named(kind, name):
 
 def test_bad_input_is_refused():
     for name in ("labels", "regression_labels"):
-        with pytest.raises(
-            ValueError, match=r"needs both labels \(classes\) and regression_labels \(values\), or neither"
-        ):
+        with pytest.raises(ValueError, match=r"both labels \(classes\) and regression_labels \(values\), or neither"):
             small_model("joint")(images(), **{name: targets("joint")[name]})
     for weight in (-0.1, 1.5):
         with pytest.raises(

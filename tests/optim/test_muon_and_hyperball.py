@@ -8,11 +8,7 @@ import pytest
 import timm.optim.muon
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 
 from hf_sphere.optim import AdamWHyperball, Muon, MuonHyperball, build_optimizer
 from hf_sphere.optim.hyperball import hyperball
@@ -129,10 +125,7 @@ def test_patterns_override_rules():
 @pytest.mark.parametrize(
     ("patterns", "message"),
     [
-        (
-            {"attention.*": "adamw"},
-            r"pattern 'attention\.\*' matches no parameter; the names are like embedding\.weight",
-        ),
+        ({"attention.*": "adamw"}, r"'attention\.\*' matches no parameter; the names are like embedding\.weight"),
         ({"*.bias": "muon"}, r"pattern '\*\.bias' matches no parameter with two or more axes"),
         ({"conv.*": "sgd"}, r"rule 'sgd' of pattern 'conv\.\*' is unknown; the rules are: muon, adamw"),
     ],
@@ -476,14 +469,8 @@ def test_the_state_of_another_optimizer_is_an_error(saved, message):
         (lambda: Muon(net().parameters(), maximize=True), "Muon does not support maximize; omit it"),
         (lambda: AdamWHyperball(net().parameters(), amsgrad=True), "AdamWHyperball does not support amsgrad"),
         (lambda: build_optimizer(net(), "shampoo"), "unknown optimizer 'shampoo'; the optimizers are: adam, .*muon"),
-        (
-            lambda: build_optimizer(net(), "muon", IDS, beta=1),
-            "optimizer muon has no option beta; its options are: .*lr",
-        ),
-        (
-            lambda: build_optimizer(net(), "muon", IDS, decoupled_weight_decay=True),
-            "optimizer muon has no option decoupled_weight_decay",
-        ),
+        (lambda: build_optimizer(net(), "muon", IDS, beta=1), "muon has no option beta; its options are: .*lr"),
+        (lambda: build_optimizer(net(), "muon", IDS, decoupled_weight_decay=True), "no option decoupled_weight_decay"),
         (lambda: build_optimizer(net(), "muon_hyperball", IDS, hyperball_on="all"), "scale_invariant or matrices; got"),
         (lambda: build_optimizer(net(), "muon", IDS, momentum=1.0), r"momentum must lie in \[0, 1\); got 1.0"),
     ],

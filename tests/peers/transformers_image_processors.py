@@ -9,7 +9,7 @@ from transformers_tests.test_image_processing_common import ImageProcessingTeste
 from hf_sphere import SphereVisionImageProcessor
 
 NOT_APPLICABLE = {
-    "SphereVisionImageProcessingTest::test_call_numpy_4_channels": "models have 1 or 3 channels; alpha is none of them",
+    "SphereVisionImageProcessingTest::test_call_numpy_4_channels": "models have 1 or 3 channels; alpha is none of them"
 }
 
 

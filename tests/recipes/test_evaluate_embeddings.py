@@ -156,8 +156,7 @@ def test_uncertain_embeddings_are_sampled(write, measure, results_of):
 
 
 @pytest.mark.parametrize(
-    ("argv", "threshold", "distance"),
-    [([], 10.5, "angular"), (["--overlap_distance", "euclidean"], 0.4, "euclidean")],
+    ("argv", "threshold", "distance"), [([], 10.5, "angular"), (["--overlap_distance", "euclidean"], 0.4, "euclidean")]
 )
 def test_class_overlap_equals_the_metric(write, measure, results_of, argv, threshold, distance):
     columns = columns_of()

@@ -173,9 +173,7 @@ def test_a_finished_run_is_not_resumed_with_other_settings(finished, train, tmp_
     shutil.copytree(finished, tmp_path / "run")
     before = contents(tmp_path / "run")
     for words in (["--learning_rate", "1"], ["--num_train_epochs", "1"]):
-        with pytest.raises(
-            ValueError, match=f"is finished and is not trained again with other settings: {words[0][2:]} "
-        ):
+        with pytest.raises(ValueError, match=f"finished and is not trained again with other settings: {words[0][2:]} "):
             train(*words, "--resume_from_checkpoint", "latest")
     assert contents(tmp_path / "run") == before
 

@@ -235,10 +235,7 @@ INVALID = {
     "ten rows": (lambda: EmbeddingSpace(clusters()[0][:10]).compress(), "100 rows and two groups are needed"),
     "one group": (lambda: EmbeddingSpace(clusters()[0], [1] * 300).compress(), "and two groups are needed"),
     "distance": (lambda: EmbeddingSpace(clusters()[0], metric={"distance": "euclidean"}).compress(), "only cosines"),
-    "dimensions": (
-        lambda: EmbeddingSpace(clusters()[0]).compress().search(torch.ones(2, 3)),
-        "must have 32 dimensions",
-    ),
+    "dimensions": (lambda: EmbeddingSpace(clusters()[0]).compress().search(torch.ones(2, 3)), "have 32 dimensions"),
     "no names": (lambda: EmbeddingSpace(clusters()[0]).compress().identify(torch.ones(32), 0.5), "have no names"),
 }
 

@@ -615,10 +615,7 @@ def test_files_of_file_managers_do_not_prevent_that_a_space_is_saved(tmp_path, s
 CHANGES = {
     "vectors of float64": (lambda space: setattr(space, "vectors", space.vectors.double()), "float64 numbers"),
     "vectors with NaN": (lambda space: setattr(space, "vectors", space.vectors * torch.nan), "not finite"),
-    "a zero vector": (
-        lambda space: setattr(space, "vectors", space.vectors * (space.ids > 0)[:, None]),
-        "zero vectors",
-    ),
+    "a zero vector": (lambda space: setattr(space, "vectors", space.vectors * (space.ids > 0)[:, None]), "zero"),
     "equal ids": (lambda space: setattr(space, "ids", torch.zeros_like(space.ids)), "different integers"),
     "fewer ids": (lambda space: setattr(space, "ids", space.ids[1:]), "different integers"),
     "ids of new rows": (lambda space: setattr(space, "next_id", 5), "below next_id"),

@@ -112,7 +112,7 @@ def test_options_that_transformers_has_have_its_defaults_where_no_result_depends
     documented = {name for name in differ if f"`{name}`" in (arguments.__doc__ or "")}
     # The same by another value: no tracker, no additional checkpoints, and the batch sizes of the page.
     assert differ - documented == {
-        *("report_to", "save_steps", "disable_tqdm", "per_device_train_batch_size", "per_device_eval_batch_size"),
+        *("report_to", "save_steps", "disable_tqdm", "per_device_train_batch_size", "per_device_eval_batch_size")
     }
 
 
@@ -235,11 +235,7 @@ NONE = "there is no configuration or file"
         ("MNIST-A", TABLE % "mnist", f"{NONE} 'MNIST-A'; the nearest are d/mnist-a, d/mnist-b."),
         ("a", "base: {}\ng: {runs: {a: {seed: b}}}", f"run a of {FILE}: argument --seed: invalid int value: 'b'"),
         ("a", "base: {seed: -1}\ng: {runs: {a: {}}}", f"group base of {FILE}: seed must be at least 0"),
-        (
-            "a",
-            "base: {seed: [1, 2]}\ng: {runs: {a: {}}}",
-            f"seed in group base of {FILE} must not be a list; got [1, 2]",
-        ),
+        ("a", "base: {seed: [1, 2]}\ng: {runs: {a: {}}}", f"in group base of {FILE} must not be a list; got [1, 2]"),
         ("a", "base: {backbone: {a: 1}}\ng: {runs: {a: {}}}", f"backbone in group base of {FILE} must not be a dict"),
         ("mnist-b", TABLE % "d/mnist-b", f"run mnist-b of {FILE}: its base leads back to itself."),
         ("a", "g: {base: h}\nh: {base: g, runs: {a: {}}}", f"group h of {FILE}: its base leads back to itself."),

@@ -10,13 +10,7 @@ import hf_sphere
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.data import ImagesInMemory
 from hf_sphere.metrics import retrieval_scores
-from hf_sphere.training import (
-    evaluate as evaluate_on,
-    evaluate_retrieval,
-    evaluation,
-    find_task,
-    initialize_from_data,
-)
+from hf_sphere.training import evaluate as evaluate_on, evaluate_retrieval, evaluation, find_task, initialize_from_data
 from hf_sphere.training.evaluation import (
     evaluate_certainty,
     loss_is_sum,

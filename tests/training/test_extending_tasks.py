@@ -62,7 +62,5 @@ def test_task_in_one_file_is_trained_evaluated_and_described(toy, monkeypatch, r
 
 
 def test_the_name_of_a_built_in_task_is_taken():
-    with pytest.raises(
-        ValueError, match=r"cannot define the task 'few_shot': hf_sphere\.training\.tasks.few_shot has this name"
-    ):
+    with pytest.raises(ValueError, match=r"the task 'few_shot': hf_sphere\.training\.tasks.few_shot has this name"):
         replace(find_task("classification"), name="few-shot", prepare=test_the_name_of_a_built_in_task_is_taken)

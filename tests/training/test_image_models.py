@@ -19,12 +19,7 @@ from hf_sphere.training import RecipeArguments
 from hf_sphere.training.tasks.classification import HEAD_NAMES, ModelArguments, build_classifier, describe_head
 from hf_sphere.training.tasks.image import Setup, summarize
 from hf_sphere.training.tasks.joint import JointArguments, build_joint, describe_joint
-from hf_sphere.training.tasks.regression import (
-    RegressionArguments,
-    build_regression,
-    check_values,
-    describe_regression,
-)
+from hf_sphere.training.tasks.regression import RegressionArguments, build_regression, check_values, describe_regression
 
 NAMES = ["cat", "dog", "owl"]
 MODELS = {

@@ -296,9 +296,7 @@ def test_steps_match_torch_with_the_same_settings(options, reference):
     models = []
     for build in (
         lambda m: optimizer_from_arguments(m, arguments(learning_rate=0.1, weight_decay=0.3, **options)),
-        lambda m: reference(
-            [{"params": [m.weight], "weight_decay": 0.3}, {"params": [m.bias], "weight_decay": 0.0}],
-        ),
+        lambda m: reference([{"params": [m.weight], "weight_decay": 0.3}, {"params": [m.bias], "weight_decay": 0.0}]),
     ):
         torch.manual_seed(0)
         model = nn.Linear(3, 2)

@@ -10,12 +10,7 @@ from torch import Tensor, nn
 from transformers import TrainingArguments
 from two_processes import run_two
 
-from hf_sphere import (
-    SphereTrainer,
-    SphereVisionConfig,
-    SphereVisionForImageClassification,
-    SphereVisionForRegression,
-)
+from hf_sphere import SphereTrainer, SphereVisionConfig, SphereVisionForImageClassification, SphereVisionForRegression
 from hf_sphere.data import Augmentation, ImagesInMemory
 from hf_sphere.losses import SupConLoss, trainer_loss
 from hf_sphere.nn import HEADS

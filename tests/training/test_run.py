@@ -15,13 +15,7 @@ from safetensors import SafetensorError
 from tqdm import tqdm
 
 from hf_sphere.commands.command_line import run_main
-from hf_sphere.training import (
-    CheckpointError,
-    RunState,
-    TrainingDivergedError,
-    TrainingInterruptedError,
-    start_run,
-)
+from hf_sphere.training import CheckpointError, RunState, TrainingDivergedError, TrainingInterruptedError, start_run
 from hf_sphere.training.checkpoints import save_checkpoint
 from hf_sphere.training.output_dir import LOCK_FILE
 from hf_sphere.training.run import Run

@@ -36,8 +36,7 @@ def test_collapsed_classes_are_at_the_ends_of_the_axis():
 
 
 @pytest.mark.parametrize(
-    ("count", "caption"),
-    [(60, "all 1,770 pairs"), (1002, "a sample of 500,000 pairs of each kind, of 501,501 in all")],
+    ("count", "caption"), [(60, "all 1,770 pairs"), (1002, "a sample of 500,000 pairs of each kind, of 501,501 in all")]
 )
 def test_the_caption_names_the_measured_pairs(count, caption):
     assert plot_class_angles(torch.randn(count, 3), torch.arange(count) % 3).get_supxlabel() == caption

@@ -232,10 +232,7 @@ class TestAlongTraining:
 
     def test_accuracies_are_above_in_percent(self):
         above, _ = plot_projections_along_training(self.training(train_accuracy=0.5, eval_accuracy=0.25)).axes
-        assert self.lines(above) == {
-            "training": [(0, 50), (1, 50), (2, 50)],
-            "evaluation": [(0, 25), (1, 25), (2, 25)],
-        }
+        assert self.lines(above) == {"training": [(0, 50), (1, 50), (2, 50)], "evaluation": [(0, 25), (1, 25), (2, 25)]}
         assert legend_of(above.get_legend()) == ["training", "evaluation"]
         above, _ = plot_projections_along_training(self.training(eval_accuracy=0.25)).axes
         assert list(self.lines(above)) == ["evaluation"]
