@@ -92,13 +92,10 @@ def test_the_p_value_does_not_depend_on_the_unit(test):
     assert small.p_value == pytest.approx(difference_test(OURS, THEIRS, test).p_value, rel=1e-6)
 
 
-def test_holm_agrees_with_a_worked_example():
+def test_holm_agrees_with_a_worked_example_and_planned_tests_count_as_the_largest_p_values():
     # By hand: 4 x .005 = .02; 3 x .01 = .03; 2 x .03 = .06; 1 x .04, but at least .06.
     assert holm([0.01, 0.04, None, 0.03, 0.005]) == pytest.approx([0.03, 0.06, None, 0.06, 0.02])
     assert (holm([0.6, 0.7]), holm([])) == ([1, 1], [])
-
-
-def test_planned_tests_count_as_the_largest_p_values():
     assert holm([0.01, 0.04, None], 4) == pytest.approx([*holm([0.01, 0.04, 1.0, 1.0])[:2], None])
 
 

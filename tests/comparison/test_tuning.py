@@ -66,15 +66,9 @@ def test_a_learned_scale_is_described_by_its_start():
     assert describe_setting(setting) == "learning_rate 0.003, log_temperature -2.08 (initial scale 8)"
 
 
-def test_settings_that_diverge_rank_last():
-    tuned = tune({"learning_rate": (RATES, 1e-3)}, Concave(3.0, limit=0.02), count=5, epochs=9)
-    assert tuned.setting == {"learning_rate": 0.01}
-
-
-def test_nothing_is_returned_if_all_settings_diverge():
-    assert tune({"learning_rate": (RATES, 1e-3)}, lambda *_: None, count=5, epochs=9) is None
-
-
-def test_without_a_grid_the_only_setting_is_returned():
-    tuned = tune({}, lambda *_: 3.0, count=5, epochs=9)
+def test_settings_that_diverge_rank_last_and_nothing_is_returned_if_all_do():
+    grid = {"learning_rate": (RATES, 1e-3)}
+    assert tune(grid, Concave(3.0, limit=0.02), count=5, epochs=9).setting == {"learning_rate": 0.01}
+    assert tune(grid, lambda *_: None, count=5, epochs=9) is None
+    tuned = tune({}, lambda *_: 3.0, count=5, epochs=9)  # the only setting without a grid
     assert (tuned.setting, tuned.score, tuned.count, tuned.at_end) == ({}, 3.0, 1, ())

@@ -96,25 +96,24 @@ class TwoHeads(nn.Module):
         self.first, self.second = make_model(), make_model()
 
 
-@pytest.mark.parametrize("make", [TwoHeads, lambda: nn.Linear(36, 4)])
-def test_a_model_without_one_head_is_rejected(make, tmp_path):
-    args = RecipeArguments(str(tmp_path), pair_batch=16, disable_tqdm=True)
-    with pytest.raises(ValueError, match="pair_batch is for models with the loss of one head"):
-        TrainingLoop(make(), make_batches(4), args, Accelerator(cpu=True), evaluate=lambda _: {})
-
-
-def test_a_loss_of_pairs_beside_a_sum_is_rejected(tmp_path):
+def test_models_and_losses_that_do_not_fit_are_rejected(tmp_path):
+    start = lambda model, data, args: TrainingLoop(model, data, args, Accelerator(cpu=True), evaluate=lambda _: {})  # noqa: E731
+    for make in (TwoHeads, lambda: nn.Linear(36, 4)):
+        with pytest.raises(ValueError, match="pair_batch is for models with the loss of one head"):
+            start(make(), make_batches(4), RecipeArguments(str(tmp_path), pair_batch=16, disable_tqdm=True))
     model = make_model("prototype", head_kwargs={"reduction": "sum"})
     with pytest.raises(ValueError, match="supcon_weight is for a mean loss"):
         train(tmp_path, 16, None, model, supcon_weight=1.0)
-
-
-def test_a_loss_of_pairs_refuses_batches_that_will_be_mixed(tmp_path):
     batches = make_batches(8)
     batches.augmentation = Augmentation(mixup=0.2)
-    args = RecipeArguments(str(tmp_path), supcon_weight=1.0)
     with pytest.raises(ValueError, match="supcon_weight has no loss of mixed images"):
-        TrainingLoop(make_model("cosine"), batches, args, Accelerator(cpu=True), evaluate=lambda _: {})
+        start(make_model("cosine"), batches, RecipeArguments(str(tmp_path), supcon_weight=1.0))
+    config = SphereVisionConfig(
+        backbone="linear_embedding", backbone_kwargs={"width": 8}, num_channels=1, image_size=6, embedding_dim=4,
+        value_range=[0.0, 1.0],
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="for models with the loss of one head"):
+        fit(tmp_path, SphereVisionForRegression(config), 4, 16)
 
 
 # The Trainer
@@ -138,10 +137,11 @@ def fit(folder: Any, model: Any, size: int, pair_batch: int | None, data: Any = 
 
 
 @pytest.mark.parametrize("head", ["proxy_anchor", "arcface", "adaface", "vmf"])
-def test_the_trainer_trains_as_with_one_large_batch(head, tmp_path):
+def test_the_trainer_trains_as_with_one_large_batch(head, tmp_path, caplog):
     whole = fit(tmp_path, make_model(head), 16, None)  # 40 examples: the last step of an epoch has 8
     parts = fit(tmp_path, make_model(head), 4, 16)
     torch.testing.assert_close(parts, whole, **TOLERANCE)
+    assert "where it is divided" not in caplog.text
 
 
 def test_the_trainer_on_image_batches_trains_as_with_one_large_batch(tmp_path):
@@ -153,11 +153,6 @@ def test_the_trainer_trains_by_a_loss_of_pairs_as_with_one_large_batch(tmp_path)
     loss = {"compute_loss_func": trainer_loss(SupConLoss())}
     whole = fit(tmp_path, make_model("cosine"), 16, None, **loss)
     torch.testing.assert_close(fit(tmp_path, make_model("cosine"), 4, 16, **loss), whole, **TOLERANCE)
-
-
-def test_the_trainer_does_not_report_that_the_batch_is_divided(tmp_path, caplog):
-    fit(tmp_path, make_model(), 4, 16)
-    assert "where it is divided" not in caplog.text
 
 
 def test_batches_of_an_interrupted_step_are_not_in_the_next_run(tmp_path):
@@ -222,15 +217,6 @@ def test_two_processes_train_as_one(tmp_path):
     torch.testing.assert_close(first, (weights, metrics["train_loss"]), rtol=1e-3, atol=1e-5)
 
 
-def test_regression_is_rejected(tmp_path):
-    config = SphereVisionConfig(
-        backbone="linear_embedding", backbone_kwargs={"width": 8}, num_channels=1, image_size=6, embedding_dim=4,
-        value_range=[0.0, 1.0],
-    )  # fmt: skip
-    with pytest.raises(ValueError, match="for models with the loss of one head"):
-        fit(tmp_path, SphereVisionForRegression(config), 4, 16)
-
-
 def mixed_batches() -> list[dict[str, Tensor]]:
     """Two batches of mixed images."""
     batches = [*make_batches(8).epoch(0)][:2]
@@ -238,17 +224,13 @@ def mixed_batches() -> list[dict[str, Tensor]]:
     return [{**batch, "mixed_labels": batch["labels"].roll(1), **share} for batch in batches]
 
 
-def test_mixed_images_have_both_labels_in_the_loss_of_all():
-    batches, model = mixed_batches(), make_model("arcface")
+def test_mixed_images_have_both_labels_in_the_loss_of_all_and_none_of_pairs():
+    batches, model, accelerator = mixed_batches(), make_model("arcface"), Accelerator(cpu=True)
     expected = model(**{name: torch.cat([batch[name] for batch in batches]) for name in batches[0]})
-    output, _ = backward_together(model, batches, Accelerator(cpu=True), seed=0, together=1)
+    output, _ = backward_together(model, batches, accelerator, seed=0, together=1)
     torch.testing.assert_close(output.loss, expected.loss)
-
-
-def test_a_loss_of_pairs_refuses_mixed_images():
-    model, accelerator = make_model("arcface"), Accelerator(cpu=True)
     with pytest.raises(ValueError, match="leave out mixup and cutmix"):
-        backward_together(model, mixed_batches(), accelerator, 0, 1, loss_func=trainer_loss(SupConLoss()))
+        backward_together(model, batches, accelerator, 0, 1, loss_func=trainer_loss(SupConLoss()))
     add_supcon(model, 0.5)
     with pytest.raises(ValueError, match="leave out mixup and cutmix"):
-        model(**mixed_batches()[0])
+        model(**batches[0])

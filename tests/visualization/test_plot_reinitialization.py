@@ -40,17 +40,15 @@ def sides_of(figure) -> list[tuple[float, float]]:
     return [(left, right) for left, right in corners]
 
 
-def test_a_cell_shows_an_accuracy_in_percent():
+def test_a_cell_shows_an_accuracy_in_percent_in_the_row_of_its_layer_and_the_column_of_its_epoch():
     figure = plot_reinitialization(robustness(a=layer(0.1, 0.5), b=layer(0.2, 0.75)))
     assert columns_of(figure) == [pytest.approx([10, 20]), pytest.approx([50, 75])]
     assert numbers_of(figure) == ["10.0", "50.0", "20.0", "75.0"]
     assert figure.legends == []  # which would explain missing cells
-
-
-def test_rows_are_layers_from_top_to_bottom_and_columns_are_epochs():
-    axes = plot_reinitialization(robustness(a=layer(0.1, 0.5), b=layer(0.2, 0.75))).axes[0]
+    axes = figure.axes[0]
     assert (labels_of(axes.yaxis), labels_of(axes.xaxis)) == (["a", "b"], ["0", "5"])
     assert axes.yaxis_inverted()
+    assert numbers_of(plot_reinitialization(robustness(accuracy=0.0, a=layer(0.0, 0.0)))) == ["0.0", "0.0"]
 
 
 def test_epochs_are_sorted_numerically():
@@ -60,23 +58,16 @@ def test_epochs_are_sorted_numerically():
     assert columns_of(figure) == [pytest.approx([10]), pytest.approx([20]), pytest.approx([30])]
 
 
-def test_random_draws_are_in_a_separate_column_with_their_deviation():
+def test_random_draws_are_in_a_separate_column_with_the_deviation_of_several():
     figure = plot_reinitialization(robustness(a=layer(0.1, 0.5, random=0.25)))
     first, second, draws = sides_of(figure)
     assert first[1] == second[0]
     assert draws[0] > second[1]
     assert labels_of(figure.axes[0].xaxis)[-1] == "random\nweights"
     assert numbers_of(figure)[-1] == "25.0 ± 2.0"
-
-
-def test_a_single_draw_has_no_deviation():
-    assert numbers_of(plot_reinitialization(robustness(a=layer(0.1, random=0.25, deviation=None))))[-1] == "25.0"
-
-
-def test_results_with_only_random_draws_can_be_drawn():
-    figure = plot_reinitialization(robustness(a=layer(random=0.25)))
-    assert labels_of(figure.axes[0].xaxis) == ["random\nweights"]
-    assert figure.axes[0].get_xlabel() == ""
+    alone = plot_reinitialization(robustness(a=layer(random=0.25, deviation=None)))
+    assert (numbers_of(alone), labels_of(alone.axes[0].xaxis)) == (["25.0"], ["random\nweights"])
+    assert alone.axes[0].get_xlabel() == ""
 
 
 def test_missing_cells_are_hatched_and_explained():
@@ -111,19 +102,10 @@ def test_critical_layers_are_dark_with_white_numbers(quantity):
     assert [text.get_color() for text in figure.axes[0].texts] == ["white", "black"]
 
 
-def test_a_relative_drop_from_an_accuracy_of_0_is_an_error():
-    with pytest.raises(ValueError, match="accuracy of 0, so a relative drop is undefined"):
-        plot_reinitialization(robustness(accuracy=0.0, a=layer(0.1)), quantity="relative_drop")
-
-
 @pytest.mark.parametrize(("accuracy", "scale"), [(0.9, (10, 90)), (0.2, (10, 50)), (0.05, (5, 50))])
 def test_the_color_range_covers_the_cells_and_the_trained_model(accuracy, scale):
     figure = plot_reinitialization(robustness(accuracy=accuracy, a=layer(0.1, 0.5)))
     assert [mesh.get_clim() for mesh in figure.axes[0].collections] == [pytest.approx(scale)] * 2
-
-
-def test_equal_accuracies_can_be_drawn():
-    assert numbers_of(plot_reinitialization(robustness(accuracy=0.0, a=layer(0.0, 0.0)))) == ["0.0", "0.0"]
 
 
 @pytest.mark.parametrize(("columns", "number"), [(8, "50.0"), (15, "50"), (30, None)])
@@ -158,18 +140,17 @@ def test_column_names_do_not_overlap(columns):
     assert (shown[0].get_text(), shown[-1].get_text()) == ("0", "random\nweights")
 
 
-def test_layers_of_our_backbones_are_named_as_in_the_backbone():
+def test_layers_of_our_backbones_are_named_as_in_the_backbone_and_long_names_shortened():
     layers = {"sphere_vision.backbone.layers.0": layer(0.1), "head.linear": layer(0.2)}
     assert labels_of(plot_reinitialization(robustness(**layers)).axes[0].yaxis) == ["layers.0", "head.linear"]
-
-
-def test_long_names_are_shortened():
     names = [f"resnet.encoder.stages.{stage}.layers.0.layer.1.convolution" for stage in range(2)]
     figure = plot_reinitialization(robustness(**{name: layer(0.5) for name in names}))
     assert labels_of(figure.axes[0].yaxis) == ["stages.0", "stages.1"]
 
 
-@pytest.mark.parametrize("layers", [{}, {"a": layer()}, {"a": layer(None, None)}], ids=["none", "no epoch", "null"])
-def test_empty_input_is_rejected(layers):
-    with pytest.raises(ValueError, match="there are no accuracies to draw"):
-        plot_reinitialization(robustness(**layers))
+def test_bad_input_is_refused():
+    for layers in ({}, {"a": layer()}, {"a": layer(None, None)}):
+        with pytest.raises(ValueError, match="there are no accuracies to draw"):
+            plot_reinitialization(robustness(**layers))
+    with pytest.raises(ValueError, match="accuracy of 0, so a relative drop is undefined"):
+        plot_reinitialization(robustness(accuracy=0.0, a=layer(0.1)), quantity="relative_drop")
