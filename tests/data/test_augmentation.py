@@ -113,22 +113,16 @@ class TestAugmentation:
         # Six standard deviations of a fair coin.
         assert flipped[:, 0, 0, 0].float().mean().item() == pytest.approx(0.5, abs=6 * 0.5 / math.sqrt(4000))
 
-    @pytest.mark.parametrize("shape", [(1, 6, 6), (3, 5, 5), (1, 4, 9), (3, 9, 4)])
-    def test_rotation_by_0_degrees_is_the_identity(self, shape):
-        images = noise(4, *shape)
-        assert torch.equal(augmentation._rotate(images, torch.zeros(4)), images)
-
-    @pytest.mark.parametrize("quarters", [1, 2, 3])
     @pytest.mark.parametrize("side", [5, 6])
-    def test_quarter_turns_of_a_square_image_equal_clockwise_rot90(self, side, quarters):
+    def test_quarter_turns_equal_clockwise_rot90_and_half_turns_of_any_image_a_flip(self, side):
         images = noise(4, 3, side, side)
-        result = augmentation._rotate(images, torch.full((4,), quarters * math.pi / 2))
-        assert torch.equal(result, torch.rot90(images, -quarters, dims=(-2, -1)))
-
-    @pytest.mark.parametrize("shape", [(4, 9), (9, 4), (5, 5)])
-    def test_half_a_turn_flips_both_axes(self, shape):
-        images = noise(4, 1, *shape)
-        assert torch.equal(augmentation._rotate(images, torch.full((4,), math.pi)), images.flip(-1, -2))
+        for quarters in range(4):
+            result = augmentation._rotate(images, torch.full((4,), quarters * math.pi / 2))
+            assert torch.equal(result, torch.rot90(images, -quarters, dims=(-2, -1)))
+        for shape in ((4, side + 4), (side + 4, 4)):
+            images = noise(4, 1, *shape)
+            assert torch.equal(augmentation._rotate(images, torch.zeros(4)), images)
+            assert torch.equal(augmentation._rotate(images, torch.full((4,), math.pi)), images.flip(-1, -2))
 
     @pytest.mark.parametrize("degrees", [-75.0, -10.0, 12.5, 33.0, 88.0, 140.0])
     @pytest.mark.parametrize("shape", [(11, 11), (7, 16), (16, 7)])
@@ -169,13 +163,11 @@ class TestRandomResizedCrop:
                 expected[row, column] = read_bilinear(image.numpy().astype(float), y, x)
         np.testing.assert_allclose(result, expected, atol=0.501)
 
-    def test_cropping_a_corner_quarter_doubles_its_size(self):
+    def test_cropping_a_corner_quarter_doubles_its_size_and_cropping_the_full_image_is_the_identity(self):
         image = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
         image[..., 4:, :4] = 200
         result = augmentation._crop_and_resize(image, torch.tensor([[0.5, 0.5]]), torch.tensor([[0.25, 0.75]]))
         assert (result[..., 1:, :-1] == 200).all()
-
-    def test_cropping_the_full_image_is_the_identity(self):
         images = noise(4, 3, 6, 9)
         whole = augmentation._crop_and_resize(images, torch.ones(4, 2), torch.full((4, 2), 0.5))
         assert torch.equal(whole, images)

@@ -45,6 +45,9 @@ class TestOrder:
     @pytest.mark.parametrize("shuffle", [False, True])
     def test_an_epoch_contains_every_image_once(self, shuffle):
         assert sorted(order(numbered(22, shuffle=shuffle))) == list(range(22))
+        assert numbered(9, shuffle=shuffle, num_processes=2).num_examples == 9
+        assert set(next(numbered(3, shuffle=shuffle).epoch())) == {"pixel_values", "labels"}
+        assert numbered(5).epoch_rows().tolist() == [0, 1, 2, 3, 4]
 
     def test_the_order_is_that_of_the_seed_and_the_epoch(self):
         orders = [order(numbered(22, shuffle=True, seed=seed), epoch) for seed in range(3) for epoch in range(3)]
@@ -82,9 +85,6 @@ class TestOrder:
     def test_only_a_final_training_batch_of_one_image_is_dropped(self, count, options, left):
         assert len(order(numbered(count, **options))) == left
 
-    def test_num_examples_is_the_size_of_the_split(self):
-        assert numbered(9, shuffle=True, num_processes=2).num_examples == 9
-
     @pytest.mark.parametrize("batch_size", [0, -1])
     def test_a_batch_size_below_one_is_an_error(self, batch_size):
         with pytest.raises(ValueError, match=f"batch size must be at least 1; got {batch_size}"):
@@ -113,23 +113,15 @@ class TestRows:
             of = numbered(count, rows=rows, **options)
             assert of.epoch_rows(4).tolist() == [3 * index + 7 for index in order(of, 4)]
 
-    def test_rows_default_to_the_indices(self):
-        assert numbered(5).epoch_rows().tolist() == [0, 1, 2, 3, 4]
-
 
 class TestIteration:
-    def test_iteration_yields_the_batches_of_the_chosen_epoch(self):
-        batches = numbered(10, shuffle=True)
-        batches.set_epoch(3)
-        assert_same_batches(list(batches), list(batches.epoch(3)))
-
-    def test_a_loader_of_torch_yields_the_batches(self):
+    def test_a_loader_of_torch_yields_the_batches_of_the_chosen_epoch_or_combines_them(self):
         batches = numbered(10, shuffle=True)
         loader = DataLoader(batches, batch_size=None)
         assert len(loader) == len(batches) == 3
+        batches.set_epoch(3)
         assert_same_batches(list(loader), list(batches))
-
-    def test_a_loader_of_torch_combines_batches_by_collate(self):
+        assert_same_batches(list(batches), list(batches.epoch(3)))
         batches = numbered(10)
         (whole,) = DataLoader(batches, batch_size=3, collate_fn=batches.collate)
         assert whole["labels"].tolist() == list(range(10))
@@ -264,9 +256,6 @@ class TestTargets:
         (batch,) = in_memory(noise(3, 1, 2, 2), values).epoch()
         assert torch.equal(batch["labels"], values)
         assert batch["labels"].dtype == torch.float32
-
-    def test_batches_omit_missing_regression_labels(self):
-        assert set(next(numbered(3).epoch())) == {"pixel_values", "labels"}
 
     @pytest.mark.parametrize("shuffle", [False, True])
     def test_regression_labels_stay_aligned_with_labels(self, shuffle):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_sphere.data import COMPUTED_VALUES, targets
+from hf_sphere.data import COMPUTED_VALUES, Augmentation, targets
 from hf_sphere.data.augmentation import _rotate
 
 slant = COMPUTED_VALUES["slant"]
@@ -31,25 +31,14 @@ def plain_slant(image: np.ndarray) -> float:
     return math.degrees(math.atan(moment_xy / moment_yy))
 
 
-@pytest.mark.parametrize("shape", [(5, 1, 7, 4), (3, 3, 4, 9), (0, 1, 4, 4)])
-def test_slants_are_one_float32_per_image_which_is_not_modified(shape):
+@pytest.mark.parametrize("shape", [(5, 1, 7, 4), (3, 3, 4, 9), (0, 1, 4, 4), (50, 3, 5, 6)])
+def test_slants_are_one_float32_per_image_which_is_not_modified_also_in_chunks(shape, monkeypatch):
     images = noise(*shape)
     values = slant(images)
     assert (values.shape, values.dtype) == (shape[:1], torch.float32)
     assert torch.equal(images, noise(*shape))
-
-
-def test_slants_are_the_same_in_chunks(monkeypatch):
-    images = noise(50, 3, 5, 6)
-    whole = slant(images)
     monkeypatch.setattr(targets, "_PIXELS_AT_A_TIME", 7 * 3 * 5 * 6)
-    assert torch.equal(slant(images), whole)
-
-
-def test_options_that_change_the_slant_exist_in_augmentation():
-    from hf_sphere.data import Augmentation
-
-    assert all(hasattr(Augmentation(), option) for option in targets.CHANGED_BY["slant"])
+    assert torch.equal(slant(images), values)
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (5, 12), (12, 5), (2, 2)])
@@ -89,17 +78,15 @@ def test_mirroring_flips_the_sign_of_the_slant(side):
     torch.testing.assert_close(slant(images.flip(-1)), -slant(images), rtol=1e-4, atol=1e-4)
 
 
-def test_slant_is_independent_of_position():
+def test_slant_is_independent_of_position_and_0_for_a_single_row():
     image = torch.zeros(1, 1, 30, 30, dtype=torch.uint8)
     image[..., 2:10, 3:9] = noise(8, 6)
     moved = image.roll((15, 11), (-2, -1))
     assert slant(moved).item() == pytest.approx(slant(image).item(), rel=1e-5)
-
-
-def test_a_single_row_of_ink_has_slant_0():
     images = torch.zeros(200, 3, 9, 9, dtype=torch.uint8)
     images[:, :, 4] = noise(200, 3, 9)
     assert torch.equal(slant(images), torch.zeros(200))
+    assert all(hasattr(Augmentation(), option) for option in targets.CHANGED_BY["slant"])
 
 
 def test_mnist_digits_lean_right_on_average(real_data, load_named):

@@ -80,14 +80,11 @@ class TestLabels:
         assert before.unique().tolist() == [-1]
 
     @given(st.integers(0, 2**40), st.lists(st.integers(0, 99), min_size=1, unique=True).map(torch.tensor))
-    def test_the_new_label_of_a_row_is_independent_of_other_rows(self, seed, rows):
-        everything = replace(torch.full((100,), -1), 1.0, seed=seed)
-        chosen = replace(torch.full((len(rows),), -1), 1.0, seed=seed, rows=rows, num_rows=100)
-        assert torch.equal(chosen, everything[rows])
-
-    def test_replaced_rows_are_independent_of_their_order(self):
-        order = torch.randperm(100, generator=torch.Generator().manual_seed(0))
+    def test_the_new_label_of_a_row_is_independent_of_other_rows_and_their_order(self, seed, rows):
         before = torch.full((100,), -1)
+        chosen = replace(before[rows], 1.0, seed=seed, rows=rows, num_rows=100)
+        assert torch.equal(chosen, replace(before, 1.0, seed=seed)[rows])
+        order = torch.randperm(100, generator=torch.Generator().manual_seed(seed))
         assert torch.equal(replace(before, 0.4, rows=order), replace(before, 0.4)[order])
 
     def test_the_number_of_wrong_labels_is_logged(self, caplog):
@@ -126,20 +123,16 @@ class TestDatasetLabels:
             load_animals(label_noise=0.3, validation_fraction=0.25, max_train_samples=80)
         assert "Redrew 18 of 60 training labels" in caplog.text
 
-    def test_zero_noise_changes_nothing(self, load_animals):
-        assert all(label == row % 6 for row, label in labels(load_animals().train).items())
-
-    def test_images_and_their_order_do_not_change(self, load_animals):
+    def test_images_and_their_order_do_not_change_nor_labels_without_noise(self, load_animals):
         plain, noisy = load_animals(**RAW), load_animals(**RAW, label_noise=0.5)
         assert torch.equal(plain.train.epoch_rows(3), noisy.train.epoch_rows(3))
         assert same(pixels(plain.train), pixels(noisy.train))
+        assert all(label == row % 6 for row, label in labels(plain.train).items())
 
-    def test_the_noise_is_independent_of_the_training_seed(self, load_animals):
+    def test_the_noise_is_independent_of_the_training_seed_and_of_held_out_images(self, load_animals):
         first, second = (load_animals(label_noise=0.5, seed=seed, corruption_seed=7) for seed in (0, 1))
         assert labels(first.train) == labels(second.train)
         assert first.train.epoch_rows().tolist() != second.train.epoch_rows().tolist()
-
-    def test_the_label_of_a_row_is_independent_of_held_out_images(self, load_animals):
         options = {"label_noise": 1.0, "corruption_seed": 7, "validation_fraction": 0.25}
         first, second = (labels(load_animals(seed=seed, **options).train) for seed in (0, 1))
         shared = first.keys() & second.keys()
@@ -350,11 +343,9 @@ class TestClasses:
         assert names[0] == names[1]
         assert len({tuple(drawn) for drawn in names}) > 1
 
-    def test_noise_uses_the_sampled_classes(self, animals, load):
+    def test_noise_and_a_subset_of_images_use_the_sampled_classes(self, animals, load):
         data = load(animals(ANIMALS * 20), sample_classes=3, label_noise=1.0)
         assert data.train.labels.unique().tolist() == [0, 1, 2]
-
-    def test_an_image_subset_comes_from_the_sampled_classes(self, animals, load):
         data = load(animals(ANIMALS * 9), sample_classes=3, max_train_samples=20, validation_fraction=0.25)
         assert (data.train.num_examples, data.validation.num_examples) == (15, 5)
         assert data.train.labels.max() == 2

@@ -50,9 +50,11 @@ class TestEpisode:
                 assert max(taken) - min(taken) <= 1
                 assert (max(taken) == 1) == (len(members) >= episodes.examples)
 
-    def test_images_of_a_class_are_contiguous(self):
-        drawn = TEN_OF_TEN[EpisodeSampler(TEN_OF_TEN, Episodes(4, 3, 20)).indices(0)].reshape(20, 4, 3)
-        assert (drawn == drawn[:, :, :1]).all()
+    def test_images_of_a_class_are_contiguous_and_labels_can_be_a_list(self):
+        drawn = EpisodeSampler(TEN_OF_TEN, Episodes(4, 3, 20)).indices(0)
+        classes = TEN_OF_TEN[drawn].reshape(20, 4, 3)
+        assert (classes == classes[:, :, :1]).all()
+        assert torch.equal(EpisodeSampler(TEN_OF_TEN.tolist(), Episodes(4, 3, 20)).indices(0), drawn)
 
     @pytest.mark.parametrize(("episodes", "share"), [(Episodes(3, 2, 4000), 6 / 100), (Episodes(10, 7, 1000), 7 / 10)])
     def test_images_are_sampled_uniformly(self, episodes, share):
@@ -65,10 +67,6 @@ class TestEpisode:
         times = Counter(tuple(sorted(pair)) for pair in drawn.tolist())
         assert len(times) == 45
         assert all(abs(count - 200) < 5 * 200**0.5 for count in times.values())
-
-    def test_labels_can_be_a_list(self):
-        drawn = EpisodeSampler(TEN_OF_TEN.tolist(), Episodes(4, 3, 5)).indices(2)
-        assert torch.equal(drawn, EpisodeSampler(TEN_OF_TEN, Episodes(4, 3, 5)).indices(2))
 
 
 class TestReproducibility:
@@ -201,13 +199,11 @@ def batches(**options) -> ImagesInMemory:
 
 
 class TestBatches:
-    def test_an_epoch_consists_of_its_episodes(self):
+    def test_an_epoch_consists_of_its_episodes_and_images_match_their_labels(self):
         of = batches(seed=3)
         expected = EpisodeSampler(TEN_OF_TEN, Episodes(4, 3, 7), seed=3).indices(2)
         assert torch.equal(of.epoch_rows(2).reshape(7, 12), expected)
         assert [batch["labels"].tolist() for batch in of.epoch(2)] == TEN_OF_TEN[expected].tolist()
-
-    def test_images_match_their_labels(self):
         of = batches()
         for batch, rows in zip(of.epoch(1), of.epoch_rows(1).split(12), strict=True):
             assert torch.equal(batch["pixel_values"], of.images[rows] * torch.tensor(1 / 255))

@@ -56,8 +56,9 @@ class TestBatch:
 class TestEpoch:
     def test_an_epoch_has_all_episodes_in_batches_of_the_requested_size(self):
         batches = make()
-        assert len(batches) == 4
+        assert (batches.num_examples, batches.examples_per_epoch, len(batches)) == (96, 7 * 18, 4)
         assert [len(batch["labels"]) for batch in batches.epoch()] == [2, 2, 2, 1]
+        assert list(batches.each_image(torch.empty(0, dtype=torch.int64))) == []
 
     def test_the_episodes_are_independent_of_the_batch_size(self):
         together = torch.cat([batch["pixel_values"] for batch in make(per_batch=3).epoch(2)])
@@ -81,9 +82,6 @@ class TestEpoch:
         assert torch.equal(together, alone[torch.arange(len(together)) % 7])
         assert shares[0].examples_per_epoch == len(together) * 18
 
-    def test_sizes_match_the_split(self):
-        assert (make().num_examples, make().examples_per_epoch) == (96, 7 * 18)
-
 
 class TestSingleImages:
     def test_images_are_read_by_index_without_augmentation(self):
@@ -93,9 +91,6 @@ class TestSingleImages:
         some = list(batches.each_image(wanted))
         assert [len(pixels) for pixels in some] == [3, 1]
         assert torch.equal(indices(torch.cat(some)), wanted)
-
-    def test_no_indices_return_no_images(self):
-        assert list(make().each_image(torch.empty(0, dtype=torch.int64))) == []
 
     @pytest.mark.parametrize("process", [0, 1])
     def test_the_indices_cover_all_processes(self, process):

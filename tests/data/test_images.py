@@ -1,3 +1,4 @@
+import itertools
 import logging
 from types import SimpleNamespace
 
@@ -17,19 +18,12 @@ def marks(batches, epoch: int = 0) -> list[int]:
 
 
 class TestLoadedData:
-    def test_digits_load_as_training_and_evaluation_batches(self, load_named):
+    def test_bundled_data_load_as_training_and_evaluation_batches(self, load_named):
         data = load_named("digits")
         assert data.train.num_examples + data.evaluation.num_examples == 1797
         assert data.shape == ImageShape(1, 8, 8)
         assert data.validation is None
-
-    def test_two_clusters_loads_as_gray_images_of_1_by_2_pixels(self, load_named):
-        data = load_named("two_clusters")
-        assert next(data.train.epoch())["pixel_values"].shape == (128, 1, 1, 2)
-
-    def test_class_names_come_from_the_label_column(self, make_dataset, load):
-        dataset = make_dataset(marked(3), [0, 2, 1], feature=ClassLabel(names=["ant", "bee", "cat"]))
-        assert load(dataset).class_names == ["ant", "bee", "cat"]
+        assert next(load_named("two_clusters").train.epoch())["pixel_values"].shape == (128, 1, 1, 2)
 
     def test_labels_match_their_images(self, make_dataset, load):
         data = load(make_dataset(marked(10), range(10)), **RAW, batch_size=4)
@@ -60,24 +54,18 @@ class TestLoadedData:
         dataset = make_dataset(marked(4), range(4), image_column=image, label_column=label)
         assert seen(load(dataset, **RAW, **options).evaluation) == [(i, i) for i in range(4)]
 
-    @pytest.mark.parametrize(("feature", "label"), [(Value("int64"), 0), (Value("string"), "ant")])
-    def test_a_column_without_images_is_an_error_that_names_it(self, feature, label, make_dataset, load):
-        with pytest.raises(ValueError, match="column 'label' does not contain images"):
-            load(make_dataset(marked(2), [label] * 2, feature=feature), image_column_name="label")
-
-    def test_a_missing_image_column_is_an_error_that_lists_the_columns(self, make_dataset, load):
+    def test_a_column_that_is_missing_or_without_images_is_an_error(self, make_dataset, embed, load, load_named):
+        for feature, label in ((Value("int64"), 0), (Value("string"), "ant")):
+            with pytest.raises(ValueError, match="column 'label' does not contain images"):
+                load(make_dataset(marked(2), [label] * 2, feature=feature), image_column_name="label")
         both = make_dataset(marked(2), image_column="scan").add_column("photo", [None] * 2, feature=Image())
         with pytest.raises(ValueError, match=r"no image column.*\['scan', 'label', 'photo'\].*--image_column_name"):
             load(both)
-
-    def test_a_folder_without_its_options_is_an_error(self):
-        with pytest.raises(TypeError, match="options must be ImageDataOptions, and a dataset is `dataset`; got str"):
-            load_image_data("shots")
-
-    def test_a_label_column_missing_from_the_evaluation_split_is_an_error(self, make_dataset, embed, load_named):
         name = embed(train=make_dataset(marked(2)), test=make_dataset(marked(2), label_column="kind"))
         with pytest.raises(ValueError, match=r"no label column 'label'; the data has the columns \['image', 'kind'\]"):
             load_named(name)
+        with pytest.raises(TypeError, match="options must be ImageDataOptions, and a dataset is `dataset`; got str"):
+            load_image_data("shots")
 
     @pytest.mark.parametrize(("side", "kind"), [(96, ImagesInMemory), (97, ImagesFromDisk)])
     def test_images_of_up_to_96_pixels_stay_in_memory_and_larger_ones_are_streamed(
@@ -87,11 +75,17 @@ class TestLoadedData:
         assert isinstance(data.train, kind)
         assert isinstance(data.evaluation, kind)
 
-    @pytest.mark.parametrize(("side", "keep", "kind"), [(97, "yes", ImagesInMemory), (4, "no", ImagesFromDisk)])
-    def test_an_option_decides_what_is_kept_in_memory(self, side, keep, kind, make_dataset, load, tmp_path):
-        data = load(make_dataset(marked(2, (4, side))), keep_in_memory=keep)
-        assert isinstance(data.train, kind)
-        assert (tmp_path / "decoded").exists() == (keep == "yes")
+    @pytest.mark.parametrize(
+        ("shape", "options", "kind"),
+        [
+            ((4, 97), {"keep_in_memory": "yes"}, ImagesInMemory),
+            ((4, 4), {"keep_in_memory": "no"}, ImagesFromDisk),
+            (LARGE, {"image_size": [8]}, ImagesInMemory),  # small when resized
+        ],
+    )
+    def test_an_option_decides_what_is_kept_in_memory(self, shape, options, kind, make_dataset, load, tmp_path):
+        assert isinstance(load(make_dataset(marked(2, shape)), **options).train, kind)
+        assert (tmp_path / "decoded").exists() == (kind is ImagesInMemory)
 
     @pytest.mark.parametrize(("free", "kind"), [(2 * 4 * 6 * 3, ImagesInMemory), (2 * 4 * 6 * 3 - 1, ImagesFromDisk)])
     def test_images_that_exceed_half_of_the_free_memory_are_read_from_disk(
@@ -100,9 +94,6 @@ class TestLoadedData:
         monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=free))
         assert isinstance(load(make_dataset(marked(3, (4, 6)))).train, kind)
         assert ("3 decoded images need" in caplog.text) == (kind is ImagesFromDisk)
-
-    def test_large_images_resized_to_small_ones_stay_in_memory(self, make_dataset, load):
-        assert isinstance(load(make_dataset(marked(2, LARGE)), image_size=[8]).train, ImagesInMemory)
 
     def test_only_training_images_are_augmented(self, make_dataset, load):
         gradient = np.tile(np.arange(8, dtype=np.uint8), (8, 1))
@@ -142,25 +133,20 @@ class TestSplits:
         name = embed(**{each: make_dataset(marked(2)) for each in ("train", split)})
         assert load_named(name).eval_split == split
 
-    def test_a_split_to_load_is_the_evaluation_split_if_not_given(self, make_dataset, save, load_one):
+    def test_splits_can_be_specified_and_one_to_load_is_the_evaluation_split(self, make_dataset, save, load, load_one):
+        data = load(make_dataset(marked(2)), make_dataset(marked(5)), train_split="test", eval_split="train")
+        assert (data.train.num_examples, data.evaluation.num_examples) == (5, 2)
         name = save(**{s: make_dataset(marked(n)) for s, n in (("train", 2), ("validation", 3), ("test", 4))})
         assert (load_one(name, None).name, load_one(name, None, eval_split="validation").name) == ("test", "validation")
 
-    def test_splits_can_be_specified(self, make_dataset, load):
-        data = load(make_dataset(marked(2)), make_dataset(marked(5)), train_split="test", eval_split="train")
-        assert (data.train.num_examples, data.evaluation.num_examples) == (5, 2)
-
-    @pytest.mark.parametrize("option", ["train_split", "eval_split"])
-    def test_an_unknown_split_is_an_error_that_lists_the_splits(self, option, make_dataset, load):
-        with pytest.raises(ValueError, match=f"no split 'dev'; the data has train, test.*--{option}"):
-            load(make_dataset(marked(2)), **{option: "dev"})
-
-    @pytest.mark.parametrize(("split", "option"), [("train", "train_split"), ("test", "eval_split")])
-    def test_an_empty_split_is_an_error_that_names_it(self, split, option, make_dataset, embed, load_named):
+    def test_an_unknown_or_empty_split_is_an_error_that_names_it(self, make_dataset, embed, load, load_named):
         full = make_dataset(marked(2))
-        name = embed(**({"train": full, "test": full} | {split: full.select([])}))
-        with pytest.raises(ValueError, match=f"split '{split}' is empty.*--{option}"):
-            load_named(name)
+        for split, option in (("train", "train_split"), ("test", "eval_split")):
+            with pytest.raises(ValueError, match=f"no split 'dev'; the data has train, test.*--{option}"):
+                load(full, **{option: "dev"})
+            name = embed(**({"train": full, "test": full} | {split: full.select([])}))
+            with pytest.raises(ValueError, match=f"split '{split}' is empty.*--{option}"):
+                load_named(name)
 
 
 class TestLabels:
@@ -201,25 +187,24 @@ class TestLabels:
     def test_classes_are_those_of_the_training_split_by_name(self, make_dataset, load):
         train = make_dataset(marked(3), [0, 1, 2], feature=ClassLabel(names=["ant", "bee", "cow"]))
         test = make_dataset(marked(3), [0, 1, 1], feature=ClassLabel(names=["cow", "bee", "dog"]))
-        assert load(train, test).evaluation.labels.tolist() == [2, 1, 1]
+        data = load(train, test)
+        assert (data.class_names, data.evaluation.labels.tolist()) == (["ant", "bee", "cow"], [2, 1, 1])
         with pytest.raises(ValueError, match="split 'test' has classes that the training split lacks: dog"):
             load(train, make_dataset(marked(3), [0, 1, 2], feature=ClassLabel(names=["cow", "bee", "dog"])))
 
-    @pytest.mark.parametrize("labels", [[-1, -1], [None, None]])
-    def test_a_split_without_known_labels_loads_as_one_without_labels(self, labels, make_dataset, embed, load_one):
-        test = make_dataset(marked(2), labels, feature=ClassLabel(names=["ant", "bee"]))
-        data = load_one(embed(train=make_dataset(marked(2)), test=test))
-        assert (data.class_names, data.batches.labels.tolist()) == ([], [-1, -1])
+    def test_a_split_without_known_labels_loads_whole_as_one_without_labels(self, make_dataset, embed, load_one):
+        feature = ClassLabel(names=["ant", "bee"])
+        for labels in ([-1, -1], [None, None]):
+            test = make_dataset(marked(2), labels, feature=feature)
+            data = load_one(embed(train=make_dataset(marked(2)), test=test))
+            assert (data.class_names, data.batches.labels.tolist()) == ([], [-1, -1])
+        assert load_one(embed(train=make_dataset(marked(5), [-1] * 5, feature=feature)), None).num_images == 5
 
     def test_a_label_column_without_classes_is_no_label_unless_it_is_named(self, make_dataset, embed, load_one):
         name = embed(test=make_dataset(marked(2), [0.5, 1.5], feature=Value("float64")))
         assert load_one(name).class_names == []
         with pytest.raises(ValueError, match=r"label column 'label' contains Value\('float64'\)"):
             load_one(name, label_column_name="label")
-
-    def test_all_images_of_unlabeled_data_are_loaded(self, make_dataset, embed, load_one):
-        train = make_dataset(marked(5), [-1] * 5, feature=ClassLabel(names=["ant", "bee"]))
-        assert load_one(embed(train=train), None).num_images == 5
 
     @pytest.mark.parametrize(
         ("feature", "values", "message"),
@@ -254,13 +239,11 @@ class TestPixels:
         theirs = processor(image, return_tensors="pt")["pixel_values"]
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
-    def test_gray_images_are_repeated_over_the_channels_for_color(self, make_dataset, load):
+    def test_gray_images_are_repeated_for_color_and_color_images_converted_to_gray(self, make_dataset, load):
         data = load(make_dataset(marked(3)), **RAW, num_channels=3)
         pixels = next(data.evaluation.epoch())["pixel_values"]
         assert pixels.shape[1] == 3
         assert torch.equal(pixels, pixels[:, :1].expand_as(pixels))
-
-    def test_color_images_are_converted_to_gray_for_one_channel(self, make_dataset, load):
         data = load(make_dataset([noise(6, 4, 3)]), **RAW, num_channels=1)
         luma = noise(6, 4, 3) @ np.array([0.299, 0.587, 0.114])
         np.testing.assert_allclose(next(data.evaluation.epoch())["pixel_values"][0, 0] * 255, luma, atol=0.51)
@@ -302,23 +285,17 @@ class TestStatistics:
         train = make_dataset([np.full(SMALL, 51, np.uint8)] * 4)
         test = make_dataset([np.full(SMALL, 255, np.uint8)] * 4)
         assert load(train, test).mean == pytest.approx([0.2])
-
-    def test_held_out_images_are_excluded_from_the_statistics(self, make_dataset, load):
         data = load(make_dataset(marked(20)), validation_fraction=0.5)
         kept = [image[0, 0, 0].item() / 255 for image in data.train.images]
-        assert data.mean == pytest.approx([np.mean(kept)])
-        assert data.std == pytest.approx([np.std(kept)])
+        assert (data.mean, data.std) == (pytest.approx([np.mean(kept)]), pytest.approx([np.std(kept)]))
 
-    def test_constant_images_have_a_nonzero_standard_deviation(self, make_dataset, load):
+    def test_computed_statistics_standardize_training_pixels_also_of_constant_images(self, make_dataset, load):
+        pixels = next(load(make_dataset(list(noise(20, 6, 4, 3)))).train.epoch())["pixel_values"]
+        torch.testing.assert_close(pixels.mean((0, 2, 3)), torch.zeros(3), rtol=0, atol=1e-5)
+        torch.testing.assert_close(pixels.std((0, 2, 3), correction=0), torch.ones(3), rtol=0, atol=1e-5)
         data = load(make_dataset([np.full(SMALL, 9, np.uint8)] * 2))
         assert data.std[0] > 0
         assert next(data.train.epoch())["pixel_values"].abs().max() < 1e-5
-
-    def test_computed_statistics_standardize_training_pixels(self, make_dataset, load):
-        data = load(make_dataset(list(noise(20, 6, 4, 3))))
-        pixels = next(data.train.epoch())["pixel_values"]
-        torch.testing.assert_close(pixels.mean((0, 2, 3)), torch.zeros(3), rtol=0, atol=1e-5)
-        torch.testing.assert_close(pixels.std((0, 2, 3), correction=0), torch.ones(3), rtol=0, atol=1e-5)
 
     def test_pixels_are_normalized_with_the_given_statistics(self, make_dataset, load):
         pixels = noise(5, 6, 4, 3)
@@ -339,16 +316,14 @@ class TestStatistics:
         assert getattr(fixed, given) == [0.125]
         assert getattr(fixed, measured) == getattr(free, measured)
 
-    @pytest.mark.parametrize("statistic", ["mean", "std"])
-    @pytest.mark.parametrize("values", [[0.5, 0.5], [0.5] * 4])
-    def test_statistics_with_a_wrong_number_of_channels_are_an_error(self, statistic, values, make_dataset, load):
-        with pytest.raises(ValueError, match=r"mean and std need one value or 3 .*got"):
-            load(make_dataset([noise(6, 4, 3)]), **{f"image_{statistic}": values})
-
-    @pytest.mark.parametrize("values", [[0.0], [-0.5], [0.5, 0.5, 0.0]])
-    def test_a_nonpositive_standard_deviation_is_an_error(self, values, make_dataset, load):
-        with pytest.raises(ValueError, match="image_std must be above 0"):
-            load(make_dataset([noise(6, 4, 3)]), image_std=values)
+    def test_statistics_of_a_wrong_number_of_channels_or_not_above_0_are_errors(self, make_dataset, load):
+        dataset = make_dataset([noise(6, 4, 3)])
+        for statistic, values in itertools.product(("mean", "std"), ([0.5, 0.5], [0.5] * 4)):
+            with pytest.raises(ValueError, match=r"mean and std need one value or 3 .*got"):
+                load(dataset, **{f"image_{statistic}": values})
+        for values in ([0.0], [-0.5], [0.5, 0.5, 0.0]):
+            with pytest.raises(ValueError, match="image_std must be above 0"):
+                load(dataset, image_std=values)
 
 
 class TestCorruptImages:
@@ -395,25 +370,19 @@ class TestCorruptImages:
             list(data.evaluation.epoch())
         assert "Left out 2 corrupt image(s)" in caplog.text
 
-    def test_an_entirely_corrupt_batch_does_not_stop_streaming(self, make_dataset, load):
-        images = [*marked(4, LARGE), NOT_AN_IMAGE]
-        data = load(make_dataset(images), **RAW, skip_unreadable_images=True, eval_batch_size=2)
+    def test_an_entirely_corrupt_batch_stops_neither_streaming_nor_statistics(self, make_dataset, load):
+        dataset = make_dataset([*marked(4, LARGE), NOT_AN_IMAGE])
+        data = load(dataset, **RAW, skip_unreadable_images=True, eval_batch_size=2)
         assert marks(data.evaluation) == [0, 1, 2, 3]
+        assert load(dataset, skip_unreadable_images=True).mean == pytest.approx([1.5 / 255])
 
-    def test_statistics_of_streamed_images_skip_corrupt_ones(self, make_dataset, load):
-        images = marked(4, LARGE)
-        data = load(make_dataset([*images, NOT_AN_IMAGE]), skip_unreadable_images=True)
-        assert data.mean == pytest.approx([1.5 / 255])
-
-    def test_only_corrupt_images_are_an_error_even_when_skipping(self, make_dataset, load):
+    def test_only_corrupt_or_truncated_images_are_an_error_even_when_skipping(self, encode, make_dataset, load):
         with pytest.raises(CorruptImageError, match="no image of column 'image' can be decoded"):
             load(make_dataset([NOT_AN_IMAGE] * 3), skip_unreadable_images=True)
-
-    @pytest.mark.parametrize("size", [SMALL, LARGE])
-    def test_only_truncated_images_are_an_error_even_when_skipping(self, size, encode, make_dataset, load):
-        truncated = [encode(image)[:45] for image in noise(3, *size)]
-        with pytest.raises(CorruptImageError, match="every image of the split is corrupt"):
-            load(make_dataset(truncated), skip_unreadable_images=True)
+        for size in (SMALL, LARGE):
+            truncated = [encode(image)[:45] for image in noise(3, *size)]
+            with pytest.raises(CorruptImageError, match="every image of the split is corrupt"):
+                load(make_dataset(truncated), skip_unreadable_images=True)
 
 
 class TestHeldOutPart:
@@ -442,20 +411,24 @@ class TestHeldOutPart:
         drawn = [marks(load(dataset, **RAW, validation_fraction=0.2, seed=seed).validation) for seed in (3, 3, 4)]
         assert drawn[0] == drawn[1] != drawn[2]
 
-    @pytest.mark.parametrize("fraction", [-0.1, 1.0, 1.5])
-    def test_a_fraction_outside_0_to_1_is_an_error(self, fraction, make_dataset, load):
-        with pytest.raises(ValueError, match=f"validation_fraction must be at least 0 and below 1; got {fraction}"):
-            load(make_dataset(marked(10)), validation_fraction=fraction)
-
-    def test_a_class_with_a_single_image_cannot_be_split(self, make_dataset, load):
+    def test_a_fraction_outside_0_to_1_or_of_a_class_with_a_single_image_is_an_error(self, make_dataset, load):
+        for fraction in (-0.1, 1.0, 1.5):
+            with pytest.raises(ValueError, match=f"validation_fraction must be at least 0 and below 1; got {fraction}"):
+                load(make_dataset(marked(10)), validation_fraction=fraction)
         with pytest.raises(ValueError, match=r"1 class\(es\) have a single image, .*: 1\. Leave them out"):
             load(make_dataset(marked(10), [0] * 9 + [1]), validation_fraction=0.5)
 
 
 class TestSubsets:
     def test_subsets_have_the_requested_sizes(self, make_dataset, load):
-        data = load(make_dataset(marked(20)), max_train_samples=7, max_eval_samples=5)
+        dataset = make_dataset(marked(20))
+        data = load(dataset, max_train_samples=7, max_eval_samples=5)
         assert (data.train.num_examples, data.evaluation.num_examples) == (7, 5)
+        for count in (20, 500):
+            assert load(dataset, max_train_samples=count).train.num_examples == 20
+        for option, count in itertools.product(("max_train_samples", "max_eval_samples"), (0, -2)):
+            with pytest.raises(ValueError, match=f"{option} must be at least 1; got {count}"):
+                load(dataset, **{option: count})
 
     def test_the_seed_determines_the_training_images(self, make_dataset, load):
         dataset = make_dataset(marked(40))
@@ -466,16 +439,6 @@ class TestSubsets:
     def test_labels_match_the_sampled_images(self, make_dataset, load):
         data = load(make_dataset(marked(40), range(40)), **RAW, max_train_samples=9, max_eval_samples=9)
         assert all(mark == label for mark, label in seen(data.train) + seen(data.evaluation))
-
-    @pytest.mark.parametrize("count", [20, 500])
-    def test_a_limit_at_or_above_the_split_size_keeps_all_images(self, count, make_dataset, load):
-        assert load(make_dataset(marked(20)), max_train_samples=count).train.num_examples == 20
-
-    @pytest.mark.parametrize("option", ["max_train_samples", "max_eval_samples"])
-    @pytest.mark.parametrize("count", [0, -2])
-    def test_fewer_than_one_image_is_an_error(self, option, count, make_dataset, load):
-        with pytest.raises(ValueError, match=f"{option} must be at least 1; got {count}"):
-            load(make_dataset(marked(20)), **{option: count})
 
 
 class TestProcesses:

@@ -37,22 +37,19 @@ def test_the_mean_pixel_is_that_of_the_labels_by_share(options):
         torch.testing.assert_close(batch["pixel_values"].mean((1, 2, 3)), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_the_label_is_that_of_the_larger_share():
+def test_the_label_is_that_of_the_larger_share_and_both_kinds_are_drawn():
     shares = torch.cat([batch["mixed_share"] for batch in first_batches(20, mixup=1.0)])
     assert shares.min() > 0
     assert shares.max() <= 0.5
     assert len(shares.unique()) == 20
+    mixed = [batch["pixel_values"][0].unique().numel() for batch in first_batches(40, mixup=1.0, cutmix=1.0)]
+    assert 10 <= mixed.count(1) <= 30  # mixup leaves one value per image
 
 
 def test_cutmix_keeps_pixels_of_two_images():
     for batch in first_batches(10, cutmix=1.0):
         for image, *labels in zip(batch["pixel_values"], batch["labels"], batch["mixed_labels"], strict=True):
             assert {*image.round().unique().tolist()} <= {float(label) for label in labels}
-
-
-def test_both_kinds_are_drawn_with_both_options():
-    mixed = [batch["pixel_values"][0].unique().numel() for batch in first_batches(40, mixup=1.0, cutmix=1.0)]
-    assert 10 <= mixed.count(1) <= 30  # mixup leaves one value per image
 
 
 def test_an_epoch_has_the_same_batches_again_and_leaves_the_random_state():

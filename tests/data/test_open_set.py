@@ -65,12 +65,10 @@ class TestHeldOutClasses:
         total = len(out | kept)
         assert len(out) == min(max(round(fraction * total), 1), total - 1)
 
-    def test_the_seed_determines_the_held_out_classes(self):
+    def test_the_seed_determines_the_held_out_classes_of_at_least_two(self):
         labels = torch.arange(100)
         drawn = [held_out_classes(labels, 0.3, seed).tolist() for seed in (0, 0, 1)]
         assert drawn[0] == drawn[1] != drawn[2]
-
-    def test_a_single_class_is_an_error(self):
         with pytest.raises(ValueError, match=r"validation_fraction=0\.5 holds out whole classes.*have 1"):
             held_out_classes(torch.tensor([3, 3, 3]), 0.5, 0)
 
@@ -152,13 +150,6 @@ class TestDividedClasses:
         assert data.train.epoch_rows().sort().values.tolist() == [0, 3]
         assert data.evaluation.epoch_rows().tolist() == [1, 2]
 
-    def test_subsets_are_sampled_after_the_classes_are_divided(self, animals, load):
-        train, test = animals(ANIMALS * 3, ANIMALS * 3)
-        data = load(train, test, task="retrieval", train_classes=3, max_train_samples=10, max_eval_samples=7)
-        assert (data.train.num_examples, data.evaluation.num_examples) == (10, 7)
-        assert set(data.class_names) <= set(ANIMALS[:3])
-        assert set(data.eval_class_names) <= set(ANIMALS[3:])
-
     @pytest.mark.parametrize(("count", "warned"), [(3, True), (2, False)])
     def test_one_evaluation_class_causes_a_warning(self, count, warned, animals, load, caplog):
         load(*animals(["ant", "bee"], ["cat", "dog"]), task="retrieval", train_classes=count)
@@ -187,11 +178,9 @@ class TestHeldOutImages:
 
 
 class TestOtherTasks:
-    def test_classification_evaluates_on_the_training_classes(self, animals, load):
+    def test_classification_evaluates_on_the_training_classes_and_regression_has_none(self, animals, load):
         data = load(*animals(["ant", "bee"], ["bee"]))
         assert data.eval_class_names == data.class_names == ANIMALS
-
-    def test_regression_has_no_class_names(self, animals, load):
         train, test = (d.add_column("value", [1.0, 2.0]) for d in animals(["ant", "bee"], ["bee", "ant"]))
         assert load(train, test, task="regression").eval_class_names == []
 
@@ -296,10 +285,8 @@ class TestUnseenClasses:
         with pytest.raises(ValueError, match=r"no split 'train'; the data has learn, probe\..*--train_split"):
             load_one(name, "probe", train_classes=1)
 
-    def test_a_single_split_keeps_its_name(self, animals, embed, load_one):
+    def test_excluding_classes_requires_labels_and_a_single_split_keeps_its_name(self, animals, embed, load_one):
         assert load_one(embed(test=animals(["ant"])[0])).name == "test"
-
-    def test_excluding_training_classes_requires_labels(self, animals, embed, load_one):
         (bare,) = (dataset.remove_columns("label") for dataset in animals(["ant"]))
         with pytest.raises(ValueError, match="found no label column"):
             load_one(embed(train=bare, test=bare), train_classes=1)

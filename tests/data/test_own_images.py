@@ -560,18 +560,21 @@ class TestPreprocessingOfAModel:
 
 
 class TestSplitExpressions:
-    def test_slices_and_unions_are_loaded(self, folder, load_named):
+    def test_slices_and_unions_are_loaded(self, folder, load_named, load_one):
         path = str(folder(cats=10, dogs=10))
         data = load_named(path, train_split="train[:30%]+train[-6:]", eval_split="train[30%:70%]")
         assert labels_of(data.evaluation) == [0] * 4 + [1] * 4
         assert sorted(labels_of(data.train)) == [0] * 6 + [1] * 6
-
-    def test_all_images_of_all_splits_are_loaded(self, load_one):
         assert load_one("digits", "all").num_images == 1797
 
-    def test_classes_without_training_images_cause_a_warning(self, folder, load_named, caplog):
-        load_named(str(folder(cats=10, dogs=10)), train_split="train[:50%]", eval_split="train[50%:]")
+    def test_unfit_parts_cause_a_warning(self, folder, load_named, caplog):
+        path = str(folder(cats=10, dogs=10))
+        load_named(path, train_split="train[:50%]", eval_split="train[50%:]")
         assert "1 class(es) of the evaluation images have no training image: dogs." in caplog.text
+        parts = {"train_split": "train[:80%]", "validation_split": "train[70%:80%]", "eval_split": "train[80%:]"}
+        load_named(path, **parts)
+        both = "training images (train[:80%]) and validation images (train[70%:80%])"
+        assert f"The {both} have 2 images in common." in caplog.text
 
     @pytest.mark.parametrize(
         ("train", "evaluation", "shared"),
@@ -582,12 +585,6 @@ class TestSplitExpressions:
         both = f"training images ({train}) and evaluation images ({evaluation})"
         warning = f"The {both} have {shared} images in common."
         assert (warning in caplog.text) == (shared > 0)
-
-    def test_training_images_among_the_validation_images_cause_a_warning(self, folder, load_named, caplog):
-        parts = {"train_split": "train[:80%]", "validation_split": "train[70%:80%]", "eval_split": "train[80%:]"}
-        load_named(str(folder(cats=10, dogs=10)), **parts)
-        both = "training images (train[:80%]) and validation images (train[70%:80%])"
-        assert f"The {both} have 2 images in common." in caplog.text
 
     @pytest.mark.parametrize("name", ["train[:200%]", "test[:5]", "train[", "held_out(train, 7, seed=0)"])
     def test_an_invalid_expression_is_an_error_that_names_it_and_the_splits(self, name, folder, load_named):
@@ -622,15 +619,15 @@ class TestDataSetsInPython:
         assert (data.train.num_examples, data.evaluation.num_examples) == (16, 4)
         assert sorted(labels_of(data.evaluation)) == [0, 0, 1, 1]
 
-    def test_a_stream_for_evaluation_is_read_to_the_number_whatever_its_name(self, rows, tmp_path):
+    def test_a_stream_for_evaluation_is_read_to_the_number_and_one_for_training_to_its_end(self, rows, tmp_path):
         streams = IterableDatasetDict({name: rows.to_iterable_dataset() for name in ("train", "validation")})
         data = self.load(streams, tmp_path, max_eval_samples=10)
         assert sorted(data.evaluation.epoch_rows().tolist()) == list(range(10))
-
-    def test_a_stream_for_training_is_read_to_its_end_whatever_its_name(self, rows, tmp_path):
         streams = IterableDatasetDict(validation=rows.to_iterable_dataset())
         data = self.load(streams, tmp_path, train_split="validation", max_eval_samples=2)
         assert data.train.num_examples == 32
+        with pytest.raises(TypeError, match="must be one of `datasets` or a dictionary of these; got list"):
+            self.load([1, 2], tmp_path)
 
     @pytest.mark.parametrize("known", [True, False], ids=["features", "no features"])
     def test_images_of_streams_keep_their_pixels(self, known, tmp_path):
@@ -648,10 +645,6 @@ class TestDataSetsInPython:
         if known:
             encoded = stored.cast_column("image", Image(decode=False))["image"]
             assert [cell["bytes"] for cell in encoded] == [file.read_bytes() for file in files]
-
-    def test_something_else_is_an_error(self, tmp_path):
-        with pytest.raises(TypeError, match="must be one of `datasets` or a dictionary of these; got list"):
-            self.load([1, 2], tmp_path)
 
 
 class TestClassBalancedSampling:

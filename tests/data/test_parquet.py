@@ -48,8 +48,5 @@ def test_many_bytes_are_written_to_several_files_that_load_in_order(write, encod
     monkeypatch.setattr(parquet, "BYTES_A_FILE", int(3.5 * one))
     assert write(7) == [f"train-0000{number}-of-00003.parquet" for number in range(3)]
     assert marks(tmp_path / "made") == list(range(7))
-
-
-def test_an_image_above_the_file_size_gets_its_own_file(write, monkeypatch):
-    monkeypatch.setattr(parquet, "BYTES_A_FILE", 1)
+    monkeypatch.setattr(parquet, "BYTES_A_FILE", 1)  # each image in a file of its own
     assert len(write(3)) == 3

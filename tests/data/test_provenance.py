@@ -112,23 +112,24 @@ def test_images_are_reserved_for_rejection_only_in_classification(task):
         train("digits", task=task, rejection_fraction=0.1)
 
 
-def test_an_unreadable_image_is_not_among_those_of_training(folder):
+def test_images_that_are_left_out_are_not_among_those_of_training(folder):
     (folder / "a" / "0.png").write_bytes(b"no image")
     record = train(folder, skip_unreadable_images=True, eval_split="train[:2]", image_size=[8], num_channels=1)
     options = {"image_size": [8], "num_channels": 1}
     assert len(record.ids["train"]) == load(folder, record, **options)[0].num_images == 39
-
-
-def test_left_out_classes_are_not_among_those_of_training():
     record = train("digits", sample_classes=4, corruption_seed=0)
     assert len(load("digits", record)[0].batches.labels.unique()) == 4
 
 
-def test_the_default_is_the_evaluation_split_of_the_record(folder):
+def test_the_default_is_the_evaluation_split_of_the_record_or_its_evaluation_images(folder):
     record = train(folder, eval_fraction=0.5, eval_seed=3)
     ids = load(folder, record, None)[1]
     assert torch.equal(ids.sort().values, record.ids["eval"].sort().values)
     assert torch.isin(load(folder, None, None)[1], record.ids["train"]).any()  # that of other options
+    record = train("digits", task="retrieval", targets=OpenSetOptions(train_classes=6))
+    loaded, ids = load("digits", record, None)
+    assert torch.equal(ids, record.ids["eval"])
+    assert sorted(loaded.batches.labels.unique().tolist()) == [6, 7, 8, 9]
 
 
 def test_parts_are_held_out_by_the_label_column_of_the_training(embed):
@@ -137,13 +138,6 @@ def test_parts_are_held_out_by_the_label_column_of_the_training(embed):
     name = embed(train=splits["train"].add_column("group", other))
     record = train(name, label_column_name="group")
     assert torch.equal(load(name, record, None)[1].sort().values, record.ids["eval"].sort().values)
-
-
-def test_the_default_of_divided_classes_is_their_evaluation_images():
-    record = train("digits", task="retrieval", targets=OpenSetOptions(train_classes=6))
-    loaded, ids = load("digits", record, None)
-    assert torch.equal(ids, record.ids["eval"])
-    assert sorted(loaded.batches.labels.unique().tolist()) == [6, 7, 8, 9]
 
 
 def test_a_split_of_the_data_precedes_the_record(embed):

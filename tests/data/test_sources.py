@@ -28,11 +28,14 @@ def columns(*names: str) -> Dataset:
     return Dataset.from_dict({name: [0] for name in names})
 
 
-def test_digits_are_1797_gray_images_of_8_by_8_pixels():
+def test_digits_are_1797_gray_images_of_8_by_8_pixels_a_fifth_of_each_in_the_test_split():
     splits = load_splits("digits")
     pixels = np.concatenate([pixels_of(splits[split]) for split in ("train", "test")])
-    assert pixels.shape == (1797, 8, 8)
-    assert pixels.dtype == np.uint8
+    assert (pixels.shape, pixels.dtype) == ((1797, 8, 8), np.uint8)
+    assert splits["train"].features["label"].names == list("0123456789")
+    for digit, total in enumerate(np.bincount(load_digits().target).tolist()):
+        assert splits["test"]["label"][:].count(digit) == total // 5
+        assert splits["train"]["label"][:].count(digit) == total - total // 5
 
 
 def test_the_digits_are_those_of_scikit_learn_rescaled_to_255():
@@ -50,14 +53,6 @@ def test_the_digits_are_those_of_scikit_learn_rescaled_to_255():
     assert ours == theirs
 
 
-def test_a_fifth_of_each_digit_is_in_the_test_split_and_classes_are_named_after_their_digit():
-    splits = load_splits("digits")
-    assert splits["train"].features["label"].names == list("0123456789")
-    for digit, total in enumerate(np.bincount(load_digits().target).tolist()):
-        assert splits["test"]["label"][:].count(digit) == total // 5
-        assert splits["train"]["label"][:].count(digit) == total - total // 5
-
-
 def test_two_clusters_are_100_points_per_class_as_images_of_1_by_2_pixels_that_map_back_to_them():
     splits = load_splits("two_clusters")
     for dataset in (splits["train"], splits["test"]):
@@ -71,17 +66,13 @@ def test_two_clusters_are_100_points_per_class_as_images_of_1_by_2_pixels_that_m
 
 
 @pytest.mark.parametrize("name", ["digits", "two_clusters"])
-def test_bundled_data_is_deterministic(name):
+def test_bundled_data_is_deterministic_and_not_searched_elsewhere(name, monkeypatch):
+    monkeypatch.setattr(sources, "load_dataset", lambda *_: pytest.fail("looked for bundled data elsewhere"))
     first, second = load_splits(name), sources.BUNDLED[name].__wrapped__()  # built again, without the cache
+    assert set(first) == {"train", "test"}
     for split in ("train", "test"):
         np.testing.assert_array_equal(pixels_of(first[split]), pixels_of(second[split]))
         assert first[split]["label"][:] == second[split]["label"][:]
-
-
-@pytest.mark.parametrize("name", ["digits", "two_clusters"])
-def test_bundled_data_is_not_searched_elsewhere(name, monkeypatch):
-    monkeypatch.setattr(sources, "load_dataset", lambda *_: pytest.fail("looked for bundled data elsewhere"))
-    assert set(load_splits(name)) == {"train", "test"}
 
 
 def test_a_folder_with_the_name_of_bundled_data_is_an_error_that_says_how_to_name_it(make_dataset, save, monkeypatch):

@@ -24,21 +24,13 @@ def make_valued(make_dataset):
 
 
 class TestRegression:
-    def test_labels_are_the_values_as_float32(self, make_valued, load):
-        data = load(make_valued([1000.5, 1932.0, -3.25]), task="regression")
+    def test_labels_are_the_values_as_float32_without_classes(self, make_valued, load):
+        data = load(make_valued([1000.5, 1932.0, -3.25]).remove_columns("label"), task="regression")
         assert data.evaluation.labels.tolist() == [1000.5, 1932.0, -3.25]
         assert data.evaluation.labels.dtype == torch.float32
-
-    def test_batches_have_labels_and_no_regression_labels(self, make_valued, load):
-        batch = next(load(make_valued([1.0, 2.0]), task="regression").train.epoch())
-        assert set(batch) == {"pixel_values", "labels"}
-
-    def test_there_are_no_class_names(self, make_valued, load):
+        assert set(next(data.train.epoch())) == {"pixel_values", "labels"}
+        assert (data.class_names, data.train.num_examples) == ([], 3)
         assert load(make_valued([1.0, 2.0]), task="regression").class_names == []
-
-    def test_no_label_column_is_needed(self, make_valued, load):
-        dataset = make_valued([1.0, 2.0]).remove_columns("label")
-        assert load(dataset, task="regression").train.num_examples == 2
 
     @pytest.mark.parametrize("size", [SMALL, LARGE])
     def test_values_match_their_images(self, size, make_valued, load):
@@ -106,10 +98,8 @@ class TestJoint:
 
 
 class TestClassification:
-    def test_there_is_no_value_range(self, make_valued, load):
+    def test_there_is_no_value_range_and_a_value_column_is_ignored(self, make_valued, load):
         assert load(make_valued([1.0, 2.0])).value_range is None
-
-    def test_a_value_column_is_ignored(self, make_valued, load):
         assert set(next(load(make_valued([math.nan, None])).train.epoch())) == {"pixel_values", "labels"}
 
 
@@ -127,26 +117,21 @@ class TestRange:
 
 
 class TestColumn:
-    def test_the_column_is_found_by_common_names(self, make_valued, load):
+    def test_the_column_is_found_by_common_names_or_specified(self, make_valued, load):
         assert load(make_valued([1.0, 2.0], column="age"), task="regression").value_range == (1.0, 2.0)
-
-    def test_the_column_can_be_specified(self, make_valued, load):
         dataset = make_valued([1.0, 2.0], column="age").add_column("weight", [5.0, 6.0])
         assert load(dataset, task="regression", value_column_name="weight").value_range == (5.0, 6.0)
 
-    @pytest.mark.parametrize("kind", ["int8", "uint16", "int64", "float16", "float32", "float64"])
-    def test_integers_and_real_numbers_become_float32(self, kind):
-        rows = Dataset.from_dict({"age": np.array([3, 1, 2], dtype=kind)})
-        values = read_values(rows, "age", "train")
-        assert torch.equal(values, torch.tensor([3.0, 1.0, 2.0]))
-
-    def test_values_match_the_selected_rows(self):
+    def test_all_numbers_of_the_selected_rows_become_float32(self):
+        for kind in ("int8", "uint16", "int64", "float16", "float32", "float64"):
+            values = read_values(Dataset.from_dict({"age": np.array([3, 1, 2], dtype=kind)}), "age", "train")
+            assert torch.equal(values, torch.tensor([3.0, 1.0, 2.0]))
         rows = Dataset.from_dict({"age": [1.0, 2.0, 3.0]}).select([2, 0])
         assert read_values(rows, "age", "train").tolist() == [3.0, 1.0]
-
-    def test_class_labels_are_accepted_as_numbers(self):
-        rows = Dataset.from_dict({"age": [0, 2]}).cast_column("age", ClassLabel(num_classes=3))
-        assert read_values(rows, "age", "train").tolist() == [0.0, 2.0]
+        classes = Dataset.from_dict({"age": [0, 2]}).cast_column("age", ClassLabel(num_classes=3))
+        assert read_values(classes, "age", "train").tolist() == [0.0, 2.0]
+        chunks = pa.concat_tables([pa.table({"age": [1, 2]}), pa.table({"age": [3]})])
+        assert read_values(Dataset(chunks), "age", "train").tolist() == [1.0, 2.0, 3.0]
 
     def test_bad_input_is_refused(self, make_dataset, load, make_valued):
         with pytest.raises(ValueError, match=r"found no value column.*--value_column_name.*--computed_value \(slant\)"):
@@ -167,10 +152,6 @@ class TestColumn:
         with pytest.raises(ValueError, match=f"'age' of split 'train' contains .*{kind}.*; values must be"):
             read_values(Dataset.from_dict({"age": values}), "age", "train")
 
-    def test_all_chunks_of_a_column_are_read(self):
-        table = pa.concat_tables([pa.table({"age": [1, 2]}), pa.table({"age": [3]})])
-        assert read_values(Dataset(table), "age", "train").tolist() == [1.0, 2.0, 3.0]
-
 
 class TestComputedValue:
     @pytest.mark.parametrize("name", COMPUTED_VALUES)
@@ -179,14 +160,11 @@ class TestComputedValue:
         assert torch.equal(data.train.labels, COMPUTED_VALUES[name](data.train.images))
         assert torch.equal(data.evaluation.labels, COMPUTED_VALUES[name](data.evaluation.images))
 
-    def test_a_computed_value_can_be_combined_with_classes(self, load):
-        data = load_digits(load, task="joint", computed_value="slant")
-        assert torch.equal(data.train.regression_labels, COMPUTED_VALUES["slant"](data.train.images))
-        assert data.train.labels.dtype == torch.int64
-
-    def test_the_value_stays_with_its_image_in_a_held_out_part(self, load):
+    def test_a_computed_value_stays_with_its_image_beside_classes_in_every_part(self, load):
         data = load_digits(load, task="joint", computed_value="slant", validation_fraction=0.2)
-        assert torch.equal(data.validation.regression_labels, COMPUTED_VALUES["slant"](data.validation.images))
+        for part in (data.train, data.validation):
+            assert torch.equal(part.regression_labels, COMPUTED_VALUES["slant"](part.images))
+        assert data.train.labels.dtype == torch.int64
 
     def test_augmentation_does_not_change_the_value(self, load):
         options = {"task": "regression", "computed_value": "slant"}

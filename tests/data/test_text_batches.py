@@ -55,18 +55,11 @@ def test_targets_are_80_percent_masked_10_percent_replaced_and_10_percent_unchan
     assert [hidden.item(), kept.item()] == pytest.approx([0.8, 0.1 + by_chance], abs=0.006)
 
 
-def test_a_label_is_the_original_token():
-    tokens, _, _, labels = mask(Masking(), 50, 20)
+def test_a_label_is_the_original_token_and_no_special_token_but_the_mask_is_inserted():
+    tokens, _, seen, labels = mask(Masking(), 50, 20)
     target = labels != -100
     assert torch.equal(labels[target], tokens[target])
-
-
-def test_tokens_that_are_not_targets_are_unchanged():
-    tokens, _, seen, labels = mask(Masking(), 50, 20)
-    assert torch.equal(seen[labels == -100], tokens[labels == -100])
-
-
-def test_masking_inserts_no_special_token_but_the_mask():
+    assert torch.equal(seen[~target], tokens[~target])
     *_, seen, _ = mask(Masking(0.9), 500, 50)
     assert set(seen[seen < 5].tolist()) == {4}
 
@@ -117,13 +110,6 @@ def test_the_targets_among_ordinary_tokens_do_not_depend_on_the_special_ones(who
 # Batches
 
 
-def test_special_tokens_surround_a_block_and_are_not_targets():
-    for batch in make_batches().epoch():
-        assert (batch["input_ids"][:, 0] == 2).all()
-        assert (batch["input_ids"][:, -1] == 3).all()
-        assert (batch["labels"][:, [0, -1]] == -100).all()
-
-
 def test_blocks_of_special_tokens_alone_are_left_out():
     tokens, starts = blocks(5)
     tokens[[1, 3]] = 1
@@ -133,25 +119,23 @@ def test_blocks_of_special_tokens_alone_are_left_out():
     assert TextBatches(tokens, starts, VOCABULARY, batch_size=2).num_examples == 5
 
 
-def test_without_masking_every_token_is_a_target():
-    for batch in make_batches(masking=None).epoch():
+def test_special_tokens_surround_a_block_and_the_targets_are_counted():
+    for batch in make_batches().epoch():
+        assert (batch["input_ids"][:, 0] == 2).all()
+        assert (batch["input_ids"][:, -1] == 3).all()
+        assert (batch["labels"][:, [0, -1]] == -100).all()
+        assert TextBatches.num_targets(batch) == sum(label != -100 for label in batch["labels"].flatten().tolist())
+    for batch in make_batches(masking=None).epoch():  # without it every token is a target
         assert torch.equal(batch["input_ids"], batch["labels"])
         assert TextBatches.num_targets(batch) == batch["labels"].numel()
 
 
-def test_num_targets_counts_the_targets_of_a_batch():
-    for batch in make_batches().epoch():
-        assert TextBatches.num_targets(batch) == sum(label != -100 for label in batch["labels"].flatten().tolist())
-
-
-def test_a_training_epoch_is_reproducible():
-    assert same(*(list(make_batches(shuffle=True).epoch(3)) for _ in range(2)))
-
-
-@pytest.mark.parametrize("start", [1, 4, 5])
-def test_an_epoch_can_start_in_the_middle(start):
-    batches = make_batches(shuffle=True)
-    assert same(list(batches.epoch(2))[start:], list(batches.epoch(2, start=start)))
+def test_a_training_epoch_is_reproducible_from_any_batch_and_keeps_the_global_random_state():
+    before = torch.get_rng_state()
+    batches, whole = make_batches(shuffle=True), list(make_batches(shuffle=True).epoch(2))
+    for start in (0, 1, 4, 5):
+        assert same(whole[start:], list(batches.epoch(2, start=start)))
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_the_order_differs_between_epochs():
@@ -160,13 +144,10 @@ def test_the_order_differs_between_epochs():
     assert torch.equal(*(part.unique(dim=0) for part in tokens))
 
 
-def test_the_masking_differs_between_epochs():
+def test_the_masking_differs_between_epochs_and_seeds():
     """A single block is used because its order cannot vary."""
     first, second = (next(make_batches(1, shuffle=True).epoch(epoch))["labels"] for epoch in (0, 1))
     assert not torch.equal(first, second)
-
-
-def test_the_masking_differs_between_seeds():
     assert not same(list(make_batches().epoch()), list(make_batches(seed=1).epoch()))
 
 
@@ -217,12 +198,6 @@ def test_evaluation_masking_is_independent_of_batch_size_and_processes(batch_siz
 def test_an_epoch_has_len_batches(count, batch_size, shuffle):
     batches = make_batches(count, batch_size=batch_size, shuffle=shuffle)
     assert len(list(batches.epoch())) == len(batches)
-
-
-def test_batching_does_not_change_the_global_random_state():
-    before = torch.get_rng_state()
-    list(make_batches(shuffle=True).epoch())
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_bad_input_is_refused():
