@@ -78,9 +78,11 @@ def test_convolution_matches_the_formula_on_every_patch(operator, options, margi
     torch.testing.assert_close(layer(x).double(), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_convolution_accepts_an_unbatched_image():
+def test_convolution_accepts_an_unbatched_image_and_layers_show_the_operator():
     layer, x = AngularConv2d(3, 4, 3, "sigmoid", padding=1), torch.randn(2, 3, 6, 6)
     torch.testing.assert_close(layer(x[0]), layer(x)[0])
+    assert repr(AngularLinear(4, 3, "w_linear")).endswith("bias=False, operator=w_linear)")
+    assert repr(AngularConv2d(4, 3, 2)).endswith("bias=False, operator=cosine)")
 
 
 @given(power=st.integers(-35, 35), seed=st.integers(0, 2**31))
@@ -189,11 +191,6 @@ def test_layers_compile_with_fullgraph(operator):
         torch.testing.assert_close(compiled(x), layer(x))
 
 
-def test_repr_shows_the_operator():
-    assert repr(AngularLinear(4, 3, "w_linear")).endswith("bias=False, operator=w_linear)")
-    assert repr(AngularConv2d(4, 3, 2)).endswith("bias=False, operator=cosine)")
-
-
 @pytest.mark.parametrize("layer_of", [*LAYERS, lambda operator: build_head("angular", 8, 4, operator=operator)])
 def test_unknown_operator_error_lists_the_choices(layer_of):
     with pytest.raises(ValueError, match=r"unknown operator 'tanh'; the operators are: cosine, .*w_sigmoid"):
@@ -212,14 +209,10 @@ def test_head_logits_are_the_responses_to_the_embeddings(operator):
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_head_normalizes_embeddings_for_direct_operators_only(operator):
-    x = torch.randn(5, 8)
-    points = build_head("angular", 8, 4, operator=operator)(x).embeddings
-    torch.testing.assert_close(points, F.normalize(x, dim=-1) if operator in DIRECT else x)
-
-
-def test_head_class_weights_have_no_weight_decay():
-    assert build_head("angular", 8, 4).parameter_options() == {"linear.weight": {}}
+def test_head_normalizes_embeddings_for_direct_operators_only_and_weights_do_not_decay(operator):
+    head, x = build_head("angular", 8, 4, operator=operator), torch.randn(5, 8)
+    torch.testing.assert_close(head(x).embeddings, F.normalize(x, dim=-1) if operator in DIRECT else x)
+    assert head.parameter_options() == {"linear.weight": {}}
 
 
 @pytest.mark.parametrize("layer", [AngularLinear(4, 3), AngularConv2d(4, 3, 1)], ids=["linear", "convolution"])

@@ -136,10 +136,6 @@ class TestAutomaticBlocks:
             assert [samples.is_large(torch.zeros(batch, 6)) for batch in (0, 1)] == [False, True]
             assert [centers.is_large(torch.zeros(batch, 6)) for batch in (1, 2)] == [False, True]
 
-    def test_a_small_batch_uses_the_logits(self):
-        self.loss("arcface")(*example(torch.float32, batch=3))
-        assert not self.blocks
-
     @pytest.mark.parametrize("name", HEADS_IN_BLOCKS)
     def test_the_output_of_a_head_in_training_has_logits(self, name):
         loss = self.loss(name)
@@ -154,12 +150,15 @@ class TestAutomaticBlocks:
         head, (x, labels) = ShiftedHead(6, 11), example(torch.float32)
         assert head(x, labels, needs_logits=False).loss == head(x, labels).loss
 
-    def test_a_head_without_the_option_uses_the_logits(self):
+    def test_small_batches_other_heads_and_several_classes_per_example_use_the_logits(self):
+        self.loss("arcface")(*example(torch.float32, batch=3))
+        assert not self.blocks
         assert self.loss("proxy_anchor")(*example(torch.float32)).isfinite()
-
-    def test_several_classes_per_example_use_the_logits(self):
         x, labels = torch.randn(7, 6), torch.rand(7, 11)
         assert self.loss("cosine")(x, labels) == self.loss("cosine", blockwise=False)(x, labels)
+        assert "blockwise='auto' (losses of > 33 logits)" in repr(self.loss("arcface"))
+        with pytest.raises(ValueError, match="blockwise must be True, False or 'auto'; got 'yes'"):
+            build_head("arcface", 6, 11, blockwise="yes")
 
     @pytest.mark.parametrize("name", ["softmax", "subcenter_arcface"])
     def test_gradients_of_each_example_use_the_logits(self, name):
@@ -189,13 +188,6 @@ class TestAutomaticBlocks:
             for key, value in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
                 setattr(copy, key, value.detach().clone())
         assert copies[head](x, labels, needs_logits=False).loss == head(x, labels, needs_logits=False).loss
-
-    def test_the_size_is_in_the_representation(self):
-        assert "blockwise='auto' (losses of > 33 logits)" in repr(self.loss("arcface"))
-
-    def test_another_word_is_rejected(self):
-        with pytest.raises(ValueError, match="blockwise must be True, False or 'auto'; got 'yes'"):
-            build_head("arcface", 6, 11, blockwise="yes")
 
     @pytest.mark.parametrize("saved", [{}, {"blockwise": True}, {"blockwise": False}])
     def test_a_saved_loss_keeps_its_option(self, saved, tmp_path):

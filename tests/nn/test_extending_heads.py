@@ -41,14 +41,10 @@ def toy(tmp_path, monkeypatch):
     del sys.modules["toy_head"], HEADS["toy"]
 
 
-def test_head_is_found_by_name(toy):
+def test_head_is_found_by_name_with_its_options(toy):
     head = build_head("toy", 5, 3, factor=2.0, label_smoothing=0.1)
-
     assert type(head) is HEADS["toy"] is toy.ToyHead  # and not the subclass without a name
     assert (head.factor, head.label_smoothing) == (2.0, 0.1)
-
-
-def test_options_of_a_new_head_are_listed(toy):
     with pytest.raises(ValueError, match="head 'toy' has no option margin; its options are: factor, label_smoothing"):
         build_head("toy", 5, 3, margin=1.0)
 

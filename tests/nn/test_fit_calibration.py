@@ -90,13 +90,6 @@ def test_logits_without_information_get_the_largest_temperature():
     assert calibration["temperature"] == pytest.approx(1000.0)
 
 
-@pytest.mark.parametrize("kind", ["temperature", "vector"])
-def test_inference_tensors_and_half_dtypes_are_accepted(kind):
-    with torch.inference_mode():
-        logits = torch.randn(210, 3).half()
-        assert fit_calibration(logits, torch.arange(210) % 3, kind).keys() <= {"temperature", "shift"}
-
-
 @pytest.mark.parametrize(
     ("logits", "labels", "kind", "message"),
     [
@@ -124,12 +117,6 @@ def test_bad_labels_and_scores_are_refused():
         probability_scores(torch.zeros(3, 2), torch.tensor([0, 1, 2]))
     with pytest.raises(ValueError, match="logits must be finite"):
         probability_scores(torch.full((3, 2), np.nan), torch.tensor([0, 1, 1]))
-
-
-def test_probabilities_in_place_of_logits_are_reported(overconfident):
-    logits, labels = overconfident
-    with pytest.warns(UserWarning, match="as probabilities do; pass their logarithms"):
-        fit_calibration(logits.softmax(1), labels)
 
 
 # In models
@@ -194,11 +181,18 @@ def test_use_without_training_keeps_the_calibration(use):
 
 
 @pytest.mark.parametrize("kind", ["temperature", "vector"])
-def test_logits_that_are_calibrated_already_are_refused(overconfident, kind):
+def test_calibrated_logits_are_refused_probabilities_reported_and_half_dtypes_accepted(overconfident, kind):
     logits, labels = overconfident
     calibrated = calibrate(logits.float(), **fit_calibration(logits.float(), labels, kind))
     with pytest.raises(ValueError, match="the logits are calibrated already"):
         fit_calibration(calibrated, labels, kind)
+    with pytest.warns(UserWarning, match="as probabilities do; pass their logarithms"):
+        fit_calibration(logits.softmax(1), labels)
+    with torch.inference_mode():
+        assert fit_calibration(torch.randn(210, 3).half(), torch.arange(210) % 3, kind).keys() <= {
+            "temperature",
+            "shift",
+        }
 
 
 @pytest.mark.parametrize("kind", ["multi_label_classification", "regression"])

@@ -188,19 +188,13 @@ def test_proxy_anchor_loss_is_that_of_its_formula(labels):
     torch.testing.assert_close(head(x, labels).loss.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_etf_classes_form_a_regular_simplex():
-    cosines = build_head("etf", 6, 7).directions() @ build_head("etf", 6, 7).directions().T
+def test_etf_classes_form_a_regular_simplex_and_its_loss_is_the_dot_regression():
+    head, x = build_head("etf", 6, 7), torch.randn(5, 6)
+    cosines = head.directions() @ head.directions().T
     torch.testing.assert_close(cosines, 7 / 6 * torch.eye(7) - 1 / 6, rtol=0, atol=1e-6)
-
-
-def test_etf_loss_is_the_dot_regression_of_its_formula():
-    head, x = build_head("etf", 6, 4), torch.randn(5, 6)
     own = (F.normalize(x, dim=-1) * head.prototypes[LABELS]).sum(-1)
     torch.testing.assert_close(head(x, LABELS).loss, (0.5 * (own - 1) ** 2).mean())
     assert not list(head.parameters())
-
-
-def test_etf_needs_enough_dimensions():
     with pytest.raises(ValueError, match="a simplex of 8 classes needs embeddings of at least 7 dimensions; got 6"):
         build_head("etf", 6, 8)
 

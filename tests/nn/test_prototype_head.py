@@ -35,12 +35,9 @@ def test_gradients_pass_gradcheck(head):
     assert torch.autograd.gradcheck(lambda x: head.eval()(x, LABELS).loss, x)
 
 
-def test_prediction_is_the_nearest_prototype(head):
+def test_prediction_is_the_nearest_prototype_whose_own_loss_is_zero(head):
     x = torch.randn(50, 4)
     assert torch.equal(head(x).logits.argmax(1), cosines(x, head.prototypes).argmax(1))
-
-
-def test_prototypes_are_classified_correctly_with_zero_loss(head):
     output = head(2 * head.prototypes, torch.arange(7))
     assert output.logits.argmax(1).tolist() == list(range(7))
     assert output.loss.item() == pytest.approx(0.0, abs=1e-12)
@@ -68,10 +65,13 @@ def test_prototypes_are_in_the_state_dict(head):
     assert loaded.class_concentration != 10.0
 
 
-def test_prototypes_match_the_placement():
-    head = build_head("prototype", 3, 9, method="lbfgs", seed=3)
+def test_prototypes_match_the_placement_and_can_be_set_to_one(head):
     expected = place_prototypes(9, 3, method="lbfgs", seed=3).prototypes
-    torch.testing.assert_close(head.prototypes, expected.float())
+    torch.testing.assert_close(build_head("prototype", 3, 9, method="lbfgs", seed=3).prototypes, expected.float())
+    placement = place_prototypes(7, 4, method="sgd", max_iterations=5)
+    head.set_prototypes(placement)
+    torch.testing.assert_close(head.prototypes, placement.prototypes.float())
+    assert "4 -> 7 classes, method='auto', seed=0, reduction='mean'" in repr(head)
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
@@ -301,16 +301,6 @@ def test_per_example_vmap_losses_sum_to_the_batch_loss():
     losses = torch.func.vmap(lambda one, label: head(one[None], label[None]).loss)(x, LABELS)
     assert head.class_concentration == 10.0
     torch.testing.assert_close(losses.sum(), head(x, LABELS).loss)
-
-
-def test_repr_describes_the_prototypes(head):
-    assert "4 -> 7 classes, method='auto', seed=0, reduction='mean'" in repr(head)
-
-
-def test_set_prototypes_accepts_a_placement(head):
-    placement = place_prototypes(7, 4, method="sgd", max_iterations=5)
-    head.set_prototypes(placement)
-    torch.testing.assert_close(head.prototypes, placement.prototypes.float())
 
 
 def test_interrupted_placement_raises_and_is_not_cached(monkeypatch):

@@ -164,10 +164,6 @@ def test_vmap_over_episodes_matches_a_batch(metric):
     torch.testing.assert_close(losses.mean(), classifier(query, support, labels).loss)
 
 
-def test_repr_shows_the_options():
-    assert repr(PrototypicalClassifier("cosine", 2)) == "PrototypicalClassifier(metric='cosine', temperature=2)"
-
-
 # Validation
 
 
@@ -182,10 +178,11 @@ def test_labels_of_wrong_shape_dtype_or_value_are_rejected():
             PrototypicalClassifier()(query, support, labels)
 
 
-def test_labels_may_have_any_integer_dtype():
+def test_labels_may_have_any_integer_dtype_and_the_options_are_shown():
     query, support, labels = episode()
     loss = PrototypicalClassifier()(query, support, labels.to(torch.int16)).loss
     torch.testing.assert_close(loss, F.cross_entropy(PrototypicalClassifier()(query, support).logits, labels))
+    assert repr(PrototypicalClassifier("cosine", 2)) == "PrototypicalClassifier(metric='cosine', temperature=2)"
 
 
 @pytest.mark.parametrize(

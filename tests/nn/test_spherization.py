@@ -14,11 +14,6 @@ from hf_sphere.nn import SPHERIZATION_SETTINGS, SphericalConv2d, SphericalLinear
 from hf_sphere.utils.devices import is_exporting
 
 
-def test_module_matches_the_function():
-    x = torch.randn(3, 8)
-    assert torch.equal(Spherization(8, scaling=2.0, radius=3.0, delta=1e-4)(x), spherize(x, 2.0, 3.0, 1e-4))
-
-
 def test_feature_maps_match_golden_values(golden):
     values, about = golden("spherization"), golden("spherization").cases["conv"]
     layer = Spherization(about["n"], scaling=about["scaling"], radius=about["radius"], delta=about["delta"], dim=1)
@@ -26,10 +21,13 @@ def test_feature_maps_match_golden_values(golden):
     torch.testing.assert_close(layer(values["conv.x"]), values["conv.original_y"], rtol=0, atol=1e-4)
 
 
-def test_channels_are_spherized_at_every_pixel():
+def test_module_matches_the_function_at_every_pixel_for_its_number_of_features():
     x = torch.randn(2, 5, 3, 4)
+    assert torch.equal(Spherization(4, scaling=2.0, radius=3.0, delta=1e-4)(x), spherize(x, 2.0, 3.0, 1e-4))
     expected = spherize(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
     torch.testing.assert_close(Spherization(5, dim=1)(x), expected)
+    with pytest.raises(ValueError, match=r"expected 3 features along axis -1; got an input of shape \(2, 5, 3, 4\)"):
+        Spherization(3)(x)
 
 
 def test_spherical_linear_is_spherization_and_a_bias_free_linear_map():
@@ -96,11 +94,6 @@ def test_repr_shows_current_values_and_which_are_learned_also_on_the_meta_device
         assert "scaling=2 (learned)" in repr(Spherization(4, scaling=2.0))
 
 
-def test_wrong_number_of_features_is_rejected():
-    with pytest.raises(ValueError, match=r"expected 4 features along axis -1; got an input of shape \(2, 5\)"):
-        Spherization(4)(torch.randn(2, 5))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -157,16 +150,13 @@ def test_modules_compile_with_fullgraph(layer, shape, backend):
     torch.testing.assert_close(compiled(x), layer(x), rtol=1e-5, atol=1e-6)
 
 
-def test_compiling_is_not_taken_for_exporting():
-    assert torch.compile(lambda x: x + is_exporting(), backend="eager", fullgraph=True)(torch.zeros(1)) == 0
-
-
-def test_export_supports_a_dynamic_batch_size():
+def test_export_supports_a_dynamic_batch_size_and_compiling_is_not_taken_for_it():
     layer = SphericalLinear(6, 3)
     batch = torch.export.Dim("batch", min=2)
     program = torch.export.export(layer, (torch.randn(4, 6),), dynamic_shapes=({0: batch},))
     x = torch.randn(9, 6)
     torch.testing.assert_close(program.module()(x), layer(x), rtol=1e-5, atol=1e-6)
+    assert torch.compile(lambda x: x + is_exporting(), backend="eager", fullgraph=True)(torch.zeros(1)) == 0
 
 
 @pytest.mark.parametrize(("size", "delta"), [(1, 1e-6), (3, 0.5), (3072, 1e-6)])

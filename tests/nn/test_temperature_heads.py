@@ -67,14 +67,6 @@ def test_gradients_pass_gradcheck(name):
     assert torch.autograd.gradcheck(logits_and_loss, inputs)
 
 
-@HEADS
-def test_reset_restores_the_initial_temperature(name):
-    head = build_head(name, 6, 4, log_temperature=-2.0)
-    head.log_temperature.data.fill_(9.0)
-    head.reset_parameters()
-    assert head.log_temperature == -2.0
-
-
 # The margin
 
 
@@ -197,10 +189,14 @@ def test_numeric_scale_multiplies_the_cosines_and_is_exact_after_a_conversion(na
 
 
 @HEADS
-def test_converted_head_has_the_scale_that_was_loaded(name):
+def test_converted_head_has_the_scale_that_was_loaded_and_a_reset_one_the_initial(name):
     head = sphere_nn.build_head(name, 6, 4, scale=2.0).double()
     head.load_state_dict(sphere_nn.build_head(name, 6, 4, scale=30.0).state_dict())
     assert head.inverse_temperature().item() == pytest.approx(30.0, rel=1e-6)
+    head = build_head(name, 6, 4, log_temperature=-2.0)
+    head.log_temperature.data.fill_(9.0)
+    head.reset_parameters()
+    assert head.log_temperature == -2.0
 
 
 @HEADS

@@ -109,10 +109,8 @@ class TestInExpectation:
         by_beta = -head.log_temperature.grad / 3.0
         return loss.detach(), [z.grad[0] @ axis, head.weight.grad @ axis, by_beta]
 
-    def test_loss_matches_the_integral(self, sampled, integral):
+    def test_loss_and_gradient_match_the_integral(self, sampled, integral):
         torch.testing.assert_close(sampled[0], integral[0], rtol=0, atol=0.01)
-
-    def test_gradient_matches_the_integral(self, sampled, integral):
         for found, expected in zip(sampled[1], integral[1], strict=True):
             torch.testing.assert_close(found, expected, rtol=0.03, atol=3e-3)
 
@@ -157,15 +155,11 @@ def test_announced_samples_are_reproducible_once_and_do_not_use_the_global_gener
     assert not torch.equal(head(z, LABELS).loss, first)
 
 
-@pytest.mark.parametrize("other", [{"seed": 2}, {"places": torch.arange(1, 6)}], ids=["seed", "places"])
-def test_another_seed_or_place_gives_other_samples(other):
+def test_another_seed_or_place_gives_other_samples():
     head, z = make(), spread(1, 6, 4.0).expand(5, 6)
-    assert not torch.equal(announced_loss(head, z), announced_loss(head, z, **other))
-
-
-def test_examples_at_different_places_have_different_samples():
-    head = make()
-    _, cosine, _, tangents = head._draw(spread(1, 6, 4.0).expand(5, 6), keyed_integers(1, PLACES))
+    for other in ({"seed": 2}, {"places": torch.arange(1, 6)}):
+        assert not torch.equal(announced_loss(head, z), announced_loss(head, z, **other))
+    _, cosine, _, tangents = head._draw(z, keyed_integers(1, PLACES))
     assert len(cosine[0].unique()) == len(tangents[0, :, 0].unique()) == 5
 
 
@@ -285,9 +279,10 @@ def test_confidence_decreases_with_the_embedding_norm(prediction):
         assert confidence[0] < 0.35  # of five classes
 
 
-def test_prediction_is_the_class_of_the_nearest_direction():
+def test_prediction_is_the_class_of_the_nearest_direction_and_options_are_shown():
     head = make(16, 5, log_temperature=-3.0, kappa_confidence=0.9).eval()
     assert head(50 * head.directions()).logits.argmax(-1).tolist() == list(range(5))
+    assert "6 -> 4 classes, num_samples=10, kappa_confidence=0.4, prediction='samples'" in repr(make())
 
 
 def test_concentration_of_head_and_model_is_the_norm_of_the_scaled_embeddings():
@@ -461,10 +456,6 @@ def test_invalid_option_is_rejected(options, message):
     for dim in (0, 1):
         with pytest.raises(ValueError, match=f"head 'vmf' needs embeddings of at least 2 dimensions; got {dim}"):
             make(dim)
-
-
-def test_repr_shows_the_options():
-    assert "6 -> 4 classes, num_samples=10, kappa_confidence=0.4, prediction='samples'" in repr(make())
 
 
 def test_training_without_data_dependent_initialization_warns_once(caplog):

@@ -59,22 +59,22 @@ def test_the_docstring_describes_every_argument_once():
     assert sorted(described) == sorted(field.name for field in dataclasses.fields(ImageDataArguments))
 
 
-def test_output_dir_is_required(capsys):
-    with pytest.raises(SystemExit):
-        parse_arguments((RecipeArguments,), [])
-    assert "--output_dir" in capsys.readouterr().err
+def test_output_dir_is_required_and_looked_for_in_mistyped_options(capsys):
+    for words, message in (
+        ([], "--output_dir"),
+        (["--outputdir", "out", "--seed", "1"], "unknown argument '--outputdir'. Did you mean output_dir or"),
+    ):
+        with pytest.raises(SystemExit):
+            parse_arguments((RecipeArguments,), words)
+        assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("config_first", [True, False])
-def test_command_line_overrides_yaml_in_either_order(config, config_first):
-    file, word = ["--config", config("learning_rate: 0.5")], ["--learning_rate", "0.25"]
-    assert parse(*(file + word if config_first else word + file))[2].learning_rate == 0.25
-
-
-def test_later_yaml_file_overrides_keys_of_the_earlier(config):
-    first, second = config("learning_rate: 0.5\nmomentum: 0.3", "a.yaml"), config("learning_rate: 0.25", "b.yaml")
-    args = parse("--config", first, "--config", second)[2]
-    assert (args.learning_rate, args.momentum) == (0.25, 0.3)
+def test_command_line_overrides_yaml_in_either_order_and_a_later_file_an_earlier_one(config):
+    file, word = ["--config", config("learning_rate: 0.5\nmomentum: 0.3")], ["--learning_rate", "0.25"]
+    later = ["--config", config("learning_rate: 0.25", "later.yaml")]
+    for words in (file + word, word + file, file + later):
+        args = parse(*words)[2]
+        assert (args.learning_rate, args.momentum) == (0.25, 0.3)
 
 
 def test_yaml_replaces_the_default_unless_it_is_empty_or_null(config):
@@ -315,13 +315,11 @@ def test_a_recipe_refuses_the_configurations_of_others(tables, config, capsys):
         parse_arguments((RecipeArguments,), ["--config", *words], recipe=recipe)
 
 
-def test_an_error_on_the_command_line_does_not_name_the_configuration(config, refusal):
+def test_errors_of_configurations_and_of_the_command_line_are_told_apart(config, refusal, tmp_path):
     file = config("seed: 1")
     assert "error: argument --seed: invalid int value: 'b'" in refusal("--config", file, "--seed", "b")
-
-
-def test_config_without_a_name_is_refused_without_the_usage(refusal):
     assert "usage:" not in refusal("--config")
+    assert f"{NONE} '{tmp_path / 'none.yaml'}'." in refusal("--config", str(tmp_path / "none.yaml"))
 
 
 @pytest.mark.parametrize("text", ["1e-3", "Infinity", "no", "null", "{a: 1}"])
@@ -335,23 +333,14 @@ def test_the_printed_configuration_is_the_whole_and_can_be_read_again(tables, co
     assert parse("--config", config(capsys.readouterr().out)) == parse(*words)
 
 
-def test_unknown_yaml_key_error_names_the_file_and_a_similar_key(config, refusal):
+def test_unknown_yaml_key_error_names_the_file_and_a_similar_key_or_all(config, refusal):
     file = config("leraning_rate: 0.1")
     message = refusal("--config", file)
     assert f"unknown key 'leraning_rate' in {file}" in message
     assert "Did you mean learning_rate" in message
-
-
-def test_unknown_yaml_key_error_lists_the_keys_if_none_is_similar(config, refusal):
     message = refusal("--config", config("zzzzzz: 0.1"))
     assert "The keys are: " in message
     assert "per_device_train_batch_size" in message
-
-
-def test_a_mistyped_required_option_is_not_only_missing(capsys):
-    with pytest.raises(SystemExit):
-        parse_arguments((RecipeArguments,), ["--outputdir", "out", "--seed", "1"])
-    assert "unknown argument '--outputdir'. Did you mean output_dir or" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("source", ["yaml", "command line"])
@@ -411,18 +400,14 @@ def test_episodes_train_classes_and_frozen_batch_norms_are_optional(config):
         assert parse("--freeze_batch_norm", word)[0].freeze_batch_norm is frozen
 
 
-@pytest.mark.parametrize("given", [names for n in (1, 2) for names in itertools.combinations(EPISODES, n)])
-def test_incomplete_episode_error_names_the_missing_numbers(given):
-    missing = ", ".join(name for name in EPISODES if name not in given)
-    with pytest.raises(ValueError, match=f"{', '.join(given)} is given without {missing}; P x K sampling needs"):
-        ImageDataArguments(**{name: EPISODES[name] for name in given})
-
-
-@pytest.mark.parametrize("name", EPISODES)
-@pytest.mark.parametrize("value", [0, -1])
-def test_nonpositive_episode_size_is_rejected(name, value):
-    with pytest.raises(ValueError, match=f"must be at least 1; got {value}"):
-        _ = ImageDataArguments(**EPISODES | {name: value}).episodes
+def test_incomplete_or_nonpositive_episodes_are_rejected_with_the_missing_numbers():
+    for given in (names for n in (1, 2) for names in itertools.combinations(EPISODES, n)):
+        missing = ", ".join(name for name in EPISODES if name not in given)
+        with pytest.raises(ValueError, match=f"{', '.join(given)} is given without {missing}; P x K sampling needs"):
+            ImageDataArguments(**{name: EPISODES[name] for name in given})
+    for name, value in itertools.product(EPISODES, (0, -1)):
+        with pytest.raises(ValueError, match=f"must be at least 1; got {value}"):
+            _ = ImageDataArguments(**EPISODES | {name: value}).episodes
 
 
 @pytest.mark.parametrize(
@@ -438,10 +423,6 @@ def test_nonpositive_episode_size_is_rejected(name, value):
 def test_a_file_that_is_no_mapping_of_yaml_is_rejected_by_name(config, refusal, text, message):
     file = config(text)
     assert message.format(file) in refusal("--config", file)
-
-
-def test_missing_yaml_file_error_names_the_file(tmp_path, refusal):
-    assert f"{NONE} '{tmp_path / 'none.yaml'}'." in refusal("--config", str(tmp_path / "none.yaml"))
 
 
 def test_help_describes_every_argument(capsys):

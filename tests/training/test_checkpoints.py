@@ -96,19 +96,19 @@ def test_weights_and_the_random_state_round_trip(accelerator, save):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_rotation_keeps_the_newest_checkpoints_named_after_their_steps(save, tmp_path):
+def test_rotation_keeps_the_newest_checkpoints_and_the_one_just_written_despite_later_steps(save, tmp_path):
     assert save(8, 9, 10, 11, keep=2) == tmp_path / "checkpoint-11"
     assert names(tmp_path) == ["checkpoint-10", "checkpoint-11"]
-
-
-def test_rotation_keeps_the_checkpoint_just_written_despite_later_steps(save, tmp_path):
     save(10, 20)
     save(15, keep=1)  # as after resuming from checkpoint-10
     assert names(tmp_path) == ["checkpoint-15"]
 
 
-def test_saving_a_step_again_replaces_the_checkpoint(save, tmp_path):
+def test_saving_a_step_again_replaces_the_checkpoint_also_after_a_kill(save, tmp_path):
+    (tmp_path / ".checkpoint-5.unfinished").mkdir()
+    (tmp_path / ".checkpoint-5.unfinished" / "half").touch()
     (save(5) / "old").touch()
+    assert "half" not in names(tmp_path / "checkpoint-5")
     save(5)
     assert "old" not in names(tmp_path / "checkpoint-5")
 
@@ -137,13 +137,6 @@ def test_full_disk_error_names_the_cause_and_the_newest_complete_checkpoint(save
 def test_full_disk_at_the_first_checkpoint_is_reported(save, full_disk):
     with pytest.raises(CheckpointError, match="There is no earlier checkpoint"):
         save(1)
-
-
-def test_checkpoint_can_be_written_after_a_kill_at_the_same_step(save, tmp_path):
-    (tmp_path / ".checkpoint-3.unfinished").mkdir()
-    (tmp_path / ".checkpoint-3.unfinished" / "half").touch()
-    save(3)
-    assert "half" not in names(tmp_path / "checkpoint-3")
 
 
 def test_checkpoints_are_sorted_by_step_not_by_name(save, tmp_path):
@@ -180,17 +173,13 @@ def test_the_leftovers_of_a_killed_removal_are_no_checkpoint_and_are_removed_lat
     assert names(tmp_path) == ["checkpoint-2"]
 
 
-def test_checkpoint_outside_the_run_is_found_by_path(save, tmp_path):
+def test_checkpoint_outside_the_run_is_found_by_path_and_the_error_of_another_folder_lists_it(save, tmp_path):
     checkpoint = save(9)
     assert find_checkpoint(str(checkpoint), tmp_path / "another run") == checkpoint
-
-
-def test_invalid_checkpoint_folder_error_lists_the_existing_ones(save, tmp_path):
-    save(9)
     with pytest.raises(CheckpointError) as failure:
         find_checkpoint(str(tmp_path / "checkpoint-8"), tmp_path)
     assert f"{tmp_path / 'checkpoint-8'} is not a complete checkpoint" in str(failure.value)
-    assert str(tmp_path / "checkpoint-9") in str(failure.value)
+    assert str(checkpoint) in str(failure.value)
 
 
 FILES = ["model.safetensors", "optimizer.bin", "random_states_0.pkl", "trainer_state.json", "manifest.json"]
@@ -224,7 +213,9 @@ def test_damage_error_names_another_checkpoint_that_is_intact(accelerator, save)
         load_checkpoint(accelerator, newest)
 
 
-def test_checkpoint_with_nan_weights_is_rejected(accelerator, save):
+def test_weights_that_are_not_finite_and_states_that_json_cannot_hold_are_rejected(accelerator, save, tmp_path):
+    with pytest.raises(CheckpointError, match="not JSON serializable"):
+        save_checkpoint(accelerator, tmp_path, RunState(best_metric=torch.tensor(0.5)), keep=1)
     (model,) = accelerator._models
     model.out.weight.data[0, 0] = float("nan")
     with pytest.raises(CheckpointError, match="its weights are not finite"):
@@ -247,11 +238,6 @@ def test_checkpoint_of_another_model_is_rejected(save):
     other.prepare(torch.nn.Linear(2, 2))
     with pytest.raises(CheckpointError, match=f"cannot resume from {checkpoint}"):
         load_checkpoint(other, checkpoint)
-
-
-def test_a_state_that_json_cannot_hold_is_rejected(save, accelerator, tmp_path):
-    with pytest.raises(CheckpointError, match="not JSON serializable"):
-        save_checkpoint(accelerator, tmp_path, RunState(best_metric=torch.tensor(0.5)), keep=1)
 
 
 def test_model_files_are_written_to_the_folder(tmp_path):

@@ -70,16 +70,11 @@ def test_it_matches_one_forward_pass_per_episode(shot, options):
     assert evaluate(model, batches) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("eval_batch_size", [1, 7, 100])
-def test_it_does_not_depend_on_the_image_batch_size(eval_batch_size):
-    model = make_model()
-    measured = evaluate(model, make_batches(eval_batch_size=eval_batch_size))
-    assert measured == pytest.approx(evaluate(model, make_batches()), rel=1e-5)
-
-
-def test_it_does_not_depend_on_the_episode_batch_size(monkeypatch):
+def test_it_does_not_depend_on_the_batch_sizes_of_images_and_episodes(monkeypatch):
     model = make_model()
     expected = evaluate(model, make_batches())
+    for size in (1, 7, 100):
+        assert evaluate(model, make_batches(eval_batch_size=size)) == pytest.approx(expected, rel=1e-5)
     monkeypatch.setattr(evaluation, "_NUMBERS_AT_ONCE", 2 * 3 * 4 * 3 * 5)
     assert evaluate(model, make_batches()) == pytest.approx(expected, rel=1e-6)
 

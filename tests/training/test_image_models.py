@@ -106,15 +106,10 @@ def test_new_model_fits_the_task_and_the_data(task, head):
 
 @with_values
 def test_given_settings_of_values_are_used(task):
-    model = build(task, values={"value_range": [-1.0, 9.0], "out_of_range": "clip"})
+    model = build(task, reduction="sum", values={"value_range": [-1.0, 9.0], "out_of_range": "clip"})
     assert (model.regression.low, model.regression.high, model.regression.out_of_range) == (-1.0, 9.0, "clip")
-    assert task == "regression" or build(task, values={"task_weight": 0.75}).config.task_weight == 0.75
-
-
-@with_values
-def test_sum_reduction_applies_to_all_losses(task):
-    model = build(task, reduction="sum")
     assert {model.regression.reduction} | ({model.head.reduction} if task == "joint" else set()) == {"sum"}
+    assert task == "regression" or build(task, values={"task_weight": 0.75}).config.task_weight == 0.75
 
 
 @with_values
@@ -211,16 +206,13 @@ def test_prototypes_are_loaded_from_a_file_and_saved(file, names, saved):
         torch.testing.assert_close(build("classification", **options).head.prototypes, expected)
 
 
-def test_prototypes_of_a_joint_model_have_one_dimension_less(file):
-    assert build("joint", prototypes_file=file(dim=3)).head.prototypes.shape == (3, 3)
-
-
-@pytest.mark.parametrize(("count", "dim"), [(5, 4), (3, 6)])
-def test_prototype_shape_error_names_the_required_shape(file, count, dim):
-    with pytest.raises(ValueError, match="the model has 3 classes and requires 4 coordinates") as refusal:
-        build("classification", head="prototype", prototypes_file=file(count, dim))
-    assert f"does not fit: the prototypes are {count} x {dim}" in str(refusal.value)
-    assert "\n" not in str(refusal.value)
+def test_prototype_shape_error_names_the_required_shape(file):
+    assert build("joint", prototypes_file=file(dim=3)).head.prototypes.shape == (3, 3)  # one dimension is the values'
+    for count, dim in ((5, 4), (3, 6)):
+        with pytest.raises(ValueError, match="the model has 3 classes and requires 4 coordinates") as refusal:
+            build("classification", head="prototype", prototypes_file=file(count, dim))
+        assert f"does not fit: the prototypes are {count} x {dim}" in str(refusal.value)
+        assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -295,16 +287,16 @@ def test_saved_model_uses_the_loss_reduction_of_the_arguments(task, before, now,
     assert {model.regression.reduction} | ({model.head.reduction} if task == "joint" else set()) == {now}
 
 
-def test_saved_classifier_keeps_the_head_reduction(saved):
-    folder = saved("classification", head="prototype", head_kwargs={"reduction": "sum"})
-    assert build("classification", model_name_or_path=folder).head.reduction == "sum"
-
-
-def test_saved_model_keeps_value_settings_missing_from_the_arguments(saved):
+def test_saved_model_keeps_value_settings_missing_from_the_arguments_and_a_run_overrides_its_reduction(saved):
     own = {"task_weight": 0.75, "out_of_range": "clip", "value_range": [0.0, 9.0]}
     model = build("joint", model_name_or_path=saved("joint", values=own, reduction="sum"))
     assert (model.config.task_weight, model.config.value_range) == (0.75, [0.0, 9.0])
     assert (model.regression.out_of_range, model.regression.reduction, model.head.reduction) == ("clip", "sum", "sum")
+    head = {"head": "prototype", "head_kwargs": {"reduction": "sum"}}
+    folder = saved("classification", **head)
+    assert build("classification", model_name_or_path=folder).head.reduction == "sum"
+    for reduction in ("mean", "sum"):
+        assert build("classification", **head, reduction=reduction).head.reduction == reduction
 
 
 @pytest.mark.parametrize("names", [["cat", "dog"], ["owl", "dog", "cat"], ["a", "b", "c", "d"]], ids=len)
@@ -374,12 +366,6 @@ def test_saved_model_keeps_the_options_of_its_head(head, saved):
     options = {"curvature": 0.5} if head == "hyperbolic" else {"log_temperature": -2.0, "temperature_lr": 0.1}
     folder = saved("classification", head=head, head_kwargs=options)
     assert build("classification", model_name_or_path=folder).config.head_kwargs == options
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_run_reduction_overrides_the_head_reduction(reduction):
-    model = build("classification", head="prototype", head_kwargs={"reduction": "sum"}, reduction=reduction)
-    assert model.head.reduction == reduction
 
 
 def test_bad_input_is_refused(saved):

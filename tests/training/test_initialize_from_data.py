@@ -202,13 +202,11 @@ def test_failed_initialization_restores_statistics_and_mode(model, make_batches,
     assert {module.training for module in model.modules()} == {training}
 
 
-@pytest.mark.parametrize("limit", [8, 13])
-def test_initialization_stops_at_max_examples(model, make_batches, limit):
-    initialize_from_data(model, make_batches(), max_examples=limit)
-    assert len(model.head.shown) == limit
-
-
-def test_head_without_data_dependent_initialization_receives_no_data(model, make_batches, monkeypatch):
+def test_initialization_stops_at_max_examples_and_a_head_without_it_receives_no_data(model, make_batches, monkeypatch):
+    for limit in (8, 13):
+        initialize_from_data(model, make_batches(), max_examples=limit)
+        assert len(model.head.shown) == limit
+    model.head.shown = None
     monkeypatch.setattr(CenteredHead, "needs_data_initialization", False)
     initialize_from_data(model, make_batches())
     assert model.head.shown is None

@@ -78,24 +78,18 @@ BREAKOUT = "x\n```\n# injected | cell"
 
 
 @pytest.mark.parametrize("place", ["model_id", "title", "summary", "settings", "model", "command"])
-def test_line_break_does_not_leave_its_place(write, place):
+def test_line_break_and_bar_do_not_leave_their_place(write, place):
     kinds = {"settings": {"a": BREAKOUT}, "model": {"a": BREAKOUT}, "command": ["python", f"--a={BREAKOUT}"]}
     text = write(**{place: kinds.get(place, BREAKOUT)}).text
     assert not [line for line in text.splitlines() if line.startswith("# injected")]
     assert text.count("\n```") == write().text.count("\n```")
-
-
-def test_bar_does_not_end_a_table_cell(write):
     assert r"| a | x \| y |" in write(settings={"a": "x | y"}).text
 
 
-def test_path_of_a_local_folder_is_not_published(write, tmp_path):
+def test_path_of_a_local_folder_is_not_published_nor_mistaken_for_a_hub_dataset(write, tmp_path, monkeypatch):
     folder = tmp_path / "my-images"
     folder.mkdir()
     assert str(tmp_path) not in write(dataset=str(folder)).content
-
-
-def test_two_part_local_path_is_not_mistaken_for_a_hub_dataset(write, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("someone/a-dataset").mkdir(parents=True)
     assert write().data.datasets is None

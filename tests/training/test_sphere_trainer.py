@@ -565,13 +565,9 @@ def of_two_and_one(tmp_path_factory) -> list[dict[str, dict[str, Tensor]]]:
     return [torch.load(folder / f"{processes}.pt") for processes in (2, 1)]
 
 
-def test_two_processes_draw_the_samples_of_one(of_two_and_one):
-    two, one = (states["vmf"] for states in of_two_and_one)
-    torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5)
-
-
-def test_two_processes_with_unequal_numbers_of_targets_match_one(of_two_and_one):
-    two, one = (states["cosine"] for states in of_two_and_one)
+@pytest.mark.parametrize("head", ["vmf", "cosine"], ids=["samples", "unequal numbers of targets"])
+def test_two_processes_match_one(of_two_and_one, head):
+    two, one = (states[head] for states in of_two_and_one)
     torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5)
 
 

@@ -177,19 +177,11 @@ def seen() -> list[dict[str, Tensor]]:
     return [batch for share in shares for batch in share]
 
 
-def test_processes_with_unequal_target_counts_use_the_mean_over_all_targets(shared, seen):
-    expected = after_one_step(seen).state_dict()
-    for found in shared:
-        torch.testing.assert_close(found["weights"], expected, rtol=1e-5, atol=1e-6)
-
-
-def test_processes_report_the_mean_over_all_targets(shared, seen):
-    whole = {key: torch.cat([batch[key] for batch in seen]) for key in ("input_ids", "labels")}
-    assert shared[0]["train"]["train_loss"] == pytest.approx(make_model()(**whole).loss.item(), rel=1e-6)
-
-
-def test_distributed_evaluation_matches_a_single_process(shared, seen):
+def test_processes_with_unequal_target_counts_train_report_and_evaluate_by_the_mean_over_all_targets(shared, seen):
     model = after_one_step(seen)
     alone = evaluate(model, make_batches(shuffle=False), Accelerator(cpu=True), measure_tokens)
     for found in shared:
+        torch.testing.assert_close(found["weights"], model.state_dict(), rtol=1e-5, atol=1e-6)
         assert found["eval"] == pytest.approx(alone, rel=1e-5)
+    whole = {key: torch.cat([batch[key] for batch in seen]) for key in ("input_ids", "labels")}
+    assert shared[0]["train"]["train_loss"] == pytest.approx(make_model()(**whole).loss.item(), rel=1e-6)
