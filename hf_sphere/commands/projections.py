@@ -27,10 +27,8 @@ RUN_SETTINGS = (
     *("label_noise", "shuffled_pixels", "sample_classes", "corruption_seed"),
 )
 """Settings of a training run that are copied to the results."""
-SUFFIXES = (".png", ".svg")
-NAMES = ("masses", "histograms", "along_training")
-PLOTS = [f"{name}{suffix}" for name in NAMES for suffix in SUFFIXES]
-FILES = ["projections.json", "training.json", "stages.json", "all_results.json", *PLOTS]
+PLOTS = [f"{name}{suffix}" for name in ("masses", "histograms", "along_training") for suffix in (".png", ".svg")]
+FILES = ["projections.json", "training.json", "all_results.json", *PLOTS]
 """Files that the recipe may write."""
 
 
@@ -44,7 +42,6 @@ class ProjectionArguments(Arguments):
     layers: Literal["conv", "linear", "all"] = argument("conv", "Kinds of layers.")
     include_1x1: bool = argument(False, "Include pointwise (1x1) convolutions.")
     normalize: bool = argument(True, "Normalize filters to unit length before projecting them.")
-    by_stage: bool = argument(False, "Also write stages.json: results by stage and block; builds the model.")
     snapshots: list[str] | None = argument(None, "Snapshot files; default: those in the folder of the training run.")
     initial_model: str | None = argument(None, "Model to measure distances from; default: the snapshot of epoch 0.")
     random_weights: bool = argument(False, "Use the random initialization of a model of timm.")
@@ -69,25 +66,31 @@ def main(argv: Sequence[str] | None = None) -> None:
     if snapshots and isinstance(source, Path) and source.is_dir() and not any(source.glob("*.safetensors*")):
         source = snapshots[-1]
         print(f"{name} has no final model yet; these are the results of its snapshot of epoch {source.epoch}.\n")
-    statistics, distances = measure(args, source, initial)
+
+    def measure(weights: Any) -> dict[str, Any]:
+        of_layers = args.layers, args.normalize, args.include_1x1
+        results: dict[str, Any] = {"projections": hyperplanes.projection_statistics(weights, *of_layers)}
+        if initial is not None:
+            distances = hyperplanes.distance_from_initialization(weights, initial, args.layers, args.include_1x1)
+            results["distances"] = distances
+        return results
+
+    measured = measure(source)
     metadata, accuracies = read_run(Path(name))
     entries = []
     for one in progress_bar(snapshots, unit="snapshot", disable=args.disable_tqdm or not snapshots):
-        measured = dict(zip(("projections", "distances"), measure(args, one, initial), strict=True))
-        results = {key: result.to_dict() for key, result in measured.items() if result is not None}
+        results = {key: result.to_dict() for key, result in measure(one).items()}
         entries.append({"epoch": one.epoch, **accuracies.get(one.epoch, {}), **results})
-    training = {"metadata": metadata, "epochs": entries}
-    stages = with_stages(args, statistics).by_stage(distances) if args.by_stage else None
+    statistics = measured["projections"]
 
     with results_dir(output_dir, FILES, overwrite=args.overwrite_output_dir):
         print(statistics)
-        if distances is not None:
-            print(f"\nDistance from initialization\n{distances}")
+        if "distances" in measured:
+            print(f"\nDistance from initialization\n{measured['distances']}")
         statistics.save(output_dir / "projections.json")
-        if len(entries) > 1:
+        training = {"metadata": metadata, "epochs": entries} if len(entries) > 1 else None
+        if training:
             write_json(output_dir / "training.json", training)
-        if stages is not None:
-            write_json(output_dir / "stages.json", {"metadata": {"model": name, **metadata}, **stages})
         plot(args, statistics.to_dict(), training, output_dir)
         write_json(output_dir / "all_results.json", {"model": name, **metadata, **statistics.summary()})
     print(f"\nResults in {output_dir}")
@@ -107,14 +110,6 @@ def read_snapshots(args: ProjectionArguments, source: Any) -> list[Any]:
     return snapshots
 
 
-def measure(args: ProjectionArguments, source: Any, initial: Any) -> tuple["hyperplanes.ProjectionStatistics", Any]:
-    """Return the statistics of weights, and their distances from the initial weights if available."""
-    statistics = hyperplanes.projection_statistics(source, args.layers, args.normalize, args.include_1x1)
-    if initial is None:
-        return statistics, None
-    return statistics, hyperplanes.distance_from_initialization(source, initial, args.layers, args.include_1x1)
-
-
 def read_run(folder: Path) -> tuple[dict[str, Any], dict[int, dict[str, float]]]:
     """Return the settings of a training run and its accuracies by epoch; both are empty for other models."""
     settings = read_settings(folder)
@@ -124,43 +119,25 @@ def read_run(folder: Path) -> tuple[dict[str, Any], dict[int, dict[str, float]]]
     accuracies: dict[int, dict[str, float]] = {}
     if (folder / RESULTS_FILE).is_file():
         results = read_json(folder / RESULTS_FILE)
-        try:
-            metadata["epoch"] = results["epoch"]
-            for entry in results["history"]:
-                values = {"train_accuracy": entry.get("train_accuracy")}
-                values["eval_accuracy"] = entry.get("eval_accuracy", entry.get("validation_accuracy"))
-                accuracies[entry["epoch"]] = {name: value for name, value in values.items() if value is not None}
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{folder / RESULTS_FILE} is damaged: {error!r}.") from error
+        metadata["epoch"] = results["epoch"]
+        for entry in results["history"]:
+            values = {"train_accuracy": entry.get("train_accuracy")}
+            values["eval_accuracy"] = entry.get("eval_accuracy", entry.get("validation_accuracy"))
+            accuracies[entry["epoch"]] = {key: value for key, value in values.items() if value is not None}
     return metadata, accuracies
 
 
-def with_stages(args: ProjectionArguments, statistics: Any) -> "hyperplanes.ProjectionStatistics":
-    """Return statistics with stages, which a model defines but a file does not."""
-    from hf_sphere.utils.model_sources import load_classifier
-
-    if all(layer.stage is not None for layer in statistics.layers.values()):
-        return statistics
-    name = args.model_name_or_path
-    try:
-        model = load_classifier(name, random_weights=args.random_weights, seed=args.seed).model
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--by_stage needs a model, and none can be built from {name}: {error}") from error
-    return hyperplanes.projection_statistics(model, args.layers, args.normalize, args.include_1x1)
-
-
-def plot(args: ProjectionArguments, statistics: dict[str, Any], training: dict[str, Any], output_dir: Path) -> None:
+def plot(args: ProjectionArguments, statistics: dict[str, Any], training: dict[str, Any] | None, folder: Path) -> None:
     """Write the plots, each as PNG and SVG."""
-    title = Path(args.model_name_or_path).name
-    has_snapshots = len(training["epochs"]) > 1
+    drawn: dict[str, Any] = {"masses": visualization.plot_projection_masses}
+    if args.normalize:
+        drawn["histograms"] = visualization.plot_projection_histograms
+    if training:
+        drawn["along_training"] = visualization.plot_projections_along_training
     try:
-        for suffix in SUFFIXES:
-            masses, histograms, along_training = (output_dir / f"{name}{suffix}" for name in NAMES)
-            visualization.plot_projection_masses(statistics, title=title, path=masses)
-            if args.normalize:
-                drawn = training if has_snapshots else statistics
-                visualization.plot_projection_histograms(drawn, title=title, path=histograms)
-            if has_snapshots:
-                visualization.plot_projections_along_training(training, title=title, path=along_training)
+        for path in (folder / name for name in PLOTS):
+            if draw := drawn.get(path.stem):
+                of_training = training and path.stem != "masses"
+                draw(training if of_training else statistics, title=Path(args.model_name_or_path).name, path=path)
     except ImportError as error:
         print(f"no plots: {error}")

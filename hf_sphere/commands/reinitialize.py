@@ -86,8 +86,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     output = Path(args.output_dir or f"outputs/reinitialization/{file_name(name)}")
     output_dir.check_results_dir(output, overwrite=args.overwrite_output_dir, resume=True)
     accelerator = start_accelerator()
-    if (count := accelerator.num_processes) > 1:
-        raise ValueError(f"a single process is needed; got {count}. Start it with hf-sphere reinitialize.")
     run = find_run(name)
     classifier = load_classifier(name)
     data_seed = adopt_settings(args, data_args, run, classifier, given_arguments(argv))

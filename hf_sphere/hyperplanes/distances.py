@@ -4,9 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from torch import nn
-
-from hf_sphere.hyperplanes.effective_weights import effective_weight
 from hf_sphere.hyperplanes.layers import LayerSelection
 from hf_sphere.hyperplanes.results import SavedResult
 from hf_sphere.hyperplanes.weight_files import LayerWeight, Source, open_layers
@@ -27,7 +24,7 @@ class LayerDistance:
     relative: bool
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Distances(SavedResult):
     """Distances of all layers; prints as a table.
 
@@ -36,9 +33,6 @@ class Distances(SavedResult):
     """
 
     layers: Mapping[str, LayerDistance]
-
-    def __repr__(self) -> str:
-        return f"Distances({len(self.layers)} layers)"
 
     def __str__(self) -> str:
         width = max([len("layer"), *map(len, self.layers)])
@@ -49,7 +43,8 @@ class Distances(SavedResult):
         return "\n".join(lines)
 
     @classmethod
-    def _from_dict(cls, content: Mapping[str, Any]) -> Self:
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        """See `SavedResult.from_dict`."""
         return cls({name: LayerDistance(**layer) for name, layer in content["layers"].items()})
 
 
@@ -62,25 +57,17 @@ def distance_from_initialization(
     training, in any of these forms. For the other arguments, see `iterate_layers`.
 
     Raises:
-        ValueError: If the architectures differ (the message names the layer or the shapes), a weight is not finite,
-            only one of the two is a module and its forward pass changes the weight, or `iterate_layers` raises it.
+        ValueError: If the architectures differ (the message names the layers or the shapes), a weight is not finite, or
+            `iterate_layers` raises it.
 
     Example:
         >>> distance_from_initialization(network, network).layers["0"].l2
         0.0
     """
     trained, untrained = open_layers(model, layers, include_1x1), open_layers(initial, layers, include_1x1)
-    for owner, present, other in (("the model", trained, untrained), ("its initialization", untrained, trained)):
-        if only := [name for name in present if name not in other]:
-            names, others = (", ".join(list(some)[:5]) for some in (only, other))
-            which = f"only {owner} has the layer {names}; the other one has {others}"
-            raise ValueError(f"{which}. Architectures must match.")
-    modules = [source for source in (model, initial) if isinstance(source, nn.Module)]
-    for name in trained if len(modules) == 1 else ():
-        layer = modules[0].get_submodule(name)
-        if (stored := layer._parameters.get("weight")) is not None and effective_weight(layer, name) is not stored:
-            problem = f"{name} changes its weight in its forward pass, which stored weights do not show"
-            raise ValueError(f"{problem}. Pass both as modules, or both as state dicts or files.")
+    if only := sorted(trained.keys() ^ untrained.keys()):
+        names = ", ".join(only[:5])
+        raise ValueError(f"only one of the model and its initialization has {names}. Architectures must match.")
     return Distances({name: _distance(read(), untrained[name]()) for name, read in trained.items()})
 
 

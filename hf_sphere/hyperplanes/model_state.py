@@ -1,15 +1,16 @@
-"""Evaluation of a model with some of its tensors replaced, without changing the model."""
+"""Evaluation of a model with other values in some of its tensors, which are restored afterwards."""
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from hf_sphere.utils.modules import eval_mode
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -17,67 +18,36 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: v for name, v in model.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
 
 
-class Evaluation(nn.Module):
-    """Wraps an evaluation of a model as a forward pass, for `functional_call`."""
+@contextlib.contextmanager
+def with_values(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Put a model into eval mode with other values in some tensors, and restore modes, values and buffers at the end.
 
-    def __init__(self, model: nn.Module, evaluate: Callable[[Any], Any]) -> None:
-        super().__init__()
-        self.model = model
-        self.evaluate = evaluate
-
-    def forward(self) -> Any:
-        """Return the result of the evaluation."""
-        return self.evaluate(self.model)
-
-
-def evaluate_with(model: nn.Module, evaluate: Callable[[Any], Any], values: Mapping[str, Tensor]) -> Any:
-    """Return `evaluate(model)` with other tensors in the model, of the same shape, dtype and device.
-
-    The replacements are given by their names in the state dict. A tied tensor is replaced everywhere, whichever of its
-    names is given.
+    The values are given by the names of their tensors in the state dict. Every buffer is restored, since the forward
+    pass of a model may change it.
     """
     state = named_tensors(model)
-    new = {id(state[name]): value.detach() for name, value in values.items()}
-    # Each once: with tie_weights=True, functional_call would not restore a module that has two names.
-    replaced = {
-        f"model.{path}.{key}" if path else f"model.{key}": new[id(tensor)]
-        for path, module in model.named_modules()
-        for key, tensor in (
-            *module.named_parameters(recurse=False, remove_duplicate=False),
-            *module.named_buffers(recurse=False, remove_duplicate=False),
-        )
-        if id(tensor) in new
-    }
-    return functional_call(Evaluation(model, evaluate), replaced, (), tie_weights=False)
-
-
-@contextlib.contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Switch a model to evaluation mode, and restore its modes, buffers and attributes at the end.
-
-    The model works with copies of its buffers and of the tensors among its attributes, so a forward pass that updates
-    statistics or stores features has no side effects. They are also restored after an exception.
-    """
-    scopes: list[dict[str, Any]] = [scope for module in model.modules() for scope in (module._buffers, vars(module))]
-    before = [dict(scope) for scope in scopes]
-    copies: dict[int, Tensor] = {}
+    buffers = [(module._buffers, dict(module._buffers)) for module in model.modules()]
+    tensors = [state[name] for name in values]
+    tensors += [buffer for _, of_module in buffers for buffer in of_module.values() if buffer is not None]
+    before = [tensor.detach().clone() for tensor in tensors]
     try:
-        for scope in scopes:
-            for key, value in scope.items():
-                if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-                    scope[key] = copies.setdefault(id(value), value.detach().clone())
-        model.eval()
-        yield
+        with eval_mode(model):
+            with torch.no_grad():
+                for name, value in values.items():
+                    state[name].copy_(value)
+            yield
     finally:
-        for scope, original in zip(scopes, before, strict=True):
-            scope.clear()
-            scope.update(original)
+        for of_module, original in buffers:
+            of_module.clear()
+            of_module.update(original)
+        with torch.no_grad():
+            for tensor, value in zip(tensors, before, strict=True):
+                tensor.copy_(value)
 
 
-def compiled_modules(model: nn.Module) -> set[nn.Module]:
-    """Return the modules compiled by `torch.compile`, whose hooks are not called as in eager mode."""
-    compiled = [m for m in model.modules() if getattr(m, "_compiled_call_impl", None) or hasattr(m, "_orig_mod")]
-    return {inner for outer in compiled for inner in outer.modules()}
+def has_compiled_parts(model: nn.Module) -> bool:
+    """Return whether `torch.compile` was applied to a part of a model, whose hooks are not called as in eager mode."""
+    return any(getattr(m, "_compiled_call_impl", None) or hasattr(m, "_orig_mod") for m in model.modules())
 
 
 @contextlib.contextmanager
@@ -90,16 +60,15 @@ def observed_batch_norms(model: nn.Module, layers: Mapping[str, nn.Module]) -> I
     norms_by_layer: dict[str, list[str]] = {}
     outputs: dict[str, weakref.ref[Tensor]] = {}
 
-    def received(norm: str | None, module: nn.Module, args: tuple, kwargs: dict) -> None:
+    def received(path: str, module: nn.Module, args: tuple, kwargs: dict) -> None:
         if torch.compiler.is_compiling():
             return
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        for layer, output in list(outputs.items()):
-            if any(output() is tensor for tensor in tensors):
-                if norm is None:
-                    del outputs[layer]
-                elif norm not in norms_by_layer[layer]:
-                    norms_by_layer[layer].append(norm)
+        for layer in [layer for layer, output in outputs.items() if any(output() is tensor for tensor in tensors)]:
+            if not isinstance(module, _BatchNorm):
+                del outputs[layer]
+            elif path not in norms_by_layer[layer]:
+                norms_by_layer[layer].append(path)
 
     def returned(layer: str, module: nn.Module, args: tuple, output: Any) -> None:
         if not torch.compiler.is_compiling():
@@ -109,10 +78,9 @@ def observed_batch_norms(model: nn.Module, layers: Mapping[str, nn.Module]) -> I
 
     with contextlib.ExitStack() as hooks:
         for path, module in model.named_modules():
-            norm = path if isinstance(module, _BatchNorm) else None
             is_leaf = not isinstance(module, nn.Identity) and not list(module.children())
-            if norm is not None or is_leaf or path in layers:
-                hook = partial(received, norm)
+            if is_leaf or isinstance(module, _BatchNorm) or path in layers:
+                hook = partial(received, path)
                 hooks.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
             if path in layers:
                 hooks.callback(module.register_forward_hook(partial(returned, path)).remove)

@@ -25,8 +25,6 @@ def projection_cdf(projections: Floats, dim: int) -> Floats:
     This is I_x((N-1)/2, (N-1)/2) of the regularized incomplete beta function at x = (p + 1) / 2. Values beyond [-1, 1],
     by rounding, are clipped. With a single weight the projection is -1 or 1, so its distribution is not continuous.
     """
-    if dim < 2:
-        raise ValueError(f"projections have a continuous distribution in 2 dimensions or more; got dim={dim}.")
     shape = (dim - 1) / 2
     return betainc(shape, shape, (np.clip(projections, -1, 1) + 1) / 2)
 

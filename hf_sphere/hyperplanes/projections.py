@@ -6,7 +6,7 @@ trained networks are biased to negative projections, random networks are not.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -14,7 +14,6 @@ import torch
 
 from hf_sphere.comparison.significance import holm
 from hf_sphere.hyperplanes import null_distribution as null
-from hf_sphere.hyperplanes.distances import Distances
 from hf_sphere.hyperplanes.layers import LayerKind, LayerSelection
 from hf_sphere.hyperplanes.null_distribution import Floats, is_significant
 from hf_sphere.hyperplanes.results import SavedResult
@@ -32,7 +31,7 @@ CENTERED = 1e-12
 centers."""
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Projections:
     """Projections of filters, compared with isotropic filters.
 
@@ -66,40 +65,31 @@ class Projections:
     ks_p_value_adjusted: float | None
     sign_p_value: float | None
     sign_p_value_adjusted: float | None
-    projections: tuple[float, ...]
-
-    def __repr__(self) -> str:
-        mass = "None" if self.mass is None else f"{self.mass:.4g}"
-        return f"{type(self).__name__}(num_filters={self.num_filters}, num_dead={self.num_dead}, mass={mass}, ...)"
+    projections: tuple[float, ...] = field(repr=False)
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """Create an instance from a mapping of its fields; other entries are ignored."""
-        values: dict[str, Any] = {field.name: content[field.name] for field in fields(cls)}
-        values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        """Create an instance from a mapping of its fields, in which tuples may be lists."""
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in content.items()}
         return cls(**values)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class LayerProjections(Projections):
     """Projections of the filters of a layer.
 
     Attributes:
         kind: `conv` or `linear`.
-        stage: Stage of the network that the layer is in; None in a file whose names do not number stages.
-        block: Number of the layer among the analyzed ones of its stage.
         dim: N, the number of inputs of a filter.
         dead: Indices of the dead filters.
     """
 
     kind: LayerKind
-    stage: int | None
-    block: int | None
     dim: int
-    dead: tuple[int, ...]
+    dead: tuple[int, ...] = field(repr=False)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class ProjectionStatistics(SavedResult):
     """Projections of all layers of a network; prints as a table.
 
@@ -116,11 +106,8 @@ class ProjectionStatistics(SavedResult):
     """
 
     normalized: bool
-    layers: Mapping[str, LayerProjections]
+    layers: Mapping[str, LayerProjections] = field(repr=False)
     net: Projections
-
-    def __repr__(self) -> str:
-        return f"ProjectionStatistics({len(self.layers)} layers, normalized={self.normalized}, net={self.net!r})"
 
     def __str__(self) -> str:
         content = self.to_dict()
@@ -128,31 +115,6 @@ class ProjectionStatistics(SavedResult):
         lines = map(_line, names, content["layers"].values())
         net = content["net"]
         return "\n".join([HEADER, *lines, "-" * len(HEADER), _line("all layers", net), _verdict(net)])
-
-    def by_stage(self, distances: Distances | None = None) -> dict[str, Any]:
-        """Return the results in the layout of the original program, with stage and block numbers as strings.
-
-        Args:
-            distances: Distances from initialization, for `l2_dist` and `l_inf_dist` of each layer. They must be of the
-                same network; its module paths may lack a prefix.
-
-        Returns:
-            `{stage: {block: {"projections", "mean", "mass"}}, "net": {"projections", "mean", "mass"}}`. The original
-            starts a stage at each max-pooling; see `hf_sphere.hyperplanes.layers` for where ours differ.
-
-        Raises:
-            ValueError: If the stages are unknown, as in a file whose names do not number them.
-        """
-        stages: dict[str, Any] = {}
-        for name, layer in self.layers.items():
-            if layer.stage is None:
-                raise ValueError(f"the file does not number the stage of {name}. Pass the model instead of the file.")
-            cell = stages.setdefault(str(layer.stage), {})[str(layer.block)] = _original(layer)
-            same = [other for other in (distances.layers if distances else ()) if f".{name}".endswith(f".{other}")]
-            if distances and same:
-                distance = distances.layers[max(same, key=len)]  # the longest path is the module itself
-                cell |= {"l2_dist": distance.l2, "l_inf_dist": distance.l_inf}
-        return {**stages, "net": _original(self.net)}
 
     def summary(self) -> dict[str, Any]:
         """Return the statistics of the network and the number of biased layers, for a table of results."""
@@ -167,9 +129,10 @@ class ProjectionStatistics(SavedResult):
         }
 
     @classmethod
-    def _from_dict(cls, content: Mapping[str, Any]) -> Self:
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        """See `SavedResult.from_dict`."""
         layers = {name: LayerProjections.from_dict(layer) for name, layer in content["layers"].items()}
-        return cls(bool(content["normalized"]), layers, Projections.from_dict(content["net"]))
+        return cls(content["normalized"], layers, Projections.from_dict(content["net"]))
 
 
 def projection_statistics(
@@ -201,7 +164,7 @@ def projection_statistics(
     for layer in iterate_layers(model, layers, include_1x1):
         sums, cosines, dead = _project(layer)
         transform = null.projection_cdf(cosines, layer.dim) if layer.dim > 1 else np.empty(0)
-        about: Any = {name: getattr(layer, name) for name in ("kind", "stage", "block", "dim")}
+        about: Any = {name: getattr(layer, name) for name in ("kind", "dim")}
         statistics = _statistics(sums, cosines, transform, len(dead), normalize)
         described[layer.name] = LayerProjections(**statistics, **about, dead=dead)
         arrays.append((sums, cosines, transform))
@@ -258,10 +221,6 @@ def _statistics(raw: Floats, normalized: Floats, transform: Floats, num_dead: in
         "sign_p_value_adjusted": sign_p_value,
         "projections": tuple(projections.tolist()),
     }
-
-
-def _original(projections: Projections) -> dict[str, Any]:
-    return {name: getattr(projections, name) for name in ("projections", "mean", "mass")}
 
 
 def _line(name: str, row: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ _CELL = 8
 
 
 class SavedResult:
-    """Base class of result dataclasses; subclasses define `_from_dict`."""
+    """Base class of result dataclasses."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-compatible values."""
@@ -22,14 +22,7 @@ class SavedResult:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """Create a result from the output of `to_dict`; raise a ValueError if a field is missing."""
-        try:
-            return cls._from_dict(content)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"the content is not the output of {cls.__name__}.to_dict: {error!r}.") from error
-
-    @classmethod
-    def _from_dict(cls, content: Mapping[str, Any]) -> Self:
+        """Create a result from the output of `to_dict`."""
         raise NotImplementedError
 
     def save(self, path: str | PathLike) -> None:
@@ -38,7 +31,7 @@ class SavedResult:
 
     @classmethod
     def load(cls, path: str | PathLike) -> Self:
-        """Read a file written by `save`; raise a ValueError if it has other content."""
+        """Read a file written by `save`."""
         return cls.from_dict(read_json(path))
 
 
@@ -103,12 +96,13 @@ class ReinitializationRobustness(SavedResult):
         return {"accuracy": self.accuracy, "layers": layers, "missing": self.missing}
 
     @classmethod
-    def _from_dict(cls, content: Mapping[str, Any]) -> Self:
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        """See `SavedResult.from_dict`."""
         layers = {
-            name: LayerRobustness(dict(layer["snapshots"]), list((layer["random"] or {"values": []})["values"]))
+            name: LayerRobustness(layer["snapshots"], layer["random"]["values"] if layer["random"] else [])
             for name, layer in content["layers"].items()
         }
-        return cls(content["accuracy"], layers, list(content["missing"]))
+        return cls(content["accuracy"], layers, content["missing"])
 
     def __str__(self) -> str:
         return self.table()
@@ -118,43 +112,32 @@ class ReinitializationRobustness(SavedResult):
 
         If there are too many snapshots for the width, some are omitted, but never the first or the last.
         """
+        names = {path: path or "(the model)" for path in self.layers}
         labels = list(next(iter(self.layers.values())).snapshots)
         random = any(layer.random for layer in self.layers.values())
-        name_width = min(max(len("layer"), *(len(_name(name)) for name in self.layers)), WIDTH // 2)
-        columns = max(2, (WIDTH - name_width - 2 * _CELL * random) // _CELL)
-        shown = labels
-        if len(labels) > columns:
-            shown = [labels[round(i * (len(labels) - 1) / (columns - 1))] for i in range(columns)]
-        lines = [f"accuracy of the trained model: {self.accuracy:.4f}"]
-        if len(shown) < len(labels):
-            lines.append(f"{len(shown)} of {len(labels)} snapshots shown")
+        width = min(max(len("layer"), *map(len, names.values())), WIDTH // 2)
+        columns = min(len(labels), max(2, (WIDTH - width - 2 * _CELL * random) // _CELL))
+        shown = [labels[round(at * (len(labels) - 1) / max(1, columns - 1))] for at in range(columns)]
+        omitted = f"; {columns} of {len(labels)} snapshots shown" if columns < len(labels) else ""
+        lines = [f"accuracy of the trained model: {self.accuracy:.4f}{omitted}"]
         header = "".join(f"{label:>{_CELL}}" for label in shown) + ("random".rjust(_CELL) if random else "")
-        lines.append(f"{'layer':<{name_width}}{header}")
-        for name, layer in self.layers.items():
+        lines.append(f"{'layer':<{width}}{header}")
+        for path, layer in self.layers.items():
             cells = "".join(f"{layer.snapshots[label]:{_CELL}.4f}" for label in shown)
             if layer.random_mean is not None:
                 cells += f"{layer.random_mean:{_CELL}.4f}"
             if layer.random_deviation is not None:
                 cells += f" ± {layer.random_deviation:.4f}"
-            lines.append(f"{_shorten(_name(name), name_width):<{name_width}}{cells}")
+            name = names[path] if len(names[path]) <= width else f"…{names[path][1 - width :]}"
+            lines.append(f"{name:<{width}}{cells}")
         critical = self.critical_layers(drop)
-        others = [_name(name) for name in self.layers if name not in critical]
+        others = [names[path] for path in self.layers if path not in critical]
         reset = f"snapshot {labels[0]}" if labels else "random weights"
-        for what, names in (
-            (f"lose more than {drop:g} when reset to {reset} (critical)", [_name(name) for name in critical]),
+        for what, listed in (
+            (f"lose more than {drop:g} when reset to {reset} (critical)", [names[path] for path in critical]),
             (f"lose at most {drop:g}", others),
+            ("missing snapshots", self.missing),
         ):
-            lines += textwrap.wrap(f"{what}: {', '.join(names) or 'none'}", WIDTH, subsequent_indent="  ")
-        if self.missing:
-            lines += textwrap.wrap(f"missing snapshots: {', '.join(self.missing)}", WIDTH, subsequent_indent="  ")
+            if listed or what != "missing snapshots":
+                lines += textwrap.wrap(f"{what}: {', '.join(listed) or 'none'}", WIDTH, subsequent_indent="  ")
         return "\n".join(lines)
-
-
-def _name(path: str) -> str:
-    return path or "(the model)"
-
-
-def _shorten(name: str, width: int) -> str:
-    """Omit the middle of a long name."""
-    half = (width - 1) // 2
-    return name if len(name) <= width else f"{name[: width - 1 - half]}…{name[-half:]}"

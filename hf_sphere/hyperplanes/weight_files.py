@@ -11,9 +11,10 @@ Rules for state dicts and files, whose layers are identified by names and shapes
 - The `Conv1D` of transformers (GPT-2) stores a linear layer with the inputs first. Where a bias as long as the second
   axis but not as the first shows that, an error asks for the model.
 - A weight beside a bias of several axes is a stack of weights, as in timm's `CondConv2d`, and no layer.
-- Weights in parts (weight and spectral normalization, pruning, scaled weight standardization) and adapters are refused.
+- Weights in parts (weight and spectral normalization, pruning, scaled weight standardization), quantized ones and
+  adapters are refused.
 - Plain weight standardization, as in timm's `StdConv2d`, and angular layers change the weight in their forward pass,
-  which no name or shape shows, so the stored weight is read. Give the model if it has any.
+  which no name or shape shows, so the stored weight is read.
 - A layer normalization over two or three axes has the shape of a linear layer or a convolution, and `nn.Bilinear` that
   of a convolution; they cannot be distinguished. Give the model if it has any.
 """
@@ -33,17 +34,14 @@ from torch import Tensor, nn
 
 from hf_sphere.hyperplanes.layers import (
     OF_ADAPTER,
-    Kinds,
+    POINTWISE,
     LayerKind,
     LayerSelection,
-    blocks_of_stages,
+    check_not_quantized,
     filters,
     find_layers,
     layer_kind,
-    quantized,
-    readable,
     select_layers,
-    stages_of_model,
 )
 from hf_sphere.utils.checks import check_regular
 from hf_sphere.utils.files import read_json
@@ -52,15 +50,13 @@ from hf_sphere.utils.snapshots import ORDER_KEY, Snapshot
 EMBEDDING_TABLE = re.compile(
     r".*(emb|embed(ding)?s?|embed(_tokens|_positions|_in|ding_table)|codebook)|wte|wpe|shared|relative_attention_bias"
 )
-IN_PARTS = re.compile(r"(?:^|(.*)\.)(?:weight_(?:v|orig)|parametrizations\.weight\.original1?)")
+WEIGHT = re.compile(r"(?:(?P<name>.*)\.)?(?P<form>weight|qweight|weight_v|weight_orig|parametrizations\.weight\.\w+)")
 ADAPTER = re.compile(r"(.*\.)?(lora([_.].*)?|base_layer|(original_module|modules_to_save)(\..*)?)")
-PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 CONVERT = (
     "Only safetensors files are read; pickled ones can run code. Convert trusted files with "
     "`model.save_pretrained(folder)`, or `safetensors.torch.save_model(model, path)`."
 )
-PASS_MODEL = "Pass the model, which computes the weight."
 
 Source = nn.Module | Mapping[str, Tensor] | str | PathLike | Snapshot
 """A model, its state dict, or safetensors files."""
@@ -83,36 +79,37 @@ def named_layers(
     Returns the kind of each selected layer, and a function that reads its filters, (F, N). No such layer is an error,
     and a layer whose weight is quantized, stored in parts or of an adapter.
     """
-    kinds: Kinds = {}
-    weights: dict[str, StoredTensor] = {}
+    kinds: dict[str, str] = {}
+    problems: dict[str, str] = {}
     for key, tensor in tensors.items():
-        _refuse_other_forms(key, tensor, layers)
-        name = key.removesuffix("weight").removesuffix(".")
-        axes, stored_bias = len(tensor.shape), tensors.get(f"{name}.bias" if name else "bias")
-        bias = () if stored_bias is None else stored_bias.shape
-        if key not in ("weight", f"{name}.weight") or not 2 <= axes <= 5 or len(bias) > 1:
+        match, axes = WEIGHT.fullmatch(key), len(tensor.shape)
+        if match is None or (not 2 <= axes <= 5 and match["form"] != "qweight"):
             continue
-        if axes > 2:
-            kinds[name] = ("conv", math.prod(tensor.shape[2:]) == 1)
-        elif EMBEDDING_TABLE.fullmatch(name.rpartition(".")[2]) and (not bias or bias[0] not in tensor.shape):
+        name = match["name"] or ""
+        of_layer = f"{name}." if name else ""
+        bias = tensors[f"{of_layer}bias"].shape if f"{of_layer}bias" in tensors else ()
+        is_table = EMBEDDING_TABLE.fullmatch(name.rpartition(".")[2]) and (not bias or bias[0] not in tensor.shape)
+        if len(bias) > 1 or (axes == 2 and is_table):
             continue
-        elif layers != "conv" and bias == tensor.shape[1:] != tensor.shape[:1]:
-            raise ValueError(f"{name} is stored with the inputs first, as a Conv1D of transformers. Pass the model.")
-        else:
-            kinds[name] = ("linear", False)
-        weights[name] = tensor
-
+        kinds[name] = "linear" if axes <= 2 else POINTWISE if math.prod(tensor.shape[2:]) == 1 else "conv"
+        if match["form"] == "qweight":
+            problems[name] = f"is quantized ({key}). Pass the model or the files before quantization."
+        elif match["form"] != "weight" or f"{of_layer}gain" in tensors:  # of timm's ScaledStdConv2d
+            problems[name] = "has a weight that is stored in parts. Pass the model, which computes it."
+        elif axes == 2 and bias == tensor.shape[1:] != tensor.shape[:1]:
+            problems[name] = "is stored with the inputs first, as a Conv1D of transformers. Pass the model."
+        elif ADAPTER.fullmatch(name):
+            problems[name] = OF_ADAPTER
     selected = select_layers(kinds, layers, include_1x1, f"a checkpoint of {len(tensors)} tensors")
-    for name in selected:
-        if ADAPTER.fullmatch(name):
-            raise ValueError(f"{name} {OF_ADAPTER}")
-        if (gain := f"{name}.gain") in tensors:  # as in timm's ScaledStdConv2d
-            raise ValueError(f"the weight of {name} is standardized and multiplied by {gain}. {PASS_MODEL}")
+    if refused := [name for name in selected if name in problems]:
+        raise ValueError(f"{refused[0] or 'the layer'} {problems[refused[0]]}")
 
     def read(name: str) -> Tensor:
-        return readable(weights[name].read(), kinds[name][0], name or "the layer").flatten(1)
+        weight = tensors[f"{name}.weight" if name else "weight"].read()
+        check_not_quantized(name, weight)
+        return weight.flatten(1)
 
-    return {name: (kinds[name][0], partial(read, name)) for name in selected}
+    return {name: ("linear" if kinds[name] == "linear" else "conv", partial(read, name)) for name in selected}
 
 
 def stored_tensors(state: Mapping[str, Any]) -> dict[str, StoredTensor]:
@@ -121,21 +118,14 @@ def stored_tensors(state: Mapping[str, Any]) -> dict[str, StoredTensor]:
     return {name: StoredTensor(tuple(value.shape), value.detach) for name, value in tensors.items()}
 
 
-def tensors_of_state_dict(state: Mapping[str, Tensor]) -> dict[str, StoredTensor]:
-    """Return the tensors of a state dict, tied ones once; raise a ValueError if it has none."""
-    tensors = stored_tensors(state)
-    if not tensors:
-        keys = ", ".join(map(str, list(state)[:5])) or "none"
-        raise ValueError(f"a state dict maps names to tensors; got the keys {keys}. Pass the entry that is one.")
-    seen = set()
-    for name in list(tensors):
-        tensor = state[name]
-        address = None if tensor.is_meta or hasattr(tensor, "full_tensor") else tensor.data_ptr() or None
-        identity = (address, tensor.shape, tensor.stride())
-        if address is not None and identity in seen:
-            del tensors[name]
-        seen.add(identity)
-    return tensors
+def without_tied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a state dict, each only under the first of its names."""
+    first: dict[Any, str] = {}
+    for name, tensor in state.items():
+        if isinstance(tensor, Tensor):
+            address = tensor.data_ptr() or name  # empty tensors have none
+            first.setdefault((address, tensor.shape, tensor.stride()), name)
+    return {name: state[name] for name in first.values()}
 
 
 def open_tensors(path: str | PathLike) -> dict[str, StoredTensor]:
@@ -143,37 +133,32 @@ def open_tensors(path: str | PathLike) -> dict[str, StoredTensor]:
 
     They are in the order of the model if the file defines it, as snapshots do, and otherwise in natural order of their
     names, so that `layers.10` comes after `layers.9`. A part of a sharded checkpoint that is missing is an error, and a
-    checkpoint that is damaged, pickled, quantized or an adapter.
+    checkpoint that is damaged or pickled.
     """
     path = _find_file(Path(path))
-    if path.name == "adapter_model.safetensors":  # of any method of PEFT
-        raise ValueError(f"{path} {OF_ADAPTER}")
-    _refuse_quantized_config(path.parent)
-    return _open_shards(path) if path.suffix == ".json" else open_file(path)
+    if path.suffix != ".json":
+        return open_file(path)
+    shard_of = read_json(path)["weight_map"]
+    shards = [open_file(path.parent / Path(shard).name) for shard in sorted(set(shard_of.values()))]
+    tensors = {name: tensor for shard in shards for name, tensor in shard.items()}
+    if missing := sorted(shard_of.keys() - tensors.keys()):
+        raise ValueError(f"the files of {path} lack {missing[0]}. Download or save them again.")
+    return {name: tensors[name] for name in sorted(tensors, key=_natural)}
 
 
 def _find_file(path: Path) -> Path:
     """Return the safetensors file or the index at a path or in a folder."""
-    if path.is_file():
-        if path.suffix in PICKLED:
-            raise ValueError(f"{path} is a pickled file. {CONVERT}")
-        return path
     if not path.is_dir():
-        advice = "Download a model of the Hub with huggingface_hub.snapshot_download"
-        raise FileNotFoundError(f"{path} is neither a file nor a folder. {advice}.")
+        return path
     for pattern in ("*.safetensors.index.json", "*.safetensors"):
         files = sorted(path.glob(pattern))
         standard = path / pattern.replace("*", "model")
-        if standard in files:
-            return standard
-        if len(files) == 1:
-            return files[0]
+        if len(files) == 1 or standard in files:
+            return standard if standard in files else files[0]
         if files:
             names = ", ".join(file.name for file in files[:5])
             raise ValueError(f"{path} has several checkpoints: {names}; pass the path of one.")
-    if pickled := sorted(file.name for file in path.iterdir() if file.suffix in PICKLED):
-        raise ValueError(f"{path} has pickled files but no safetensors file: {', '.join(pickled[:3])}. {CONVERT}")
-    raise FileNotFoundError(f"{path} has no *.safetensors and no *.safetensors.index.json.")
+    raise FileNotFoundError(f"{path} has no *.safetensors and no *.safetensors.index.json. {CONVERT}")
 
 
 def open_file(path: Path) -> dict[str, StoredTensor]:
@@ -181,64 +166,23 @@ def open_file(path: Path) -> dict[str, StoredTensor]:
     check_regular(path)
     try:
         with safe_open(path, framework="pt") as file:
-            order = {name: at for at, name in enumerate(_order(file.metadata() or {}))}
+            metadata = file.metadata() or {}
+            # Only snapshots have an epoch; the order of another file may be anything.
+            names = json.loads(metadata[ORDER_KEY]) if {"epoch", ORDER_KEY} <= metadata.keys() else []
+            order = {name: at for at, name in enumerate(names)}
             names = sorted(file.keys(), key=lambda name: (order.get(name, len(order)), _natural(name)))
             return {
                 name: StoredTensor(tuple(file.get_slice(name).get_shape()), partial(_read_tensor, path, name))
                 for name in names
             }
-    except (SafetensorError, OSError) as error:
+    except SafetensorError as error:
         raise ValueError(f"{path} is damaged or not a safetensors file: {error}. {CONVERT}") from error
-
-
-def _order(metadata: Mapping[str, str]) -> list[str]:
-    """Return the names in the order of the model; none if the file does not define it."""
-    try:
-        names = json.loads(metadata.get(ORDER_KEY, "[]"))
-    except ValueError:
-        return []
-    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
 
 
 def _read_tensor(path: Path, name: str) -> Tensor:
     """Read a tensor from a new memory mapping; one that stays open would keep all pages that were read."""
     with safe_open(path, framework="pt") as file:
         return file.get_tensor(name)
-
-
-def _open_shards(index: Path) -> dict[str, StoredTensor]:
-    content = read_json(index)
-    shard_of = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(shard_of, dict) or not all(isinstance(shard, str) for shard in shard_of.values()):
-        raise ValueError(f"{index} has no weight_map and so is not an index. Pass a folder or a file.")
-    names = sorted(set(shard_of.values()))
-    if outside := [name for name in names if Path(name).name != name]:
-        raise ValueError(f"{index} names {outside[0]}, which is not in its folder.")
-    if missing := [name for name in names if not (index.parent / name).is_file()]:
-        raise FileNotFoundError(f"{index} refers to files that are missing: {', '.join(missing)}. Download them.")
-    shards = {name: open_file(index.parent / name) for name in names}
-    for name, shard in shard_of.items():
-        if name not in shards[shard]:
-            raise ValueError(f"according to {index}, {name} is in {shard}, but it is not. Download or save both again.")
-    return {name: shards[shard_of[name]][name] for name in sorted(shard_of, key=_natural)}
-
-
-def _refuse_quantized_config(folder: Path) -> None:
-    config = folder / "config.json"
-    content = read_json(config) if config.is_file() else {}
-    if isinstance(content, dict) and (method := content.get("quantization_config")):
-        name = method.get("quant_method", method) if isinstance(method, dict) else method
-        raise ValueError(quantized(f"the checkpoint in {folder}", f"its config.json has quantization_config: {name}"))
-
-
-def _refuse_other_forms(key: str, tensor: StoredTensor, layers: LayerSelection) -> None:
-    """Raise ValueError for layers whose weight is not stored as one tensor."""
-    if key.endswith(".qweight") and layers != "conv":
-        raise ValueError(quantized(key.removesuffix(".qweight"), key))
-    match = IN_PARTS.fullmatch(key)
-    if match and 2 <= len(tensor.shape) <= 5 and layers in ("linear" if len(tensor.shape) == 2 else "conv", "all"):
-        name = match[1] or "the module"
-        raise ValueError(f"the weight of {name} is stored in parts ({key}). {PASS_MODEL}")
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
@@ -256,16 +200,12 @@ class LayerWeight:
         dim: N, the number of inputs of a filter.
         weight: (F, N), one filter per row, of any floating dtype, on any device: of a module as its forward pass uses
             it in evaluation mode, otherwise as stored.
-        stage: Stage of the network that the layer is in; None in a file or state dict.
-        block: Number of the layer among the selected ones of its stage; None without a stage.
     """
 
     name: str
     kind: LayerKind
     dim: int
     weight: Tensor
-    stage: int | None
-    block: int | None
 
     def chunks(self) -> Iterator[Tensor]:
         """Yield the filters in float64 on the CPU, several rows at a time; raise a ValueError if one is not finite."""
@@ -282,23 +222,21 @@ class LayerWeight:
 def open_layers(source: Source, layers: LayerSelection, include_1x1: bool) -> dict[str, Callable[[], LayerWeight]]:
     """Return a function per layer that reads it, by name. Arguments and errors are those of `iterate_layers`."""
     readers: dict[str, tuple[LayerKind, Callable[[], Tensor]]]
-    stage_of: dict[str, int] = {}
     if isinstance(source, nn.Module):
         modules = find_layers(source, layers, include_1x1).items()
-        readers = {name: (kind, partial(filters, one, name)) for name, one in modules if (kind := layer_kind(one))}
-        stage_of = stages_of_model(source)
+        readers = {name: (layer_kind(one) or "linear", partial(filters, one, name)) for name, one in modules}
+    elif isinstance(source, Mapping):
+        readers = named_layers(stored_tensors(without_tied(source)), layers, include_1x1)
     else:
-        if isinstance(source, Mapping):
-            tensors = tensors_of_state_dict(source)
-        elif isinstance(source, str | PathLike | Snapshot):
-            tensors = open_tensors(source.path if isinstance(source, Snapshot) else source)
-        else:
-            kinds = "a torch.nn.Module, a state dict, a Snapshot or the path of safetensors files"
-            raise TypeError(f"weights must be {kinds}; got {type(source).__name__}.")
+        tensors = open_tensors(source.path if isinstance(source, Snapshot) else source)
         readers = named_layers(tensors, layers, include_1x1)
-    stages = [stage_of.get(name) for name in readers]
-    rows = zip(readers.items(), stages, blocks_of_stages(stages), strict=True)
-    return {name: partial(_read, name, kind, stage, block, read) for (name, (kind, read)), stage, block in rows}
+
+    def read(name: str) -> LayerWeight:
+        weight = readers[name][1]()
+        weight = weight.full_tensor() if hasattr(weight, "full_tensor") else weight  # of a sharded model
+        return LayerWeight(name, readers[name][0], weight.shape[1], weight)
+
+    return {name: partial(read, name) for name in readers}
 
 
 def iterate_layers(source: Source, layers: LayerSelection = "conv", include_1x1: bool = False) -> Iterator[LayerWeight]:
@@ -315,11 +253,9 @@ def iterate_layers(source: Source, layers: LayerSelection = "conv", include_1x1:
         The layers of a model in the order of definition, of a state dict in its order, of files sorted by name.
 
     Raises:
-        TypeError: If the source is none of these.
         FileNotFoundError: If there is no such file or folder, or a part of a sharded checkpoint is missing.
-        ValueError: If there is no such layer or selection; if weights are quantized, offloaded, sharded in memory,
-            stored in parts or of adapters; if the weight that a forward pass uses cannot be determined; if a file is
-            damaged, or pickled instead of safetensors.
+        ValueError: If there is no such layer or selection; if weights are quantized, stored in parts or of adapters; if
+            a layer of a module has its own forward pass; if a file is damaged, or pickled instead of safetensors.
 
     Example:
         >>> [layer.name for layer in iterate_layers(network, "all")]
@@ -327,8 +263,3 @@ def iterate_layers(source: Source, layers: LayerSelection = "conv", include_1x1:
     """
     for read in open_layers(source, layers, include_1x1).values():
         yield read()
-
-
-def _read(name: str, kind: LayerKind, stage: int | None, block: int | None, read: Callable[[], Tensor]) -> LayerWeight:
-    weight = read()
-    return LayerWeight(name, kind, weight.shape[1], weight, stage, block)

@@ -1,5 +1,6 @@
 """Accuracies on word analogies, compared with guessing and with the noise level."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,13 +8,9 @@ from typing import Any
 from hf_sphere.visualization.figures import COLORS, Figure, add_legend_below, new_figure, plain_text, save_figure
 
 GROUP_WIDTH = 0.8  # width of the bars of a benchmark, relative to the distance between two benchmarks
-GUESSING, NOISE = "guessing", "noise level of the search"
+GUESSING, NOISE = "guessing", "noise level"
 
 _NAMES = ("model", "benchmark", "scoring")
-_REQUIRED = (
-    *_NAMES,
-    *("eval_accuracy", "eval_accuracy_low", "eval_accuracy_high", "chance_level", "selection_noise_high"),
-)
 
 
 @plain_text()
@@ -23,8 +20,8 @@ def plot_analogy_accuracies(
     """Draw accuracies on word analogies: one panel per scoring, with a group per benchmark and a bar per model.
 
     The error bar is the interval of the accuracy. The dashed line across a group is the accuracy of guessing. The short
-    thick line on a bar is the noise level: 95 of 100 such searches stay below it if the scores are uninformative, so a
-    bar below it is not significant.
+    thick line on a bar is the noise level: 95 of 100 models stay below it if their scores are uninformative, so a bar
+    below it is not significant.
 
     Args:
         results: Results of `hf-sphere analogies`, one per model, benchmark and scoring. Each has `model`,
@@ -35,12 +32,16 @@ def plot_analogy_accuracies(
 
     Raises:
         ImportError: If matplotlib is missing.
-        ValueError: If there are no results, one lacks an entry, or two have the same model, benchmark and scoring.
+        ValueError: If there are no results, or two have the same model, benchmark and scoring.
 
     Example:
         >>> plot_analogy_accuracies(results, path="accuracies.png")  # doctest: +SKIP
     """
-    _check(results)
+    if not results:
+        raise ValueError("there are no accuracies to draw.")
+    names = [tuple(result[name] for name in _NAMES) for result in results]
+    if len(set(names)) < len(names):
+        raise ValueError(f"there are two results of {', '.join(Counter(names).most_common(1)[0][0])}; pass only one.")
     models, benchmarks, scorings = (list(dict.fromkeys(result[name] for result in results)) for name in _NAMES)
     columns = min(2, len(scorings))
     rows = -(-len(scorings) // columns)
@@ -62,19 +63,6 @@ def plot_analogy_accuracies(
     shown = [handles[label] for label in labels]
     add_legend_below(figure, shown, labels)
     return save_figure(figure, path)
-
-
-def _check(results: Sequence[Mapping[str, Any]]) -> None:
-    if not results:
-        raise ValueError("there are no accuracies to draw.")
-    seen = set()
-    for result in results:
-        if missing := [name for name in _REQUIRED if name not in result]:
-            raise ValueError(f"a result lacks {', '.join(missing)}; it has: {', '.join(result)}.")
-        key = tuple(result[name] for name in _NAMES)
-        if key in seen:
-            raise ValueError(f"there are two results of {', '.join(key)}; pass only one.")
-        seen.add(key)
 
 
 def _draw_scoring(

@@ -37,12 +37,12 @@ def plot_projection_masses(statistics: Mapping[str, Any], *, title: str = "", pa
 
     Behind each bar is the 95 % range for the same number of random filters. Bars are filled if the sign
     test or the Kolmogorov-Smirnov test distinguishes the layer from random filters (p-value adjusted for the number of
-    layers), and hatched otherwise. Dead filters, which have no direction, are noted beside the bar.
+    layers), and hatched otherwise.
 
     Args:
         statistics: Returned by `ProjectionStatistics.to_dict` of `hf_sphere.hyperplanes`: `layers` and `net`, each with
-            `mass`, `null_mass_low`, `null_mass_high`, `num_filters`, `num_dead`, `sign_p_value_adjusted` and
-            `ks_p_value_adjusted`; null where a number is undefined.
+            `mass`, `null_mass_low`, `null_mass_high`, `sign_p_value_adjusted` and `ks_p_value_adjusted`; null where a
+            number is undefined.
         title: Title of the figure.
         path: Where to save the figure, in the format of the suffix; not saved if None.
 
@@ -72,7 +72,8 @@ def plot_projection_masses(statistics: Mapping[str, Any], *, title: str = "", pa
     if has_band.any():  # wider than the bars, which would hide it
         width = (high - low)[has_band]
         axes.barh(positions[has_band], width, 0.94, left=low[has_band], color="0.8", label=BAND, zorder=1)
-    differs = np.array([_differs(entry) for entry in entries])
+    p_values = [(entry["sign_p_value_adjusted"], entry["ks_p_value_adjusted"]) for entry in entries]
+    differs = np.array([any(p is not None and p < SIGNIFICANT for p in both) for both in p_values])
     for mask, style in (
         (differs, {"color": COLORS[0], "label": DIFFERENT}),
         (~differs, {"facecolor": "white", "edgecolor": COLORS[1], "hatch": "/////", "linewidth": 1.2, "label": ALIKE}),
@@ -84,11 +85,6 @@ def plot_projection_masses(statistics: Mapping[str, Any], *, title: str = "", pa
             ends = positions[mask] - 0.26, positions[mask] + 0.26
             axes.vlines(mass[mask], *ends, color="0.2", linewidth=2.2, clip_on=False, zorder=4)
     axes.axvline(0.5, color="0.2", linewidth=0.9, zorder=3)
-    for position, entry in zip(positions, entries, strict=True):
-        dead, count = entry["num_dead"], entry["num_filters"]
-        if dead:
-            axes.text(1.015, position, f"{dead} of {count} dead", va="center", color="0.25")
-
     axes.set_yticks(positions, names)
     axes.tick_params(axis="y", length=0)
     axes.get_yticklabels()[-1].set_fontweight("bold")
@@ -98,11 +94,6 @@ def plot_projection_masses(statistics: Mapping[str, Any], *, title: str = "", pa
     axes.grid(axis="x")
     add_legend_below(figure, *axes.get_legend_handles_labels())
     return save_figure(figure, path)
-
-
-def _differs(entry: Mapping[str, Any]) -> bool:
-    p_values = (entry["sign_p_value_adjusted"], entry["ks_p_value_adjusted"])
-    return any(value is not None and value < SIGNIFICANT for value in p_values)
 
 
 @plain_text()
@@ -247,7 +238,10 @@ def plot_projections_along_training(
     masses = [(_values(entries, "projections", "layers", name, "mass"), styles[name]) for name in names]
     network = {"color": "black", "linewidth": 3, "label": "network", "zorder": 3}
     masses.append((_values(entries, "projections", "net", "mass"), network))
-    distances = [(_relative_distances(entries, name), styles[name]) for name in names]
+    distances = []  # those of a layer that is initialized with zeros are absolute, and not comparable
+    for name in names:
+        l2, relative = (_values(entries, "distances", "layers", name, key) for key in ("l2", "relative"))
+        distances.append((np.where(relative == 1, l2, np.nan), styles[name]))
     panels = [("accuracy, %", 1.5, accuracies), ("share of projections ≤ 0", 2.4, masses)]
     panels.append(("distance from\ninitialization, relative", 2.0, distances))
     panels = [panel for panel in panels if any(np.isfinite(values).any() for values, _ in panel[2])]
@@ -256,19 +250,20 @@ def plot_projections_along_training(
     grid = figure.subplots(len(panels), squeeze=False, sharex=True, height_ratios=heights).flatten()
     for axes, (label, _, lines) in zip(grid, panels, strict=True):
         for values, style in lines:
-            _draw_line(axes, epochs, values, **style)
+            finite = np.isfinite(values)
+            if finite.any():
+                marker = "o" if finite.sum() < 12 else None
+                axes.plot(epochs[finite], values[finite], **{"marker": marker, "markersize": 3} | style)
         axes.set_ylabel(label)
         axes.grid()
-        if lines is accuracies:
-            _add_legend(axes)
-        elif lines is masses:
-            axes.axhline(0.5, color="0.2", linewidth=0.9, zorder=1)
-            _add_legend(axes, f"layers ({_MOST_NAMES} of {len(names)} named)" if len(names) > _MOST_NAMES else "layers")
-        else:
+        if lines is distances:
             axes.set_ylim(bottom=0)
-            if absolute := sum(not np.isfinite(values).any() for values, _ in lines):
-                note = f"{absolute} of {len(names)} layers have no relative distance"
-                axes.set_title(note, loc="left", color="0.25")
+            continue
+        legend = None
+        if lines is masses:
+            axes.axhline(0.5, color="0.2", linewidth=0.9, zorder=1)
+            legend = f"layers ({_MOST_NAMES} of {len(names)} named)" if len(names) > _MOST_NAMES else "layers"
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), title=legend, handlelength=2.8)
     grid[-1].set_xlabel("epoch")
     if len(epochs) == 1:
         grid[-1].set_xticks(epochs)
@@ -284,12 +279,6 @@ def _values(entries: Sequence[Mapping[str, Any]], *keys: str) -> np.ndarray:
     for key in keys:
         values = [None if one is None else one.get(key) for one in values]
     return np.array(values, dtype=np.float64)  # None is nan
-
-
-def _relative_distances(entries: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
-    """Look up distances; those of a layer initialized with zeros are absolute, not comparable, and replaced by nan."""
-    relative = _values(entries, "distances", "layers", name, "relative")
-    return np.where(relative == 1, _values(entries, "distances", "layers", name, "l2"), np.nan)
 
 
 def _styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -308,16 +297,3 @@ def _styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
         }
         for index, (name, position) in enumerate(zip(names, positions, strict=True))
     }
-
-
-def _draw_line(axes: Any, epochs: np.ndarray, values: np.ndarray, **style: Any) -> None:
-    """Draw a line through the epochs that have a value."""
-    finite = np.isfinite(values)
-    if finite.any():
-        marker = "o" if finite.sum() < 12 else None
-        axes.plot(epochs[finite], values[finite], **{"linewidth": 1.4, "marker": marker, "markersize": 3} | style)
-
-
-def _add_legend(axes: Any, title: str | None = None) -> None:
-    """Add a legend to the right of the axes."""
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), title=title, handlelength=2.8)

@@ -1,12 +1,21 @@
+import copy
+
 import pytest
+import timm.layers
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, prune
 from transformers.pytorch_utils import Conv1D
 
-from hf_sphere.hyperplanes import iterate_layers
+from hf_sphere.hyperplanes import distance_from_initialization, iterate_layers, projection_statistics
 from hf_sphere.hyperplanes.layers import filters, find_layers, layer_kind
+from hf_sphere.nn import AngularConv2d
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Invalid `oft_block_size`:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*deprecated"),
+]
 
 
 class Small(nn.Module):
@@ -75,87 +84,148 @@ def test_filters_of_linear_layers_have_the_outputs_first():
     torch.testing.assert_close(F.linear(inputs, filters(turned), turned.bias), turned(inputs))
 
 
-def test_bad_input_is_refused():
-    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Linear(3, 4), nn.Linear(4, 3))
-    with pytest.raises(ValueError, match=r"2 linear layers, 1 pointwise convolution.*include_1x1=True or layers="):
-        find_layers(model)
-    with pytest.raises(ValueError, match="neither kind"):
-        find_layers(nn.ReLU(), "all")
-    with pytest.raises(ValueError, match="conv, linear, all; got 'convs'"):
-        find_layers(Small(), "convs")
-    with pytest.raises(TypeError, match="got str"):
-        find_layers("resnet18")
-    with pytest.raises(ValueError, match="BatchNorm2d is neither"):
-        filters(nn.BatchNorm2d(3))
+def packed():
+    module = nn.Module()
+    module.register_buffer("qweight", torch.zeros(3, dtype=torch.int32))
+    return module
 
 
-def quantized_module():
-    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(3, 2))
-    packed = nn.Module()
-    packed.register_buffer("qweight", torch.zeros(3, dtype=torch.int32))
-    model[1] = packed
-    return model
-
-
-def eight_bit_module(dtype):
+def in_eight_bits(dtype):
     model = nn.Linear(3, 2)
     model.weight = nn.Parameter(model.weight.detach().to(dtype), requires_grad=False)
     return model
 
 
-def flattened_shard():
-    model = nn.Linear(3, 2)
-    model.weight = nn.Parameter(torch.zeros(0))
-    return model
+def of_torch(kind, *sizes):
+    return getattr(pytest.importorskip("torch.ao.nn.quantized"), kind)(*sizes)
 
 
 @pytest.mark.parametrize(
-    ("model", "message"),
+    "build",
     [
-        (quantized_module(), "1 is quantized"),
-        (eight_bit_module(torch.int8), "quantized.*int8"),
-        (eight_bit_module(torch.float8_e4m3fn), "quantized.*float8"),
-        (nn.Linear(3, 2, device="meta"), "meta device.*device_map"),
-        (nn.LazyLinear(3), "lazy"),
-        (flattened_shard(), r"shape \(0,\).*full state dict"),
+        packed,
+        lambda: in_eight_bits(torch.int8),
+        lambda: in_eight_bits(torch.float8_e4m3fn),
+        lambda: of_torch("Linear", 2, 3),
+        lambda: of_torch("Conv2d", 1, 2, 3),
     ],
 )
-def test_unavailable_weights_are_rejected(model, message):
-    with pytest.raises(ValueError, match=message):
-        list(iterate_layers(model, "linear"))
-
-
-def test_quantized_modules_of_an_unselected_kind_are_ignored():
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), quantized_module())
-    assert list(find_layers(model, "conv")) == ["0"]
-    with pytest.raises(ValueError, match=r"1\.1 is quantized"):
+def test_quantized_layers_are_refused_only_if_they_are_selected(build):
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Linear(2, 2), build())
+    with pytest.raises(ValueError, match="2 is quantized"):
         find_layers(model, "all")
+    kind = "linear" if "Conv" in type(model[2]).__name__ else "conv"
+    assert list(find_layers(model, kind)) == ["1" if kind == "linear" else "0"]
 
 
-@pytest.mark.filterwarnings("ignore:.*deprecated:UserWarning")
-@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
-def test_quantized_torch_modules_are_rejected():
-    from torch.ao.nn.quantized import Conv2d, Linear
+@pytest.mark.parametrize(
+    ("model", "layers", "message"),
+    [
+        (nn.Sequential(nn.Conv2d(1, 2, 1), nn.Linear(3, 4)), "conv", "has 1 1x1 conv, 1 linear.*include_1x1=True"),
+        (nn.ReLU(), "all", "neither kind"),
+        (Small(), "convs", "layers='convs'.* Choose layers='conv'"),
+    ],
+)
+def test_a_model_without_selected_layers_is_refused(model, layers, message):
+    with pytest.raises(ValueError, match=message):
+        find_layers(model, layers)
 
-    model = nn.Sequential(Linear(2, 3), nn.Conv2d(1, 2, 3))
-    assert list(find_layers(model, "conv")) == ["1"]
-    with pytest.raises(ValueError, match=r"0 is quantized \(a torch\.ao.*Linear\)"):
-        find_layers(model, "linear")
-    with pytest.raises(ValueError, match="0 is quantized"):
-        find_layers(nn.Sequential(Conv2d(1, 2, 3)), "conv")
 
-
-def test_sharded_tensors_are_rejected(free_port):
+def test_a_sharded_weight_is_gathered(free_port):
     from torch import distributed
     from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
     distributed.init_process_group("gloo", f"tcp://localhost:{free_port}", world_size=1, rank=0)
     try:
         layer = nn.Linear(4, 4)
-        layer.weight = nn.Parameter(distribute_tensor(layer.weight.detach(), init_device_mesh("cpu", (1,)), [Shard(0)]))
-        with pytest.raises(ValueError, match="Gather the full state dict"):
-            filters(layer, "fc")
-        with pytest.raises(ValueError, match="Gather the full state dict"):
-            list(iterate_layers(layer.state_dict(), "linear"))
+        weight = layer.weight.detach().clone()
+        layer.weight = nn.Parameter(distribute_tensor(weight, init_device_mesh("cpu", (1,)), [Shard(0)]))
+        for source in (layer, layer.state_dict()):
+            (found,) = iterate_layers(source, "linear")
+            assert torch.equal(torch.cat(list(found.chunks())), weight.double())
     finally:
         distributed.destroy_process_group()
+
+
+HOOKS = {
+    "weight_norm": nn.utils.weight_norm,
+    "spectral_norm": nn.utils.spectral_norm,
+    "prune": lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS.values(), ids=HOOKS)
+@pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d, nn.Linear])
+def test_the_weight_is_that_of_a_hook_whose_attribute_may_be_outdated(hook, kind):
+    sizes = (4, 6) if kind is nn.Linear else (4, 6, 3)
+    trained, loaded = hook(kind(*sizes)), hook(kind(*sizes))
+    loaded.load_state_dict(trained.state_dict())
+    stale = loaded.weight
+    assert distance_from_initialization(trained, loaded, "all").layers[""].l2 == pytest.approx(0, abs=1e-6)
+    assert loaded.weight is stale  # reading changes nothing
+    found = filters(loaded)
+    loaded.eval()(torch.zeros(1, *((4,) if kind is nn.Linear else (4, 5, 5))))
+    plain = kind(*sizes)
+    plain.weight = nn.Parameter(loaded.weight.detach())
+    assert torch.equal(found, filters(plain))
+    assert not torch.equal(loaded.weight, stale)
+
+
+def test_reading_a_spectral_norm_in_training_mode_leaves_its_buffers():
+    for normalize in (nn.utils.spectral_norm, parametrizations.spectral_norm):
+        layer = normalize(nn.Linear(5, 4)).train()
+        before = copy.deepcopy(dict(layer.named_buffers()))
+        assert torch.equal(filters(layer), filters(layer))
+        assert all(torch.equal(value, before[name]) for name, value in layer.named_buffers())
+        assert all(module.training for module in layer.modules())
+
+
+class Doubled(nn.Conv2d):
+    def _conv_forward(self, x, weight, bias):
+        return super()._conv_forward(x, 2 * weight, bias)
+
+
+@pytest.mark.parametrize("layer", [timm.layers.StdConv2d(3, 4, 3), AngularConv2d(3, 4, 3), Doubled(3, 4, 3)])
+def test_a_layer_with_its_own_forward_pass_is_refused_but_its_stored_weight_can_be_read(layer):
+    model = nn.ModuleDict({"stem": nn.Conv2d(3, 4, 3), "head": layer})
+    with pytest.raises(ValueError, match=r"head, a .*, has its own forward pass.* pass the state dict"):
+        projection_statistics(model, "all")
+    assert list(projection_statistics(model.state_dict(), "all").layers) == ["stem", "head"]
+
+
+class TestAdapters:
+    @pytest.fixture
+    def adapted(self):
+        """Build a model with an adapter of PEFT on its linear layers."""
+        peft = pytest.importorskip("peft")
+
+        def build(method="LoraConfig", **options):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 6), nn.Linear(6, 2))
+            return peft.get_peft_model(model, getattr(peft, method)(target_modules=["2"], **options))
+
+        return build
+
+    @pytest.mark.parametrize("method", ["LoraConfig", "IA3Config", "OFTConfig"])
+    def test_a_layer_with_an_adapter_is_refused(self, adapted, method):
+        model = adapted(method, **({"feedforward_modules": []} if method == "IA3Config" else {}))
+        with pytest.raises(ValueError, match=r"model\.2.* belongs to an adapter.*merge_and_unload"):
+            projection_statistics(model, "linear")
+        assert list(find_layers(model, "conv")) == ["base_model.model.0"]
+        assert list(find_layers(model.merge_and_unload(), "linear")) == ["2", "3"]
+
+    def test_a_module_that_is_saved_with_an_adapter_is_refused(self, adapted):
+        with pytest.raises(ValueError, match=r"3\.original_module belongs to an adapter"):
+            find_layers(adapted(modules_to_save=["3"]).base_model.model[3:], "linear")
+
+    def test_factors_in_a_file_or_state_dict_are_refused(self, adapted, tmp_path):
+        model = adapted()
+        model.save_pretrained(tmp_path)
+        factors = {name: value for name, value in model.state_dict().items() if "lora_" in name}
+        for source, name in ((tmp_path, "lora_A"), (factors, "lora_A"), (model.state_dict(), "base_layer")):
+            with pytest.raises(ValueError, match=rf"model\.2\.{name}.* belongs to an adapter"):
+                list(iterate_layers(source, "linear"))
+
+    @pytest.mark.parametrize("name", ["base_layer.0", "exploration_head", "flora"])
+    def test_other_layers_are_not_taken_for_adapters(self, name):
+        assert [layer.name for layer in iterate_layers({f"{name}.weight": torch.randn(2, 2)}, "linear")] == [name]

@@ -1,6 +1,5 @@
 import json
 import math
-from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import given, strategies as st
 from safetensors.torch import load_file
 from torch import nn
 
-from hf_sphere.hyperplanes import ProjectionStatistics, distance_from_initialization, projection_statistics
+from hf_sphere.hyperplanes import ProjectionStatistics, projection_statistics
 
 
 @pytest.fixture(scope="module")
@@ -48,17 +47,12 @@ def statistics_of(weight, **options):
 
 @pytest.mark.parametrize("normalize", [False, True])
 def test_values_match_the_reference_implementation(known, golden_model, normalize):
-    found = projection_statistics(golden_model("trained"), normalize=normalize).by_stage()
+    found = projection_statistics(golden_model("trained"), normalize=normalize)
     expected = known["normalized" if normalize else "raw"]
-    assert found.keys() == expected.keys()
-    cells = [("net",), *((stage, block) for stage in ("0", "1") for block in expected[stage])]
-    for cell in cells:
-        ours, theirs = found, expected
-        for key in cell:
-            ours, theirs = ours[key], theirs[key]
+    cells = [expected["0"]["0"], expected["0"]["1"], expected["1"]["0"], expected["net"]]
+    for ours, theirs in zip([*found.layers.values(), found.net], cells, strict=True):
         for key in ("projections", "mean", "mass"):
-            assert ours[key] == pytest.approx(theirs[key], abs=1e-6), (cell, key)
-    assert sum(len(found[stage]) for stage in ("0", "1")) == len(cells) - 1
+            assert getattr(ours, key) == pytest.approx(theirs[key], abs=1e-6), key
 
 
 @pytest.mark.parametrize("initialize", [nn.init.normal_, lambda weight: weight], ids=["normal", "torch default"])
@@ -159,12 +153,15 @@ def test_filters_without_weights_are_dead(inputs, outputs):
     assert "no live filters" not in str(statistics)
 
 
-def test_a_single_filter_and_a_single_dimension_are_supported():
+def test_a_single_filter_is_supported():
     layer = statistics_of(torch.tensor([[1.0, 2.0, -5.0]]))
     assert layer.projections == pytest.approx((-2 / math.sqrt(90),))
     assert layer.mass == 1
     assert layer.sign_p_value == 1
     assert layer.ks_p_value == pytest.approx(1 - abs(layer.projections[0]), abs=1e-12)  # N = 3 is uniform
+
+
+def test_projections_in_one_dimension_are_signs():
     statistics = projection_statistics(linear(torch.tensor([[2.0], [-1.0], [-3.0]])), "linear")
     layer = statistics.layers[""]
     assert layer.projections == (1, -1, -1)
@@ -202,7 +199,7 @@ def test_hypothesis_tests_use_normalized_projections():
     assert raw.projections == pytest.approx(weight.double().sum(1).tolist())
 
 
-def test_saved_statistics_can_be_loaded_and_other_files_are_rejected(tmp_path):
+def test_saved_statistics_can_be_loaded(tmp_path):
     model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.MaxPool2d(2), nn.Conv2d(5, 4, 3), nn.Linear(1, 3))
     model[2].weight.data[1] = 0
     statistics = projection_statistics(model, "all")
@@ -210,9 +207,6 @@ def test_saved_statistics_can_be_loaded_and_other_files_are_rejected(tmp_path):
     loaded = ProjectionStatistics.load(tmp_path / "projections.json")
     assert loaded == statistics
     assert str(loaded) == str(statistics)
-    (tmp_path / "other.json").write_text('{"layers": {}}')
-    with pytest.raises(ValueError, match="not the output of ProjectionStatistics"):
-        ProjectionStatistics.load(tmp_path / "other.json")
 
 
 def test_zero_projections_count_for_neither_sign():
@@ -244,19 +238,4 @@ def test_the_table_fits_a_terminal():
     lines = str(statistics).splitlines()
     assert max(map(len, lines)) <= 100
     assert len(lines) == 6
-    assert len(repr(statistics)) < 150
-    assert len(repr(statistics.net)) < 100
-
-
-def test_distances_by_stage_are_those_of_the_layer_with_the_same_path():
-    """`fc` and `layer1.fc` have the same last name."""
-    model = nn.Module()
-    model.layer1 = nn.Sequential(OrderedDict(fc=nn.Linear(4, 6)))
-    model.fc = nn.Linear(6, 5)
-    initial = {name: value + 1.0 for name, value in model.state_dict().items()}
-    initial["fc.weight"] = model.state_dict()["fc.weight"]
-    distances = distance_from_initialization(model, initial, layers="linear")
-    stages = projection_statistics(model, layers="linear").by_stage(distances)
-    del stages["net"]
-    moved = sorted(cell["l2_dist"] for stage in stages.values() for cell in stage.values())
-    assert moved[0] == 0.0 < moved[1]
+    assert "projections=" not in repr(statistics)

@@ -33,7 +33,7 @@ def trained(load_recipe, run_quickly, tmp_path_factory):
 def followed(recipe, trained, tmp_path_factory):
     """The recipe's output for that run; read only."""
     folder = tmp_path_factory.mktemp("followed") / "projections"
-    words = ["--model_name_or_path", str(trained), "--output_dir", str(folder), "--by_stage", "--disable_tqdm"]
+    words = ["--model_name_or_path", str(trained), "--output_dir", str(folder), "--disable_tqdm"]
     recipe.main(words)
     return folder
 
@@ -73,10 +73,10 @@ def test_results_are_never_written_to_a_model_folder(words, recipe, trained):
 
 
 def test_files_of_an_earlier_call_are_removed(recipe, trained, tmp_path):
-    compute(recipe, trained, tmp_path / "out", "--by_stage", "--disable_tqdm")
+    compute(recipe, trained, tmp_path / "out", "--disable_tqdm")
     compute(recipe, trained / "model.safetensors", tmp_path / "out", "--overwrite_output_dir")
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert not names & {"training.json", "stages.json", "along_training.png"}
+    assert not names & {"training.json", "along_training.png"}
 
 
 def test_random_weights_are_reproducible(recipe, tmp_path):
@@ -109,18 +109,6 @@ def test_accuracies_match_the_run(entries, trained, results_of):
     assert "eval_accuracy" not in entries[0]
     assert [entry["eval_accuracy"] for entry in entries[1:]] == [entry["eval_accuracy"] for entry in history]
     assert [entry["train_accuracy"] for entry in entries[1:]] == [entry["train_accuracy"] for entry in history]
-
-
-def test_stages_have_the_layout_of_the_original_program(followed):
-    stages = json.loads((followed / "stages.json").read_text())
-    assert {stage: list(blocks) for stage, blocks in stages.items() if stage.isdigit()} == {
-        "0": ["0", "1"],
-        "1": ["0", "1"],
-        "2": ["0", "1"],
-    }
-    assert {"projections", "mass", "mean", "l2_dist", "l_inf_dist"} <= set(stages["2"]["1"])
-    about = stages["metadata"]
-    assert (about["backbone"], about["dataset_name"], about["epoch"], about["seed"]) == ("lenet9", "digits", 3, 0)
 
 
 @pytest.mark.parametrize("picture", ["masses", "histograms", "along_training"])
@@ -203,8 +191,3 @@ def test_results_are_replaced_only_if_requested(recipe, trained, tmp_path):
     with pytest.raises(FileExistsError, match="--overwrite_output_dir"):
         compute(recipe, trained / "model.safetensors", tmp_path / "out")
     compute(recipe, trained / "model.safetensors", tmp_path / "out", "--overwrite_output_dir")
-
-
-def test_by_stage_requires_a_model_that_can_be_built(recipe, trained, tmp_path):
-    with pytest.raises(ValueError, match="needs a model, and none can be built from"):
-        compute(recipe, trained / "model.safetensors", tmp_path / "out", "--by_stage")

@@ -49,7 +49,7 @@ def test_the_guessing_line_spans_the_group_and_the_noise_line_one_bar():
     axes = plot_analogy_accuracies([result("a"), result("b", selection_noise_high=0.31)]).axes[0]
     (guessing,) = lines_of(axes, "guessing")
     assert guessing[2] == pytest.approx(20)
-    assert lines_of(axes, "noise level of the search") == [
+    assert lines_of(axes, "noise level") == [
         pytest.approx((-0.4, 0.0, 27)),
         pytest.approx((0.0, 0.4, 31)),
     ]
@@ -70,14 +70,13 @@ def test_every_scoring_has_its_own_panel_on_a_shared_scale():
 def test_a_model_without_a_result_for_a_scoring_leaves_a_gap():
     figure = plot_analogy_accuracies([result("a"), result("b"), result("b", scoring="perplexity")])
     assert bars_of(figure.axes[1]) == [(pytest.approx(0.2), pytest.approx(40))]
-    assert legend_of(figure) == ["a", "b", "guessing", "noise level of the search"]
+    assert legend_of(figure) == ["a", "b", "guessing", "noise level"]
 
 
 @pytest.mark.parametrize(
     ("results", "message"),
     [
         ([], "there are no accuracies to draw"),
-        ([{"model": "bert"}], "a result lacks benchmark, scoring, eval_accuracy.*; it has: model"),
         ([result(), result()], "there are two results of bert, sat, pmi"),
     ],
 )

@@ -92,11 +92,6 @@ class TestMasses:
         ends = [segment[:, 0].tolist() for lines in axes.collections for segment in lines.get_segments()]
         assert ends == [[0, 0], [0, 0]]
 
-    def test_dead_filters_are_noted_next_to_their_layer(self):
-        layers = {"a": layer(-1, 1), "b": layer(-1, 1, num_filters=5, num_dead=3)}
-        (note,) = plot_projection_masses(statistics(layers)).axes[0].texts
-        assert (note.get_position()[1], note.get_text()) == (1, "3 of 5 dead")
-
     def test_a_layer_of_dead_filters_has_no_bar(self):
         dead = layer(num_filters=4, num_dead=4, sign_p_value_adjusted=None, ks_p_value_adjusted=None)
         figure = plot_projection_masses(statistics({"a": dead, "b": layer(-1, 1)}))
@@ -244,11 +239,10 @@ class TestAlongTraining:
         colors = [{line.get_label(): line.get_color() for line in axes.get_lines()} for axes in (masses, below)]
         assert all(colors[0][name] == colors[1][name] for name in ("conv0", "conv1"))
 
-    def test_absolute_distances_are_omitted_and_counted(self):
+    def test_absolute_distances_are_omitted(self):
         distances = {"layers": {f"conv{n}": {"l2": 1.5, "l_inf": 2.0, "relative": n == 0} for n in range(2)}}
         below = plot_projections_along_training(self.training(distances=distances)).axes[-1]
         assert list(self.lines(below)) == ["conv0"]
-        assert below.get_title(loc="left") == "1 of 2 layers have no relative distance"
 
     def test_missing_values_leave_a_gap(self):
         training = self.training(1)
