@@ -53,7 +53,7 @@ hf-sphere duplicates photos --label_column label --table duplicates.csv
 hf-sphere train masked-lm --model_name_or_path tiny-bert --from_scratch --spherized --dataset_name texts \
     --max_seq_length 16 --num_train_epochs 1 --output_dir masked-lm
 hf-sphere analogies --model_name_or_path masked-lm --dataset_name questions --benchmarks animals \
-    --scorings perplexity embedding_similarity --num_shuffles 10 --output_dir analogies
+    --scorings perplexity embedding_similarity --output_dir analogies
 
 accelerate launch --cpu --num_processes 2 -m hf_sphere.commands.train classification --config digits-lenet5-plain \
     --num_train_epochs 1 --output_dir two-processes

@@ -1,6 +1,5 @@
 from .evaluation import Scores as Scores, measure_questions as measure_questions, score_questions as score_questions
 from .language_model import LanguageModel as LanguageModel
-from .likelihoods import ScoreCache as ScoreCache
 from .prompts import TEMPLATES as TEMPLATES
 from .questions import (
     Question as Question,
@@ -12,8 +11,6 @@ from .scoring import scoring_names as scoring_names
 from .search import (
     SearchResult as SearchResult,
     Selection as Selection,
-    SelectionNoise as SelectionNoise,
     search_configurations as search_configurations,
     select_configuration as select_configuration,
-    selection_noise as selection_noise,
 )

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from hf_sphere.analogies.language_model import LanguageModel
@@ -27,29 +28,15 @@ def encode(
     """Tokenize sentences.
 
     With `words`, find the tokens of every word in `spans`: a token belongs to a word if they share a character.
-    `start_token` is added before a sentence if the tokenizer adds none. A text or word that the model cannot read is an
-    error.
+    `start_token` is added before a sentence if the tokenizer adds none. A word without a token is an error.
     """
-    any_hidden = any(sentence.hidden for sentence in sentences)
-    if any_hidden and language_model.kind != "masked":
-        what = f"{language_model.name} has kind {language_model.kind!r}, which does not support hidden words"
-        raise ValueError(f"{what}. Use a masked language model (...ForMaskedLM).")
-    tokenizer = language_model.tokenizer
-    if (words or any_hidden) and not tokenizer.is_fast:
-        name = type(tokenizer).__name__
-        raise ValueError(f"{name} does not return character offsets. Use a tokenizer whose `is_fast` is true.")
-    for sentence in sentences:
-        if not sentence.text.strip():
-            raise ValueError(f"a sentence must not be empty; got {sentence}.")
-    if not sentences:
-        return []
+    tokenizer, encodings = language_model.tokenizer, []
     output = tokenizer(
         [sentence.text for sentence in sentences],
         return_special_tokens_mask=True,
-        return_offsets_mapping=words or any_hidden,
-        verbose=False,  # texts that are too long raise an error below
+        return_offsets_mapping=words or any(sentence.hidden for sentence in sentences),
+        verbose=False,
     )
-    encodings = []
     for index, sentence in enumerate(sentences):
         ids = np.array(output["input_ids"][index], dtype=np.int64)
         special = np.array(output["special_tokens_mask"][index], dtype=bool)
@@ -65,14 +52,6 @@ def encode(
         of_words = np.array(list(masks.values()) if words else [], dtype=bool).reshape(-1, len(ids))
         if start_token is not None and not special[:1].any():
             ids, plain = np.insert(ids, 0, start_token), np.insert(plain, 0, False)
-            of_words = np.insert(of_words, 0, False, axis=1)
-        limit, num_tokens = language_model.max_length, language_model.vocabulary_size
-        if limit is not None and len(ids) > limit:
-            allowed = f"{language_model.name} accepts up to {limit} tokens"
-            raise ValueError(f"{allowed}, but this sentence has {len(ids)}: {sentence.text!r}. Shorten it.")
-        if len(ids) and ids.max() >= num_tokens:
-            problem = f"{sentence.text!r} has token {ids.max()}, but {language_model.name} has only {num_tokens} tokens"
-            raise ValueError(f"{problem}. Use the tokenizer of this model.")
         encodings.append(Encoding(ids, plain, of_words))
     return encodings
 
@@ -109,16 +88,13 @@ def _find_word(sentence: Sentence, word: int, offsets: Sequence[tuple[int, int]]
 
 def equal_length_batches(
     lengths: NDArray[np.int64], batch_tokens: int, batch_size: int | None = None
-) -> Iterator[NDArray[np.int64]]:
+) -> Iterator[list[int]]:
     """Split sequences of some lengths (N,) into batches of equal length, which need no padding.
 
-    Yields the indices of the sequences of a batch, ascending; shorter sequences come first. Without `batch_size`, which
-    is at least 1, a batch has as many sequences as `batch_tokens` allows.
+    Yields the indices of the sequences of a batch, ascending; shorter sequences come first. Without `batch_size`, a
+    batch has as many sequences as `batch_tokens` allows.
     """
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, or None to choose it by the length; got {batch_size}.")
     for length in np.unique(lengths):
-        members = np.flatnonzero(lengths == length)
-        size = batch_size or max(1, batch_tokens // max(1, int(length)))
-        for start in range(0, len(members), size):
-            yield members[start : start + size]
+        members = torch.from_numpy(np.flatnonzero(lengths == length))
+        for batch in members.split(batch_size or max(1, batch_tokens // max(1, int(length)))):
+            yield batch.tolist()

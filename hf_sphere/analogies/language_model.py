@@ -11,11 +11,11 @@ from typing import Any, Literal, Self
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_sphere.utils.loading import load_model, load_pretrained
-from hf_sphere.utils.modules import digest_weights, eval_mode, longest_input
+from hf_sphere.utils.modules import digest_weights, eval_mode
 
 Kind = Literal["masked", "causal", "embedding"]
 
@@ -55,7 +55,6 @@ class LanguageModel:
     Attributes:
         kind: `masked` models predict masked tokens, `causal` models the next token, `embedding` models have hidden
             states only.
-        max_length: Maximum number of tokens of an input, including special tokens; None if unlimited.
 
     Raises:
         ValueError: If the kind of the model is not supported, or the tokenizer lacks a vocabulary or, for a masked
@@ -70,18 +69,13 @@ class LanguageModel:
         self.tokenizer = tokenizer
         self.name = name or model.name_or_path or type(model).__name__
         self.kind = _find_kind(type(model).__name__, model.config, self.name)
-        self.max_length = longest_input(model, tokenizer)
         self.checked_words: set[str] = set()  # by `warn_unknown_words`
-        if not isinstance(self._input_embeddings(), nn.Embedding):
-            raise ValueError(f"{self.name} is a {type(model).__name__}, whose inputs are not tokens; {ALLOWED}.")
         if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
             # transformers builds an empty tokenizer if it finds no files
             raise ValueError(f"the tokenizer of {self.name} has no vocabulary. {PASS_TOKENIZER}")
         if self.kind == "masked" and tokenizer.mask_token_id is None:
             problem = f"{self.name} is masked, but its tokenizer {type(tokenizer).__name__} has no mask token"
             raise ValueError(f"{problem}. Set tokenizer.mask_token to the one it was trained with.")
-        if self.kind == "masked" and not self._predicts_tokens():
-            raise ValueError(f"{self.name} is a {type(model).__name__}, which does not predict tokens; {ALLOWED}.")
         if self.kind == "causal" and self._sees_next_tokens():
             what = f"{self.name} is a {type(model).__name__}, whose output for a token depends on the tokens after it"
             raise ValueError(f"{what}. Load it with config.is_decoder=True, or as a masked model (...ForMaskedLM).")
@@ -106,25 +100,21 @@ class LanguageModel:
                 float32 elsewhere.
 
         Raises:
-            TypeError: If `model` is neither a name nor a model of transformers.
             ValueError: If the kind of the model is not supported (image, sequence-to-sequence, classifier, ...), its
                 head was not saved, or there is no valid tokenizer.
-            OSError: If there is no such model.
+            OSError: If there is no such model, or it has no tokenizer and none is given.
         """
-        if isinstance(model, str | os.PathLike):
-            name = os.fspath(model)
+        name = model.name_or_path if isinstance(model, PreTrainedModel) else os.fspath(model)
+        if tokenizer is None or isinstance(tokenizer, str | os.PathLike):
+            tokenizer = load_pretrained(transformers.AutoTokenizer, tokenizer or name)
+        if not isinstance(model, PreTrainedModel):
             accelerator = torch.accelerator.current_accelerator(check_available=True)
             target = torch.device(device or accelerator or "cpu")
             if dtype is None:
                 halves = target.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
                 dtype = torch.bfloat16 if halves else torch.float32
-            loaded = _load_model(name, dtype).to(target)
-            return cls(loaded, _load_tokenizer(tokenizer, name, name), name)
-        if not isinstance(model, PreTrainedModel):
-            raise TypeError(f"model must be a name, a folder or a model of transformers; got a {type(model).__name__}.")
-        name = model.name_or_path or type(model).__name__
-        tokenizer = _load_tokenizer(tokenizer, model.name_or_path, name)
-        return cls(model.to(device=device, dtype=dtype), tokenizer, name)
+            return cls(_load_model(name, dtype).to(target), tokenizer, name)
+        return cls(model.to(device=device, dtype=dtype), tokenizer)
 
     def __repr__(self) -> str:
         dtype = str(self.model.dtype).removeprefix("torch.")
@@ -137,19 +127,21 @@ class LanguageModel:
 
     @property
     def fingerprint(self) -> str:
-        """Digest of weights, dtype, configuration, adapters and tokenizer: 64 hexadecimal digits.
+        """Digest of weights, dtype, configuration and tokenizer: 64 hexadecimal digits.
 
         It is computed at every access, since training changes the weights, and takes about a second per gigabyte.
         """
         config = {key: value for key, value in self.model.config.to_dict().items() if key not in VOLATILE}
-        adapters = _describe_adapters(self.model)
-        basis = [type(self.model).__name__, config, _describe_tokenizer(self.tokenizer), *adapters]
-        return digest_weights(self.model, basis)
+        tokenizer = self.tokenizer
+        tokens: Any = tokenizer.get_vocab()
+        if tokenizer.is_fast:  # every call sets padding and truncation
+            tokens = json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
+        return digest_weights(self.model, [type(self.model).__name__, config, tokens, tokenizer.special_tokens_map])
 
     @property
     def vocabulary_size(self) -> int:
         """Number of token embeddings of the model."""
-        return self._input_embeddings().num_embeddings
+        return self.model.get_input_embeddings().num_embeddings
 
     @property
     def batch_tokens(self) -> int:
@@ -160,7 +152,7 @@ class LanguageModel:
     def evaluating(self) -> Iterator[None]:
         """Switch off dropout and gradients; every module returns to its mode afterwards.
 
-        Other threads wait, so that none runs the model in the wrong mode or with the hooks of another thread.
+        Other threads wait, so that none runs the model in the wrong mode.
         """
         with _LOCKS.setdefault(self.model, threading.RLock()), eval_mode(self.model), torch.inference_mode():
             yield
@@ -176,17 +168,6 @@ class LanguageModel:
         output = self.forward(ids)
         logits = getattr(output, "prediction_logits", None)  # the output of models for pretraining
         return output.logits if logits is None else logits
-
-    def _input_embeddings(self) -> Any:
-        try:
-            return self.model.get_input_embeddings()
-        except (NotImplementedError, AttributeError):  # image and audio models have none
-            return None
-
-    def _predicts_tokens(self) -> bool:
-        """Whether the output has one logit per vocabulary entry, rather than a single one per token."""
-        with self.evaluating():
-            return self.logits(torch.tensor([[0, 1, 0]])).ndim == 3
 
     def _sees_next_tokens(self) -> bool:
         """Whether the logits of two tokens depend on a third one, even slightly, as in an untrained model."""
@@ -234,37 +215,3 @@ def _load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
         advice = f"so the head of its {type(model).__name__} would be random. Pass AutoModel.from_pretrained(name)."
         raise ValueError(f"{name} was saved without {keys}, {advice}")
     return model
-
-
-def _load_tokenizer(tokenizer: Any, of_model: str, name: str) -> Any:
-    """Return the tokenizer object, or load it by its name or by the name of the model."""
-    source = of_model if tokenizer is None else tokenizer
-    if not isinstance(source, str | os.PathLike):
-        return source
-    if not source:
-        raise ValueError(f"{name} was not loaded from a folder or the Hub, so give its tokenizer. {PASS_TOKENIZER}")
-    try:
-        return load_pretrained(transformers.AutoTokenizer, source)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{source} has no tokenizer that transformers can load ({error}). {PASS_TOKENIZER}") from error
-
-
-def _describe_adapters(model: Any) -> list[Any]:
-    """Describe the active adapters and their scaling; their weights are in the state dict of the model."""
-    return [
-        [str(module.active_adapters), module.disable_adapters, str(getattr(module, "scaling", None))]
-        for module in model.modules()
-        if isinstance(getattr(module, "disable_adapters", None), bool)  # as in layers of PEFT
-    ]
-
-
-def _describe_tokenizer(tokenizer: Any) -> Any:
-    """Describe everything that affects the tokens, except padding and truncation, which every call sets."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        details: Any = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
-    else:
-        details = json.loads(backend.to_str())
-        details.pop("padding", None)
-        details.pop("truncation", None)
-    return [details, tokenizer.special_tokens_map]

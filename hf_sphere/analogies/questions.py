@@ -14,8 +14,6 @@ from hf_sphere.utils.checks import check_not_text, check_seed
 from hf_sphere.utils.loading import load_dataset
 
 Pair = tuple[str, str]  # two words in a relation
-COLUMNS = ("stem", "choice", "answer")
-"""Required columns of a dataset of questions; `prefix`, the group of a question, is optional."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +22,13 @@ class Question:
 
     Attributes:
         stem: The pair (a, b).
-        choices: The candidate pairs (c, d).
+        choices: The candidate pairs (c, d), at least one.
         answer: Index of the correct choice; None if it is unknown.
         group: Kind of relation or level of difficulty; empty if it is unknown.
+
+    Raises:
+        ValueError: If the stem or a choice is not a pair or has an empty word, there are no choices, or the answer is
+            not the index of a choice.
     """
 
     stem: Pair
@@ -34,11 +36,28 @@ class Question:
     answer: int | None = None
     group: str = ""
 
+    def __post_init__(self) -> None:
+        if problem := self._problem():
+            raise ValueError(f"the question {self.stem} to {self.choices} {problem}.")
+
+    def _problem(self) -> str:
+        if not self.choices or isinstance(self.choices, str):
+            return "has no choices; give at least one pair"
+        for pair in (self.stem, *self.choices):
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                return f"has {pair!r} instead of a pair of two words"
+            if not all(isinstance(word, str) and word.strip() for word in pair):
+                return f"has an entry in {pair!r} that is not a word"
+        answer = self.answer
+        if answer is not None and not (isinstance(answer, Integral) and 0 <= answer < len(self.choices)):
+            return f"has the answer {answer!r}; allowed are 0 to {len(self.choices) - 1}"
+        return ""
+
 
 def load_questions(
     name: str = "relbert/analogy_questions", config: str = "sat", split: str = "test", *, revision: str | None = None
 ) -> list[Question]:
-    """Load the questions of a dataset.
+    """Load the questions of a dataset with the columns `stem`, `choice`, `answer` and, optionally, `prefix`, the group.
 
     The five sets of Ushio et al., "BERT is to NLP what AlexNet is to CV", ACL 2021, are the configurations `sat`, `u2`,
     `u4`, `google` and `bats` of `relbert/analogy_questions`, with the splits `validation` and `test`.
@@ -51,22 +70,16 @@ def load_questions(
             `refs/convert/parquet` has the same data as parquet files.
 
     Raises:
-        ValueError: If the folder has no such configuration, a column is missing, or a question is invalid.
+        FileNotFoundError: If the folder has no such configuration.
+        ValueError: If a question is invalid.
 
     Example:
         >>> load_questions("relbert/analogy_questions", "sat", "test")  # doctest: +SKIP
     """
     if Path(name).is_dir():
-        folder = Path(name, config)
-        if not folder.is_dir():
-            existing = sorted(path.name for path in Path(name).iterdir() if path.is_dir())
-            raise ValueError(f"no configuration {config!r} in {name}; it has: {', '.join(existing) or 'none'}.")
-        rows = load_dataset(str(folder), split=split)
+        rows = load_dataset(str(Path(name, config)), split=split)
     else:
         rows = load_dataset(name, config, split=split, revision=revision)
-    if any(column not in rows.column_names for column in COLUMNS):
-        columns = ", ".join(COLUMNS)
-        raise ValueError(f"questions have the columns {columns}; {name} has {', '.join(rows.column_names)}. Rename.")
     groups = rows["prefix"][:] if "prefix" in rows.column_names else None
     return make_questions(rows["stem"][:], rows["choice"][:], rows["answer"][:], groups)
 
@@ -86,7 +99,7 @@ def make_questions(
         groups: Kind of relation of each question.
 
     Raises:
-        ValueError: If the columns differ in length, or a question is invalid (see `check_questions`).
+        ValueError: If the columns differ in length, or a question is invalid.
 
     Example:
         >>> questions = make_questions([("dog", "puppy")], [[("cat", "kitten"), ("cat", "tail")]], answers=[0])
@@ -96,46 +109,10 @@ def make_questions(
     check_not_text("groups", groups)
     answers = [None] * len(stems) if answers is None else answers
     groups = [None] * len(stems) if groups is None else groups
-    if not len(stems) == len(choices) == len(answers) == len(groups):
-        counts = f"{len(stems)} stems, {len(choices)} lists of choices, {len(answers)} answers and {len(groups)} groups"
-        raise ValueError(f"got {counts}; give one of each per question.")
-    questions = [
+    return [
         Question(_frozen(stem), _frozen([_frozen(pair) for pair in pairs]), answer, group or "")
         for stem, pairs, answer, group in zip(stems, choices, answers, groups, strict=True)
     ]
-    check_questions(questions)
-    return questions
-
-
-def check_questions(questions: Sequence[Question], *, answered: bool = False) -> None:
-    """Check that questions are valid, and that their answers are known if they must be `answered`.
-
-    The error names the question whose stem or choice is not a pair, which has an empty word or no choices, or whose
-    answer is not the index of a choice. No questions are an error too.
-    """
-    if not questions:
-        raise ValueError("there are no questions; give at least one.")
-    for index, question in enumerate(questions):
-        problem = _problem(question)
-        if problem is None and answered and question.answer is None:
-            problem = "has no answer; give the index of the correct choice, from 0"
-        if problem is not None:
-            raise ValueError(f"question {index}, {question.stem} to {question.choices}, {problem}.")
-
-
-def _problem(question: Question) -> str | None:
-    if not question.choices or isinstance(question.choices, str):
-        return "has no choices; give at least one pair"
-    for pair in (question.stem, *question.choices):
-        if not isinstance(pair, tuple) or len(pair) != 2:
-            return f"has {pair!r} instead of a pair of two words"
-        for word in pair:
-            if not isinstance(word, str) or not word.strip():
-                return f"has {word!r} instead of a word"
-    answer = question.answer
-    if answer is not None and not (isinstance(answer, Integral) and 0 <= answer < len(question.choices)):
-        return f"has the answer {answer!r}; allowed are 0 to {len(question.choices) - 1}"
-    return None
 
 
 def _frozen(values: Any) -> Any:
@@ -149,8 +126,10 @@ def choice_counts(questions: Sequence[Question]) -> Tensor:
 
 
 def answers_of(questions: Sequence[Question]) -> Tensor:
-    """Return the indices of the correct choices, (Q,), int64; raise a ValueError if one is invalid or has none."""
-    check_questions(questions, answered=True)
+    """Return the indices of the correct choices, (Q,), int64; raise a ValueError if one is unknown."""
+    for index, question in enumerate(questions):
+        if question.answer is None:
+            raise ValueError(f"question {index}, {question.stem}, has no answer; give the index of the correct choice.")
     return torch.tensor([question.answer for question in questions])
 
 

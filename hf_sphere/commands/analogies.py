@@ -8,8 +8,8 @@ The scorings are described in `analogy/README.md`. Templates, weights and aggreg
 questions. The test questions are answered with the best configuration, and with the default one, without search. What
 the columns of the printed table mean is printed below it.
 
-Finished results and the scores of sentences are kept in `--output_dir`: after Ctrl-C the same command resumes, and
-models, benchmarks and scorings can be added. Results are written to `all_results.json` and `results.csv`, predictions
+Finished results are kept in `--output_dir`: after Ctrl-C the same command resumes, and models, benchmarks and scorings
+can be added. Results are written to `all_results.json` and `results.csv`, predictions
 to `predictions.json` and a plot to `analogies.png`.
 """
 
@@ -26,7 +26,7 @@ from hf_sphere.training import output_dir
 from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
 
 FREE_TO_CHANGE = {
-    *("model_name_or_path", "output_dir", "benchmarks", "scorings", "batch_size", "cache_dir"),
+    *("model_name_or_path", "output_dir", "benchmarks", "scorings", "batch_size"),
     *("overwrite_output_dir", "disable_tqdm"),
 }
 """Arguments that may differ between calls with the same folder, since results do not depend on them."""
@@ -38,7 +38,7 @@ class AnalogyArguments(Arguments):
 
     model_name_or_path: list[str] = argument(help="Masked, causal or embedding models: folders or Hub ids.")
     output_dir: str = argument("outputs/analogies", "Output directory.")
-    overwrite_output_dir: bool = argument(False, "Replace the results in output_dir; scores of sentences are kept.")
+    overwrite_output_dir: bool = argument(False, "Replace the results in output_dir.")
     dataset_name: str = argument("relbert/analogy_questions", "Questions: Hub id or folder.")
     dataset_revision: str | None = argument(None, "Revision of the dataset on the Hub.")
     benchmarks: list[str] = argument(("sat", "u2", "u4", "google", "bats"), "Configurations of the dataset.")
@@ -58,14 +58,12 @@ class AnalogyArguments(Arguments):
     grid: Literal["full", "published", "none"] = argument(
         "full", "Search all weights and aggregations, those of the paper, or only templates."
     )
-    num_shuffles: int = argument(200, "Number of searches on shuffled scores, for the noise level on validation.", ge=1)
     max_questions: int | None = argument(None, "Maximum number of questions per split, for a quick test.", ge=1)
-    seed: int = argument(0, "Seed of intervals, noise levels and the sample of questions.", **SEED)
+    seed: int = argument(0, "Seed of the sample of questions.", **SEED)
     batch_size: int | None = argument(None, "Sequences per batch; chosen for speed by default.", ge=1)
     dtype: Literal["float32", "bfloat16", "float16"] | None = argument(
         None, "Type of the weights; by default bfloat16 on GPUs that support it."
     )
-    cache_dir: str | None = argument(None, "Folder of sentence scores, which runs can share; by default output_dir.")
     disable_tqdm: bool = argument(False, "Disable progress bars.")
 
     def __post_init__(self) -> None:
@@ -88,14 +86,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     import torch
     import transformers
 
-    from hf_sphere.analogies.evaluation import LEGEND, BenchmarkRun, short_names, write_results
-    from hf_sphere.analogies.questions import check_questions, sample_questions
+    from hf_sphere.analogies.benchmarks import LEGEND, BenchmarkRun, short_names, write_results
+    from hf_sphere.analogies.questions import answers_of, sample_questions
     from hf_sphere.analogies.scoring.base import Engine
     from hf_sphere.utils.loading import load_pretrained
 
     def load(name: str, split: str) -> list[analogies.Question]:
         loaded = analogies.load_questions(args.dataset_name, name, split, revision=args.dataset_revision)
-        check_questions(loaded, answered=True)
+        answers_of(loaded)  # raises an error if one is missing
         return sample_questions(loaded, args.max_questions, seed=args.seed)
 
     output, overwrite = Path(args.output_dir), args.overwrite_output_dir
@@ -110,14 +108,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         if overwrite:
             shutil.rmtree(finished, ignore_errors=True)
         output_dir.write_settings(output, asdict(args))
-        cache = analogies.ScoreCache(Path(args.cache_dir or output) / "sentence_scores.jsonl")
         templates = {scoring: args.templates_of(scoring) for scoring in args.scorings}
         results = []
         for name in args.model_name_or_path:
             model = analogies.LanguageModel.load(name, dtype=getattr(torch, args.dtype) if args.dtype else None)
-            engine = Engine(model, args.batch_size, cache)
-            options = args.num_shuffles, args.seed, args.disable_tqdm
-            results += BenchmarkRun(engine, args.grid, benchmarks, templates, finished, *options).print_results()
+            engine = Engine(model, args.batch_size)
+            run = BenchmarkRun(engine, args.grid, benchmarks, templates, finished, args.disable_tqdm)
+            results += run.print_results()
         write_results(output / output_dir.RESULTS_FILE, results, benchmarks)
     print(f"{LEGEND}\nsaved {output / output_dir.RESULTS_FILE}, results.csv and predictions.json")
     try:

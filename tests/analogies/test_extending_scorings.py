@@ -2,10 +2,18 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from hf_sphere.analogies import make_questions, measure_questions, score_questions, scoring, search_configurations
+from hf_sphere.analogies import (
+    make_questions,
+    measure_questions,
+    score_questions,
+    scoring,
+    search_configurations,
+    select_configuration,
+)
 
 TOY = '''
 from dataclasses import dataclass
@@ -32,6 +40,7 @@ class Toy(Scoring):
     def permutation_costs(self, terms):
         return self.scale * terms[0].abs()
 '''
+MODEL = SimpleNamespace(kind="embedding")
 QUESTIONS = make_questions([("word", "language")], [[("a", "bbbb"), ("cc", "dd"), ("e", "fff")]], [1])
 
 
@@ -45,16 +54,22 @@ def toy(tmp_path, monkeypatch):
     sys.modules.pop("toy_scoring", None)
 
 
-def test_a_new_scoring_is_found_by_its_name_scores_and_can_be_searched(toy):
+def test_a_new_scoring_is_found_by_its_name(toy):
     assert toy in scoring.scoring_names()
     assert scoring.build_scoring(toy, scale=2.0).scale == 2
     with pytest.raises(ValueError, match=r"'toy' has no option size; its options are: .*scale"):
         scoring.build_scoring(toy, size=1)
-    assert score_questions(QUESTIONS, None, toy).by_question() == [[3.0, 0.0, 2.0]]
-    assert score_questions(QUESTIONS, None, toy, scale=-1.0).predictions.tolist() == [0]
-    result = search_configurations(measure_questions(QUESTIONS, None, toy), QUESTIONS)
+
+
+def test_a_new_scoring_scores_questions(toy):
+    assert score_questions(QUESTIONS, MODEL, toy).by_question() == [[3.0, 0.0, 2.0]]
+    assert score_questions(QUESTIONS, MODEL, toy, scale=-1.0).predictions.tolist() == [0]
+
+
+def test_a_new_scoring_can_be_searched(toy):
+    result = search_configurations(measure_questions(QUESTIONS, MODEL, toy))
     assert len(result) == 2 * 6 * 11 * 19
-    assert result.configuration(result.best()) == {
+    assert select_configuration(result).configuration == {
         **{"scoring": "toy", "negative_weight": 0.0, "scale": 1.0},
         **{"positive_aggregation": "mean", "negative_aggregation": "mean"},
     }

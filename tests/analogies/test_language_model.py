@@ -1,11 +1,9 @@
-import functools
 import json
 import shutil
 
 import pytest
 import tokenizers
 import torch
-from torch import nn
 from transformers import (
     AutoModel,
     AutoTokenizer,
@@ -113,15 +111,6 @@ def test_models_of_other_kinds_are_rejected(build, save, tokenizer, name):
         LanguageModel.load(save(model))
 
 
-def test_a_model_without_token_inputs_is_rejected(tokenizer):
-    from transformers import Wav2Vec2Config, Wav2Vec2Model
-
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    config = Wav2Vec2Config(conv_dim=[8], conv_stride=[2], conv_kernel=[2], num_conv_pos_embedding_groups=4, **sizes)
-    with pytest.raises(ValueError, match=f"is a Wav2Vec2Model, whose inputs are not tokens; {ALLOWED}"):
-        LanguageModel.load(Wav2Vec2Model(config), tokenizer)
-
-
 @pytest.mark.parametrize(
     ("architecture", "head", "changes"),
     [("Bert", "", {"architectures": ["BertForMaskedLM"]}), ("Electra", "ForPreTraining", {})],  # of replaced tokens
@@ -132,26 +121,16 @@ def test_a_checkpoint_without_a_head_for_masked_tokens_is_rejected(build, save, 
         LanguageModel.load(save(build(architecture, head), **changes))
 
 
+@pytest.mark.parametrize("scale", [0.5, 0.02])
+def test_a_causal_model_with_bidirectional_attention_is_rejected(build, tokenizer, scale):
+    with pytest.raises(ValueError, match=r"depends on the tokens after it.* Load it with config.is_decoder=True"):
+        LanguageModel.load(build("Bert", "LMHeadModel", initializer_range=scale), tokenizer)
+
+
 def test_a_folder_without_a_tokenizer_is_rejected(build, tmp_path):
     build("Bert", "ForMaskedLM").save_pretrained(tmp_path / "model")
     with pytest.raises(ValueError, match=r"has no vocabulary.*Pass one: LanguageModel.load\(model"):
         LanguageModel.load(tmp_path / "model")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"empty has no tokenizer that transformers can load"):
-        LanguageModel.load(tmp_path / "model", tmp_path / "empty")
-
-
-def test_bad_input_is_refused(build, tokenizer):
-    for model in (None, 3, nn.Linear(2, 2)):
-        with pytest.raises(TypeError, match="model must be a name, a folder or a model of transformers; got a "):
-            LanguageModel.load(model)
-    with pytest.raises(ValueError, match=f"ElectraForPreTraining, which does not predict tokens.*; {ALLOWED}"):
-        LanguageModel.load(build("Electra", "ForPreTraining"), tokenizer)
-    for scale in (0.5, 0.02):
-        with pytest.raises(ValueError, match=r"depends on the tokens after it.* Load it with config.is_decoder=True"):
-            LanguageModel.load(build("Bert", "LMHeadModel", initializer_range=scale), tokenizer)
-    with pytest.raises(ValueError, match=r"BertForMaskedLM was not loaded from a folder .* Pass one"):
-        LanguageModel.load(build("Bert", "ForMaskedLM"))
 
 
 def test_a_loaded_model_finds_its_tokenizer(golden_folder, tokenizer):
@@ -177,31 +156,8 @@ def test_the_dtype_of_the_weights_can_be_set(golden_folder, build, tokenizer, dt
     assert loaded.device == torch.device("cpu")
 
 
-@pytest.mark.parametrize(
-    ("architecture", "options", "limit"),
-    [
-        ("Bert", {}, 40),
-        ("Roberta", {"pad_token_id": 1}, 38),
-        ("MPNet", {"pad_token_id": 1}, 38),
-        ("Electra", {}, 40),
-        ("DistilBert", {}, 40),
-    ],
-)
-def test_the_maximum_length_follows_from_the_model(build, tokenizer, architecture, options, limit):
-    model = build(architecture, "ForMaskedLM", max_position_embeddings=40, **options)
-    assert LanguageModel.load(model, tokenizer).max_length == limit
-    ids = torch.full((1, limit), 7)
-    assert model(input_ids=ids).logits.shape[1] == limit
-    with pytest.raises((IndexError, RuntimeError)):
-        model(input_ids=torch.full((1, limit + 1), 7))
-
-
-def test_the_maximum_length_respects_the_tokenizer_and_the_repr_names_the_model(build, tokenizer):
-    tokenizer.model_max_length = 20
-    assert LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer).max_length == 20
-    tokenizer.model_max_length = int(1e30)
+def test_the_repr_describes_the_model(build, tokenizer):
     language_model = LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer)
-    assert language_model.max_length == 64
     assert repr(language_model) == "LanguageModel('BertForMaskedLM', kind='masked', device='cpu', dtype='float32')"
 
 
@@ -222,16 +178,6 @@ def test_the_dtype_and_the_configuration_change_the_fingerprint(golden_folder, t
         model = BertForMaskedLM.from_pretrained(golden_folder / "tiny-bert", **changes)
         seen.add(LanguageModel.load(model, tokenizer, dtype=dtype).fingerprint)
     assert len(seen) == 3
-
-
-@pytest.mark.parametrize("kind", [torch.optim.SGD, functools.partial(torch.optim.AdamW, fused=True)])
-def test_training_changes_the_fingerprint(build, tokenizer, kind):
-    language_model = LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer)
-    before = language_model.fingerprint
-    optimizer = kind(language_model.model.parameters(), lr=0.1)
-    language_model.model(input_ids=torch.tensor([[2, 4, 3]]), labels=torch.tensor([[-100, 7, -100]])).loss.backward()
-    optimizer.step()
-    assert language_model.fingerprint != before
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -259,23 +205,6 @@ def test_replacing_the_tokenizer_changes_the_fingerprint(golden_folder, build, t
     language_model.tokenizer.add_tokens(["ostrich"])
     seen.add(language_model.fingerprint)
     assert len(seen) == 4
-
-
-def test_enabling_or_disabling_adapters_changes_the_fingerprint(build, tokenizer):
-    peft = pytest.importorskip("peft")
-    tuners = pytest.importorskip("peft.tuners.tuners_utils")
-    language_model = LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer)
-    torch.manual_seed(0)
-    # PEFT's own functions: `add_adapter` of a new transformers refuses all but the newest PEFT
-    peft.inject_adapter_in_model(
-        peft.LoraConfig(target_modules=["query"], init_lora_weights=False), language_model.model
-    )
-    layers = [layer for layer in language_model.model.modules() if isinstance(layer, tuners.BaseTunerLayer)]
-    on = language_model.fingerprint
-    for enabled in (False, True):
-        for layer in layers:
-            layer.enable_adapters(enabled)
-        assert (language_model.fingerprint == on) == enabled
 
 
 def test_the_fingerprint_includes_names_and_shapes(build, tokenizer):

@@ -2,6 +2,7 @@ import dataclasses
 import itertools
 import math
 import zlib
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ from hypothesis import given, strategies as st
 from hf_sphere.analogies.evaluation import Scores, score_questions
 from hf_sphere.analogies.prompts import TEMPLATES
 from hf_sphere.analogies.questions import Question
-from hf_sphere.analogies.scoring import base, embeddings, sentences
+from hf_sphere.analogies.scoring import base, build_scoring, embeddings, scoring_names, sentences
 from hf_sphere.analogies.search import TIE
 
+MODEL = SimpleNamespace(kind="masked")
 POSITIVE = ["abcd", "acbd", "badc", "bdac", "cdab", "cadb", "dcba", "dbca"]
 NEGATIVE = [first + second + third + fourth for first, second, third, fourth in itertools.permutations("abcd")]
 NEGATIVE = [order for order in NEGATIVE if order not in POSITIVE]
@@ -45,7 +47,7 @@ def asked(monkeypatch):
     """The sentences of each model call; the model returns `surprise` of each sentence."""
     calls = []
 
-    def perplexities(language_model, sentences, *, batch_size=None, cache=None):
+    def perplexities(language_model, sentences, *, batch_size=None):
         calls.append(sentences)
         return torch.tensor([surprise(one.text, one.hidden) for one in sentences], dtype=torch.float64)
 
@@ -69,7 +71,7 @@ def aggregated(values, name):
 
 def check_costs(scoring, questions, options, cost_in_order, template=TEMPLATE, **more):
     """Compare costs with a formula for one question, choice and permutation."""
-    scores = score_questions(questions, None, scoring, template=template, **options, **more)
+    scores = score_questions(questions, MODEL, scoring, template=template, **options, **more)
     for question, costs in zip(questions, scores.by_question(), strict=True):
         for choice, cost in enumerate(costs):
             positive = aggregated(
@@ -189,7 +191,7 @@ QUESTION = Question(("a", "b"), (("c", "d"), ("e", "f"), ("g", "h")), 1)
     ],
 )
 def test_only_permutations_that_affect_the_cost_are_scored_in_one_call(asked, options, count):
-    score_questions([QUESTION, QUESTION], None, "marginal_bias", **options)
+    score_questions([QUESTION, QUESTION], MODEL, "marginal_bias", **options)
     assert [len(sentences) for sentences in asked] == [2 * count * 9]
 
 
@@ -202,7 +204,7 @@ def test_a_tie_counts_one_kth_and_the_first_choice_is_predicted(scoring, options
     repeated = Question(("a", "b"), (("x", "y"),) * 3)
     for answer in range(3):
         questions = [dataclasses.replace(repeated, answer=answer)]
-        scores = score_questions(questions, None, scoring, **options)
+        scores = score_questions(questions, MODEL, scoring, **options)
         assert scores.predictions.tolist() == [0]
         assert scores.correct(questions).tolist() == [pytest.approx(1 / 3)]
         assert scores.accuracy(questions) == pytest.approx(1 / 3)
@@ -218,17 +220,17 @@ def test_costs_that_differ_by_rounding_tie(gap, share):
 
 def test_missing_choices_have_infinite_cost():
     short = Question(("a", "b"), QUESTION.choices[:2])
-    scores = score_questions([QUESTION, short], None, "pmi", positive_aggregation="mean", negative_weight=1.0)
+    scores = score_questions([QUESTION, short], MODEL, "pmi", positive_aggregation="mean", negative_weight=1.0)
     assert scores.costs.isinf().tolist() == [[False] * 3, [False, False, True]]
     assert [len(costs) for costs in scores.by_question()] == [3, 2]
     torch.testing.assert_close(
         scores.costs[1, :2],
-        score_questions([short], None, "pmi", positive_aggregation="mean", negative_weight=1.0).costs[0],
+        score_questions([short], MODEL, "pmi", positive_aggregation="mean", negative_weight=1.0).costs[0],
     )
 
 
 def test_accuracy_is_the_fraction_of_correct_answers():
-    scores = score_questions([QUESTION], None)
+    scores = score_questions([QUESTION], MODEL)
     right = Question(QUESTION.stem, QUESTION.choices, int(scores.predictions))
     wrong = Question(QUESTION.stem, QUESTION.choices, (right.answer + 1) % 3)
     assert scores.accuracy([right]) == 1.0
@@ -238,7 +240,7 @@ def test_accuracy_is_the_fraction_of_correct_answers():
 def test_a_nan_perplexity_is_rejected(monkeypatch):
     monkeypatch.setattr(sentences, "perplexities", lambda *_, **__: torch.tensor([1.0, float("nan"), 2.0]))
     with pytest.raises(ValueError, match=r"question \('a', 'b'\) to .* is infinite or not a number"):
-        score_questions([QUESTION], None)
+        score_questions([QUESTION], MODEL)
 
 
 @pytest.mark.parametrize(
@@ -247,18 +249,34 @@ def test_a_nan_perplexity_is_rejected(monkeypatch):
         ("ppl", {}, "unknown scoring 'ppl'; the scorings are: embedding_similarity, hypothesis_bias, marginal_bias"),
         ("perplexity", {"alpha": 0.2}, "'perplexity' has no option alpha; its options are: positive_aggregation, neg"),
         ("pmi", {"weight_head": 0.2}, "'pmi' has no option weight_head; its options are: .*alpha, pmi_aggregation"),
-        ("embedding_similarity", {"cache": object()}, "has no perplexities to cache"),
         ("perplexity", {"template": "is-to"}, "'is-to' is not a template. Use one of is-to-what"),
         ("embedding_similarity", {"template": "{a} {b}"}, "is not a template"),
-        ("perplexity", {"positive_aggregation": "index_8"}, "positive_aggregation must be one of mean, .*index_7;"),
-        ("perplexity", {"negative_aggregation": "median"}, "negative_aggregation must be one of .*; got 'median'"),
-        ("perplexity", {"negative_weight": "0.2"}, "negative_weight must be a finite number, .*; got '0.2'"),
+        (
+            "perplexity",
+            {"positive_aggregation": "index_8"},
+            "positive_aggregation must be one of mean, max, .*index_7;",
+        ),
+        (
+            "perplexity",
+            {"negative_aggregation": "median"},
+            "negative_aggregation must be one of .*index_15; got 'median'",
+        ),
         ("marginal_bias", {"weight_tail": float("nan")}, "weight_tail must be a finite number, .*; got nan"),
         ("hypothesis_bias", {"weight_head": float("inf")}, "weight_head must be a finite number, .*; got inf"),
-        ("pmi", {"alpha": None}, "alpha must be a finite number, .*; got None"),
         ("pmi", {"pmi_aggregation": "index_2"}, "pmi_aggregation must be one of mean, max, min, index_0, index_1; got"),
     ],
 )
 def test_unsupported_options_of_a_scoring_are_rejected(scoring, options, message):
     with pytest.raises(ValueError, match=message):
-        score_questions([QUESTION], None, scoring, **options)
+        score_questions([QUESTION], MODEL, scoring, **options)
+
+
+@pytest.mark.parametrize("name", scoring_names())
+def test_every_scoring_is_found_by_its_name(name):
+    assert build_scoring(name).name == name
+
+
+@pytest.mark.parametrize(("scoring", "kind"), [("hypothesis_bias", "causal"), ("perplexity", "embedding")])
+def test_a_model_of_another_kind_is_refused(scoring, kind):
+    with pytest.raises(ValueError, match=f"{scoring!r} requires a model of kind masked.*; got {kind}"):
+        score_questions([QUESTION], SimpleNamespace(kind=kind), scoring)

@@ -5,15 +5,9 @@ import torch
 import torch.nn.functional as F
 
 from hf_sphere.analogies.evaluation import measure_questions, score_questions
-from hf_sphere.analogies.likelihoods import ScoreCache
 from hf_sphere.analogies.prompts import TEMPLATES
 from hf_sphere.analogies.questions import make_questions
 from hf_sphere.analogies.scoring import scoring_names
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return ScoreCache(tmp_path_factory.mktemp("scores") / "scores.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -31,29 +25,29 @@ def golden(root):
     return cases
 
 
-def test_perplexities_and_predictions_match_the_publication(tiny_bert, golden, cache):
+def test_perplexities_and_predictions_match_the_publication(tiny_bert, golden):
     for template, cases in golden.items():
         questions, expected = zip(*cases, strict=True)
-        measured = measure_questions(questions, tiny_bert, template=template, cache=cache)
-        for case, values, count in zip(expected, measured.terms[0], measured.num_choices.tolist(), strict=True):
+        measured = measure_questions(questions, tiny_bert, template=template)
+        for case, question, values in zip(expected, questions, measured.terms[0], strict=True):
             published = torch.tensor(
                 [positive + negative for positive, negative in zip(
                     case["positive_perplexities"], case["negative_perplexities"], strict=True
                 )],
                 dtype=torch.float64,
             )  # fmt: skip
-            torch.testing.assert_close(values[:, :count].T, published, rtol=1e-5, atol=0)
-        scores = score_questions(questions, tiny_bert, template=template, cache=cache)
+            torch.testing.assert_close(values[:, : len(question.choices)].T, published, rtol=1e-5, atol=0)
+        scores = score_questions(questions, tiny_bert, template=template)
         assert scores.predictions.tolist() == [case["perplexity_index_0_prediction"] for case in expected]
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_marginal_bias_and_predictions_match_the_publication(tiny_bert, golden, cache, number):
+def test_marginal_bias_and_predictions_match_the_publication(tiny_bert, golden, number):
     for template, cases in golden.items():
         questions, expected = zip(*cases, strict=True)
         published = [case["marginal_bias_index_0"][number] for case in expected]
         weights = {name: published[0][name] for name in ("weight_head", "weight_tail")}
-        scores = score_questions(questions, tiny_bert, "marginal_bias", template=template, cache=cache, **weights)
+        scores = score_questions(questions, tiny_bert, "marginal_bias", template=template, **weights)
         for costs, case in zip(scores.by_question(), published, strict=True):
             assert costs == pytest.approx(case["score"], abs=1e-4)
         assert scores.predictions.tolist() == [case["prediction"] for case in published]

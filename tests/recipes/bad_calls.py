@@ -41,7 +41,7 @@ OTHER_RECIPES = {
     "predict_images": "--model_name_or_path model --images photos --num_workers 0 --output out/photos.csv",
     "export_onnx": "--model_name_or_path model --output out/model.onnx",
     "evaluate_analogies": f"--model_name_or_path {TINY_BERT} --dataset_name questions --benchmarks tiny --templates "
-    "is-to-what --num_shuffles 3 --output_dir out",
+    "is-to-what --output_dir out",
 }
 RECIPES = sorted([*TRAINING, *OTHER_RECIPES])
 _MODEL_READERS = ["extract_embeddings", "reinitialize_layers", "compute_projections", "train_image_classification"]

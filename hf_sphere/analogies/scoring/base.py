@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from hf_sphere.analogies.language_model import Kind, LanguageModel
-from hf_sphere.analogies.likelihoods import ScoreCache
 from hf_sphere.analogies.prompts import NEGATIVE_PERMUTATIONS, PERMUTATIONS, POSITIVE_PERMUTATIONS, Permutation
 from hf_sphere.analogies.questions import Question, choice_counts
 
@@ -58,7 +57,6 @@ class Engine:
 
     language_model: LanguageModel  # the model
     batch_size: int | None = None  # sequences per batch; chosen for speed by default
-    cache: ScoreCache | None = None  # cache of perplexities; scorings by embeddings do not use it
     progress: Callable[[int], Any] = lambda count: None  # called with the number of newly finished questions
 
 
@@ -70,13 +68,13 @@ class Measurements:
     """
 
     scoring: "Scoring"
+    questions: Questions  # the Q questions
     terms: Tensor  # (T, Q, 24, K), float64, permutations as in `PERMUTATIONS`
-    num_choices: Tensor  # (Q,), number of choices per question
 
     @property
     def exists(self) -> Tensor:
         """Whether a question has a choice, (Q, K), boolean."""
-        return torch.arange(self.terms.shape[-1]) < self.num_choices[:, None]
+        return torch.arange(self.terms.shape[-1]) < choice_counts(self.questions)[:, None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,40 +122,40 @@ class Scoring(ABC):
     ) -> Measurements:
         """Run the model on Q questions of up to K choices in batches, which limits memory.
 
-        `permutations` are the numbers of the `PERMUTATIONS` to measure. A value that is not finite is a `ValueError`.
+        `permutations` are the numbers of the `PERMUTATIONS` to measure. A model that the scoring does not support, and
+        a value that is not finite, is a `ValueError`.
         """
+        if (kind := engine.language_model.kind) not in self.kinds:
+            raise ValueError(f"scoring {self.name!r} requires a model of kind {' or '.join(self.kinds)}; got {kind}.")
         orders = [PERMUTATIONS[index] for index in permutations]
-        counts = choice_counts(questions)
         terms_by_question: list[Tensor] = []
         texts = itertools.accumulate(len(orders) * self.count_texts(question) for question in questions)
         for _, pairs in itertools.groupby(zip(questions, texts, strict=True), lambda pair: pair[1] // TEXTS_AT_ONCE):
             batch = [question for question, _ in pairs]
             terms_by_question += self.question_terms(batch, orders, engine)
             engine.progress(len(batch))
-        shape = (len(terms_by_question[0]), len(questions), len(PERMUTATIONS), int(counts.max()))
+        size = int(choice_counts(questions).max())
+        shape = (len(terms_by_question[0]), len(questions), len(PERMUTATIONS), size)
         terms = torch.full(shape, torch.nan, dtype=torch.float64)
         for row, (question, values) in enumerate(zip(questions, terms_by_question, strict=True)):
             if not values.isfinite().all():
                 what = f"the model's value of the question {question.stem} to {question.choices}"
-                raise ValueError(f"{what} is infinite or not a number. Check its weights and dtype.")
+                raise ValueError(f"{what} is infinite or not a number. Check its weights, dtype and tokens.")
             terms[:, row][:, list(permutations), : len(question.choices)] = values.double()
-        return Measurements(self, terms, counts)
+        return Measurements(self, questions, terms)
 
     def costs(self, questions: Questions, engine: Engine) -> Tensor:
         """Compute the costs of the choices of Q valid questions, (Q, K), float64; the lowest cost is the answer.
 
         Choices that a question does not have cost infinity.
         """
-        needed = _needed(self.positive_aggregation, range(NUM_POSITIVE))
+        sides = [(self.positive_aggregation, range(NUM_POSITIVE))]
         if self.negative_weight:
-            needed += _needed(self.negative_aggregation, range(NUM_POSITIVE, len(PERMUTATIONS)))
+            sides.append((self.negative_aggregation, range(NUM_POSITIVE, len(PERMUTATIONS))))
+        needed = [at for name, numbers in sides for at in (numbers if name in _REDUCTIONS else [numbers[_index(name)]])]
         measurements = self.measure(questions, engine, needed)
         costs = self.permutation_costs(measurements.terms)
         total = aggregate(costs[:, :NUM_POSITIVE], self.positive_aggregation, 1)
         if self.negative_weight:
             total = total - self.negative_weight * aggregate(costs[:, NUM_POSITIVE:], self.negative_aggregation, 1)
         return total.where(measurements.exists, torch.inf)
-
-
-def _needed(aggregation: str, numbers: range) -> list[int]:
-    return list(numbers) if aggregation in _REDUCTIONS else [numbers[_index(aggregation)]]

@@ -14,7 +14,6 @@ from hf_sphere.analogies.encoding import encode, equal_length_batches, warn_unkn
 from hf_sphere.analogies.language_model import LanguageModel
 from hf_sphere.analogies.prompts import Sentence, fill, template_text
 from hf_sphere.analogies.scoring.base import Engine, Permutations, Questions, Scoring
-from hf_sphere.utils.checks import text_list
 
 
 def embed_words(language_model: LanguageModel, words: Sequence[str], *, batch_size: int | None = None) -> Tensor:
@@ -27,7 +26,7 @@ def embed_words(language_model: LanguageModel, words: Sequence[str], *, batch_si
     tokenize = partial(language_model.tokenizer, add_special_tokens=False)
     first, spaced, both = (tokenize(text)["input_ids"] for text in ("x", " x", "x x"))
     space = " " if both != first + first and both == first + spaced else ""
-    sentences = [Sentence(space + word, ((len(space), len(space) + len(word)),)) for word in text_list("words", words)]
+    sentences = [Sentence(space + word, ((len(space), len(space) + len(word)),)) for word in words]
     return embed_words_in_context(language_model, sentences, batch_size=batch_size).flatten(1)
 
 
@@ -39,11 +38,6 @@ def embed_words_in_context(
     The result is (N, W, hidden size), float32, on the CPU, in the order of `spans`. Hidden words are embedded as mask
     tokens.
     """
-    counts = {len(sentence.spans) for sentence in sentences}
-    if len(counts) > 1 or 0 in counts:
-        raise ValueError(f"all sentences must have the same number of `spans`, at least one; got {sorted(counts)}.")
-    if not sentences:
-        raise ValueError("there is nothing to embed: the list is empty.")
     encodings = encode(language_model, sentences, words=True)
     warn_unknown_words(language_model, sentences)
     keys = [(encoding.ids.tobytes(), encoding.words.tobytes()) for encoding in encodings]

@@ -52,7 +52,7 @@ class SentenceScoring(Scoring):
         """See `Scoring.question_terms`."""
         sentences = [[text for order in permutations for text in self.sentences(each, order)] for each in questions]
         flat = list(itertools.chain.from_iterable(sentences))
-        values = perplexities(engine.language_model, flat, batch_size=engine.batch_size, cache=engine.cache)
+        values = perplexities(engine.language_model, flat, batch_size=engine.batch_size)
         by_question = values.split([len(of_question) for of_question in sentences])
         return [self.terms(perplexity.view(len(permutations), -1)) for perplexity in by_question]
 
