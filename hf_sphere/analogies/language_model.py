@@ -14,7 +14,7 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from hf_sphere.utils.loading import load_model, load_pretrained
+from hf_sphere.utils.loading import load_pretrained
 from hf_sphere.utils.modules import digest_weights, eval_mode
 
 Kind = Literal["masked", "causal", "embedding"]
@@ -187,29 +187,16 @@ def _find_kind(class_name: str, config: PreTrainedConfig, name: str) -> Kind:
     return kind
 
 
-def _undeclared_class(config: PreTrainedConfig) -> str:
-    """Guess the class of a saved model whose configuration has no `architectures`."""
-    kind = type(config)
-    if kind in transformers.MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
-        return transformers.MODEL_FOR_MASKED_LM_MAPPING[kind].__name__
-    if kind in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
-        return transformers.MODEL_FOR_CAUSAL_LM_MAPPING[kind].__name__
-    return kind.__name__.replace("Config", "Model")
-
-
 def _load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
-    """Load a model with the head that it was saved with."""
+    """Load a model with the head that it was saved with; without `architectures`, it is an encoder or decoder."""
     config = load_pretrained(transformers.AutoConfig, name)
-    declared = (config.architectures or [None])[0]
-    class_name = declared or _undeclared_class(config)
+    class_name = (config.architectures or [type(config).__name__.replace("Config", "Model")])[0]
     kind = _find_kind(class_name, config, name)
     loaders = {"masked": transformers.AutoModelForMaskedLM, "causal": transformers.AutoModelForCausalLM}
     # Encoders of sequence-to-sequence models have no Auto class.
     loader = loaders.get(kind) or getattr(transformers, class_name, transformers.AutoModel)
     model, report = load_pretrained(loader, name, dtype=dtype, output_loading_info=True)
     missing = sorted(key for key in report["missing_keys"] if "pooler" not in key)  # no score uses the pooler
-    if missing and kind != "embedding" and declared is None:
-        return load_model(transformers.AutoModel, name, dtype=dtype)  # an encoder saved without a head
     if missing:
         keys = ", ".join(missing[:3])
         advice = f"so the head of its {type(model).__name__} would be random. Pass AutoModel.from_pretrained(name)."

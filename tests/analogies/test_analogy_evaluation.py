@@ -23,7 +23,7 @@ QUESTIONS = make_questions(PAIRS[:3], [PAIRS[1:3], PAIRS[2:5], PAIRS[3:5]], [0, 
 def test_chunked_scores_equal_scores_of_one_call(tiny_bert, monkeypatch, scoring):
     expected = search_configurations(measure_questions(QUESTIONS, tiny_bert, scoring, template="is-to-as"))
     costs = score_questions(QUESTIONS, tiny_bert, scoring).costs
-    monkeypatch.setattr(base, "TEXTS_AT_ONCE", 24 * 2)
+    monkeypatch.setattr(base, "QUESTIONS_AT_ONCE", 1)
     told = []
     found = search_templates(Engine(tiny_bert, progress=told.append), QUESTIONS, scoring, ["is-to-as"])
     assert told == [1, 1, 1]

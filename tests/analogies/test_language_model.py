@@ -5,7 +5,6 @@ import pytest
 import tokenizers
 import torch
 from transformers import (
-    AutoModel,
     AutoTokenizer,
     BertForMaskedLM,
     BertForSequenceClassification,
@@ -61,18 +60,9 @@ def test_the_kind_follows_from_the_saved_class(build, save, architecture, head, 
         torch.testing.assert_close(loaded.forward(ids, base=True)[0], model.base_model(ids)[0])
 
 
-@pytest.mark.parametrize(
-    ("architecture", "head", "kind", "changes"),
-    [
-        ("Bert", "ForMaskedLM", "masked", {}),
-        ("GPT2", "ForCausalLM", "causal", {}),
-        ("Bert", "LMHeadModel", "causal", {"is_decoder": True}),
-        ("Bert", "", "embedding", {}),
-    ],
-)
-def test_an_unspecified_class_is_inferred_from_the_checkpoint(build, save, architecture, head, kind, changes):
-    language_model = LanguageModel.load(save(build(architecture, head, **changes), architectures="-"))
-    assert language_model.kind == kind
+@pytest.mark.parametrize(("architecture", "head"), [("Bert", "ForMaskedLM"), ("GPT2", "")])
+def test_a_checkpoint_that_does_not_state_its_class_has_embeddings_only(build, save, architecture, head):
+    assert LanguageModel.load(save(build(architecture, head), architectures="-")).kind == "embedding"
 
 
 def test_the_encoder_of_a_sequence_to_sequence_model_is_an_embedding_model(save):
@@ -180,20 +170,6 @@ def test_the_dtype_and_the_configuration_change_the_fingerprint(golden_folder, t
     assert len(seen) == 3
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_weight_changes_outside_autograd_change_the_fingerprint(build, tokenizer, dtype):
-    language_model = LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer, dtype=dtype)
-    seen = {language_model.fingerprint}
-    weight = language_model.model.bert.encoder.layer[0].output.dense.weight
-    weight.data.mul_(2)
-    seen.add(language_model.fingerprint)
-    weight.data[3, 5] += 1
-    seen.add(language_model.fingerprint)
-    language_model.model.half()
-    seen.add(language_model.fingerprint)
-    assert len(seen) == 4
-
-
 def test_replacing_the_tokenizer_changes_the_fingerprint(golden_folder, build, tokenizer):
     language_model = LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer)
     seen = {language_model.fingerprint}
@@ -205,22 +181,3 @@ def test_replacing_the_tokenizer_changes_the_fingerprint(golden_folder, build, t
     language_model.tokenizer.add_tokens(["ostrich"])
     seen.add(language_model.fingerprint)
     assert len(seen) == 4
-
-
-def test_the_fingerprint_includes_names_and_shapes(build, tokenizer):
-    one, other = (build("GPT2", "ForCausalLM", n_inner=size) for size in (8, 16))
-    assert LanguageModel(one, tokenizer).fingerprint != LanguageModel(other, tokenizer).fingerprint
-    bare = AutoModel.from_config(one.config)
-    bare.load_state_dict(one.transformer.state_dict())
-    assert LanguageModel(bare, tokenizer).fingerprint != LanguageModel(one, tokenizer).fingerprint
-
-
-def test_evaluation_preserves_the_mode_of_every_module(build, tokenizer):
-    model = build("Bert", "ForMaskedLM").train()
-    model.cls.eval()
-    modes = [module.training for module in model.modules()]
-    language_model = LanguageModel(model, tokenizer)
-    with language_model.evaluating():
-        assert not any(module.training for module in model.modules())
-        assert torch.is_inference_mode_enabled()
-    assert [module.training for module in model.modules()] == modes

@@ -173,7 +173,7 @@ def test_embedding_similarity_is_the_cosine_of_differences(questions, options, t
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(embeddings, "embed_words", embed_words)
         patch.setattr(embeddings, "embed_words_in_context", embed_words_in_context)
-        patch.setattr(base, "TEXTS_AT_ONCE", at_once)
+        patch.setattr(base, "QUESTIONS_AT_ONCE", at_once)
         check_costs("embedding_similarity", questions, options, cost, template)
 
 

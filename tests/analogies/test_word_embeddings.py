@@ -103,11 +103,6 @@ def test_a_hidden_word_has_the_embedding_of_its_masks(tiny_bert):
     torch.testing.assert_close(embed_words_in_context(tiny_bert, [sentence])[0, 2], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_half_precision_returns_float32(build, tokenizer):
-    half = LanguageModel(build("Bert").to(torch.bfloat16), tokenizer)
-    assert embed_words(half, WORDS).dtype == torch.float32
-
-
 def test_embeddings_are_new_tensors_and_the_model_mode_is_preserved(build, tokenizer):
     language_model = LanguageModel(build("Bert").train(), tokenizer)
     first, second = embed_words(language_model, WORDS), embed_words(language_model, WORDS)

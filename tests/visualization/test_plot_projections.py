@@ -1,4 +1,3 @@
-import itertools
 import math
 from typing import Any
 
@@ -97,12 +96,6 @@ class TestMasses:
         figure = plot_projection_masses(statistics({"a": dead, "b": layer(-1, 1)}))
         assert [middle for middle, *_ in self.bars(figure, "no significant difference")] == [1, 2.5]
         assert [middle for middle, *_ in self.bars(figure, "95 % range of random filters")] == [1, 2.5]
-
-    def test_sixty_names_do_not_overlap(self):
-        figure = plot_projection_masses(statistics(numbered(60)))
-        figure.draw_without_rendering()
-        boxes = [label.get_window_extent() for label in figure.axes[0].get_yticklabels()]
-        assert all(above.y0 >= below.y1 for above, below in itertools.pairwise(boxes))
 
     def test_statistics_of_a_network_can_be_drawn(self):
         network = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 12, 3))

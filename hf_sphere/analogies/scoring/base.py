@@ -1,7 +1,6 @@
 """Base classes of scorings, which compute a cost per choice from questions and a model."""
 
 import dataclasses
-import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -30,8 +29,8 @@ NEGATIVE_AGGREGATIONS = ("mean", "max", "min", *(f"index_{number}" for number in
 WEIGHTS = (0.0, 0.2, -0.2, 0.4, -0.4)
 """Weights of the published grid for the terms that are subtracted from a cost, simplest first."""
 
-TEXTS_AT_ONCE = 4096
-"""Texts that are scored or embedded together; with four words of 4,096 features each, their embeddings take 256 MiB."""
+QUESTIONS_AT_ONCE = 16
+"""Questions whose texts, hundreds per question, are scored or embedded together, which limits memory."""
 
 _REDUCTIONS: dict[str, Callable[[Tensor, int], Tensor]] = {"mean": torch.mean, "max": torch.amax, "min": torch.amin}
 
@@ -113,10 +112,6 @@ class Scoring(ABC):
         """Combine terms into the cost of every permutation, (T, Q, 24, K) -> (Q, 24, K)."""
         return terms[0]
 
-    def count_texts(self, question: Question) -> int:
-        """Return how many texts the model reads for one permutation of a question."""
-        return len(question.choices)
-
     def measure(
         self, questions: Questions, engine: Engine, permutations: Sequence[int] = range(len(PERMUTATIONS))
     ) -> Measurements:
@@ -129,9 +124,8 @@ class Scoring(ABC):
             raise ValueError(f"scoring {self.name!r} requires a model of kind {' or '.join(self.kinds)}; got {kind}.")
         orders = [PERMUTATIONS[index] for index in permutations]
         terms_by_question: list[Tensor] = []
-        texts = itertools.accumulate(len(orders) * self.count_texts(question) for question in questions)
-        for _, pairs in itertools.groupby(zip(questions, texts, strict=True), lambda pair: pair[1] // TEXTS_AT_ONCE):
-            batch = [question for question, _ in pairs]
+        for start in range(0, len(questions), QUESTIONS_AT_ONCE):
+            batch = questions[start : start + QUESTIONS_AT_ONCE]
             terms_by_question += self.question_terms(batch, orders, engine)
             engine.progress(len(batch))
         size = int(choice_counts(questions).max())

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hf_sphere.analogies.language_model import Kind
 from hf_sphere.analogies.likelihoods import perplexities
-from hf_sphere.analogies.prompts import PERMUTATIONS, Permutation, Sentence, fill, template_text
+from hf_sphere.analogies.prompts import Permutation, Sentence, fill, template_text
 from hf_sphere.analogies.questions import Pair, Question
 from hf_sphere.analogies.scoring.base import WEIGHTS, Engine, Permutations, Questions, Scoring, aggregate, check_choice
 
@@ -43,10 +43,6 @@ class SentenceScoring(Scoring):
     def fill(self, question: Question, choice: Pair, permutation: Permutation, hidden: Sequence[int] = ()) -> Sentence:
         """Fill the template with the stem and a choice."""
         return fill(self.template, (*question.stem, *choice), permutation, hidden=hidden)
-
-    def count_texts(self, question: Question) -> int:
-        """See `Scoring.count_texts`."""
-        return len(self.sentences(question, PERMUTATIONS[0]))
 
     def question_terms(self, questions: Questions, permutations: Permutations, engine: Engine) -> list[Tensor]:
         """See `Scoring.question_terms`."""
