@@ -16,6 +16,7 @@ from hf_sphere.hyperplanes.layers import LayerSelection, find_layers
 from hf_sphere.hyperplanes.model_state import has_compiled_parts, named_tensors, observed_batch_norms, with_values
 from hf_sphere.hyperplanes.results import LayerRobustness, ReinitializationRobustness
 from hf_sphere.hyperplanes.weight_files import StoredTensor, open_file, stored_tensors
+from hf_sphere.utils.checks import check_not_text
 from hf_sphere.utils.progress import progress_bar
 from hf_sphere.utils.seeds import mix_seed
 from hf_sphere.utils.snapshots import Snapshot, find_snapshots
@@ -121,6 +122,7 @@ def reinitialization_robustness(
     Example:
         >>> reinitialization_robustness(network, ["epoch-0000.safetensors"], evaluate=accuracy)  # doctest: +SKIP
     """
+    check_not_text("snapshots", snapshots)
     modules = find_layers(model, layers, include_1x1)
     by_label, missing = open_snapshots(snapshots)
     if missing:
