@@ -6,14 +6,15 @@ import warnings
 from typing import Any, NamedTuple, Self
 
 import torch
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, DensityMixin, TransformerMixin, _fit_context
+from sklearn.base import DensityMixin, _fit_context
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from hf_sphere.cluster.spherical_k_means import POSITIVE_INTEGER, Rows, SphericalKMeans, all_sums_by_label
+from hf_sphere.cluster.rows import DirectionEstimator, Rows, all_sums_by_label
+from hf_sphere.cluster.spherical_k_means import POSITIVE_INTEGER, SphericalKMeans
 from hf_sphere.distributions import VonMisesFisher
 from hf_sphere.geometry import bessel
 from hf_sphere.geometry.checks import check_integer
@@ -31,7 +32,7 @@ class Parameters(NamedTuple):
     weights: Tensor
 
 
-class VonMisesFisherMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, BaseEstimator):
+class VonMisesFisherMixture(DensityMixin, DirectionEstimator):
     """A mixture of von Mises-Fisher distributions, the analogue of Gaussian mixtures for directions.
 
     Fitted by expectation-maximization with exact concentrations, up to 1e8, from the clusters of `SphericalKMeans`. No

@@ -10,7 +10,9 @@ from hf_sphere.geometry import bessel
 from hf_sphere.geometry.manifold import project_to_sphere
 
 
-def merge_clusters(sums: Tensor, counts: Tensor, sample: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+def merge_clusters(
+    sums: Tensor, counts: Tensor, sample: Tensor, labels: Tensor, weights: Tensor
+) -> tuple[Tensor, int | None]:
     """Merge clusters of directions to as many as the rows support; return their centers (k, d).
 
     `sums` (m, d) and `counts` (m,) are those of the rows of each cluster, `sample` (b, d) some rows as unit vectors,
@@ -18,6 +20,11 @@ def merge_clusters(sums: Tensor, counts: Tensor, sample: Tensor, labels: Tensor,
     objective of spherical k-means, the total length of the sums, by the least. The Bayesian information criterion gives
     the largest number. A smaller one is used if its silhouette by cosine is above 0.25, up to which Kaufman and
     Rousseeuw see no substantial structure.
+
+    The criterion charges log(n) for each coordinate of a center, as for a center that all n rows determine. It thus
+    misses groups of few rows in many dimensions. A larger number with a silhouette above 0.25, the highest one, and
+    fewer rows per cluster than a quarter of the dimensions is returned too. It does not decide, since unstructured rows
+    have such silhouettes in few dimensions.
     """
     largest = min(1e8, 0.01 / torch.finfo(sums.dtype).eps)  # beyond, the rounding of the sums decides
     has_rows = (counts > 0).cpu()
@@ -25,7 +32,7 @@ def merge_clusters(sums: Tensor, counts: Tensor, sample: Tensor, labels: Tensor,
     sums, sizes = sums.cpu().double(), counts.cpu().double().numpy()
     products, cosines = (sums @ sums.T).numpy(), (sample.cpu().double() @ sums.T).numpy()
     lengths, merged_into, rows = np.sqrt(np.diag(products)), np.arange(len(sums)), labels.cpu().numpy()
-    shares = weights.cpu().double().numpy()
+    shares, total = weights.cpu().double().numpy(), float(sizes.sum())
 
     def losses(index: int) -> np.ndarray:
         """Return how much the objective falls if a cluster is merged with each of the others."""
@@ -53,7 +60,11 @@ def merge_clusters(sums: Tensor, counts: Tensor, sample: Tensor, labels: Tensor,
     first = int(np.argmin(criteria))
     fewer = first + int(np.argmax(silhouettes[first:]))
     state = torch.from_numpy(states[fewer if silhouettes[fewer] > 0.25 else first])
-    return project_to_sphere(torch.zeros_like(sums).index_add_(0, state, sums)[state[has_rows].unique()])
+    best = int(np.argmax(silhouettes))
+    more = len(np.unique(states[best][has_rows.numpy()]))
+    is_doubtful = best < first and silhouettes[best] > 0.25 and total / more < sums.shape[1] / 4
+    centers = project_to_sphere(torch.zeros_like(sums).index_add_(0, state, sums)[state[has_rows].unique()])
+    return centers, more if is_doubtful else None
 
 
 def _criterion(lengths: np.ndarray, sizes: np.ndarray, dim: int, largest: float) -> float:

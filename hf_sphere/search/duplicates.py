@@ -73,12 +73,12 @@ def find_duplicates(
     count, distance = len(space), space.metric["distance"]
     if distance != "cosine":
         raise ValueError(f"duplicates are found by cosines, but the space has the {distance} distance.")
-    if threshold is not None and not -1 < threshold <= 1:
+    if threshold is not None and (isinstance(threshold, bool) or not -1 < threshold <= 1):
         raise ValueError(f"threshold must be a cosine above -1 and at most 1; got {threshold}.")
     both = {"threshold": threshold is not None, "expected_false": expected_false is not None}
     check_exclusive("choose the pairs", both)
     expected_false = 1.0 if expected_false is None else expected_false
-    if not 0 < expected_false <= max(count, LEAST_ROWS) / 10:
+    if isinstance(expected_false, bool) or not 0 < expected_false <= max(count, LEAST_ROWS) / 10:
         raise ValueError(f"expected_false must be above 0 and at most a tenth of the rows; got {expected_false}.")
     labels, parts = (
         [""] * count if names is None else check_names(what, names, count)

@@ -21,7 +21,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from hf_sphere.cluster import SphericalKMeans, VonMisesFisherMixture
 from hf_sphere.cluster.mixture import expect, maximize
-from hf_sphere.cluster.spherical_k_means import Rows
+from hf_sphere.cluster.rows import Rows
 from hf_sphere.distributions import HypersphericalUniform, VonMisesFisher
 from hf_sphere.geometry import project_to_sphere
 
@@ -566,3 +566,39 @@ def test_integers_of_a_tensor_keep_their_digits():
 def test_weights_that_are_masked_or_on_meta_are_errors(estimator, weights, message):
     with pytest.raises(TypeError, match=message):
         clone(estimator).fit(np.random.default_rng(0).normal(size=(60, 4)), sample_weight=weights)
+
+
+def small_groups(noise: float, groups: int = 60, rows: int = 5, dim: int = 64) -> np.ndarray:
+    random = np.random.default_rng(0)
+    means = random.normal(size=(groups, dim))
+    means /= np.linalg.norm(means, axis=1, keepdims=True)
+    return means.repeat(rows, 0) + noise * random.normal(size=(groups * rows, dim))
+
+
+@pytest.mark.parametrize(("noise", "options"), [(0.1, {}), (0.15, {}), (0.1, {"groups": 100, "rows": 3})], ids=str)
+def test_groups_of_too_few_rows_for_the_criterion_are_reported(noise, options):
+    points = small_groups(noise, **options)
+    with pytest.warns(UserWarning, match=rf"found 1 clusters, but {options.get('groups', 60)} are more compact"):
+        SphericalKMeans("auto", random_state=0).fit(points)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 5, 8, 16, 64, 256])
+@pytest.mark.parametrize("count", [60, 300])
+def test_unstructured_rows_are_one_cluster_without_a_doubt(dim, count, recwarn):
+    points = np.random.default_rng(0).normal(size=(count, dim))
+    assert len(SphericalKMeans("auto", random_state=0).fit(points).cluster_centers_) == 1
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        *(SphericalKMeans(**{name: True}) for name in ("n_clusters", "n_init", "max_iter", "tol", "random_state")),
+        SphericalKMeans(batch_size=np.True_),
+        VonMisesFisherMixture(n_components=True),
+    ],
+    ids=str,
+)
+def test_truth_values_are_no_numbers(estimator):
+    with pytest.raises(ValueError, match="must not be a truth value; got True"):
+        clone(estimator).fit(blobs()[0])

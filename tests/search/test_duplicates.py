@@ -186,6 +186,12 @@ def test_a_few_neighbors_make_no_label_suspect():
         (planted(10, 0), {}, "cannot be chosen: 10 rows are too few .* needs 100. Give a cosine"),
         (torch.ones(200, 4), {}, "cannot be chosen: most rows equal others"),
         (planted(), {"threshold": -1}, "threshold must be a cosine above -1 and at most 1; got -1"),
+        (planted(), {"threshold": True}, "threshold must be a cosine above -1 and at most 1; got True"),
+        (
+            planted(),
+            {"expected_false": True},
+            "expected_false must be above 0 and at most a tenth of the rows; got True",
+        ),
         (planted(), {"threshold": 1.01}, "at most 1; got 1.01"),
         (planted(), {"threshold": float("nan")}, "got nan"),
         (planted(), {"expected_false": 0}, "expected_false must be above 0 and at most a tenth of the rows; got 0"),

@@ -1,0 +1,179 @@
+"""Rows of matrices as directions, in blocks, and what the estimators of this folder share."""
+
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils._param_validation import InvalidParameterError
+from sklearn.utils.extmath import row_norms
+from sklearn.utils.validation import _check_feature_names, _check_n_features, _check_sample_weight, validate_data
+from torch import Tensor
+
+from hf_sphere.geometry.checks import check_codes, check_dense, to_tensor
+from hf_sphere.metrics.checks import check_embeddings
+from hf_sphere.utils.devices import widest_dtype
+
+Block: TypeAlias = Tensor | Any
+"""Some of the rows, (b, d): a tensor or a `csr_matrix`, which has no type annotations."""
+
+
+class Rows:
+    """The rows of a matrix (n, d) in blocks, and the factors that normalize them.
+
+    `rows[index]` returns a block and its factors. These are 0 for rows of zeros. The matrix is array-like, sparse or a
+    tensor; it is not changed, and copied only if it is sparse with duplicate entries, or has rows whose squares would
+    overflow or underflow. `reset` sets the number of features of the estimator, as `fit` does, instead of checking it.
+
+    With `for_density`, d must be at least 2, sparse matrices are errors, and blocks have the dtype float64 on devices
+    that support it. Otherwise they have that of the matrix, at least float32.
+
+    A row of weight w, (n,) of `sample_weight`, counts as w equal rows; by default it is 1. `used_weights` are 0 for
+    rows of zeros.
+    """
+
+    def __init__(
+        self, estimator: Any, X: Any, reset: bool, for_density: bool = False, sample_weight: Any = None
+    ) -> None:
+        self.is_tensor = isinstance(X, Tensor)
+        min_features = 2 if reset and for_density else 1
+        self.matrix: Block
+        if isinstance(X, Tensor):
+            self.matrix = _check_tensor(estimator, X.detach(), reset, min_features)
+        else:
+            if not sp.issparse(X):
+                check_dense("X", X)
+                if len(getattr(X, "shape", ())) < 2:  # a column or a list of vectors
+                    X = to_tensor("X", X).numpy()
+                check_codes("X", getattr(X, "dtype", None))
+            kinds = {"accept_sparse": False if for_density else "csr", "dtype": [np.float64, np.float32], "order": "C"}
+            self.matrix = validate_data(estimator, X, reset=reset, ensure_min_features=min_features, **kinds)
+            if not sp.issparse(self.matrix):
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # only read
+                    self.matrix = torch.from_numpy(self.matrix)
+            elif not self.matrix.has_canonical_format:
+                self.matrix = sp.csr_matrix(self.matrix, copy=True)
+                self.matrix.sum_duplicates()
+        self.matrix = _within_range(self.matrix)
+        self.dim = int(self.matrix.shape[1])
+        is_dense = isinstance(self.matrix, Tensor)
+        self.device = self.matrix.device if is_dense else torch.device("cpu")
+        self.dtype = self.matrix.dtype if is_dense else torch.from_numpy(self.matrix.data[:0]).dtype
+        if for_density:
+            self.dtype = widest_dtype(self.device)
+        self.scales = torch.ones(self.matrix.shape[0], dtype=self.dtype, device=self.device)
+        for index in self.parts(self.dim):
+            block = self[index][0]
+            if isinstance(block, Tensor):
+                norms = torch.linalg.vector_norm(block, dim=1)
+            else:
+                norms = torch.from_numpy(row_norms(block.astype("float64")).astype(block.dtype))
+            self.scales[index] = torch.where(norms > 0, 1 / norms, 0.0)
+        self.is_zero = self.scales == 0
+        self.weights = torch.ones_like(self.scales)
+        if sample_weight is not None:
+            check_dense("sample_weight", sample_weight)
+            if isinstance(sample_weight, Tensor):
+                sample_weight = to_tensor("sample_weight", sample_weight).detach().cpu().double().numpy()
+            weights = _check_sample_weight(sample_weight, np.empty(len(self)), ensure_non_negative=True)
+            if not weights.any():
+                raise ValueError("sample_weight must have a positive number; got only zeros.")
+            self.weights = torch.from_numpy(weights).to(self.device, self.dtype)
+        self.used_weights = self.weights * ~self.is_zero
+        if zeros := int(self.is_zero.sum()):
+            text = f"{zeros} of {len(self)} rows of X are zero and have no direction; they get the label 0."
+            warnings.warn(text, stacklevel=5)
+
+    def __len__(self) -> int:
+        return len(self.scales)
+
+    def parts(self, values_per_row: int) -> Iterator[slice]:
+        """Return slices of the rows, such that blocks with the given number of values per row fit into the cache."""
+        size = max(64, 2 ** (19 if self.device.type == "cpu" else 26) // max(values_per_row, 1))
+        return (slice(start, min(start + size, len(self))) for start in range(0, len(self), size))
+
+    def __getitem__(self, index: slice | Tensor) -> tuple[Block, Tensor]:
+        if isinstance(self.matrix, Tensor):
+            return self.matrix[index].to(self.dtype), self.scales[index]
+        return self.matrix[index.numpy() if isinstance(index, Tensor) else index], self.scales[index]
+
+    def used(self) -> Tensor:
+        """Return the indices of the rows that have a direction and a positive weight."""
+        return self.used_weights.nonzero().squeeze(1)
+
+    def directions(self, index: Tensor) -> Tensor:
+        """Return unit vectors (b, d) of some rows, as a dense tensor."""
+        block, scales = self[index]
+        return (block if isinstance(block, Tensor) else torch.from_numpy(block.toarray())) * scales[:, None]
+
+    def output(self, values: Tensor) -> Any:
+        """Return a result in the form of the input: as a tensor or a numpy array."""
+        return values if self.is_tensor else values.numpy()
+
+
+def products(block: Block, centers: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return the inner products of rows (b, d) with centers (k, d), (b, k), stored in `out` if the rows are dense."""
+    if isinstance(block, Tensor):
+        return torch.mm(block, centers.T, out=out)
+    return torch.from_numpy(block @ centers.numpy().T)
+
+
+def sums_by_label(block: Block, scales: Tensor, labels: Tensor, count: int) -> Tensor:
+    """Return the sums of the scaled rows (b, d) with each of `count` labels: (count, d)."""
+    if isinstance(block, Tensor) and block.device.type != "cpu":
+        return (torch.nn.functional.one_hot(labels, count) * scales[:, None]).T @ block  # deterministic
+    rows, ends = block.numpy() if isinstance(block, Tensor) else block, np.arange(len(labels) + 1)
+    sums = sp.csr_matrix((scales.numpy(), labels.numpy(), ends), shape=(len(labels), count)).T @ rows
+    return torch.from_numpy(sums.toarray() if sp.issparse(sums) else sums)
+
+
+def all_sums_by_label(rows: Rows, labels: Tensor, count: int) -> Tensor:
+    """Return the weighted sums of the directions of all rows with each of `count` labels: (count, d)."""
+    sums = torch.zeros(count, rows.dim, dtype=rows.dtype, device=rows.device)
+    for block in rows.parts(8 if rows.device.type == "cpu" else count + rows.dim):  # large: each call has a cost
+        part, scales = rows[block]
+        sums += sums_by_label(part, scales * rows.weights[block], labels[block], count)
+    return sums
+
+
+def _within_range(matrix: Block) -> Block:
+    """Divide the rows of a matrix whose squares could overflow or underflow by their largest values."""
+    is_dense = isinstance(matrix, Tensor)
+    sizes = matrix if is_dense else torch.from_numpy(abs(matrix).max(1).toarray().reshape(-1, 1))
+    largest = torch.linalg.vector_norm(sizes, math.inf, dim=1)
+    limits = torch.finfo(largest.dtype)
+    usual = (largest == 0) | ((largest > limits.tiny**0.25) & (largest < limits.max**0.25))
+    if usual.all():
+        return matrix
+    divisors = torch.where(usual, 1.0, largest)
+    if is_dense:
+        return matrix / divisors[:, None]
+    matrix = sp.csr_matrix(matrix, copy=True)
+    matrix.data /= np.repeat(divisors.numpy(), np.diff(matrix.indptr))
+    return matrix
+
+
+def _check_tensor(estimator: Any, X: Tensor, reset: bool, min_features: int) -> Tensor:
+    """Check a tensor as scikit-learn checks arrays."""
+    X = check_embeddings(X, what="X")
+    if X.shape[1] < min_features:
+        raise ValueError(f"X must have at least {min_features} features; got {X.shape[1]}.")
+    X = X.to(torch.promote_types(X.dtype, torch.float32))
+    _check_feature_names(estimator, X, reset=reset)
+    _check_n_features(estimator, X, reset=reset)
+    return X
+
+
+class DirectionEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+    """Base class of estimators whose parameters are no truth values, which scikit-learn would take for 0 and 1."""
+
+    def _validate_params(self) -> None:
+        for name, value in self.get_params(deep=False).items():
+            if isinstance(value, (bool, np.bool_)):
+                raise InvalidParameterError(f"{name} of {type(self).__name__} must not be a truth value; got {value}.")
+        super()._validate_params()
