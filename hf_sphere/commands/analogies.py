@@ -53,7 +53,7 @@ class AnalogyArguments(Arguments):
         tuple(TEMPLATES), "Templates to search: names, or texts with {a}, {b}, {c} and {d}. The first one is untuned."
     )
     word_embeddings: Literal["both", "alone", "in_context"] = argument(
-        "alone", "Embed words alone, in templates, or both."
+        "alone", "Embed words alone, in templates, or both.", only_with=["scorings=embedding_similarity"]
     )
     grid: Literal["full", "published", "none"] = argument(
         "full", "Search all weights and aggregations, those of the paper, or only templates."

@@ -42,11 +42,17 @@ class PlacementArguments(Arguments):
     seed: int = argument(0, "Seed of the placement.", **SEED)
     device: str = argument("cpu", "Device of the search.")
     dataset_name: str | None = argument(None, "Dataset that defines the number and names of the classes.")
-    dataset_config_name: str | None = argument(None, "Configuration of the dataset.")
-    train_split: str = argument("train", "Split that defines the classes.")
-    label_column_name: str | None = argument(None, "Column of the labels; detected by default.")
-    text_model: str | None = argument(None, "Preserve the similarity order of the class names in this text model.")
-    template: str | None = argument(None, "Text around a class name, for instance 'a photo of a {}'.")
+    dataset_config_name: str | None = argument(None, "Configuration of the dataset.", only_with=["dataset_name"])
+    train_split: str = argument("train", "Split that defines the classes.", only_with=["dataset_name"])
+    label_column_name: str | None = argument(
+        None, "Column of the labels; detected by default.", only_with=["dataset_name"]
+    )
+    text_model: str | None = argument(
+        None, "Preserve the similarity order of the class names in this text model.", only_with=["dataset_name"]
+    )
+    template: str | None = argument(
+        None, "Text around a class name, for instance 'a photo of a {}'.", only_with=["text_model"]
+    )
     class_vectors: str | None = argument(None, "Preserve the similarity order of `class_vectors` in this file.")
     ordering: Literal["ranking", "assignment"] | None = argument(
         None, "Preserve the order by a ranking loss (default), or by assigning well-separated points to classes."
@@ -58,14 +64,8 @@ class PlacementArguments(Arguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.dataset_name is None:
-            if self.num_classes is None:
-                raise ValueError("set the number of classes with --num_classes, or a dataset with --dataset_name.")
-            for name in ("dataset_config_name", "label_column_name", "text_model"):
-                if getattr(self, name) is not None:
-                    raise ValueError(f"--{name} requires a dataset; set it with --dataset_name.")
-        if self.template is not None and self.text_model is None:
-            raise ValueError("--template requires a text model; set it with --text_model.")
+        if self.dataset_name is None and self.num_classes is None:
+            raise ValueError("set the number of classes with --num_classes, or a dataset with --dataset_name.")
         if self.text_model is not None and self.class_vectors is not None:
             raise ValueError("class vectors come from --text_model or from --class_vectors, not from both.")
 

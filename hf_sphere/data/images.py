@@ -294,7 +294,7 @@ def load_image_split(
     if name is None:
         name, rows = train, sources.find_split(dataset, train, "--train_split")
         if train_classes is None and classes is not None and has_labels(rows, classes):
-            name = sources.held_out_names(train, options.eval_fraction, options.eval_seed)[1]
+            name = sources.held_out_names(train, options.held_out_fraction, options.eval_seed)[1]
     rows = sources.find_split(dataset, name, "--split", classes)
     image_column = sources.find_column(rows, options.image_column_name, sources.IMAGE_COLUMNS, "image")
     label_column, class_names = options.label_column_name or sources.usual_label(rows), []

@@ -29,10 +29,10 @@ class ImageSourceOptions(Arguments):
     eval_split: str | None = argument(
         None, "Evaluation split or part; default: `test`, else `validation` (or `val`, `dev`), else held out."
     )
-    eval_fraction: float = argument(
-        0.2,
+    eval_fraction: float | None = argument(
+        None,
         "Fraction of the training split to hold out for evaluation, stratified by class, if there is no evaluation "
-        "split. For retrieval and few-shot, a fraction of the classes.",
+        "split; 0.2 if not set. For retrieval and few-shot, a fraction of the classes.",
         gt=0,
         lt=1,
     )
@@ -79,7 +79,10 @@ class ImageSourceOptions(Arguments):
         None, "Permute the pixels of every image: with a permutation per image, or one shared by all images."
     )
     corruption_seed: int | None = argument(
-        None, "Seed of sample_classes, label_noise and shuffled_pixels; default: the seed of the run.", **SEED
+        None,
+        "Seed of sample_classes, label_noise and shuffled_pixels; default: the seed of the run.",
+        only_with=["sample_classes", "label_noise", "shuffled_pixels"],
+        **SEED,
     )
     max_train_samples: int | None = argument(None, "Use at most this many training images.", ge=1)
     max_eval_samples: int | None = argument(None, "Use at most this many evaluation images.", ge=1)
@@ -98,12 +101,21 @@ class ImageSourceOptions(Arguments):
         if isinstance(self.image_size, int):
             self.image_size = [self.image_size]
         super().__post_init__()
+        for name in ("eval_fraction", "eval_seed"):
+            check_exclusive(
+                "choose the evaluation images", {each: getattr(self, each) for each in ("eval_split", name)}
+            )
         if self.num_channels not in (None, 1, 3):
             raise ValueError(f"num_channels must be 1 or 3; got {self.num_channels}.")
         if self.image_size is not None and len(self.image_size) not in (1, 2):
             raise ValueError(f"image_size must be a side in pixels or (height, width); got {self.image_size}.")
         if self.background_color is not None:
             check_color(self.background_color)
+
+    @property
+    def held_out_fraction(self) -> float:
+        """Fraction of the training split to hold out for evaluation, if there is no evaluation split."""
+        return self.eval_fraction or 0.2
 
     def fill(self, preprocessing: Mapping[str, Any]) -> None:
         """Set the options of a model's preprocessing that are None."""
@@ -123,9 +135,14 @@ class AugmentationOptions(Arguments):
     random_resized_crop: float | None = argument(
         None, "Train on random resized crops of at least this fraction of the area, for instance 0.08.", gt=0, le=1
     )
-    crop_padding_mode: Literal["zeros", "reflect"] = argument("zeros", "Pad with zeros, or reflect the image.")
+    crop_padding_mode: Literal["zeros", "reflect"] = argument(
+        "zeros", "Pad with zeros, or reflect the image.", only_with=["crop_padding"]
+    )
     crop_aspect_ratio: float = argument(
-        4 / 3, "Largest aspect ratio of random resized crops relative to the image.", ge=1
+        4 / 3,
+        "Largest aspect ratio of random resized crops relative to the image.",
+        only_with=["random_resized_crop"],
+        ge=1,
     )
     color_jitter: list[float] | None = argument(
         None, "Strengths of random changes of brightness, contrast, saturation and hue of training images.", ge=0, le=1
@@ -181,20 +198,12 @@ class ImageDataOptions(AugmentationOptions, ImageSourceOptions):
         "Read images from the shards of the dataset when they are needed, without a copy on disk. Where it does not "
         "state the numbers of its images, set max_train_samples and max_eval_samples to them.",
     )
-    shuffle_buffer_size: int = argument(1000, "Images of a stream among which the next one is drawn.", ge=1)
-    class_names: list[str] | None = argument(None, "Classes by index, for a stream whose labels do not list them.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        corruptions = (self.sample_classes, self.label_noise, self.shuffled_pixels)
-        if self.corruption_seed is not None and not any(corruptions):
-            raise ValueError("corruption_seed is for sample_classes, label_noise and shuffled_pixels; none is set.")
-        if self.crop_aspect_ratio != 4 / 3 and self.random_resized_crop is None:
-            raise ValueError(f"crop_aspect_ratio {self.crop_aspect_ratio} is for random_resized_crop; it is not set.")
-        if self.crop_padding_mode != "zeros" and not self.crop_padding:
-            raise ValueError(f"crop_padding_mode {self.crop_padding_mode} is for crop_padding, which is not set.")
-        if not self.streaming and (self.class_names is not None or self.shuffle_buffer_size != 1000):
-            raise ValueError("class_names and shuffle_buffer_size are for a stream; set streaming, or leave them out.")
+    shuffle_buffer_size: int = argument(
+        1000, "Images of a stream among which the next one is drawn.", only_with=["streaming"], ge=1
+    )
+    class_names: list[str] | None = argument(
+        None, "Classes by index, for a stream whose labels do not list them.", only_with=["streaming"]
+    )
 
 
 @dataclass

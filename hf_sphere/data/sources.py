@@ -176,10 +176,13 @@ def choose_splits(
     by_class = train_classes is not None or (is_divided and task in OPEN_SETS)
     if is_divided and not by_class:
         find_split(splits, train, "--train_split")
-        names["train"], names["eval"] = held_out_names(train, options.eval_fraction, options.eval_seed)
+        names["train"], names["eval"] = held_out_names(train, options.held_out_fraction, options.eval_seed)
         how = ", stratified by class," if label_column else ""
         text = "The data has no evaluation split: %g %% of the split %s is held out%s with seed %d, as the split '%s'."
-        logger.info(text, 100 * options.eval_fraction, train, how, options.eval_seed, names["eval"])
+        logger.info(text, 100 * options.held_out_fraction, train, how, options.eval_seed, names["eval"])
+    if options.eval_fraction is not None and (train_classes is not None or not is_divided):
+        reason = f"with the evaluation split {names['eval']}" if train_classes is None else "with train_classes"
+        raise ValueError(f"eval_fraction {options.eval_fraction} has no effect {reason}; leave it out.")
     if (name := options.validation_split) is not None:
         if by_class:
             raise ValueError(
@@ -236,9 +239,9 @@ def count_training_classes(rows: Dataset, label_column: str, options: ImageSourc
     Two are held out at least, where the others are two as well: images of one class have no wrong neighbor.
     """
     count = len(rows.unique(label_column))
-    train_classes = count - max(round(options.eval_fraction * count), 2 if count > 3 else 1)
+    train_classes = count - max(round(options.held_out_fraction * count), 2 if count > 3 else 1)
     text = "The data has no evaluation split: %g %% of the %d classes are held out, the last ones; --train_classes %d."
-    logger.info(text, 100 * options.eval_fraction, count, train_classes)
+    logger.info(text, 100 * options.held_out_fraction, count, train_classes)
     return train_classes
 
 

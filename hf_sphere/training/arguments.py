@@ -118,10 +118,25 @@ class _ScheduleArguments(Arguments):
         "constant", "Learning-rate schedule after the warmup."
     )
     warmup_epochs: float = argument(0.0, "Epochs of linear warmup.", ge=0)
-    lr_step_epochs: int = argument(30, "Epochs between two decays of `step`.", ge=1)
-    lr_milestones: list[int] | None = argument(None, "Epochs of the decays of `multistep`.", ge=1)
-    lr_gamma: float = argument(0.1, "Decay factor of step, multistep and reduce_lr_on_plateau.", ge=0, le=1e6)
-    lr_patience: int = argument(15, "Epochs without improvement before reduce_lr_on_plateau decays.", ge=0)
+    lr_step_epochs: int = argument(
+        30, "Epochs between two decays of `step`.", only_with=["lr_scheduler_type=step"], ge=1
+    )
+    lr_milestones: list[int] | None = argument(
+        None, "Epochs of the decays of `multistep`.", only_with=["lr_scheduler_type=multistep"], ge=1
+    )
+    lr_gamma: float = argument(
+        0.1,
+        "Decay factor of step, multistep and reduce_lr_on_plateau.",
+        only_with=[f"lr_scheduler_type={name}" for name in ("step", "multistep", "reduce_lr_on_plateau")],
+        ge=0,
+        le=1e6,
+    )
+    lr_patience: int = argument(
+        15,
+        "Epochs without improvement before reduce_lr_on_plateau decays.",
+        only_with=["lr_scheduler_type=reduce_lr_on_plateau"],
+        ge=0,
+    )
     early_stopping_patience: int | None = argument(None, "Stop after this many epochs without improvement.", ge=1)
     metric_for_best_model: str | None = argument(
         None,

@@ -116,8 +116,12 @@ class TrainingLoop:
         batching = {name: getattr(args, name) for name in ("per_device_train_batch_size", "pair_batch", "seed")}
         batching |= {"gradient_accumulation_steps": self._batches_per_step, "batches_per_epoch": len(batches)}
         batching["class_balanced_sampling"] = getattr(batches, "balanced", False)
-        if (rows := getattr(batches, "rows", None)) is not None:  # of the images among which those of a batch are drawn
-            batching["digest_of_images"] = zlib.crc32(rows.cpu().numpy().tobytes())
+        # The images among which those of a batch are drawn, and their targets.
+        drawn: Any = getattr(batches, "images", None)  # of few-shot episodes
+        drawn = drawn if hasattr(drawn, "labels") else batches
+        for name, values in {"rows": "images", "labels": "labels", "regression_labels": "values"}.items():
+            if (tensor := getattr(drawn, name, None)) is not None:
+                batching[f"digest_of_{values}"] = zlib.crc32(tensor.cpu().numpy().tobytes())
         self.state = RunState(batching=batching | {"num_processes": accelerator.num_processes})
         self._recent_losses: list[tuple[int, Tensor]] = []
         self._totals: dict[str, Tensor] = {}

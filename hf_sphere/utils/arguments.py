@@ -57,6 +57,21 @@ class Arguments:
             for number in value if isinstance(value, (list, tuple)) else [value]:
                 if isinstance(number, (int, float)) and not isinstance(number, bool):
                     _check_number(field.name, number, getattr(field.metadata.get("help"), "bounds", {}))
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            self._check_effect(field)
+
+    def _check_effect(self, field: dataclasses.Field) -> None:
+        """Raise an error if a field is set that only other values of other fields read."""
+        needed, value = getattr(field.metadata.get("help"), "only_with", ()), getattr(self, field.name)
+        if not needed or value == _default(field):
+            return
+        for name, _, wanted in (each.partition("=") for each in needed):
+            given = getattr(self, name)
+            if wanted in given if wanted and isinstance(given, list) else given == wanted if wanted else given:
+                return
+        others = " or ".join(each.replace("=", " ") for each in needed)
+        default = "" if _default(field) is None else f", or set it to {_default(field)} if it is in a configuration"
+        raise ValueError(f"{field.name} {value} has no effect without {others}; leave it out{default}.")
 
 
 class Options(dict[str, Any]):
@@ -82,6 +97,7 @@ class _Help(str):
 
     choices: Iterable[str] | Callable[[], Iterable[str]] | None
     bounds: Mapping[str, float]
+    only_with: Sequence[str]
 
 
 def argument(
@@ -89,6 +105,7 @@ def argument(
     help: str = "",
     *,
     choices: Iterable[str] | Callable[[], Iterable[str]] | None = None,
+    only_with: Sequence[str] = (),
     **bounds: float,
 ) -> Any:
     """Declare a field of an argument dataclass.
@@ -99,10 +116,12 @@ def argument(
         help: Shown by `--help`.
         choices: Valid values, or a function that is called for them when the command line is parsed. Not needed for
             fields of type `Literal`.
+        only_with: Names of other fields of the class, or `NAME=VALUE`, without all of which this one has no effect;
+            then only its default is valid.
         **bounds: `ge`, `gt`, `le` or `lt`, for numbers and lists of numbers.
     """
     about = _Help(help.replace("%", "%%"))
-    about.choices, about.bounds = choices, bounds
+    about.choices, about.bounds, about.only_with = choices, bounds, only_with
     metadata = {"help": about}
     if isinstance(default, tuple):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
@@ -210,6 +229,10 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\nSee {self.prog} --help.\n")
 
 
+def _default(field: dataclasses.Field) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
 def _check_number(name: str, number: float, bounds: Mapping[str, float]) -> None:
     if isinstance(number, int) and abs(number) > LARGEST:
         bounds = {"ge": -LARGEST, "le": LARGEST, **bounds}
@@ -232,7 +255,7 @@ def _add_arguments(parser: argparse.ArgumentParser, cls: type) -> Iterator[argpa
             groups[declaring] = parser.add_argument_group((declaring.__doc__ or "").partition("\n")[0].rstrip("."))
         group = groups[declaring]
         about = field.metadata["help"]
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        default = _default(field)
         is_required = default is dataclasses.MISSING
         options: dict[str, Any] = {"help": str(about), "default": default, "required": is_required}
         if default not in (None, {}, dataclasses.MISSING):

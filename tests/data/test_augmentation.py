@@ -349,8 +349,8 @@ class TestOcclusion:
             ({"rand_augment": strengths}, "rand_augment must be a number of operations, at least 1")
             for strengths in ((2,), (0, 9), (2, 31))
         ],
-        ({"crop_aspect_ratio": 1.0}, "crop_aspect_ratio 1.0 is for random_resized_crop; it is not set"),
-        ({"crop_padding_mode": "reflect"}, "crop_padding_mode reflect is for crop_padding, which is not set"),
+        ({"crop_aspect_ratio": 1.0}, "crop_aspect_ratio 1.0 has no effect without random_resized_crop"),
+        ({"crop_padding_mode": "reflect"}, "crop_padding_mode reflect has no effect without crop_padding"),
     ],
     ids=str,
 )

@@ -133,6 +133,13 @@ class TestSplits:
         name = embed(**{each: make_dataset(marked(2)) for each in ("train", split)})
         assert load_named(name).eval_split == split
 
+    def test_a_fraction_to_hold_out_is_refused_where_the_data_has_an_evaluation_split(
+        self, make_dataset, save, load_named
+    ):
+        name = save(train=make_dataset(marked(4)), test=make_dataset(marked(2)))
+        with pytest.raises(ValueError, match=r"eval_fraction 0\.5 has no effect with the evaluation split test"):
+            load_named(name, eval_fraction=0.5)
+
     def test_splits_can_be_specified_and_one_to_load_is_the_evaluation_split(self, make_dataset, save, load, load_one):
         data = load(make_dataset(marked(2)), make_dataset(marked(5)), train_split="test", eval_split="train")
         assert (data.train.num_examples, data.evaluation.num_examples) == (5, 2)

@@ -274,5 +274,5 @@ class TestErrors:
 
     @pytest.mark.parametrize("options", [{"class_names": ["a"]}, {"shuffle_buffer_size": 5}])
     def test_options_of_streams_are_refused_without_one(self, options):
-        with pytest.raises(ValueError, match="are for a stream; set streaming, or leave them out"):
+        with pytest.raises(ValueError, match="has no effect without streaming; leave it out"):
             ImageDataOptions(**options)

@@ -152,9 +152,9 @@ def test_options_of_the_parser_of_transformers_have_their_types():
 
 def test_list_in_yaml_may_be_a_single_value_and_is_replaced_on_the_command_line(config):
     for text, value in {"[2, 4]": [2, 4], "3": [3]}.items():
-        assert parse("--config", config(f"lr_milestones: {text}"))[2].lr_milestones == value
-        words = ["--config", config(f"lr_milestones: {text}"), "--lr_milestones", "5", "6", "7"]
-        assert parse(*words)[2].lr_milestones == [5, 6, 7]
+        words = ["--config", config(f"lr_milestones: {text}"), "--lr_scheduler_type", "multistep"]
+        assert parse(*words)[2].lr_milestones == value
+        assert parse(*words, "--lr_milestones", "5", "6", "7")[2].lr_milestones == [5, 6, 7]
 
 
 def test_mapping_can_be_given_in_yaml_and_on_the_command_line(config):
@@ -454,3 +454,24 @@ def test_an_output_beside_the_folder_of_the_data_is_accepted(tmp_path, monkeypat
     (tmp_path / "photos").mkdir()
     words = ["--dataset_name", "photos", "--output_dir", output]
     assert parse_arguments((ImageDataArguments, RecipeArguments), words)[1].output_dir == output
+
+
+def test_an_option_that_only_another_one_reads_is_refused_without_it(refusal):
+    for words, others in {
+        ("--lr_milestones", "2", "4"): "lr_scheduler_type multistep",
+        ("--lr_step_epochs", "2"): "lr_scheduler_type step",
+        ("--lr_gamma", "0.5"): "lr_scheduler_type step or lr_scheduler_type multistep or lr_scheduler_type reduce_lr",
+        ("--lr_patience", "2"): "lr_scheduler_type reduce_lr_on_plateau",
+        ("--corruption_seed", "2"): "sample_classes or label_noise or shuffled_pixels",
+    }.items():
+        said = refusal(*words, "--lr_scheduler_type", "cosine")
+        assert f"{words[0][2:]} " in said
+        assert f" has no effect without {others}" in said
+    assert parse("--lr_scheduler_type", "step", "--lr_gamma", "0.5")[2].lr_gamma == 0.5
+    assert parse("--lr_scheduler_type", "cosine", "--lr_gamma", "0.1")[2].lr_gamma == 0.1  # the default
+
+
+def test_an_evaluation_split_and_a_held_out_part_exclude_each_other(refusal):
+    for name, value in (("eval_fraction", "0.3"), ("eval_seed", "1")):
+        message = f"eval_split and {name} are two ways to choose the evaluation images; use only one of them"
+        assert message in refusal("--eval_split", "test", f"--{name}", value)

@@ -60,14 +60,19 @@ def test_factor_matches_hand_computed_values(options, epoch, factor):
     assert learning_rate_factor(arguments(num_train_epochs=10, **options), epoch) == pytest.approx(factor, abs=1e-12)
 
 
-schedules = st.builds(
-    arguments,
-    lr_scheduler_type=st.sampled_from(["constant", "linear", "cosine", "step", "multistep"]),
-    num_train_epochs=st.integers(0, 300),
-    warmup_epochs=st.floats(0, 400),
-    lr_step_epochs=st.integers(1, 100),
-    lr_milestones=st.lists(st.integers(1, 300), min_size=1, unique=True).map(sorted),
-    lr_gamma=st.floats(0, 1),
+OF_SCHEDULES = {
+    "lr_step_epochs": (["step"], st.integers(1, 100)),
+    "lr_milestones": (["multistep"], st.lists(st.integers(1, 300), min_size=1, unique=True).map(sorted)),
+    "lr_gamma": (["step", "multistep"], st.floats(0, 1)),
+}
+schedules = st.sampled_from(["constant", "linear", "cosine", "step", "multistep"]).flatmap(
+    lambda schedule: st.builds(
+        arguments,
+        lr_scheduler_type=st.just(schedule),
+        num_train_epochs=st.integers(0, 300),
+        warmup_epochs=st.floats(0, 400),
+        **{name: values for name, (of, values) in OF_SCHEDULES.items() if schedule in of},
+    )
 )
 
 
