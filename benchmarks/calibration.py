@@ -36,7 +36,7 @@ def main() -> None:
     correct = found.logits.argmax(1) == found.labels
     rows = [row("accuracy %", 100 * correct.double().mean().item()), row("temperature", fitted["temperature"])]
     curves = {}
-    titles = {"as trained": found.logits, "with the fitted temperature": calibrate(found.logits, **fitted)}
+    titles = {"as trained": found.logits, "with the fitted temperature": calibrate(found.logits, fitted["temperature"])}
     for title, logits in titles.items():
         confidences = logits.double().softmax(1).amax(1)
         errors = calibration_errors(confidences, correct)

@@ -86,9 +86,9 @@ def export_onnx(
     if any(kind.__name__ == "SentenceTransformer" for kind in type(model).__mro__):
         described, model = model, _SentenceEmbeddings(model)
         about = _describe(described)
+    for name, reason in model.find_outdated().items() if hasattr(model, "find_outdated") else ():
+        raise ValueError(f"the {reason}; fit it again by `fit_{name}`, or remove it by `set_{name}(None)`.")
     if (rejection := getattr(model, "rejection", None)) is not None:
-        if change := model.find_change():
-            raise ValueError(f"the {change}; fit it again by `fit_rejection`, or remove it by `set_rejection(None)`.")
         kept = {name: rejection.settings[name] for name in ("score", "level", "by_class", "num_images")}
         about["rejection"] = json.dumps(kept)
     if any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in model.state_dict().values()):

@@ -51,7 +51,7 @@ def assert_same(path: Path, model: Any, batch: dict[str, Tensor]) -> None:
 def test_onnx_file_of_each_head_equals_the_model_at_any_batch_size(head, tmp_path):
     model = image_model(head=head, backbone="linear_embedding", backbone_kwargs={"width": 8})
     path = tmp_path / "new" / "model.onnx"
-    model.config.calibration = {"temperature": [0.5, 1.0, 1.5, 2.0, 0.8, 1.2, 0.7], "shift": [-0.1, 0.1, *[0.0] * 5]}
+    model.set_calibration({"temperature": [0.5, 1.0, 1.5, 2.0, 0.8, 1.2, 0.7], "shift": [-0.1, 0.1, *[0.0] * 5]})
     export_onnx(model, path)
     for size in (1, 7):
         assert_same(path, model, {"pixel_values": torch.randn(size, 1, 28, 28)})
@@ -65,7 +65,7 @@ def test_onnx_file_of_a_model_with_a_rejection_decides_the_same(score, by_class,
     model.head.initialize_from_data(torch.randn(20, 6))
     batches = [(torch.randn(120, 1, 28, 28), torch.arange(120) % 3)]
     fit_rejection(model, batches, 0.1, score, by_class=by_class)
-    model.config.calibration = {"temperature": 2.0}
+    model.set_calibration({"temperature": 2.0})
     export_onnx(model, path, {"rejection": "of the caller"} if by_class else None)
     pixels = torch.randn(500, 1, 28, 28)
     exported, output = run_onnx(path, {"pixel_values": pixels}), model(pixels)

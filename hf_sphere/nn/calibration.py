@@ -20,9 +20,13 @@ def fit_calibration(
     """Fit the calibration with the smallest negative log-likelihood of held-out labels, in float64.
 
     The uniform distribution over the classes counts as the label of one additional example, so that the optimum is
-    finite if all predictions are correct. Assign the result to `model.config.calibration`, which must be None while the
-    logits are computed: models with a head then return calibrated logits in eval mode, also after saving, loading and
-    export. The loss remains uncalibrated. Training removes the calibration.
+    finite if all predictions are correct. After `model.set_calibration` with the result, models with a head return
+    calibrated logits in eval mode, also after saving, loading and export. The loss remains uncalibrated. Further
+    training removes the calibration.
+
+    The logits must not be calibrated. Only for the data of the earlier fit can this be seen, from a best temperature
+    of 1; for other data, it is near 1 as for a model whose confidences are right. `set_calibration` thus requires that
+    the model has none.
 
     A warning reports a calibration that does not demonstrably help, as of few examples: in a cross-validation, the 95 %
     interval of the change of the negative log-likelihood is not below 0.
@@ -51,7 +55,7 @@ def fit_calibration(
     """
     fitted, mean, margin = fit_and_validate(logits, labels, kind)
     if np.ptp(fitted.get("shift", 0.0)) < 1e-5 and np.abs(np.subtract(fitted["temperature"], 1.0)).max() < 1e-5:
-        hint = "set `model.config.calibration` to None, and compute them again"
+        hint = "call `model.set_calibration(None)`, and compute them again"
         raise ValueError(f"the logits are calibrated already, since the best temperature is 1: {hint}.")
     if mean + margin >= 0:
         measured = f"a cross-validation of {len(logits)} examples it changes their negative log-likelihood by"

@@ -37,6 +37,7 @@ def digest_weights(model: nn.Module | Mapping[str, Any], about: Any = None, *, i
     for name, tensor in sorted(state.items()):
         if name.startswith("rejection."):
             continue
+        tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # of FSDP
         memory = (str(tensor.device), tensor.data_ptr(), tensor.shape, tensor.stride())
         first = seen.setdefault(memory, name)  # tied tensors are hashed once
         tensor = tensor.float() if is_widened and tensor.dtype in (torch.float16, torch.bfloat16) else tensor

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from scipy.optimize import minimize, minimize_scalar
 from sklearn.metrics import brier_score_loss, log_loss
+from torch.optim.swa_utils import AveragedModel
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.export import export_onnx
@@ -13,6 +14,7 @@ from hf_sphere.metrics import calibration_errors, probability_scores
 from hf_sphere.nn import fit_calibration
 from hf_sphere.nn.calibration import calibrate, fit_and_validate
 
+TEMPERATURE = {"temperature": 4.0}
 VECTOR = {"temperature": [0.5, 2.0, 4.0], "shift": [1.0, -1.0, 0.0]}
 
 
@@ -129,15 +131,20 @@ def build(**options: object) -> SphereVisionForImageClassification:
     return SphereVisionForImageClassification(config)
 
 
+def calibrated_model(calibration: object = TEMPERATURE) -> SphereVisionForImageClassification:
+    model = build()
+    model.set_calibration(calibration)
+    return model
+
+
 @pytest.mark.parametrize("calibration", [{"temperature": 2.5}, VECTOR])
 def test_a_loaded_model_returns_calibrated_logits_in_eval_mode_only(calibration, tmp_path):
     images, labels = torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 0])
     plain = build().eval()(images, labels)
-    model = build()
-    model.config.calibration = calibration
+    model = calibrated_model(calibration)
     model.save_pretrained(tmp_path)
     loaded = SphereVisionForImageClassification.from_pretrained(tmp_path)
-    assert loaded.config.calibration == calibration
+    assert loaded.config.calibration == model.config.calibration
     output = loaded.eval()(images, labels)
     assert torch.allclose(output.logits, calibrate(plain.logits, **calibration), atol=1e-6)
     assert output.loss == plain.loss
@@ -147,7 +154,7 @@ def test_a_loaded_model_returns_calibrated_logits_in_eval_mode_only(calibration,
 @pytest.mark.parametrize("calibration", [{"temperature": 2.5}, VECTOR])
 @pytest.mark.parametrize("other", [{"num_labels": 5}, {"id2label": {0: "cat", 1: "dog"}}, {"head": "softmax"}])
 def test_another_classifier_does_not_get_the_calibration_of_the_saved_one(calibration, other, tmp_path):
-    build(calibration=calibration).save_pretrained(tmp_path)
+    calibrated_model(calibration).save_pretrained(tmp_path)
     loaded = SphereVisionForImageClassification.from_pretrained(tmp_path, ignore_mismatched_sizes=True, **other)
     assert loaded.config.calibration is None
     logits = loaded.eval()(images := torch.randn(4, 1, 8, 8)).logits
@@ -155,29 +162,83 @@ def test_another_classifier_does_not_get_the_calibration_of_the_saved_one(calibr
 
 
 def test_the_same_classifier_keeps_its_calibration(tmp_path):
-    build(calibration=VECTOR).save_pretrained(tmp_path)
+    (model := calibrated_model(VECTOR)).save_pretrained(tmp_path)
     same = {"num_labels": 3, "head": "cosine"}
-    assert SphereVisionForImageClassification.from_pretrained(tmp_path, **same).config.calibration == VECTOR
+    loaded = SphereVisionForImageClassification.from_pretrained(tmp_path, **same)
+    assert loaded.config.calibration == model.config.calibration
 
 
-@pytest.mark.parametrize("with_labels", [True, False], ids=["its loss", "own loss"])
-def test_training_removes_the_calibration_and_says_so(with_labels, caplog):
-    model = build(calibration={"temperature": 4.0}).train()
+def train(model: SphereVisionForImageClassification, part: str = "model") -> None:
+    """Take a step on the loss of the model, on a loss of its own logits, or on its encoder alone."""
     images, labels = torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 0])
-    if with_labels:
-        model(images, labels).loss.backward()
-    else:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if part == "encoder":
+        model.sphere_vision(images).embeddings.square().sum().backward()
+    elif part == "logits":
         F.cross_entropy(model(images).logits, labels).backward()
+    else:
+        model(images, labels).loss.backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("part", ["model", "logits", "encoder"])
+def test_training_removes_the_calibration_and_says_so(part, caplog):
+    model = calibrated_model()
+    train(model.train(), part)
+    model.eval()
     assert model.config.calibration is None
-    assert "trained further, so its calibration is removed" in caplog.text
+    assert "weights of the model are not those that its calibration was fitted to, so it is removed" in caplog.text
 
 
-@pytest.mark.parametrize("use", ["eval", "no_grad"])
-def test_use_without_training_keeps_the_calibration(use):
-    model = build(calibration={"temperature": 4.0})
-    with torch.set_grad_enabled(use == "eval"):
-        model.train(use != "eval")(torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 0]))
-    assert model.config.calibration == {"temperature": 4.0}
+@pytest.mark.parametrize("part", ["model", "logits", "encoder"])
+def test_a_model_trained_in_eval_mode_is_saved_without_the_calibration(part, tmp_path, caplog):
+    model = calibrated_model().eval()
+    train(model, part)
+    model.save_pretrained(tmp_path)
+    assert SphereVisionConfig.from_pretrained(tmp_path).calibration is None
+    assert "not those that its calibration was fitted to, so it is removed" in caplog.text
+
+
+def test_an_average_that_was_copied_before_the_training_loses_the_calibration():
+    model = calibrated_model().train()
+    average = AveragedModel(model)
+    train(model)
+    average.update_parameters(model)
+    assert average.eval().module.config.calibration is None
+
+
+def test_a_compiled_calibrated_model_is_trained_without_a_graph_break():
+    model = calibrated_model().train()
+    train(torch.compile(model, backend="eager", fullgraph=True))
+    assert model.eval().config.calibration is None
+
+
+def test_a_model_that_is_not_the_calibrated_one_is_not_exported(tmp_path):
+    model = calibrated_model().eval()
+    train(model)
+    with pytest.raises(ValueError, match=r"not those that its calibration was fitted to; fit it again"):
+        export_onnx(model, tmp_path / "model.onnx")
+
+
+def test_use_without_training_keeps_the_calibration(tmp_path):
+    model = calibrated_model()
+    with torch.no_grad():
+        model.train()(torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 0]))
+    model.eval()(torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 0]))
+    model.save_pretrained(tmp_path)
+    assert SphereVisionConfig.from_pretrained(tmp_path).calibration["temperature"] == 4.0
+
+
+def test_a_model_loaded_in_half_precision_is_calibrated(tmp_path):
+    calibrated_model().save_pretrained(tmp_path)
+    loaded = SphereVisionForImageClassification.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert loaded.eval().config.calibration["temperature"] == TEMPERATURE["temperature"]
+
+
+def test_a_calibration_fitted_to_logits_of_a_calibrated_model_is_refused():
+    model = calibrated_model()
+    with pytest.raises(ValueError, match="the logits that it returns are calibrated already"):
+        model.set_calibration({"temperature": 1.02})
 
 
 @pytest.mark.parametrize("kind", ["temperature", "vector"])
@@ -199,12 +260,12 @@ def test_calibrated_logits_are_refused_probabilities_reported_and_half_dtypes_ac
 def test_only_models_of_one_class_per_image_have_a_calibration(kind, tmp_path):
     with pytest.raises(StrictDataclassClassValidationError, match="a calibration is for one class per image"):
         build(calibration={"temperature": 2.0}, problem_type=kind)
-    build(calibration={"temperature": 2.0}).save_pretrained(tmp_path)
+    calibrated_model().save_pretrained(tmp_path)
     assert SphereVisionForImageClassification.from_pretrained(tmp_path, problem_type=kind).config.calibration is None
 
 
 def test_an_exported_model_returns_calibrated_logits(tmp_path):
-    model = build(calibration=VECTOR).eval()
+    model = calibrated_model(VECTOR).eval()
     images = torch.randn(4, 1, 8, 8)
     export_onnx(model, tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")

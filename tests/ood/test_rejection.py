@@ -2,7 +2,6 @@
 
 import copy
 import json
-import logging
 import math
 import pickle
 
@@ -371,7 +370,7 @@ def test_a_wrapped_model_gets_the_rejection_of_the_model(wrap, classifier):
     wrapped(images(3)[0])
     fit_rejection(wrapped, [images(100)], 0.1, "knn")
     assert torch.equal(classifier.rejection.calibration, expected.calibration)
-    assert classifier.find_change() is None
+    assert "rejection" not in classifier.find_outdated()
 
 
 @pytest.mark.parametrize("copy_of", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
@@ -382,11 +381,12 @@ def test_a_copy_decides_the_same(copy_of, classifier):
 
 
 @pytest.mark.parametrize("by_class", [False, True])
-def test_a_new_model_of_the_configuration_calls_all_images_unknown(by_class, classifier):
+def test_a_new_model_of_the_configuration_calls_all_images_unknown_until_it_loses_the_rejection(by_class, classifier):
     fit_rejection(classifier, [images(100)], 0.1, "max_logit", by_class=by_class)
-    new = SphereVisionForImageClassification(classifier.config).eval()
-    assert not new(images(30)[0]).known.any()
+    new = SphereVisionForImageClassification(classifier.config)
+    assert not new.rejection(None, classifier(images(30)[0]).logits).known.any()
     assert new.to("meta").to_empty(device="cpu").rejection.class_calibration.device.type == "cpu"
+    assert new.eval().rejection is None
 
 
 @pytest.mark.parametrize(
@@ -422,16 +422,14 @@ def test_other_weights_are_saved_without_the_rejection(change, classifier, tmp_p
     assert SphereVisionForImageClassification.from_pretrained(tmp_path).rejection is None
 
 
-def test_training_says_that_the_rejection_must_be_fitted_again(classifier, caplog):
+def test_training_removes_the_rejection_and_says_so(classifier, caplog):
     fit_rejection(classifier, [images(100)], 0.1, "max_logit")
-    logger = logging.getLogger("hf_sphere.models.sphere_vision.modeling_sphere_vision")
-    logger.warning_once.cache_clear()
-    x, labels = images(10)
-    with caplog.at_level("WARNING", logger.name):
-        classifier(x, labels=labels)
-        assert not caplog.messages
-        classifier.train()(x, labels=labels)
-    assert caplog.messages == ["The model is trained further, and its rejection is not: fit it again afterwards."]
+    classifier.train().eval()
+    assert classifier.rejection is not None
+    nn.init.normal_(next(classifier.train().parameters()))
+    classifier.eval()
+    assert classifier.rejection is None
+    assert "weights of the model are not those that its rejection was fitted to, so it is removed" in caplog.text
 
 
 @pytest.mark.parametrize("score", ["max_softmax", "knn"])

@@ -72,14 +72,14 @@ def test_calibration_does_not_change_training(calibrated, train, results_of):
 def test_vector_scaling_has_a_temperature_and_a_shift_of_each_class(train, results_of):
     folder = train("--calibrate", "vector")
     calibration = SphereVisionConfig.from_pretrained(folder).calibration
-    assert [len(values) for values in calibration.values()] == [10, 10]
+    assert [len(calibration[name]) for name in ("temperature", "shift")] == [10, 10]
     assert results_of(folder)["eval_nll"] < results_of(folder)["eval_uncalibrated_nll"]
 
 
 def test_joint_prediction_is_calibrated(load_recipe, run_main, cache, tmp_path, results_of):
     argv = [*QUICK, *JOINT, *cache, "--calibrate", "temperature", "--output_dir", str(tmp_path)]
     run_main(load_recipe("train_joint_prediction"), argv)
-    assert set(SphereVisionConfig.from_pretrained(tmp_path).calibration) == {"temperature"}
+    assert set(SphereVisionConfig.from_pretrained(tmp_path).calibration) == {"temperature", "weights"}
     assert results_of(tmp_path)["eval_nll"] < results_of(tmp_path)["eval_uncalibrated_nll"]
 
 

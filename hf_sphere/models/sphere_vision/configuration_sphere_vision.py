@@ -56,8 +56,8 @@ class SphereVisionConfig(OwnPartsMixin, PreTrainedConfig):
             layers; heads whose class vectors are not a linear layer initialize them as usual.
         head: Name of a head, for instance `softmax`, `spherized` or `prototype`; None for models without classes.
         head_kwargs: Options of the head.
-        calibration: Temperature scaling of the logits in eval mode, as `hf_sphere.nn.fit_calibration` returns it; the
-            loss and the logits in training mode are not scaled.
+        calibration: Temperature scaling of the logits in eval mode, as `set_calibration` of the model sets it, with a
+            digest of its weights; the loss and the logits in training mode are not scaled.
         rejection: Rejection of unknown images, as `hf_sphere.ood.fit_rejection` sets it; its arrays are in the model.
         value_range: Lowest and highest value of a regression.
         regression_kwargs: Options of the regression, see `PoleRegression`.
@@ -86,7 +86,7 @@ class SphereVisionConfig(OwnPartsMixin, PreTrainedConfig):
     initialization: Literal["torch", "xavier"] | None = None
     head: str | None = "spherized"
     head_kwargs: dict[str, Any] | None = None
-    calibration: dict[str, float | int | list[float | int]] | None = None
+    calibration: dict[str, float | int | str | list[float | int]] | None = None
     rejection: dict[str, Any] | None = None
     value_range: list[float | int] | tuple[float | int, ...] | None = None
     regression_kwargs: dict[str, Any] | None = None
@@ -187,7 +187,7 @@ class SphereVisionConfig(OwnPartsMixin, PreTrainedConfig):
             )
         values = {"temperature": 1.0} if self.calibration is None else self.calibration
         sizes = {len(value) for value in values.values() if isinstance(value, list)}
-        is_valid = {"temperature"} <= {*values} <= {"temperature", "shift"} and sizes <= {self.num_labels}
+        is_valid = {"temperature"} <= {*values} <= {"temperature", "shift", "weights"} and sizes <= {self.num_labels}
         if not is_valid or np.min(values["temperature"]) <= 0:
             raise ValueError(
                 f"calibration must be as by `fit_calibration` for {self.num_labels} classes, with positive "

@@ -1,8 +1,9 @@
 """Image models: a timm backbone, an embedding and a head on the hypersphere."""
 
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,7 @@ from hf_sphere.nn.rejection import Rejection
 from hf_sphere.utils.modules import digest_weights, shared_tensors
 
 logger = logging.get_logger(__name__)
+is_loading: ContextVar[bool] = ContextVar("is_loading", default=False)
 
 
 @dataclass
@@ -231,7 +233,11 @@ class ModelWithHead(nn.Module):
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """Load a model; with `shard_classes`, then keep the class vectors of this process."""
-        loaded = super().from_pretrained(*args, **kwargs)  # type: ignore[misc]  # of PreTrainedModel
+        token = is_loading.set(True)
+        try:
+            loaded = super().from_pretrained(*args, **kwargs)  # type: ignore[misc]  # of PreTrainedModel
+        finally:
+            is_loading.reset(token)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         head = getattr(model, "head", None)  # encoders of transformers may have their own classifier
         if isinstance(head, ClassVectorHead):
@@ -251,11 +257,8 @@ class ModelWithHead(nn.Module):
 
         If they are, the `state_dict` must have those of all processes.
         """
-        model: Any = self
         head = getattr(self, "head", None)
-        if getattr(self, "rejection", None) is not None and (change := model.find_change(state_dict)):
-            logger.warning(f"The {change}, so the rejection is removed. Fit it again by `fit_rejection`.")
-            model.set_rejection(None)
+        self.remove_outdated(state_dict)
         if state_dict is None and isinstance(head, ClassVectorHead) and head.is_sharded:
             raise ValueError(
                 "the class vectors are spread over processes; pass the result of gather_classes(model) as `state_dict`."
@@ -267,6 +270,51 @@ class ModelWithHead(nn.Module):
             super().save_pretrained(*args, state_dict=state_dict, **kwargs)  # type: ignore[misc]
         finally:
             self.config.head_kwargs = options
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode; in eval mode after training, a calibration or rejection of other weights is removed."""
+        was_training = any(module.training for module in self.modules())
+        super().train(mode)
+        if was_training and not mode and not is_loading.get():
+            self.remove_outdated()
+        return self
+
+    def set_calibration(self, calibration: Mapping[str, Any] | None) -> None:
+        """Set the calibration of the logits in eval mode, as `fit_calibration` returns it, or remove it.
+
+        It belongs to the present weights. When they have changed, it is removed with a warning: in eval mode after
+        training, and when the model is saved; an export is an error.
+
+        Raises:
+            ValueError: If the model has a calibration, since the logits that it returns are then calibrated already.
+        """
+        if calibration is not None:
+            if getattr(self.config, "calibration", None) is not None:
+                raise ValueError(
+                    "the model has a calibration, so the logits that it returns are calibrated already. Call "
+                    "set_calibration(None), compute them again, and fit the calibration to these."
+                )
+            calibration = {**calibration, "weights": digest_weights(self, is_widened=True)}
+        self.config.calibration = calibration
+
+    def find_outdated(self, weights: Mapping[str, Tensor] | None = None) -> dict[str, str]:
+        """Return, by name, why the rejection and the calibration do not fit the model or other weights, if so."""
+        settings = getattr(getattr(self, "rejection", None), "settings", None)
+        fitted: dict[str, Any] = {"rejection": settings, "calibration": getattr(self.config, "calibration", None)}
+        fitted = {name: values for name, values in fitted.items() if values is not None}
+        digest = digest_weights(weights or self, is_widened=True) if fitted else ""
+        changed = {name: "weights" for name, values in fitted.items() if values.get("weights") != digest}
+        names = [self.config.id2label[index] for index in range(self.config.num_labels)]
+        if fitted.get("rejection", {}).get("class_names") not in (None, names):
+            changed["rejection"] = "classes"
+        reason = "of the model are not those that its"
+        return {name: f"{what} {reason} {name} was fitted to" for name, what in changed.items()}
+
+    def remove_outdated(self, weights: Mapping[str, Tensor] | None = None) -> None:
+        """Remove, with a warning, a rejection and a calibration that do not fit the model or other weights."""
+        for name, reason in self.find_outdated(weights).items():
+            logger.warning(f"The {reason}, so it is removed. Fit it again by `fit_{name}`.")
+            getattr(self, f"set_{name}")(None)
 
     def head_inputs(self, embeddings: Tensor) -> Tensor:
         """Select the input of the head from embeddings (B, d)."""
@@ -280,31 +328,19 @@ class ModelWithHead(nn.Module):
         `mixed` has `mixed_labels` and `mixed_share` of the head; `states` are further values of the output.
 
         In eval mode unknown images are rejected if the model has a `rejection`, and then the logits are calibrated if
-        the configuration has a `calibration`; the loss is that of the uncalibrated ones. Training removes the
-        calibration. Labels whose shape contradicts the problem type are an error.
+        the configuration has a `calibration`; the loss is that of the uncalibrated ones. Labels whose shape contradicts
+        the problem type are an error.
         """
         head, decision = self.apply_head(self.head_inputs(embeddings), labels, **(mixed or {})), {}
         calibration, rejection = getattr(self.config, "calibration", None), getattr(self, "rejection", None)
         logits = head.logits
         outputs: Any = {"embeddings": head.embeddings, "concentration": head.concentration}
-        trained = (head.loss, logits, *outputs.values()) if self.training and calibration is not None else ()
-        if any(value is not None and value.requires_grad for value in trained):
-            self._drop_calibration()
-        if rejection is not None and head.loss is not None and self.training and not torch.compiler.is_compiling():
-            logger.warning_once("The model is trained further, and its rejection is not: fit it again afterwards.")
         if logits is not None and not self.training:
             if rejection is not None:
                 decision = rejection(self.head_inputs(embeddings), logits, head.concentration)._asdict()
             if calibration is not None:
-                logits = calibrate(logits, **calibration)
+                logits = calibrate(logits, calibration["temperature"], calibration.get("shift"))
         return SphereVisionOutput(head.loss, logits, **outputs, **decision, **states)
-
-    @torch.compiler.disable
-    def _drop_calibration(self) -> None:
-        logger.warning(
-            "The model is trained further, so its calibration is removed. Fit it again by `fit_calibration`."
-        )
-        self.config.calibration = None
 
     def apply_head(self, inputs: Tensor, labels: Tensor | None, **mixed: Tensor | None) -> HeadOutput:
         """Apply the head to its inputs (B, d), with the loss of the `problem_type`; see `classify`."""
@@ -375,15 +411,6 @@ class SphereVisionForImageClassification(ModelWithHead, SphereVisionPreTrainedMo
         device: Any = self.device
         self.rejection = None if rejection is None else rejection.to(device)
         self.config.rejection = None if rejection is None else rejection.settings
-
-    def find_change(self, weights: Mapping[str, Tensor] | None = None) -> str | None:
-        """Return what has changed since the rejection was fitted, if anything has, in the model or in other weights."""
-        settings, names = getattr(self.rejection, "settings", {}), self.config.id2label
-        if settings.get("class_names") not in (None, [names[index] for index in range(self.config.num_labels)]):
-            return "classes of the model are not those that its rejection was fitted to"
-        if settings.get("weights") not in (None, digest_weights(weights or self, is_widened=True)):
-            return "weights of the model have changed since its rejection was fitted"
-        return None
 
     @weighted_by_targets
     @can_return_tuple

@@ -283,7 +283,7 @@ def fit_calibration_of(run: "Run", images: "ImageData", kind: str, model: Any) -
     from hf_sphere.nn.calibration import calibrate, fit_and_validate
     from hf_sphere.training.evaluation import gather_logits
 
-    model.config.calibration = None
+    model.set_calibration(None)
     validation: Any = images.validation
     fitted, mean, margin = fit_and_validate(*gather_logits(model, validation, run.accelerator), kind)
     measured = f"in a cross-validation of {validation.num_examples:,} images"
@@ -304,7 +304,7 @@ def fit_calibration_of(run: "Run", images: "ImageData", kind: str, model: Any) -
     if results["eval_nll"] > results["eval_uncalibrated_nll"]:
         drop = "remove `calibration` from config.json"
         logger.warning(f"The calibration, fitted to other images, increases eval_nll; to drop it, {drop}.")
-    model.config.calibration = fitted or None
+    model.set_calibration(fitted or None)
     run.accelerator.print("\n".join(show_metrics(results)))
     return results
 
