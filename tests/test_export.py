@@ -174,7 +174,8 @@ def test_model_in_half_precision_is_exported_in_float32(dtype, tmp_path):
 
 
 def test_temperature_is_exported(tmp_path):
-    model = image_model(head="vmf", calibration={"temperature": 2.0})
+    model = image_model(head="vmf")
+    model.set_calibration({"temperature": 2.0})
     export_onnx(model, tmp_path / "model.onnx")
     assert_same(tmp_path / "model.onnx", model, {"pixel_values": torch.randn(3, 1, 28, 28)})
 
