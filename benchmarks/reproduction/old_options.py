@@ -34,6 +34,8 @@ def rename_options(settings: Mapping[str, Any]) -> dict[str, Any]:
 def restore_options(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings of a run with the old names of options, of which digests were computed."""
     restored = dict(settings)
+    if "eval_fraction" in settings:  # None stands for the default now
+        restored["eval_fraction"] = settings["eval_fraction"] or 0.2
     for (old, old_value), new in RENAMED_OPTIONS.items():
         first = next(iter(new))  # must be set; the others may be missing
         if first in restored and all(value in (None, restored.get(name, value)) for name, value in new.items()):
