@@ -160,7 +160,10 @@ def test_invalid_arguments_are_refused_and_leave_no_folder(place, tmp_path, word
     [
         (["--dim", "3"], "set the number of classes with --num_classes, or a dataset with --dataset_name"),
         (["--dim", "3", "--num_classes", "5", "--text_model", "m"], "text_model m has no effect without dataset_name"),
-        (["--dim", "3", "--num_classes", "5", "--label_column_name", "l"], "label_column_name l has no effect without d"),
+        (
+            ["--dim", "3", "--num_classes", "5", "--label_column_name", "l"],
+            "label_column_name l has no effect without d",
+        ),
         (["--dim", "3", "--num_classes", "5", "--template", "a {}"], "template a {} has no effect without text_model"),
         (["--dim", "3", "--dataset_name", "digits", "--text_model", "m", "--class_vectors", "v"], "not from both"),
         (["--dim", "3", "--num_classes", "5", "--method", "magic"], "invalid choice: 'magic'"),
