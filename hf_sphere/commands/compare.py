@@ -18,7 +18,7 @@ from hf_sphere.utils.files import remove_folder
 from hf_sphere.utils.loading import WEIGHTS_PAGE
 
 if TYPE_CHECKING:
-    from hf_sphere.comparison import Comparison
+    from hf_sphere.comparison import RunComparison
 
 MEASURES = (
     *("accuracy", "calibration_error", "recall_at_1", "map_at_r"),
@@ -129,7 +129,7 @@ def find_earlier(folder: Path, settings: Any, arms: ArmArguments, *, overwrite: 
     return resume, overwrite
 
 
-def draw(comparison: "Comparison", title: str, path: Path) -> None:
+def draw(comparison: "RunComparison", title: str, path: Path) -> None:
     """Draw a comparison, if matplotlib is installed."""
     from hf_sphere import visualization
 

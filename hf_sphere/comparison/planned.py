@@ -13,7 +13,7 @@ import torch
 from hf_sphere.comparison import frozen, report
 from hf_sphere.comparison.arms import Arm, Division, Parts, apply_setting, make_arm, read_arms
 from hf_sphere.comparison.measures import SHOT, UNSEEN
-from hf_sphere.comparison.runs import Comparison
+from hf_sphere.comparison.runs import RunComparison
 from hf_sphere.comparison.significance import power
 from hf_sphere.comparison.study import Study
 from hf_sphere.comparison.trained import TrainingRuns
@@ -34,7 +34,7 @@ RETRIEVAL = ("recall_at_1", "map_at_r")
 TUNED = ("learning_rate", "weight_decay")
 PLANNED = {"dataset_name", "train_split", "eval_split", "seed", "output_dir"}
 
-Draw = Callable[[Comparison, str, Path], None]
+Draw = Callable[[RunComparison, str, Path], None]
 
 
 class Comparing:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hf_sphere.comparison.arms import Arm, apply_setting
 from hf_sphere.comparison.measures import MEASURES
-from hf_sphere.comparison.runs import Comparison
+from hf_sphere.comparison.runs import RunComparison
 from hf_sphere.comparison.study import Study
 from hf_sphere.comparison.tuning import describe_setting
 from hf_sphere.utils.files import write_json, write_text
@@ -32,7 +32,7 @@ def write(
     results: Mapping[Any, Any],
     backbones: Mapping[str, Any],
     num_classes: int,
-) -> tuple[Comparison | None, list[tuple[Arm, Mapping[str, float]]]]:
+) -> tuple[RunComparison | None, list[tuple[Arm, Mapping[str, float]]]]:
     """Write `comparison.md` and `comparison.json`, print the verdict, and return the comparison and the ranked arms.
 
     `backbones` are scores of the features of each backbone.
@@ -80,7 +80,7 @@ def conclude(
     study: Study,
     arms: Sequence[Arm],
     ranked: Sequence[tuple[Arm, Any]],
-    comparison: Comparison | None,
+    comparison: RunComparison | None,
     results: Mapping[Any, Any],
 ) -> str:
     """Say in a few sentences which arm to use."""
@@ -98,7 +98,7 @@ def conclude(
     return text + "Differences among these are not tested." * (len(better) > 1)
 
 
-def explain(comparison: Comparison) -> str:
+def explain(comparison: RunComparison) -> str:
     """Say for how many comparisons the columns of the table are, and for which difference."""
     corrected = "Each interval is for one comparison; p-values and verdicts are corrected for all. "
     of = "" if comparison.minimum is None else f"The power is that for {comparison.minimum:g} points."
@@ -135,7 +135,7 @@ def _describe_loss(arm: Arm, setting: Mapping[str, float], num_classes: int) -> 
     return f"`loss = HeadLoss({', '.join(words)})`, {rates}"
 
 
-def describe(study: Study, comparison: Comparison | None) -> str:
+def describe(study: Study, comparison: RunComparison | None) -> str:
     """Describe the parts of the data, the tuning and the test."""
     division, percent = study.division, f"{100 * study.division.test_fraction:g} %"
     how = f"with the groups of {division.group} undivided" if division.group else "stratified by class"

@@ -70,7 +70,7 @@ class Difference:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Mapping[str, Difference]):
+class RunComparison(Mapping[str, Difference]):
     """Runs compared with a reference, by name.
 
     Attributes:
@@ -157,7 +157,7 @@ def compare_runs(
     test: Test = "welch",
     seeds: int | None = None,
     test_fraction: float | None = None,
-) -> Comparison:
+) -> RunComparison:
     """Compare runs with several seeds with a reference: one planned metric, one planned test, one family.
 
     The verdicts:
@@ -195,7 +195,6 @@ def compare_runs(
             error", 2003) then multiplies the variance s^2 / S of the mean of S seeds by 1 + S f / (1 - f).
 
     Raises:
-        TypeError: If the values are not a mapping.
         ValueError: If there is no such reference, no other run, a value is not finite, or better than `perfect`, only
             some values are outcomes, the test images of a seed differ, or an argument is invalid.
 
@@ -205,7 +204,9 @@ def compare_runs(
         >>> comparison["cosine"].verdict, round(comparison["cosine"].difference, 2)
         ('better', 0.73)
     """
-    _check(values, reference, {"minimum": minimum, "margin": margin}, test, seeds, test_fraction)
+    sizes = {"minimum": (minimum, 0, math.inf), "margin": (margin, 0, math.inf), "seeds": (seeds, 1, math.inf)}
+    limits = {"test_fraction": (test_fraction, 0, 1), "perfect": (perfect, -math.inf, math.inf)}
+    _check(values, reference, test, **sizes, **limits)
     means = {name: {seed: _mean(value) for seed, value in run.items()} for name, run in values.items()}
     if perfect is not None:
         rounding = 1e-9 * max(abs(number) for run in values.values() for number in _numbers(run))
@@ -246,7 +247,7 @@ def compare_runs(
         mean = statistics.fmean(means[name].values())
         numbers |= {"mean": mean, "p_corrected": p_corrected}
         differences[name] = Difference(name, reference, means[name], theirs, **numbers)
-    return Comparison(reference, theirs, differences, minimum, margin, test, higher_is_better)
+    return RunComparison(reference, theirs, differences, minimum, margin, test, higher_is_better)
 
 
 def decide(improvement: float, minimum: float | None, p_corrected: float, p_equivalence: float | None) -> Verdict:
@@ -268,37 +269,34 @@ def observed_power(
     return power(minimum, deviation, seeds, tests=tests, test=test)
 
 
-def _check(
-    values: Mapping[str, Mapping[int, float | Outcomes]],
-    reference: str,
-    sizes: Mapping[str, float | None],
-    test: str,
-    seeds: int | None,
-    test_fraction: float | None,
-) -> None:
-    if not isinstance(values, Mapping):
-        raise TypeError(f"values must be a mapping of runs by name; got {type(values).__name__}.")
+def _check(values: Mapping[str, Mapping[int, Any]], reference: str, test: str, **limited: Any) -> None:
+    """Check the arguments of `compare_runs`; `limited` are a number or None, and its limits, which are excluded."""
     if reference not in values or len(values) < 2:
         raise ValueError(f"there is no run {reference!r} to compare others with; the runs are {', '.join(values)}.")
     check_test(test)
+    for name, (number, low, high) in limited.items():
+        if number is not None and not low < number < high:
+            raise ValueError(f"{name} must be above {low} and below {high}; got {number}.")
     for name, run in values.items():
-        numbers = _numbers(run) if isinstance(run, Mapping) else []
-        if not numbers or not all(isinstance(v, Real | np.bool_) and math.isfinite(v) for v in numbers):
-            needed = f"{name} needs a mapping of seeds to finite values or outcomes"
+        is_valid = [isinstance(v, Real | np.bool_) and math.isfinite(v) for v in _numbers(run)]
+        if not is_valid or not all(is_valid) or any(isinstance(seed, bool | np.bool_) for seed in run):
+            needed = f"{name} needs a mapping of integer seeds to finite values or outcomes"
             raise ValueError(f"{needed}; got {str(run)[:200]}. Leave out seeds that diverged.")
-        if any(isinstance(seed, bool | np.bool_) for seed in run):
-            raise ValueError(f"the seeds of {name} must be integers, not truth values; got {[*run]}.")
     largest = max(abs(float(v)) for run in values.values() for v in _numbers(run))
     if not 1e-100 < (largest or 1.0) < 1e100:  # the variances would be infinite or zero
         raise ValueError(f"the largest value must be between 1e-100 and 1e100; got {largest}. Change the unit.")
-    for name, size in sizes.items():
-        if size is not None and not 0 < size < math.inf:
-            raise ValueError(f"{name} must be positive; got {size}.")
-    if seeds is not None and seeds < 2:
-        raise ValueError(f"a test needs at least 2 seeds; got {seeds}.")
-    if test_fraction is not None and not 0 < test_fraction < 1:
-        raise ValueError(f"test_fraction must be between 0 and 1, exclusive; got {test_fraction}.")
-    _check_images(values, reference)
+    kinds = {name: {isinstance(value, Mapping) for value in run.values()} for name, run in values.items()}
+    if len(set.union(*kinds.values())) > 1:
+        numbers = ", ".join(name for name, found in kinds.items() if False in found)
+        raise ValueError(f"all runs need a number per seed, or all outcomes; got numbers of {numbers}.")
+    for name, seed, ours in (
+        (name, *item) for name, run in values.items() for item in run.items() if True in kinds[name]
+    ):
+        theirs = values[reference].get(seed, ours)
+        if len(ours) < 2 or ours.keys() != theirs.keys():
+            got = f"{len(ours)} and {len(theirs)} images, {len(ours.keys() & theirs.keys())} of them in both"
+            needed = f"{name} and {reference} need outcomes of the same images for seed {seed}, at least 2"
+            raise ValueError(f"{needed}; got {got}.")
 
 
 def _numbers(run: Mapping[int, float | Outcomes]) -> list[float]:
@@ -309,8 +307,6 @@ def _check_perfect(
     means: Mapping[str, Mapping[int, float]], perfect: float, higher_is_better: bool, rounding: float
 ) -> None:
     """Check that no value is better than a perfect one, and warn of those that may have another unit."""
-    if not math.isfinite(perfect):
-        raise ValueError(f"perfect must be finite; got {perfect}.")
     for name, run in means.items():
         best = (max if higher_is_better else min)(run.values())
         if (best - perfect if higher_is_better else perfect - best) > rounding:
@@ -319,20 +315,6 @@ def _check_perfect(
         if perfect and all(0 <= value / perfect <= 0.01 for value in run.values()):
             text = f"all values of {name} are at most {perfect / 100:g}, 1 % of perfect={perfect:g}"
             warnings.warn(f"{text}; check that they are not fractions of 1.", stacklevel=3)
-
-
-def _check_images(values: Mapping[str, Mapping[int, Any]], reference: str) -> None:
-    """Check that all values are numbers, or all outcomes, those of a seed of the same images."""
-    numbers = [name for name, run in values.items() if not all(isinstance(v, Mapping) for v in run.values())]
-    if not numbers:
-        for name, seed, ours in ((name, seed, run[seed]) for name, run in values.items() for seed in run):
-            other = values[reference].get(seed, ours)
-            if len(ours) < 2 or ours.keys() != other.keys():
-                got = f"{len(ours)} and {len(other)} images, {len(ours.keys() & other.keys())} of them in both"
-                needed = f"{name} and {reference} need outcomes of the same images for seed {seed}, at least 2"
-                raise ValueError(f"{needed}; got {got}.")
-    elif any(isinstance(value, Mapping) for run in values.values() for value in run.values()):
-        raise ValueError(f"all runs need a number per seed, or all outcomes; got numbers of {', '.join(numbers)}.")
 
 
 def _mean(value: float | Outcomes) -> float:

@@ -19,7 +19,7 @@ import torch
 
 from hf_sphere.comparison.arms import TUNING_SEED, Arm, Division, Parts
 from hf_sphere.comparison.measures import MEASURES, UNSEEN, Evaluated, mean_or_none, measure
-from hf_sphere.comparison.runs import Comparison, compare_runs
+from hf_sphere.comparison.runs import RunComparison, compare_runs
 from hf_sphere.comparison.tuning import Setting, Tuned, describe_setting, tune
 from hf_sphere.utils.imports import import_modules, imported
 from hf_sphere.utils.json_lines import JsonLines
@@ -108,7 +108,7 @@ class Study:
                 say(f"ran       {arm.name}, seed {seed}: {value}{left}")
         return JsonLines(self.file)
 
-    def compare(self, arms: Sequence[Arm], results: Mapping[Any, Any], reference: str) -> Comparison | None:
+    def compare(self, arms: Sequence[Arm], results: Mapping[Any, Any], reference: str) -> RunComparison | None:
         """Compare arms with a reference by the planned measure; None if it or all others lack seeds.
 
         Runs with the same seed share their images if these are drawn for each seed, and are then paired.

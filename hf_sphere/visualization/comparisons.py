@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from hf_sphere.comparison import Comparison
+from hf_sphere.comparison import RunComparison
 from hf_sphere.visualization.figures import COLORS, Figure, new_figure, plain_text, save_figure, shorten
 
 
 @plain_text()
-def plot_comparison(comparison: Comparison, *, title: str = "", path: str | Path | None = None) -> Figure:
+def plot_comparison(comparison: RunComparison, *, title: str = "", path: str | Path | None = None) -> Figure:
     """Draw a line per run: on the left the value of each seed and the mean, on the right the interval.
 
     The interval is for the difference from the reference. The gray band is the margin of equivalence.

@@ -214,32 +214,21 @@ def test_a_p_value_is_shown_with_two_digits(p_value, shown):
     [
         (RUNS, {"reference": "arcface"}, "no run 'arcface' to compare others with; the runs are softmax, cosine, vmf"),
         ({"softmax": {0: 1.0}}, {}, "no run 'softmax' to compare others with"),
-        ({**RUNS, "run": {}}, {}, "run needs a mapping of seeds to finite values"),
+        ({**RUNS, "run": {}}, {}, "run needs a mapping of integer seeds to finite values"),
         ({**RUNS, "run": {0: math.nan}}, {}, "run needs .*Leave out seeds that diverged"),
-        ({**RUNS, "run": {0: None}}, {}, "run needs a mapping of seeds to finite values"),
-        ({**RUNS, "run": [93.0, 94.0]}, {}, r"run needs a mapping of seeds to finite values or outcomes; got \[93.0"),
+        ({**RUNS, "run": {0: None}}, {}, "run needs a mapping of integer seeds to finite values"),
+        ({**RUNS, "run": {0: 93.0, True: 94.0}}, {}, "run needs a mapping of integer seeds"),
+        ({**RUNS, "run": {0: 93.0, np.True_: 94.0}}, {}, "run needs a mapping of integer seeds"),
         ({**RUNS, "run": {0: 1e154, 1: 2e154}}, {}, r"largest value must be between 1e-100 and 1e100; got 2e\+154"),
         ({"softmax": {0: 1e-200}, "run": {0: 2e-200}}, {}, "largest value must be .*; got 2e-200. Change the unit"),
         (RUNS, {"test": "t"}, "test must be one of welch, paired; got 't'"),
-        (RUNS, {"minimum": 0.0}, "minimum must be positive; got 0.0"),
-        (RUNS, {"margin": -1.0}, "margin must be positive; got -1.0"),
-        (RUNS, {"perfect": math.nan}, "perfect must be finite; got nan"),
-        (RUNS, {"seeds": 1}, "a test needs at least 2 seeds; got 1"),
+        (RUNS, {"minimum": 0.0}, "minimum must be above 0 and below inf; got 0.0"),
+        (RUNS, {"margin": -1.0}, "margin must be above 0 .*; got -1.0"),
+        (RUNS, {"perfect": math.nan}, "perfect must be .* below inf; got nan"),
+        (RUNS, {"seeds": 1}, "seeds must be above 1 .*; got 1"),
         ({**RUNS, "run": {7: 93.0}}, {"test": "paired"}, "run and softmax have no seed in common"),
     ],
 )
 def test_bad_input_is_an_error_that_names_it(runs, options, message):
     with pytest.raises(ValueError, match=message):
         compare(runs, **options)
-
-
-@pytest.mark.parametrize("values", ["abc", [RUNS], np.ones((2, 3))], ids=["text", "list", "array"])
-def test_values_without_names_are_errors(values):
-    with pytest.raises(TypeError, match="values must be a mapping of runs by name; got"):
-        compare_runs(values, reference="softmax", higher_is_better=True)
-
-
-@pytest.mark.parametrize("seed", [True, np.True_])
-def test_true_is_no_seed(seed):
-    with pytest.raises(ValueError, match="the seeds of b must be integers, not truth values"):
-        compare_runs({"a": {0: 0.6, 1: 0.61}, "b": {0: 0.8, seed: 0.82}}, reference="a", higher_is_better=True)
