@@ -40,11 +40,11 @@ import torch
 from common import report, row
 from scipy.stats import binomtest
 
-from hf_sphere.commands.compare import ArmArguments, DataArguments, PlanArguments
 from hf_sphere.comparison import compare_runs
 from hf_sphere.comparison.frozen import FrozenRuns
 from hf_sphere.comparison.measures import measure
-from hf_sphere.comparison.planned import Comparing
+from hf_sphere.comparison.plan import Plan
+from hf_sphere.comparison.planned import PlannedComparison
 from hf_sphere.comparison.significance import LEVEL, Test
 from hf_sphere.utils.json_lines import JsonLines
 
@@ -101,11 +101,10 @@ class Pool:
     """Runs on parts of `digits` as `hf-sphere compare` draws them from a split; the finished ones are in a file."""
 
     def __init__(self, weights: str, folder: Path, split: str) -> None:
-        arms = ArmArguments(heads=["softmax", "cosine"], backbones=[f"tf_efficientnet_lite0={weights}"], frozen=True)
-        data = DataArguments(dataset_name="digits", train_split=split, image_size=64)
-        comparing = Comparing(data, arms, PlanArguments(seeds=SPLITS), folder)  # it needs two arms
-        study: Any = comparing.frozen_study()
-        self.runs, self.division, self.arm = ColumnRuns(**vars(study.runs)), study.division, comparing.arms[0]
+        data: Any = {"dataset_name": "digits", "train_split": split, "image_size": 64, "output_dir": str(folder)}
+        arms: Any = {"heads": ["softmax", "cosine"], "backbones": [f"tf_efficientnet_lite0={weights}"], "frozen": True}
+        study: Any = PlannedComparison(Plan(**data, **arms, seeds=SPLITS)).frozen_study()  # it needs two arms
+        self.runs, self.division, self.arm = ColumnRuns(**vars(study.runs)), study.division, study.arms[0]
         self.finished = JsonLines(folder / f"{split}.jsonl")
 
     def run(self, seed: int, split: int = 0, half: tuple[int, int] | None = None) -> dict[int, float]:

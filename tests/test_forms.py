@@ -22,7 +22,6 @@ import scipy.sparse
 import torch
 
 from hf_sphere import cluster, metrics, ood, prototypes, search, visualization
-from hf_sphere.visualization.sphere import CircleScene, SphereScene
 
 PACKAGES = ("search", "cluster", "metrics", "ood", "visualization", "evaluation", "comparison", "prototypes")
 """Those that take data. Functions of tensors with gradients (geometry, nn, losses, distributions) take tensors only."""
@@ -170,11 +169,12 @@ def detect(score: str, embeddings: Any, logits: Any) -> Any:
 
 @pytest.fixture(scope="module", autouse=True)
 def _points_instead_of_figures():
-    def plot(scene, *arguments):
-        return scene.points, scene.directions
+    def plot(scenes, *arguments):
+        return scenes[""].points, scenes[""].directions
 
     page = mock.patch("hf_sphere.visualization.interactive._read_plotly", return_value="")
-    with mock.patch.object(CircleScene, "plot", plot), mock.patch.object(SphereScene, "plot", plot), page:
+    figures = [mock.patch(f"hf_sphere.visualization.{name}.plot_scenes", plot) for name in ("circle", "sphere")]
+    with page, figures[0], figures[1]:
         yield
 
 

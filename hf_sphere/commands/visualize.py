@@ -59,13 +59,8 @@ class VisualizationArguments(Arguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        duplicates = [name for name in self.beside if [self.embeddings, *self.beside].count(name) > 1]
-        if duplicates:
-            raise ValueError(f"--beside requires other embeddings, each only once; got {duplicates[0]} twice.")
         if self.pictures is not None and ("gallery" in self.pictures) != bool(self.beside):
             raise ValueError("the picture gallery and --beside require each other; set both or neither.")
-        if self.lengths and self.dim == 3:
-            raise ValueError("--lengths plots the plane and --dim 3 the sphere; set only one of them.")
         if self.output_dir is None and not read_whole(self.embeddings, Path.is_dir):
             raise ValueError(f"{self.embeddings} is not a folder. If it is a dataset on the Hub, set --output_dir.")
 
@@ -76,11 +71,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     pictures = choose_pictures(args)
     output = Path(args.output_dir or Path(args.embeddings) / "pictures")
     check_results_dir(output, overwrite=args.overwrite_output_dir)
-    options = {"dim": args.dim, "lengths": args.lengths, "title": args.title, "directions": not args.no_directions}
+    options = {"lengths": args.lengths, "title": args.title, "directions": not args.no_directions}
     reading = {"split": args.split, "max_samples": args.max_samples, "seed": args.seed}
-    drawn = visualization.EmbeddingPictures(search.read_embeddings(args.embeddings, **reading), **options)
+    drawn = visualization.EmbeddingPictures(search.read_embeddings(args.embeddings, **reading), dim=args.dim, **options)
     beside = [search.read_embeddings(name, needed=["label"], **reading) for name in args.beside]
-    others = [visualization.EmbeddingPictures(each, **options) for each in beside]
+    others = [visualization.EmbeddingPictures(each, dim=drawn.dim, **options) for each in beside]
     drawn.check_gallery(others)
     results = drawn.measure()
     print(drawn.data.name)
@@ -108,19 +103,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def choose_pictures(args: VisualizationArguments) -> list[str]:
-    """Return the pictures of `--pictures`, or the default ones whose extras are installed.
-
-    A missing extra of a picture in `--pictures`, or of all default ones, is an `ImportError`.
-    """
-    wanted = dict.fromkeys(args.pictures or [*DEFAULT_PICTURES, *(["gallery"] if args.beside else [])])
-    missing: dict[str, ImportError] = {}
-    for picture in wanted:
+    """Return the pictures of `--pictures`, for which a missing extra is an error, or the default ones without it."""
+    pictures = []
+    for picture in args.pictures or [*DEFAULT_PICTURES, *(["gallery"] if args.beside else [])]:
         try:
             (visualization.check_plotly if picture == "interactive" else visualization.check_matplotlib)()
+            pictures.append(picture)
         except ImportError as error:
-            missing[picture] = error
-    if missing and (args.pictures or len(missing) == len(wanted)):
-        raise next(iter(missing.values()))
-    for message in dict.fromkeys(map(str, missing.values())):
-        print(f"Note: {message}")
-    return [picture for picture in wanted if picture not in missing]
+            if args.pictures:
+                raise
+            print(f"Note: no picture {picture}: {error}")
+    return pictures

@@ -1,4 +1,4 @@
-"""The plan of a comparison: its arms, and the parts of the data that they are tuned, trained and tested on."""
+"""The arms of a comparison, and the parts of the data that they are tuned, trained and tested on."""
 
 import itertools
 import os
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hf_sphere.comparison.plan import Plan
 from hf_sphere.comparison.tuning import OWN_NUMBERS, RATES, WEIGHT_DECAYS, Setting
 from hf_sphere.data.sources import held_out_names
 from hf_sphere.utils.configs import read_yaml
@@ -38,27 +39,26 @@ def make_arm(name: str, options: Mapping[str, Any], learning_rate: float) -> Arm
     The numbers of the head that the options fix are not tuned.
 
     Raises:
-        ValueError: If a value of the grid is not a list of increasing numbers.
+        ValueError: If a value of the grid is not a list of increasing numbers, or the options fix it, too.
     """
     options = dict(options)
-    if not isinstance(options.get("head_kwargs", {}), Mapping):
-        raise ValueError(f"head_kwargs of {name} must be a mapping; got {options['head_kwargs']!r}.")
     fixed = {f"head_kwargs.{key}" for key in options.get("head_kwargs", {})} | {*options}
     usual = {"learning_rate": RATES, **OWN_NUMBERS.get(str(options.get("head")), {"weight_decay": WEIGHT_DECAYS})}
-    grid, stated = {}, options.get("grid", usual)
-    if not isinstance(stated, Mapping):
-        raise ValueError(f"the grid of {name} must be a mapping of options to lists of values; got {stated!r}.")
-    if "grid" in options and (both := fixed & {*stated}):
+    stated = options.pop("grid", None)
+    if stated is not None and not (isinstance(stated, Mapping) and all(map(_is_increasing, stated.values()))):
+        raise ValueError(f"the grid of {name} must map options to lists of increasing numbers; got {stated!r}.")
+    if both := fixed & {*(stated or ())}:
         raise ValueError(f"{name} fixes {both.pop()}, which its grid has too; leave out one of them.")
-    for key, values in stated.items():
-        is_numeric = isinstance(values, Sequence) and all(isinstance(value, int | float) for value in values)
-        if not is_numeric or not values or [*values] != sorted({*values}):
-            raise ValueError(f"the grid of {name} must have a list of increasing numbers for {key}; got {values!r}.")
-        start = learning_rate if key == "learning_rate" else values[len(values) // 2]
+    grid: dict[str, Axis] = {}
+    for key, values in (usual if stated is None else stated).items():
         if key not in fixed:
-            grid[key] = (tuple(values), start)
-    options.pop("grid", None)
+            grid[key] = (tuple(values), learning_rate if key == "learning_rate" else values[len(values) // 2])
     return Arm(name, options, grid)
+
+
+def _is_increasing(values: Any) -> bool:
+    is_numeric = isinstance(values, Sequence) and all(isinstance(value, int | float) for value in values)
+    return is_numeric and bool(values) and [*values] == sorted({*values})
 
 
 def apply_setting(options: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
@@ -73,28 +73,29 @@ def apply_setting(options: Mapping[str, Any], setting: Setting) -> dict[str, Any
     return merged
 
 
-def read_arms(args: Any) -> Mapping[str, Mapping[str, Any]]:
-    """Return the options of each arm by name; `args` are `ArmArguments` of the job."""
-    if args.settings is not None:
-        return read_table(args.settings)
-    heads = args.heads or (["softmax"] if args.backbones else ["softmax", "cosine", "arcface", "vmf"])
-    if not args.backbones:
+def make_arms(plan: Plan) -> list[Arm]:
+    """Make the arms of a plan."""
+    dim = {} if plan.embedding_dim is None else {"embedding_dim": plan.embedding_dim}
+    return [make_arm(name, dim | options, plan.learning_rate or 0.0) for name, options in _read_options(plan).items()]
+
+
+def _read_options(plan: Plan) -> Mapping[str, dict[str, Any]]:
+    """Return the options of each arm by name."""
+    if plan.settings is not None:
+        table = read_yaml(Path(plan.settings))
+        if not isinstance(table, dict) or not all(isinstance(options, dict) for options in table.values()):
+            raise ValueError(f"{plan.settings} (--settings) must map names to options, such as a: {{head: arcface}}.")
+        return table
+    heads = plan.heads or (["softmax"] if plan.backbones else ["softmax", "cosine", "arcface", "vmf"])
+    if not plan.backbones:
         return {head: {"head": head} for head in heads}
-    short = {name: os.path.basename(name.partition("=")[0].rstrip("/")) for name in args.backbones}
+    short = {name: os.path.basename(name.partition("=")[0].rstrip("/")) for name in plan.backbones}
     names = {name: label if list(short.values()).count(label) == 1 else name for name, label in short.items()}
     arms = {}
-    for backbone, head in itertools.product(args.backbones, heads):
+    for backbone, head in itertools.product(plan.backbones, heads):
         label = head if len(names) == 1 else names[backbone] if len(heads) == 1 else f"{head} on {names[backbone]}"
         arms[label] = {"head": head, "backbone": backbone}
     return arms
-
-
-def read_table(path: str) -> Mapping[str, Mapping[str, Any]]:
-    """Read a table of arms, a YAML file."""
-    table = read_yaml(Path(path))
-    if not isinstance(table, dict) or not all(isinstance(options, dict) for options in table.values()):
-        raise ValueError(f"{path} (--settings) must be a mapping of names to options, such as 'a: {{head: arcface}}'.")
-    return table
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,11 @@ class Parts:
     train: str
     test: str
     unseen: str | None = None  # test images of classes that are left out of training
+
+    @property
+    def names(self) -> list[str]:
+        """All names."""
+        return [name for name in (self.train, self.test, self.unseen) if name is not None]
 
 
 @dataclass(frozen=True)
@@ -128,17 +134,18 @@ class Division:
 
     def tuning(self) -> Parts:
         """Return the parts for tuning."""
-        kept, held_out = held_out_names(self.train, self.test_fraction, TUNING_SEED, self.group)
-        train = kept if self.test is not None else held_out_names(kept, self.test_fraction, TUNING_SEED, self.group)[0]
+        kept, held_out = self._divide(self.train, TUNING_SEED)
+        train = kept if self.test is not None else self._divide(kept, TUNING_SEED)[0]
         return self._without_classes(train, held_out, TUNING_SEED)
 
     def of_seed(self, seed: int) -> Parts:
         """Return the parts of the runs with a seed."""
-        kept, _ = held_out_names(self.train, self.test_fraction, TUNING_SEED, self.group)
-        if self.test is not None:
-            return self._without_classes(kept, self.test, seed + 1)
-        train, test = held_out_names(kept, self.test_fraction, seed, self.group)
+        kept, _ = self._divide(self.train, TUNING_SEED)
+        train, test = (kept, self.test) if self.test is not None else self._divide(kept, seed)
         return self._without_classes(train, test, seed + 1)
+
+    def _divide(self, part: str, seed: int) -> tuple[str, str]:
+        return held_out_names(part, self.test_fraction, seed, self.group)
 
     def _without_classes(self, train: str, test: str, seed: int) -> Parts:
         if not self.left_out:

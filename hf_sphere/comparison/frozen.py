@@ -16,7 +16,8 @@ from transformers import AutoConfig
 from transformers.image_utils import PILImageResampling
 
 from hf_sphere.comparison.arms import Arm, Parts, apply_setting
-from hf_sphere.comparison.measures import UNSEEN, Evaluated, mean_or_none
+from hf_sphere.comparison.measures import Evaluated, mean_or_none
+from hf_sphere.comparison.plan import UNSEEN
 from hf_sphere.comparison.tuning import Setting
 from hf_sphere.data import ImageSourceOptions, load_image_split
 from hf_sphere.data.provenance import DataRecord
@@ -178,25 +179,20 @@ def read_features(file: str) -> dict[str, Tensor]:
     return load_file(file)
 
 
-def cache_features(
-    backbone: str, options: ImageSourceOptions, splits: Any, split: str, file: Path, *, device: str
-) -> list[str]:
-    """Write the features of a split to a file, unless it exists, and return the names of the classes.
+def cache_features(backbone: str, source: ImageSourceOptions, splits: Any, split: str, file: Path) -> None:
+    """Write the features of a split to a file.
 
-    The tensors in the file are `features`, (N, d), `labels`, (N,), and `ids`, (N,), see `hf_sphere.data.ImageSplit`.
+    The tensors in it are `features`, (N, d), `labels`, (N,), and `ids`, (N,), see `hf_sphere.data.ImageSplit`.
     """
-    options = prepared_options(backbone, options)
+    options, device = prepared_options(backbone, source), "cuda" if torch.cuda.is_available() else "cpu"
+    encoder = build_model(backbone, shape_of(options), head="softmax").sphere_vision.backbone.to(device).eval()
     images = load_image_split(options, split, dataset=splits, device=device)
-    if not file.is_file():
-        shape = shape_of(options)
-        encoder = build_model(backbone, shape, head="softmax").sphere_vision.backbone.to(device).eval()
-        batches = progress_bar(images.batches.epoch(), total=len(images.batches), desc=backbone, leave=False)
-        with torch.inference_mode():
-            features = torch.cat([encoder(batch["pixel_values"]).float().cpu() for batch in batches])
-        ids = images.ids[images.batches.rows]
-        with atomic_file(file) as unfinished:
-            save_file({"features": features, "labels": images.batches.labels.cpu(), "ids": ids}, unfinished)
-    return images.class_names
+    batches = progress_bar(images.batches.epoch(), total=len(images.batches), desc=backbone, leave=False)
+    with torch.inference_mode():
+        features = torch.cat([encoder(batch["pixel_values"]).float().cpu() for batch in batches])
+    ids = images.ids[images.batches.rows]
+    with atomic_file(file) as unfinished:
+        save_file({"features": features, "labels": images.batches.labels.cpu(), "ids": ids}, unfinished)
 
 
 def prepared_options(backbone: str, options: ImageSourceOptions) -> ImageSourceOptions:

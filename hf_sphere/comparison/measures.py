@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_sphere.comparison.crossed import pseudo_values
+from hf_sphere.comparison.plan import UNSEEN
 from hf_sphere.metrics import detection_scores, expected_calibration_error, retrieval_scores
 from hf_sphere.nn.prototypical import PrototypicalClassifier
 from hf_sphere.ood import Outputs
@@ -18,9 +19,6 @@ EPISODES, WAY, SHOT = 200, 5, 5
 
 BLOCKS = 50
 """Largest number of parts of the images in the jackknife of a measure that is not a mean over images."""
-
-UNSEEN = "unseen_"
-"""Prefix of the measures on classes that were left out of training."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +44,8 @@ def measure(name: str, evaluated: Evaluated, *, per_image: bool = False) -> dict
     Raises:
         ValueError: If the measure is not defined for these images, for instance if no class has two.
     """
+    labels: Any = (evaluated.unseen if name.startswith(UNSEEN) and evaluated.unseen else evaluated.known).labels
+    check_measure(name, labels)
     ids, values = MEASURES[name].compute(evaluated)
     if callable(values):
         statistic = values
@@ -63,16 +63,30 @@ def mean_or_none(name: str, evaluated: Evaluated) -> float | None:
         return None
 
 
+def check_measure(name: str, labels: Tensor) -> None:
+    """Raise a ValueError if a measure is not defined for images with these labels."""
+    counts, planned = labels.unique(return_counts=True)[1], MEASURES[name]
+    large = int((counts >= planned.images).sum())
+    if planned.images > 1 and (len(counts) < 2 or large < planned.classes):
+        needed = f"images of 2 classes, {planned.classes} of them with at least {planned.images}"
+        raise ValueError(
+            f"{name} needs {needed}; got {len(counts)} and {large}. Test another metric, or set a larger "
+            "--eval_fraction or --left_out_classes."
+        )
+
+
 Statistic = Callable[[Tensor], float]
 """A function of the indices of images."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A measure: a function that returns ids, (N,), and values, (N,), or a statistic; and the best value in percent."""
+    """A measure: what computes it, its best value in percent, and the images that it needs."""
 
-    compute: Callable[[Evaluated], tuple[Tensor, Any]]
+    compute: Callable[[Evaluated], tuple[Tensor, Any]]  # ids, (N,), and values, (N,), or a statistic
     perfect: float = 100.0
+    images: int = 1  # of a class
+    classes: int = 1  # with so many images
 
     @property
     def higher_is_better(self) -> bool:
@@ -95,8 +109,6 @@ def _calibration_error(evaluated: Evaluated) -> tuple[Tensor, Statistic]:
 def _retrieval(score: str, part: str) -> Callable[[Evaluated], tuple[Tensor, Statistic]]:
     def compute(evaluated: Evaluated) -> tuple[Tensor, Statistic]:
         outputs: Any = getattr(evaluated, part)
-        if len(outputs.labels.unique()) < 2:
-            raise ValueError("all images are of one class, so each neighbor is right.")
 
         def mean_score(rows: Tensor) -> float:
             return retrieval_scores(outputs.embeddings[rows], outputs.labels[rows], **evaluated.metric)[score]
@@ -123,8 +135,6 @@ def _few_shot(evaluated: Evaluated) -> tuple[Tensor, Tensor]:
     unseen: Any = evaluated.unseen
     classes, counts = unseen.labels.unique(return_counts=True)
     classes = classes[counts > SHOT]
-    if len(classes) < 2:
-        raise ValueError(f"few-shot accuracy needs two left-out classes with more than {SHOT} images each.")
     classifier, generator = PrototypicalClassifier("cosine"), torch.Generator().manual_seed(0)
     correct, drawn = torch.zeros(2, len(unseen.labels), dtype=torch.float64)
     for _ in range(EPISODES):
@@ -142,12 +152,12 @@ def _few_shot(evaluated: Evaluated) -> tuple[Tensor, Tensor]:
 MEASURES = {
     "accuracy": Measure(_accuracy),
     "calibration_error": Measure(_calibration_error, perfect=0.0),
-    "recall_at_1": Measure(_retrieval("recall_at_1", "known")),
-    "map_at_r": Measure(_retrieval("map_at_r", "known")),
-    f"{UNSEEN}recall_at_1": Measure(_retrieval("recall_at_1", "unseen")),
-    f"{UNSEEN}map_at_r": Measure(_retrieval("map_at_r", "unseen")),
+    "recall_at_1": Measure(_retrieval("recall_at_1", "known"), images=2),
+    "map_at_r": Measure(_retrieval("map_at_r", "known"), images=2),
+    f"{UNSEEN}recall_at_1": Measure(_retrieval("recall_at_1", "unseen"), images=2),
+    f"{UNSEEN}map_at_r": Measure(_retrieval("map_at_r", "unseen"), images=2),
     f"{UNSEEN}auroc": Measure(_auroc),
-    f"{UNSEEN}few_shot_accuracy": Measure(_few_shot),
+    f"{UNSEEN}few_shot_accuracy": Measure(_few_shot, images=SHOT + 1, classes=2),
 }
 """Measures by name; those with the prefix `UNSEEN` need left-out classes. The calibration error has 15 bins of equal
 width and exponent 1; the AUROC is that of the largest softmax probability of known against left-out classes."""

@@ -1,19 +1,19 @@
-"""The job `hf-sphere compare`: the checks before the runs, the runs, and the results."""
+"""The job `hf-sphere compare`: the checks before the runs, and the runs."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from hf_sphere.comparison import frozen, report
-from hf_sphere.comparison.arms import Arm, Division, Parts, apply_setting, make_arm, read_arms
-from hf_sphere.comparison.measures import SHOT, UNSEEN
-from hf_sphere.comparison.runs import RunComparison
+from hf_sphere.comparison import frozen
+from hf_sphere.comparison.arms import Arm, Division, apply_setting, make_arm, make_arms
+from hf_sphere.comparison.measures import check_measure
+from hf_sphere.comparison.plan import Plan
+from hf_sphere.comparison.results import Results
 from hf_sphere.comparison.significance import power
 from hf_sphere.comparison.study import Study
 from hf_sphere.comparison.trained import TrainingRuns
@@ -21,149 +21,106 @@ from hf_sphere.comparison.tuning import RATES
 from hf_sphere.data import ImageSourceOptions, sources
 from hf_sphere.data.provenance import DataRecord, fingerprint
 from hf_sphere.data.targets import read_class_names, read_labels
-from hf_sphere.models.pretrained_backbones import pretrained_preprocessing
 from hf_sphere.nn.heads import build_head
 from hf_sphere.training.tasks import find_task
-from hf_sphere.utils.arguments import parse_arguments, to_argv
+from hf_sphere.utils.arguments import make_arguments
 from hf_sphere.utils.files import digest_file
 from hf_sphere.utils.model_sources import file_name
 from hf_sphere.utils.shared_rows import ROW_BITS
 
-FROZEN_DIM = 128
-RETRIEVAL = ("recall_at_1", "map_at_r")
 TUNED = ("learning_rate", "weight_decay")
 PLANNED = {"dataset_name", "train_split", "eval_split", "seed", "output_dir"}
 
-Draw = Callable[[RunComparison, str, Path], None]
 
-
-class Comparing:
+class PlannedComparison:
     """A comparison, checked before it starts: arms, measure and parts of the data must fit together.
 
-    The arguments are those of the job, a folder of the results, and what draws a comparison, with a title, to a file.
+    Raises:
+        ValueError: If test images are also images to train or tune on, the measure is not defined for a part of the
+            data, or an arm does not fit.
     """
 
-    def __init__(self, data: Any, arms: Any, plan: Any, folder: Path, draw: Draw) -> None:
-        self.arguments, self.plan, self.folder, self.draw = arms, plan, folder, draw
-        self.splits = sources.load_splits(data.dataset_name, data.dataset_config_name)
-        rows = sources.find_split(self.splits, data.train_split, "--train_split")
-        self.label = sources.find_column(rows, data.label_column_name, sources.LABEL_COLUMNS, "label")
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.folder = plan, Path(plan.output_dir)
+        self.splits = sources.load_splits(plan.dataset_name, plan.dataset_config_name)
+        rows = sources.find_split(self.splits, plan.train_split, "--train_split")
+        self.label = sources.find_column(rows, plan.label_column_name, sources.LABEL_COLUMNS, "label")
+        self.class_names = read_class_names(next(iter(self.splits.values())), self.label)
         names = ("dataset_name", "dataset_config_name", "image_column_name", "image_size", "skip_unreadable_images")
-        common = {name: getattr(data, name) for name in names} | {"label_column_name": self.label}
-        self.source, self.training = ImageSourceOptions(**common), {**common, **arms.training}
-        left_out = plan.left_out_classes
-        if left_out is None:
-            left_out = 0.25 if plan.metric.startswith(UNSEEN) else 0.0
-        test = data.eval_split
-        if data.train_split in self.splits:  # of a part or a pool, the rest is not known to be unseen
-            test = sources.choose_eval_split(self.splits, test, data.train_split)
-        self.division = Division(data.train_split, test, data.eval_fraction, data.group_column, left_out, self.label)
-        self.rate = plan.learning_rate or (3e-3 if arms.frozen else 1e-3)
-        dim = arms.embedding_dim or (FROZEN_DIM if arms.frozen else None)
-        given = {} if dim is None else {"embedding_dim": dim}
-        self.arms = [make_arm(name, {**given, **options}, self.rate) for name, options in read_arms(arms).items()]
+        common = {name: getattr(plan, name) for name in names} | {"label_column_name": self.label}
+        self.source, self.training = ImageSourceOptions(**common), {**common, **plan.training}
+        test, left_out = plan.eval_split, plan.left_out_classes or 0.0
+        if plan.train_split in self.splits:  # of a part or a pool, the rest is not known to be unseen
+            test = sources.choose_eval_split(self.splits, test, plan.train_split)
+        self.division = Division(plan.train_split, test, plan.eval_fraction, plan.group_column, left_out, self.label)
+        self.parts = [self.division.of_seed(seed) for seed in range(plan.seeds)]
+        drawn = {name for parts in (self.division.tuning(), *self.parts) for name in parts.names}
+        # The rows of each part among those of all splits.
+        self.positions = {name: sources.find_rows(self.splits, name, self.label) for name in drawn}
+        self.arms = make_arms(plan)
         if len(self.arms) < 2:
             raise ValueError("a comparison needs at least two arms; name more --heads, --backbones or --settings.")
         self.check_parts()
-        self.check_arms()
-        self.check_weights()
+        for arm in self.arms:
+            self.check_arm(arm)
         self.check_records()
-
-    @cached_property
-    def parts(self) -> list[Parts]:
-        """The parts of the data for each seed."""
-        return [self.division.of_seed(seed) for seed in range(self.plan.seeds)]
-
-    @cached_property
-    def positions(self) -> dict[str, torch.Tensor]:
-        """The rows of each part of the data among those of all splits."""
-        parts = [self.division.tuning(), *self.parts]
-        names = {name for each in parts for name in (each.train, each.test, each.unseen) if name is not None}
-        return {name: sources.find_rows(self.splits, name, self.label) for name in names}
 
     def check_parts(self) -> None:
         """Raise an error if test images are tuned or trained on, or left-out classes are not left out."""
-        names, splits = self.class_names, self.splits.items()
-        labels = torch.cat([read_labels(rows, self.label, names, split) for split, rows in splits])
-        tuning, rows, is_unseen = self.division.tuning(), self.positions, self.plan.metric.startswith(UNSEEN)
-        column, units = self.division.group, torch.arange(len(labels))
+        names, rows, column, tuning = self.class_names, self.positions, self.division.group, self.division.tuning()
+        labels = torch.cat([read_labels(split, self.label, names, name) for name, split in self.splits.items()])
+        units = torch.arange(len(labels))
         if column is not None:
             groups = [group for split in self.splits.values() for group in sources.read_groups(split, column)]
             units = torch.from_numpy(np.unique(groups, return_inverse=True)[1])
         for parts in (tuning, *self.parts):
-            trained = rows[parts.train]
-            for tested in filter(None, (parts.test, parts.unseen)):
-                others = trained if parts is tuning else torch.cat([trained, rows[tuning.test]])
-                if shared := int(torch.isin(units[rows[tested]], units[others]).sum()):
+            trained, known, *unseen = (rows[name] for name in parts.names)
+            others = trained if parts is tuning else torch.cat([trained, rows[tuning.test]])
+            for tested in (known, *unseen):
+                if shared := int(torch.isin(units[tested], units[others]).sum()):
                     of = "" if column is None else f" of groups with images to train or tune on ({column}), or"
                     raise ValueError(
-                        f"{shared:,} of the {len(rows[tested]):,} test images are{of} also images to train or tune on; "
+                        f"{shared:,} of the {len(tested):,} test images are{of} also images to train or tune on; "
                         "choose other parts by --train_split and --eval_split."
                     )
-            if other := {*labels[rows[parts.test]].tolist()} - {*labels[trained].tolist()}:
+            classes = labels[trained].unique()
+            if missing := {*labels[known].tolist()} - {*classes.tolist()}:
                 raise ValueError(
-                    f"{len(other)} classes of the test images, such as {names[min(other)]}, have no "
+                    f"{len(missing)} classes of the test images, such as {names[min(missing)]}, have no "
                     "training images. If the splits have different classes, pool them: --train_split all."
                 )
-            if len(labels[trained].unique()) < 2:
-                raise ValueError("too few classes are left to train on; leave out fewer by --left_out_classes.")
-            self.check_metric(labels[rows[(is_unseen and parts.unseen) or parts.test]])
-            if parts.unseen is not None and torch.isin(labels[rows[parts.unseen]], labels[trained]).any():
+            if len(classes) < 2 or any(torch.isin(labels[part], classes).any() for part in unseen):
                 raise ValueError(
-                    "some classes are too small to be left out of each part; leave them out of the data, or test "
-                    "another metric than unseen_*."
+                    f"{self.division.left_out:g} of the classes cannot be left out of each part, and two be left; set "
+                    "another --left_out_classes, or leave small classes out of the data."
                 )
+            check_measure(self.plan.metric, labels[unseen[0] if self.plan.tests_unseen_classes else known])
 
-    def check_metric(self, labels: torch.Tensor) -> None:
-        """Raise an error if the planned measure is not defined for test images with these labels."""
-        metric, counts = self.plan.metric, labels.unique(return_counts=True)[1]
-        if metric.endswith(RETRIEVAL) and len(counts) < 2:
-            raise ValueError(
-                f"--metric {metric} is 100 % for images of a single class; set a larger --left_out_classes or "
-                "--eval_fraction."
-            )
-        images, classes = (SHOT + 1, 2) if "few_shot" in metric else (2, 1) if metric.endswith(RETRIEVAL) else (1, 1)
-        if (found := int((counts >= images).sum())) < classes:
-            raise ValueError(
-                f"--metric {metric} needs {classes} class(es) with at least {images} images to tune on and to test on; "
-                f"some part has {found}. Test another measure, or set a larger --eval_fraction or --left_out_classes."
-            )
-
-    @cached_property
-    def class_names(self) -> list[str]:
-        """Names of the classes."""
-        return read_class_names(next(iter(self.splits.values())), self.label)
-
-    def check_arms(self) -> None:
+    def check_arm(self, arm: Arm) -> None:
         """Raise an error for an arm that cannot be trained on the data."""
-        for arm in self.arms:
-            if both := {*arm.grid} & {*self.arguments.training}:
-                raise ValueError(f"{both.pop()} of --training is tuned; state it in the arm {arm.name} to fix it.")
-            if planned := PLANNED & {*self.arguments.training, *arm.options}:
-                raise ValueError(f"the plan sets {planned.pop()} of each run; leave it out of --training and the arms.")
-            options = apply_setting(arm.options, {name: start for name, (_, start) in arm.grid.items()})
-            if options.get("head") is None:
-                raise ValueError(f"the arm {arm.name} has no head, so no measure in common with others; set `head`.")
-            if self.arguments.frozen:
-                check_frozen(arm)
-            try:
-                dim = options.get("embedding_dim") or max(FROZEN_DIM, len(self.class_names))  # or that of a backbone
-                build_head(options["head"], dim, len(self.class_names), **options["head_kwargs"])
-                if not self.arguments.frozen or self.arguments.finetune:
-                    self.parse(options | self.trained_options(arm))
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"the arm {arm.name} does not fit: {error}") from error
-
-    def check_weights(self) -> None:
-        """Raise an error for a frozen backbone that is unknown, or a file of weights that does not fit its backbone."""
-        for arm in {arm.backbone: arm for arm in self.arms}.values():
-            options = {**self.training, **self.trained_options(arm)}
-            name, file = options.get("backbone", ""), options.get("backbone_weights")
-            has_file = file and not options.get("backbone_kwargs") and pretrained_preprocessing(name)
-            if self.arguments.frozen or has_file:
-                images = frozen.prepared_options(arm.backbone, self.source)
-            if has_file:
-                frozen.build_model(f"{name}={file}", frozen.shape_of(images), head="softmax")
+        plan = self.plan
+        if both := {*arm.grid} & {*plan.training}:
+            raise ValueError(f"{both.pop()} of --training is tuned; state it in the arm {arm.name} to fix it.")
+        if planned := PLANNED & {*plan.training, *arm.options}:
+            raise ValueError(f"the plan sets {planned.pop()} of each run; leave it out of --training and the arms.")
+        others = {*arm.options} - {"backbone", "embedding_dim", "head", "head_kwargs"}
+        others |= {name for name in arm.grid if name not in TUNED and not name.startswith("head_kwargs.")}
+        if plan.frozen and (others or "learning_rate" not in arm.grid or not arm.backbone):
+            needed = (
+                "backbone, head, head_kwargs and embedding_dim, and tunes learning_rate, weight_decay and head_kwargs"
+            )
+            got = f"got {others.pop()}" if others else "its backbone and the grid of its learning_rate are needed"
+            raise ValueError(f"with --frozen, an arm has {needed}; {got} in {arm.name}.")
+        try:
+            own = self.trained_arm(arm).options if not plan.frozen or plan.finetune else arm.options
+            options = apply_setting(own, {name: start for name, (_, start) in arm.grid.items()})
+            dim = options.get("embedding_dim") or max(128, len(self.class_names))  # or that of a backbone
+            build_head(options["head"], dim, len(self.class_names), **options["head_kwargs"])
+            if not plan.frozen or plan.finetune:
+                all_options = {**self.training, **options, "output_dir": str(self.folder)}
+                make_arguments(find_task("classification").arguments, all_options)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"the arm {arm.name} does not fit: {error}") from error
 
     def check_records(self) -> None:
         """Raise an error if a saved model whose weights are used was trained or evaluated on these images."""
@@ -176,46 +133,43 @@ class Comparing:
                 raise ValueError(f"{name} was trained or evaluated on {shared:,} of these images; compare on others.")
 
     def contents(self) -> dict[str, Any]:
-        """Return the arms and digests of data and weights: results depend on them, and the arguments only name them."""
+        """Return the arms and digests of data and weights: results depend on them, and the plan only names them."""
         files = dict.fromkeys(arm.backbone.partition("=")[2] for arm in self.arms)
         weights = {name: digest_file(Path(name)) for name in files if name}
         return {"data": fingerprint(self.splits), "arms": [asdict(arm) for arm in self.arms], "weights": weights}
 
-    def parse(self, options: Mapping[str, Any]) -> None:
-        """Raise an error for options that `hf-sphere train classification` does not have."""
-        task, words = find_task("classification"), to_argv({**self.training, **options, "output_dir": "x"})
-        try:
-            parse_arguments(task.arguments, words)
-        except SystemExit as error:
-            raise ValueError("see the message above.") from error
-
-    def run(self) -> None:
-        """Run the plan, and write the results."""
+    def run(self) -> Iterator[Results]:
+        """Run the plan, write the results, and yield them: of the frozen arms, and of those trained in full."""
         self.print_plan()
-        if not self.arguments.frozen:
-            arms = [replace(arm, options=self.trained_options(arm)) for arm in self.arms]
-            self.finish(self.trained_study(self.folder), arms, self.folder)
+        if not self.plan.frozen:
+            yield self.finish(self.trained_study([self.trained_arm(arm) for arm in self.arms], self.folder))
             return
-        ranked = self.finish(self.frozen_study(), self.arms, self.folder)
-        if self.arguments.finetune:
+        study = self.frozen_study()
+        runs: Any = study.runs
+        backbones = dict.fromkeys(arm.backbone for arm in self.arms)
+        scores = {backbone: frozen.score_backbone(runs, backbone, self.parts) for backbone in backbones}
+        # Heads are trained on CPUs.
+        workers = min(len(self.arms) * study.plan.seeds, torch.get_num_threads())
+        results = self.finish(study, scores, workers)
+        yield results
+        if best := results.ranked[: self.plan.finetune]:
             arms = []
-            for arm, setting in ranked[: self.arguments.finetune]:
+            for arm, setting in best:
                 own = {name: value for name, value in setting.items() if name.startswith("head_kwargs.")}
-                options = apply_setting(self.trained_options(arm), own) | {"grid": {"learning_rate": [*RATES]}}
+                options = apply_setting(self.trained_arm(arm).options, own) | {"grid": {"learning_rate": [*RATES]}}
                 arms.append(make_arm(arm.name, options, 1e-3))
-            folder = self.folder / "finetuned"
-            print(f"\nfinetune  {' and '.join(arm.name for arm in arms)}, in {folder}")
-            self.finish(self.trained_study(folder), arms, folder)
+            study = self.trained_study(arms, self.folder / "finetuned")
+            print(f"\nfinetune  {' and '.join(arm.name for arm in arms)}, in {study.folder}")
+            yield self.finish(study)
 
     def print_plan(self) -> None:
         """Print what is compared, and which differences the seeds can show."""
-        plan, division, rows = self.plan, self.division, self.positions
-        parts, tuning = self.parts[0], division.tuning()
-        train, tune, test = (len(rows[name]) for name in (parts.train, tuning.test, parts.test))
+        plan, division, rows, parts = self.plan, self.division, self.positions, self.parts[0]
+        train, tune, test = (len(rows[name]) for name in (parts.train, division.tuning().test, parts.test))
         unseen = "" if parts.unseen is None else f" and {len(rows[parts.unseen]):,} of left-out classes"
         drawn = "new parts for each seed" if division.test is None else f"test split {division.test}"
         sizes = f"{train:,} images to train on, {tune:,} to tune on, {test:,}{unseen} to test on ({drawn})"
-        print(f"data      {self.source.dataset_name}: {len(self.class_names)} classes, {sizes}")
+        print(f"data      {plan.dataset_name}: {len(self.class_names)} classes, {sizes}")
         print(f"arms      {', '.join(arm.name for arm in self.arms)}; reference {self.arms[0].name}")
         f = division.test_fraction
         wider = math.sqrt(1 + plan.seeds * f / (1 - f)) if division.test is None else 1.0
@@ -228,12 +182,12 @@ class Comparing:
 
     def frozen_study(self) -> Study:
         """Compute the features of the backbones, and return the study of heads on them."""
-        files, device = {}, "cuda" if torch.cuda.is_available() else "cpu"
-        division = self.division
+        files, division = dict[str, str](), self.division
         split = division.train if division.test is None else f"{division.train}+{division.test}"
         for index, backbone in enumerate(dict.fromkeys(arm.backbone for arm in self.arms)):
             file = self.folder / "features" / f"{index}-{file_name(backbone)}.safetensors"  # names can be alike
-            frozen.cache_features(backbone, self.source, self.splits, split, file, device=device)
+            if not file.is_file():
+                frozen.cache_features(backbone, self.source, self.splits, split, file)
             features = frozen.read_features(str(file))
             rows = features["ids"] & ((1 << ROW_BITS) - 1)
             print(f"features  {backbone}: {len(rows):,} images, {features['features'].shape[1]} dimensions")
@@ -242,56 +196,35 @@ class Comparing:
         positions = {name: places[part[part < len(places)]] for name, part in self.positions.items()}
         positions = {name: part[part >= 0] for name, part in positions.items()}  # without unreadable images
         runs = frozen.FrozenRuns(files, positions, self.source, self.class_names, self.label)
-        return self.study(runs, self.folder, self.plan.num_train_epochs)
+        return Study(runs, self.arms, division, self.plan, self.plan.num_train_epochs, self.folder)
 
-    def trained_study(self, folder: Path) -> Study:
+    def trained_study(self, arms: Sequence[Arm], folder: Path) -> Study:
         """Return the study of arms that are trained in full."""
         options = dict(self.training)
         epochs = options.pop("num_train_epochs", self.plan.num_train_epochs)
-        return self.study(TrainingRuns(folder / "models", self.source, options), folder, epochs)
+        runs = TrainingRuns(folder / "models", self.source, options)
+        return Study(runs, arms, self.division, self.plan, epochs, folder)
 
-    def study(self, runs: Any, folder: Path, epochs: int) -> Study:
-        """Return a study with the plan."""
-        metric, seeds, count = self.plan.metric, self.plan.seeds, self.plan.num_settings
-        return Study(runs, self.division, metric, seeds, epochs, count, folder / "trials.jsonl")
-
-    def trained_options(self, arm: Arm) -> dict[str, Any]:
-        """Return the options of an arm for training in full, with the weights of its pretrained backbone."""
-        options, (name, _, weights) = dict(arm.options), arm.backbone.partition("=")
-        if not name or (self.arguments.settings is not None and not self.arguments.frozen):
-            return options
+    def trained_arm(self, arm: Arm) -> Arm:
+        """Return an arm for training in full, with the weights of its pretrained backbone."""
+        name, _, weights = arm.backbone.partition("=")
+        if not name or (self.plan.settings is not None and not self.plan.frozen):
+            return arm
         if (saved := frozen.saved_config(name)) is not None:
-            sides = {"image_size": [*saved.input_size]} if self.source.image_size is None else {}
-            return options | {"backbone": saved.backbone, "initial_weights": name} | sides
-        pretrained = {"backbone_weights": weights} if weights else {"pretrained_backbone": True}
-        return options | {"backbone": name} | pretrained
+            options: dict[str, Any] = {"backbone": saved.backbone, "initial_weights": name}
+            options |= {"image_size": [*saved.input_size]} if self.source.image_size is None else {}
+        else:
+            options = {"backbone": name} | ({"backbone_weights": weights} if weights else {"pretrained_backbone": True})
+        return replace(arm, options={**arm.options, **options})
 
-    def finish(self, study: Study, arms: Sequence[Arm], folder: Path) -> list[tuple[Arm, Mapping[str, float]]]:
-        """Run a study and write its results; return the arms that did not diverge with their settings, best first."""
-        runs: Any = study.runs
-        is_frozen = isinstance(runs, frozen.FrozenRuns)
-        workers = min(len(arms) * study.seeds, torch.get_num_threads()) if is_frozen else 1  # heads are trained on CPUs
-        results = study.complete(arms, print, workers=workers)
-        backbones = dict.fromkeys(arm.backbone for arm in arms) if is_frozen else ()
-        scores = {backbone: frozen.score_backbone(runs, backbone, self.parts) for backbone in backbones}
-        comparison, ranked = report.write(folder, study, arms, results, scores, len(self.class_names))
-        if comparison is not None:
-            self.draw(comparison, f"{study.metric}, %", folder / "comparison.png")
-        if ranked:
-            best, setting = ranked[0]
-            runs.save(best, setting, self.parts[0], epochs=study.epochs, folder=folder / "model")
-            print(f"wrote     {folder / 'comparison.md'}, and the model of {best.name}, seed 0, in {folder / 'model'}")
-        return ranked
-
-
-def check_frozen(arm: Arm) -> None:
-    """Raise an error for an arm that cannot be trained on the features of a frozen backbone."""
-    start, allowed = "with --frozen,", {"backbone", "embedding_dim", "head", "head_kwargs"}
-    if others := {*arm.options} - allowed:
-        raise ValueError(f"{start} an arm has {', '.join(sorted(allowed))}; {arm.name} has {others.pop()}.")
-    if others := {name for name in arm.grid if name not in TUNED and not name.startswith("head_kwargs.")}:
-        raise ValueError(f"{start} a grid has {', '.join(TUNED)} and head_kwargs; {arm.name} has {others.pop()}.")
-    if "learning_rate" not in arm.grid:
-        raise ValueError(f"{start} the grid of {arm.name} needs a learning_rate, for instance [0.003].")
-    if not arm.backbone:
-        raise ValueError("--frozen needs pretrained --backbones; name some.")
+    def finish(self, study: Study, backbones: Mapping[str, Any] = {}, workers: int = 1) -> Results:
+        """Run a study, and write its results and the best model; `backbones` are scores of features."""
+        study.complete(print, workers=workers)
+        results = Results(study)
+        results.write(len(self.class_names), backbones)
+        if results.ranked:
+            best, setting = results.ranked[0]
+            study.runs.save(best, setting, self.parts[0], epochs=study.epochs, folder=study.folder / "model")
+            written, model = study.folder / "comparison.md", study.folder / "model"
+            print(f"wrote     {written}, and the model of {best.name}, seed 0, in {model}")
+        return results

@@ -1,4 +1,4 @@
-"""A comparison from tuning to verdict, which resumes where it was interrupted."""
+"""The tuning and the runs of a comparison, which resume where they were interrupted."""
 
 import itertools
 import os
@@ -18,8 +18,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from hf_sphere.comparison.arms import TUNING_SEED, Arm, Division, Parts
-from hf_sphere.comparison.measures import MEASURES, UNSEEN, Evaluated, mean_or_none, measure
-from hf_sphere.comparison.runs import RunComparison, compare_runs
+from hf_sphere.comparison.measures import MEASURES, Evaluated, mean_or_none, measure
+from hf_sphere.comparison.plan import UNSEEN, Plan
 from hf_sphere.comparison.tuning import Setting, Tuned, describe_setting, tune
 from hf_sphere.utils.imports import import_modules, imported
 from hf_sphere.utils.json_lines import JsonLines
@@ -39,24 +39,27 @@ class Runs(Protocol):
 
 @dataclass(frozen=True)
 class Study:
-    """A planned comparison."""
+    """Arms that are tuned and run on the same parts of the data."""
 
     runs: Runs
+    arms: Sequence[Arm]
     division: Division
-    metric: str  # the planned measure, one of `MEASURES`
-    seeds: int  # number of seeds of each arm
+    plan: Plan
     epochs: int  # of a full training
-    count: int  # number of settings of each arm in the first round of tuning
-    file: Path  # of the finished trials
+    folder: Path  # of the results
 
     @property
     def tuned_by(self) -> str:
         """The measure of tuning: chance is well calibrated, so not the calibration error."""
-        return "accuracy" if self.metric == "calibration_error" else self.metric
+        return "accuracy" if self.plan.metric == "calibration_error" else self.plan.metric
+
+    def read_trials(self, *, read: bool = True) -> JsonLines:
+        """Return the finished trials by key; unless they are `read`, only to add some."""
+        return JsonLines(self.folder / "trials.jsonl", read=read)
 
     def tune(self, arm: Arm) -> Tuned | None:
         """Tune an arm; None if it always diverges."""
-        finished, parts = JsonLines(self.file), self.division.tuning()
+        finished, parts = self.read_trials(), self.division.tuning()
 
         def evaluate(setting: Setting, epochs: int) -> float | None:
             key = ("tuning", arm.name, tuple(setting.items()), epochs)
@@ -66,7 +69,7 @@ class Study:
                 finished[key] = None if values is None else statistics.fmean(values)
             return finished[key]
 
-        tuned = tune(arm.grid, evaluate, count=self.count, epochs=self.epochs)
+        tuned = tune(arm.grid, evaluate, count=self.plan.num_settings, epochs=self.epochs)
         finished["tuned", arm.name] = None if tuned is None else asdict(tuned)
         return tuned
 
@@ -75,21 +78,21 @@ class Study:
         evaluated = self.runs.run(arm, setting, self.division.of_seed(seed), seed=seed, epochs=self.epochs)
         result: Any = None
         if evaluated is not None:
-            outcomes = measure(self.metric, evaluated, per_image=True)
+            outcomes = measure(self.plan.metric, evaluated, per_image=True)
             names = [name for name in MEASURES if evaluated.unseen is not None or not name.startswith(UNSEEN)]
             values = {name: mean_or_none(name, evaluated) for name in names}
             result = {"values": values, "ids": [*outcomes], "outcomes": [*outcomes.values()]}
-        JsonLines(self.file, read=False)["run", arm.name, seed] = result
+        self.read_trials(read=False)["run", arm.name, seed] = result
         return result
 
-    def complete(self, arms: Sequence[Arm], say: Callable[[str], None], *, workers: int) -> dict[Any, Any]:
-        """Run what is not finished, by processes, and return all results."""
-        finished = JsonLines(self.file)
-        open_arms = [arm for arm in arms if ("tuned", arm.name) not in finished]
+    def complete(self, say: Callable[[str], None], *, workers: int) -> None:
+        """Tune and run what is not finished, by processes."""
+        finished, seeds, metric = self.read_trials(), range(self.plan.seeds), self.plan.metric
+        open_arms = [arm for arm in self.arms if ("tuned", arm.name) not in finished]
         if finished:
             done = sum(key[0] == "run" for key in finished)
-            before = f"{len(arms) - len(open_arms)} of {len(arms)} arms are tuned"
-            say(f"resumed   {before}, and {done} of {self.seeds * len(arms)} runs are finished")
+            before = f"{len(self.arms) - len(open_arms)} of {len(self.arms)} arms are tuned"
+            say(f"resumed   {before}, and {done} of {len(seeds) * len(self.arms)} runs are finished")
         with _pool(workers) as pool:
             for arm, tuned, left in _finished({pool.submit(self.tune, arm): arm for arm in open_arms}):
                 result = "all settings diverged"
@@ -97,38 +100,15 @@ class Study:
                     setting, tried = describe_setting(tuned.setting), f"({tuned.count} settings)"
                     result = f"{setting}; {self.tuned_by} {tuned.score:.2f} % in tuning {tried}"
                 say(f"tuned     {arm.name}: {result}{left}")
-            finished = JsonLines(self.file)
+            finished = self.read_trials()
             pending: dict[Any, Any] = {}
-            for seed, arm in itertools.product(range(self.seeds), arms):
+            for seed, arm in itertools.product(seeds, self.arms):
                 best: Any = finished["tuned", arm.name]
                 if best is not None and ("run", arm.name, seed) not in finished:
                     pending[pool.submit(self.run, arm, best["setting"], seed)] = arm, seed
             for (arm, seed), result, left in _finished(pending):
-                value = "diverged" if result is None else f"{self.metric} {result['values'][self.metric]:.2f} %"
+                value = "diverged" if result is None else f"{metric} {result['values'][metric]:.2f} %"
                 say(f"ran       {arm.name}, seed {seed}: {value}{left}")
-        return JsonLines(self.file)
-
-    def compare(self, arms: Sequence[Arm], results: Mapping[Any, Any], reference: str) -> RunComparison | None:
-        """Compare arms with a reference by the planned measure; None if it or all others lack seeds.
-
-        Runs with the same seed share their images if these are drawn for each seed, and are then paired.
-        """
-        values: dict[str, dict[int, Any]] = {}
-        for arm, seed in itertools.product(arms, range(self.seeds)):
-            if (run := results.get(("run", arm.name, seed))) is not None:
-                values.setdefault(arm.name, {})[seed] = dict(zip(run["ids"], run["outcomes"], strict=True))
-        if len(values.get(reference, ())) < self.seeds or len(values) < 2:
-            return None
-        planned, division = MEASURES[self.metric], self.division
-        return compare_runs(
-            values,
-            reference=reference,
-            higher_is_better=planned.higher_is_better,
-            perfect=planned.perfect,
-            seeds=self.seeds,
-            test="paired" if division.is_redrawn else "welch",
-            test_fraction=division.test_fraction if division.test is None else None,
-        )
 
 
 @contextmanager

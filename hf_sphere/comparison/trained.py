@@ -19,7 +19,7 @@ from hf_sphere.search.extract import embed, embedding_metric, load_embedding_mod
 from hf_sphere.training.errors import TrainingDivergedError
 from hf_sphere.training.model_card import Command
 from hf_sphere.training.tasks import find_task
-from hf_sphere.utils.arguments import parse_arguments, to_argv
+from hf_sphere.utils.arguments import make_arguments, to_argv
 from hf_sphere.utils.model_sources import file_name
 
 
@@ -42,12 +42,12 @@ class TrainingRuns:
         options |= {"seed": seed, "num_train_epochs": epochs, "save_epochs": epochs, "disable_tqdm": True}
         options |= {"train_split": parts.train, "eval_split": parts.test}
         options |= {"output_dir": str(output), "overwrite_output_dir": True}
-        argv, task, words = to_argv(options), find_task("classification"), ["hf-sphere", "train", "classification"]
+        task, words = find_task("classification"), ["hf-sphere", "train", "classification"]
+        command = Command(words, to_argv(options), "train_image_classification")  # that of the model card
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "train.log").open("a") as log, redirect_stdout(log), redirect_stderr(log):
             try:
-                command = Command(words, argv, "train_image_classification")
-                run_training(task, parse_arguments(task.arguments, argv), command)
+                run_training(task, make_arguments(task.arguments, options), command)
             except TrainingDivergedError:
                 return None
             known, metric = self.evaluate(output, parts.test)

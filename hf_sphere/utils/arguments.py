@@ -174,6 +174,34 @@ def parse_arguments(
     return values
 
 
+_KINDS: dict[Any, Any] = {float: (int, float), Options: dict}
+"""Types of the values of an argument of a type."""
+
+
+def make_arguments(types: Sequence[type], values: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return an instance of each argument dataclass, from values by name such as those of a table.
+
+    None leaves an argument out, and a single value is a list of one where a list is expected.
+
+    Raises:
+        ValueError: If a name is unknown, or a value has another type, is no choice, or is refused by its dataclass.
+    """
+    parser, given = argparse.ArgumentParser(), {name: value for name, value in values.items() if value is not None}
+    actions = {action.dest: action for cls in types for action in _add_arguments(parser, cls)}
+    for name, value in given.items():
+        if name not in actions:
+            raise ValueError(f"unknown option {name!r}.{_hint(name, [*actions])}")
+        action: Any = actions[name]
+        kind, is_list = bool if action.type is _boolean else action.type, action.nargs == "+"
+        items = value if is_list and isinstance(value, list | tuple) else [value]
+        is_valid = [isinstance(i, _KINDS.get(kind, kind)) and isinstance(i, bool) == (kind is bool) for i in items]
+        if not all(is_valid) or (action.choices and not {*items} <= {*action.choices}):
+            choices = f"one of {', '.join(map(str, action.choices))}" if action.choices else f"of type {kind.__name__}"
+            raise ValueError(f"{name} must be {choices}; got {value!r}.")
+        given[name] = [*items] if is_list else value
+    return tuple(cls(**{f.name: given[f.name] for f in dataclasses.fields(cls) if f.name in given}) for cls in types)
+
+
 def _check_output(values: Mapping[str, Any]) -> None:
     """Raise an error if the output would be in the folder of the data, and thus read as data by the next call."""
     data = next((values[name] for name in ("dataset_name", "images") if values.get(name)), "")

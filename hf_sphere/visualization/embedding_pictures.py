@@ -11,12 +11,13 @@ from torch import Tensor
 
 from hf_sphere.data.thumbnails import load_thumbnails
 from hf_sphere.metrics import alignment, class_angles, effective_dimension, uniformity
-from hf_sphere.metrics.checks import check_directions, check_embeddings
 from hf_sphere.search.extract import class_names, load_embedding_model
 from hf_sphere.search.store import Embeddings
 from hf_sphere.visualization.curves import plot_class_angles
+from hf_sphere.visualization.figures import plain_text
+from hf_sphere.visualization.gallery import make_scene
 from hf_sphere.visualization.interactive import write_interactive_sphere
-from hf_sphere.visualization.sphere import Panel, plot_circle, plot_gallery, plot_sphere
+from hf_sphere.visualization.scene import Panel, Scene, plot_scenes
 
 
 class EmbeddingPictures:
@@ -48,15 +49,8 @@ class EmbeddingPictures:
         title: str | None = None,
         directions: bool = True,
     ) -> None:
-        width = data.embeddings.shape[1]
-        if width < (dim or 2):
-            raise ValueError(f"{data.name} has embeddings of {width} coordinate(s); at least {dim or 2} are required.")
-        if lengths and width != 2:
-            raise ValueError(f"lengths can be drawn for 2 coordinates only; {data.name} has {width}.")
-        check = check_embeddings if lengths else check_directions
-        check(data.embeddings, what=f"embeddings of {data.name}")
-        self.data, self.lengths = data, lengths
-        self.dim: Literal[2, 3] = dim or (2 if width == 2 else 3)
+        self.data = data
+        self.dim = dim or (2 if data.embeddings.shape[1] <= 2 else 3)
         self.labels = torch.zeros(len(data.embeddings), dtype=torch.long) if data.labels is None else data.labels
         self.class_names = ["embeddings"] if data.labels is None else data.class_names
         names = [Path(data.about[name]).name for name in ("model", "dataset") if name in data.about]
@@ -66,6 +60,8 @@ class EmbeddingPictures:
         self.directions: Tensor | None = None
         if directions:
             self.directions = self._find("directions of the classes", lambda: find_directions(data))
+        panel = Panel(data.embeddings, self.labels, self.directions, lengths)
+        self.scene: Scene = make_scene(f"embeddings of {data.name}", panel, self.class_names, self.dim)
 
     def measure(self) -> dict[str, float]:
         """Compute metrics of the directions of the embeddings; undefined metrics are noted and omitted."""
@@ -80,30 +76,20 @@ class EmbeddingPictures:
         if self.data.labels is None:
             self.notes.append("there are no classes without a column label: no colors, alignment and angles.")
             measures = {name: measures[name] for name in ("uniformity", "effective_dimension")}
-        results: dict[str, float] = {"num_embeddings": len(points), "embedding_dim": points.shape[1]}
-        for name, measure in measures.items():
-            try:
-                results[name] = measure()
-            except ValueError as error:  # too few points, a single class
-                self.notes.append(f"no {name.replace('_', ' ')}: {error}")
-        return results
+        found = {name: self._find(name.replace("_", " "), measure) for name, measure in measures.items()}
+        sizes = {"num_embeddings": len(points), "embedding_dim": points.shape[1]}
+        return sizes | {name: value for name, value in found.items() if value is not None}
 
+    @plain_text()
     def plot(self, path: str | Path) -> None:
         """Draw the embeddings on the circle or on the sphere."""
-        content = self.data.embeddings, self.labels, self.class_names
-        options: Any = {"directions": self.directions, "title": self.title, "path": path}
-        if self.dim == 2:
-            plot_circle(*content, lengths=self.lengths, **options)
-        else:
-            plot_sphere(*content, **options)
+        plot_scenes({"": self.scene}, self.title, path)
 
     def plot_angles(self, path: str | Path) -> None:
         """Draw the angles within and between classes, or note why they cannot be drawn."""
         if self.data.labels is not None:
-            try:
-                plot_class_angles(self.data.embeddings, self.labels, title=self.title, path=path)
-            except ValueError as error:  # a single class, or single points
-                self.notes.append(f"no figure of angles: {error}")
+            draw = lambda: plot_class_angles(self.data.embeddings, self.labels, title=self.title, path=path)  # noqa: E731
+            self._find("figure of angles", draw)  # of a single class, or single points
 
     def write_page(self, path: str | Path, *, thumbnails: bool = True, **options: Any) -> None:
         """Write the interactive sphere; for `options`, see `load_thumbnails`."""
@@ -114,39 +100,32 @@ class EmbeddingPictures:
         if data.predictions is not None and data.confidences is not None:
             predicted = zip(texts, data.predictions.tolist(), data.confidences.tolist(), strict=True)
             texts = [f"{text}\npredicted {data.predicted_names[k]} ({100 * p:.1f} %)" for text, k, p in predicted]
-        options = {"images": images, "directions": self.directions, "title": self.title}
         both = zip(texts, data.texts or [""] * len(texts), strict=True)
-        options["texts"] = ["\n".join(pair).strip("\n") for pair in both]
+        options = {"texts": ["\n".join(pair).strip("\n") for pair in both], "images": images}
+        options |= {"directions": self.directions, "title": self.title}
         write_interactive_sphere(path, data.embeddings, self.labels, self.class_names, **options)
 
+    @plain_text()
     def plot_gallery(self, path: str | Path, others: Sequence["EmbeddingPictures"], *, title: str = "") -> None:
         """Draw these embeddings and others side by side; see `check_gallery`."""
-        panels: dict[str, Panel] = {}
+        scenes: dict[str, Scene] = {}
         datasets = {Path(each.data.about.get("dataset", "")).name for each in (self, *others)}
         shared = datasets.pop() if len(datasets) == 1 else ""  # in the title of the figure
         for each in (self, *others):
             name = each.name.removesuffix(f", {shared}")
-            name = each.data.name if name in panels else name
-            panels[name] = Panel(each.data.embeddings, each.labels, each.directions, self.lengths)
-        columns = 2 if self.dim == 3 else 3
-        plot_gallery(panels, self.class_names, dim=self.dim, columns=columns, title=title or shared, path=path)
+            scenes[each.data.name if name in scenes else name] = each.scene
+        plot_scenes(scenes, title or shared, path, 2 if self.dim == 3 else 3)
 
     def check_gallery(self, others: Sequence["EmbeddingPictures"]) -> None:
-        """Check that other embeddings can share a gallery with these.
-
-        Raises:
-            ValueError: If their classes differ, or they have too few coordinates for the sphere.
-        """
+        """Raise a ValueError if the classes of others differ, so that they cannot share a gallery with these."""
         for other in others:
-            if other.dim < self.dim:
-                raise ValueError(f"{other.data.name} has 2 coordinates; draw all on the circle, with dim=2.")
             if other.class_names != self.class_names:
                 first, second = (textwrap.shorten(", ".join(each.class_names), 30) for each in (other, self))
                 names = f"{other.data.name} and {self.data.name}"
                 raise ValueError(f"{names} have different classes ({first} and {second}), but one legend in a gallery.")
 
-    def _find(self, what: str, find: Callable[[], Tensor | None]) -> Tensor | None:
-        """Find something that belongs to the embeddings, or note why it cannot be found."""
+    def _find(self, what: str, find: Callable[[], Any]) -> Any:
+        """Find or draw something that belongs to the embeddings, or note why this is impossible."""
         try:
             return find()
         except (OSError, ValueError) as error:
@@ -166,10 +145,8 @@ def find_directions(data: Embeddings) -> Tensor | None:
     if not hasattr(model, "head"):
         return None
     directions, dim = model.head.directions(), data.embeddings.shape[1]
-    if directions is None:
-        raise ValueError(f"the classes of a {model.config.head} head have no directions.")
-    if directions.shape[1] != dim:
-        raise ValueError(f"the directions have {directions.shape[1]} dimensions and the embeddings {dim}.")
+    if directions is None or directions.shape[1] != dim:
+        raise ValueError(f"the classes of this {model.config.head} head have no directions in {dim} dimensions.")
     if data.labels is None or class_names(model) != data.class_names:
         raise ValueError("the data and the model have different classes.")
     return directions.float().cpu()

@@ -4,7 +4,8 @@ Classes are represented by colors, markers, a legend, and names placed without o
 """
 
 import math
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ LARGEST_LEGEND = 20  # number of classes; a longer legend is illegible, so only 
 _CONNECTED = 20.0  # pixels: a name that is moved farther is connected to its place by a line
 _FARTHEST = 130.0  # pixels: the largest distance between a name and its place
 _GAP = 5.0  # pixels between a place and a name beside it
+_MOST_NAMES_OF_A_PANEL = 30  # number of classes, if there are several panels
+_SHARED_NOTES = ("height of", "lines")
+"""Beginnings of the caption lines that explain marks; they are drawn once below all panels, not below each."""
 
 LARGEST_NAMED = 50
 """Number of classes; names and directions of more classes would cover the figure."""
@@ -130,22 +134,23 @@ def place_apart(positions: Tensor, sizes: Tensor, low: Tensor, high: Tensor) -> 
     return placed, kept
 
 
-def project_to_great_sphere(points: Tensor, dim: int = 3) -> tuple[Tensor, Tensor]:
+def project_to_great_sphere(points: Tensor, dim: int = 3) -> tuple[Tensor, Tensor, float]:
     """Project points of any dimension to a low-dimensional sphere for display.
 
     The points are normalized, projected on their leading principal directions about the origin (the great sphere that
     is closest to them) and normalized again. A point that is orthogonal to all these directions maps to the origin; one
-    that is zero or not finite is an error, as is a `dim` above d. Returns unit vectors (N, dim), and the orthonormal
-    directions (d, dim) in columns, both float64 on the CPU.
+    that is zero or not finite is an error, as is a `dim` above d. Returns unit vectors (N, dim), the orthonormal
+    directions (d, dim) in columns, both float64 on the CPU, and the fraction of the second moment that they keep.
     """
     directions = check_directions(points, what="points")
     width = directions.shape[1]
     if dim > width:
-        raise ValueError(f"points of {width} coordinates cannot be shown in {dim} dimensions.")
+        raise ValueError(f"points of {width} coordinate(s) cannot be shown in {dim} dimensions.")
     # Eigenvectors of the second moment, largest first, with fixed signs so that the figure is reproducible.
     basis = torch.linalg.eigh(directions.T @ directions).eigenvectors.flip(-1)[:, :dim]
     basis = basis * torch.where(basis.sum(0) < 0, -1.0, 1.0)
-    return F.normalize(directions @ basis, dim=-1), basis
+    shown = directions @ basis
+    return F.normalize(shown, dim=-1), basis, shown.square().sum(1).mean().item()
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,20 +177,20 @@ class Scene:
     others only normalized; with `panel.lengths` they are not changed. Values, shapes and labels are checked.
     """
 
+    span = 1.0
+    """Width of the figure, relative to its height."""
+
     def __init__(self, panel: Panel, class_names: Sequence[str], dim: int) -> None:
         check_not_text("class_names", class_names)
         points = check_embeddings(panel.points, what="points").cpu().double()
-        directions, lengths = panel.directions, panel.lengths
-        width = points.shape[1]
-        if lengths and width != 2:
-            raise ValueError(f"lengths can be drawn for points of 2 coordinates only; got {width}.")
-        if width < dim:
-            raise ValueError(f"the {'circle' if dim == 2 else 'sphere'} needs at least {dim} coordinates; got {width}.")
+        directions, lengths, width = panel.directions, panel.lengths, points.shape[1]
+        if lengths and (width, dim) != (2, 2):
+            raise ValueError(f"lengths can be drawn for 2 coordinates in 2 dimensions only; got {width} and {dim}.")
         labels = check_labels(panel.labels, len(points)).cpu()
-        low, high = labels.min().item(), labels.max().item()
-        if low < 0 or high >= len(class_names):
-            last = len(class_names) - 1
-            raise ValueError(f"labels must be from 0 to {last}, one per class name; got {low} to {high}.")
+        self.present: list[int] = labels.unique().tolist()  # classes that have points
+        if self.present[0] < 0 or self.present[-1] >= len(class_names):
+            got = f"got {self.present[0]} to {self.present[-1]}"
+            raise ValueError(f"labels must be from 0 to {len(class_names) - 1}, one per class name; {got}.")
         if directions is not None:
             directions = check_directions(directions, what="directions")
             if directions.shape != (len(class_names), width):
@@ -195,16 +200,14 @@ class Scene:
         if not lengths and width == dim:
             points = check_directions(points, what="points")
         elif not lengths:
-            shown, basis = project_to_great_sphere(points, dim)
-            fraction = (check_directions(points, what="points") @ basis).square().sum(1).mean().item()
-            points, directions = shown, None if directions is None else F.normalize(directions @ basis, dim=-1)
+            points, basis, kept = project_to_great_sphere(points, dim)
+            directions = None if directions is None else F.normalize(directions @ basis, dim=-1)
             which = f"the {'two' if dim == 2 else 'three'} leading principal directions"
-            note = f"{width} coordinates, projected on {which}, which keep {100 * fraction:.0f} % of the second moment"
+            note = f"{width} coordinates, projected on {which}, which keep {100 * kept:.0f} % of the second moment"
         self.points, self.labels = points, labels  # (N, dim), float64, and (N,), int64, on the CPU
         self.directions = directions  # (K, dim), a unit vector per class, or None
         self.class_names, self.lengths = class_names, lengths
         self.note = note  # describes the projection, if there is one
-        self.present: list[int] = labels.unique().tolist()  # classes that have points
         self.drawn_directions: dict[int, Tensor] = {}  # (dim,), by class that has points; empty if there are too many
         if directions is not None and len(self.present) <= LARGEST_NAMED:
             self.drawn_directions = {index: directions[index] for index in self.present}
@@ -216,18 +219,6 @@ class Scene:
     def draw_names(self, axes: Any, size: float) -> None:
         """Write the names of the classes, `size` points large, after `draw` and `Figure.draw_without_rendering`."""
         raise NotImplementedError
-
-    def plot(self, width: float, height: float, title: str, path: str | Path | None) -> Figure:
-        """Draw a figure of this scene alone; sizes in inches."""
-        figure = new_figure(width, height, title)
-        axes = figure.subplots()
-        add_caption(figure, *self.draw(axes))
-        add_legend(figure, self.present, self.class_names)
-        figure.draw_without_rendering()
-        classes = len(self.present)
-        if classes <= LARGEST_NAMED:
-            self.draw_names(axes, 13.0 if classes <= 10 else 10.5 if classes <= 30 else SMALL)
-        return save_figure(figure, path)
 
     def members(self) -> list[Tensor]:
         """Return the points (n, dim) of each class of `present`."""
@@ -257,3 +248,46 @@ class Scene:
             what = "names" if self.directions is None else "names and directions"
             lines.append(f"{classes} classes: too many to draw their {what}")
         return [line for line in lines if line]
+
+
+def plot_scenes(scenes: Mapping[str, Scene], title: str, path: str | Path | None, columns: int = 1) -> Figure:
+    """Draw scenes of the same classes, each below its name, with one legend."""
+    is_alone, columns = len(scenes) == 1, min(columns, len(scenes))
+    rows, spans = -(-len(scenes) // columns), [scene.span for scene in scenes.values()]
+    # All spheres have the same size, and only columns with both sides are wide.
+    widths = [max(spans[column::columns]) for column in range(columns)]
+    side = (6.0 if is_alone else 3.6) / max(spans) ** 0.35  # inches
+    present = sorted({index for scene in scenes.values() for index in scene.present})
+    legend = 0.3 + 0.21 * len(present) if len(present) <= LARGEST_LEGEND else 0.0  # its height
+    figure = new_figure(1.6 + side * sum(widths), 0.5 * bool(title) + max(legend, rows * (side + 0.5)), title)
+    figure.set_layout_engine("constrained", w_pad=0.12)
+    grid = figure.subplots(rows, columns, squeeze=False, width_ratios=widths).flatten()
+    for axes in grid[len(scenes) :]:
+        axes.set_visible(False)
+    most, shared = LARGEST_NAMED if is_alone else _MOST_NAMES_OF_A_PANEL, list[str]()
+    for index, (axes, (name, scene)) in enumerate(zip(grid, scenes.items(), strict=False)):
+        width, classes = widths[index % columns], len(scene.present)
+        notes = scene.draw(axes, scale=1.0 if is_alone else 0.5)
+        if width > scene.span:
+            (start, end), room = axes.get_xlim(), (width / scene.span - 1) / 2
+            axes.set_xlim(start - room * (end - start), end + room * (end - start))
+        if most < classes <= LARGEST_NAMED:
+            notes.append(f"{classes} classes: too many to draw their names")
+        below = [] if is_alone else [note for note in notes if not note.startswith(_SHARED_NOTES)]
+        shared += [note for note in notes if note not in below]
+        letters = round(10 * side * width)
+        axes.set_title(textwrap.fill(name, letters))
+        text = textwrap.fill("; ".join(below), letters)
+        if text and axes.axison:
+            axes.set_xlabel(f"{axes.get_xlabel()}\n{text}")
+        elif text:
+            axes.text(0.5, -0.02, text, transform=axes.transAxes, ha="center", va="top", color="0.35")
+    add_caption(figure, *dict.fromkeys(shared))
+    add_legend(figure, present, next(iter(scenes.values())).class_names)
+    figure.draw_without_rendering()
+    for axes, scene in zip(grid, scenes.values(), strict=False):
+        classes = len(scene.present)
+        if classes <= most:
+            size = 13.0 if classes <= 10 else 10.5 if classes <= 30 else SMALL
+            scene.draw_names(axes, size if is_alone else 10.0)
+    return save_figure(figure, path)

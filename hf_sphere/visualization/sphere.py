@@ -1,157 +1,21 @@
-"""Embeddings on the circle, in the plane and on the sphere, and several of these figures side by side."""
+"""Embeddings on the sphere."""
 
 import math
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from scipy.ndimage import gaussian_filter1d
 from torch import Tensor
 
 from hf_sphere.geometry.manifold import mean_direction
-from hf_sphere.visualization.figures import Figure, add_caption, new_figure, plain_text, save_figure
-from hf_sphere.visualization.scene import (
-    LARGEST_LEGEND,
-    LARGEST_NAMED,
-    Panel,
-    Scene,
-    add_legend,
-    draw_points,
-    mark_of,
-    place_names,
-)
-
-_BINS = 1440  # bins of the full turn
-_BLUR = 1.2  # degrees: the bandwidth of the densities, so that a single point is visible
-_HEIGHT = 0.55  # height of the largest density, in radii
-_NAMES = 1.0 + _HEIGHT + 0.02  # radius of the names
-_MARGIN = 0.12  # margin beside the axes if only a quarter of the circle is drawn, in radii
-ROSE_NOTE = "height of a class outside the circle: square root of its density"
+from hf_sphere.visualization.figures import Figure, plain_text
+from hf_sphere.visualization.scene import Panel, Scene, draw_points, mark_of, place_names, plot_scenes
 
 _APART = 2.16  # distance between the centers of the two hemispheres, in radii
 _OCTANT = math.degrees(math.acos(3**-0.5))
 """Angle between the center of the positive octant and its corners, in degrees."""
-
-_MOST_NAMES_OF_A_PANEL = 30  # number of classes
-_SHARED_NOTES = ("height of", "lines")
-"""Beginnings of the caption lines that explain marks; they are drawn once below all panels, not below each."""
-
-
-@plain_text()
-def plot_circle(
-    points: Tensor,
-    labels: Tensor,
-    class_names: Sequence[str],
-    *,
-    directions: Tensor | None = None,
-    lengths: bool = False,
-    title: str = "",
-    path: str | Path | None = None,
-) -> Figure:
-    """Draw points on the unit circle, or in the plane, colored by class.
-
-    On a circle thousands of points would overlap. Instead, the density of each class over the directions is drawn as a
-    height outside the circle. The height is the square root of the density, so that single points stay visible beside
-    classes concentrated at almost a single place. Points of more than two coordinates are projected by
-    `project_to_great_sphere`, and the caption reports it. If all coordinates are nonnegative, as after a spherized
-    head, the figure shows only that quarter of the circle.
-
-    Args:
-        points: (N, d) with d >= 2, and d = 2 with `lengths`.
-        labels: (N,) class indices.
-        class_names: Name of each class.
-        directions: (K, d), a direction per class, for instance class vectors, drawn as a line from the origin; of any
-            nonzero norms. They are projected with the points.
-        lengths: Whether to draw the points in the plane, without normalization.
-        title: Title of the figure.
-        path: Where to save the figure, in the format of the suffix; not saved if None.
-
-    Raises:
-        ImportError: If matplotlib is missing.
-        ValueError: If `points` have too few coordinates or, with `lengths`, more than two, a shape does not fit, a
-            label has no name, or a point is not finite or, without `lengths`, zero.
-
-    Example:
-        >>> figure = plot_circle(embeddings, labels, ["cat", "dog", "fox"], path="circle.png")
-    """
-    return CircleScene(Panel(points, labels, directions, lengths), class_names, 2).plot(7.6, 6.5, title, path)
-
-
-class CircleScene(Scene):
-    """Densities on the circle, or points in the plane with lengths."""
-
-    def draw(self, axes: Any, *, scale: float = 1.0) -> list[str]:
-        """See `Scene`."""
-        axes.set_aspect("equal")
-        if self.lengths:
-            self._draw_plane(axes, scale)
-            return self.describe(marks="lines", shown=len(self.drawn_directions), whole="circle")
-        return self.describe(ROSE_NOTE, marks="lines", shown=self._draw_rose(axes), whole="circle")
-
-    def draw_names(self, axes: Any, size: float) -> None:
-        """See `Scene`."""
-        means = self.mean_directions()
-        if self.lengths:
-            far = torch.stack([members.norm(dim=1).quantile(0.98) for members in self.members()])
-            place_names(axes, means * far[:, None], self.present, self.class_names, size)
-        else:
-            place_names(axes, _NAMES * means, self.present, self.class_names, size, beside=means)
-
-    def _draw_plane(self, axes: Any, scale: float) -> None:
-        points = self.points
-        draw_points(axes, points, self.labels, scale=scale)
-        low, high = points.amin(0).clamp_max(0.0), points.amax(0).clamp_min(0.0)
-        room = 0.06 * (high - low).max().clamp_min(1e-12)
-        for set_limits, start, end in zip((axes.set_xlim, axes.set_ylim), low - room, high + room, strict=True):
-            set_limits(start.item(), end.item())
-        axes.axhline(0.0, color="0.8", linewidth=0.8, zorder=0)
-        axes.axvline(0.0, color="0.8", linewidth=0.8, zorder=0)
-        beyond = 2.0 * torch.maximum(low.abs(), high.abs()).norm()  # the edge of the figure
-        for index, direction in self.drawn_directions.items():
-            x, y = (beyond * direction).tolist()
-            axes.plot((0.0, x), (0.0, y), color=mark_of(index)[0], linewidth=1.6, zorder=3, scalex=False, scaley=False)
-        axes.set(xlabel="first coordinate", ylabel="second coordinate")
-
-    def _draw_rose(self, axes: Any) -> int:
-        """Draw the densities, and the directions that end inside the figure; return the number of these directions."""
-        from matplotlib.patches import Circle
-
-        axes.add_patch(Circle((0.0, 0.0), 1.0, facecolor="none", edgecolor="0.45", linewidth=1.0, zorder=1))
-        densities = torch.stack([_density(points) for points in self.members()])
-        heights = _HEIGHT * (densities / densities.max()).sqrt()
-        turn = 2 * math.pi * torch.arange(_BINS + 1, dtype=torch.float64) / _BINS
-        ring = torch.stack([turn.cos(), turn.sin()])
-        for index, height in zip(self.present, heights, strict=True):
-            color, _ = mark_of(index)
-            height = torch.cat([height, height[:1]])
-            outer = ring * (1 + height)
-            area = torch.cat([outer, ring.flip(1)], dim=1)
-            axes.fill(*area.numpy(), color=color, alpha=0.35, linewidth=0, zorder=2)
-            outer[:, height < 0.004] = torch.nan
-            axes.plot(*outer.numpy(), color=color, linewidth=1.4, zorder=3)
-        quarter = bool((self.points >= -1e-6).all())  # then it fills the figure
-        for set_limits, room in ((axes.set_xlim, 0.45), (axes.set_ylim, 0.22)):
-            set_limits(-_MARGIN if quarter else -_NAMES - room, _NAMES + room)
-        axes.set_axis_off()
-        inside = {
-            index: direction
-            for index, direction in self.drawn_directions.items()
-            if not quarter or (direction >= -_MARGIN).all()
-        }
-        for index, (x, y) in inside.items():
-            axes.plot((0.0, x), (0.0, y), color=mark_of(index)[0], linewidth=2.0, zorder=4, solid_capstyle="round")
-        return len(inside)
-
-
-def _density(points: Tensor) -> Tensor:
-    """Density of unit vectors (N, 2) over `_BINS` directions, starting at the first coordinate axis."""
-    width = 2 * math.pi / _BINS
-    bins = (torch.atan2(points[:, 1], points[:, 0]) / width).round().long() % _BINS
-    density = torch.bincount(bins, minlength=_BINS).double() / len(points)
-    return torch.from_numpy(gaussian_filter1d(density.numpy(), _BLUR * _BINS / 360, mode="wrap", truncate=8.0))
 
 
 @dataclass(frozen=True)
@@ -172,10 +36,8 @@ class View:
     both_sides: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.reach <= 90:
-            raise ValueError(f"reach must be above 0 and at most 90 degrees; got {self.reach}.")
-        if self.both_sides and self.reach < 90:
-            raise ValueError(f"both_sides requires a reach of 90 degrees; got {self.reach}.")
+        if not 0 < self.reach <= 90 or (self.both_sides and self.reach < 90):
+            raise ValueError(f"reach must be above 0 and at most 90 degrees, 90 for both_sides; got {self.reach}.")
 
     def axes(self) -> Tensor:
         """Return the directions right, up and towards the camera: (3, 3), unit vectors in the columns."""
@@ -239,8 +101,7 @@ def plot_sphere(
     Example:
         >>> figure = plot_sphere(embeddings, labels, ["cat", "dog", "fox"], path="sphere.png")
     """
-    scene = SphereScene(Panel(points, labels, directions), class_names, view)
-    return scene.plot(12.0 if scene.view.both_sides else 7.5, 6.3, title, path)
+    return plot_scenes({"": SphereScene(Panel(points, labels, directions), class_names, view)}, title, path)
 
 
 class SphereScene(Scene):
@@ -251,6 +112,7 @@ class SphereScene(Scene):
         self.view = view or choose_view(self.points)
         self.sides = [(self.view, 0.0)]  # each with its shift to the right
         if self.view.both_sides:
+            self.span = 2.04
             self.sides.append((View(-self.view.elevation, self.view.azimuth + 180.0), _APART))
 
     def draw(self, axes: Any, *, scale: float = 1.0) -> list[str]:
@@ -317,87 +179,3 @@ def _draw_globe(axes: Any, view: View, shift: float) -> None:
             positions[~front] = torch.nan
             color = "0.6" if degrees in (0, 90) else "0.85"
             axes.plot(*positions.T.numpy(), color=color, linewidth=0.7, zorder=1)
-
-
-@plain_text()
-def plot_gallery(
-    panels: Mapping[str, Panel],
-    class_names: Sequence[str],
-    *,
-    dim: Literal[2, 3],
-    columns: int = 3,
-    title: str = "",
-    path: str | Path | None = None,
-) -> Figure:
-    """Draw several spheres or circles, as `plot_sphere` and `plot_circle` do, with one legend.
-
-    Args:
-        panels: Content of each panel by its title.
-        class_names: Name of each class, the same in all panels.
-        dim: 3 for spheres, 2 for circles and planes.
-        columns: Panels per row.
-        title: Title of the figure.
-        path: Where to save the figure, in the format of the suffix; not saved if None.
-
-    Raises:
-        ImportError: If matplotlib is missing.
-        ValueError: If there are no panels, `dim` or `columns` is invalid, `lengths` is set in three dimensions, or
-            `plot_sphere` or `plot_circle` raises it; the message then starts with the title of the panel.
-
-    Example:
-        >>> panels = {"mine": Panel(embeddings, labels), "negated": Panel(-embeddings, labels)}
-        >>> figure = plot_gallery(panels, ["cat", "dog", "fox"], dim=3, path="gallery.png")
-    """
-    if dim not in (2, 3):
-        raise ValueError(f"dim must be 2 or 3; got {dim}.")
-    if columns < 1:
-        raise ValueError(f"columns must be at least 1; got {columns}.")
-    if not panels:
-        raise ValueError("there are no panels to draw.")
-    scenes = {name: _make_scene(name, panel, class_names, dim) for name, panel in panels.items()}
-    both = [isinstance(scene, SphereScene) and scene.view.both_sides for scene in scenes.values()]
-    columns = min(columns, len(panels))
-    rows = -(-len(panels) // columns)
-    # All spheres have the same size, and only columns with both sides are wide.
-    widths = [2.04 if any(both[column::columns]) else 1.0 for column in range(columns)]
-    side = 2.8 if any(both) else 3.6
-    present = sorted({index for scene in scenes.values() for index in scene.present})
-    legend = 0.3 + 0.21 * len(present) if len(present) <= LARGEST_LEGEND else 0.0  # its height
-    figure = new_figure(1.6 + side * sum(widths), 0.5 * bool(title) + max(legend, rows * (side + 0.5)), title)
-    figure.set_layout_engine("constrained", w_pad=0.12)
-    grid = figure.subplots(rows, columns, squeeze=False, width_ratios=widths).flatten()
-    for axes in grid[len(panels) :]:
-        axes.set_visible(False)
-    shared: list[str] = []
-    for at, (axes, (name, scene)) in enumerate(zip(grid, scenes.items(), strict=False)):
-        notes = scene.draw(axes, scale=0.5)
-        if widths[at % columns] > 1 and not both[at]:
-            axes.set_xlim(axes.get_xlim()[0] - _APART / 2, axes.get_xlim()[1] + _APART / 2)
-        if _MOST_NAMES_OF_A_PANEL < len(scene.present) <= LARGEST_NAMED:
-            notes.append(f"{len(scene.present)} classes: too many to draw their names")
-        room = round(10 * side * widths[at % columns])  # characters
-        axes.set_title(textwrap.fill(name, room))
-        shared += [note for note in notes if note.startswith(_SHARED_NOTES)]
-        below = textwrap.fill("; ".join(note for note in notes if not note.startswith(_SHARED_NOTES)), room)
-        if below and axes.axison:
-            axes.set_xlabel(f"{axes.get_xlabel()}\n{below}")
-        elif below:
-            style = {"ha": "center", "va": "top", "color": "0.35"}
-            axes.text(0.5, -0.02, below, transform=axes.transAxes, **style)
-    add_caption(figure, *dict.fromkeys(shared))
-    add_legend(figure, present, class_names)
-    figure.draw_without_rendering()
-    for axes, scene in zip(grid, scenes.values(), strict=False):
-        if len(scene.present) <= _MOST_NAMES_OF_A_PANEL:
-            scene.draw_names(axes, 10.0)
-    return save_figure(figure, path)
-
-
-def _make_scene(name: str, panel: Panel, class_names: Sequence[str], dim: int) -> Scene:
-    """Check a panel; error messages start with its name."""
-    try:
-        if panel.lengths and dim == 3:
-            raise ValueError("lengths can be drawn in two dimensions only; unset them or use dim=2.")
-        return SphereScene(panel, class_names) if dim == 3 else CircleScene(panel, class_names, 2)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error

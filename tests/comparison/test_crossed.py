@@ -275,7 +275,11 @@ GOOD = {seed: {1: 1.0, 2: 0.0, 3: 1.0} for seed in range(3)}
         ({**GOOD, 0: {7: 1.0, 8: 0.0}}, {"test": "paired"}, "for seed 0.*; got 2 and 3 images, 0 of them in both"),
         ({**GOOD, 8: {1: 1.0}}, {}, "for seed 8, at least 2; got 1 and 1 images"),
         ({**GOOD, 1: {}}, {}, "for seed 1, at least 2; got 0 and 3 images"),
-        ({**GOOD, 1: {**GOOD[1], 3: math.nan}}, {}, "run needs a mapping of integer seeds to finite values or outcomes"),
+        (
+            {**GOOD, 1: {**GOOD[1], 3: math.nan}},
+            {},
+            "run needs a mapping of integer seeds to finite values or outcomes",
+        ),
         ({**GOOD, 1: {**GOOD[1], 3: "yes"}}, {}, "run needs a mapping of integer seeds to finite values or outcomes"),
         (GOOD, {"test_fraction": 0.0}, "test_fraction must be above 0 and below 1; got 0.0"),
         (GOOD, {"test_fraction": 1.0}, "test_fraction must be above 0 and below 1; got 1.0"),

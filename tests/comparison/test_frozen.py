@@ -3,7 +3,6 @@
 import functools
 import json
 import statistics
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,8 @@ from transformers import ViTConfig, ViTImageProcessor, ViTModel
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.comparison import frozen
 from hf_sphere.comparison.arms import Division, make_arm
-from hf_sphere.comparison.measures import BLOCKS, MEASURES, UNSEEN, mean_or_none
+from hf_sphere.comparison.measures import BLOCKS, MEASURES, mean_or_none
+from hf_sphere.comparison.plan import UNSEEN, Plan
 from hf_sphere.comparison.study import Study
 from hf_sphere.data import ImageSourceOptions, load_image_split
 from hf_sphere.data.provenance import DataRecord, fingerprint, identify_rows
@@ -45,12 +45,13 @@ def runs(backbones, tmp_path_factory) -> frozen.FrozenRuns:
     source, splits = ImageSourceOptions("digits", label_column_name="label"), load_splits("digits")
     files = {name: tmp_path_factory.mktemp("features") / "features.safetensors" for name in backbones}
     for name, file in files.items():
-        class_names = frozen.cache_features(name, source, splits, "train+test", file, device="cpu")
+        frozen.cache_features(name, source, splits, "train+test", file)
     names = {name for each in (DIVISION.tuning(), DIVISION.of_seed(0)) for name in (each.train, each.test)}
     left_out = Division("train", "test", left_out=0.2, label="label").of_seed(0)
     names |= {left_out.train, left_out.test, left_out.unseen}
     positions = {name: find_rows(splits, name, "label") for name in names}
-    return frozen.FrozenRuns({name: str(file) for name, file in files.items()}, positions, source, class_names, "label")
+    files, digits = {name: str(file) for name, file in files.items()}, [str(digit) for digit in range(10)]
+    return frozen.FrozenRuns(files, positions, source, digits, "label")
 
 
 @pytest.fixture
@@ -181,16 +182,14 @@ def test_an_undefined_score_of_a_backbone_is_left_out(runs, arm, monkeypatch):
     assert (scores["recall_at_1"], scores["map_at_r"], scores["5-NN accuracy"] is None) == (None, None, False)
 
 
-def test_features_are_not_computed_again(runs, backbones, monkeypatch):
-    monkeypatch.setattr(frozen, "build_model", lambda *_, **__: pytest.fail("it computes features"))
-    file = Path(runs.files[backbones[0]])
-    names = frozen.cache_features(backbones[0], runs.source, load_splits("digits"), "train+test", file, device="cpu")
-    assert names == runs.class_names
+def make_study(runs, arm, folder, metric: str = "accuracy") -> Study:
+    plan = Plan(dataset_name="digits", metric=metric, seeds=2, num_settings=2)
+    return Study(runs, [arm], DIVISION, plan, epochs=1, folder=folder)
 
 
 def test_trials_are_kept_and_not_repeated(runs, arm, tmp_path, monkeypatch):
     own = arm("softmax", grid={"learning_rate": [0.01, 0.03]})
-    study = Study(runs, DIVISION, "accuracy", seeds=2, epochs=1, count=2, file=tmp_path / "trials.jsonl")
+    study = make_study(runs, own, tmp_path)
     tuned = study.tune(own)
     lines = (tmp_path / "trials.jsonl").read_text()
     monkeypatch.setattr(frozen.FrozenRuns, "run", lambda *_, **__: pytest.fail("it repeats a trial"))
@@ -199,8 +198,7 @@ def test_trials_are_kept_and_not_repeated(runs, arm, tmp_path, monkeypatch):
 
 
 def test_the_outcomes_of_a_run_have_the_mean_of_its_value(runs, arm, tmp_path):
-    study = Study(runs, DIVISION, "calibration_error", seeds=2, epochs=1, count=2, file=tmp_path / "trials.jsonl")
-    study.run(arm("softmax"), SETTING, 0)
+    make_study(runs, arm("softmax"), tmp_path, "calibration_error").run(arm("softmax"), SETTING, 0)
     _, result = json.loads((tmp_path / "trials.jsonl").read_text())
     assert statistics.fmean(result["outcomes"]) == pytest.approx(result["values"]["calibration_error"], abs=1e-9)
     assert {*result["ids"]} == {row % BLOCKS for row in runs.positions["test"].tolist()}

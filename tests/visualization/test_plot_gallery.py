@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hf_sphere.visualization import Panel, plot_gallery
-from hf_sphere.visualization.sphere import ROSE_NOTE
+from hf_sphere.visualization.circle import ROSE_NOTE
 
 ABC = ["a", "b", "c"]
 LABELS = torch.arange(30) % 3
@@ -56,6 +56,19 @@ def test_directions_are_drawn():
     assert sum(line.get_marker() == "D" for line in axes.lines) == 3
 
 
+def test_a_sphere_seen_from_one_side_has_the_size_of_others_in_its_column():
+    points = torch.randn(300, 3)
+    panels = {"all sides": points, "octant": points.abs(), "a cluster": points + 20}
+    figure = plot_gallery(
+        {name: Panel(each, torch.arange(300) % 3) for name, each in panels.items()}, ABC, dim=3, columns=1
+    )
+    widths = [right - left for left, right in (axes.get_xlim() for axes in figure.axes)]
+    heights = [high - low for low, high in (axes.get_ylim() for axes in figure.axes)]
+    assert widths[0] == pytest.approx(2.16 + heights[0])
+    assert widths[1] == pytest.approx(widths[0], rel=0.01)
+    assert widths[2] / heights[2] == pytest.approx(widths[1] / heights[1])
+
+
 @pytest.mark.parametrize(("dim", "marks"), [(2, "lines"), (3, "lines and diamonds")])
 def test_directions_are_explained_once(dim, marks):
     parts = {name: panel(dim, directions=torch.eye(3)[:, :dim] + 0.1) for name in ("cosine", "vmf")}
@@ -72,12 +85,14 @@ def test_names_and_headings_are_not_parsed_as_math(tmp_path, dim):
     assert figure.axes[0].get_title() == "$a^$"
 
 
-@pytest.mark.parametrize("count", [31, 51])
-def test_names_are_omitted_for_too_many_classes(count):
-    points = torch.randn(count, 3)
-    figure = plot_gallery({"a": Panel(points, torch.arange(count))}, [f"{index}" for index in range(count)], dim=3)
-    *_, note = figure.axes[0].texts  # after the names of both sides
-    assert f"{count} classes: too many to draw their names" in note.get_text().replace("\n", " ")
+@pytest.mark.parametrize(
+    ("count", "panels", "is_named"), [(31, 1, True), (31, 2, False), (51, 1, False), (51, 2, False)]
+)
+def test_names_are_omitted_for_too_many_classes(count, panels, is_named):
+    both = {name: Panel(torch.randn(count, 3), torch.arange(count)) for name in "ab"[:panels]}
+    figure = plot_gallery(both, [f"{index}" for index in range(count)], dim=3)
+    text = figure.get_supxlabel() + " ".join(text.get_text() for text in figure.axes[0].texts)
+    assert (f"{count} classes: too many to draw their names" in text.replace("\n", " ")) != is_named
 
 
 @pytest.mark.parametrize("dim", [2, 3])
@@ -93,14 +108,11 @@ def test_names_do_not_overlap(dim):
 @pytest.mark.parametrize(
     ("panels", "options", "message"),
     [
-        ({}, {"dim": 3}, "no panels to draw"),
-        ({"plain": panel(3)}, {"dim": 4}, "dim must be 2 or 3; got 4"),
-        ({"plain": panel(3)}, {"dim": 3, "columns": 0}, "columns must be at least 1"),
-        ({"cosine": panel(3), "plain": panel(2)}, {"dim": 3}, "plain: the sphere needs at least 3"),
-        ({"plain": panel(3, lengths=True)}, {"dim": 3}, "plain: lengths can be drawn in two dimensions only"),
-        ({"plain": panel(3, directions=torch.eye(3)[:2])}, {"dim": 3}, "plain: directions must have the shape"),
+        ({}, {"dim": 3}, "a gallery needs panels, .*; got 0 panels, dim=3 and columns=3"),
+        ({"plain": panel(3)}, {"dim": 4}, "a gallery needs .*; got 1 panels, dim=4 and columns=3"),
+        ({"plain": panel(3)}, {"dim": 3, "columns": 0}, "a gallery needs .*; got 1 panels, dim=3 and columns=0"),
+        ({"cosine": panel(3), "plain": panel(2)}, {"dim": 3}, "plain: points of 2 coordinate"),
     ],
-    ids=["none", "dimensions", "columns", "coordinates", "lengths", "directions"],
 )
 def test_invalid_panels_are_rejected(panels, options, message):
     with pytest.raises(ValueError, match=message):

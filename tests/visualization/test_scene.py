@@ -1,0 +1,121 @@
+"""What circles, spheres and pages of embeddings have in common: projection, names of classes, and checks."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings, strategies as st
+
+from hf_sphere.visualization import Panel
+from hf_sphere.visualization.figures import new_figure, shorten
+from hf_sphere.visualization.scene import Scene, mark_of, place_apart, place_names, project_to_great_sphere
+
+
+def unit(*shape: int) -> torch.Tensor:
+    return F.normalize(torch.randn(*shape, dtype=torch.float64), dim=-1)
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+def test_points_on_a_small_sphere_keep_their_angles(dim):
+    points = unit(50, dim)
+    frame = torch.linalg.qr(torch.randn(8, dim, dtype=torch.float64)).Q
+    shown, _, kept = project_to_great_sphere(7.0 * points @ frame.T, dim)
+    torch.testing.assert_close(shown @ shown.T, points @ points.T)
+    assert kept == pytest.approx(1.0)
+
+
+def test_the_projection_keeps_the_most_of_the_second_moment():
+    points = unit(200, 6) * torch.tensor([3.0, 2.0, 1.5, 1.0, 0.5, 0.2], dtype=torch.float64)
+    shown, basis, kept = project_to_great_sphere(points)
+    directions = F.normalize(points, dim=1)
+    assert kept == pytest.approx(torch.linalg.svdvals(directions)[:3].square().sum().item() / 200)
+    torch.testing.assert_close(shown, F.normalize(directions @ basis, dim=1))
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e200])
+def test_norms_have_no_effect_at_any_scale(scale):
+    points = torch.randn(50, 8, dtype=torch.float64)
+    torch.testing.assert_close(project_to_great_sphere(scale * points)[0], project_to_great_sphere(points)[0])
+
+
+
+@given(seed=st.integers(0, 10**6), count=st.integers(1, 26))
+def test_names_with_enough_room_do_not_overlap(seed, count):
+    generator = torch.Generator().manual_seed(seed)
+    places = 400 + 20 * torch.randn(count, 2, dtype=torch.float64, generator=generator)
+    sizes = torch.tensor([60.0, 15.0], dtype=torch.float64).expand(count, 2)
+    moved, kept = place_apart(places, sizes, torch.zeros(2), torch.full((2,), 800.0))
+    assert kept.all()
+    for first, second in itertools.combinations(moved, 2):
+        assert ((first - second).abs() >= sizes[0] - 1e-9).any()
+
+
+@pytest.mark.parametrize(
+    ("places", "size", "frame", "moved", "kept"),
+    [
+        ([[100.0, 100.0], [300.0, 100.0]], (50.0, 50.0), (400.0, 400.0), [[100.0, 100.0], [300.0, 100.0]], [True] * 2),
+        ([[-5.0, 99.0]], (40.0, 10.0), (100.0, 100.0), [[20.0, 95.0]], [True]),  # from outside of the edge
+        ([[5.0, 5.0]] * 3, (10.0, 10.0), (25.0, 10.0), None, [True, True, False]),  # without room for the last one
+    ],
+    ids=["far apart", "outside", "without room"],
+)
+def test_a_name_is_moved_as_far_as_it_must(places, size, frame, moved, kept):
+    sizes = torch.tensor([size] * len(places))
+    found, shown = place_apart(torch.tensor(places), sizes, torch.zeros(2), torch.tensor(frame))
+    assert moved is None or found.tolist() == moved
+    assert shown.tolist() == kept
+
+
+def test_names_without_room_are_counted():
+    figure = new_figure(3.0, 3.0)
+    axes = figure.subplots()
+    figure.draw_without_rendering()
+    place_names(axes, torch.rand(50, 2), range(50), [f"a long name {index}" for index in range(50)], 13.0)
+    *shown, note = axes.texts
+    assert 0 < len(shown) < 50
+    assert note.get_text() == f"names without room: {50 - len(shown)}"
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("x" * 24, "x" * 24),
+        ("x" * 25, "x" * 24 + "\u2026"),
+        ("tench, Tinca tinca, and other fish", "tench, Tinca tinca, and\u2026"),
+        ("two\nlines", "two lines"),
+    ],
+)
+def test_a_long_name_ends_with_an_ellipsis(name, short):
+    assert shorten(name) == short
+
+
+def test_thirty_classes_have_distinct_markers():
+    assert len({mark_of(index) for index in range(30)}) == 30
+
+
+@pytest.mark.parametrize(
+    ("changed", "dim", "message"),
+    [
+        ({"points": torch.ones(3, 1)}, 2, r"points of 1 coordinate\(s\) cannot be shown in 2 dimensions"),
+        ({"points": torch.ones(3, 2)}, 3, r"points of 2 coordinate\(s\) cannot be shown in 3 dimensions"),
+        ({"points": torch.zeros(3, 2)}, 2, "a zero vector has no direction; 3 of 3 points"),
+        ({"points": torch.zeros(3, 5)}, 3, "a zero vector has no direction; 3 of 3 points"),
+        ({"points": torch.full((3, 5), torch.nan)}, 3, "points must be finite; 3 of 3 are not, the first at index 0"),
+        ({"points": torch.empty(0, 5), "labels": torch.empty(0).long()}, 3, r"points must have the shape \(N, d\)"),
+        ({"points": torch.ones(3)}, 3, r"points must have the shape \(N, d\)"),
+        ({"lengths": True}, 2, "lengths can be drawn for 2 coordinates in 2 dimensions only; got 5 and 2"),
+        ({"lengths": True, "points": torch.ones(3, 2)}, 3, "lengths can be drawn .* only; got 2 and 3"),
+        ({"labels": torch.tensor([0, 1, 3])}, 3, "labels must be from 0 to 2, one per class name; got 0 to 3"),
+        ({"labels": torch.tensor([-1, 1, 2])}, 3, "labels must be from 0 to 2, one per class name; got -1 to 2"),
+        ({"labels": torch.tensor([0, 1])}, 3, r"labels must have the shape \(3,\), one per embedding; got \(2,\)"),
+        ({"labels": torch.tensor([0.0, 1.0, 2.0])}, 3, "labels must be integers; got torch.float32"),
+        ({"directions": torch.ones(3, 3)}, 3, r"directions must have the shape \(3, 5\), one per class; got \(3, 3\)"),
+        ({"directions": torch.ones(2, 5)}, 3, r"directions must have the shape \(3, 5\), one per class; got \(2, 5\)"),
+        ({"directions": torch.zeros(3, 5)}, 3, "a zero vector has no direction; 3 of 3 directions"),
+    ],
+)
+def test_content_that_cannot_be_drawn_is_refused(changed, dim, message):
+    panel = {"points": torch.randn(3, 5), "labels": torch.arange(3)} | changed
+    with pytest.raises((TypeError, ValueError), match=message):
+        Scene(Panel(**panel), ["a", "b", "c"], dim)
