@@ -139,18 +139,18 @@ class FrozenRuns:
         """Save the model of an arm and the first seed, with backbone, image processor and record of its images."""
         trained: Any = self.train(arm, setting, parts, seed=0, epochs=epochs)
         classes = [self.class_names[label] for label in self.select(arm, parts.train)[1].unique().tolist()]
-        options = prepared_options(arm.backbone, self.source)
-        shape = shape_of(options)
+        source = prepared_options(arm.backbone, self.source)
+        options = apply_setting(arm.options, setting)
         label2id = {name: index for index, name in enumerate(classes)}
         settings: dict[str, Any] = {"id2label": dict(enumerate(classes)), "label2id": label2id}
-        settings |= {key: apply_setting(arm.options, setting)[key] for key in ("head", "head_kwargs", "embedding_dim")}
-        model = build_model(arm.backbone, shape, **settings)
+        settings |= {key: options[key] for key in ("head", "head_kwargs", "embedding_dim")}
+        model = build_model(arm.backbone, source, **settings)
         trained.copy_to(model)
         model.save_pretrained(folder)
-        kept = {name: getattr(options, name) for name in ("num_channels", "image_mean", "image_std", "crop_pct")}
-        kept |= {} if options.background_color is None else {"background_color": options.background_color}
-        kept["size"] = dict(zip(("height", "width"), shape["image_size"], strict=True))
-        kept["resample"] = PILImageResampling[(options.interpolation or "bilinear").upper()]
+        kept = {name: getattr(source, name) for name in ("num_channels", "image_mean", "image_std", "crop_pct")}
+        kept |= {} if source.background_color is None else {"background_color": source.background_color}
+        kept["size"] = dict(zip(("height", "width"), model.config.input_size, strict=True))
+        kept["resample"] = PILImageResampling[(source.interpolation or "bilinear").upper()]
         SphereVisionImageProcessor(**kept).save_pretrained(folder)
         used, ids = {"train": parts.train, "eval": parts.test}, read_features(self.files[arm.backbone])["ids"]
         rows = {key: ids[self.positions[name]] for key, name in used.items()}
@@ -185,7 +185,7 @@ def cache_features(backbone: str, source: ImageSourceOptions, splits: Any, split
     The tensors in it are `features`, (N, d), `labels`, (N,), and `ids`, (N,), see `hf_sphere.data.ImageSplit`.
     """
     options, device = prepared_options(backbone, source), "cuda" if torch.cuda.is_available() else "cpu"
-    encoder = build_model(backbone, shape_of(options), head="softmax").sphere_vision.backbone.to(device).eval()
+    encoder = build_model(backbone, options, head="softmax").sphere_vision.backbone.to(device).eval()
     images = load_image_split(options, split, dataset=splits, device=device)
     batches = progress_bar(images.batches.epoch(), total=len(images.batches), desc=backbone, leave=False)
     with torch.inference_mode():
@@ -208,28 +208,24 @@ def prepared_options(backbone: str, options: ImageSourceOptions) -> ImageSourceO
     return options
 
 
-def shape_of(options: ImageSourceOptions) -> dict[str, Any]:
-    """Return channels and size of images as settings of a configuration."""
-    sides = options.image_size or []
-    return {"num_channels": options.num_channels, "image_size": [sides[0], sides[-1]]}
-
-
 def saved_config(backbone: str) -> SphereVisionConfig | None:
     """Return the configuration of a backbone that is a saved model of this library, or None."""
     config = load_pretrained(AutoConfig, backbone, option="backbones") if is_transformers_name(backbone) else None
     return config if isinstance(config, SphereVisionConfig) else None
 
 
-def build_model(backbone: str, shape: Mapping[str, Any], **settings: Any) -> SphereVisionForImageClassification:
-    """Build a classifier with a pretrained backbone and a new head, of the `shape` and settings of its configuration.
+def build_model(backbone: str, source: ImageSourceOptions, **settings: Any) -> SphereVisionForImageClassification:
+    """Build a classifier of prepared images with a pretrained backbone, and a new head by settings of a configuration.
 
     The backbone is a name of timm, `<name of timm>=<file of weights>`, a folder or Hub id of an image encoder of
     transformers, or that of a saved model of this library, whose backbone is used.
     """
     name, _, weights = backbone.partition("=")
+    sides = source.image_size or []
+    settings |= {"num_channels": source.num_channels, "image_size": [sides[0], sides[-1]]}
     if (saved := saved_config(name)) is not None:
         kept = {key: getattr(saved, key) for key in ("backbone", "backbone_kwargs", "backbone_config")}
-        config = SphereVisionConfig(**kept, final_activation=saved.keeps_activation, **shape, **settings)
+        config = SphereVisionConfig(**kept, final_activation=saved.keeps_activation, **settings)
         model = SphereVisionForImageClassification(config)
         encoder = load_embedding_model(name).base_model
         try:
@@ -237,9 +233,9 @@ def build_model(backbone: str, shape: Mapping[str, Any], **settings: Any) -> Sph
         except RuntimeError as error:  # of other shapes
             height, width = saved.input_size
             needed = f"{name} needs images of {height} x {width} pixels and {saved.num_channels} channel(s)"
-            raise ValueError(f"{needed}; got image_size={shape['image_size']}.") from error
+            raise ValueError(f"{needed}; got image_size={sides}.") from error
         return model
-    config = SphereVisionConfig(backbone=name, final_activation=True, **shape, **settings)
+    config = SphereVisionConfig(backbone=name, final_activation=True, **settings)
     return SphereVisionForImageClassification(config, pretrained=weights or (name if Path(name).is_dir() else True))
 
 

@@ -1,5 +1,3 @@
-import itertools
-
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
@@ -48,14 +46,6 @@ def test_groups_of_any_size_are_held_out_for_some_seeds():
     counts = [sum(bool(held_out[groups.index(group)]) for held_out in drawn) for group in range(len(sizes))]
     assert min(counts) > 0  # 8 are expected
     assert max(counts) < 20
-
-
-def test_groups_stay_undivided_when_a_part_is_divided_again(splits):
-    kept, tuning = held_out_names("train", 0.2, 1000, "patient")
-    parts = [tuning, *held_out_names(kept, 0.25, 0, "patient")]
-    patients = [column(splits, part, "patient") for part in parts]
-    assert not any(one & other for one, other in itertools.combinations(patients, 2))
-    assert set.union(*patients) == column(splits, "train", "patient")
 
 
 @pytest.mark.parametrize("seed", range(3))

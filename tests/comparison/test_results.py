@@ -24,6 +24,7 @@ def results(tmp_path):
         arms = [Arm(name, {"head": name, **options}) for name in values]
         plan = Plan(dataset_name="digits", seeds=3, output_dir=str(tmp_path))
         study = Study(FrozenRuns({}, {}, None, [], ""), arms, division, plan, 18, tmp_path)
+        (tmp_path / "trials.jsonl").unlink(missing_ok=True)
         trials = study.read_trials()
         for name, run in values.items():
             trials["tuned", name] = {"setting": setting or {}, "at_end": (), "count": 3}

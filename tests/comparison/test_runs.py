@@ -176,30 +176,28 @@ def test_a_frame_has_a_row_per_run_with_its_numbers():
     assert frame.loc["softmax", ["seeds", "mean"]].tolist() == [3, pytest.approx(93.2)]
 
 
-def test_the_figure_has_values_means_and_intervals(tmp_path):
+def test_the_figure_has_a_row_of_values_mean_interval_and_verdict_per_run():
     pytest.importorskip("matplotlib")
-    found = compare({**RUNS, "late": {0: 94.0}}, seeds=3)
-    figure = plot_comparison(found, path=tmp_path / "runs.png", title="Runs")
-    left, right = figure.axes
-    assert [label.get_text() for label in left.get_yticklabels()] == ["softmax", "cosine", "vmf", "late"]
-    assert [*left.lines[0].get_xdata()] == [93.1, 93.3, 93.2]
-    assert tuple(right.lines[0].get_xdata()) == found["cosine"].interval
-    assert [text.get_text() for text in right.texts] == [run.verdict for run in found.values()]
-    assert (tmp_path / "runs.png").stat().st_size > 0
-
-
-def test_the_figure_says_what_is_better_and_what_the_gray_band_is():
-    pytest.importorskip("matplotlib")
-    found = compare_runs(RUNS, reference="softmax", higher_is_better=False, margin=0.25)
+    found = compare_runs({**RUNS, "late": {0: 94.0}}, reference="softmax", higher_is_better=False, margin=0.25, seeds=3)
     left, right = plot_comparison(found).axes
+    assert [label.get_text() for label in left.get_yticklabels()] == ["softmax", "cosine", "vmf", "late"]
+    assert left.get_ylim() == (3.5, -0.5)  # the first row is at the top, and all are off the frame
+    points = [line.get_xydata().tolist() for line in left.lines]
+    assert points[0] == [[93.1, 0], [93.3, 0], [93.2, 0]]
+    assert points[1:3] == [[[pytest.approx(93.2), 0]], [[93.8, 1], [93.9, 1], [94.1, 1]]]
+    rows = {"cosine": 1, "vmf": 2, "late": 3}
+    texts = [(text.get_text(), text.xy) for text in right.texts]
+    assert texts == [(found[name].verdict, (1.02, row)) for name, row in rows.items()]
+    intervals, means = right.lines[0:4:2], [*right.lines[1:4:2], right.lines[4]]
+    for line, name in zip(intervals, ("cosine", "vmf"), strict=True):
+        assert line.get_xydata().tolist() == [[bound, rows[name]] for bound in found[name].interval]
+    assert [line.get_xydata().tolist() for line in means] == [
+        [[found[name].difference, row]] for name, row in rows.items()
+    ]
     assert "lower is better" in left.get_xlabel()
     assert "gray: margin of equivalence, 0.25" in right.get_xlabel()
-
-
-def test_the_lines_of_the_figure_are_off_its_frame():
-    pytest.importorskip("matplotlib")
-    left, _ = plot_comparison(compare(RUNS)).axes
-    assert left.get_ylim() == (len(RUNS) - 0.5, -0.5)
+    (band,) = right.patches
+    assert (band.get_x(), band.get_width()) == (-0.25, 0.5)
 
 
 @pytest.mark.parametrize(

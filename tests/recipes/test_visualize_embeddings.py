@@ -193,21 +193,6 @@ def test_undefined_metrics_are_noted_and_the_rest_is_computed(labels, missing, d
     assert capsys.readouterr().out.count("Note: no ") == len(missing) + 1
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (0.0, "1 of 90 embeddings of .*own are zero, the first at index 4. Remove them"),
-        (math.nan, r"own must be finite in float32; 1 row\(s\) are not, such as row 4"),
-    ],
-)
-def test_zero_or_nan_embeddings_are_refused_by_row_before_anything_is_written(value, message, draw, tmp_path):
-    points, labels = clusters(3)
-    points[4] = value
-    with pytest.raises(ValueError, match=message):
-        draw(write(tmp_path / "own", points, labels), "--pictures", "sphere")
-    assert not (tmp_path / "pictures").exists()
-
-
 def test_max_samples_limits_the_embeddings(draw, embeddings):
     assert results_of(draw(embeddings, "--pictures", "angles", "--max_samples", 50))["num_embeddings"] == 50
 
@@ -224,30 +209,36 @@ def test_existing_figures_are_not_replaced_by_default(draw, tmp_path):
     assert {path.name for path in folder.glob("*.png")} == {"angles.png"}
 
 
+@pytest.mark.parametrize(
+    ("dim", "value", "words", "message"),
+    [
+        (1, 1.0, (), r"own: points of 1 coordinate\(s\) cannot be shown in 2 dimensions"),
+        (2, 1.0, ("--dim", 3), r"own: points of 2 coordinate\(s\) cannot be shown in 3 dimensions"),
+        (2, 1.0, ("--dim", 3, "--lengths"), "own: lengths can be drawn for 2 coordinates in 2 dimensions only"),
+        (3, 1.0, ("--lengths",), "own: lengths can be drawn for 2 coordinates in 2 dimensions only"),
+        (3, 0.0, (), "own: a zero vector has no direction; 1 of 90 points are zero, the first at index 4. Remove"),
+        (3, math.nan, (), r"own must be finite in float32; 1 row\(s\) are not, such as row 4"),
+    ],
+)
+def test_embeddings_that_cannot_be_drawn_are_refused_before_anything_is_written(
+    dim, value, words, message, draw, tmp_path
+):
+    points, labels = clusters(dim)
+    points[4] *= value
+    with pytest.raises(ValueError, match=message):
+        draw(write(tmp_path / "own", points, labels), "--pictures", "sphere", *words)
+    assert not (tmp_path / "pictures").exists()
+
+
 def test_a_gallery_requires_the_same_classes(draw, embeddings, tmp_path):
     with pytest.raises(ValueError, match=r"different classes \(0, 1, 2.* and a, b, c\), but one legend in a gall"):
         draw(write(tmp_path / "own", *clusters(3)), "--beside", embeddings)
 
 
 @pytest.mark.parametrize(
-    ("dim", "words", "message"),
-    [
-        (1, (), r"embeddings of 1 coordinate\(s\); at least 2 are required"),
-        (2, ("--dim", 3), r"embeddings of 2 coordinate\(s\); at least 3 are required"),
-        (3, ("--lengths",), "lengths can be drawn for 2 coordinates only; .* has 3"),
-    ],
-)
-def test_requested_figures_that_cannot_be_drawn_are_refused(dim, words, message, draw, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        draw(write(tmp_path / "own", *clusters(dim)), "--pictures", "sphere", *words)
-
-
-@pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--lengths", "--dim", 3), "--lengths plots the plane and --dim 3 the sphere"),
         (("--max_samples", 0), "max_samples must be at least 1; got 0"),
-        (("--beside", "x", "x"), "--beside requires other embeddings, each only once; got x twice"),
         (("--pictures", "cube"), "--pictures: invalid choice: 'cube'"),
         (("--pictures", "gallery"), "gallery and --beside require each other"),
         (("--pictures", "sphere", "--beside", "x"), "gallery and --beside require each other"),
@@ -259,34 +250,32 @@ def test_invalid_arguments_are_refused(words, message, draw, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_a_missing_extra_is_an_error_if_its_figure_is_requested_and_else_noted(draw, tmp_path, monkeypatch, capsys):
+def test_a_missing_extra_is_noted_or_an_error_if_its_figure_is_requested(draw, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "plotly", None)
     own = write(tmp_path / "own", *clusters(3))
     with pytest.raises(ImportError, match=r"hf_sphere\[plotly\]"):
         draw(own, "--pictures", "interactive")
     folder = draw(own)
-    assert {path.name for path in folder.iterdir() if path.suffix == ".png"} == {"sphere.png", "angles.png"}
-    assert not (folder / "sphere.html").exists()
-    assert "Note: the interactive sphere requires plotly" in capsys.readouterr().out
+    assert {path.name for path in folder.iterdir() if path.suffix in (".png", ".html")} == {"sphere.png", "angles.png"}
+    assert "Note: no picture interactive: the interactive sphere requires plotly" in capsys.readouterr().out
 
 
 @needs_plotly
-def test_a_missing_dataset_omits_only_the_thumbnails(draw, embeddings, tmp_path, capsys):
+def test_a_missing_dataset_or_model_omits_only_the_thumbnails_or_directions(draw, embeddings, tmp_path, capsys):
     moved = write(tmp_path / "own", *clusters(3))
-    write_about(moved, embeddings, dataset=str(tmp_path / "gone"), model="gone")
-    folder = draw(moved, "--pictures", "interactive")
+    write_about(moved, embeddings, dataset=str(tmp_path / "gone"), model=str(tmp_path / "gone"))
+    folder = draw(moved, "--pictures", "interactive", "sphere")
     assert (folder / "sphere.html").is_file()
-    assert "Note: no thumbnails" in capsys.readouterr().out
+    assert (folder / "sphere.png").is_file()
+    printed = capsys.readouterr().out
+    assert "Note: no thumbnails" in printed
+    assert "Note: no directions of the classes" in printed
 
 
-def test_a_missing_model_or_one_of_other_classes_omits_only_the_directions(draw, embeddings, tmp_path, capsys):
-    moved = write(tmp_path / "own", *clusters(3))
-    write_about(moved, embeddings, model=str(tmp_path / "gone"))
-    assert (draw(moved, "--pictures", "sphere") / "sphere.png").is_file()
-    assert "Note: no directions of the classes" in capsys.readouterr().out
-    other = write(tmp_path / "other", *clusters(3))
+def test_directions_of_other_classes_are_omitted(draw, embeddings, run_of_digits, tmp_path, capsys):
+    other = write(tmp_path / "own", *clusters(3))
     write_about(other, embeddings)
-    draw(other, "--pictures", "sphere", "--overwrite_output_dir")
+    draw(other, "--pictures", "sphere")
     assert "the data and the model have different classes" in capsys.readouterr().out
 
 

@@ -304,41 +304,36 @@ def test_clicking_the_legend_hides_a_class_its_name_and_its_direction(page):
     assert entry.get_attribute("aria-pressed") == "false"
 
 
-def test_double_clicking_the_legend_isolates_a_class_and_again_shows_all(page):
-    entry = page.locator("#legend button").nth(4)
-    entry.dblclick()
-    page.wait_for_function("element('sphere').data[5].visible === 'legendonly'")
-    assert visible_classes(page) == [4]
-    entry.dblclick()
-    page.wait_for_function("element('sphere').data[5].visible === true")
-    assert visible_classes(page) == list(range(10))
-
-
-def test_the_legend_is_used_by_keyboard(page):
+def press(page, *keys):
+    """Press keys in the first entry of the legend, which is reached by the key Tab."""
     page.locator("#theme").focus()
     for _ in range(3):
         page.keyboard.press("Tab")
         if page.evaluate("document.activeElement.closest('#legend') !== null"):
             break
     assert page.evaluate("document.activeElement.textContent") == EVIL
-    page.keyboard.press("Enter")
-    page.wait_for_function("element('sphere').data[0].visible === 'legendonly'")
-    assert visible_classes(page) == list(range(1, 10))
-    page.keyboard.press("Tab")
-    page.keyboard.press("Shift+Enter")
-    page.wait_for_function("element('sphere').data[2].visible === 'legendonly'")
-    assert visible_classes(page) == [1]
-    assert page.locator("#legend button[aria-pressed='true']").all_inner_texts() == [NAMES[1]]
+    for key in keys:
+        page.keyboard.press(key)
 
 
-def test_buttons_hide_and_show_all_classes(page):
-    page.get_by_role("button", name="None").click()
-    page.wait_for_function("element('sphere').data[9].visible === 'legendonly'")
-    assert visible_classes(page) == []
-    assert page.locator("#names span:visible").count() == 0
-    page.get_by_role("button", name="All").click()
-    page.wait_for_function("element('sphere').data[9].visible === true")
-    assert visible_classes(page) == list(range(10))
+ACTIONS = {
+    "double click": (lambda page: page.locator("#legend button").nth(4).dblclick(), [4]),
+    "Enter": (lambda page: press(page, "Enter"), [*range(1, 10)]),
+    "Shift and Enter": (lambda page: press(page, "Tab", "Shift+Enter"), [1]),
+    "None": (lambda page: page.get_by_role("button", name="None").click(), []),
+    "All": (lambda page: page.get_by_role("button", name="All").click(), [*range(10)]),
+}
+
+
+@pytest.mark.parametrize("action", [name for name in ACTIONS if name != "All"])
+def test_the_legend_hides_classes_and_all_are_shown_again(page, action):
+    hidden = "element('sphere').data.slice(0, 10).filter((trace) => (trace.visible ?? true) !== true).length"
+    for act, shown in (ACTIONS[action], ACTIONS["All"]):
+        act(page)
+        page.wait_for_function(f"{hidden} === {10 - len(shown)}")
+        assert visible_classes(page) == shown
+        assert page.locator("#legend button[aria-pressed='true']").count() == len(shown)
+        assert page.locator("#names span:visible").count() > 0 or not shown
 
 
 def colors_of(page):
