@@ -42,7 +42,7 @@ def make_arm(name: str, options: Mapping[str, Any], learning_rate: float) -> Arm
         ValueError: If a value of the grid is not a list of increasing numbers, or the options fix it, too.
     """
     options = dict(options)
-    fixed = {f"head_kwargs.{key}" for key in options.get("head_kwargs", {})} | {*options}
+    fixed = {f"head_kwargs.{key}" for key in options.get("head_kwargs") or ()} | {*options}
     usual = {"learning_rate": RATES, **OWN_NUMBERS.get(str(options.get("head")), {"weight_decay": WEIGHT_DECAYS})}
     stated = options.pop("grid", None)
     if stated is not None and not (isinstance(stated, Mapping) and all(map(_is_increasing, stated.values()))):
@@ -63,7 +63,7 @@ def _is_increasing(values: Any) -> bool:
 
 def apply_setting(options: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
     """Return the options with the values of a setting; `head_kwargs.margin` is an item of `head_kwargs`."""
-    merged = {**options, "head_kwargs": dict(options.get("head_kwargs", {}))}
+    merged = {**options, "head_kwargs": dict(options.get("head_kwargs") or {})}
     for name, value in setting.items():
         outer, _, inner = name.partition(".")
         if inner:

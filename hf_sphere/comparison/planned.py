@@ -115,11 +115,11 @@ class PlannedComparison:
             own = self.trained_arm(arm).options if not plan.frozen or plan.finetune else arm.options
             options = apply_setting(own, {name: start for name, (_, start) in arm.grid.items()})
             dim = options.get("embedding_dim") or max(128, len(self.class_names))  # or that of a backbone
-            build_head(options["head"], dim, len(self.class_names), **options["head_kwargs"])
+            build_head(str(options.get("head")), dim, len(self.class_names), **options["head_kwargs"])
             if not plan.frozen or plan.finetune:
                 all_options = {**self.training, **options, "output_dir": str(self.folder)}
                 make_arguments(find_task("classification").arguments, all_options)
-        except (KeyError, TypeError, ValueError) as error:
+        except (TypeError, ValueError) as error:
             raise ValueError(f"the arm {arm.name} does not fit: {error}") from error
 
     def check_records(self) -> None:

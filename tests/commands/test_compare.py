@@ -324,7 +324,7 @@ def test_a_contradictory_command_line_is_refused(words, message, capsys):
         ("- softmax", [], "must map names to options"),
         ("a: softmax", [], "must map names to options"),
         ("a: {head: [", [], "cannot read the configuration"),
-        ("a: {backbone: lenet5}\n" + ONE, [], "the arm a does not fit: 'head'"),
+        ("a: {backbone: lenet5}\n" + ONE, [], "the arm a does not fit: unknown head 'None'"),
         ("a: {head: softmax, no_option: 1}\n" + ONE, [], "the arm a does not fit"),
         ("a: {head: softmax, head_kwargs: {foo: 1}, embedding_dim: 8}\n" + ONE, [], "head 'softmax' has no option foo"),
         ("a: {head: softmax, grid: {learning_rate: [2, 1]}}\n" + ONE, [], "lists of increasing numbers"),

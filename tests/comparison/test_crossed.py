@@ -80,16 +80,6 @@ def test_groups_may_have_different_numbers_of_seeds():
     assert found == pytest.approx(plain(ours, theirs[:3], "welch")[1], rel=1e-9)
 
 
-@pytest.mark.parametrize("test", TESTS)
-def test_the_variance_of_images_is_unbiased_on_one_test_set(test):
-    """The effects of images have a variance of 1; the noise of seeds, of 4, is not in it."""
-    tables = [simulate(seeds=3, images=20, random=n, noise=2.0) for n in range(2_000)]
-    found = [plain(*pair, test)[1] for pair in tables]  # without the floor at 0, which would be a bias
-    ours = [image_variance(*([*named(table).values()] for table in pair), test)[0] for pair in tables]
-    assert ours == pytest.approx([max(0.0, value) for value in found], rel=1e-9, abs=1e-12)
-    assert np.mean(found) == pytest.approx(1 / 20, abs=3 * np.std(found) / math.sqrt(len(found)))
-
-
 def test_the_whole_variance_is_that_of_the_difference_if_each_seed_has_a_split_of_its_own():
     """Of 40 images each seed tests 20; images come from a population, with noise per seed and effects of seeds."""
     generator, found, differences, expected = np.random.default_rng(0), [], [], []
@@ -238,14 +228,6 @@ def test_images_of_a_block_are_left_out_together():
     without = [values[[1, 2, 4, 5]].median(), values[[0, 2, 3, 5]].median(), values[[0, 1, 3, 4]].median()]
     expected = [3.0 + 2 * (sum(without) / 3 - each) for each in without]
     assert [*found.values()] == pytest.approx([float(each) for each in expected])
-
-
-def test_the_mean_of_pseudo_values_is_the_measure():
-    values = torch.rand(9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found = pseudo_values(lambda rows: values[rows].std().item(), range(9))
-    plain = [9 * values.std() - 8 * values[torch.arange(9) != row].std() for row in range(9)]
-    assert statistics.mean(found.values()) == pytest.approx(values.std().item(), rel=1e-12)
-    assert np.std([*found.values()]) == pytest.approx(np.std(plain), rel=1e-9)
 
 
 def test_pseudo_values_of_auroc_have_the_variance_of_delong():

@@ -1,13 +1,11 @@
 import itertools
 import math
-import statistics
 import warnings
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from scipy import stats
-from scipy.integrate import quad
 
 from hf_sphere.comparison import holm, power, seeds_for_power
 from hf_sphere.comparison.significance import difference_test
@@ -15,22 +13,6 @@ from hf_sphere.comparison.significance import difference_test
 OURS, THEIRS = [93.8, 93.9, 94.1, 93.6, 94.4], [93.1, 93.4, 93.2, 93.9, 93.0]
 TESTS = ["welch", "paired"]
 probabilities = st.lists(st.floats(0.0, 1.0), max_size=7)
-
-
-def tail(x: float, freedom: float) -> float:
-    """The probability of a larger value of Student's distribution, integrated."""
-    log_factor = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(freedom * math.pi) / 2
-    density = lambda t: math.exp(log_factor - (freedom + 1) / 2 * math.log1p(t * t / freedom))  # noqa: E731
-    return quad(density, x, math.inf, epsabs=1e-13)[0]
-
-
-def plain(ours: list[float], theirs: list[float], test: str) -> tuple[float, float, float]:
-    """Difference, standard error and degrees of freedom, by the formulas of the textbooks."""
-    difference, n, m = statistics.mean(ours) - statistics.mean(theirs), len(ours), len(theirs)
-    if test == "paired":
-        return difference, statistics.stdev(a - b for a, b in zip(ours, theirs, strict=True)) / math.sqrt(n), n - 1
-    a, b = statistics.stdev(ours) ** 2 / n, statistics.stdev(theirs) ** 2 / m
-    return difference, math.sqrt(a + b), (a + b) ** 2 / (a * a / (n - 1) + b * b / (m - 1))
 
 
 def reference(ours: list[float], theirs: list[float], test: str, **options):
@@ -43,24 +25,19 @@ def reference(ours: list[float], theirs: list[float], test: str, **options):
 @pytest.mark.parametrize(
     ("test", "ours"), [("welch", OURS), ("paired", OURS), ("welch", OURS[:3]), ("welch", [*OURS, 96.0])]
 )
-def test_p_value_and_interval_are_those_of_formula_and_scipy(test, ours):
-    found = difference_test(ours, THEIRS, test)
-    difference, error, freedom = plain(ours, THEIRS, test)
-    assert found.p_value == pytest.approx(2 * tail(abs(difference) / error, freedom), rel=1e-8)
-    assert found.p_value == pytest.approx(reference(ours, THEIRS, test).pvalue, rel=1e-9)
-    assert found.interval == pytest.approx(reference(ours, THEIRS, test).confidence_interval(0.95), rel=1e-9)
+def test_p_value_and_interval_are_those_of_scipy(test, ours):
+    found, expected = difference_test(ours, THEIRS, test), reference(ours, THEIRS, test)
+    assert found.p_value == pytest.approx(expected.pvalue, rel=1e-9)
+    assert found.interval == pytest.approx(expected.confidence_interval(0.95), rel=1e-9)
 
 
 @pytest.mark.parametrize("test", TESTS)
 @pytest.mark.parametrize("sign", [1, -1])
 def test_equivalence_is_that_of_two_one_sided_tests(test, sign):
     ours, theirs, margin = (OURS, THEIRS, 1.4) if sign > 0 else (THEIRS, OURS, 1.4)
-    difference, error, freedom = plain(ours, theirs, test)
-    found = difference_test(ours, theirs, test).p_equivalence(margin)
-    expected = max(tail((margin + difference) / error, freedom), tail((margin - difference) / error, freedom))
-    assert found == pytest.approx(expected, rel=1e-7)
     above = reference([value + margin for value in ours], theirs, test, alternative="greater").pvalue
     below = reference([value - margin for value in ours], theirs, test, alternative="less").pvalue
+    found = difference_test(ours, theirs, test).p_equivalence(margin)
     assert found == pytest.approx(max(above, below), rel=1e-9)
 
 
@@ -108,18 +85,6 @@ def test_holm_is_the_closed_test_of_bonferroni(p_values):
         for own in range(len(p_values))
     ]
     assert holm(p_values) == pytest.approx(expected)
-
-
-@given(probabilities, st.randoms())
-def test_holm_does_not_depend_on_the_order(p_values, random):
-    order = random.sample(range(len(p_values)), len(p_values))
-    assert holm([p_values[index] for index in order]) == [holm(p_values)[index] for index in order]
-
-
-def test_holm_controls_the_family_wise_error_rate():
-    p_values = np.random.default_rng(0).random((20_000, 5))
-    wrong = sum(min(holm(row)) < 0.1 for row in p_values) / len(p_values)
-    assert wrong == pytest.approx(0.1, abs=0.01)
 
 
 @pytest.mark.parametrize("test", TESTS)

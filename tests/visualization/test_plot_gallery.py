@@ -1,5 +1,3 @@
-import itertools
-
 import pytest
 import torch
 
@@ -77,14 +75,6 @@ def test_directions_are_explained_once(dim, marks):
     assert not any("lines" in text.get_text() for axes in figure.axes for text in axes.texts)
 
 
-@pytest.mark.parametrize("dim", [2, 3])
-def test_names_and_headings_are_not_parsed_as_math(tmp_path, dim):
-    figure = plot_gallery(
-        {"$a^$": panel(dim)}, ["$a^$", "$", "c"], dim=dim, title="$b_$", path=tmp_path / "gallery.png"
-    )
-    assert figure.axes[0].get_title() == "$a^$"
-
-
 @pytest.mark.parametrize(
     ("count", "panels", "is_named"), [(31, 1, True), (31, 2, False), (51, 1, False), (51, 2, False)]
 )
@@ -93,16 +83,6 @@ def test_names_are_omitted_for_too_many_classes(count, panels, is_named):
     figure = plot_gallery(both, [f"{index}" for index in range(count)], dim=3)
     text = figure.get_supxlabel() + " ".join(text.get_text() for text in figure.axes[0].texts)
     assert (f"{count} classes: too many to draw their names" in text.replace("\n", " ")) != is_named
-
-
-@pytest.mark.parametrize("dim", [2, 3])
-def test_names_do_not_overlap(dim):
-    names = [f"class {index}" for index in range(10)]
-    points = torch.randn(30, dim).abs() + 3
-    figure = plot_gallery({"a": Panel(points, torch.arange(30) % 10)}, names, dim=dim)
-    boxes = [text.get_window_extent().padded(-1) for text in figure.axes[0].texts]
-    assert len(boxes) == 10
-    assert not any(first.overlaps(second) for first, second in itertools.combinations(boxes, 2))
 
 
 @pytest.mark.parametrize(

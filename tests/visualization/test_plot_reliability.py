@@ -5,7 +5,6 @@ import torch
 from hypothesis import given, strategies as st
 from scipy.stats import binomtest
 
-from hf_sphere.metrics import reliability_bins, risk_coverage
 from hf_sphere.visualization import plot_reliability, plot_risk_coverage
 from hf_sphere.visualization.curves import _start_of_axis
 
@@ -104,11 +103,6 @@ class TestReliability:
         figure = plot_reliability(bins_of((0.3, 0.25, 40)), title="digits", caption="error 5 %")
         assert (figure.get_suptitle(), figure.get_supxlabel()) == ("digits", "error 5 %")
 
-    def test_metric_bins_can_be_drawn(self):
-        confidences = torch.linspace(0.2, 1.0, 60)
-        bins = reliability_bins(confidences, torch.rand(60) < confidences, num_bins=5)
-        assert len(line_of(plot_reliability(bins))) == 5
-
 
 def curve(*risks: float) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.arange(1, len(risks) + 1) / len(risks), torch.tensor(risks)
@@ -149,8 +143,3 @@ class TestRiskCoverage:
     def test_empty_input_is_rejected(self, curves):
         with pytest.raises(ValueError, match="there are no predictions to draw"):
             plot_risk_coverage(curves)
-
-    def test_metric_curves_can_be_drawn(self):
-        figure = plot_risk_coverage({"confidence": risk_coverage(torch.rand(60), torch.rand(60) < 0.8)}, title="digits")
-        assert len(curves_of(figure)["confidence"]) == 60
-        assert figure.get_suptitle() == "digits"
