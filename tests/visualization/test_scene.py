@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from hf_sphere.visualization import Panel
 from hf_sphere.visualization.figures import new_figure, shorten
@@ -37,7 +37,6 @@ def test_the_projection_keeps_the_most_of_the_second_moment():
 def test_norms_have_no_effect_at_any_scale(scale):
     points = torch.randn(50, 8, dtype=torch.float64)
     torch.testing.assert_close(project_to_great_sphere(scale * points)[0], project_to_great_sphere(points)[0])
-
 
 
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 26))
