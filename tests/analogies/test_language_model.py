@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from hf_sphere.analogies.language_model import LanguageModel
+from hf_sphere.utils.modules import longest_input
 
 ALLOWED = r"allowed are masked language models \(\.\.\.ForMaskedLM\)"
 
@@ -181,3 +182,25 @@ def test_replacing_the_tokenizer_changes_the_fingerprint(golden_folder, build, t
     language_model.tokenizer.add_tokens(["ostrich"])
     seen.add(language_model.fingerprint)
     assert len(seen) == 4
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options", "limit"),
+    [
+        ("Bert", {}, 40),
+        ("Roberta", {"pad_token_id": 1}, 38),
+        ("MPNet", {"pad_token_id": 1}, 38),
+        ("Electra", {}, 40),
+        ("DistilBert", {}, 40),
+    ],
+)
+def test_the_longest_input_is_that_of_the_position_embeddings_or_of_the_tokenizer(
+    build, tokenizer, architecture, options, limit
+):
+    model = build(architecture, "ForMaskedLM", max_position_embeddings=40, **options)
+    for of_tokenizer in (int(1e30), 20):
+        tokenizer.model_max_length = of_tokenizer
+        assert longest_input(model, tokenizer) == min(limit, of_tokenizer)
+    assert model(input_ids=torch.full((1, limit), 7)).logits.shape[1] == limit
+    with pytest.raises((IndexError, RuntimeError)):
+        model(input_ids=torch.full((1, limit + 1), 7))
