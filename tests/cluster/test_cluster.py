@@ -575,7 +575,7 @@ def small_groups(noise: float, groups: int = 60, rows: int = 5, dim: int = 64) -
     return means.repeat(rows, 0) + noise * random.normal(size=(groups * rows, dim))
 
 
-@pytest.mark.parametrize(("noise", "options"), [(0.1, {}), (0.15, {}), (0.1, {"groups": 100, "rows": 3})], ids=str)
+@pytest.mark.parametrize(("noise", "options"), [(0.1, {}), (0.12, {}), (0.1, {"groups": 100, "rows": 3})], ids=str)
 def test_groups_of_too_few_rows_for_the_criterion_are_reported(noise, options):
     points = small_groups(noise, **options)
     with pytest.warns(UserWarning, match=rf"found 1 clusters, but {options.get('groups', 60)} are more compact"):
