@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_codes, check_positive, to_floating, to_tensor
+from hf_sphere.geometry.checks import check_codes, to_floating, to_tensor
 from hf_sphere.utils.checks import check_seed
 
 BLOCK_ENTRIES = 2**24  # maximum number of cosines in memory at a time; 128 MiB in float64
@@ -78,21 +78,19 @@ def cosines_to_others(points: Tensor, start: int, block: Tensor) -> Tensor:
 class TripletRanking:
     """Triplets of classes (i, j, k) for the ranking loss: j is in the nearest tenth of the classes to i, and k not.
 
-    There is one class vector per class, (K, any length), for instance the word embedding of its name, and `weight` is
-    that of the loss relative to the separation.
+    There is one unit vector per class, (K, any length), for instance the direction of the word embedding of its name,
+    and `weight` is that of the loss relative to the separation.
 
     Reference:
         Mettes, van der Pol and Snoek, "Hyperspherical prototype networks", NeurIPS 2019, section 2.1. The loss
         per triplet is that of RankNet (Burges et al., 2005), log(1 + exp(cos(p_i, p_k) - cos(p_i, p_j))).
     """
 
-    def __init__(self, class_vectors: Tensor, *, weight: float = 1.0) -> None:
-        self.directions = check_class_vectors(class_vectors)
-        num_classes = len(self.directions)
-        check_positive("ordering_weight", weight)
+    def __init__(self, directions: Tensor, weight: float = 1.0) -> None:
+        self.directions, self.weight = directions, weight
+        num_classes = len(directions)
         num_neighbors = min(max(1, round(num_classes / 10)), num_classes - 2)
-        self.weight = weight
-        blocks = (cosines_to_others(self.directions, start, block) for start, block in row_blocks(self.directions))
+        blocks = (cosines_to_others(directions, start, block) for start, block in row_blocks(directions))
         self._neighbors = torch.cat(
             [cosines.sort(dim=1, descending=True, stable=True).indices[:, :num_neighbors] for cosines in blocks]
         )
@@ -169,24 +167,26 @@ def measure_order(prototypes: Tensor, class_vectors: Tensor, *, seed: int = 0) -
         >>> measure_order(torch.eye(4), torch.randn(4, 8))
         OrderPreservation(triplet_accuracy=0.5, rank_correlation=0.0)
     """
-    from scipy.stats import spearmanr
-
     points = _to_vectors("prototypes", prototypes)
     if points.ndim != 2 or not points.isfinite().all():
         raise ValueError(f"prototypes must be finite, of the shape (K, d); got {tuple(points.shape)}.")
-    points = F.normalize(points, dim=1)
-    vectors = check_class_vectors(class_vectors, len(points))
-    count = len(points)
-    generator = torch.Generator().manual_seed(check_seed(seed))
+    return compare_orders(F.normalize(points, dim=1), class_directions(class_vectors, len(points)), check_seed(seed))
+
+
+def compare_orders(points: Tensor, directions: Tensor, seed: int) -> OrderPreservation:
+    """Measure how well unit vectors (K, d) preserve the order of those of the classes, (K, any length)."""
+    from scipy.stats import spearmanr
+
+    count, generator = len(points), torch.Generator().manual_seed(seed)
     anchor, second, third = _different(count, 3, generator).unbind(1)
 
     def closer(unit: Tensor) -> Tensor:
         difference = _cosines(unit, anchor, second) - _cosines(unit, anchor, third)
         return torch.where(difference.abs() < 1e-9, 0.0, difference.sign())  # 0 for ties
 
-    agreement = 0.5 + 0.5 * closer(points) * closer(vectors)
+    agreement = 0.5 + 0.5 * closer(points) * closer(directions)
     left, right = _different(count, 2, generator).unbind(1)
-    ours, theirs = _cosines(points, left, right), _cosines(vectors, left, right)
+    ours, theirs = _cosines(points, left, right), _cosines(directions, left, right)
     # Round, so that rounding errors do not break ties.
     ours, theirs = (ours * 1e9).round(), (theirs * 1e9).round()
     same = bool((ours == ours[0]).all() or (theirs == theirs[0]).all())
@@ -194,14 +194,14 @@ def measure_order(prototypes: Tensor, class_vectors: Tensor, *, seed: int = 0) -
     return OrderPreservation(agreement.mean().item(), correlation)
 
 
-def assign_to_classes(points: Tensor, class_vectors: Tensor, *, generator: torch.Generator) -> Tensor:
+def assign_to_classes(points: Tensor, directions: Tensor, generator: torch.Generator) -> Tensor:
     """Assign unit vectors (K, d) to classes so that similar classes have nearby points; the separation does not change.
 
-    This is a quadratic assignment problem between the cosines of the points and the ranks of the cosines of the class
-    vectors (K, any length), solved approximately. Returns the points in the order of the classes.
+    This is a quadratic assignment problem between the cosines of the points and the ranks of the cosines of the unit
+    vectors of the classes (K, any length), solved approximately. Returns the points in the order of the classes.
 
     Raises:
-        ValueError: If there are more than `MAX_GRAM_CLASSES` points, or the class vectors are invalid.
+        ValueError: If there are more than `MAX_GRAM_CLASSES` points.
 
     Reference:
         Vogelstein et al., "Fast approximate quadratic programming for graph matching", PLOS ONE 2015.
@@ -211,10 +211,8 @@ def assign_to_classes(points: Tensor, class_vectors: Tensor, *, generator: torch
     if len(points) > MAX_GRAM_CLASSES:
         limit = f"up to {MAX_GRAM_CLASSES} classes, since its time grows cubically; got {len(points)}"
         raise ValueError(f"ordering 'assignment' supports {limit}. Use ordering 'ranking'.")
-    vectors = check_class_vectors(class_vectors, len(points))
-    count = len(points)
-    cosines = (points @ points.T).numpy()
-    similarity = vectors @ vectors.T
+    count, cosines = len(points), (points @ points.T).numpy()
+    similarity = directions @ directions.T
     ranks = similarity.flatten().argsort().argsort().double().reshape(count, count) / count**2
     ranks = ((ranks + ranks.T) / 2).fill_diagonal_(0)
     random = np.random.default_rng(int(torch.randint(2**31, (1,), generator=generator)))
@@ -232,23 +230,17 @@ def _to_vectors(name: str, values: Any) -> Tensor:
     return to_floating(name, values.detach()).cpu().double()
 
 
-def check_class_vectors(class_vectors: Tensor, num_classes: int | None = None) -> Tensor:
-    """Return class vectors as unit vectors (K, length) in float64, or raise a ValueError."""
-    try:
-        vectors = _to_vectors("class_vectors", class_vectors)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"class_vectors must be a (num_classes, length) tensor. {error}") from error
-    wanted = "(num_classes, length)" if num_classes is None else f"({num_classes}, length)"
-    if vectors.ndim != 2 or (num_classes is not None and len(vectors) != num_classes) or vectors.shape[-1] < 1:
-        raise ValueError(f"class_vectors must have the shape {wanted}, one row per class; got {tuple(vectors.shape)}.")
-    if len(vectors) < 3:
-        raise ValueError(f"class_vectors require at least 3 classes; got {len(vectors)}. Leave class_vectors out.")
-    finite = vectors.isfinite().all(dim=1)
-    if not finite.all():
-        raise ValueError(f"class_vectors must be finite; row {_list(~finite)} is not.")
+def class_directions(class_vectors: Any, num_classes: int) -> Tensor:
+    """Return class vectors (K, any length) as unit vectors in float64; an error names the rows without a direction."""
+    vectors = _to_vectors("class_vectors", class_vectors)
+    if vectors.ndim != 2 or len(vectors) != num_classes or not vectors.shape[1]:
+        shapes = f"({num_classes}, length), one row per class; got {tuple(vectors.shape)}"
+        raise ValueError(f"class_vectors must have the shape {shapes}.")
+    if num_classes < 3:
+        raise ValueError(f"class_vectors require at least 3 classes; got {num_classes}. Leave class_vectors out.")
     norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
-    if not norms.all():
-        raise ValueError(f"class_vectors must not be zero; row {_list(norms[:, 0] == 0)} is.")
+    if (invalid := ~((norms[:, 0] > 0) & norms[:, 0].isfinite())).any():
+        raise ValueError(f"class_vectors must be finite and not zero; row {_list(invalid)} is not.")
     directions = vectors / norms
     # Rounded, so that duplicates are found by sorting instead of comparing all pairs.
     kinds, counts = torch.unique(directions.mul(1e9).round(), dim=0, return_inverse=True, return_counts=True)[1:]

@@ -11,23 +11,24 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_integer
+from hf_sphere.geometry.checks import check_integer, check_positive
 from hf_sphere.geometry.codes import separation, separation_bound
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.prototypes.methods import METHODS, WITHOUT_CLASS_VECTORS, Candidate, Task
+from hf_sphere.prototypes.methods import METHODS, WITHOUT_CLASS_VECTORS, Candidate, PlacementTask
 from hf_sphere.prototypes.ordering import (
     OrderPreservation,
     TripletRanking,
     assign_to_classes,
-    check_class_vectors,
-    measure_order,
+    class_directions,
+    compare_orders,
 )
-from hf_sphere.utils.checks import check_not_text, check_seed
+from hf_sphere.utils.checks import check_seed, text_list
 from hf_sphere.utils.files import atomic_file
 from hf_sphere.utils.options import check_names
 from hf_sphere.utils.progress import progress_bar
@@ -108,17 +109,10 @@ class Placement:
                 points = file.get_tensor("prototypes")
         except SafetensorError as error:
             raise ValueError(f"{path} is not a safetensors file with a tensor `prototypes`: {error}") from error
-        if (
-            points.ndim != 2
-            or points.is_complex()
-            or len(points) < 2
-            or points.shape[1] < 2
-            or not points.isfinite().all()
-        ):
-            raise ValueError(f"{path}: prototypes must be a finite (K, d) matrix with K and d at least 2.")
+        is_matrix = points.ndim == 2 and min(points.shape) > 1 and not points.is_complex()
+        if not (is_matrix and points.isfinite().all() and points.any(1).all()):
+            raise ValueError(f"{path}: prototypes must be finite and non-zero, (K, d) with K and d at least 2.")
         points = points.double()
-        if not points.any(1).all():
-            raise ValueError(f"{path}: all prototypes must be non-zero.")
         if (torch.linalg.vector_norm(points, dim=1) - 1).abs().max() > 1e-12:  # saved prototypes are loaded unchanged
             points = project_to_sphere(points)
         try:
@@ -126,11 +120,9 @@ class Placement:
             search = metadata.get("method", "unknown"), metadata.get("seconds", 0.0), metadata.get("interrupted", False)
             order = None if metadata.get("order") is None else OrderPreservation(**metadata["order"])
             names, numbers = metadata.get("class_names"), (search[1], *(vars(order).values() if order else ()))
-            is_valid = isinstance(search[0], str) and isinstance(search[2], bool) and isinstance(names, list | None)
-            if not (is_valid and all(isinstance(value, float | int) for value in numbers)):
+            kinds = (str, search[:1]), (float | int, numbers), (bool, search[2:]), (list | None, [names])
+            if not all(isinstance(value, kind) for kind, values in (*kinds, (str, names or ())) for value in values):
                 raise TypeError("a value has another type than in saved files")
-            if not all(isinstance(name, str) for name in names or ()):
-                raise TypeError("class names must be texts")
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path}: invalid metadata `placement`: {error}") from error
         if names is not None and len(names) != len(points):
@@ -184,43 +176,36 @@ def place_prototypes(
         Mettes, van der Pol and Snoek, "Hyperspherical prototype networks", NeurIPS 2019.
     """
     num_classes, dim = check_integer("num_classes", num_classes, 2), check_integer("dim", dim, 2)
-    seed = check_seed(seed)
-    try:
-        device = torch.device(device)
-    except RuntimeError as error:
-        raise ValueError(f"device must be one of torch, such as cpu or cuda:0; got {device!r}.") from error
+    seed, device = check_seed(seed), torch.device(device)
+    names = None if class_names is None else tuple(text_list("class_names", class_names))
+    if names is not None and len(names) != num_classes:
+        raise ValueError(f"there are {len(names)} class names for {num_classes} prototypes.")
     with _search_environment(num_classes, dim):
-        ranking = _build_ranking(num_classes, class_vectors, ordering, ordering_weight)
-        check_not_text("class_names", class_names)
-        if class_names is not None and len(class_names) != num_classes:
-            raise ValueError(f"there are {len(class_names)} class names for {num_classes} prototypes.")
-        task = Task(num_classes, dim, ranking, seed, device)
+        directions = None if class_vectors is None else class_directions(class_vectors, num_classes)
+        task = PlacementTask(num_classes, dim, _build_ranking(directions, ordering, ordering_weight), seed, device)
         search = _start_search(method, task, options)
         started = time.perf_counter()
         best, interrupted = _best_candidate(search, task, progress)
-        if best is None:
-            raise RuntimeError(f"method {method!r} returned no candidate; please report this.")
-        points, origin = best.points.cpu(), best.origin
-        order = None
+        points, origin, order = best.points.cpu(), best.origin, None
         try:
-            if class_vectors is not None and ordering == "assignment":
-                points = assign_to_classes(points, class_vectors, generator=task.generator)
+            if directions is not None and ordering == "assignment":
+                points = assign_to_classes(points, directions, task.generator)
                 origin = f"{origin}, assigned"
-            if class_vectors is not None:
-                order = measure_order(points, class_vectors, seed=seed)
+            if directions is not None:
+                order = compare_orders(F.normalize(points, dim=1), directions, seed)
         except KeyboardInterrupt:
             interrupted = True
     reached, bound = _measure(points)
     if interrupted:
         logger.warning("The search was interrupted; the best placement so far has a largest cosine of %.5f.", reached)
-    seconds, names = time.perf_counter() - started, None if class_names is None else tuple(map(str, class_names))
-    return Placement(points, reached, bound, origin, seconds, interrupted, order, names)
+    return Placement(points, reached, bound, origin, time.perf_counter() - started, interrupted, order, names)
 
 
-def _best_candidate(search: Iterator[Candidate], task: Task, progress: bool | None) -> tuple[Candidate | None, bool]:
+def _best_candidate(search: Iterator[Candidate], task: PlacementTask, progress: bool | None) -> tuple[Candidate, bool]:
     """Return the best candidate of a method, and whether the search was interrupted; stop early at the bound."""
     goal = separation_bound(task.num_classes, task.dim) + 1e-10 if task.ranking is None else -float("inf")
-    best, lowest = None, float("inf")
+    best: Any = None
+    lowest = float("inf")
     delay, leave = (0, True) if progress else (2, False)
     bar = progress_bar(search, disable=progress is False, delay=delay, desc="placing", leave=leave)
     try:
@@ -266,24 +251,18 @@ def _measure(points: Tensor) -> tuple[float, float]:
     return reached, min(separation_bound(*points.shape), reached)
 
 
-def _build_ranking(
-    num_classes: int, class_vectors: Tensor | None, ordering: str, weight: float
-) -> TripletRanking | None:
+def _build_ranking(directions: Tensor | None, ordering: str, weight: float) -> TripletRanking | None:
     if ordering not in ("ranking", "assignment"):
         raise ValueError(f"ordering must be 'ranking' or 'assignment'; got {ordering!r}.")
-    if class_vectors is None:
-        if weight != 1.0 or ordering != "ranking":
-            raise ValueError("ordering and ordering_weight require class_vectors.")
-        return None
-    check_class_vectors(class_vectors, num_classes)
-    if ordering == "ranking":
-        return TripletRanking(class_vectors, weight=weight)
-    if weight != 1.0:
+    if directions is None and (ordering, weight) != ("ranking", 1.0):
+        raise ValueError("ordering and ordering_weight require class_vectors.")
+    if ordering == "assignment" and weight != 1.0:
         raise ValueError("ordering_weight is an option of ordering 'ranking', not of 'assignment'.")
-    return None
+    check_positive("ordering_weight", weight)
+    return None if directions is None or ordering == "assignment" else TripletRanking(directions, weight)
 
 
-def _start_search(name: str, task: Task, options: dict[str, Any]) -> Iterator[Candidate]:
+def _start_search(name: str, task: PlacementTask, options: dict[str, Any]) -> Iterator[Candidate]:
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}; the methods are: {', '.join(METHODS)}.")
     parameters = inspect.signature(METHODS[name]).parameters.values()

@@ -4,7 +4,7 @@ import pytest
 
 from hf_sphere.geometry.codes import separation
 from hf_sphere.prototypes import METHODS, place_prototypes
-from hf_sphere.prototypes.methods import Candidate, Task
+from hf_sphere.prototypes.methods import Candidate, PlacementTask
 
 
 def random_search(task, *, draws=2):
@@ -18,9 +18,9 @@ def add_method(monkeypatch):
 
 
 def test_best_candidate_of_a_new_method_is_found_by_its_name():
-    drawn = [Task(5, 3, seed=4).random_points()]
+    drawn = [PlacementTask(5, 3, seed=4).random_points()]
     assert place_prototypes(5, 3, method="random_search", draws=1, seed=4).separation == separation(drawn[0]).item()
-    drawn = [separation(points).item() for points, _ in random_search(Task(5, 3), draws=9)]
+    drawn = [separation(points).item() for points, _ in random_search(PlacementTask(5, 3), draws=9)]
     assert place_prototypes(5, 3, method="random_search", draws=9).separation == min(drawn)
     with pytest.raises(ValueError, match="'random_search' has no option restarts; its options are: draws"):
         place_prototypes(5, 3, method="random_search", restarts=2)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from hf_sphere.geometry.codes import separation
 from hf_sphere.prototypes import METHODS, place_prototypes
-from hf_sphere.prototypes.methods import Task, searches
+from hf_sphere.prototypes.methods import PlacementTask, searches
 from hf_sphere.prototypes.methods.auto import choose_methods
 from hf_sphere.prototypes.ordering import TripletRanking
 
@@ -28,7 +28,7 @@ def place(name, seed=0):
 
 
 def candidates(name, count, dim, ordering=None, seed=0, **options):
-    return list(METHODS[name](Task(count, dim, ordering, seed), **options))
+    return list(METHODS[name](PlacementTask(count, dim, ordering, seed), **options))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -66,7 +66,7 @@ def test_two_points_in_the_plane_end_up_opposite(name):
 @pytest.mark.parametrize("name", ["lbfgs", "sgd", "slsqp"])
 def test_candidates_are_not_modified_later(name):
     given = []
-    for candidate in METHODS[name](Task(7, 3), **SHORT[name]):
+    for candidate in METHODS[name](PlacementTask(7, 3), **SHORT[name]):
         given.append((candidate.points, candidate.points.clone()))
     assert all(torch.equal(points, copy) for points, copy in given)
 
@@ -182,9 +182,12 @@ def test_invalid_method_or_option_error_names_it(options, message):
 @pytest.mark.parametrize(
     ("task", "methods"),
     [
-        (Task(100_000, 512), ["catalogue"]),  # a search would be slow
-        (Task(10_000, 6), ["lbfgs"]),  # there is no code
-        (Task(4, 3, TripletRanking(torch.randn(4, 6))), ["lbfgs"]),  # others do not use class vectors
+        (PlacementTask(100_000, 512), ["catalogue"]),  # a search would be slow
+        (PlacementTask(10_000, 6), ["lbfgs"]),  # there is no code
+        (
+            PlacementTask(4, 3, TripletRanking(F.normalize(torch.randn(4, 6)))),
+            ["lbfgs"],
+        ),  # others do not use class vectors
     ],
     ids=["catalogue", "search", "ranking"],
 )
@@ -193,7 +196,7 @@ def test_auto_chooses_the_methods_by_the_task(task, methods):
 
 
 def test_number_of_starts_depends_on_their_time():
-    tasks = Task(10_000, 6), Task(200, 6), Task(20, 6)
+    tasks = PlacementTask(10_000, 6), PlacementTask(200, 6), PlacementTask(20, 6)
     times = [0.6 / searches.lbfgs_seconds(task, 60) for task in tasks]
     assert [searches.number_of_restarts(None, time) for time in times] == [1, 1, 5]
 
@@ -209,7 +212,7 @@ def test_slsqp_constraints_are_slacks_of_pairs_with_the_jacobians_of_finite_diff
         return minimize(function, start, **options)
 
     monkeypatch.setattr(scipy.optimize, "minimize", spy)
-    (first, _), _ = list(searches.slsqp(Task(4, 3), restarts=1))
+    (first, _), _ = list(searches.slsqp(PlacementTask(4, 3), restarts=1))
     start, constraints = problems[0]
     pairs = [first[i] @ first[j] for i, j in itertools.combinations(range(4), 2)]
     slack = torch.from_numpy(constraints[0]["fun"](start))

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from hf_sphere.geometry.codes import separation, separation_bound
 from hf_sphere.prototypes import ordering
-from hf_sphere.prototypes.methods.base import minimize_on_sphere
+from hf_sphere.prototypes.methods.placement_task import minimize_on_sphere
 from hf_sphere.prototypes.ordering import mean_nearest_cosine, soft_separation
 
 SHAPES = [(2, 2), (5, 3), (37, 4)]

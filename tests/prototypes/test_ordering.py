@@ -7,14 +7,8 @@ from hypothesis import given, strategies as st
 from scipy.stats import spearmanr
 
 from hf_sphere.geometry.codes import separation
-from hf_sphere.prototypes import (
-    OrderPreservation,
-    measure_order,
-    ordering,
-    ordering as ordering_module,
-    place_prototypes,
-)
-from hf_sphere.prototypes.ordering import TripletRanking, assign_to_classes, check_class_vectors, ranking_loss
+from hf_sphere.prototypes import OrderPreservation, measure_order, ordering, place_prototypes
+from hf_sphere.prototypes.ordering import TripletRanking, assign_to_classes, class_directions, ranking_loss
 
 
 def structured_vectors(groups=3, each=4):
@@ -39,8 +33,12 @@ def neighbors(vectors, count):
     return [set(row.argsort(descending=True)[:count].tolist()) for row in values]
 
 
+def triplets_of(vectors, seed=0):
+    return TripletRanking(class_directions(vectors, len(vectors))).triplets(torch.Generator().manual_seed(seed))
+
+
 def test_of_equally_similar_classes_the_first_are_the_nearest():
-    triplets = TripletRanking(torch.eye(40)).triplets(torch.Generator())
+    triplets = triplets_of(torch.eye(40))
     near = {i: sorted({j for k, j, _ in triplets.tolist() if k == i}) for i in range(40)}
     assert near == {i: [j for j in range(5) if j != i][:4] for i in range(40)}
 
@@ -49,7 +47,7 @@ def test_of_equally_similar_classes_the_first_are_the_nearest():
 def test_few_triplets_are_enumerated_once(count, seed):
     near = max(1, round(count / 10))
     vectors = torch.randn(count, 6, generator=torch.Generator().manual_seed(seed))
-    triplets = TripletRanking(vectors).triplets(torch.Generator())
+    triplets = triplets_of(vectors)
     nearest = neighbors(vectors, near)
     expected = {
         (i, j, k) for i, j, k in itertools.permutations(range(count), 3) if j in nearest[i] and k not in nearest[i]
@@ -60,7 +58,7 @@ def test_few_triplets_are_enumerated_once(count, seed):
 def test_sampled_triplets_are_valid(monkeypatch):
     monkeypatch.setattr(ordering, "MAX_TRIPLETS", 500)
     vectors = torch.randn(60, 8)
-    triplets = TripletRanking(vectors).triplets(torch.Generator().manual_seed(3))
+    triplets = triplets_of(vectors, seed=3)
     nearest = neighbors(vectors, 6)
     assert triplets.shape == (500, 3)
     assert all(j in nearest[i] and k not in nearest[i] and k != i for i, j, k in triplets.tolist())
@@ -68,7 +66,7 @@ def test_sampled_triplets_are_valid(monkeypatch):
 
 def test_sampled_triplets_cover_every_negative(monkeypatch):
     monkeypatch.setattr(ordering, "MAX_TRIPLETS", 200)
-    ranked = TripletRanking(torch.randn(8, 4))
+    ranked = TripletRanking(unit(8, 4))
     generator = torch.Generator().manual_seed(0)
     assert len(ranked.triplets(generator)) == 48  # 8 * 1 * 6: all triplets
     monkeypatch.setattr(ordering, "MAX_TRIPLETS", 47)
@@ -78,7 +76,7 @@ def test_sampled_triplets_cover_every_negative(monkeypatch):
 
 def test_triplets_of_thousands_of_classes_are_sampled_without_enumeration():
     count = 5000
-    ranked = TripletRanking(torch.randn(count, 4))
+    ranked = TripletRanking(unit(count, 4))
     anchor, near, far = ranked.triplets(torch.Generator().manual_seed(0)).unbind(1)
     assert len(anchor) == ordering.MAX_TRIPLETS
     assert ((near != anchor) & (far != anchor) & (near != far)).all()
@@ -90,14 +88,14 @@ def test_triplets_of_thousands_of_classes_are_sampled_without_enumeration():
 
 @pytest.mark.parametrize(("count", "near"), [(3, 1), (4, 1), (10, 1), (50, 5), (200, 20)])
 def test_default_neighbors_are_a_tenth_of_the_classes(count, near):
-    triplets = TripletRanking(torch.randn(count, 16)).triplets(torch.Generator())
+    triplets = triplets_of(torch.randn(count, 16))
     assert len(triplets[triplets[:, 0] == 0, 1].unique()) == near
 
 
 @pytest.mark.parametrize("few_classes", [0, 4096], ids=["individual pairs", "all cosines"])
 def test_ranking_loss_matches_ranknet(few_classes, monkeypatch):
     monkeypatch.setattr(ordering, "MAX_GRAM_CLASSES", few_classes)
-    triplets = TripletRanking(torch.randn(31, 5)).triplets(torch.Generator())
+    triplets = triplets_of(torch.randn(31, 5))
     points = unit(31, 4).requires_grad_()
     i, j, k = triplets.unbind(1)
     plain = torch.log1p(torch.exp((points[i] * points[k]).sum(1) - (points[i] * points[j]).sum(1))).mean()
@@ -144,7 +142,7 @@ def test_assignment_preserves_points_and_separation():
 def test_assignment_recovers_a_shuffled_order_and_supports_three_classes():
     points = unit(9, 3)
     shuffled = points[torch.randperm(9, generator=torch.Generator().manual_seed(2))]
-    found = assign_to_classes(shuffled, points, generator=torch.Generator().manual_seed(0))
+    found = assign_to_classes(shuffled, points, torch.Generator().manual_seed(0))
     assert measure_order(found, points).triplet_accuracy == 1.0
     placement = place_prototypes(3, 2, class_vectors=torch.randn(3, 5), ordering="assignment")
     assert placement.separation == pytest.approx(-1 / 2)
@@ -152,7 +150,7 @@ def test_assignment_recovers_a_shuffled_order_and_supports_three_classes():
 
 
 def test_assignment_of_very_many_classes_is_rejected(monkeypatch):
-    monkeypatch.setattr(ordering_module, "MAX_GRAM_CLASSES", 5)
+    monkeypatch.setattr(ordering, "MAX_GRAM_CLASSES", 5)
     with pytest.raises(ValueError, match=r"'assignment' supports up to 5 classes, .* got 6. Use ordering 'ranking'"):
         place_prototypes(6, 3, class_vectors=torch.randn(6, 5), ordering="assignment")
 
@@ -173,7 +171,7 @@ def test_class_vectors_may_have_any_dtype(dtype):
 def test_class_vector_norms_do_not_matter():
     vectors = structured_vectors()
     scales = torch.logspace(-20, 20, 12, dtype=torch.float64)[:, None]
-    torch.testing.assert_close(check_class_vectors(vectors * scales), check_class_vectors(vectors))
+    torch.testing.assert_close(class_directions(vectors * scales, 12), class_directions(vectors, 12))
 
 
 def brute_force_accuracy(points, vectors):
@@ -242,12 +240,12 @@ def changed(rows, value):
         (torch.randn(11, 4), r"shape \(12, length\), one row per class; got \(11, 4\)"),
         (torch.randn(12), r"got \(12,\)"),
         (torch.randn(12, 0), r"got \(12, 0\)"),
-        (changed([3, 7], float("nan")), "must be finite; row 3, 7 is not"),
-        (changed([2], float("inf")), "must be finite; row 2 is not"),
-        (changed([0, 11], 0.0), "must not be zero; row 0, 11 is"),
+        (changed([3, 7], float("nan")), "must be finite and not zero; row 3, 7 is not"),
+        (changed([2], float("inf")), "must be finite and not zero; row 2 is not"),
+        (changed([0, 11], 0.0), "must be finite and not zero; row 0, 11 is not"),
         (changed([4, 9], structured_vectors()[1]), "rows 1, 4, 9 of class_vectors have the same direction"),
         (changed([5], 2 * structured_vectors()[6]), "rows 5, 6 of class_vectors have the same direction"),
-        (changed(list(range(7)), 0.0), "must not be zero; row 0, 1, 2, 3, 4 and 2 more is"),
+        (changed(list(range(7)), 0.0), "row 0, 1, 2, 3, 4 and 2 more is not"),
     ],
 )
 @pytest.mark.parametrize("ordering_name", ["ranking", "assignment"])
@@ -295,6 +293,6 @@ def test_method_without_ranking_loss_supports_assignment():
 def test_class_vectors_in_lists_keep_the_precision_of_python():
     vectors = [[1.0, 1e-9 * number, 1.0] for number in range(5)]  # equal in float32
     vectors = [[first, 1e4 * second, third] for first, second, third in vectors]
-    expected = check_class_vectors(torch.tensor(vectors, dtype=torch.float64))
-    assert torch.equal(check_class_vectors(vectors), expected)
+    expected = class_directions(torch.tensor(vectors, dtype=torch.float64), 5)
+    assert torch.equal(class_directions(vectors, 5), expected)
     assert measure_order(torch.eye(5).tolist(), vectors) == measure_order(torch.eye(5), expected)

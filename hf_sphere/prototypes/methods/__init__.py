@@ -1,10 +1,10 @@
 """Placement methods. To add one, write a function like those of this folder, and add it to `METHODS`."""
 
 from hf_sphere.prototypes.methods.auto import auto, catalogue, closed_form
-from hf_sphere.prototypes.methods.base import Candidate, Method, Task
+from hf_sphere.prototypes.methods.placement_task import Candidate, Method, PlacementTask
 from hf_sphere.prototypes.methods.searches import lbfgs, sgd, sgd_as_published, slsqp
 
-__all__ = ["METHODS", "WITHOUT_CLASS_VECTORS", "Candidate", "Method", "Task"]
+__all__ = ["METHODS", "WITHOUT_CLASS_VECTORS", "Candidate", "Method", "PlacementTask"]
 
 _FUNCTIONS = (auto, catalogue, closed_form, lbfgs, sgd, sgd_as_published, slsqp)
 METHODS: dict[str, Method] = {function.__name__: function for function in _FUNCTIONS}

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 
-from hf_sphere.geometry.checks import check_integer
 from hf_sphere.geometry.codes import cross_polytope, find_code, fit_code, polygon, separation_bound, simplex
-from hf_sphere.prototypes.methods.base import Candidate, Task, number_of_restarts
+from hf_sphere.prototypes.methods.placement_task import Candidate, PlacementTask
 from hf_sphere.prototypes.methods.searches import lbfgs, lbfgs_seconds, slsqp
 
 
-def closed_form(task: Task) -> Iterator[Candidate]:
+def closed_form(task: PlacementTask) -> Iterator[Candidate]:
     """Regular simplex (K <= d + 1), cross-polytope (K <= 2 d) or regular polygon (d = 2), which are proved optimal."""
     count, dim = task.num_classes, task.dim
     if not has_closed_form(task):
@@ -22,12 +21,12 @@ def closed_form(task: Task) -> Iterator[Candidate]:
         yield Candidate(polygon(count), "regular polygon")
 
 
-def has_closed_form(task: Task) -> bool:
+def has_closed_form(task: PlacementTask) -> bool:
     """Whether `closed_form` supports a task."""
     return task.num_classes <= 2 * task.dim or task.dim == 2
 
 
-def catalogue(task: Task) -> Iterator[Candidate]:
+def catalogue(task: PlacementTask) -> Iterator[Candidate]:
     """A random subset of the best constructed code with enough points, padded with zeros to the dimension."""
     code = find_code(task.num_classes, task.dim)
     if code is None:
@@ -40,7 +39,7 @@ def catalogue(task: Task) -> Iterator[Candidate]:
 MAX_EXACT_COORDINATES = 110  # maximum number K d of coordinates for which SLSQP takes a fraction of a second
 
 
-def auto(task: Task, *, restarts: int | None = None, max_iterations: int = 60) -> Iterator[Candidate]:
+def auto(task: PlacementTask, *, restarts: int | None = None, max_iterations: int = 60) -> Iterator[Candidate]:
     """The closed form if there is one, otherwise the best of the catalogue and the searches.
 
     If the catalogue has a code, L-BFGS runs only if it is likely to find a better placement or is fast. With a ranking
@@ -51,13 +50,13 @@ def auto(task: Task, *, restarts: int | None = None, max_iterations: int = 60) -
         restarts: Number of random starts of each search; see `lbfgs` and `slsqp` for the defaults.
         max_iterations: See `lbfgs`.
     """
-    check_integer("max_iterations", max_iterations, 1)
-    number_of_restarts(restarts, 1)
     for method in choose_methods(task, restarts, max_iterations):
         yield from method
 
 
-def choose_methods(task: Task, restarts: int | None = None, max_iterations: int = 60) -> list[Iterator[Candidate]]:
+def choose_methods(
+    task: PlacementTask, restarts: int | None = None, max_iterations: int = 60
+) -> list[Iterator[Candidate]]:
     """Return the methods of `auto`, with their options."""
     search = lbfgs(task, restarts=restarts, max_iterations=max_iterations)
     if task.ranking is not None:

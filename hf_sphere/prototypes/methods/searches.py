@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from hf_sphere.geometry.checks import check_integer, check_positive
 from hf_sphere.geometry.codes import separation_bound
-from hf_sphere.prototypes.methods.base import Candidate, Task, minimize_on_sphere, number_of_restarts
+from hf_sphere.prototypes.methods.placement_task import Candidate, PlacementTask, minimize_on_sphere, number_of_restarts
 from hf_sphere.prototypes.ordering import mean_nearest_cosine, soft_separation
 
 # Inverse temperatures in units of 1 / (1 - separation bound). The arrangement is decided at the temperatures at which
@@ -20,7 +20,7 @@ SHARPNESS = np.concatenate([np.geomspace(5.5, 270, 10), np.geomspace(700, 7e5, 5
 MAX_COORDINATES = 400  # maximum number K d of coordinates; the cost of the dense subproblems is cubic in it
 
 
-def lbfgs(task: Task, *, restarts: int | None = None, max_iterations: int = 60) -> Iterator[Candidate]:
+def lbfgs(task: PlacementTask, *, restarts: int | None = None, max_iterations: int = 60) -> Iterator[Candidate]:
     """L-BFGS on the log-sum-exp of the cosines at increasing sharpness, from several random starts, in float64.
 
     The time per iteration grows with K^2 d. For slightly better results increase both options, for instance
@@ -42,14 +42,14 @@ def lbfgs(task: Task, *, restarts: int | None = None, max_iterations: int = 60) 
             yield Candidate(points, "search by L-BFGS")
 
 
-def lbfgs_seconds(task: Task, max_iterations: int) -> float:
+def lbfgs_seconds(task: PlacementTask, max_iterations: int) -> float:
     """Estimated time of one start on one core; not measured, so that results depend only on the seed."""
     evaluation = 1.2e-4 + task.num_classes**2 * (0.9e-8 + 0.5e-9 * task.dim)
     return evaluation * max_iterations * len(SHARPNESS)
 
 
 def sgd(
-    task: Task, *, learning_rate: float = 0.1, momentum: float = 0.9, max_iterations: int = 10_000
+    task: PlacementTask, *, learning_rate: float = 0.1, momentum: float = 0.9, max_iterations: int = 10_000
 ) -> Iterator[Candidate]:
     """Projected gradient descent with momentum on the mean cosine of the points to their nearest neighbors.
 
@@ -79,13 +79,15 @@ def sgd(
             yield Candidate(points, f"sgd, {step} steps")
 
 
-def sgd_as_published(task: Task, *, learning_rate: float = 0.1, max_iterations: int = 10_000) -> Iterator[Candidate]:
+def sgd_as_published(
+    task: PlacementTask, *, learning_rate: float = 0.1, max_iterations: int = 10_000
+) -> Iterator[Candidate]:
     """The published program of the paper, which creates a new optimizer at each step, so momentum has no effect."""
     for points, origin in sgd(task, learning_rate=learning_rate, momentum=0.0, max_iterations=max_iterations):
         yield Candidate(points, origin.replace("sgd", "sgd_as_published"))
 
 
-def slsqp(task: Task, *, restarts: int | None = None, max_iterations: int = 200) -> Iterator[Candidate]:
+def slsqp(task: PlacementTask, *, restarts: int | None = None, max_iterations: int = 200) -> Iterator[Candidate]:
     """Minimize t subject to <p_i, p_j> <= t for all pairs and |p_i|^2 = 1 for all points.
 
     Converges to machine precision, unlike the smoothed searches; the time grows with the cube of K d.
@@ -119,35 +121,29 @@ def solve_slsqp(points: np.ndarray, max_iterations: int) -> torch.Tensor:
 
     count, dim = points.shape
     left, right = np.triu_indices(count, 1)
-    pairs, rows = np.arange(len(left)), np.arange(count)
+    own = np.arange(count)
 
-    def slack(x: np.ndarray) -> np.ndarray:
+    def products(x: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         p = x[:-1].reshape(count, dim)
-        return x[-1] - np.einsum("id,id->i", p[left], p[right])
+        return np.einsum("id,id->i", p[left], p[right])
 
-    def slack_jacobian(x: np.ndarray) -> np.ndarray:
-        p = x[:-1].reshape(count, dim)
+    def gradients(x: np.ndarray, left: np.ndarray, right: np.ndarray, sign: int, of_t: float) -> np.ndarray:
+        p, rows = sign * x[:-1].reshape(count, dim), np.arange(len(left))
         jacobian = np.zeros((len(left), count, dim))
-        jacobian[pairs, left] = -p[right]
-        jacobian[pairs, right] = -p[left]
-        return np.column_stack([jacobian.reshape(len(left), -1), np.ones(len(left))])
+        jacobian[rows, left] += p[right]
+        jacobian[rows, right] += p[left]
+        return np.column_stack([jacobian.reshape(len(left), -1), np.full(len(left), of_t)])
 
-    def excess(x: np.ndarray) -> np.ndarray:
-        p = x[:-1].reshape(count, dim)
-        return np.einsum("id,id->i", p, p) - 1
-
-    def excess_jacobian(x: np.ndarray) -> np.ndarray:
-        jacobian = np.zeros((count, count, dim))
-        jacobian[rows, rows] = 2 * x[:-1].reshape(count, dim)
-        return np.column_stack([jacobian.reshape(count, -1), np.zeros(count)])
-
-    gradient = np.append(np.zeros(points.size), 1.0)
     start = np.append(points.ravel(), (points @ points.T)[left, right].max())
+    is_t = np.append(np.zeros(points.size), 1.0)
     constraints: Any = [
-        {"type": "ineq", "fun": slack, "jac": slack_jacobian},
-        {"type": "eq", "fun": excess, "jac": excess_jacobian},
+        {
+            "type": "ineq",
+            "fun": lambda x: x[-1] - products(x, left, right),
+            "jac": lambda x: gradients(x, left, right, -1, 1.0),
+        },
+        {"type": "eq", "fun": lambda x: products(x, own, own) - 1, "jac": lambda x: gradients(x, own, own, 1, 0.0)},
     ]
-
     options: Any = {"constraints": constraints, "options": {"maxiter": max_iterations, "ftol": 1e-14}}
-    result = minimize(lambda x: x[-1], start, jac=lambda x: gradient, method="SLSQP", **options)
+    result = minimize(lambda x: x[-1], start, jac=lambda x: is_t, method="SLSQP", **options)
     return F.normalize(torch.from_numpy(result.x[:-1].reshape(count, dim)), dim=1)

@@ -18,7 +18,7 @@ Objective = Callable[[Tensor], tuple[float, Tensor]]
 
 
 @dataclass
-class Task:
+class PlacementTask:
     """A placement task."""
 
     num_classes: int  # number K of points
@@ -38,7 +38,7 @@ class Task:
         points = F.normalize(points, dim=1)
         if self.ranking is not None and self.num_classes <= 200:
             # Start with similar classes close together. For more classes the assignment takes as long as the search.
-            points = assign_to_classes(points, self.ranking.directions, generator=self.generator)
+            points = assign_to_classes(points, self.ranking.directions, self.generator)
         return points.to(self.device)
 
     def score(self, points: Tensor) -> float:
@@ -72,7 +72,7 @@ class Candidate(NamedTuple):
 
 
 Method = Callable[..., Iterator[Candidate]]
-"""Function of a `Task` and of options, its keyword-only arguments. Of its candidates, the caller keeps the best one."""
+"""Function of a `PlacementTask` and options, its keyword-only arguments; the caller keeps its best candidate."""
 
 
 def number_of_restarts(restarts: int | None, affordable: float) -> int:
