@@ -220,7 +220,7 @@ def golden_error() -> float:
             start = {part: file.get_tensor(f"param.{part}") for part in ("conv", "linear", "bias")}
             group = case["conv_group"]
             if name == "adam_g":
-                start["conv"], group = file.get_tensor("adam_g.param.conv"), {"channel_wise": True}
+                start["conv"], group = file.get_tensor("adam_g.param.conv"), {"channel_dims": [0]}
             weights = {part: nn.Parameter(value.clone()) for part, value in start.items()}
             rest = {"params": [weights["linear"], weights["bias"]]}
             optimizer = kind([{"params": [weights["conv"]], **group}, rest], **case["hyperparameters"])

@@ -1,4 +1,3 @@
-from .base import SphereOptimizer as SphereOptimizer
 from .build import build_optimizer as build_optimizer
 from .diagnostics import (
     EffectiveStep as EffectiveStep,
@@ -20,4 +19,5 @@ from .optimizers.adamw_hyperball import AdamWHyperball as AdamWHyperball
 from .optimizers.muon import Muon as Muon
 from .optimizers.muon_hyperball import MuonHyperball as MuonHyperball
 from .optimizers.sgd_mrt import SGDMRT as SGDMRT
+from .sphere_optimizer import SphereOptimizer as SphereOptimizer
 from .unit_norm import RenormalizeCallback as RenormalizeCallback, renormalize as renormalize

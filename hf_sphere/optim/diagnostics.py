@@ -1,7 +1,7 @@
 """Diagnostics of steps on scale-invariant weights: effective learning rate, effective direction, norms."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,23 +107,32 @@ def step_diagnostics(
     """
     optimizer = getattr(optimizer, "optimizer", optimizer)  # of Accelerate's wrapper
     _check_rules(optimizer)
-    measured = {}
-    for name, parameter, group in _scale_invariant(optimizer, channel_dims, model):
-        dims = group["channel_dims"] if channel_dims is None else channel_dims[name]
-        state = optimizer.state.get(parameter, {})
-        if not local(parameter).numel() or ("exp_avg_sq" not in state and isinstance(optimizer, torch.optim.Adam)):
-            continue  # no local shard, or no step yet
-        layout = Layout(local(parameter), tuple(dims))
-        momentum, denominator = _scheme(optimizer, parameter, state, group, layout)
-        matrix, wide = layout.matrix(local(parameter)), widest_dtype(parameter)
-        step = effective_step(matrix.to(wide), momentum.to(wide), denominator.to(wide), float(group["lr"]))
-        measured[name] = {
-            "effective_learning_rate": step.learning_rate.mean().item(),
-            "effective_direction_norm": step.direction.norm(dim=1).mean().item(),
-            "step_angle": step.angle.mean().item(),
-            "weight_norm": step.weight_norm.mean().item(),
-            "anisotropy": step.anisotropy.mean().item(),
-        }
+    by_id = {} if model is None else {id(parameter): name for name, parameter in model.named_parameters()}
+    measured, has_invariant = {}, False
+    for group in optimizer.param_groups:
+        names = group.get("param_names") or [by_id.get(id(p), f"parameter {i}") for i, p in enumerate(group["params"])]
+        for name, parameter in zip(names, group["params"], strict=True):
+            dims = group.get("channel_dims") if channel_dims is None else channel_dims.get(name)
+            if dims is None:
+                continue
+            has_invariant, state = True, optimizer.state.get(parameter, {})
+            if not local(parameter).numel() or ("exp_avg_sq" not in state and isinstance(optimizer, torch.optim.Adam)):
+                continue  # no local shard, or no step yet
+            layout = Layout(local(parameter), tuple(dims))
+            scheme = layout.matrix(local(parameter)), *_scheme(optimizer, parameter, state, group, layout)
+            weight, momentum, denominator = (values.to(widest_dtype(parameter)) for values in scheme)
+            step = effective_step(weight, momentum, denominator, float(group["lr"]))
+            per_group = {
+                "effective_learning_rate": step.learning_rate,
+                "effective_direction_norm": step.direction.norm(dim=1),
+                "step_angle": step.angle,
+                "weight_norm": step.weight_norm,
+                "anisotropy": step.anisotropy,
+            }
+            measured[name] = {quantity: values.mean().item() for quantity, values in per_group.items()}
+    if not has_invariant:
+        how = "scale_invariant_groups(model), or pass channel_dims of named parameters"
+        raise ValueError(f"the optimizer has no scale-invariant weight with a known name: build it from {how}.")
     return measured
 
 
@@ -155,22 +164,6 @@ def _check_rules(optimizer: Optimizer) -> None:
     if any(group.get("muon") or group.get("hyperball") for group in optimizer.param_groups):
         steps = f"x - lr a / b, which {type(getattr(optimizer, 'optimizer', optimizer)).__name__} does not take"
         raise ValueError(f"step diagnostics (diagnostics_steps) are for steps {steps}; leave them out.")
-
-
-def _scale_invariant(
-    optimizer: Optimizer, channel_dims: Mapping[str, ChannelDims] | None, model: nn.Module | None
-) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
-    has_invariant = False
-    by_id = {} if model is None else {id(parameter): name for name, parameter in model.named_parameters()}
-    for group in optimizer.param_groups:
-        names = group.get("param_names") or [by_id.get(id(p), f"parameter {i}") for i, p in enumerate(group["params"])]
-        for name, parameter in zip(names, group["params"], strict=True):
-            if (group.get("channel_dims") is not None) if channel_dims is None else (name in channel_dims):
-                has_invariant = True
-                yield name, parameter, group
-    if not has_invariant:
-        how = "scale_invariant_groups(model), or pass channel_dims of named parameters"
-        raise ValueError(f"the optimizer has no scale-invariant weight with a known name: build it from {how}.")
 
 
 def _scheme(
@@ -215,7 +208,7 @@ class StepDiagnosticsCallback(TrainerCallback):
 
     Args:
         log: The Trainer's `log`.
-        every: Steps between two logs.
+        every: Steps between two logs; 0 for none.
         channel_dims: Scale-invariant weights, see `step_diagnostics`; found when training starts if None.
 
     Example:
@@ -228,19 +221,14 @@ class StepDiagnosticsCallback(TrainerCallback):
         every: int = 100,
         channel_dims: dict[str, ChannelDims] | None = None,
     ) -> None:
-        if every < 1:
-            raise ValueError(f"every must be at least 1; got {every}.")
-        self._log = log
-        self._every = every
-        self._channel_dims = channel_dims
+        self._log, self._every, self._channel_dims = log, every, channel_dims
         self._measured: dict[str, float] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Find the scale-invariant weights."""
         if self._channel_dims is None:
-            model = unwrap(kwargs["model"])
             try:
-                self._channel_dims = find_channel_dims(model, kwargs["optimizer"])
+                self._channel_dims = find_channel_dims(unwrap(kwargs["model"]), kwargs["optimizer"])
             except ValueError as error:  # training must not fail
                 logger.warning("Step diagnostics are disabled: %s", error)
         if not self._channel_dims:
@@ -250,9 +238,8 @@ class StepDiagnosticsCallback(TrainerCallback):
         """Measure every `every` optimizer steps, before the gradients are reset."""
         step = state.global_step + 1
         if self._every and step % self._every == 0 and state.is_world_process_zero:
-            optimizer = kwargs["optimizer"]
-            model = unwrap(kwargs["model"])
-            self._measured = as_metrics(step_diagnostics(optimizer, self._channel_dims, model))
+            measured = step_diagnostics(kwargs["optimizer"], self._channel_dims, unwrap(kwargs["model"]))
+            self._measured = as_metrics(measured)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Log the measurements once the Trainer has counted the step."""

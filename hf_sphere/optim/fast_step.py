@@ -4,7 +4,7 @@ A group is a set of weights that a normalization layer makes scale-invariant: on
 tensor before LayerNorm. Here the weights, the momentum and the gradient of K groups with D weights each are matrices
 (K, D). The file of each optimizer begins with its rule as a formula, which the tests compare with the fast step.
 
-Each optimizer describes its step once, by the operations of `Rows` on matrices. `Rows` returns new tensors, which a
+Each optimizer describes its step once, by the operations of `RowMath` on matrices. It returns new tensors, which a
 compiler fuses to one pass over memory. `Portion` changes several matrices in place, in few passes, and `PackedPortion`
 launches few kernels on a GPU.
 
@@ -96,7 +96,7 @@ def portions(blocks: Sequence[Block], foreach: bool | None) -> Iterator[list[Blo
     yield portion
 
 
-class Rows:
+class RowMath:
     """Operations on the groups of a matrix (K, D), for compilers; values per group are (K, 1).
 
     The step does not change the gradient g.
@@ -165,7 +165,7 @@ class Rows:
         return m / shrink if flags.shrinks else m, new_length
 
 
-class Portion(Rows):
+class Portion(RowMath):
     """Operations in place on lists of matrices; values per group are (sum K,).
 
     The temporary memory has at least one number per weight. An inner product overwrites the gradient in it.
@@ -301,7 +301,7 @@ class PackedPortion(Portion):
 
     def norm(self, a: Any) -> Tensor:
         """Return the norms of groups; the smallest normal number instead of zero."""
-        return Rows.norm(self, a)
+        return RowMath.norm(self, a)
 
 
 def per_group(values: Sequence[Number], blocks: Sequence[Block]) -> Number:
@@ -337,13 +337,13 @@ def check_compiler() -> None:
 def update_all(update: Callable[..., tuple[Tensor, ...]], blocks: Sequence[Any], numbers: Any) -> None:
     """Update weights, momenta and second moments of blocks.
 
-    A block has weight, gradient and momentum, (K, D), second moment, (K,) or empty, and flags. `update` maps `Rows`,
+    A block has weight, gradient and momentum, (K, D), second moment, (K,) or empty, and flags. `update` maps `RowMath`,
     these and the numbers of the block to a new weight, momentum and second moment.
     """
     for (x, g, m, v, flags), own in zip(
         blocks, numbers.unbind() if isinstance(numbers, Tensor) else numbers, strict=True
     ):
-        rows = Rows(g)
+        rows = RowMath(g)
         y, new_m, new_v = update(rows, x, g, m, v.unsqueeze(1), flags, *own)
         x.copy_(y)
         m.copy_(new_m)

@@ -214,8 +214,6 @@ class NamedOptimizer(Optimizer):
     """Options that the optimizer of torch or timm lacks, with their defaults."""
     group_options: ClassVar[dict[str, Any]] = {}
     """Options of `form_groups` that `optim_args` of the Trainer can set, with their defaults."""
-    not_of_groups: ClassVar[frozenset[str]] = frozenset({"channel_wise", "compile"})
-    """Options that groups, and so the state, do not have."""
     unsupported: ClassVar[tuple[str, ...]] = ()
     """Options of the optimizer of torch or timm that this one does not have."""
 
@@ -244,22 +242,15 @@ class NamedOptimizer(Optimizer):
         """
         # torch's __init__ creates `defaults` and then calls this method for the first group.
         self.defaults.update(self.__dict__.pop("_own", {}))
+        super().add_param_group(dict(param_group))  # torch changes it, and the caller may use it again
         try:
-            super().add_param_group(dict(param_group))  # torch changes it, and the caller may use it again
-        except ValueError as error:
-            if self.param_groups and "names" in str(error):
-                how = "as pairs (name, parameter)" if "param_names" in self.param_groups[0] else "without names"
-                params = f"params {how}, like those this {type(self).__name__} was built with"
-                raise ValueError(f"pass {params}, and {self.group_key} if they take its own update rule.") from error
-            raise
-        try:
-            self._check_group(self.param_groups[-1], param_group)
+            self._check_group(self.param_groups[-1])
         except ValueError:
             self.param_groups.pop()
             raise
 
-    def _check_group(self, group: dict[str, Any], given: dict[str, Any]) -> None:
-        """Check a group to which the defaults were added, and complete it; `given` is the group without them."""
+    def _check_group(self, group: dict[str, Any]) -> None:
+        """Check a group to which the defaults were added, and complete it."""
         self.check_options(group)
 
     def check_options(self, options: dict[str, Any]) -> None:
@@ -282,7 +273,7 @@ class NamedOptimizer(Optimizer):
         Raises:
             ValueError: If it is not a state of this optimizer, or does not fit the groups.
         """
-        wanted = set(self.defaults) - self.not_of_groups
+        wanted = set(self.defaults) - {"compile"}  # not of groups, and so not of the state
         lacking = {key for group in state_dict["param_groups"] for key in wanted - set(group)}
         if lacking:
             raise ValueError(f"not a state of {type(self).__name__}: its groups lack {', '.join(sorted(lacking))}.")

@@ -16,31 +16,20 @@ Parts = dict[str, tuple[Matrices, str]]
 
 
 def resolve_channel_dims(
-    names: Sequence[str], parameters: Sequence[Tensor], channel_dims: Iterable[int] | None, channel_wise: bool
+    names: Sequence[str], parameters: Sequence[Tensor], channel_dims: Iterable[int] | None
 ) -> ChannelDims | None:
-    """Check `channel_dims` and `channel_wise` (shorthand for `[0]`) of the named parameters of a group.
+    """Return the sorted `channel_dims` of the named parameters of a group, or raise a ValueError.
 
-    Returned are the sorted axes. None stands for ordinary parameters, also if every group would have a single weight.
+    None stands for ordinary parameters, also if every group would have a single weight.
     """
-    if channel_wise:
-        if channel_dims is not None and list(channel_dims) != [0]:
-            raise ValueError(f"channel_wise=True means channel_dims=[0], but channel_dims is {list(channel_dims)}.")
-        for name, parameter in zip(names, parameters, strict=True):
-            if parameter.ndim < 2:
-                shape = list(parameter.shape)
-                raise ValueError(f"channel_wise=True requires filters along axis 0; {name} has shape {shape}.")
-        channel_dims = (0,)
     if channel_dims is None:
         return None
-    if not isinstance(channel_dims, Iterable) or any(type(dim) is not int for dim in channel_dims):
-        raise ValueError(f"channel_dims must be a list of axes such as [0], or None; got {channel_dims!r}.")
-    dims = tuple(sorted(channel_dims))
-    if len(set(dims)) != len(dims):
-        raise ValueError(f"channel_dims repeats an axis: {list(dims)}.")
+    dims = tuple(channel_dims)
     for name, parameter in zip(names, parameters, strict=True):
-        if dims and not 0 <= dims[0] <= dims[-1] < parameter.ndim:
-            raise ValueError(f"channel_dims is {list(dims)}, but {name} has shape {list(parameter.shape)}.")
-    return None if parameters and all(len(dims) == parameter.ndim for parameter in parameters) else dims
+        if len({*dims}) < len(dims) or not all(type(dim) is int and 0 <= dim < parameter.ndim for dim in dims):
+            shape = f"{name}, of shape {list(parameter.shape)}"
+            raise ValueError(f"channel_dims must be different axes of {shape}, such as [0]; got {list(dims)}.")
+    return None if parameters and all(len(dims) == parameter.ndim for parameter in parameters) else tuple(sorted(dims))
 
 
 def group_size(parameter: Tensor, dims: ChannelDims | None) -> int:

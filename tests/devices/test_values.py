@@ -123,7 +123,7 @@ def test_learning_rate_on_the_device_can_change_between_replays(kind, device):
     weight = nn.Parameter(torch.randn(4, 9, device=device))
     weight.grad = torch.randn_like(weight)
     rate = torch.tensor(0.1, device=device)
-    replay = captured(kind([weight], lr=rate, channel_wise=True, capturable=True))
+    replay = captured(kind([weight], lr=rate, channel_dims=[0], capturable=True))
     rate.zero_()
     before = weight.detach().clone()
     replay()

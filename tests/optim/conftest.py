@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hf_sphere.optim.base import SphereOptimizer
 from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
+from hf_sphere.optim.sphere_optimizer import SphereOptimizer
 
 
 @pytest.fixture(autouse=True)

@@ -9,15 +9,7 @@ import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    BertModel,
-    Olmo2Config,
-    Olmo2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import Olmo2Config, Olmo2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.optim import find_scale_invariant_weights
@@ -37,22 +29,15 @@ def whole(*names: str) -> Dims:
     return {f"{name}.weight": () for name in names}
 
 
-# Real models; the expected weights are listed by hand.
+# Real models; the expected weights are listed by hand. Others are in test_scale_invariance_of_models.py.
 
 
-def resnet_convolutions(stages: int, blocks: int, prefix: str = "") -> list[str]:
-    names = ["conv1"]
-    for stage in range(1, stages + 1):
-        names += [f"layer{stage}.{block}.conv{number}" for block in range(blocks) for number in (1, 2)]
-        names += [f"layer{stage}.0.downsample.0"] * (stage > 1)  # the first stage has no downsampling
+def resnet_convolutions(prefix: str = "") -> list[str]:
+    names = ["conv1", "layer2.0.downsample.0", "layer3.0.downsample.0"]
+    names += [f"layer{stage}.{block}.conv{number}" for stage in (1, 2, 3) for block in range(3) for number in (1, 2)]
     return [prefix + name for name in names]
 
 
-# One block without and 2, 2, 3, 3, 4 and 1 blocks with expansion. Squeeze-and-excitation is not scale-invariant: it
-# ends in a sigmoid.
-EFFICIENTNET = ["conv_stem", "conv_head", "blocks.0.0.conv_dw", "blocks.0.0.conv_pw"]
-for _stage, _count in enumerate((2, 2, 3, 3, 4, 1), 1):
-    EFFICIENTNET += [f"blocks.{_stage}.{b}.conv_{kind}" for b in range(_count) for kind in ("pw", "dw", "pwl")]
 CONVNEXT = ["stem.0", *(f"stages.{s}.blocks.{b}.conv_dw" for s, n in enumerate((2, 2, 6, 2)) for b in range(n))]
 NARROW = (8, 16, 24, 32)
 # An RMS norm follows queries and keys and, in Olmo2, also the outputs of attention and MLP.
@@ -75,25 +60,20 @@ def language_model(kind: type[nn.Module], config: type, **options: Any) -> nn.Mo
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], int | None, Dims]] = {
-    "resnet18": (lambda: timm_model("resnet18"), 64, filters(*resnet_convolutions(4, 2))),
-    "resnet20_cifar": (lambda: timm_model("resnet20_cifar"), 16, filters(*resnet_convolutions(3, 3))),
-    "sphere_vision": (sphere_vision, None, filters(*resnet_convolutions(3, 3, "sphere_vision.backbone."))),
+    "resnet20_cifar": (lambda: timm_model("resnet20_cifar"), 16, filters(*resnet_convolutions())),
+    "sphere_vision": (sphere_vision, None, filters(*resnet_convolutions("sphere_vision.backbone."))),
     # Batch norm cancels the biases of the convolutions; the convolutions of pre_logits have no norm.
     "vgg11_bn": (
         lambda: timm_model("vgg11_bn", mlp_ratio=0.01),
         32,
         filters(*(f"features.{index}" for index in (0, 4, 8, 11, 15, 18, 22, 25))),
     ),
-    "efficientnet_b0": (lambda: timm_model("efficientnet_b0"), 64, filters(*EFFICIENTNET)),
-    "convnext": (lambda: timm_model("convnext_atto", dims=NARROW), 64, {}),  # layer norm does not cancel the biases
     "convnext without biases": (
         lambda: timm_model("convnext_atto", dims=NARROW, conv_bias=False),
         64,
         whole(*CONVNEXT),
     ),
     "vit": (lambda: timm_model("vit_tiny_patch16_224", img_size=32, depth=2), 32, {}),
-    "bert": (lambda: BertModel(BertConfig(**TEXT)), None, {}),
-    "bert classifier": (lambda: BertForSequenceClassification(BertConfig(**TEXT)), None, {}),
     "qwen3": (lambda: language_model(Qwen3ForCausalLM, Qwen3Config, head_dim=8), None, whole(*QWEN3)),
     "olmo2": (lambda: language_model(Olmo2ForCausalLM, Olmo2Config), None, whole(*QWEN3, *OLMO2)),
 }

@@ -102,7 +102,7 @@ def test_every_step_matches_the_golden_step(golden, case):
     start = {name: values[f"param.{name}"] for name in ("conv", "linear", "bias")}
     start["conv"] = values.get(f"{case}.param.conv", start["conv"])
     parameters = {name: value.clone().requires_grad_() for name, value in start.items()}
-    own = {"channel_wise": True} if case == "adam_g" else about["conv_group"]
+    own = {"channel_dims": [0]} if case == "adam_g" else about["conv_group"]
     groups = [{"params": [parameters["conv"]], **own}, {"params": [parameters["linear"], parameters["bias"]]}]
     optimizer = GOLDEN_CASES[case](groups, **about["hyperparameters"])
     for step in range(6):

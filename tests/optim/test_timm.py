@@ -12,8 +12,8 @@ from torch import nn
 
 from hf_sphere import registration
 from hf_sphere.optim import AdamSRT, parameter_groups
-from hf_sphere.optim.base import SphereOptimizer
 from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
+from hf_sphere.optim.sphere_optimizer import SphereOptimizer
 
 KINDS = {name.replace("_", ""): optimizer_class(name) for name in optimizer_names() if name != "muon"}
 ON_THE_SPHERE = [name for name, kind in KINDS.items() if issubclass(kind, SphereOptimizer)]

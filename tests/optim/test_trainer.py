@@ -18,8 +18,8 @@ from transformers.training_args import OptimizerNames
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, registration
 from hf_sphere.optim import SGDMRT, AdamSRT, scale_invariant_groups
-from hf_sphere.optim.base import SphereOptimizer
 from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
+from hf_sphere.optim.sphere_optimizer import SphereOptimizer
 
 KINDS = {name: optimizer_class(name) for name in optimizer_names()}
 

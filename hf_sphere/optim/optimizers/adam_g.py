@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_sphere.optim.fast_step import Rows
+from hf_sphere.optim.fast_step import RowMath
 from hf_sphere.optim.layout import inner
 from hf_sphere.optim.optimizers.adam_s import AdamS, Moments, adam_s
 
@@ -33,7 +33,7 @@ class AdamG(AdamS):
     scales_with_dim = False
 
     @classmethod
-    def _moved(cls, rows: Rows, x: Any, y: Any, m: Any, v: Tensor, *about: Any) -> tuple[Any, Any, Tensor]:
+    def _moved(cls, rows: RowMath, x: Any, y: Any, m: Any, v: Tensor, *about: Any) -> tuple[Any, Any, Tensor]:
         m, new_length = rows.transport(x, y, m, *about)
         length, size, *_ = about
         # torch creates the state by a step with learning rate 0, which must not change the weights.

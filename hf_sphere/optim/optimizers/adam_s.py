@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
-from hf_sphere.optim.base import Group, SphereOptimizer
-from hf_sphere.optim.fast_step import Number, Rows
+from hf_sphere.optim.fast_step import Number, RowMath
 from hf_sphere.optim.layout import OpenParameter, inner, local
+from hf_sphere.optim.sphere_optimizer import Group, SphereOptimizer
 
 Moments = tuple[Tensor, Tensor, Tensor]
 
@@ -46,7 +46,6 @@ class AdamS(SphereOptimizer, torch.optim.Adam):
         weight_decay: L2 penalty, added to the gradient (never to `.grad`), as in the paper.
         channel_dims: Axes that index the groups: `[0]` for each filter (before BatchNorm), `[]` for the entire tensor
             (before LayerNorm); None for ordinary parameters. Usually given per parameter group.
-        channel_wise: Shorthand for `channel_dims=[0]`.
         low_precision: For weights in bfloat16 or float16: `nearest` rounds each step (as torch does), `stochastic`
             (bfloat16) rounds at random so that small steps are kept on average, `master` keeps a float32 copy as the
             actual weight: values written into the parameter from outside are lost at the next step.
@@ -91,7 +90,7 @@ class AdamS(SphereOptimizer, torch.optim.Adam):
         return 1 - beta1, 1 - beta2, size, 1 - beta2**t, group["eps"]
 
     @classmethod
-    def _accumulate(cls, rows: Rows, g: Any, m: Any, v: Tensor, *numbers: Number) -> tuple[Any, Tensor, Number]:
+    def _accumulate(cls, rows: RowMath, g: Any, m: Any, v: Tensor, *numbers: Number) -> tuple[Any, Tensor, Number]:
         weight1, weight2, size, bias2, eps = numbers
         m, v = rows.lerp(m, g, weight1), torch.lerp(v, rows.inner(g, g), weight2)
         return m, v, size / ((v / bias2).sqrt() + eps)

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hf_sphere.optim.fast_step import Rows
+from hf_sphere.optim.fast_step import RowMath
 from hf_sphere.optim.layout import inner
 from hf_sphere.optim.optimizers.adam_s import AdamS, Moments, adam_s
 
@@ -31,6 +31,6 @@ class AdamSRT(AdamS):
     """
 
     @classmethod
-    def _moved(cls, rows: Rows, x: Any, y: Any, m: Any, v: Tensor, *about: Any) -> tuple[Any, Any, Tensor]:
+    def _moved(cls, rows: RowMath, x: Any, y: Any, m: Any, v: Tensor, *about: Any) -> tuple[Any, Any, Tensor]:
         m, new_length = rows.transport(x, y, m, *about)
         return y, m, v * (about[0] / new_length).square()

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
-from hf_sphere.optim.base import Group, SphereOptimizer
-from hf_sphere.optim.fast_step import Number, Rows
+from hf_sphere.optim.fast_step import Number, RowMath
 from hf_sphere.optim.layout import OpenParameter, inner
+from hf_sphere.optim.sphere_optimizer import Group, SphereOptimizer
 
 
 def sgd_mrt(
@@ -37,7 +37,7 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
         momentum: Factor of the momentum, nonnegative.
         dampening: Dampening of the gradient in the momentum.
         weight_decay: L2 penalty, added to the gradient (never to `.grad`), as in the paper.
-        **options: `channel_dims`, `channel_wise`, `low_precision`, `decoupled_weight_decay`, `foreach`, `maximize`,
+        **options: `channel_dims`, `low_precision`, `decoupled_weight_decay`, `foreach`, `maximize`,
             `compile`, `capturable` and `fused`; see `AdamS`.
 
     Raises:
@@ -72,12 +72,12 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
         return group["momentum"], 1 - group["dampening"], lr
 
     @classmethod
-    def _accumulate(cls, rows: Rows, g: Any, m: Any, v: Tensor, *numbers: Number) -> tuple[Any, Tensor, Number]:
+    def _accumulate(cls, rows: RowMath, g: Any, m: Any, v: Tensor, *numbers: Number) -> tuple[Any, Tensor, Number]:
         momentum, weight, lr = numbers
         return rows.accumulate(m, g, momentum, weight), v, lr
 
     @classmethod
-    def _moved(cls, rows: Rows, x: Any, y: Any, m: Any, v: Tensor, *about: Any) -> tuple[Any, Any, Tensor]:
+    def _moved(cls, rows: RowMath, x: Any, y: Any, m: Any, v: Tensor, *about: Any) -> tuple[Any, Any, Tensor]:
         m, _ = rows.transport(x, y, m, *about)
         return y, m, v
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import _device_dtype_check_for_fused
 
 from hf_sphere.optim import fast_step, layout
-from hf_sphere.optim.fast_step import Block, Flags, Number, Portion, Rows
+from hf_sphere.optim.fast_step import Block, Flags, Number, Portion, RowMath
 from hf_sphere.optim.groups import NamedOptimizer, ParameterGroups, scale_invariant_groups
 
 Group = dict[str, Any]
@@ -52,7 +52,7 @@ class SphereOptimizer(NamedOptimizer):
     has_second_moment: ClassVar[bool]
     """Whether the state has a second moment `exp_avg_sq`."""
     group_key = "channel_dims"
-    own_defaults = {"channel_dims": None, "channel_wise": False, "low_precision": "nearest", "compile": False}
+    own_defaults = {"channel_dims": None, "low_precision": "nearest", "compile": False}
     unsupported = ("nesterov", "amsgrad", "differentiable")
 
     def __init__(self, params: Any, **options: Any) -> None:
@@ -67,19 +67,16 @@ class SphereOptimizer(NamedOptimizer):
         """Split the parameters of a model; see `scale_invariant_groups`."""
         return scale_invariant_groups(model, batch, **options)
 
-    def _check_group(self, group: Group, given: Group) -> None:
-        super()._check_group(group, given)
-        source = given if {"channel_dims", "channel_wise"} & set(given) else self.defaults
-        channels = {"channel_dims": source.get("channel_dims"), "channel_wise": source.get("channel_wise", False)}
+    def _check_group(self, group: Group) -> None:
+        super()._check_group(group)
         names = self._names(group)
         for name, parameter in zip(names, group["params"], strict=True):
             if not parameter.is_floating_point():
                 raise ValueError(f"{name} is {parameter.dtype}; {type(self).__name__} requires real floating point.")
             if group["low_precision"] == "stochastic" and parameter.dtype == torch.float16:
                 raise ValueError(f"{name} is float16; stochastic rounding is for bfloat16: use low_precision='master'.")
-        group["channel_dims"] = layout.resolve_channel_dims(names, group["params"], **channels)
-        for name in self.not_of_groups & group.keys():
-            del group[name]
+        group["channel_dims"] = layout.resolve_channel_dims(names, group["params"], group["channel_dims"])
+        group.pop("compile", None)
         if self.defaults["compile"] and any(parameter.device.type == "cpu" for parameter in group["params"]):
             fast_step.check_compiler()
         # Missing after copying or unpickling: torch keeps only defaults, state and groups.
@@ -92,9 +89,6 @@ class SphereOptimizer(NamedOptimizer):
         numbers = isinstance(betas, (tuple, list)) and [isinstance(b, (int, float)) and 0 <= b < 1 for b in betas]
         if numbers != [True, True]:
             raise ValueError(f"betas must be two numbers in [0, 1); got {betas!r}.")
-        for name in self.not_of_groups & options.keys():
-            if not isinstance(options[name], bool):
-                raise ValueError(f"{name} must be True or False; got {options[name]!r}.")
         if options["decoupled_weight_decay"] and options["lr"] * options["weight_decay"] >= 1.0:
             rate = f"{options['weight_decay']} at lr {options['lr']}"
             raise ValueError(f"decoupled weight decay of {rate} would remove the weights in one step.")
@@ -236,7 +230,15 @@ class SphereOptimizer(NamedOptimizer):
         raise NotImplementedError(f"{type(self).__name__} must define `rule`.")
 
     def _follow_rule(
-        self, group: Group, rows: Rows, x: Tensor, g: Tensor, m: Tensor, v: Tensor, flags: Flags, *numbers: Number
+        self,
+        group: Group,
+        rows: RowMath,
+        x: Tensor,
+        g: Tensor,
+        m: Tensor,
+        v: Tensor,
+        flags: Flags,
+        *numbers: Number,
     ) -> tuple[Tensor, ...]:
         decay, shrink, t, lr = numbers
         x = x * shrink
@@ -252,7 +254,7 @@ class SphereOptimizer(NamedOptimizer):
 
     @classmethod
     def _update(
-        cls, rows: Rows, x: Any, g: Any, m: Any, v: Tensor, flags: Flags, *numbers: Number
+        cls, rows: RowMath, x: Any, g: Any, m: Any, v: Tensor, flags: Flags, *numbers: Number
     ) -> tuple[Any, Any, Tensor]:
         """Return the new weights and moments, from the numbers of `_numbers`; `Portion` changes them in place."""
         decay, shrink, *own = numbers
@@ -263,13 +265,13 @@ class SphereOptimizer(NamedOptimizer):
         return cls._moved(rows, x, y, m, v, length, size, flags, shrink)
 
     @classmethod
-    def _accumulate(cls, rows: Rows, g: Any, m: Any, v: Tensor, *numbers: Number) -> tuple[Any, Tensor, Number]:
+    def _accumulate(cls, rows: RowMath, g: Any, m: Any, v: Tensor, *numbers: Number) -> tuple[Any, Tensor, Number]:
         """Return the new moments and the step size, from the numbers of `_numbers_of_rule`."""
         raise NotImplementedError
 
     @classmethod
-    def _moved(cls, rows: Rows, x: Any, y: Any, m: Any, v: Tensor, *about: Any) -> tuple[Any, Any, Tensor]:
-        """Return weights and moments after the step to y; `about` are the other arguments of `Rows.transport`."""
+    def _moved(cls, rows: RowMath, x: Any, y: Any, m: Any, v: Tensor, *about: Any) -> tuple[Any, Any, Tensor]:
+        """Return weights and moments after the step to y; `about` are the other arguments of `RowMath.transport`."""
         return y, m, v
 
     def _numbers_of_rule(self, group: Group, t: Number, lr: Number, dim: Number) -> tuple[Number, ...]:
@@ -318,18 +320,15 @@ class SphereOptimizer(NamedOptimizer):
         if "step" not in state:
             if group["fused"]:
                 _device_dtype_check_for_fused(parameter)
-            state["step"] = self._count(0, parameter, group)
+            on_device = group["capturable"] or group["fused"]
+            double = torch.get_default_dtype() == torch.float64 and not group["fused"]
+            dtype, device = torch.float64 if double else torch.float32, parameter.device if on_device else "cpu"
+            state["step"] = torch.zeros((), dtype=dtype, device=device)
         for key in keys:
             if key in state:  # the options may have changed since the last step
                 state[key] = state[key].to(self._state_dtype(key, parameter, group))
             else:
                 state[key] = self.initial_state(key, parameter, group)
-
-    def _count(self, steps: float, parameter: Tensor, group: Group) -> Tensor:
-        on_device = group["capturable"] or group["fused"]
-        double = torch.get_default_dtype() == torch.float64 and not group["fused"]
-        dtype = torch.float64 if double else torch.float32
-        return torch.full((), steps, dtype=dtype, device=parameter.device if on_device else "cpu")
 
     def initial_state(self, key: str, parameter: Tensor, group: Group) -> Tensor:
         """Return a tensor of the state other than `step` before the first step."""
@@ -352,9 +351,6 @@ class SphereOptimizer(NamedOptimizer):
         owners = [(parameter, group) for group in self.param_groups for parameter in group["params"]]
         for index, (parameter, group) in zip(indices, owners, strict=True):
             for key, value in state_dict["state"].get(index, {}).items():
-                if key == "step" and not isinstance(value, Tensor):  # of torch before 1.12
-                    self.state[parameter][key] = self._count(value, parameter, group)
-                    continue
                 dtype = value.dtype if key == "step" else self._state_dtype(key, parameter, group)
                 if self.state[parameter][key].dtype != dtype:
                     self.state[parameter][key] = value.to(device=parameter.device, dtype=dtype)
