@@ -13,7 +13,7 @@ from torch.distributions import Distribution, constraints, register_kl
 from hf_sphere.distributions.hyperspherical_uniform import HypersphericalUniform, check_same_sphere, unit_vector
 from hf_sphere.geometry import bessel
 from hf_sphere.geometry.bessel import log_uniform_density
-from hf_sphere.geometry.checks import check_codes, check_dense, check_floating, normalize_weights
+from hf_sphere.geometry.checks import check_codes, check_dense, check_floating, weigh_points
 from hf_sphere.geometry.coordinates import widest_dtype
 from hf_sphere.geometry.manifold import mean_direction, project_to_sphere
 from hf_sphere.geometry.sampling import points_around, sample_cosine
@@ -48,11 +48,7 @@ class DirectionalDistribution(Distribution):
         if loc.ndim > 1 and concentration.shape == (*loc.shape[:-1], 1):  # would broadcast to all pairs
             shapes = f"{tuple(loc.shape[:-1])}, without the last axis of loc; got {tuple(concentration.shape)}"
             raise ValueError(f"concentration must have the batch shape {shapes}. Use concentration.squeeze(-1).")
-        try:
-            batch_shape = torch.broadcast_shapes(loc.shape[:-1], concentration.shape)
-        except RuntimeError:
-            shapes = f"{tuple(loc.shape[:-1])} of loc; got the shape {tuple(concentration.shape)}"
-            raise ValueError(f"concentration must broadcast with the batch shape {shapes}.") from None
+        batch_shape = torch.broadcast_shapes(loc.shape[:-1], concentration.shape)
         self.loc = loc.expand(*batch_shape, loc.shape[-1])
         self.concentration = concentration.expand(batch_shape)
         super().__init__(batch_shape, loc.shape[-1:], validate_args)
@@ -159,9 +155,9 @@ class VonMisesFisher(DirectionalDistribution):
 
     Raises:
         TypeError: If `loc` does not have a floating-point dtype.
-        ValueError: If the last axis of `loc` is shorter than 2, if the batch shapes do not broadcast, if a finite
-            concentration is infinite in the dtype of `loc`, or, with validation, if an argument violates its
-            constraint.
+        ValueError: If the last axis of `loc` is shorter than 2, if a finite concentration is infinite in the dtype of
+            `loc`, or, with validation, if an argument violates its constraint.
+        RuntimeError: If the batch shapes do not broadcast.
 
     Example:
         >>> mean = torch.nn.functional.normalize(torch.randn(5, 128), dim=-1)
@@ -204,11 +200,7 @@ class VonMisesFisher(DirectionalDistribution):
             raise TypeError(f"points must be a tensor; got {type(points).__name__}. Convert it by torch.as_tensor.")
         check_dense("points", points)
         check_codes("points", points.dtype)
-        if points.ndim < 2 or points.shape[-2] == 0 or points.shape[-1] < 2:
-            raise ValueError(f"points must have the shape (..., n, d), n >= 1, d >= 2; got {tuple(points.shape)}.")
-        weights = normalize_weights(weights, upcast(points))
-        if not points.isfinite().all() or (points == 0).all(-1).any():
-            raise ValueError("points must be finite and not zero: a zero vector has no direction. Remove such points.")
+        weights = weigh_points(upcast(points), weights)
         mean = (weights[..., None] * project_to_sphere(upcast(points))).sum(-2)
         eps = torch.finfo(mean.dtype).eps
         length = torch.linalg.vector_norm(mean, dim=-1).clamp(max=1 - eps)

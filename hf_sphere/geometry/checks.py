@@ -33,8 +33,16 @@ def check_floating(name: str, value: Any) -> None:
         check_dense(name, value)
 
 
-def normalize_weights(weights: Any, points: Tensor) -> Tensor:
-    """Return valid weights (..., n) of points (..., n, d), equal if None, in their dtype and divided by their sums."""
+def weigh_points(points: Tensor, weights: Any) -> Tensor:
+    """Return weights (..., n) of points (..., n, d), equal if None, in their dtype and divided by their sums.
+
+    A point without a direction, and invalid weights, are errors.
+    """
+    if points.ndim < 2 or points.shape[-2] == 0:
+        raise ValueError(f"points must have the shape (..., n, d) with n of at least 1; got {tuple(points.shape)}.")
+    norms = torch.linalg.vector_norm(points.detach(), dim=-1)
+    if not ((norms > 0) & norms.isfinite()).all():
+        raise ValueError("points must be finite, with finite norms above 0. Normalize them, and remove zeros.")
     weights = points.new_ones(points.shape[-2]) if weights is None else weights
     if not isinstance(weights, Tensor):
         raise TypeError(f"weights must be a tensor; got {type(weights).__name__}. Convert it with torch.as_tensor().")

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_floating, check_integer, normalize_weights
+from hf_sphere.geometry.checks import check_floating, check_integer, weigh_points
 from hf_sphere.geometry.decorators import with_gradient
 from hf_sphere.utils.devices import check_devices
 
@@ -224,12 +224,7 @@ def frechet_mean(points: Tensor, weights: Tensor | None = None, max_iterations: 
         >>> frechet_mean(torch.eye(3))
         tensor([0.5774, 0.5774, 0.5774])
     """
-    if points.ndim < 2 or points.shape[-2] == 0:
-        raise ValueError(f"points must have the shape (..., n, d) with n of at least 1; got {tuple(points.shape)}.")
-    norms = torch.linalg.vector_norm(points.detach(), dim=-1)
-    if not ((norms > 0) & norms.isfinite()).all():
-        raise ValueError("points must be finite, with finite norms above 0. Normalize them, and remove zeros.")
-    weights = normalize_weights(weights, points)[..., None]
+    weights = weigh_points(points, weights)[..., None]
     with torch.no_grad():
         resultant = (weights * points).sum(-2, keepdim=True)
         tolerance = 100 * torch.finfo(points.dtype).eps

@@ -174,7 +174,7 @@ class TestValidation:
         for shape in ((), (1,), (4, 1), (4, 0)):
             with pytest.raises(ValueError, match=r"d of at least 2; got \("):
                 VonMisesFisher(torch.ones(shape), 1.0)
-        with pytest.raises(ValueError, match=r"broadcast with the batch shape \(2,\) of loc; got the shape \(5,\)"):
+        with pytest.raises(RuntimeError, match="broadcast"):
             VonMisesFisher(unit(2, 3), torch.ones(5))
         with pytest.raises((TypeError, ValueError), match="float"):
             VonMisesFisher(torch.tensor([1, 0, 0]), 0.5)

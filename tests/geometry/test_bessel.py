@@ -133,17 +133,7 @@ def test_values_are_accurate_where_their_definitions_cancel(function, name, fact
     torch.testing.assert_close(function(concentrations, dim).double(), expected, rtol=factor * bound, atol=0)
 
 
-@pytest.mark.parametrize("dim", [2, 3, 5, 24, 25, 26, 47, 48, 49])
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-6), (torch.float64, 5e-14)])
-@pytest.mark.parametrize("function", [mean_resultant_length_derivative, mean_resultant_length_complement])
-def test_slope_and_complement_are_accurate_around_the_dimension(function, dtype, bound, dim):
-    concentrations = torch.linspace(1, 2 * dim + 10, 40, dtype=dtype)
-    name = "slope" if function is mean_resultant_length_derivative else "complement"
-    expected = exact_values(name, dim, concentrations)
-    torch.testing.assert_close(function(concentrations, dim).double(), expected, rtol=bound, atol=0)
-
-
-@pytest.mark.parametrize("dim", [2, 3, 4, 5, 6, 7, 8, 11, 16, 33, 100, 1000, 10_000, 100_000])
+@pytest.mark.parametrize("dim", [2, 3, 4, 5, 6, 7, 8, 11, 16, 25, 33, 48, 100, 1000, 10_000, 100_000])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_errors_are_at_most_five_units_in_the_last_place(dim, dtype):
     ratios = torch.logspace(-4, 3, 24, dtype=torch.float64) if dim < 1000 else torch.tensor([1e-4, 1e-2, 0.1, 1e3])

@@ -1,6 +1,5 @@
 """Constructions of spherical codes: functions that return points of any norm as numpy arrays (K, d)."""
 
-import math
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import combinations, permutations, product
@@ -10,8 +9,8 @@ import numpy as np
 
 _GOLDEN = (1 + np.sqrt(5)) / 2
 
-# Irreducible polynomials over GF(2), by degree; bit i is the coefficient of x^i.
-_IRREDUCIBLE = {1: 0b11, 2: 0b111, 3: 0b1011, 5: 0b100101, 7: 0b10000011, 9: 0b1000010001}
+# Irreducible polynomials over GF(2), by the order 2^n of their fields; bit i is the coefficient of x^i.
+_IRREDUCIBLE = {2: 0b11, 4: 0b111, 8: 0b1011, 32: 0b100101, 128: 0b10000011, 512: 0b1000010001}
 
 
 def icosahedron() -> np.ndarray:
@@ -132,22 +131,17 @@ class FiniteField(NamedTuple):
 
 
 @lru_cache(maxsize=8)
-def prime_field(order: int) -> FiniteField:
-    """GF(p) for a prime p."""
+def finite_field(order: int) -> FiniteField:
+    """GF(p) for a prime p, or GF(2^n) for n = 1, 2, 3, 5, 7 or 9; bit i of an element is its coefficient of x^i."""
     numbers = np.arange(order)
-    return FiniteField(np.add.outer(numbers, numbers) % order, np.multiply.outer(numbers, numbers) % order)
-
-
-@lru_cache(maxsize=8)
-def binary_field(degree: int) -> FiniteField:
-    """GF(2^n) for n = 1, 2, 3, 5, 7 or 9; bit i of an element is its coefficient of x^i."""
-    numbers = np.arange(2**degree)
-    products = np.zeros((2**degree, 2**degree), dtype=np.int64)
+    if order not in _IRREDUCIBLE:
+        return FiniteField(np.add.outer(numbers, numbers) % order, np.multiply.outer(numbers, numbers) % order)
+    products = np.zeros((order, order), dtype=np.int64)
     shifted = numbers.copy()  # the elements times x^i
-    for i in range(degree):
+    for i in range(order.bit_length() - 1):
         products ^= np.where(numbers >> i & 1, shifted[:, None], 0)
         shifted = shifted << 1
-        shifted = np.where(shifted >> degree & 1, shifted ^ _IRREDUCIBLE[degree], shifted)
+        shifted = np.where(shifted & order, shifted ^ _IRREDUCIBLE[order], shifted)
     return FiniteField(np.bitwise_xor.outer(numbers, numbers), products)
 
 
@@ -162,7 +156,7 @@ def power(field: FiniteField, exponent: int) -> np.ndarray:
 
 def trace(degree: int) -> np.ndarray:
     """Absolute trace x + x^2 + x^4 + ... of every element of GF(2^n), 0 or 1."""
-    products = binary_field(degree).products
+    products = finite_field(2**degree).products
     conjugate = np.arange(2**degree)
     total = np.zeros_like(conjugate)
     for _ in range(degree):
@@ -183,7 +177,7 @@ def kerdock_set(log_dim: int) -> np.ndarray:
         "Z4-Kerdock codes, orthogonal spreads, and extremal Euclidean line-sets", 1997.
     """
     degree = log_dim - 1
-    field, traces = binary_field(degree), trace(degree)
+    field, traces = finite_field(2**degree), trace(degree)
     quadratic = np.zeros(2**degree, dtype=np.int64)
     for i in range(1, (degree - 1) // 2 + 1):
         quadratic ^= traces[power(field, 1 + 2**i)]
@@ -205,14 +199,14 @@ def dual_bch_code(log_dim: int) -> np.ndarray:
         Gold, "Maximal recursive sequences with 3-valued recursive cross-correlation functions", 1968; MacWilliams and
         Sloane, "The theory of error-correcting codes", 1977, chapter 15.
     """
-    field, traces = binary_field(log_dim), trace(log_dim)
+    field, traces = finite_field(2**log_dim), trace(log_dim)
     cubic = _signs(traces[field.products[:, power(field, 3)]])
     return _signed_with_basis(cubic[:, None] * _characters(log_dim))
 
 
 def _characters(degree: int) -> np.ndarray:
     """(-1)^Tr(a x) for all a and x of GF(2^n): a Hadamard matrix."""
-    return _signs(trace(degree)[binary_field(degree).products])
+    return _signs(trace(degree)[finite_field(2**degree).products])
 
 
 def _signs(bits: np.ndarray) -> np.ndarray:
@@ -269,15 +263,15 @@ def elliptic_quadric_code(order: int) -> np.ndarray:
     Reference:
         Cameron, Goethals and Seidel, "Strongly regular graphs having strongly regular subconstituents", 1978.
     """
-    field = binary_field(int(math.log2(order))) if order in (2, 4) else prime_field(order)
-    sums, products = (table.astype(np.uint8) for table in field)
-    # If t^2 + b t + c has no root, then x^2 + b x y + c y^2 is anisotropic.
-    b, c = next(pair for pair in product(range(order), repeat=2) if not _has_root(field, *pair))
+    sums, products = (table.astype(np.uint8) for table in finite_field(order))
+    # If t^2 + b t + c has no root t, then x^2 + b x y + c y^2 is anisotropic.
+    squares = products.diagonal()
+    b, c = next((b, c) for b, c in product(range(order), repeat=2) if sums[sums[squares, products[b]], c].all())
     vectors = np.array(list(product(range(order), repeat=6)), dtype=np.uint8)
     first = vectors[np.arange(len(vectors)), (vectors != 0).argmax(-1)]
     x = vectors[first == 1].T
-    norm = sums[products[x[4], x[4]], products[x[4], products[b, x[5]]]]
-    norm = sums[norm, products[c, products[x[5], x[5]]]]
+    norm = sums[squares[x[4]], products[x[4], products[b, x[5]]]]
+    norm = sums[norm, products[c, squares[x[5]]]]
     x = x[:, sums[sums[products[x[0], x[1]], products[x[2], x[3]]], norm] == 0]
     # The associated bilinear form B(x, y) = Q(x + y) - Q(x) - Q(y).
     last = sums[products[sums[1, 1], x[4]], products[b, x[5]]], sums[products[b, x[4]], products[sums[c, c], x[5]]]
@@ -287,8 +281,3 @@ def elliptic_quadric_code(order: int) -> np.ndarray:
     adjacency = inner == 0
     np.fill_diagonal(adjacency, False)
     return spectral_code(adjacency, -(order**2) - 1)
-
-
-def _has_root(field: FiniteField, b: int, c: int) -> bool:
-    t = np.arange(len(field.sums))
-    return bool((field.sums[field.sums[field.products[t, t], field.products[b, t]], c] == 0).any())
