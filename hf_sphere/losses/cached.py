@@ -29,9 +29,8 @@ def cached_step(
         chunk_size: Number of examples to encode at once.
 
     Raises:
-        TypeError: If inputs are no tensors, or the model returns no embeddings.
-        ValueError: If the chunk size or a length is wrong, the model does not return one embedding per example, or the
-            loss does not depend on the embeddings.
+        ValueError: If lengths differ, the model does not return one embedding per example, or the loss does not depend
+            on the embeddings.
 
     Reference:
         Gao et al., "Scaling deep contrastive learning batch size under memory limited setup", RepL4NLP 2021.
@@ -42,24 +41,16 @@ def cached_step(
     """
     inputs, labels = batch
     parts = dict(inputs) if isinstance(inputs, Mapping) else {"the inputs": inputs}
-    if wrong := [name for name, value in {**parts, "labels": labels}.items() if not isinstance(value, Tensor)]:
-        raise TypeError(f"{' and '.join(wrong)} must be tensors; convert them with torch.as_tensor().")
     counts = {name: len(value) for name, value in {**parts, "labels": labels}.items()}
     if len({*counts.values()}) > 1 or not len(labels):
         raise ValueError(f"inputs and labels must have the same number of examples, at least one; got {counts}.")
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size must be at least 1; got {chunk_size}.")
     inner: Any = model.module if isinstance(model, DistributedDataParallel) else model  # the first pass sends nothing
     warn_of_batch_norm(inner)
 
     def encode(chunk: Sequence[Tensor]) -> Tensor:
         call = model if torch.is_grad_enabled() else inner
         output = call(**dict(zip(parts, chunk, strict=True))) if isinstance(inputs, Mapping) else call(*chunk)
-        embeddings = getattr(output, "embeddings", output)
-        if not isinstance(embeddings, Tensor):
-            raise TypeError(
-                f"the model must return embeddings, or have them in its output; got {type(output).__name__}."
-            )
+        embeddings: Tensor = getattr(output, "embeddings", output)
         if len(embeddings) != len(chunk[0]):  # the order would depend on the chunks
             counts = f"{len(embeddings)} embeddings of {len(chunk[0])} examples"
             raise ValueError(f"the model must return one embedding per example; got {counts}.")

@@ -160,22 +160,20 @@ def of_constant(embeddings: Tensor, labels: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "message"),
+    ("change", "message"),
     [
-        ({"chunk_size": 0}, ValueError, "chunk_size must be at least 1; got 0"),
-        ({"batch": (torch.randn(4, 6), torch.arange(3))}, ValueError, r"same number of examples.*'labels': 3"),
-        ({"batch": (torch.randn(0, 6), torch.arange(0))}, ValueError, "at least one"),
-        ({"batch": (torch.randn(3, 6), [0, 0, 1])}, TypeError, "labels must be tensors"),
-        ({"batch": ({"x": ["a"]}, torch.arange(1))}, TypeError, "x must be tensors"),
-        ({"model": lambda x: {"x": x}}, TypeError, "must return embeddings, or have them in its output; got dict"),
-        ({"loss": of_constant}, ValueError, "the loss does not depend on the embeddings"),
-        ({"loss": lambda e, _: e.detach().sum()}, ValueError, "the loss does not depend on the embeddings"),
+        ({"batch": (torch.randn(4, 6), torch.arange(3))}, r"same number of examples.*'labels': 3"),
+        ({"batch": (torch.randn(0, 6), torch.arange(0))}, "at least one"),
+        ({"loss": of_constant}, "the loss does not depend on the embeddings"),
+        ({"loss": lambda e, _: e.detach().sum()}, "the loss does not depend on the embeddings"),
+        # Chunks would have two embeddings per example in another order than the whole batch.
+        ({"model": lambda x: torch.cat([x, -x])}, "one embedding per example; got 4 embeddings of 2 examples"),
     ],
 )
-def test_bad_input_is_rejected_with_one_message(change, error, message):
+def test_input_that_would_give_other_gradients_is_rejected(change, message):
     usual = {"model": network(), "loss": SupConLoss(), "batch": (torch.randn(4, 6), torch.arange(4) // 2)}
-    with pytest.raises(error, match=message):
-        cached_step(**usual | change)
+    with pytest.raises(ValueError, match=message):
+        cached_step(**usual | change, chunk_size=2)
 
 
 # Two processes, with batches and numbers of chunks of different sizes
@@ -212,12 +210,3 @@ def test_gradients_averaged_over_two_processes_are_those_of_one(tmp_path):
     losses = [loss(model(part), its) for part, its in zip(x.split(SIZES), labels.split(SIZES), strict=True)]
     (sum(losses) / 2).backward()
     torch.testing.assert_close(first["ArcFaceLoss"][1], gradients(model, loss), rtol=1e-5, atol=1e-6)
-
-
-def test_two_embeddings_per_example_are_rejected():
-    """Chunks would have them in another order than the whole batch."""
-    encoder = nn.Linear(3, 4)
-    with pytest.raises(ValueError, match="one embedding per example; got 4 embeddings of 2 examples"):
-        cached_step(
-            lambda x: encoder(torch.cat([x, -x])), SupConLoss(), (torch.randn(6, 3), torch.arange(6)), chunk_size=2
-        )

@@ -1,5 +1,7 @@
 """Training steps of compiled losses."""
 
+import copy
+
 import pytest
 import torch
 from torch._dynamo.utils import counters
@@ -13,28 +15,42 @@ BUILD = {
     "blocks": lambda: HeadLoss(8, 6, head="softmax", blockwise=True, label_smoothing=0.1),
     "blocks of centers": lambda: losses.SubCenterArcFaceLoss(8, 6, blockwise=True),
     "SupConLoss": lambda: losses.SupConLoss(learn_temperature=True),
+    "memory": lambda: losses.CrossBatchSupConLoss(8, 20),
     "InfoNCELoss": losses.InfoNCELoss,
     "SigLIPLoss": losses.SigLIPLoss,
 }
+WITHOUT_LABELS = {
+    "heat": losses.HeatKernelLoss,
+    "heat, short time": lambda: losses.HeatKernelLoss(0.02),
+    "koleo": losses.KoLeoLoss,
+    "sliced": lambda: losses.SlicedUniformityLoss(8),
+}
 
 
-@pytest.mark.parametrize("name", BUILD)
+@pytest.mark.parametrize("name", [*BUILD, *WITHOUT_LABELS])
 def test_steps_of_any_batch_size_are_those_without_compilation(name):
     torch.compiler.reset()
     torch.manual_seed(0)
-    loss = BUILD[name]()
-    loss(torch.randn(10, 8), torch.arange(10) // 2)  # the data-dependent initialization, if there is one
+    has_labels = name in BUILD
+    loss = {**BUILD, **WITHOUT_LABELS}[name]()
+    if isinstance(loss, HeadLoss):
+        loss(torch.randn(10, 8), torch.arange(10) // 2)  # the data-dependent initialization, if there is one
+    other = copy.deepcopy(loss)
     counters.clear()
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")  # like inductor, without generating code
+    compiled = torch.compile(other, fullgraph=True, backend="aot_eager")  # like inductor, without generating code
     for size in (8, 12, 6):
         x, labels, results = torch.randn(size, 8), torch.arange(size) // 2, []
         labels[:2] = -100
-        for run in (loss, compiled):
-            if isinstance(loss, HeadLoss):
-                loss.head.before_forward(size, torch.arange(size))
+        for module, run in ((loss, loss), (other, compiled)):
+            if isinstance(module, HeadLoss):
+                module.head.before_forward(size, torch.arange(size))
             inputs = x.clone().requires_grad_()
-            loss.zero_grad()
-            run(inputs, labels).backward()
-            results.append((inputs.grad, {key: value.grad for key, value in loss.named_parameters()}))
+            module.zero_grad()
+            torch.manual_seed(0)
+            value = run(inputs, labels) if has_labels else run(inputs)
+            value.backward()
+            gradients = {key: parameter.grad for key, parameter in module.named_parameters()}
+            results.append((value.detach(), inputs.grad, gradients, dict(module.named_buffers())))
         torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
-    assert counters["stats"]["unique_graphs"] <= 2  # one of the first size, one of any size
+    if has_labels:
+        assert counters["stats"]["unique_graphs"] <= 2  # one of the first size, one of any size

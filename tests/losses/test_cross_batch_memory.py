@@ -3,8 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, distributed
-from two_processes import run_two
+from torch import Tensor
 
 from hf_sphere.losses import CrossBatchSupConLoss, SupConLoss, trainer_loss
 from hf_sphere.nn import class_softmax
@@ -76,53 +75,6 @@ def test_a_loaded_loss_has_the_memory():
     loss(*first)
     other.load_state_dict(loss.state_dict())
     assert torch.equal(loss(*second), other(*second))
-
-
-SIZES = [3, 5]
-
-
-def _compute(rank: int, folder: str) -> None:
-    distributed.init_process_group("gloo")
-    loss, results = CrossBatchSupConLoss(4, 18, temperature=0.3, learn_temperature=True), []
-    for x, labels in batches(3, 8):
-        loss.zero_grad()
-        part = x.split(SIZES)[rank].clone().requires_grad_()
-        value = loss(part, labels.split(SIZES)[rank])
-        value.backward()
-        results.append((value.detach(), part.grad, loss.log_temperature.grad.clone()))
-    torch.save((results, loss.state_dict()), f"{folder}/{rank}.pt")
-
-
-def test_two_processes_have_the_same_memory_and_the_loss_of_one(tmp_path):
-    run_two(_compute, str(tmp_path))
-    (first, memory), (second, other_memory) = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
-    loss = CrossBatchSupConLoss(4, 18, temperature=0.3, learn_temperature=True)
-    for (x, labels), *parts in zip(batches(3, 8), first, second, strict=True):
-        loss.zero_grad()
-        x.requires_grad_()
-        value = loss(x, labels)
-        value.backward()
-        values, gradients, of_temperature = zip(*parts, strict=True)
-        torch.testing.assert_close(sum(values) / 2, value.detach())
-        torch.testing.assert_close(torch.cat(gradients) / 2, x.grad)
-        torch.testing.assert_close(sum(of_temperature) / 2, loss.log_temperature.grad)
-    torch.testing.assert_close(memory, other_memory, rtol=0, atol=0)
-    torch.testing.assert_close(memory, dict(loss.state_dict()))
-
-
-def test_compiled_steps_of_any_batch_size_are_those_without_compilation():
-    torch.compiler.reset()
-    loss, other = CrossBatchSupConLoss(4, 20), CrossBatchSupConLoss(4, 20)
-    compiled = torch.compile(other, fullgraph=True, backend="aot_eager")
-    for size in (8, 12, 6, 8):
-        x, results = torch.randn(size, 4), []
-        for run in (loss, compiled):
-            inputs = x.clone().requires_grad_()
-            value = run(inputs, torch.arange(size) // 2)
-            value.backward()
-            results.append((value.detach(), inputs.grad))
-        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(dict(loss.state_dict()), dict(other.state_dict()))
 
 
 def test_bad_input_is_refused():

@@ -1,4 +1,4 @@
-"""Heads as losses: in loops, in pytorch-metric-learning and in sentence-transformers."""
+"""Heads as losses: in loops, in pytorch-metric-learning and in trainers."""
 
 import subprocess
 import sys
@@ -244,63 +244,6 @@ def test_trainer_loss_takes_a_dictionary_and_rejects_a_loss_with_parameters():
     assert losses.trainer_loss(loss)({"embeddings": points}, labels) == loss(points, labels)
     with pytest.raises(ValueError, match=r"would not train the parameters log_temperature .*learn_temperature=False"):
         losses.trainer_loss(losses.InfoNCELoss())
-
-
-# sentence-transformers
-
-TEXTS = ["the cat", "the mountain", "a story", "the lamp", "a picture", "the nurse", "a relation", "the cat is"]
-
-
-@pytest.fixture
-def sentence_model(root):
-    sentence_transformers = pytest.importorskip("sentence_transformers")
-    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-
-    transformer = Transformer(str(root / "tests" / "golden" / "analogy" / "tiny-bert"))
-    modules = [transformer, Pooling(transformer.get_embedding_dimension())]
-    return sentence_transformers.SentenceTransformer(modules=modules, device="cpu")
-
-
-def sentence_trainer(model, loss, folder, steps):
-    from datasets import Dataset
-    from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-
-    data = Dataset.from_dict({"sentence": TEXTS, "label": [0, 1, 2, 3] * 2})
-    args = SentenceTransformerTrainingArguments(
-        str(folder), max_steps=steps, per_device_train_batch_size=8, report_to=[], use_cpu=True, save_steps=2,
-        learning_rate=0.01, lr_scheduler_type="constant",
-    )  # fmt: skip
-    adapted = losses.SentenceTransformerLoss(model, loss)
-    callbacks = [losses.LossCheckpointCallback(loss)]
-    return SentenceTransformerTrainer(model, args, train_dataset=data, loss=adapted, callbacks=callbacks)
-
-
-def test_sentence_transformer_and_loss_are_trained_saved_and_loaded(sentence_model, tmp_path):
-    from sentence_transformers import SentenceTransformer
-
-    loss = losses.ArcFaceLoss(sentence_model.get_embedding_dimension(), 4)
-    before = loss.head.weight.detach().clone()
-    sentence_trainer(sentence_model, loss, tmp_path, steps=2).train()
-    assert not torch.equal(loss.head.weight, before)
-    sentence_model.save_pretrained(str(tmp_path / "model"))
-    loaded = SentenceTransformer(str(tmp_path / "model"), device="cpu")
-    expected = sentence_model.encode(TEXTS, convert_to_tensor=True)
-    torch.testing.assert_close(loaded.encode(TEXTS, convert_to_tensor=True), expected)
-
-    other = losses.ArcFaceLoss(sentence_model.get_embedding_dimension(), 4)
-    sentence_trainer(loaded, other, tmp_path, steps=2).train(resume_from_checkpoint=True)  # no step is left
-    assert torch.equal(other.head.weight, loss.head.weight)
-
-
-def test_texts_of_a_row_share_its_label(sentence_model):
-    columns = [sentence_model.preprocess(TEXTS[:4]), sentence_model.preprocess(TEXTS[4:])]
-    loss = losses.SentenceTransformerLoss(sentence_model.eval(), losses.InfoNCELoss())
-    embeddings = torch.cat([sentence_model(column)["sentence_embedding"] for column in columns])
-    expected = losses.InfoNCELoss()(embeddings, torch.arange(4).repeat(2))
-    for labels in (None, torch.tensor([3, 9, 4, 7])):
-        torch.testing.assert_close(loss(columns, labels), expected)
-    with pytest.raises(ValueError, match=r"one label per row; got \(3,\) labels for 4 rows"):
-        loss(columns, torch.arange(3))
 
 
 # Two processes

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, strategies as st
 from pytorch_metric_learning import losses as metric_losses
-from torch import Tensor, distributed
-from two_processes import run_two
+from torch import Tensor
 
 from hf_sphere.losses import InfoNCELoss, MetricLearningLoss, SigLIPLoss, SupConLoss
 from hf_sphere.nn import class_softmax
@@ -244,42 +243,3 @@ def test_the_error_for_two_views_says_how_pairs_are_passed():
 def test_what_is_no_tensor_is_rejected_with_advice(loss, embeddings, labels, message):
     with pytest.raises(TypeError, match=message):
         loss(embeddings, labels)
-
-
-# Two processes, with batches of different sizes
-
-SIZES = [4, 6]
-OF_PAIRS = [0, 1, 1, 0, 5, 7, 7, 9, 5, 9]
-MAKE = {
-    "SupConLoss": lambda: SupConLoss(0.3, learn_temperature=True),
-    "InfoNCELoss": lambda: InfoNCELoss(0.3),
-    "SigLIPLoss": lambda: SigLIPLoss(0.3, -1.0),
-}
-DISTRIBUTED_LABELS = {"SupConLoss": [0, 1, -100, 0, 5, 1, 0, 2, 2, 9], "InfoNCELoss": OF_PAIRS, "SigLIPLoss": OF_PAIRS}
-
-
-def _compute(rank: int, folder: str) -> None:
-    distributed.init_process_group("gloo")
-    results = {}
-    for name, labels in DISTRIBUTED_LABELS.items():
-        x = torch.randn(10, 4, generator=torch.Generator().manual_seed(0)).split(SIZES)[rank].requires_grad_()
-        loss = MAKE[name]()
-        value = loss(x, torch.tensor(labels).split(SIZES)[rank])
-        value.backward()
-        results[name] = (value.detach(), x.grad, *(parameter.grad for parameter in loss.parameters()))
-    torch.save(results, f"{folder}/{rank}.pt")
-
-
-def test_mean_over_two_processes_is_the_loss_of_one_process(tmp_path):
-    run_two(_compute, str(tmp_path))
-    parts = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
-    for name, labels in DISTRIBUTED_LABELS.items():
-        x = torch.randn(10, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
-        loss = MAKE[name]()
-        value = loss(x, torch.tensor(labels))
-        value.backward()
-        values, gradients, *of_parameters = zip(*(part[name] for part in parts), strict=True)
-        torch.testing.assert_close(sum(values) / 2, value.detach())
-        torch.testing.assert_close(torch.cat(gradients) / 2, x.grad)
-        averaged = [sum(gradients) / 2 for gradients in of_parameters]
-        torch.testing.assert_close(averaged, [parameter.grad for parameter in loss.parameters()])

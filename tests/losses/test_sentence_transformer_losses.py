@@ -193,12 +193,13 @@ def test_labels_are_taken_from_each_column_of_the_trainer(column, model, tmp_pat
     assert sorted(seen[0].tolist()) == sorted(CLASSES)
 
 
-def test_each_text_of_a_row_has_its_label(model, tmp_path):
-    loss, seen = losses.ArcFaceLoss(model.get_embedding_dimension(), 4), []
-    loss.register_forward_hook(lambda module, inputs, value: seen.append(inputs[1]))
-    build_trainer(model, loss, tmp_path, texts(title=TEXTS[::-1], label=CLASSES)).train()
-    assert seen[0].shape == (16,)
-    assert torch.equal(seen[0][:8], seen[0][8:])
+def test_texts_of_a_row_share_its_label(model):
+    columns = [model.preprocess(TEXTS[:4]), model.preprocess(TEXTS[4:])]
+    loss = losses.SentenceTransformerLoss(model.eval(), losses.InfoNCELoss())
+    embeddings = torch.cat([model(column)["sentence_embedding"] for column in columns])
+    expected = losses.InfoNCELoss()(embeddings, torch.arange(4).repeat(2))
+    for labels in (None, torch.tensor([3, 9, 4, 7])):
+        torch.testing.assert_close(loss(columns, labels), expected)
 
 
 def test_rows_with_several_classes_have_the_loss_of_the_head(model, tmp_path):
