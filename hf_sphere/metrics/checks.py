@@ -18,9 +18,11 @@ def check_scores(name: str, scores: Tensor) -> Tensor:
     return scores
 
 
-def check_correct(correct: Tensor) -> Tensor:
-    """Return whether each prediction is correct, (N,), as zeros and ones in float64 on the CPU."""
+def check_correct(correct: Tensor, count: int) -> Tensor:
+    """Return whether each prediction is correct, (count,), as zeros and ones in float64 on the CPU."""
     correct = check_scores("correct", correct)
+    if len(correct) != count:
+        raise ValueError(f"correct must have the shape ({count},), one per prediction; got {tuple(correct.shape)}.")
     if not ((correct == 0) | (correct == 1)).all():
         raise ValueError("correct must be boolean, or 0 and 1; got other values. Compute predictions == labels.")
     return correct
@@ -28,10 +30,8 @@ def check_correct(correct: Tensor) -> Tensor:
 
 def check_confidences(confidences: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
     """Return confidences and whether each prediction is correct, (N,) each, as float64 on the CPU."""
-    confidences, correct = check_scores("confidences", confidences), check_correct(correct)
-    if len(confidences) != len(correct):
-        raise ValueError(f"got {len(confidences)} confidences for {len(correct)} predictions; give one of each.")
-    return confidences, correct
+    confidences = check_scores("confidences", confidences)
+    return confidences, check_correct(correct, len(confidences))
 
 
 def mean_over_ties(confidences: Tensor, correct: Tensor) -> Tensor:

@@ -139,9 +139,7 @@ def class_overlap(
         raise ValueError(f"threshold of the {distance} distance must be {allowed}; got {threshold}.")
     points = check_directions(embeddings) if distance == "angular" else check_embeddings(embeddings).cpu().double()
     labels = check_classes(labels, len(points))
-    correct = check_correct(correct)
-    if len(correct) != len(points):
-        raise ValueError(f"correct must have the shape ({len(points)},); got {tuple(correct.shape)}.")
+    correct = check_correct(correct, len(points))
     if distance == "angular":
         threshold = 2 * math.sin(math.radians(threshold) / 2)  # chord length, which is also accurate for small angles
     overlaps, num_pairs = torch.zeros(len(points), dtype=torch.bool), 0

@@ -125,7 +125,7 @@ def test_float32_confidences_and_integer_correctness_are_accepted(answers):
     [
         (torch.rand(3, 2), torch.ones(3), r"confidences must have the shape \(N,\) with N >= 1; got \(3, 2\)"),
         (torch.rand(0), torch.ones(0), r"got \(0,\)"),
-        (torch.rand(3), torch.ones(4), "got 3 confidences for 4 predictions"),
+        (torch.rand(3), torch.ones(4), r"correct must have the shape \(3,\), one per prediction; got \(4,\)"),
         (torch.tensor([0.5, 1.5]), torch.ones(2), r"probabilities, in \[0, 1\]; got 0.5 to 1.5"),
         (torch.tensor([0.5, float("nan")]), torch.ones(2), "confidences must not be NaN; index 1 is"),
         (torch.rand(2), torch.tensor([0, 2]), "correct must be boolean, or 0 and 1"),

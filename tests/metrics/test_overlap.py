@@ -102,7 +102,7 @@ def test_many_equal_points_use_bounded_memory(monkeypatch):
         ({"embeddings": torch.zeros(4, 4)}, ValueError, "a zero vector has no direction; 4 of 4 embeddings are zero"),
         ({"labels": torch.zeros(3)}, ValueError, r"labels must have the shape \(4,\), one per embedding; got \(3,\)"),
         ({"labels": torch.zeros(4)}, TypeError, "labels must be integers; got torch.float32"),
-        ({"correct": torch.zeros(3)}, ValueError, r"correct must have the shape \(4,\); got \(3,\)"),
+        ({"correct": torch.zeros(3)}, ValueError, r"correct must have the shape \(4,\), one per .*; got \(3,\)"),
         ({"correct": torch.full((4,), 0.5)}, ValueError, "correct must be boolean, or 0 and 1"),
         ({"threshold": 0.0}, ValueError, "angular distance must be in degrees, above 0 and up to 180; got 0"),
         ({"threshold": 181.0}, ValueError, "above 0 and up to 180; got 181"),

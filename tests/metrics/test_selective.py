@@ -45,7 +45,7 @@ def test_confidences_can_be_any_real_numbers():
     ("confidences", "correct", "message"),
     [
         (torch.tensor([1.0, float("nan")]), torch.ones(2), "confidences must not be NaN"),
-        (torch.rand(2), torch.ones(3), "got 2 confidences for 3 predictions"),
+        (torch.rand(2), torch.ones(3), r"correct must have the shape \(2,\), one per prediction; got \(3,\)"),
         (torch.rand(2), torch.full((2,), 0.5), "correct must be boolean"),
     ],
 )
