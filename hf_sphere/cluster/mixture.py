@@ -17,8 +17,8 @@ from hf_sphere.cluster.rows import DirectionEstimator, Rows, all_sums_by_label
 from hf_sphere.cluster.spherical_k_means import POSITIVE_INTEGER, SphericalKMeans
 from hf_sphere.distributions import VonMisesFisher
 from hf_sphere.geometry import bessel
-from hf_sphere.geometry.checks import check_integer
 from hf_sphere.geometry.manifold import mean_direction
+from hf_sphere.utils.checks import check_integer
 
 LARGEST_CONCENTRATION = 1e8
 """Bound of the concentrations, without which the likelihood of a component with a single point has no maximum."""

@@ -14,8 +14,7 @@ from sklearn.utils.extmath import row_norms
 from sklearn.utils.validation import _check_feature_names, _check_n_features, _check_sample_weight, validate_data
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_codes, check_dense, to_tensor
-from hf_sphere.metrics.checks import check_embeddings
+from hf_sphere.geometry.checks import check_codes, check_dense, check_embeddings, to_tensor
 from hf_sphere.utils.devices import widest_dtype
 
 Block: TypeAlias = Tensor | Any

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from hf_sphere.cluster.number import merge_clusters
 from hf_sphere.cluster.rows import DirectionEstimator, Rows, all_sums_by_label, products, sums_by_label
+from hf_sphere.geometry.checks import check_embeddings
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.metrics.checks import check_embeddings
 from hf_sphere.utils.devices import widest_dtype
 
 POSITIVE_INTEGER = Interval(numbers.Integral, 1, None, closed="left")

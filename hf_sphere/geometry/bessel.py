@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_floating, check_integer
-from hf_sphere.geometry.coordinates import is_readable
+from hf_sphere.geometry.checks import check_floating, is_readable
 from hf_sphere.geometry.decorators import differentiable_once, number
 from hf_sphere.geometry.expansions import evaluate
+from hf_sphere.utils.checks import check_integer
 
 
 def log_vmf_normalizer(concentration: Tensor, dim: int) -> Tensor:

@@ -1,26 +1,17 @@
-"""Conversion and validation of numeric arguments."""
+"""Conversion and checks of tensors: numbers of any kind, embeddings, scores, labels, and inputs of modules."""
 
-import math
-import operator
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from hf_sphere.utils.devices import check_float64
+from hf_sphere.utils.devices import check_devices, check_float64
 
-
-def check_integer(name: str, value: Any, minimum: int) -> int:
-    """Return an integer of at least `minimum` as `int` (numpy integers included), or raise a ValueError."""
-    try:
-        integer = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        integer = None
-    if integer is None or integer < minimum:
-        raise ValueError(f"{name} must be an integer of at least {minimum}; got {value!r}.")
-    return integer
+IGNORED = -100
+"""Label of examples that a loss ignores, as in torch and transformers."""
 
 
 def check_floating(name: str, value: Any) -> None:
@@ -153,7 +144,114 @@ def _to_float64(name: str, array: np.ndarray) -> np.ndarray:
     return wide
 
 
-def check_positive(name: str, value: float) -> None:
-    """Raise a ValueError unless a number is finite and positive."""
-    if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{name} must be finite and positive; got {value}.")
+def check_scores(name: str, scores: Tensor) -> Tensor:
+    """Return valid scores (N,), N >= 1, as float64 on the CPU."""
+    scores = to_floating(name, to_tensor(name, scores).detach().cpu())
+    if scores.ndim != 1 or len(scores) == 0:
+        raise ValueError(f"{name} must have the shape (N,) with N >= 1; got {tuple(scores.shape)}.")
+    scores = scores.double()
+    if scores.isnan().any():
+        raise ValueError(f"{name} must not be NaN; index {int(scores.isnan().nonzero()[0])} is. Remove or replace it.")
+    return scores
+
+
+def check_correct(correct: Tensor, count: int) -> Tensor:
+    """Return whether each prediction is correct, (count,), as zeros and ones in float64 on the CPU."""
+    correct = check_scores("correct", correct)
+    if len(correct) != count:
+        raise ValueError(f"correct must have the shape ({count},), one per prediction; got {tuple(correct.shape)}.")
+    if not ((correct == 0) | (correct == 1)).all():
+        raise ValueError("correct must be boolean, or 0 and 1; got other values. Compute predictions == labels.")
+    return correct
+
+
+def check_confidences(confidences: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
+    """Return confidences and whether each prediction is correct, (N,) each, as float64 on the CPU."""
+    confidences = check_scores("confidences", confidences)
+    return confidences, check_correct(correct, len(confidences))
+
+
+def check_embeddings(embeddings: Tensor, min_count: int = 1, what: str = "embeddings") -> Tensor:
+    """Return valid embeddings (N, d), N >= `min_count`, d >= 1, on their device; integers become float64."""
+    embeddings = to_tensor(what, embeddings).detach()
+    check_codes(what, embeddings.dtype)
+    embeddings = to_floating(what, embeddings)
+    if embeddings.ndim != 2 or len(embeddings) < min_count or embeddings.shape[1] == 0:
+        shape = f"(N, d) with N >= {min_count} and d >= 1"
+        raise ValueError(f"{what} must have the shape {shape}; got {tuple(embeddings.shape)}.")
+    largest = torch.linalg.vector_norm(embeddings, torch.inf, dim=-1)  # which makes no copy, as isfinite does
+    check_rows(largest.isfinite(), f"{what} must be finite", "are not")
+    return embeddings
+
+
+def check_rows(valid: Tensor, rule: str, problem: str) -> None:
+    """Raise a ValueError with the first row that is not valid, (N,)."""
+    if count := int((~valid).sum()):
+        first = int(valid.logical_not().nonzero()[0])
+        raise ValueError(f"{rule}; {count} of {len(valid)} {problem}, the first at index {first}. Remove them.")
+
+
+def check_labels(labels: Tensor, count: int, what: str = "labels") -> Tensor:
+    """Return valid labels (count,), of any integer dtype, as int64."""
+    labels = to_tensor(what, labels, "integers")
+    if labels.shape != (count,):
+        raise ValueError(f"{what} must have the shape ({count},), one per embedding; got {tuple(labels.shape)}.")
+    if labels.is_floating_point():
+        check_rows(labels.isfinite(), f"{what} must be integers", "are missing or not finite")
+    check_integers(labels, what)
+    return labels.long()
+
+
+def check_integers(labels: Tensor, what: str = "labels") -> None:
+    """Raise a TypeError unless labels are of an integer dtype."""
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise TypeError(f"{what} must be integers; got {labels.dtype}. Convert them with .long().")
+
+
+def check_classes(labels: Tensor, count: int) -> Tensor:
+    """Return the labels (count,) renumbered as class indices 0, 1, ..., int64 on the CPU."""
+    return check_labels(labels, count).cpu().unique(return_inverse=True)[1]
+
+
+def is_batched(tensor: Tensor) -> bool:
+    """Whether vmap or a batched autograd call hides an axis of the tensor; torch has no public function for this."""
+    functorch = torch._C._functorch
+    return functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
+
+
+def is_readable(tensor: Tensor) -> bool:
+    """Whether values can be read without a device synchronization: on the CPU, outside of compilation and vmap."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and not is_batched(tensor)
+
+
+def check_input(module: nn.Module, x: object) -> None:
+    """Raise an error unless the input of a module is of a floating-point dtype and on the device of its weights."""
+    check_floating("the input", x)
+    check_tensors(module, **{"the input": x})
+
+
+def check_tensors(module: nn.Module | None = None, /, **values: object) -> None:
+    """Raise an error unless the named values are tensors or None, on one device, that of the module's weights."""
+    for name, value in values.items():
+        if value is not None and not isinstance(value, Tensor):
+            if name == "labels":
+                to_tensor("labels", value, "integers")  # raises an error for names
+            raise TypeError(f"{name} must be a tensor; got {type(value).__name__}. Convert it with torch.as_tensor().")
+    if module is not None:
+        weight = next(chain(module.parameters(), module.buffers()), None)
+        values = {**values, f"the weights of {type(module).__name__}": weight}
+    check_devices(**values)
+
+
+def check_class_labels(labels: Tensor, num_classes: int, *, owner: str, advice: str) -> None:
+    """Raise an error for labels that are no integers, or outside 0..K-1, except -100, if they can be read.
+
+    The message names the `owner` of the classes and ends with the `advice`.
+    """
+    check_integers(labels)
+    if not is_readable(labels) or not (labels := labels[labels != IGNORED]).numel():
+        return
+    low, high = labels.aminmax()
+    if low < 0 or high >= num_classes:
+        classes = f"{num_classes} classes (0 to {num_classes - 1})"
+        raise ValueError(f"labels run from {low} to {high}, but the {owner} has {classes}. {advice}")

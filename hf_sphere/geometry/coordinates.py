@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_floating
+from hf_sphere.geometry.checks import check_floating, is_batched
 from hf_sphere.utils.devices import is_exporting, widest_dtype
 
 
@@ -255,17 +255,6 @@ def _gradient_in_blocks(
 
 def _smallest_angle(size: int, delta: float) -> float:
     return min(math.asin(delta ** (1.0 / size)), 0.99 * math.pi / 2)
-
-
-def is_batched(tensor: Tensor) -> bool:
-    """Whether vmap or a batched autograd call hides an axis of the tensor; torch has no public function for this."""
-    functorch = torch._C._functorch
-    return functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
-
-
-def is_readable(tensor: Tensor) -> bool:
-    """Whether values can be read without a device synchronization: on the CPU, outside of compilation and vmap."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and not is_batched(tensor)
 
 
 def _scalar(value: float | Tensor, x: Tensor) -> Tensor:

@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_floating, check_integer, weigh_points
+from hf_sphere.geometry.checks import check_embeddings, check_floating, check_rows, weigh_points
 from hf_sphere.geometry.decorators import with_gradient
+from hf_sphere.utils.checks import check_integer
 from hf_sphere.utils.devices import check_devices
 
 F = TypeVar("F", bound=Callable[..., Tensor])
@@ -85,6 +86,13 @@ def divide_by_norms(x: Tensor, short: float, least: float = 1e-12) -> tuple[Tens
     """
     norms = torch.threshold(torch.linalg.vector_norm(x, dim=-1, keepdim=True), least, short)
     return x / norms, norms
+
+
+def check_directions(embeddings: Tensor, min_count: int = 1, what: str = "embeddings") -> Tensor:
+    """Return the directions of embeddings (N, d), unit vectors in float64 on the CPU."""
+    embeddings = check_embeddings(embeddings, min_count, what).cpu().double()
+    check_rows(embeddings.any(-1), "a zero vector has no direction", f"{what} are zero")
+    return project_to_sphere(embeddings)
 
 
 def mean_direction(mean: Tensor) -> Tensor:

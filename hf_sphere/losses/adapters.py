@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
+from hf_sphere.geometry.checks import IGNORED, check_tensors
 from hf_sphere.losses.heads import require_all_classes
 from hf_sphere.losses.memory import CrossBatchSupConLoss
 from hf_sphere.losses.pairs import PairLoss
-from hf_sphere.nn.checks import IGNORED, check_tensors
 from hf_sphere.nn.heads import HEADS, Head
 from hf_sphere.nn.heads.base import heads_of
 from hf_sphere.nn.processes import count_processes, process_index

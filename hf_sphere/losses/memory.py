@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_sphere.geometry.checks import IGNORED
 from hf_sphere.losses.pairs import SupConLoss, gather_points
-from hf_sphere.nn.checks import IGNORED
 from hf_sphere.nn.processes import Exchange
 
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hf_sphere.geometry.checks import IGNORED, check_integers, check_tensors, is_readable
 from hf_sphere.geometry.decorators import WithGradients, opaque
-from hf_sphere.nn.checks import IGNORED, check_tensors, is_readable
 from hf_sphere.nn.class_softmax import BLOCK, class_blocks, sum_over_other_classes
 from hf_sphere.nn.heads.base import Head
 from hf_sphere.nn.layers import read_scalar
@@ -60,8 +60,7 @@ class PairLoss(nn.Module):
         if embeddings.ndim != 2 or labels.shape != embeddings.shape[:1]:
             shapes = f"{tuple(embeddings.shape)} and {tuple(labels.shape)}"
             raise ValueError(f"embeddings and labels must have the shapes (B, d) and (B,); got {shapes}. {HOW_TO_PAIR}")
-        if labels.is_floating_point() or labels.dtype == torch.bool:
-            raise TypeError(f"labels must be integers; got {labels.dtype}. Convert them with .long().")
+        check_integers(labels)
         with torch.autocast(embeddings.device.type, enabled=False):
             embeddings = embeddings.masked_fill((labels == IGNORED)[:, None], 0.0)  # they may not be finite
             return self.compute_loss(Head.normalize(embeddings), labels)

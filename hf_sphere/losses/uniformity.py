@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, distributed, nn
 
+from hf_sphere.geometry.checks import check_input
 from hf_sphere.geometry.decorators import WithGradients, opaque
 from hf_sphere.losses.pairs import gather_points
-from hf_sphere.nn.checks import check_input
 from hf_sphere.nn.class_softmax import BLOCK, class_blocks
 from hf_sphere.nn.heads.base import Head
 from hf_sphere.nn.processes import count_processes

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_integer, to_tensor
-from hf_sphere.metrics.checks import check_confidences, check_embeddings, check_labels, mean_over_ties
+from hf_sphere.geometry.checks import check_confidences, check_embeddings, check_labels, to_tensor
+from hf_sphere.metrics.selective import mean_over_ties
+from hf_sphere.utils.checks import check_integer
 
 Binning = Literal["equal_mass", "equal_width"]
 

@@ -6,10 +6,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_integer, check_positive
-from hf_sphere.geometry.manifold import geodesic_distance
-from hf_sphere.metrics.checks import check_classes, check_correct, check_directions, check_embeddings
-from hf_sphere.utils.checks import check_seed
+from hf_sphere.geometry.checks import check_classes, check_correct, check_embeddings
+from hf_sphere.geometry.manifold import check_directions, geodesic_distance
+from hf_sphere.utils.checks import check_integer, check_positive, check_seed
 
 OverlapDistance = Literal["angular", "euclidean"]
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from hf_sphere.metrics.checks import check_scores
+from hf_sphere.geometry.checks import check_scores
 
 
 def detection_scores(inside: Tensor, outside: Tensor) -> dict[str, float]:

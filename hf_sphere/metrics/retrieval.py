@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_sphere.distributions import VonMisesFisher
-from hf_sphere.geometry.checks import check_integer, check_positive, to_floating
-from hf_sphere.metrics.checks import check_embeddings, check_labels
+from hf_sphere.geometry.checks import check_embeddings, check_labels, to_floating
 from hf_sphere.metrics.neighbors import Distance, Gallery
-from hf_sphere.utils.checks import check_seed
+from hf_sphere.utils.checks import check_integer, check_positive, check_seed
 
 
 @torch.no_grad()

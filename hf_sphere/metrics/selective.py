@@ -3,8 +3,19 @@
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_integer
-from hf_sphere.metrics.checks import check_confidences, mean_over_ties
+from hf_sphere.geometry.checks import check_confidences
+from hf_sphere.utils.checks import check_integer
+
+
+def mean_over_ties(confidences: Tensor, correct: Tensor) -> Tensor:
+    """Return, for each prediction, the accuracy of the predictions with the same confidence, (N,), (N,) -> (N,).
+
+    With it instead of `correct`, sums over bins and cumulative sums in the order of the confidences are their means
+    over all orders of tied predictions. Metrics that are not linear in these sums, such as the expected calibration
+    error, are those of the mean sums, not their own means.
+    """
+    _, group, count = confidences.unique(return_inverse=True, return_counts=True)
+    return (torch.bincount(group, weights=correct) / count)[group]
 
 
 def risk_coverage(confidences: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:

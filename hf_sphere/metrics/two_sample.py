@@ -5,9 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_integer
-from hf_sphere.metrics.checks import check_embeddings
-from hf_sphere.utils.checks import check_seed
+from hf_sphere.geometry.checks import check_embeddings
+from hf_sphere.utils.checks import check_integer, check_seed
 
 
 def energy_test(x: Tensor, y: Tensor, *, permutations: int = 999, seed: int = 0) -> tuple[float, float]:

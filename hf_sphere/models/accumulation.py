@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hf_sphere.nn.checks import IGNORED
+from hf_sphere.geometry.checks import IGNORED
 
 
 def weighted_by_targets(forward: Callable[..., Any]) -> Callable[..., Any]:

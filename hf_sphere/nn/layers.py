@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from hf_sphere.geometry import spherize
 from hf_sphere.geometry.angular import Operator, angular_response, find_operator
+from hf_sphere.geometry.checks import check_input
 from hf_sphere.geometry.coordinates import widest_dtype
-from hf_sphere.nn.checks import check_input
 
 
 class AngularLinear(nn.Linear):

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_sphere.nn.checks import IGNORED, is_readable
+from hf_sphere.geometry.checks import IGNORED, is_readable
 
 
 def reduce_mixed_loss(

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hf_sphere.nn.checks import check_tensors, is_readable
+from hf_sphere.geometry.checks import check_tensors, is_readable
 from hf_sphere.nn.heads.base import Head
 
 

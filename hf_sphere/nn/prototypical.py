@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_sphere.nn.checks import IGNORED, check_labels, check_tensors
+from hf_sphere.geometry.checks import IGNORED, check_class_labels, check_tensors
 from hf_sphere.nn.heads.base import Head
 
 COSINE_SCALE = 1000.0
@@ -103,7 +103,7 @@ class PrototypicalClassifier(nn.Module):
             got = f"{labels.dtype} of shape {tuple(labels.shape)}"
             raise ValueError(f"labels must be integers, {tuple(query.shape[:-1])}, one per query; got {got}.")
         advice = "The labels of an episode index the classes of its support, not of the dataset."
-        check_labels(labels, support.shape[-3], owner="support", advice=advice)
+        check_class_labels(labels, support.shape[-3], owner="support", advice=advice)
 
     def extra_repr(self) -> str:
         """Describe the module in a printed model."""

@@ -10,11 +10,11 @@ import torch
 from sklearn.exceptions import NotFittedError
 from torch import Tensor, nn
 
-from hf_sphere.geometry.checks import check_integer
 from hf_sphere.metrics import detection_scores
 from hf_sphere.nn.rejection import SCORES as VALUES
 from hf_sphere.ood.outputs import Outputs, model_outputs
 from hf_sphere.ood.scores import FITTED, SCORES, UNFITTED
+from hf_sphere.utils.checks import check_integer
 from hf_sphere.utils.shared_rows import Rows, SharedRowsError, check_disjoint
 
 NUMBERS_AT_ONCE = 1 << 24

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hf_sphere.geometry.checks import to_tensor
-from hf_sphere.metrics.checks import check_embeddings, check_labels, check_scores
+from hf_sphere.geometry.checks import check_embeddings, check_labels, check_scores, to_tensor
 from hf_sphere.ood.scores import UNFITTED
 from hf_sphere.utils.modules import eval_mode
 from hf_sphere.utils.problem_types import problem_type, why_no_accuracy

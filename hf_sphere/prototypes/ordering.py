@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_codes, to_floating, to_tensor
+from hf_sphere.geometry.checks import check_embeddings, check_rows, to_tensor
 from hf_sphere.utils.checks import check_seed
 
 BLOCK_ENTRIES = 2**24  # maximum number of cosines in memory at a time; 128 MiB in float64
@@ -167,9 +167,7 @@ def measure_order(prototypes: Tensor, class_vectors: Tensor, *, seed: int = 0) -
         >>> measure_order(torch.eye(4), torch.randn(4, 8))
         OrderPreservation(triplet_accuracy=0.5, rank_correlation=0.0)
     """
-    points = _to_vectors("prototypes", prototypes)
-    if points.ndim != 2 or not points.isfinite().all():
-        raise ValueError(f"prototypes must be finite, of the shape (K, d); got {tuple(points.shape)}.")
+    points = check_embeddings(to_tensor("prototypes", prototypes).cpu(), what="prototypes").double()
     return compare_orders(F.normalize(points, dim=1), class_directions(class_vectors, len(points)), check_seed(seed))
 
 
@@ -224,35 +222,22 @@ def assign_to_classes(points: Tensor, directions: Tensor, generator: torch.Gener
     return points[torch.as_tensor(best.col_ind)]
 
 
-def _to_vectors(name: str, values: Any) -> Tensor:
-    values = to_tensor(name, values)
-    check_codes(name, values.dtype)
-    return to_floating(name, values.detach()).cpu().double()
-
-
 def class_directions(class_vectors: Any, num_classes: int) -> Tensor:
-    """Return class vectors (K, any length) as unit vectors in float64; an error names the rows without a direction."""
-    vectors = _to_vectors("class_vectors", class_vectors)
-    if vectors.ndim != 2 or len(vectors) != num_classes or not vectors.shape[1]:
-        shapes = f"({num_classes}, length), one row per class; got {tuple(vectors.shape)}"
-        raise ValueError(f"class_vectors must have the shape {shapes}.")
+    """Return class vectors (K, any length) as unit vectors in float64, or raise an error."""
+    vectors = check_embeddings(to_tensor("class_vectors", class_vectors).cpu(), what="class_vectors").double()
+    if len(vectors) != num_classes:
+        raise ValueError(f"class_vectors must be one row for each of the {num_classes} classes; got {len(vectors)}.")
     if num_classes < 3:
         raise ValueError(f"class_vectors require at least 3 classes; got {num_classes}. Leave class_vectors out.")
     norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
-    if (invalid := ~((norms[:, 0] > 0) & norms[:, 0].isfinite())).any():
-        raise ValueError(f"class_vectors must be finite and not zero; row {_list(invalid)} is not.")
+    check_rows((norms[:, 0] > 0) & norms[:, 0].isfinite(), "class_vectors must have finite norms above 0", "do not")
     directions = vectors / norms
     # Rounded, so that duplicates are found by sorting instead of comparing all pairs.
     kinds, counts = torch.unique(directions.mul(1e9).round(), dim=0, return_inverse=True, return_counts=True)[1:]
     if (counts > 1).any():
-        rows = _list(kinds == counts.gt(1).nonzero()[0])
+        rows = ", ".join(map(str, (kinds == counts.gt(1).nonzero()[0]).nonzero()[:5, 0].tolist()))
         raise ValueError(f"rows {rows} of class_vectors have the same direction. Give each class a different vector.")
     return directions
-
-
-def _list(mask: Tensor) -> str:
-    rows = mask.nonzero()[:, 0].tolist()
-    return ", ".join(map(str, rows[:5])) + (f" and {len(rows) - 5} more" if len(rows) > 5 else "")
 
 
 def _different(count: int, size: int, generator: torch.Generator, max_tuples: int = 1_000_000) -> Tensor:

@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_integer, check_positive
 from hf_sphere.geometry.codes import separation, separation_bound
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.prototypes.methods import METHODS, WITHOUT_CLASS_VECTORS, Candidate, PlacementTask
@@ -28,7 +27,7 @@ from hf_sphere.prototypes.ordering import (
     class_directions,
     compare_orders,
 )
-from hf_sphere.utils.checks import check_seed, text_list
+from hf_sphere.utils.checks import check_integer, check_positive, check_seed, text_list
 from hf_sphere.utils.files import atomic_file
 from hf_sphere.utils.options import check_names
 from hf_sphere.utils.progress import progress_bar

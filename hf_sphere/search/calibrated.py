@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_integer, to_tensor
+from hf_sphere.geometry.checks import to_tensor
 from hf_sphere.search.matching import Best, Calibration, Matches, accepts
+from hf_sphere.utils.checks import check_integer
 
 CANDIDATES = 20
 """Rows with the largest cosines, from which the density-corrected score and the rows of other groups are chosen."""

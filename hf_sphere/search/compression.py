@@ -12,14 +12,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_integer
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.search.calibrated import CANDIDATES, CalibratedSearch, Candidates
 from hf_sphere.search.index_files import CODES_FILE, check_replaceable
 from hf_sphere.search.matching import Calibration, independent_rows
 from hf_sphere.search.rows import GroupedVectors, check_names, check_vectors
 from hf_sphere.utils import files
-from hf_sphere.utils.checks import check_seed, error_text
+from hf_sphere.utils.checks import check_integer, check_seed, error_text
 
 HELD_OUT, SMALLEST, TRAINING, BLOCK = 500, 100, 100_000, 8192
 """Largest number of queries for the recall, smallest of rows, and numbers of rows that fit codes and of a block."""

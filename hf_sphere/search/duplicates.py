@@ -11,8 +11,8 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components, minimum_spanning_tree
 from torch import Tensor
 
+from hf_sphere.geometry.checks import check_rows
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.metrics.checks import check_rows
 from hf_sphere.search.neighbor_search import APPROXIMATE
 from hf_sphere.search.rows import check_names
 from hf_sphere.utils.checks import check_exclusive

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_integer
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.search.calibrated import CANDIDATES
 from hf_sphere.search.encoder import load_encoder
@@ -31,7 +30,7 @@ from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind, check_k
 from hf_sphere.search.rows import check_names
 from hf_sphere.search.source import Groups, ImageSource
 from hf_sphere.search.space import EmbeddingSpace
-from hf_sphere.utils.checks import error_text, text_list
+from hf_sphere.utils.checks import check_integer, error_text, text_list
 from hf_sphere.utils.files import atomic_folder, lock_folder, read_whole
 
 logger = logging.getLogger(__name__)

@@ -13,12 +13,11 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_integer
 from hf_sphere.search.calibrated import CalibratedSearch, Candidates
 from hf_sphere.search.matching import Calibration, Matches, mix, name_keys, sample_rows
 from hf_sphere.search.neighbor_search import SPARE, TARGET_RECALL, NeighborSearch
 from hf_sphere.search.rows import as_names, check_vectors, positions, unit_vectors
-from hf_sphere.utils.checks import check_extra, error_text
+from hf_sphere.utils.checks import check_extra, check_integer, error_text
 from hf_sphere.utils.files import check_writable
 
 os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(64 << 20))  # otherwise Lance reads up to 2 GiB ahead

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hf_sphere.geometry.checks import check_embeddings
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.metrics.checks import check_embeddings
 from hf_sphere.metrics.uniformity_test import effective_dimension_interval, uniformity_test
 from hf_sphere.search.neighbor_search import NeighborSearch
 from hf_sphere.search.rows import check_names

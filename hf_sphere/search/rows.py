@@ -9,9 +9,8 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_dense, to_tensor
+from hf_sphere.geometry.checks import check_dense, check_embeddings, check_rows, to_tensor
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.metrics.checks import check_embeddings, check_rows
 from hf_sphere.search.calibrated import CANDIDATES
 from hf_sphere.search.matching import mix, name_keys, sample_rows
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind

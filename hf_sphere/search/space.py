@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_integer
-from hf_sphere.metrics.checks import check_embeddings, check_labels
+from hf_sphere.geometry.checks import check_embeddings, check_labels
 from hf_sphere.metrics.selective import area_under_risk_coverage
 from hf_sphere.metrics.two_sample import energy_test
 from hf_sphere.search.calibrated import CANDIDATES, CalibratedSearch, Candidates
@@ -31,7 +30,7 @@ from hf_sphere.search.matching import Calibration, name_keys
 from hf_sphere.search.neighbor_search import SearchKind
 from hf_sphere.search.report import VectorReport, report_vectors
 from hf_sphere.search.rows import GroupedVectors, as_list, as_names, check_names, positions, unit_vectors
-from hf_sphere.utils.checks import check_seed
+from hf_sphere.utils.checks import check_integer, check_seed
 from hf_sphere.utils.files import atomic_folder, lock_folder, read_whole
 
 if TYPE_CHECKING:

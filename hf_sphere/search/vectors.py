@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_dense, check_integer, to_tensor
-from hf_sphere.metrics.checks import check_embeddings, check_rows
-from hf_sphere.utils.checks import error_text
+from hf_sphere.geometry.checks import check_dense, check_embeddings, check_rows, to_tensor
+from hf_sphere.utils.checks import check_integer, error_text
 
 
 def read_vectors(

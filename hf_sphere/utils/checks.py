@@ -1,6 +1,7 @@
-"""Checks of paths, texts, colors and optional packages, and the texts of errors."""
+"""Checks of numbers, paths, texts, colors and optional packages, and the texts of errors."""
 
 import importlib.util
+import math
 import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,17 +41,6 @@ def check_regular(path: str | os.PathLike) -> None:
         raise ValueError(f"{path} is not a regular file but a pipe, socket or device; remove it, or name a file.")
 
 
-def check_seed(seed: Any) -> int:
-    """Return a seed as `int` (numpy integers included), or raise a ValueError."""
-    try:
-        value = -1 if isinstance(seed, bool) else operator.index(seed)
-    except TypeError:
-        value = -1
-    if not 0 <= value < 1 << 63:
-        raise ValueError(f"seed must be an integer from 0 to 2^63 - 1; got {seed!r}.")
-    return value
-
-
 def check_color(color: Sequence[int]) -> None:
     """Raise a ValueError unless a color is three integers from 0 to 255."""
     if len(color) != 3 or not all(value in range(256) for value in color):
@@ -61,3 +51,26 @@ def check_exclusive(purpose: str, options: Mapping[str, Any]) -> None:
     """Raise a ValueError if several of the options, by name, are set: they do the same thing."""
     if len(stated := [name for name, value in options.items() if value]) > 1:
         raise ValueError(f"{' and '.join(stated)} are two ways to {purpose}; use only one of them.")
+
+
+def check_integer(name: str, value: Any, minimum: int, maximum: int | None = None) -> int:
+    """Return an integer in a range as `int` (numpy integers included), or raise a ValueError."""
+    try:
+        integer = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        integer = None
+    if integer is None or integer < minimum or (maximum is not None and integer > maximum):
+        limits = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+        raise ValueError(f"{name} must be an integer {limits}; got {value!r}.")
+    return integer
+
+
+def check_seed(seed: Any) -> int:
+    """Return a seed as `int`, or raise a ValueError."""
+    return check_integer("seed", seed, 0, 2**63 - 1)
+
+
+def check_positive(name: str, value: float) -> None:
+    """Raise a ValueError unless a number is finite and positive."""
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"{name} must be finite and positive; got {value}.")

@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.utils import make_grid
 
-from hf_sphere.metrics.checks import check_embeddings
+from hf_sphere.geometry.checks import check_embeddings
 from hf_sphere.utils.checks import check_extra, check_not_text
 from hf_sphere.utils.files import write_text
 from hf_sphere.visualization.figures import COLORS

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.metrics.checks import check_directions, check_embeddings, check_labels
+from hf_sphere.geometry.checks import check_embeddings, check_labels
+from hf_sphere.geometry.manifold import check_directions
 from hf_sphere.utils.checks import check_not_text
 from hf_sphere.visualization.figures import COLORS, SMALL, Figure, add_caption, new_figure, save_figure, shorten
 

@@ -260,8 +260,8 @@ class TestFit:
     @pytest.mark.parametrize(
         ("points", "weights", "message"),
         [
-            (torch.empty(0, 3), None, "n >= 1"),
-            (torch.zeros(2, 3), None, "no direction"),
+            (torch.empty(0, 3), None, "n of at least 1"),
+            (torch.zeros(2, 3), None, "norms above 0"),
             (torch.tensor([[math.nan, 1.0]]), None, "finite"),
             (torch.ones(2, 3), torch.tensor([1.0, -1.0]), "nonnegative"),
             (torch.ones(2, 3), torch.zeros(2), "positive sum"),

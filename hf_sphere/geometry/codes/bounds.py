@@ -7,9 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_floating, check_integer
+from hf_sphere.geometry.checks import check_floating
 from hf_sphere.geometry.codes.catalogue import CATALOGUE, COHN
 from hf_sphere.geometry.manifold import project_to_sphere
+from hf_sphere.utils.checks import check_integer
 
 # Levenshtein's polynomials of higher degree lose accuracy; they are needed only for more than 250,000 points.
 _LARGEST_DEGREE = 1000

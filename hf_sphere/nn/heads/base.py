@@ -11,9 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_sphere.geometry.coordinates import is_batched
+from hf_sphere.geometry.checks import IGNORED, check_class_labels, check_tensors, is_batched, is_readable
 from hf_sphere.geometry.manifold import divide_by_norms
-from hf_sphere.nn.checks import IGNORED, check_labels, check_tensors, is_readable
 from hf_sphere.nn.mixed_labels import reduce_mixed_loss
 from hf_sphere.utils.imports import check_unique
 from hf_sphere.utils.options import check_names, check_types, keyword_options
@@ -283,7 +282,7 @@ class Head(nn.Module):
         """
         if labels.ndim == 1:
             advice = "Set `num_labels`, or `num_classes` of a head or loss, to the number of classes in the data."
-            check_labels(labels, self.num_classes, owner="model", advice=advice)
+            check_class_labels(labels, self.num_classes, owner="model", advice=advice)
             return
         if labels.shape[1:] != (self.num_classes,):
             shapes = f"(B,), or (B, {self.num_classes}) for several classes per example"

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_sphere.nn.checks import IGNORED
+from hf_sphere.geometry.checks import IGNORED
 from hf_sphere.nn.heads.cosine import MarginHead, cosine_and_sine
 from hf_sphere.nn.heads.mixins import RunningStatistics
 

@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_sphere.geometry.coordinates import is_batched
+from hf_sphere.geometry.checks import is_batched, is_readable
 from hf_sphere.geometry.sampling import keyed_uniforms
-from hf_sphere.nn.checks import is_readable
 from hf_sphere.nn.class_softmax import own_rows, sum_over_other_classes
 from hf_sphere.nn.heads.base import Head
 from hf_sphere.nn.layers import read_scalar

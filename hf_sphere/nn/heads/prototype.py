@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.nn.checks import IGNORED
+from hf_sphere.geometry.checks import IGNORED
 from hf_sphere.nn.heads.base import Head
 from hf_sphere.nn.heads.mixins import RunningStatistics
 from hf_sphere.prototypes import Placement, place_prototypes

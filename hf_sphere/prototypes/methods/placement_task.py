@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_integer
 from hf_sphere.geometry.codes import separation
 from hf_sphere.prototypes.ordering import TripletRanking, assign_to_classes, ranking_loss
+from hf_sphere.utils.checks import check_integer
 from hf_sphere.utils.devices import check_float64
 
 Objective = Callable[[Tensor], tuple[float, Tensor]]

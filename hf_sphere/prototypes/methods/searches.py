@@ -8,10 +8,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from hf_sphere.geometry.checks import check_integer, check_positive
 from hf_sphere.geometry.codes import separation_bound
 from hf_sphere.prototypes.methods.placement_task import Candidate, PlacementTask, minimize_on_sphere, number_of_restarts
 from hf_sphere.prototypes.ordering import mean_nearest_cosine, soft_separation
+from hf_sphere.utils.checks import check_integer, check_positive
 
 # Inverse temperatures in units of 1 / (1 - separation bound). The arrangement is decided at the temperatures at which
 # only near neighbors repel each other, so most stages are spent there; the last ones only refine it.
