@@ -134,7 +134,7 @@ VALID_OF: dict[str, dict[str, Any]] = {
     "losses.cached_step": {"loss": losses.InfoNCELoss(), "batch": (POINTS, PAIRS)},
     "losses.LossCheckpointCallback": {"loss": losses.ArcFaceLoss(4, 3)},
     "losses.trainer_loss": {"loss": losses.InfoNCELoss()},
-    "optim.radial_diagnostics": {"optimizer": torch.optim.SGD([WEIGHTS], 0.1)},
+    "optim.step_diagnostics": {"optimizer": torch.optim.SGD([WEIGHTS], 0.1)},
     "optim.as_metrics": {"measured": {"a": {"b": 0.5}}},
     "prototypes.Placement.load": {"path": "placement"},
 }
