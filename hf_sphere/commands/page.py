@@ -241,7 +241,7 @@ def draw_verdict(text: str, result: str = "", kind: str = "none") -> str:
     return f'<p class="verdict {kind}" role="status">{result}{html.escape(text)}</p>'
 
 
-def draw(index: "search.ImageIndex", neighbors: "search.Neighbors") -> str:
+def draw(index: "search.ImageIndex", neighbors: "search.Matches") -> str:
     """Return the neighbors of the first query, and a table with their details, as HTML; "?" marks predictions."""
     rows = [row for row in neighbors.rows[0].tolist() if row >= 0]
     table, cards, kind = make_table(index, neighbors), "", index.encoder.content

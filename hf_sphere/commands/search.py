@@ -96,13 +96,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"wrote     {args.contact_sheet}: {len(queries)} of {len(neighbors.rows)} queries")
 
 
-def leave_out_queries(index: "search.ImageIndex", neighbors: Any, source: Any, top_k: int) -> "search.Neighbors":
+def leave_out_queries(index: "search.ImageIndex", neighbors: Any, source: Any, top_k: int) -> "search.Matches":
     """Return the neighbors of queries, from top_k + 1 each, without the queries themselves."""
     queries = [str(Path(source.name) / name) for name in neighbors.queries["file"]]
     pairs = zip(neighbors.rows.tolist(), queries, strict=True)
     same = neighbors.rows.new_tensor([[row >= 0 and index.path(row) == query for row in rows] for rows, query in pairs])
     order = same.argsort(dim=1, stable=True)[:, :top_k]  # queries are moved to the end
-    columns = {"rows": neighbors.rows.masked_fill(same > 0, -1), "distances": neighbors.distances}
+    columns = {"rows": neighbors.rows.masked_fill(same > 0, -1), "scores": neighbors.scores}
     if neighbors.accepted is not None:
         columns |= {"p_values": neighbors.p_values, "accepted": neighbors.accepted & (same == 0)}
     return replace(neighbors, **{name: column.gather(1, order) for name, column in columns.items()})
@@ -160,7 +160,7 @@ def write_table(rows: Sequence[Any], path: str | None) -> None:
     print(f"wrote     {path}: {len(rows):,} rows")
 
 
-def draw_contact_sheet(index: "search.ImageIndex", neighbors: "search.Neighbors", queries: Sequence[Any]) -> Any:
+def draw_contact_sheet(index: "search.ImageIndex", neighbors: "search.Matches", queries: Sequence[Any]) -> Any:
     """Draw a row of images per query: the query, and its neighbors with distance and class; "?" marks predictions.
 
     The image of a query that is a text is None. Rejected neighbors are faded, and a query without a match is marked.

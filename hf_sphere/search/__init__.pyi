@@ -2,7 +2,7 @@ from .compression import CompressedSpace as CompressedSpace
 from .duplicates import Duplicates as Duplicates
 from .encoder import ImageEncoder as ImageEncoder, TextEncoder as TextEncoder, load_encoder as load_encoder
 from .extract import extract_embeddings as extract_embeddings, load_embedding_model as load_embedding_model
-from .index import ImageIndex as ImageIndex, Neighbors as Neighbors
+from .index import ImageIndex as ImageIndex
 from .lance import LanceSpace as LanceSpace
 from .matching import Matches as Matches
 from .neighbor_search import NeighborSearch as NeighborSearch

@@ -60,6 +60,10 @@ class CalibratedSearch(ABC):
     def _search_elsewhere(self, queries: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
         """Return the best score of each query, and the id of its row, in other groups than those of number `groups`."""
 
+    @property
+    def _measure(self) -> str:
+        return self.score if self.metric["distance"] == "cosine" else self.metric["distance"]
+
     def _names_of(self, found: Candidates) -> list[Any]:
         """Return the name of the group of the first row of each query."""
         if self._names is None:
@@ -89,7 +93,7 @@ class CalibratedSearch(ABC):
         queries = self._check_search(queries, k, false_accept)
         if false_accept is None and not self.is_calibrated:
             found = self._candidates(queries, k)
-            return Matches(found.rows, found.scores)
+            return Matches(found.rows, found.scores, measure=self._measure)
         return self._find_matches(queries, k, false_accept)[0]
 
     def judge(
@@ -109,7 +113,8 @@ class CalibratedSearch(ABC):
             candidates = candidates or self._candidates(queries, min(CANDIDATES, len(self)))
             best = self._best_rows(queries, Candidates(*(column[:, :CANDIDATES] for column in candidates)))
         p_values = self.calibration.p_values(scores, best).masked_fill(rows < 0, 1.0).cummax(1).values
-        return Matches(rows, scores, p_values, None if false_accept is None else accepts(p_values, false_accept))
+        accepted = None if false_accept is None else accepts(p_values, false_accept)
+        return Matches(rows, scores, p_values, accepted, self._measure)
 
     def threshold(self, false_accept: float) -> float:
         """Return the cosine from which on a row is a match, to filter by where another program searches.
@@ -120,9 +125,8 @@ class CalibratedSearch(ABC):
         Raises:
             ValueError: If the score is not the cosine, or the calibration has too few groups for the level.
         """
-        if self.score != "cosine" or self.metric["distance"] != "cosine":
-            used = self.score if self.metric["distance"] == "cosine" else f"{self.metric['distance']} distance"
-            raise ValueError(f"only cosines have a threshold, not the {used} score; fit with score='cosine'.")
+        if self._measure != "cosine":
+            raise ValueError(f"only cosines have a threshold, not the {self._measure} score; fit with score='cosine'.")
         return self.calibration.threshold(false_accept)
 
     def identify(self, queries: Any, false_accept: float) -> Any:

@@ -5,7 +5,7 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -26,6 +26,7 @@ from hf_sphere.search.index_files import (
     write_index,
 )
 from hf_sphere.search.indexed_images import ImageState, IndexedImages, identify, place_of, predicted_class, table_states
+from hf_sphere.search.matching import Matches
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind, check_kind
 from hf_sphere.search.rows import check_names
 from hf_sphere.search.source import Groups, ImageSource
@@ -41,23 +42,6 @@ Cells = dict[str, Any]
 
 KEPT = ("sources", "groups", "calibrated_with", "calibration_settings", "columns")
 """Attributes of an index that `index.json` has under the same name."""
-
-
-@dataclass(frozen=True)
-class Neighbors:
-    """The nearest images of queries.
-
-    Attributes:
-        queries: Columns of the queries by name, as in `ImageIndex.images`, and `embedding`, (Q, d).
-        rows, p_values, accepted: See `hf_sphere.search.Matches`; the last two are None without a level.
-        distances: (Q, k), float64.
-    """
-
-    queries: dict[str, Any]
-    rows: Tensor
-    distances: Tensor
-    p_values: Tensor | None = None
-    accepted: Tensor | None = None
 
 
 class ImageIndex(IndexedImages):
@@ -244,7 +228,7 @@ class ImageIndex(IndexedImages):
 
     def search(
         self, images: Any, k: int = 10, *, classes: Classes = None, false_accept: float | None = None, **options: Any
-    ) -> Neighbors:
+    ) -> Matches:
         """Find the nearest indexed images of images.
 
         Args:
@@ -267,7 +251,7 @@ class ImageIndex(IndexedImages):
 
     def search_texts(
         self, texts: Sequence[str], k: int = 10, *, classes: Classes = None, false_accept: float | None = None
-    ) -> Neighbors:
+    ) -> Matches:
         """Find the indexed images that are nearest to texts; see `search`.
 
         Raises:
@@ -401,25 +385,21 @@ class ImageIndex(IndexedImages):
             raise ValueError(f"no level of false accepts: {reason}; leave it out, or {hint}.")
         self.space.calibration.check_level(level)
 
-    def _find(self, queries: Cells, embeddings: Tensor, k: int, classes: Classes, level: float | None) -> Neighbors:
-        queries, candidates = queries | {"embedding": embeddings}, None
-        is_cosine = self.encoder.metric["distance"] == "cosine"
+    def _find(self, queries: Cells, embeddings: Tensor, k: int, classes: Classes, level: float | None) -> Matches:
+        queries, found = queries | {"embedding": embeddings}, None
         if classes is None:
-            count = k if level is None else max(check_integer("k", k, 1), min(CANDIDATES, len(self)))
-            distances, rows = self.neighbor_search.search(embeddings, count)
-            candidates = self.space.as_candidates(1 - distances if is_cosine else -distances, rows)
-            distances, rows = distances[:, :k], rows[:, :k]
+            check_integer("k", k, 1)
+            found = self.space._candidates(embeddings, k if level is None else max(k, min(CANDIDATES, len(self))))
+            scores, rows = found.scores[:, :k], found.rows[:, :k]
         else:
             classes = text_list("classes", classes)
             matching = torch.tensor([n for n, name in enumerate(self.classes()) if name in classes], dtype=torch.long)
             if len(matching) == 0:
                 names = ", ".join(sorted(set(self.classes())))
                 raise ValueError(f"no image has the class {' or '.join(classes)}; there are {names}.")
-            exact = NeighborSearch(self.embeddings[matching], kind="torch", **self.encoder.metric)
-            distances, rows = exact.search(embeddings, k)
-            rows = matching[rows]
-        if level is None:
-            return Neighbors(queries, rows, distances)
-        scores = 1 - distances if is_cosine else -distances
-        found = self.space.judge(embeddings, scores, rows, level, candidates)
-        return Neighbors(queries, rows, distances, found.p_values, found.accepted)
+            metric = self.encoder.metric
+            distances, rows = NeighborSearch(self.embeddings[matching], kind="torch", **metric).search(embeddings, k)
+            scores, rows = 1 - distances if metric["distance"] == "cosine" else -distances, matching[rows]
+        if level is None:  # p-values of queries of other content would be wrong
+            return Matches(rows, scores, measure=self.space._measure, queries=queries)
+        return replace(self.space.judge(embeddings, scores, rows, level, found), queries=queries)

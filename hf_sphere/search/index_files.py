@@ -4,9 +4,9 @@ import importlib.util
 import os
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -40,7 +40,7 @@ ABOUT_FILE, CODES_FILE = "index.json", "codes.safetensors"
 EMBEDDINGS_FILE, IMAGES_FILE, SEARCH_FILE = "embeddings.safetensors", "images.parquet", "neighbors.safetensors"
 """Embeddings and calibration; the columns of the rows; and the index of an approximate search."""
 
-FILES = {ABOUT_FILE, EMBEDDINGS_FILE, IMAGES_FILE, SEARCH_FILE, MANIFEST_FILE, "search.safetensors"}
+FILES = {ABOUT_FILE, EMBEDDINGS_FILE, IMAGES_FILE, SEARCH_FILE, MANIFEST_FILE}
 
 TYPES = dict.fromkeys(("id", "source", "row", "size", "time"), pa.int64())
 TYPES |= dict.fromkeys(("file", "digest", "settings", "label", "prediction", "text"), pa.string())
@@ -77,11 +77,15 @@ class About:
     model_folder: str | None = None  # relative to the folder of the index
     tables: list[dict[str, list[int]]]  # size and time of each table, by source; only datasets in folders have some
     next_id: int  # of the next new image
-    groups: str | None = None
+    groups: str | None
     calibrated_with: Content = "image"
     calibration_settings: str = ""  # of the encoder of separate calibration queries
     columns: dict[str, str] = field(default_factory=dict)
-    space: dict[str, Any] = field(default_factory=dict)  # score and options of its calibration
+    score: Literal["cosine", "density"]
+    is_chosen: bool  # the score, by a third of the groups
+    rows_per_group: int
+    calibration_rows: int
+    seed: int
 
     @property
     def metric(self) -> dict[str, Any]:
@@ -106,12 +110,8 @@ def read_index(space_class: Any, folder: Path) -> tuple[About, dict[str, list[An
             check_regular(folder / name)
         about = _read_about(folder)
         tensors = read_tensors(folder / EMBEDDINGS_FILE)
-        embeddings = tensors["embeddings"]
-        _check_shape(EMBEDDINGS_FILE, embeddings)
-        for start in range(0, len(embeddings), 1 << 15):
-            with safe_open(folder / EMBEDDINGS_FILE, "pt") as file:  # only a block of it is in memory
-                _check_block(EMBEDDINGS_FILE, file.get_slice("embeddings")[start : start + (1 << 15)], about.distance)
-        images = _read_images(folder, len(embeddings), about)
+        _check_embeddings(folder / EMBEDDINGS_FILE, tensors["embeddings"], about.distance)
+        images = _read_images(folder, len(tensors["embeddings"]), about)
         return about, images, _read_space(space_class, folder, about, images, tensors), version
     except MemoryError:
         raise
@@ -119,36 +119,23 @@ def read_index(space_class: Any, folder: Path) -> tuple[About, dict[str, list[An
         raise ValueError(f"the index {folder} is damaged: {error_text(error).rstrip('.')}. Build it again.") from error
 
 
-def _check_shape(what: str, embeddings: Tensor) -> None:
+def _check_embeddings(path: Path, embeddings: Tensor, distance: str) -> None:
     if embeddings.ndim != 2 or 0 in embeddings.shape or embeddings.dtype != torch.float32:
-        raise ValueError(f"{what} has {embeddings.dtype} numbers of the shape {tuple(embeddings.shape)}")
+        raise ValueError(f"{path.name} has {embeddings.dtype} numbers of the shape {tuple(embeddings.shape)}")
+    for start in range(0, len(embeddings), 1 << 15):
+        with safe_open(path, "pt") as file:  # only a block of it is in memory
+            sizes = file.get_slice("embeddings")[start : start + (1 << 15)].abs().amax(1)
+        if not sizes.max() < torch.inf or (distance == "cosine" and not sizes.min() > 0):
+            raise ValueError(f"{path.name} has numbers that are not finite, or zero vectors, which have no direction")
 
 
-def _check_block(what: str, block: Tensor, distance: str) -> None:
-    sizes = block.abs().amax(1)
-    if not sizes.max() < torch.inf:
-        raise ValueError(f"{what} has numbers that are not finite")
-    if distance == "cosine" and not sizes.min() > 0:
-        raise ValueError(f"{what} has zero vectors, which have no direction")
-
-
-def check_rows_of(space: Any) -> None:
-    """Raise an error if rows of a space, whose attributes somebody has set, could not be read back."""
-    _check_shape("the space", space.vectors)
-    for block in space.vectors.split(1 << 15):
-        _check_block("the space", block, space.metric["distance"])
-    ids = space.ids
-    if ids.dtype != torch.int64 or len(ids.unique()) != len(space) or not 0 <= ids.min() <= ids.max() < space.next_id:
-        raise ValueError("the ids of the space are not different integers from 0, one per vector and below next_id")
-
-
-def _check_calibration(what: str, tensors: Tensors, dim: int, distance: str) -> None:
+def _check_calibration(tensors: Tensors, dim: int, distance: str) -> None:
     for name, tensor in tensors.items():
         shape = (len(tensors["scores"]), dim)[: 1 + (name == "queries")]
         is_valid = tensor.dtype == CALIBRATION[name] and tensor.shape == shape and len(tensor) > 0
         is_valid &= name != "queries" or distance != "cosine" or bool(tensor.any(1).all())
         if not is_valid or not (tensor < torch.inf).all():
-            raise ValueError(f"{what} has invalid {name} of the calibration")
+            raise ValueError(f"{EMBEDDINGS_FILE} has invalid {name} of the calibration")
 
 
 def check_replaceable(folder: Path, files: Collection[str] = FILES) -> None:
@@ -177,20 +164,17 @@ def describe_space(space: Any, **about: Any) -> About:
     """Return the description of a space, with the model and sources of its rows if it is one of an index."""
     search, options = space.neighbor_search, dict(zip(OPTIONS, space._options, strict=True))
     values: dict[str, Any] = {"model": "", "weights": "", "sources": [], "tables": [], **about, **space.metric}
-    values["space"] = {"score": space.score, "is_chosen": space._is_chosen, **options}
+    values |= {"score": space.score, "is_chosen": space._is_chosen, **options}
     return About(kind=space.kind, search=search.kind, recall=search.recall, next_id=space.next_id, **values)
 
 
 def write_index(folder: Path, about: About, images: dict[str, list[Any]], space: Any) -> None:
     """Write all files of an index to an empty folder; rows of several groups are calibrated first."""
-    check_rows_of(space)
-    _check_about(about)
     tensors: Tensors = {}
     if space._queries is not None or len(space._calibration_rows()):
         tensors = {name: getattr(space.calibration, name) for name in ("groups", "matches", "ids", "scores")}
     if space._queries is not None:
         tensors["queries"] = space._queries[0]
-    _check_calibration("the space", tensors, space.vectors.shape[1], space.metric["distance"])
     tensors["embeddings"] = space.vectors
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / EMBEDDINGS_FILE)
     table = pa.table({name: pa.array(cells, TYPES[name]) for name, cells in images.items()})
@@ -209,8 +193,7 @@ def read_version(folder: Path) -> str | None:
 def _read_about(folder: Path) -> About:
     values = read_json(folder / ABOUT_FILE)
     values["sources"] = [tuple(source) for source in values["sources"]]
-    names = {each.name for each in fields(About)}
-    about = About(**{name: value for name, value in values.items() if name in names})
+    about = About(**values)
     _check_about(about)
     return about
 
@@ -225,11 +208,7 @@ def _check_about(about: About) -> None:
         "model_folder": not os.path.isabs(about.model_folder or ""),
         "tables": len(about.tables) == len(about.sources)
         and all(n == 2 and (name == "." or _is_below(name)) for name, n in tables),
-        "space": {*about.space} <= {"score", "is_chosen", *OPTIONS}
-        and about.space.get("score", "cosine") in ("cosine", "density")
-        and type(about.space.get("is_chosen", False)) is bool
-        and all(type(about.space.get(name, 1)) is int for name in OPTIONS)
-        and all(OPTIONS[name] <= about.space.get(name, 1) < 1 << 63 for name in OPTIONS),
+        **{name: least <= getattr(about, name) < 1 << 63 for name, least in OPTIONS.items()},
     }
     if wrong := [name for name, is_valid in valid.items() if not is_valid]:
         raise ValueError(f"{wrong[0]} of {ABOUT_FILE} is invalid: {getattr(about, wrong[0])}")
@@ -267,12 +246,12 @@ def _read_space(space_class: Any, folder: Path, about: About, images: dict[str, 
     embeddings = tensors.pop("embeddings")
     has_faiss = importlib.util.find_spec("faiss") is not None
     kind = about.kind if has_faiss else None  # exact; with a message for many images
-    options = {name: value for name, value in about.space.items() if name in OPTIONS}
+    options = {name: getattr(about, name) for name in OPTIONS}
     space = space_class(embeddings, images.get("group"), metric=about.metric, kind=kind, **options)
     space.ids, space.next_id = torch.tensor(images["id"]), about.next_id
     space._groups = space._groups if "group" in images else space.ids
-    space.score, space._is_chosen = about.space.get("score", "cosine"), about.space.get("is_chosen", False)
-    _check_calibration(EMBEDDINGS_FILE, tensors, embeddings.shape[1], about.distance)
+    space.score, space._is_chosen = about.score, about.is_chosen
+    _check_calibration(tensors, embeddings.shape[1], about.distance)
     if "queries" in tensors:
         space._queries = tensors.pop("queries"), tensors["groups"]
     elif tensors:
@@ -284,8 +263,7 @@ def _read_space(space_class: Any, folder: Path, about: About, images: dict[str, 
         by_cosine = space.groups_by_cosine()
         space._calibration = Calibration(**tensors, next_id=about.next_id, by_cosine=by_cosine)
         space._is_current = True
-    # An index of an older version has another file; its search is built again when it is first used.
-    if about.search in APPROXIMATE and has_faiss and os.path.lexists(folder / SEARCH_FILE):
+    if about.search in APPROXIMATE and has_faiss:
         check_regular(folder / SEARCH_FILE)
         space._search = NeighborSearch(embeddings, kind=about.search, file=folder / SEARCH_FILE, **about.metric)
         space._search.recall = about.recall

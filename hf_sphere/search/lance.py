@@ -211,7 +211,7 @@ class LanceSpace(CalibratedSearch):
             names = self.table.schema.names
             raise ValueError(f"where={where!r} is no condition on {names}: {error_text(error)}") from error
         if false_accept is None and not self.is_calibrated:
-            return Matches(found.rows, found.scores)
+            return Matches(found.rows, found.scores, measure=self._measure)
         return self.judge(queries, found.scores, found.rows, false_accept)
 
     @property

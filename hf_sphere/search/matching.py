@@ -2,9 +2,10 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Real
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,12 +23,27 @@ class Matches:
             distance its negative.
         p_values: (Q, k) float64, or None if the space has no calibration yet and no level was given.
         accepted: (Q, k) bool, whether the p-value is at most the level; None without a level.
+        measure: What is compared: `cosine`, `density`, or another distance.
+        queries: Of an `ImageIndex`, columns of the queries as in its `images`, and `embedding`, (Q, d).
     """
 
     rows: Tensor
     scores: Tensor
     p_values: Tensor | None = None
     accepted: Tensor | None = None
+    measure: str = "cosine"
+    queries: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def distances(self) -> Tensor:
+        """The distances, (Q, k) float64; infinite where there is no row.
+
+        Raises:
+            ValueError: If the score is the density-corrected cosine, which has no distance.
+        """
+        if self.measure == "density":
+            raise ValueError("density-corrected cosines have no distances; fit with score='cosine', or use scores.")
+        return 1 - self.scores if self.measure == "cosine" else -self.scores
 
 
 @dataclass(frozen=True)

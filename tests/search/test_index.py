@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -44,7 +43,6 @@ from hf_sphere.search import (
 from hf_sphere.utils.files import write_manifest
 
 QUIET = {"progress": False}
-OLD = Path(__file__).parent / "index_of_version_1"
 STATE = {"size", "time", "digest", "settings"}
 
 
@@ -254,7 +252,7 @@ def rewrite(folder: Path, about: dict | None = None, columns: dict | None = None
     """Change the files of an index, with a manifest that fits; a column or value of None is left out."""
     if about is not None:
         values = json.loads((folder / "index.json").read_text()) | about
-        known = {name: value for name, value in values.items() if about.get(name, value) is not None or name == "kind"}
+        known = {name: value for name, value in values.items() if value is not None or name not in about}
         (folder / "index.json").write_text(json.dumps(known))
     if columns is not None:
         table = pq.read_table(folder / "images.parquet").to_pydict() | columns
@@ -283,10 +281,10 @@ CRAFTED = {
     "certainties that are not finite": {"columns": {"confidence": [float("nan")] * 7}},
     "embeddings that are not finite": {"embeddings": torch.full((7, 6), torch.nan)},
     "a zero vector": {"embeddings": torch.ones(7, 6) * torch.arange(7)[:, None]},
-    "a seed of 71 bits": {"about": {"space": {"seed": 2**70}}},
-    "a truth value for a seed": {"about": {"space": {"seed": True}}},
-    "no calibration rows": {"about": {"space": {"calibration_rows": 0}}},
-    "a number for a truth value": {"about": {"space": {"is_chosen": 1}}},
+    "a seed of 71 bits": {"about": {"seed": 2**70}},
+    "a truth value for a seed": {"about": {"seed": True}},
+    "no calibration rows": {"about": {"calibration_rows": 0}},
+    "a number for a truth value": {"about": {"is_chosen": 1}},
     "integers for embeddings": {"embeddings": torch.zeros(7, 6, dtype=torch.int64)},
     "a vector for embeddings": {"embeddings": torch.zeros(7)},
     "a distance of its own": {"about": {"distance": "manhattan"}},
@@ -941,31 +939,7 @@ def test_texts_have_a_level_by_a_calibration_with_texts(clip, photos, tmp_path):
         index.search(photos, 1, false_accept=0.5, **QUIET)
 
 
-# Files of other versions, and crafted ones
-
-
-def test_an_index_of_the_first_version_is_loaded_calibrated_and_saved(tmp_path):
-    encoder = SimpleNamespace(name="model", weights="0" * 64, metric={"distance": "cosine"}, content="image")
-    encoder.settings = pq.read_table(OLD / "images.parquet")["settings"][0].as_py()
-    index = ImageIndex.load(OLD, encoder)
-    assert (index.images["id"], index.space.ids.tolist(), index.space.next_id) == ([0, 1, 3, 4], [0, 1, 3, 4], 5)
-    assert index.space.search(index.embeddings, 1, false_accept=0.9).rows[:, 0].tolist() == [0, 1, 2, 3]
-    index.save(tmp_path / "index")
-    again = ImageIndex.load(tmp_path / "index", encoder)
-    assert torch.equal(again.embeddings, index.embeddings)
-    assert again.images == index.images
-
-
-def test_an_index_whose_search_is_of_an_older_version_is_searched(encoder, tmp_path):
-    built = ImageIndex.build(encoder, "digits", kind="ivf", **QUIET)
-    built.save(tmp_path / "index")
-    (tmp_path / "index" / "neighbors.safetensors").rename(tmp_path / "index" / "search.safetensors")
-    write_manifest(tmp_path / "index")
-    index = ImageIndex.load(tmp_path / "index", encoder)
-    assert index.neighbor_search.kind == "ivf"
-    assert torch.equal(*(each.neighbor_search.search(index.embeddings, 1)[0] for each in (index, built)))
-    index.save(tmp_path / "index")
-    assert not (tmp_path / "index" / "search.safetensors").exists()
+# Crafted files
 
 
 def test_images_are_added_to_an_index_without_training(encoder, digits, monkeypatch):
