@@ -26,7 +26,7 @@ class UniformityLoss(nn.Module):
         """Compute the scalar loss of embeddings (B, d)."""
         check_input(self, embeddings)
         with torch.autocast(embeddings.device.type, enabled=False):
-            points = gather_points(Head.normalize(embeddings))[0]
+            points = gather_points(Head.normalize(embeddings))[0] if embeddings.ndim else embeddings
             if points.ndim != 2 or min(points.shape) < 2:
                 raise ValueError(f"embeddings must be (B, d) with B > 1 and d > 1; got {tuple(points.shape)}.")
             return self.compute_loss(points)

@@ -11,6 +11,7 @@ from hf_sphere.geometry import spherize
 from hf_sphere.geometry.angular import Operator, angular_response, find_operator
 from hf_sphere.geometry.checks import check_input
 from hf_sphere.geometry.coordinates import widest_dtype
+from hf_sphere.utils.checks import check_integer
 
 
 class AngularLinear(nn.Linear):
@@ -206,8 +207,7 @@ class Spherization(nn.Module):
         dim: int = -1,
     ) -> None:
         super().__init__()
-        if in_features < 1:
-            raise ValueError(f"in_features must be at least 1; got {in_features}.")
+        in_features = check_integer("in_features", in_features, 1)
         if not 0.0 < radius < math.inf:
             raise ValueError(f"radius must be positive; got {radius}.")
         if not math.isfinite(scaling) or scaling == 0.0:
@@ -345,6 +345,7 @@ class SphericalConv2d(nn.Module):
         **spherization: Any,
     ) -> None:
         super().__init__()
+        in_channels = check_integer("in_channels", in_channels, 1)
         self.spherization = Spherization(in_channels, dim=-3, **spherization)
         self.conv = nn.Conv2d(
             in_channels + 1, out_channels, kernel_size, stride=stride, padding=padding, dilation=dilation, bias=False

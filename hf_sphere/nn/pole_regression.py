@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from hf_sphere.geometry.checks import check_tensors, is_readable
 from hf_sphere.nn.heads.base import Head
+from hf_sphere.utils.checks import check_integer
 
 
 class PoleOutput(NamedTuple):
@@ -50,8 +51,7 @@ class PoleRegression(nn.Module):
         reduction: Literal["mean", "sum"] = "mean",
     ) -> None:
         super().__init__()
-        if embedding_dim < 2:
-            raise ValueError(f"a pole needs embeddings of at least 2 coordinates; got {embedding_dim}.")
+        embedding_dim = check_integer("embedding_dim", embedding_dim, 2)
         ends = [float(value) for value in value_range]
         if len(ends) != 2 or not all(map(math.isfinite, ends)) or not ends[0] < ends[1]:
             raise ValueError(f"value_range must be two finite numbers, the lower one first; got {list(value_range)}.")

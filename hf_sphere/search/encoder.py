@@ -338,6 +338,9 @@ def load_encoder(model: Any, device: torch.device | str | None = None) -> Any:
 
     None or an empty name return a `VectorEncoder`, and an encoder is returned unchanged.
 
+    Raises:
+        OSError: If there is no such model, or its configuration cannot be read.
+
     Example:
         >>> encoder = load_encoder("outputs/birds")  # doctest: +SKIP
     """

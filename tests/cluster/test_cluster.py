@@ -349,7 +349,7 @@ class TestWeights:
         assert scores[0] == pytest.approx(scores[1], rel=1e-9)
 
     def test_weights_of_zero_only_are_an_error(self, make, convert):
-        with pytest.raises(ValueError, match=r"(?i)sample.weights? must .*(positive|non-zero) number"):
+        with pytest.raises(ValueError, match=r"(?i)sample.weights? must .*(only zeros|(positive|non-zero) number)"):
             make().fit(blobs()[0], sample_weight=np.zeros(300))
 
 
@@ -560,11 +560,13 @@ def test_integers_of_a_tensor_keep_their_digits():
     ("weights", "message"),
     [
         (np.ma.masked_array(np.ones(60), np.arange(60) > 9), "sample_weight must be dense, without masked values"),
+        (math.nan, "sample_weight must have finite real numbers"),
+        (1j, "sample_weight must have finite real numbers"),
         (torch.ones(60, device="meta"), "they are on the device meta"),
     ],
 )
-def test_weights_that_are_masked_or_on_meta_are_errors(estimator, weights, message):
-    with pytest.raises(TypeError, match=message):
+def test_weights_that_are_masked_on_meta_or_not_finite_are_errors(estimator, weights, message):
+    with pytest.raises((TypeError, ValueError), match=message):
         clone(estimator).fit(np.random.default_rng(0).normal(size=(60, 4)), sample_weight=weights)
 
 

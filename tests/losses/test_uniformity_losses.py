@@ -149,7 +149,7 @@ def test_compiled_loss_needs_no_gradient(name):
 
 
 @pytest.mark.parametrize("name", MAKE)
-@pytest.mark.parametrize("shape", [(1, 4), (4, 1), (2, 3, 4)])
+@pytest.mark.parametrize("shape", [(), (1, 4), (4, 1), (2, 3, 4)])
 def test_shapes_without_a_pair_or_a_sphere_are_rejected(name, shape):
     with pytest.raises(ValueError, match=r"must be \(B, d\) with B > 1 and d > 1"):
         MAKE[name]()(torch.randn(shape))

@@ -261,7 +261,7 @@ def test_bad_input_is_refused():
     for dim in (1, 2):
         with pytest.raises(ValueError, match=f"joint prediction needs an embedding_dim of at least 3; got {dim}"):
             small_model("joint", embedding_dim=dim)
-    with pytest.raises(ValueError, match="a pole needs embeddings of at least 2 coordinates; got 1"):
+    with pytest.raises(ValueError, match="embedding_dim must be an integer of at least 2; got 1"):
         small_model("regression", embedding_dim=1)
     for model_class in (SphereVisionForJointPrediction, SphereVisionForImageClassification):
         with pytest.raises(ValueError, match=r"needs a head: .*prototype"):

@@ -142,8 +142,11 @@ def test_embeddings_of_a_wrong_shape_and_heads_without_classes_are_rejected(name
     for shape in ((2, 5), (4,), (2, 3, 4)):
         with pytest.raises(ValueError, match=rf"embeddings must have shape \(B, 4\); got {re.escape(str(shape))}"):
             build_head(name, 4, 3)(torch.randn(shape))
-    with pytest.raises(ValueError, match="num_classes must be at least 1; got 0"):
+    with pytest.raises(ValueError, match="num_classes must be an integer of at least 1; got 0"):
         build_head(name, 6, 0)
+    for bad in (0, 0.5, True):
+        with pytest.raises(ValueError, match=f"embedding.* at least [12].*; got {bad}"):
+            build_head(name, bad, 3)
 
 
 def test_softmax_loss_is_the_cross_entropy_of_a_linear_map():

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hf_sphere.geometry.checks import IGNORED, check_class_labels, check_tensors, is_batched, is_readable
 from hf_sphere.geometry.manifold import divide_by_norms
 from hf_sphere.nn.mixed_labels import reduce_mixed_loss
+from hf_sphere.utils.checks import check_integer
 from hf_sphere.utils.imports import check_unique
 from hf_sphere.utils.options import check_names, check_types, keyword_options
 
@@ -105,8 +106,8 @@ class Head(nn.Module):
         class_weights: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
-        if num_classes < 1:
-            raise ValueError(f"num_classes must be at least 1; got {num_classes}.")
+        self.embedding_dim = check_integer("embedding_dim", embedding_dim, 1)
+        self.num_classes = num_classes = check_integer("num_classes", num_classes, 1)
         factors = [1.0] * num_classes if class_weights is None else class_weights
         fits = np.shape(factors) == (num_classes,)
         weights = [float(weight) for weight in factors] if fits else []
@@ -116,8 +117,6 @@ class Head(nn.Module):
             raise ValueError(f"class_weights must be {num_classes} positive numbers; got {got}.")
         if not 0.0 <= label_smoothing < 1.0:
             raise ValueError(f"label_smoothing must lie in [0, 1); got {label_smoothing}.")
-        self.embedding_dim = embedding_dim
-        self.num_classes = num_classes
         self.label_smoothing = label_smoothing
         self.class_weights = None if class_weights is None else weights
         self._warned: set[str] = set()  # shared by the copies of `DataParallel`

@@ -12,6 +12,7 @@ from hf_sphere.geometry.checks import IGNORED
 from hf_sphere.nn.heads.base import Head
 from hf_sphere.nn.heads.mixins import RunningStatistics
 from hf_sphere.prototypes import Placement, place_prototypes
+from hf_sphere.utils.checks import check_integer
 
 INITIAL_CONCENTRATION = 10.0
 
@@ -62,7 +63,7 @@ class PrototypeHead(RunningStatistics, Head):
         seed: int = 0,
         reduction: Literal["mean", "sum"] = "mean",
     ) -> None:
-        super().__init__(embedding_dim, num_classes)
+        super().__init__(check_integer("embedding_dim", embedding_dim, 2), num_classes)
         if reduction not in ("mean", "sum"):
             raise ValueError(f"reduction must be 'mean' or 'sum'; got {reduction!r}.")
         self.method = method
