@@ -8,7 +8,7 @@ resumes, in every process, and for any choice of held-out images.
 import logging
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +17,6 @@ from hf_sphere.data.decoding import EncodedImages
 from hf_sphere.utils.seeds import mix_seed
 
 logger = logging.getLogger(__name__)
-
-PixelShuffling = Literal["per_image", "shared"]
-"""A separate permutation of the pixels for each image, or one shared by all images."""
 
 _PIXELS_AT_A_TIME = 1 << 22
 """Maximum number of pixels whose permutations are in memory at once: 32 MB."""
@@ -33,13 +30,9 @@ class Corruption:
     """Corruption of the images and labels of a dataset."""
 
     label_noise: float = 0.0  # fraction of the labels that `replace_labels` replaces
-    shuffled_pixels: PixelShuffling | None = None  # how `shuffle` permutes pixels; None leaves them in place
+    shuffled_pixels: str | None = None  # how `shuffle` permutes pixels, `per_image` or `shared`; None: it does not
     sample_classes: int | None = None  # number of classes that `draw_classes` keeps; None for all
     seed: int = 0  # of all three
-
-    def __post_init__(self) -> None:
-        if self.shuffled_pixels not in (None, *get_args(PixelShuffling)):
-            raise ValueError(f"--shuffled_pixels must be per_image or shared; got {self.shuffled_pixels!r}.")
 
     def draw_classes(self, count: int) -> Tensor:
         """Return the indices of the classes to keep of `count`, in increasing order: `sample_classes`, or all."""

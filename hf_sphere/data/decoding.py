@@ -176,7 +176,8 @@ def decode_all(
     cache = cache_file(images, cache_dir)
     stored = _read_cache(cache)
     if stored is not None and (skip_corrupt or len(stored["indices"]) == len(images)):
-        _report_transparent(images, int(stored["transparent"]))
+        images.num_transparent = int(stored["transparent"])
+        log_transparent(images.num_transparent, len(images), images.shape.background)
         _report_left_out(images, stored["indices"])
         return stored["images"], stored["indices"]
     check_files(images, skip_corrupt=skip_corrupt, progress=progress)
@@ -205,12 +206,8 @@ def check_files(images: EncodedImages, *, skip_corrupt: bool = False, progress: 
     if errors and not skip_corrupt:
         (row, error), *others = errors.items()
         raise images._error(row, error, f", nor can {len(others)} other image(s)" if others else "")
-    _report_transparent(images, transparent)
-
-
-def _report_transparent(images: EncodedImages, count: int) -> None:
-    images.num_transparent = count
-    log_transparent(count, len(images), images.shape.background)
+    images.num_transparent = transparent
+    log_transparent(transparent, len(images), images.shape.background)
 
 
 def find_good(images: EncodedImages, *, num_workers: int | None = None, progress: bool = True) -> Tensor:

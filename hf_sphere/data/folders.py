@@ -84,15 +84,14 @@ def leaves(root: Path, path: str | os.PathLike) -> bool:
 
 
 def check_names(files: Iterable[Path]) -> None:
-    """Raise an error if the path of a file is not UTF-8 text, which `datasets` cannot store."""
+    """Raise an error if the path of a file is not text in the locale, which `datasets` cannot store."""
     for file in files:
-        path = os.fsencode(file)
-        text = path.decode(errors="replace")
-        if text != str(file) and text.encode() == path:
-            how = f"the locale, whose encoding is {sys.getfilesystemencoding()}, cannot represent the path {text!r}"
-            raise ValueError(f"{how}; set a UTF-8 locale, such as LC_ALL=C.UTF-8, or PYTHONUTF8=1.")
-        if text != str(file):
-            raise ValueError(f"the path {path!r} is not UTF-8 text; rename the file or its folder.")
+        try:
+            str(file).encode()
+        except UnicodeEncodeError:
+            path, encoding = os.fsencode(file), sys.getfilesystemencoding()
+            how = "rename the file or its folder, or set a UTF-8 locale, such as PYTHONUTF8=1"
+            raise ValueError(f"the path {path!r} is not {encoding.upper()} text; {how}.") from None
 
 
 def check_depth(tables: Iterable[Path]) -> None:

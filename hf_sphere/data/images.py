@@ -212,7 +212,7 @@ def load_image_data(
         shape=shape,
         mean=mean,
         std=std,
-        value_range=None if train.values is None else splits.find_range(train.values),
+        value_range=None if train.values is None else (train.values.min().item(), train.values.max().item()),
         eval_class_names=names["eval"],
         num_transparent=num_transparent,
         rejection=batches("rejection", eval_batch_size, mix_seed(seed, 3)) if "rejection" in loaded else None,
@@ -304,9 +304,7 @@ def load_image_split(
         with_classes = rows
         if with_train:
             with_classes = sources.find_split(dataset, options.train_split, "--train_split")
-            sources.find_column(with_classes, label_column, (), "label")
         if train_classes is not None:
-            sources.find_column(with_classes, image_column, (), "image")
             name, rows = splits.pool({options.train_split: with_classes, name: rows}, [image_column, label_column])
             with_classes = rows
         if with_train or has_labels(rows, label_column):

@@ -70,7 +70,7 @@ class ImageSourceOptions(Arguments):
         ge=0,
         le=255,
     )
-    num_channels: int | None = argument(None, "1 or 3; default: 3 if some images have colors.", ge=1, le=3)
+    num_channels: Literal[1, 3] | None = argument(None, "1 or 3; default: 3 if some images have colors.")
     image_mean: list[float] | None = argument(None, "Mean per channel, on the scale 0 to 1; default: measured.")
     image_std: list[float] | None = argument(None, "Standard deviation per channel; default: measured.", gt=0)
     sample_classes: int | None = argument(None, "Keep only this many classes, sampled with corruption_seed.", ge=2)
@@ -105,8 +105,6 @@ class ImageSourceOptions(Arguments):
             check_exclusive(
                 "choose the evaluation images", {each: getattr(self, each) for each in ("eval_split", name)}
             )
-        if self.num_channels not in (None, 1, 3):
-            raise ValueError(f"num_channels must be 1 or 3; got {self.num_channels}.")
         if self.image_size is not None and len(self.image_size) not in (1, 2):
             raise ValueError(f"image_size must be a side in pixels or (height, width); got {self.image_size}.")
         if self.background_color is not None:

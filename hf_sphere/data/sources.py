@@ -42,36 +42,29 @@ def load_splits(
 
     Links in a folder to files outside it, and tables that name such files, are an error, unless links are followed.
     """
-    if name in BUNDLED and Path(name).is_dir():
+    folder = Path(name)
+    if name in BUNDLED and folder.is_dir():
         raise ValueError(f"{name} is a bundled dataset and a folder; write ./{name} for the folder, or rename it.")
-    if name in BUNDLED and streaming:
-        raise ValueError(f"the bundled dataset {name} cannot be streamed; leave out streaming.")
     if name in BUNDLED:
         return DatasetDict(BUNDLED[name]())
-    if Path(name).is_file():
-        raise ValueError(f"{name} is a file; give the folder that contains it.")
-    files = folders.list_files(Path(name), folders.SUFFIXES | folders.UNREADABLE, follow_links=follow_links)
-    tables = folders.list_files(Path(name), folders.TABLES, follow_links=follow_links)
-    folders.list_files(Path(name), {".txt"}, follow_links=follow_links)  # read if there is nothing else
+    kinds = (folders.SUFFIXES | folders.UNREADABLE, folders.TABLES, {".txt"})  # texts are read if there is nothing else
+    files, tables, _ = (folders.list_files(folder, suffixes, follow_links=follow_links) for suffixes in kinds)
     folders.check_depth(tables)
-    of_tables = not files or folders.has_metadata(Path(name)) or folders.has_tables(Path(name))
-    folders.check_found(Path(name), tables if of_tables else files)
-    if streaming:
-        splits = load_dataset(name, config_name, streaming=True)
-    else:
-        splits = require_splits(load_dataset(name, config_name), name)
-        if of_tables and not follow_links and (outside := folders.find_outside(name, _file_names(splits))):
-            folders.refuse(f"the tables of {name} name {len(outside):,} file(s) outside it", outside)
-    if of_tables and config_name is None and not folders.has_configs(Path(name)):  # which push_to_hub has checked
+    of_tables = not files or folders.has_metadata(folder) or folders.has_tables(folder)
+    folders.check_found(folder, tables if of_tables else files)
+    splits, has_configs = load_dataset(name, config_name, streaming=streaming), folders.has_configs(folder)
+    if of_tables and config_name is None and not has_configs:  # which push_to_hub has checked
         folders.check_class_names(tables, next(iter(splits.values())).features or {})
-        folders.log_unread(Path(name))
+        folders.log_unread(folder)
     if streaming:
         return splits
+    if of_tables and not follow_links and (outside := folders.find_outside(name, _file_names(splits))):
+        folders.refuse(f"the tables of {name} name {len(outside):,} file(s) outside it", outside)
     if skipped := [file for file in files if file.suffix.lower() in folders.UNREADABLE]:
         message = "%d photo(s) in %s are left out, such as %s: convert them to JPEG."
         logger.warning(message, len(skipped), name, skipped[0].relative_to(name))
     lost = len(files) - len(skipped) - sum(map(len, splits.values()))
-    if lost > 0 and not tables and not folders.list_files(Path(name), {".md"}, follow_links=True):
+    if lost > 0 and not tables and not has_configs:
         message = "%d of %d images in %s are in no split: `datasets` takes names with train or test for splits."
         logger.warning(message, lost, len(files), name)
     return splits
@@ -85,13 +78,6 @@ def _file_names(splits: DatasetDict) -> Iterator[str]:
                 cells = rows.data.column(name)
                 is_file = pc.is_null(pc.struct_field(cells, "bytes"))
                 yield from pc.struct_field(cells, "path").filter(is_file).drop_null().to_pylist()
-
-
-def require_splits(splits: Any, name: str) -> DatasetDict:
-    """Return the splits of the dataset `name`, or raise an error if it was not loaded as such."""
-    if not isinstance(splits, DatasetDict):
-        raise ValueError(f"dataset {name!r} does not load as named splits; got {type(splits).__name__}.")
-    return splits
 
 
 def find_column(

@@ -50,10 +50,6 @@ class Split:
         images = self.images[indices] if isinstance(self.images, Tensor) else self.images.select(indices)
         return self._with_images(images, indices)
 
-    def sample(self, count: int | None, seed: int) -> "Split":
-        """Select `count` random images, or all of them if `count` is None."""
-        return self if count is None or count >= len(self) else self.select(draw_subset(len(self), count, seed))
-
     def keep_classes(self, kept: Tensor, names: Sequence[str]) -> "Split":
         """Select the images of some classes, (K,) in increasing order, and number these classes from 0."""
         split = self.select(torch.isin(self.known_classes, kept))
@@ -128,8 +124,6 @@ def open_parts(
         instead = f", or compute a value with --computed_value ({', '.join(COMPUTED_VALUES)})"
         value_column = sources.common_column(tables, values.value_column_name, sources.VALUE_COLUMNS, "value", instead)
     shape = choose_shape(rows["train"][1], image_column, options)
-    if values.computed_value is not None:
-        check_computable(values.computed_value, shape, max(map(len, tables.values())), options.keep_in_memory)
     opened = {
         key: open_split(name, part_rows, image_column, shape, label_column, class_names, value_column)
         for key, (name, part_rows) in rows.items()
@@ -184,9 +178,17 @@ def prepare_images(
     progress: bool,
 ) -> Split:
     """Sample and read images, compute their values if requested, and shuffle their pixels."""
-    split = split.sample(max_samples, seed).read(options, progress=progress)
+    if max_samples is not None and max_samples < len(split):
+        split = split.select(draw_subset(len(split), max_samples, seed))
+    split = split.read(options, progress=progress)
     images = split.images
-    if computed_value is not None and isinstance(images, Tensor):  # `check_computable` rejects the others
+    if computed_value is not None:
+        if not isinstance(images, Tensor):
+            raise ValueError(
+                f"--computed_value {computed_value} needs images in memory, up to {LARGEST_SIDE_IN_MEMORY} pixels a "
+                f"side; these are {images.shape.height} x {images.shape.width}. Set --image_size or --keep_in_memory "
+                "yes, or use --value_column_name."
+            )
         split.values = COMPUTED_VALUES[computed_value](images)
     split.images = corruption.shuffle(images, split.rows, split.name)
     return split
@@ -201,14 +203,6 @@ def hold_out(split: Split, fraction: float, seed: int, *, by_class: bool) -> tup
     return split.select(~mask), split.select(mask)
 
 
-def find_range(values: Tensor) -> tuple[float, float]:
-    """Return the smallest and largest of the training values, (N,), which must differ."""
-    smallest, largest = values.min().item(), values.max().item()
-    if smallest == largest:
-        raise ValueError(f"all {len(values)} training values are {smallest:g}; there is nothing to learn.")
-    return smallest, largest
-
-
 def stays_in_memory(shape: decoding.ImageShape, count: int, keep: str) -> bool:
     """Whether `count` images of this shape are decoded once and kept in memory, by `keep_in_memory`."""
     if keep != "auto":
@@ -219,15 +213,6 @@ def stays_in_memory(shape: decoding.ImageShape, count: int, keep: str) -> bool:
         text = "%d decoded images need %.1f of %.1f GB of free memory: they stay on disk, unless --keep_in_memory yes."
         logger.warning(text, count, size / 1e9, free / 1e9)
     return is_small and 2 * size <= free
-
-
-def check_computable(value: str, shape: decoding.ImageShape, count: int, keep: str) -> None:
-    """Raise an error if a value cannot be computed from images of this shape, since they are read from disk."""
-    if not stays_in_memory(shape, count, keep):
-        raise ValueError(
-            f"--computed_value {value} needs images in memory, up to {LARGEST_SIDE_IN_MEMORY} pixels a side; these are "
-            f"{shape.height} x {shape.width}. Set --image_size or --keep_in_memory yes, or use --value_column_name."
-        )
 
 
 def choose_shape(rows: Dataset, column: str, options: ImageSourceOptions) -> decoding.ImageShape:

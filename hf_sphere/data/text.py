@@ -16,7 +16,7 @@ from torch import Tensor
 from hf_sphere.data import folders
 from hf_sphere.data.options import TextDataOptions
 from hf_sphere.data.sampling import draw_subset
-from hf_sphere.data.sources import check_validation_split, choose_eval_split, common_column, find_split, require_splits
+from hf_sphere.data.sources import check_validation_split, choose_eval_split, common_column, find_split
 from hf_sphere.data.text_batches import Masking, TextBatches, Vocabulary
 from hf_sphere.utils.loading import FILE_KINDS, load_dataset, load_file
 
@@ -147,17 +147,15 @@ def load_text_splits(
     path, cache = Path(name), None if cache_dir is None else str(cache_dir)
     if path.is_file() and path.suffix.lower() not in FILE_KINDS:
         raise ValueError(f"{name} is not a file of text; the supported kinds are: {', '.join(FILE_KINDS)}.")
-    if path.is_dir():
-        folders.list_files(path, {*folders.TABLES, *FILE_KINDS}, follow_links=follow_links)
     if path.is_file():
-        splits = load_file(name, cache_dir=cache)
-    elif config_name is not None and (path / config_name).is_dir():
-        splits = load_dataset(str(path / config_name), cache_dir=cache)
-    else:
-        splits = load_dataset(name, config_name, cache_dir=cache)
-        if config_name is None:
-            folders.log_unread(path)
-    return require_splits(splits, name)
+        return load_file(name, cache_dir=cache)
+    folders.list_files(path, {*folders.TABLES, *FILE_KINDS}, follow_links=follow_links)
+    if config_name is not None and (path / config_name).is_dir():
+        return load_dataset(str(path / config_name), cache_dir=cache)
+    splits = load_dataset(name, config_name, cache_dir=cache)
+    if config_name is None:
+        folders.log_unread(path)
+    return splits
 
 
 def _choose_splits(splits: DatasetDict, options: TextDataOptions) -> dict[str, str]:

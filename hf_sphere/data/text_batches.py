@@ -150,8 +150,6 @@ class TextBatches:
     ) -> None:
         if tokens.shape != starts.shape or tokens.dim() != 2:
             raise ValueError(f"tokens and starts must both be (N, L); got {(*tokens.shape,)} and {(*starts.shape,)}.")
-        if batch_size < 1:
-            raise ValueError(f"the batch size must be at least 1; got {batch_size}.")
         if masking is not None and len(tokens):
             has_target = ~vocabulary.is_special(tokens).all(1)
             if not has_target.any():

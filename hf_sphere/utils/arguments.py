@@ -54,7 +54,11 @@ class Arguments:
                 check_not_text(field.name, value)
             if field.name in ("output", "output_dir") and value is not None and not value.strip():
                 raise ValueError(f"{field.name} must not be empty; name a file or folder.")
+            kinds = (field.type, *get_args(field.type))
+            choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
             for number in value if isinstance(value, (list, tuple)) else [value]:
+                if choices and number is not None and number not in choices:
+                    raise ValueError(f"{field.name} must be {' or '.join(map(str, choices))}; got {number!r}.")
                 if isinstance(number, (int, float)) and not isinstance(number, bool):
                     _check_number(field.name, number, getattr(field.metadata.get("help"), "bounds", {}))
         for field in dataclasses.fields(self):  # type: ignore[arg-type]

@@ -415,7 +415,7 @@ class TestInvalidOptions:
             ({"label_noise": 1.01}, r"at most 1; got 1\.01"),
             ({"label_noise": float("nan")}, "at most 1; got nan"),
             ({"label_noise": 0.2, "task": "regression"}, r"--label_noise 0\.2 does not apply to regression"),
-            ({"shuffled_pixels": "all"}, r"--shuffled_pixels must be per_image or shared; got 'all'"),
+            ({"shuffled_pixels": "all"}, r"^shuffled_pixels must be per_image or shared; got 'all'"),
             ({"sample_classes": 1}, "at least 2; got 1"),
             ({"sample_classes": 11}, "--sample_classes 11 is more than the data has: 10 classes"),
             ({"sample_classes": 3, "task": "regression"}, "--sample_classes 3 does not apply to regression"),

@@ -270,6 +270,7 @@ class TestPixels:
             ),
             ({"image_size": [4, 4, 4]}, r"image_size must be a side in pixels.*\[4, 4, 4\]"),
             ({"image_size": []}, r"image_size must be a side in pixels.*\[\]"),
+            ({"keep_in_memory": "maybe"}, "keep_in_memory must be auto or yes or no; got 'maybe'"),
             *(({"num_channels": given}, f"num_channels must be .*3; got {given}") for given in (0, 2, 4, -1)),
         ],
     )

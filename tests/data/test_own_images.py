@@ -7,7 +7,6 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 import tarfile
 import zipfile
 
@@ -142,11 +141,6 @@ def test_images_that_a_list_leaves_out_are_not_logged(folder, caplog):
     assert "in no split" not in caplog.text
 
 
-def test_the_name_of_a_file_is_refused(folder):
-    with pytest.raises(ValueError, match=r"0\.png is a file; give the folder that contains it"):
-        load_splits(str(folder(cats=1) / "cats" / "0.png"))
-
-
 PIPES = ["cats/9.png", "metadata.csv", "README.md", ".huggingface.yaml", "train.tar"]
 DEEP = '{"file_name": "cats/0.png", "x": ' + "[" * 200_000 + "]" * 200_000 + "}\n"
 
@@ -239,14 +233,6 @@ class TestFolders:
         (tmp_path / "repo" / "snapshots").mkdir()
         assert len(list_files(path.rename(tmp_path / "repo" / "snapshots" / "1a"), {".png"})) == 4
 
-    def test_the_locale_is_named_if_it_cannot_represent_a_path(self, folder):
-        path = folder(**{"k\u00e4se": 2}, dogs=2)
-        code = "import sys; from hf_sphere.data.folders import *; list_files(Path(sys.argv[1]), {'.png'})"
-        settings = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-        run = subprocess.run([sys.executable, "-c", code, path], env=settings, capture_output=True, text=True)
-        assert "ValueError: the locale, whose encoding is ascii, cannot represent the path" in run.stderr
-        assert "set a UTF-8 locale" in run.stderr
-
     def test_links_inside_the_folder_and_to_it_are_not_followed(self, folder, tmp_path):
         path = folder(cats=2, dogs=2)
         (path / "again").symlink_to(path / "cats")
@@ -308,7 +294,7 @@ class TestFolders:
     def test_a_name_that_is_not_utf_8_is_named(self, folder):
         path = folder(cats=2, dogs=2)
         os.rename(path / "cats" / "0.png", os.fsencode(path / "cats") + b"/\xe9t\xe9.png")
-        with pytest.raises(ValueError, match=r"cats/\\xe9t\\xe9\.png' is not UTF-8 text; rename the file"):
+        with pytest.raises(ValueError, match=r"cats/\\xe9t\\xe9\.png' is not UTF-8 text; rename .* a UTF-8 locale"):
             load_splits(str(path))
 
     def test_unlabeled_files_among_class_folders_are_named(self, folder, load_named):

@@ -144,12 +144,6 @@ def test_an_image_folder_names_classes_after_its_subfolders(tmp_path):
     assert splits["test"]["label"][:] == [0, 1]
 
 
-def test_data_without_named_splits_is_an_error(monkeypatch):
-    monkeypatch.setattr(sources, "load_dataset", lambda *_: columns("image"))
-    with pytest.raises(ValueError, match="'somewhere' does not load as named splits; got Dataset"):
-        load_splits("somewhere")
-
-
 @pytest.mark.parametrize(
     ("what", "usual", "name"),
     [

@@ -241,7 +241,7 @@ class TestErrors:
             load(folder, **STATED, **COUNTS, train_split="train[:80%]")
         with pytest.raises(ValueError, match=r"must be a whole split of a streaming dataset; got train \(Dataset\)"):
             load(make_dataset(marked(4)), **STATED, **COUNTS)
-        with pytest.raises(ValueError, match="the bundled dataset digits cannot be streamed"):
+        with pytest.raises(ValueError, match=r"of a streaming dataset; got train \(Dataset\), test \(Dataset\)"):
             load("digits", **STATED, **COUNTS)
 
     def test_columns_and_class_names_are_checked(self, shards, make_dataset):

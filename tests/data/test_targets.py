@@ -203,7 +203,6 @@ REGRESSION = {"task": "regression"}
             REGRESSION | {"value_column_name": "year", "computed_value": "slant"},
             "--value_column_name year and --computed_value slant are two sources",
         ),
-        (REGRESSION, r"all 2 training values are 7\.5"),
         (
             {"value_column_name": "year"},
             "--value_column_name year does not apply to classification.*regression or joint",

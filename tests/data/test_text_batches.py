@@ -210,5 +210,3 @@ def test_bad_input_is_refused():
     tokens, starts = blocks()
     with pytest.raises(ValueError, match=r"must both be \(N, L\); got \(40, 10\) and \(40, 9\)"):
         TextBatches(tokens, starts[:, 1:], VOCABULARY, batch_size=8)
-    with pytest.raises(ValueError, match="the batch size must be at least 1; got 0"):
-        TextBatches(tokens, starts, VOCABULARY, batch_size=0)
