@@ -95,7 +95,8 @@ class ImageBatches(IterableDataset):
         self.augmentation = augmentation
         self._per_batch = augmentation
         if augmentation is not None and self._in_workers:
-            self._per_batch = replace(augmentation, random_resized_crop=None, horizontal_flip=False, rand_augment=None)
+            of_workers: Any = {"random_resized_crop": None, "crop_aspect_ratio": 4 / 3, "rand_augment": None}
+            self._per_batch = replace(augmentation, horizontal_flip=False, **of_workers)
         self.shuffle = shuffle
         self.balanced = balanced
         self.seed = seed
