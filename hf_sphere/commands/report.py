@@ -66,7 +66,7 @@ def read_source(name: str, args: ReportArguments) -> Any:
 
 def as_space(name: str, source: Any) -> "search.EmbeddingSpace":
     """Return the space, or make one of vectors and groups."""
-    from hf_sphere.search.rows import unit_vectors
+    from hf_sphere.search.vectors import unit_vectors
 
     is_space = isinstance(source, search.EmbeddingSpace)
     return source if is_space else search.EmbeddingSpace(unit_vectors(f"vectors of {name}", source[0]), source[1])

@@ -13,10 +13,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.search.calibrated import CANDIDATES, CalibratedSearch, Candidates
+from hf_sphere.search.calibration import CANDIDATES, CalibratedSearch, Calibration, Candidates, independent_rows
 from hf_sphere.search.index_files import CODES_FILE, check_replaceable
-from hf_sphere.search.matching import Calibration, independent_rows
-from hf_sphere.search.rows import GroupedVectors, check_names, check_vectors
+from hf_sphere.search.rows import GroupedVectors
+from hf_sphere.search.vectors import check_names, check_vectors
 from hf_sphere.utils import files
 from hf_sphere.utils.checks import check_integer, check_seed, error_text
 
@@ -63,8 +63,8 @@ class CompressedSpace(CalibratedSearch):
         faiss.copy_array_to_vector(tensors["codes"].numpy().ravel(), self._index.codes)
         self._index.ntotal, self._index.is_trained = len(self.ids), True
         if "known_ids" in tensors:
-            stored = {name: tensors[f"known_{name}"] for name in CALIBRATION}
-            self.calibration = Calibration(next_id=0, by_cosine=None, **stored)
+            stored: dict[str, Any] = {name: tensors[f"known_{name}"] for name in CALIBRATION}
+            self.calibration = Calibration(next_id=0, **stored)
 
     def __len__(self) -> int:
         return len(self.ids)

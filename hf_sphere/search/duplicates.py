@@ -14,7 +14,7 @@ from torch import Tensor
 from hf_sphere.geometry.checks import check_rows
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.search.neighbor_search import APPROXIMATE
-from hf_sphere.search.rows import check_names
+from hf_sphere.search.vectors import check_names
 from hf_sphere.utils.checks import check_exclusive
 
 WINDOWS = (0.2, 0.6), (0.4, 0.8)

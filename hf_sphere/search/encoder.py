@@ -23,7 +23,7 @@ from hf_sphere.data.decoding import state_of_files
 from hf_sphere.search import extract
 from hf_sphere.search.pipeline import Batch, embed_batches
 from hf_sphere.search.source import ImageSource
-from hf_sphere.search.space import unit_vectors
+from hf_sphere.search.vectors import unit_vectors
 from hf_sphere.utils.checks import check_extra, text_list
 from hf_sphere.utils.loading import find_file, load_pretrained, load_sentence_transformer
 from hf_sphere.utils.modules import digest_weights

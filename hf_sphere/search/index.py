@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.search.calibrated import CANDIDATES
+from hf_sphere.search.calibration import CANDIDATES, Matches
 from hf_sphere.search.encoder import load_encoder
 from hf_sphere.search.index_files import (
     check_replaceable,
@@ -26,11 +26,10 @@ from hf_sphere.search.index_files import (
     write_index,
 )
 from hf_sphere.search.indexed_images import ImageState, IndexedImages, identify, place_of, predicted_class, table_states
-from hf_sphere.search.matching import Matches
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind, check_kind
-from hf_sphere.search.rows import check_names
 from hf_sphere.search.source import Groups, ImageSource
 from hf_sphere.search.space import EmbeddingSpace
+from hf_sphere.search.vectors import check_names
 from hf_sphere.utils.checks import check_integer, error_text, text_list
 from hf_sphere.utils.files import atomic_folder, lock_folder, read_whole
 

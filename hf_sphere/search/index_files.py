@@ -18,10 +18,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hf_sphere.metrics.neighbors import Distance
-from hf_sphere.search.matching import Calibration
+from hf_sphere.search.calibration import Calibration
 from hf_sphere.search.neighbor_search import APPROXIMATE, NeighborSearch, SearchKind
-from hf_sphere.search.rows import positions
 from hf_sphere.search.source import Content
+from hf_sphere.search.vectors import positions
 from hf_sphere.utils.checks import check_regular, error_text
 from hf_sphere.utils.files import (
     MANIFEST_FILE,
@@ -260,8 +260,8 @@ def _read_space(space_class: Any, folder: Path, about: About, images: dict[str, 
             raise ValueError(f"{EMBEDDINGS_FILE} has a calibration by rows that are not there")
         tensors["groups"] = space._groups[rows]
     if tensors:
-        by_cosine = space.groups_by_cosine()
-        space._calibration = Calibration(**tensors, next_id=about.next_id, by_cosine=by_cosine)
+        is_chosen = about.is_chosen and space._queries is None
+        space._calibration = Calibration(**tensors, next_id=about.next_id, is_chosen=is_chosen)
         space._is_current = True
     if about.search in APPROXIMATE and has_faiss:
         check_regular(folder / SEARCH_FILE)

@@ -13,10 +13,9 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from hf_sphere.search.calibrated import CalibratedSearch, Candidates
-from hf_sphere.search.matching import Calibration, Matches, mix, name_keys, sample_rows
+from hf_sphere.search.calibration import CalibratedSearch, Calibration, Candidates, Matches, mix, name_keys, sample_rows
 from hf_sphere.search.neighbor_search import SPARE, TARGET_RECALL, NeighborSearch
-from hf_sphere.search.rows import as_names, check_vectors, positions, unit_vectors
+from hf_sphere.search.vectors import as_names, check_vectors, positions, unit_vectors
 from hf_sphere.utils.checks import check_extra, check_integer, error_text
 from hf_sphere.utils.files import check_writable
 
@@ -264,12 +263,12 @@ class LanceSpace(CalibratedSearch):
         found = self._compare(queries, 1, self._blocks(start=start), groups)
         return found.scores[:, 0], found.ids[:, 0]
 
-    def _names_of(self, found: Candidates) -> list[Any]:
+    def _names_of(self, rows: Tensor) -> list[Any]:
         if self._group_column is None:
             raise ValueError("the rows have no names; create the space with group_column=.")
-        rows = self._rows(["_rowid", self._group_column], _is_in("_rowid", found.ids[:, 0].tolist()))
-        names = dict(zip(*(column.to_pylist() for column in rows.columns), strict=True))
-        return [names.get(row) for row in found.ids[:, 0].tolist()]
+        table = self._rows(["_rowid", self._group_column], _is_in("_rowid", rows.tolist()))
+        names = dict(zip(*(column.to_pylist() for column in table.columns), strict=True))
+        return [names.get(row) for row in rows.tolist()]
 
     def _compare(self, queries: Tensor, k: int, tables: Iterable[pa.Table], groups: Tensor | None = None) -> Candidates:
         """Return the rows of tables with the best scores; of other groups than those of the queries, if given."""

@@ -13,8 +13,7 @@ from hf_sphere.geometry.checks import check_embeddings
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.uniformity_test import effective_dimension_interval, uniformity_test
 from hf_sphere.search.neighbor_search import NeighborSearch
-from hf_sphere.search.rows import check_names
-from hf_sphere.search.vectors import parse_vectors
+from hf_sphere.search.vectors import check_names, parse_vectors
 from hf_sphere.utils.checks import check_seed
 
 ROWS, MEMBERS, FEWEST, FEWEST_GROUPS, RESAMPLES = 10_000, 50, 50, 20, 4_000

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from hf_sphere.data import folders, image_files, sources
 from hf_sphere.data.targets import has_labels, read_class_names, read_labels
-from hf_sphere.search.rows import as_list, check_names
-from hf_sphere.search.vectors import parse_vectors
+from hf_sphere.search.vectors import as_list, check_names, parse_vectors
 from hf_sphere.utils.loading import FILE_KINDS, load_file
 from hf_sphere.utils.pixels import WHITE, convert_image
 from hf_sphere.utils.texts import damage

@@ -14,7 +14,7 @@ from torch import Tensor
 from hf_sphere.geometry.checks import check_embeddings, check_labels
 from hf_sphere.metrics.selective import area_under_risk_coverage
 from hf_sphere.metrics.two_sample import energy_test
-from hf_sphere.search.calibrated import CANDIDATES, CalibratedSearch, Candidates
+from hf_sphere.search.calibration import CANDIDATES, CalibratedSearch, Calibration, Candidates, name_keys
 from hf_sphere.search.compression import CompressedSpace, compress
 from hf_sphere.search.drift import Comparison, compare, draw_samples
 from hf_sphere.search.index_files import (
@@ -26,10 +26,10 @@ from hf_sphere.search.index_files import (
     read_version,
     write_index,
 )
-from hf_sphere.search.matching import Calibration, name_keys
 from hf_sphere.search.neighbor_search import SearchKind
 from hf_sphere.search.report import VectorReport, report_vectors
-from hf_sphere.search.rows import GroupedVectors, as_list, as_names, check_names, positions, unit_vectors
+from hf_sphere.search.rows import GroupedVectors
+from hf_sphere.search.vectors import as_list, as_names, check_names, positions, unit_vectors
 from hf_sphere.utils.checks import check_integer, check_seed
 from hf_sphere.utils.files import atomic_folder, lock_folder, read_whole
 
@@ -183,14 +183,8 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         return self._calibration is not None
 
     def _candidates(self, queries: Tensor, count: int) -> Candidates:
-        return self.as_candidates(*self._nearest(queries, count))
-
-    def as_candidates(self, scores: Tensor, rows: Tensor) -> Candidates:
-        """Return rows with scores, (Q, c) each, best first, as candidates."""
+        scores, rows = self._nearest(queries, count)
         return Candidates(scores, rows, self.ids[rows].where(rows >= 0, -1), self._groups[rows.clamp_min(0)])
-
-    def _search_elsewhere(self, queries: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
-        return self._best(queries, groups)
 
     def _scores_without(self, queries: Tensor, found: Candidates, groups: Tensor) -> Tensor:
         if self.score != "density":
@@ -396,18 +390,12 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
             is_known &= torch.isin(matches, self.ids)  # not if the best row was removed
             added = (self.ids >= old.next_id).nonzero()[:, 0]
             if len(added):
-                best, found = self._best(queries, groups if is_row else None, added)
+                best, found = self._search_elsewhere(queries, groups if is_row else None, added)
                 better = is_known & (best > scores)
                 scores[better], matches[better] = best[better], found[better]
-        scores[~is_known], matches[~is_known] = self._best(queries[~is_known], groups[~is_known] if is_row else None)
-        return Calibration(groups, scores, matches, ids, self.next_id, self.groups_by_cosine())
-
-    def groups_by_cosine(self) -> tuple[int, float] | None:
-        """Return how many groups would calibrate if none chose the score, and the largest weight of their queries."""
-        if not self._is_chosen or self._queries is not None:
-            return None
-        counts = self._groups[self._sample()].unique(return_counts=True)[1]
-        return len(counts), 1 / int(counts.min())
+        own = groups[~is_known] if is_row else None
+        scores[~is_known], matches[~is_known] = self._search_elsewhere(queries[~is_known], own)
+        return Calibration(groups, scores, matches, ids, self.next_id, self._is_chosen and is_row)
 
     def _choose_score(self) -> None:
         """Choose the score by a third of the groups: their rows are queries among all other rows, and should match."""

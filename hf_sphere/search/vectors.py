@@ -1,15 +1,20 @@
-"""Vectors as APIs and databases deliver them."""
+"""Vectors as APIs and databases deliver them, and names of their groups."""
 
 import base64
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
 from hf_sphere.geometry.checks import check_dense, check_embeddings, check_rows, to_tensor
+from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.utils.checks import check_integer, error_text
+
+logger = logging.getLogger(__name__)
 
 
 def read_vectors(
@@ -71,3 +76,82 @@ def parse_vectors(values: Any, what: str = "vectors", scale: Any = None, offset:
         fits = (largest.float() > 0) & (largest.float() < torch.inf) | (largest == 0) | ~largest.isfinite()
         check_rows(fits, f"{what} must be in the range of float32, 1e-45 to 3e38; normalize them", "are not")
     return values.float()
+
+
+def positions(values: Tensor, others: Tensor) -> Tensor:
+    """Return where each value is among others, which differ, (n,) int64; -1 if it is not there."""
+    order = others.argsort()
+    at = order[torch.searchsorted(others[order], values).clamp_max(len(others) - 1)]
+    return at.where(others[at] == values, -1)
+
+
+def check_vectors(what: str, vectors: Any, dim: int, distance: str) -> Tensor:
+    """Return vectors (n, d), or one (d,), that can be compared with those of a space, float32 on the CPU."""
+    vectors = to_tensor(what, vectors)
+    vectors = vectors[None] if vectors.ndim == 1 else vectors
+    checked = unit_vectors(what, vectors) if distance == "cosine" else check_embeddings(vectors, 1, what).cpu().float()
+    if checked.shape[1] != dim:
+        raise ValueError(f"{what} must have {dim} dimensions, as the space; got {checked.shape[1]}.")
+    return checked
+
+
+def unit_vectors(what: str, vectors: Any) -> Tensor:
+    """Return finite vectors that are not zero as unit vectors, float32 on the CPU.
+
+    They are not copied if they are that already. A message says if they were not, but for queries and rows.
+    """
+    vectors = check_embeddings(vectors, 1, what).cpu()
+    blocks, norms = vectors.split(8192), torch.empty(len(vectors), dtype=torch.float64)
+    for block, part in zip(blocks, norms.split(8192), strict=True):  # without large copies
+        part[:] = torch.linalg.vector_norm(block.double(), dim=1)
+    check_rows(norms > 0, "a zero vector has no direction", f"{what} are zero")
+    if what not in ("queries", "rows") and len(odd := norms[(norms - 1).abs() > 1e-2]):
+        text = "%d of %d %s are not unit vectors (norms from %.3g to %.3g); they are normalized."
+        logger.warning(text, len(odd), len(norms), what, odd.min(), odd.max())
+    if vectors.dtype == torch.float32 and (norms - 1).abs().max() <= 1e-6:
+        return vectors
+    units = torch.empty(vectors.shape)
+    for block, part in zip(blocks, units.split(8192), strict=True):
+        part[:] = project_to_sphere(block.double())
+    return units
+
+
+def check_names(what: str, groups: Any, count: int) -> list[Any]:
+    """Return names of groups, texts or integers, one per row."""
+    if not isinstance(groups, list) and np.ndim(groups) == 0:  # also a set, which has no order
+        raise ValueError(f"{what} must be a list, an array or a column of names; got {groups!r}.")
+    names = as_list(groups)
+    if len(names) != count:
+        raise ValueError(f"{what} must have one name per vector, {count:,}; got {len(names):,}.")
+    kinds = {type(name) for name in names}
+    if len(kinds) != 1 or not kinds <= {int, str}:
+        found = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise ValueError(f"{what} must be all texts or all integers; got {found}.")
+    try:
+        pa.array(names, pa.int64() if kinds == {int} else pa.string())
+    except (OverflowError, UnicodeEncodeError, pa.ArrowInvalid) as error:
+        raise ValueError(f"{what} must be texts of Unicode or integers of 64 bits with a sign; {error}") from error
+    return names
+
+
+def as_names(what: str, values: Any) -> set[Any]:
+    """Return different ids or names of groups: texts or integers, to which True is not 1, and 1.0 is not either."""
+    names = as_list(values)
+    if odd := [name for name in names if type(name) not in (int, str)]:
+        raise ValueError(f"there is no {what} {odd[0]!r} in the space, only texts or integers.")
+    return {*names}
+
+
+def as_list(values: Any) -> list[Any]:
+    """Return a list of names or numbers, also for a single one, as values of Python."""
+    if getattr(values, "is_meta", False):
+        raise ValueError("ids and names must have values; tensors on the device meta have none.")
+    if isinstance(values, Tensor):
+        check_dense("ids and names", values)
+    if isinstance(values, Mapping) or hasattr(values, "columns"):
+        raise ValueError(f"ids and names must be a list, an array or a column, and no {type(values).__name__}.")
+    for method in ("tolist", "to_pylist", "as_py"):  # of a column of pyarrow in several parts, and of one value
+        values = getattr(values, method)() if hasattr(values, method) else values
+    values = [values] if isinstance(values, (str, bytes)) or not isinstance(values, Iterable) else values
+    values = [value.item() if hasattr(value, "item") else value for value in values]
+    return [value.as_py() if isinstance(value, pa.Scalar) else value for value in values]

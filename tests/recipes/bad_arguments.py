@@ -168,7 +168,7 @@ MADE = {
 }
 """Classes that functions make, of what they have checked, and abstract ones."""
 
-INTERNAL = {"as_candidates", "check_groups", "groups_by_cosine", "distances", "refresh", "update", "checked", "expand"}
+INTERNAL = {"check_groups", "distances", "refresh", "update", "checked", "expand"}
 INTERNAL |= {"rsample", "name_rows", "open"}
 """Methods of which the checked arguments of other methods are passed on."""
 
