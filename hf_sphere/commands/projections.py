@@ -117,13 +117,16 @@ def read_run(folder: Path) -> tuple[dict[str, Any], dict[int, dict[str, float]]]
         return {}, {}
     metadata = {name: settings[name] for name in RUN_SETTINGS if settings.get(name) is not None}
     accuracies: dict[int, dict[str, float]] = {}
-    if (folder / RESULTS_FILE).is_file():
-        results = read_json(folder / RESULTS_FILE)
-        metadata["epoch"] = results["epoch"]
-        for entry in results["history"]:
-            values = {"train_accuracy": entry.get("train_accuracy")}
-            values["eval_accuracy"] = entry.get("eval_accuracy", entry.get("validation_accuracy"))
-            accuracies[entry["epoch"]] = {key: value for key, value in values.items() if value is not None}
+    if (path := folder / RESULTS_FILE).is_file():
+        results = read_json(path)
+        try:
+            metadata["epoch"] = results["epoch"]
+            for entry in results["history"]:
+                values = {"train_accuracy": entry.get("train_accuracy")}
+                values["eval_accuracy"] = entry.get("eval_accuracy", entry.get("validation_accuracy"))
+                accuracies[entry["epoch"]] = {key: value for key, value in values.items() if value is not None}
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is damaged: {error!r}. Restore it, or remove it.") from error
     return metadata, accuracies
 
 

@@ -56,6 +56,14 @@ def test_the_saved_model_is_measured_instead_of_the_last_snapshot(recipe, traine
     assert saved.net.mean == projection_statistics(list_snapshots(trained)[1]).net.mean
 
 
+@pytest.mark.parametrize("results", ["{}", '{"epoch": 3, "history": [3]}', '{"epoch": 3, "history": null}'])
+def test_damaged_results_of_a_run_are_an_error_that_names_the_file(results, recipe, trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    (tmp_path / "run" / "all_results.json").write_text(results)
+    with pytest.raises(ValueError, match=r"all_results\.json is damaged: .*Restore it, or remove it"):
+        compute(recipe, tmp_path / "run", tmp_path / "out", "--disable_tqdm")
+
+
 def test_an_unfinished_run_is_measured_at_its_last_snapshot(recipe, trained, tmp_path, capsys):
     shutil.copytree(trained / "snapshots", tmp_path / "run" / "snapshots")
     compute(recipe, tmp_path / "run", tmp_path / "out", "--disable_tqdm")
