@@ -153,21 +153,16 @@ def _jitter_colors(images: Tensor, strengths: Sequence[float], generator: torch.
     for step in range(4):
         for kind in kinds:
             index = to_device((order[:, step] == kind).nonzero()[:, 0], images.device)
-            changed[index] = _COLOR_CHANGES[kind](changed[index], amounts[kind, index])
+            changed[index] = _change_color(changed[index], amounts[kind, index], kind)
     return (255 * changed).round_().to(images.dtype)
 
 
-def _change_brightness(images: Tensor, amounts: Tensor) -> Tensor:
-    return (images * (1 + amounts)).clamp(0, 1)
-
-
-def _change_contrast(images: Tensor, amounts: Tensor) -> Tensor:
-    mean = _luma(images).mean(dim=(1, 2, 3), keepdim=True)
-    return (mean + (images - mean) * (1 + amounts)).clamp(0, 1)
-
-
-def _change_saturation(images: Tensor, amounts: Tensor) -> Tensor:
-    gray = _luma(images)
+def _change_color(images: Tensor, amounts: Tensor, kind: int) -> Tensor:
+    """Change brightness (0), contrast (1), saturation (2) or hue (3); the first three scale the distance to a gray."""
+    if kind == 3:
+        return _change_hue(images, amounts)
+    luma = tvF.rgb_to_grayscale(images) if images.shape[1] == 3 else images
+    gray = (0.0, luma.mean(dim=(1, 2, 3), keepdim=True), luma)[kind]
     return (gray + (images - gray) * (1 + amounts)).clamp(0, 1)
 
 
@@ -180,10 +175,3 @@ def _change_hue(images: Tensor, amounts: Tensor) -> Tensor:
     # In units of a sixth of the circle, the channels fall off around red (0), green (2) and blue (4).
     distance = (sector + 6 * amounts - torch.arange(0.0, 6.0, 2.0, device=images.device)[:, None, None] + 3) % 6 - 3
     return value - chroma * (distance.abs() - 1).clamp(0, 1)
-
-
-def _luma(images: Tensor) -> Tensor:
-    return tvF.rgb_to_grayscale(images) if images.shape[1] == 3 else images
-
-
-_COLOR_CHANGES = (_change_brightness, _change_contrast, _change_saturation, _change_hue)

@@ -81,17 +81,12 @@ class ImageBatches(IterableDataset):
         self.device = torch.device(device)
         self.labels = labels.to(self.device)
         self.regression_labels = None if regression_labels is None else regression_labels.to(self.device)
-        if episodes is None:
-            if batch_size is None or batch_size < 1:
-                raise ValueError(f"the batch size must be at least 1; got {batch_size}.")
-        elif batch_size not in (None, episodes.batch_size):
-            expected = f"these episodes are batches of {episodes.batch_size} images"
-            raise ValueError(f"{expected}; leave out batch_size={batch_size}.")
-        else:
-            batch_size = episodes.batch_size
+        size: Any = batch_size if episodes is None else episodes.batch_size
+        if batch_size not in (None, size):
+            raise ValueError(f"these episodes are batches of {size} images; leave out batch_size={batch_size}.")
         if augmentation is not None and augmentation.mixes and (episodes is not None or labels.is_floating_point()):
             raise ValueError("mixup and cutmix are for classes, in batches without episodes; leave them out.")
-        self.batch_size: int = batch_size
+        self.batch_size: int = size
         self.augmentation = augmentation
         self._per_batch = augmentation
         if augmentation is not None and self._in_workers:
@@ -188,17 +183,13 @@ class ImageBatches(IterableDataset):
         return None if self._episodes is None else self._episodes.episodes
 
     def episode_indices(self, epoch: int = 0) -> Tensor:
-        """Return the index of each image in the episodes of an epoch, over all processes, int64 on the CPU.
+        """Return the index of each image in the episodes of an epoch, if any, over all processes, int64 on the CPU.
 
         Returns:
             (count, classes, examples).
-
-        Raises:
-            ValueError: If the batches have no episodes.
         """
-        if self._episodes is None:
-            raise ValueError("these batches have no episodes; create them with `episodes`.")
-        return self._episodes.all_indices(epoch).unflatten(1, (self._episodes.episodes.classes, -1))
+        sampler: Any = self._episodes
+        return sampler.all_indices(epoch).unflatten(1, (sampler.episodes.classes, -1))
 
     def _normalize(self, images: Tensor) -> Tensor:
         images = images.to(torch.float32, memory_format=torch.channels_last)

@@ -177,7 +177,7 @@ def load_image_data(
     train = loaded["train"]
     if options.label_noise:
         train.classes = corruption.replace_labels(
-            train.known_classes, train.rows, num_rows=train.num_rows, num_classes=len(names["train"])
+            train.classes, train.rows, num_rows=train.num_rows, num_classes=len(names["train"])
         )
     mean, std = splits.find_statistics(getattr(train, "images", torch.empty(0)), shape, options)
     augmentation.occlusion_color = [255 * value for value in mean]
@@ -185,7 +185,7 @@ def load_image_data(
     for key, split in loaded.items():
         if (wanted := drawn.get(key)) is not None:
             what = {"train": "a training", "eval": "an evaluation"}.get(key, f"a {key}")
-            check_episodes(split.known_classes, wanted, names[key], what)
+            check_episodes(split.classes, wanted, names[key], what)
 
     def batches(key: str, size: int, seed: int, **more: Any) -> ImageBatches:
         return loaded[key].batches(
@@ -319,7 +319,7 @@ def load_image_split(
     if label_column is None:
         images.classes = torch.full((len(images),), -1)
     if train_classes is not None:
-        images = images.select(~splits.first_classes(images.known_classes, train_classes))
+        images = images.select(~splits.first_classes(images.classes, train_classes))
     if options.sample_classes is not None:
         kept = corruption.draw_classes(len(class_names))
         images, class_names = images.keep_classes(kept, class_names), [class_names[index] for index in kept]

@@ -32,18 +32,12 @@ class Split:
     num_rows: int  # of the dataset
     images: Tensor | decoding.EncodedImages  # encoded, or decoded as uint8 (N, C, H, W)
     rows: Tensor  # (N,) row of the dataset of each image
-    classes: Tensor | None = None  # (N,) class indices, for tasks with classes
+    classes: Any = None  # (N,) class indices, for tasks with classes
     values: Tensor | None = None  # (N,) real values, for tasks with values
     num_transparent: int = 0  # images with an alpha channel or a transparent color
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    @property
-    def known_classes(self) -> Tensor:
-        """Class indices, (N,), for tasks with classes."""
-        assert self.classes is not None  # checked by `check_task`
-        return self.classes
 
     def select(self, indices: Tensor) -> "Split":
         """Select images by index or by mask."""
@@ -52,25 +46,24 @@ class Split:
 
     def keep_classes(self, kept: Tensor, names: Sequence[str]) -> "Split":
         """Select the images of some classes, (K,) in increasing order, and number these classes from 0."""
-        split = self.select(torch.isin(self.known_classes, kept))
+        split = self.select(torch.isin(self.classes, kept))
         if len(split) == 0:
             listed = ", ".join(names[index] for index in kept[:10])
             raise ValueError(
                 f"split {self.name!r} has no image of the {len(kept)} selected classes ({listed}). Use more classes; "
                 "those of --sample_classes are drawn with --corruption_seed."
             )
-        split.classes = torch.searchsorted(kept, split.known_classes)
+        split.classes = torch.searchsorted(kept, split.classes)
         return split
 
     def number_classes(self, names: Sequence[str]) -> list[str]:
         """Renumber the classes that occur from 0, and return their names."""
-        classes, self.classes = self.known_classes.unique(return_inverse=True)
+        classes, self.classes = self.classes.unique(return_inverse=True)
         return [names[index] for index in classes.tolist()]
 
     def read(self, options: ImageSourceOptions, *, progress: bool) -> "Split":
         """Decode images that are kept in memory; check the files of other images, or drop corrupt ones if requested."""
-        encoded = self.images
-        assert isinstance(encoded, decoding.EncodedImages)  # a split is read once
+        encoded: Any = self.images
         skip, workers = options.skip_unreadable_images, options.dataloader_num_workers
         if stays_in_memory(encoded.shape, len(self), options.keep_in_memory):
             images, good = decoding.decode_all(
@@ -83,8 +76,7 @@ class Split:
 
     def batches(self, num_workers: int | None, **options: Any) -> ImageBatches:
         """Create batches; `options` are those of `ImageBatches`."""
-        labels = self.values if self.classes is None else self.classes
-        assert labels is not None  # every task has targets
+        labels: Any = self.values if self.classes is None else self.classes
         options["rows"] = self.rows
         if self.classes is not None:
             options["regression_labels"] = self.values
@@ -129,16 +121,16 @@ def open_parts(
         for key, (name, part_rows) in rows.items()
     }
     if train_classes is not None:
-        trained = first_classes(opened["train"].known_classes, train_classes)
+        trained = first_classes(opened["train"].classes, train_classes)
         opened = {"train": opened["train"].select(trained), "eval": opened["eval"].select(~trained)}
-        if task == "retrieval" and len(opened["eval"].known_classes.unique()) == 1:
+        if task == "retrieval" and len(opened["eval"].classes.unique()) == 1:
             logger.warning("All evaluation images are of one class, so retrieval scores are 100 %; use more classes.")
     elif task not in OPEN_SETS and label_column is not None:
-        warn_of_untrained_classes(opened["train"].known_classes, opened["eval"].known_classes, class_names)
+        warn_of_untrained_classes(opened["train"].classes, opened["eval"].classes, class_names)
     elif task in OPEN_SETS:
         for key in list(opened)[1:]:
             which = "evaluation" if key == "eval" else key
-            warn_of_shared_classes(opened["train"].known_classes, opened[key].known_classes, which)
+            warn_of_shared_classes(opened["train"].classes, opened[key].classes, which)
     if options.sample_classes is not None:
         kept = corruption.draw_classes(len(class_names))
         opened = {key: split.keep_classes(kept, class_names) for key, split in opened.items()}
@@ -197,7 +189,7 @@ def prepare_images(
 def hold_out(split: Split, fraction: float, seed: int, *, by_class: bool) -> tuple[Split, Split]:
     """Hold out a fraction of the classes or images (stratified by class, if any); return rest and held-out part."""
     if by_class:
-        mask = held_out_classes(split.known_classes, fraction, seed)
+        mask = held_out_classes(split.classes, fraction, seed)
     else:
         mask = sources.draw_held_out(len(split), fraction, seed, split.classes)
     return split.select(~mask), split.select(mask)

@@ -85,11 +85,6 @@ class TestOrder:
     def test_only_a_final_training_batch_of_one_image_is_dropped(self, count, options, left):
         assert len(order(numbered(count, **options))) == left
 
-    @pytest.mark.parametrize("batch_size", [0, -1])
-    def test_a_batch_size_below_one_is_an_error(self, batch_size):
-        with pytest.raises(ValueError, match=f"batch size must be at least 1; got {batch_size}"):
-            numbered(4, batch_size=batch_size)
-
     @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 5), st.booleans(), st.integers(0, 9))
     def test_the_examples_of_an_epoch_match_its_batches(self, count, batch_size, processes, shuffle, epoch):
         options = {"batch_size": batch_size, "shuffle": shuffle, "num_processes": processes}

@@ -430,7 +430,6 @@ class TestInvalidOptions:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"shuffled_pixels": "all"}, "got 'all'"),
             ({"sample_classes": 11}, "more than the data has: 10 classes"),
             ({"sample_classes": 3, "train_classes": 4}, "--sample_classes 3 .* use --train_classes"),
         ],

@@ -232,12 +232,10 @@ class TestBatches:
         assert of.num_examples == 100
         assert of.examples_per_epoch == examples
 
-    def test_a_conflicting_or_missing_batch_size_is_an_error(self):
+    def test_a_conflicting_batch_size_is_an_error(self):
         assert batches(batch_size=12).batch_size == 12
         with pytest.raises(ValueError, match="these episodes are batches of 12 images; leave out batch_size=128"):
             batches(batch_size=128)
-        with pytest.raises(ValueError, match="the batch size must be at least 1; got None"):
-            batches(episodes=None)
 
 
 class TestLoading:

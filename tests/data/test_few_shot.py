@@ -166,6 +166,3 @@ class TestInvalidInput:
         for shot in (0, 6, 9):
             with pytest.raises(ValueError, match=f"shot must be at least 1 and less than the 6 images; got {shot}"):
                 FewShotBatches(make().images, shot)
-        plain = ImagesInMemory(torch.zeros(4, 1, 2, 2, dtype=torch.uint8), LABELS[:4], batch_size=2, mean=[0], std=[1])
-        with pytest.raises(ValueError, match="these batches have no episodes"):
-            plain.episode_indices()

@@ -79,7 +79,7 @@ class TestNumbering:
         names = [f"class {index:02d}" for index in range(16)]
         split = Split("train", len(labels), labels, labels, classes=labels)
         left = split.number_classes(names)
-        numbered = split.known_classes
+        numbered = split.classes
         assert [left[index] for index in numbered] == [names[index] for index in labels]
         assert numbered.unique().tolist() == list(range(len(left)))
         assert left == sorted(left)

@@ -91,11 +91,6 @@ class TestJoint:
             assert all(value == mark / 4 for mark, value in seen(part, "regression_labels"))
             assert all(label == mark % 2 for mark, label in seen(part))
 
-    def test_the_held_out_part_is_stratified_by_class(self, make_valued, load):
-        dataset = make_valued(range(50), classes=[0] * 30 + [1] * 20)
-        data = load(dataset, task="joint", validation_fraction=0.2)
-        assert torch.bincount(data.validation.labels).tolist() == [6, 4]
-
 
 class TestClassification:
     def test_there_is_no_value_range_and_a_value_column_is_ignored(self, make_valued, load):
