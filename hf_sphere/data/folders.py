@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import re
-import shlex
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -127,12 +126,9 @@ def check_found(folder: Path, files: Sequence[Path]) -> None:
     linked = [parent for parent in {file.parent for file in files} if not parent.resolve().is_relative_to(root)]
     if linked:
         link = next(path for path in (linked[0], *linked[0].parents) if path.is_symlink())
-        count = sum(file.is_relative_to(link) for file in files)
-        copy = f"rm {shlex.quote(str(link))} && cp -rs {shlex.quote(str(link.resolve()))} {shlex.quote(str(link))}"
-        raise ValueError(
-            f"{link} is a link to a folder, which `datasets` does not follow: its {count} file(s) would be left out. "
-            f"Replace it by a folder of links to files: {copy}"
-        )
+        count = f"its {sum(file.is_relative_to(link) for file in files)} file(s) would be lost"
+        how = "Replace it by a folder of links (cp -rs)"
+        raise ValueError(f"{link} is a link to a folder, which `datasets` does not follow: {count}. {how}.")
 
 
 def check_class_names(tables: Iterable[Path], features: Mapping[str, Any]) -> None:

@@ -158,9 +158,9 @@ def load_image_data(
     drawn = {"train": episodes, "validation": validation_episodes, "eval": eval_episodes}
     dataset = _load_splits(options, dataset, streaming=options.streaming)
     opened: Any = streams.open_streams(dataset, options, task, any(drawn.values())) if options.streaming else None
-    loaded, class_names, shape = opened or splits.open_parts(dataset, options, task, values, train_classes, corruption)
+    loaded, shape = opened or splits.open_parts(dataset, options, task, values, train_classes, corruption)
     augmentation.check_size(shape.height, shape.width)
-    _warn_of_augmentation(augmentation, class_names, values.computed_value)
+    _warn_of_augmentation(augmentation, loaded["train"].class_names, values.computed_value)
     limits = {"train": options.max_train_samples, "eval": options.max_eval_samples}
     reading: dict[str, Any] = {"computed_value": values.computed_value, "seed": seed, "progress": progress}
     for key, split in loaded.items() if not options.streaming else ():
@@ -171,21 +171,19 @@ def load_image_data(
     if fraction := options.validation_fraction:
         by_class = task in OPEN_SETS
         loaded["train"], loaded["validation"] = splits.hold_out(loaded["train"], fraction, seed, by_class=by_class)
-    names = dict.fromkeys(loaded, class_names)
-    if task in OPEN_SETS:
-        names = {key: split.number_classes(class_names) for key, split in loaded.items()}
+    for split in loaded.values() if task in OPEN_SETS else ():
+        split.number_classes()
     train = loaded["train"]
     if options.label_noise:
-        train.classes = corruption.replace_labels(
-            train.classes, train.rows, num_rows=train.num_rows, num_classes=len(names["train"])
-        )
+        numbers = {"num_rows": train.num_rows, "num_classes": len(train.class_names)}
+        train.classes = corruption.replace_labels(train.classes, train.rows, **numbers)
     mean, std = splits.find_statistics(getattr(train, "images", torch.empty(0)), shape, options)
     augmentation.occlusion_color = [255 * value for value in mean]
     balanced = options.class_balanced_sampling
     for key, split in loaded.items():
         if (wanted := drawn.get(key)) is not None:
             what = {"train": "a training", "eval": "an evaluation"}.get(key, f"a {key}")
-            check_episodes(split.classes, wanted, names[key], what)
+            check_episodes(split.classes, wanted, split.class_names, what)
 
     def batches(key: str, size: int, seed: int, **more: Any) -> ImageBatches:
         return loaded[key].batches(
@@ -208,12 +206,12 @@ def load_image_data(
         evaluation=batches("eval", eval_batch_size, mix_seed(seed, 1)),
         eval_split=loaded["eval"].name,
         validation=batches("validation", eval_batch_size, mix_seed(seed, 2)) if "validation" in loaded else None,
-        class_names=names["train"],
+        class_names=train.class_names,
         shape=shape,
         mean=mean,
         std=std,
         value_range=None if train.values is None else (train.values.min().item(), train.values.max().item()),
-        eval_class_names=names["eval"],
+        eval_class_names=loaded["eval"].class_names,
         num_transparent=num_transparent,
         rejection=batches("rejection", eval_batch_size, mix_seed(seed, 3)) if "rejection" in loaded else None,
         record=None if options.streaming else DataRecord.of(dataset, loaded, label_column),
@@ -284,9 +282,9 @@ def load_image_split(
     check_task("classification" if train_classes is None else "retrieval", options, ValueOptions(), train_classes)
     corruption = _corruption(options, seed)
     dataset = _load_splits(options, dataset)
-    classes, train = sources.stratifying_column(dataset, options, "classification"), options.train_split
-    data, recorded = fingerprint(dataset), None
+    data, recorded, train = fingerprint(dataset), None, options.train_split
     same_data = record if record is not None and record.data == data else None
+    classes = sources.stratifying_column(dataset, options, "classification")
     classes = classes if same_data is None else same_data.label_column
     if train_classes is None:
         split, recorded = resolve_split(split, record, dataset, data)
@@ -297,20 +295,19 @@ def load_image_split(
             name = sources.held_out_names(train, options.held_out_fraction, options.eval_seed)[1]
     rows = sources.find_split(dataset, name, "--split", classes)
     image_column = sources.find_column(rows, options.image_column_name, sources.IMAGE_COLUMNS, "image")
-    label_column, class_names = options.label_column_name or sources.usual_label(rows), []
+    label_column: Any = options.label_column_name or sources.usual_label(rows)
+    with_classes = rows
     with_train = train_classes is not None or options.sample_classes is not None
     if with_train or label_column is not None:
         label_column = sources.find_column(rows, label_column, sources.LABEL_COLUMNS, "label")
+    if with_train:
+        with_classes = sources.find_split(dataset, train, "--train_split")
+    elif label_column is not None and not has_labels(rows, label_column):
+        label_column = None
+    if train_classes is not None:
+        name, rows = splits.pool({train: with_classes, name: rows}, [image_column, label_column])
         with_classes = rows
-        if with_train:
-            with_classes = sources.find_split(dataset, options.train_split, "--train_split")
-        if train_classes is not None:
-            name, rows = splits.pool({options.train_split: with_classes, name: rows}, [image_column, label_column])
-            with_classes = rows
-        if with_train or has_labels(rows, label_column):
-            class_names = read_class_names(with_classes, label_column)
-        else:
-            label_column = None
+    class_names = [] if label_column is None else read_class_names(with_classes, label_column)
     shape = splits.choose_shape(rows, image_column, options)
     images = splits.open_split(name, rows, image_column, shape, label_column, class_names)
     ids = identify_rows(dataset, name, classes, data)
@@ -321,14 +318,13 @@ def load_image_split(
     if train_classes is not None:
         images = images.select(~splits.first_classes(images.classes, train_classes))
     if options.sample_classes is not None:
-        kept = corruption.draw_classes(len(class_names))
-        images, class_names = images.keep_classes(kept, class_names), [class_names[index] for index in kept]
+        images = images.keep_classes(corruption.draw_classes(len(class_names)))
     if select_class is not None:
-        kept = torch.tensor([index for index, label in enumerate(class_names) if select_class(label)]).long()
-        images, class_names = images.keep_classes(kept, class_names), [class_names[index] for index in kept]
+        kept = [index for index, label in enumerate(images.class_names) if select_class(label)]
+        images = images.keep_classes(torch.tensor(kept).long())
     images = splits.prepare_images(images, options, corruption, max_samples=max_samples, seed=seed, progress=progress)
     if train_classes is not None:
-        class_names = images.number_classes(class_names)
+        images.number_classes()
     mean, std = splits.find_statistics(images.images, shape, options)
     batches = images.batches(
         options.dataloader_num_workers,
@@ -341,7 +337,7 @@ def load_image_split(
     )
     recorded_ids = same_data.ids if same_data else {}
     used = {key: int(torch.isin(ids[images.rows], of_key).sum()) for key, of_key in recorded_ids.items()}
-    return ImageSplit(batches, class_names, len(images), images.name, ids, used)
+    return ImageSplit(batches, images.class_names, len(images), images.name, ids, used)
 
 
 def _corruption(options: ImageSourceOptions, seed: int) -> Corruption:

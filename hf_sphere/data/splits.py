@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psutil
@@ -33,6 +33,7 @@ class Split:
     images: Tensor | decoding.EncodedImages  # encoded, or decoded as uint8 (N, C, H, W)
     rows: Tensor  # (N,) row of the dataset of each image
     classes: Any = None  # (N,) class indices, for tasks with classes
+    class_names: list[str] = field(default_factory=list)
     values: Tensor | None = None  # (N,) real values, for tasks with values
     num_transparent: int = 0  # images with an alpha channel or a transparent color
 
@@ -44,22 +45,23 @@ class Split:
         images = self.images[indices] if isinstance(self.images, Tensor) else self.images.select(indices)
         return self._with_images(images, indices)
 
-    def keep_classes(self, kept: Tensor, names: Sequence[str]) -> "Split":
+    def keep_classes(self, kept: Tensor) -> "Split":
         """Select the images of some classes, (K,) in increasing order, and number these classes from 0."""
         split = self.select(torch.isin(self.classes, kept))
+        split.class_names = [self.class_names[index] for index in kept]
         if len(split) == 0:
-            listed = ", ".join(names[index] for index in kept[:10])
             raise ValueError(
-                f"split {self.name!r} has no image of the {len(kept)} selected classes ({listed}). Use more classes; "
-                "those of --sample_classes are drawn with --corruption_seed."
+                f"split {self.name!r} has no image of the {len(kept)} selected classes "
+                f"({', '.join(split.class_names[:10])}). Use more classes; those of --sample_classes are drawn with "
+                "--corruption_seed."
             )
         split.classes = torch.searchsorted(kept, split.classes)
         return split
 
-    def number_classes(self, names: Sequence[str]) -> list[str]:
-        """Renumber the classes that occur from 0, and return their names."""
+    def number_classes(self) -> None:
+        """Renumber the classes that occur from 0."""
         classes, self.classes = self.classes.unique(return_inverse=True)
-        return [names[index] for index in classes.tolist()]
+        self.class_names = [self.class_names[index] for index in classes.tolist()]
 
     def read(self, options: ImageSourceOptions, *, progress: bool) -> "Split":
         """Decode images that are kept in memory; check the files of other images, or drop corrupt ones if requested."""
@@ -96,8 +98,8 @@ def open_parts(
     values: ValueOptions,
     train_classes: int | None,
     corruption: Corruption,
-) -> tuple[dict[str, Split], list[str], decoding.ImageShape]:
-    """Return the parts `train`, `eval` and possibly `validation`, the class names and the image shape."""
+) -> tuple[dict[str, Split], decoding.ImageShape]:
+    """Return the parts `train`, `eval` and possibly `validation`, and the image shape."""
     rows = sources.choose_splits(splits, options, task, train_classes)
     tables = {key: split for key, (_, split) in rows.items()}
     image_column = sources.common_column(tables, options.image_column_name, sources.IMAGE_COLUMNS, "image")
@@ -133,9 +135,8 @@ def open_parts(
             warn_of_shared_classes(opened["train"].classes, opened[key].classes, which)
     if options.sample_classes is not None:
         kept = corruption.draw_classes(len(class_names))
-        opened = {key: split.keep_classes(kept, class_names) for key, split in opened.items()}
-        class_names = [class_names[index] for index in kept]
-    return opened, class_names, shape
+        opened = {key: split.keep_classes(kept) for key, split in opened.items()}
+    return opened, shape
 
 
 def pool(rows: dict[str, Dataset], columns: list[str]) -> tuple[str, Dataset]:
@@ -156,7 +157,7 @@ def open_split(
     classes = None if label_column is None else read_labels(rows, label_column, class_names, name)
     values = None if value_column is None else read_values(rows, value_column, name)
     images = decoding.EncodedImages(rows, image_column, shape)
-    return Split(name, len(rows), images, torch.arange(len(rows)), classes, values)
+    return Split(name, len(rows), images, torch.arange(len(rows)), classes, class_names, values)
 
 
 def prepare_images(

@@ -140,8 +140,8 @@ class ImageStream(ImageBatches):
 
 def open_streams(
     splits: Any, options: ImageDataOptions, task: str, has_episodes: bool
-) -> tuple[dict[str, StreamSplit], list[str], ImageShape]:
-    """Return the parts `train`, `eval` and possibly `validation`, the class names and the image shape.
+) -> tuple[dict[str, StreamSplit], ImageShape]:
+    """Return the parts `train`, `eval` and possibly `validation`, and the image shape.
 
     Nothing is measured or counted: what neither the dataset nor an option states is an error, which lists all of it.
     """
@@ -190,4 +190,4 @@ def open_streams(
     logger.info("The images of a stream are not recorded: evaluation images that were trained on are not noticed.")
     shape = choose_shape(opened["train"]["rows"], opened["train"]["columns"][0], options)
     shared: Any = {"class_names": class_names, "shape": shape, "options": options}
-    return {key: StreamSplit(**each, **shared) for key, each in opened.items()}, class_names, shape
+    return {key: StreamSplit(**each, **shared) for key, each in opened.items()}, shape

@@ -77,9 +77,9 @@ class TestNumbering:
     @given(LABELS)
     def test_renumbering_has_no_gaps_and_keeps_names_and_their_order(self, labels):
         names = [f"class {index:02d}" for index in range(16)]
-        split = Split("train", len(labels), labels, labels, classes=labels)
-        left = split.number_classes(names)
-        numbered = split.classes
+        split = Split("train", len(labels), labels, labels, labels, names)
+        split.number_classes()
+        numbered, left = split.classes, split.class_names
         assert [left[index] for index in numbered] == [names[index] for index in labels]
         assert numbered.unique().tolist() == list(range(len(left)))
         assert left == sorted(left)

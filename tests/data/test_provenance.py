@@ -203,13 +203,3 @@ def test_evaluation_images_that_the_saved_model_was_trained_on_are_logged(folder
     shared = replace(first, ids=first.ids | {"eval": first.ids["train"]})
     shared.after(first, trains=False)
     assert f"The saved model was trained on {len(first.ids['train'])} of the evaluation images." in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("train_split", "eval_split", "shared"),
-    [("train", "held_out(train, 0.2, seed=0)", 8), ("train[:30]", "train", 30), ("train", "train", 40)],
-)
-def test_evaluation_images_in_the_training_split_cause_a_warning(folder, caplog, train_split, eval_split, shared):
-    train(folder, train_split=train_split, eval_split=eval_split)
-    both = f"training images ({train_split}) and evaluation images ({eval_split})"
-    assert f"The {both} have {shared} images in common." in caplog.text
