@@ -1,7 +1,6 @@
 """Images and targets of one split, before they are converted to batches; splits by class."""
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -127,12 +126,8 @@ def open_parts(
         opened = {"train": opened["train"].select(trained), "eval": opened["eval"].select(~trained)}
         if task == "retrieval" and len(opened["eval"].classes.unique()) == 1:
             logger.warning("All evaluation images are of one class, so retrieval scores are 100 %; use more classes.")
-    elif task not in OPEN_SETS and label_column is not None:
-        warn_of_untrained_classes(opened["train"].classes, opened["eval"].classes, class_names)
-    elif task in OPEN_SETS:
-        for key in list(opened)[1:]:
-            which = "evaluation" if key == "eval" else key
-            warn_of_shared_classes(opened["train"].classes, opened[key].classes, which)
+    elif label_column is not None:
+        warn_of_classes(opened, task in OPEN_SETS)
     if options.sample_classes is not None:
         kept = corruption.draw_classes(len(class_names))
         opened = {key: split.keep_classes(kept) for key, split in opened.items()}
@@ -295,25 +290,22 @@ def held_out_classes(labels: Tensor, fraction: float, seed: int) -> Tensor:
     return torch.isin(labels, classes[order[:count]])
 
 
-def warn_of_shared_classes(train: Tensor, evaluation: Tensor, what: str = "evaluation") -> None:
-    """Warn if two splits with class indices (N,) and (M,) share classes; `what` is the name of the second one."""
-    trained, evaluated = train.unique(), evaluation.unique()
-    shared = int(torch.isin(evaluated, trained).sum())
-    if shared:
-        logger.warning(
-            "%d of the %d classes of the %s split are trained on, so this is not an open set; --train_classes "
-            "makes one by dividing the classes.",
-            *(shared, len(evaluated), what),
-        )
-
-
-def warn_of_untrained_classes(train: Tensor, evaluation: Tensor, names: Sequence[str]) -> None:
-    """Warn if evaluation images, with class indices (M,), have classes without training images, (N,)."""
-    trained = set(train.unique().tolist())
-    untrained = [names[index] for index in evaluation.unique().tolist() if index not in trained]
-    if untrained:
-        logger.warning(
-            "%d class(es) of the evaluation images have no training image: %s. Slices such as train[:80%%] follow the "
-            "order of the data, which is often by class.",
-            *(len(untrained), ", ".join(untrained[:10])),
-        )
+def warn_of_classes(parts: dict[str, Split], is_open: bool) -> None:
+    """Warn of an open set whose parts share classes with training, or else of evaluation classes without training."""
+    trained, names = parts["train"].classes.unique(), parts["train"].class_names
+    for key, split in list(parts.items())[1:]:
+        evaluated = split.classes.unique()
+        is_trained = torch.isin(evaluated, trained)
+        if is_open and is_trained.any():
+            logger.warning(
+                "%d of the %d classes of the %s split are trained on, so this is not an open set; --train_classes "
+                "makes one by dividing the classes.",
+                *(int(is_trained.sum()), len(evaluated), "evaluation" if key == "eval" else key),
+            )
+        elif not is_open and key == "eval" and not is_trained.all():
+            untrained = [names[index] for index in evaluated[~is_trained].tolist()]
+            logger.warning(
+                "%d class(es) of the evaluation images have no training image: %s. Slices such as train[:80%%] follow "
+                "the order of the data, which is often by class.",
+                *(len(untrained), ", ".join(untrained[:10])),
+            )

@@ -179,25 +179,11 @@ class TestRandomResizedCrop:
         assert torch.equal(crops, crops[:, :1].expand(-1, 3, -1, -1))
         assert torch.equal(crops, again)
 
-    def test_pixels_stay_within_the_range_of_the_image(self):
-        images = 100 + noise(30, 1, 8, 8) % 50
-        crops = Augmentation(random_resized_crop=0.08)(images, torch.Generator().manual_seed(1))
-        assert crops.min() >= 100
-        assert crops.max() < 150
-
     @pytest.mark.parametrize("smallest_share", [0.01, 0.08, 0.5, 0.9, 1.0])
     def test_boxes_lie_inside_the_image(self, smallest_share):
         size, center = drawn(5000, smallest_share)
         assert (center - size / 2).min() >= -1e-6
         assert (center + size / 2).max() <= 1 + 1e-6
-
-    def test_area_fractions_cover_the_range_and_small_ones_are_uniform(self):
-        share = drawn(40000, 0.08)[0].prod(1)
-        assert 0.08 <= share.min() < 0.082
-        assert 0.99 < share.max() <= 1
-        # Below 3/4 no box is too wide or too high, so nothing is resampled.
-        lower, upper = ((share > low) & (share < low + 0.3) for low in (0.1, 0.4))
-        assert lower.sum().item() == pytest.approx(upper.sum().item(), rel=0.05)
 
     def test_aspect_ratios_are_log_uniform_from_3_4_to_4_3(self):
         size, _ = drawn(40000, 0.08)
@@ -211,12 +197,6 @@ class TestRandomResizedCrop:
     def test_square_crops_have_the_aspect_ratio_of_the_image(self):
         boxes = augmentation._draw_boxes(100, 0.16, torch.Generator().manual_seed(1), largest_ratio=1.0)
         torch.testing.assert_close(boxes[0][:, 0], boxes[0][:, 1], atol=0, rtol=0)
-
-    def test_positions_are_uniform(self):
-        size, center = drawn(40000, 0.08)
-        left = ((center - size / 2) / (1 - size))[size.amax(1) < 0.95]
-        torch.testing.assert_close(left.mean(0), torch.tensor([0.5, 0.5]), atol=0.01, rtol=0)
-        torch.testing.assert_close(left.var(0), torch.tensor([1 / 12, 1 / 12]), atol=0.003, rtol=0)
 
     def test_the_first_box_that_fits_is_used(self, monkeypatch):
         # Two draws: the full area at ratio 4/3, which is too wide, then half the area at ratio 1.

@@ -206,13 +206,6 @@ class TestFiles:
 
 
 class TestCorruptImages:
-    @pytest.mark.parametrize(("index", "num_workers"), [(0, 0), (2, 0), (3, 1)])
-    def test_the_error_for_a_corrupt_image_has_its_index(self, index, num_workers, make_dataset, decode):
-        images = [flat(i) for i in range(4)]
-        images[index] = NOT_AN_IMAGE
-        with pytest.raises(CorruptImageError, match=f"image {index} of the split.*--skip_unreadable_images"):
-            decode(make_dataset(images), num_workers=num_workers)
-
     @pytest.mark.parametrize("broken", [NOT_AN_IMAGE, b"", None, "gone.png"])
     def test_a_missing_or_empty_image_is_corrupt(self, broken, tmp_path, encode, make_dataset, decode):
         dataset = make_dataset([flat(0), broken]) if not isinstance(broken, str) else None
