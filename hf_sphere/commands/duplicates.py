@@ -11,7 +11,6 @@ Without a model, images are compared by thumbnails, which finds copies that were
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from hf_sphere import search
 from hf_sphere.commands.search import write_table
 from hf_sphere.utils.arguments import Arguments, argument, named_first, parse_arguments
 from hf_sphere.utils.checks import check_exclusive
-from hf_sphere.utils.files import check_writable, read_whole
+from hf_sphere.utils.files import check_writable
 
 
 @dataclass
@@ -95,7 +94,7 @@ def read_rows(args: DuplicateArguments) -> tuple[dict[str, list[Any]], Any, list
         for name in ("model_name_or_path", "column", "split", "other", "other_split", "group_column"):
             if (value := getattr(args, name)) is not None:
                 raise ValueError(f"--{name} {value} has no effect on {args.source}, which is an index. Leave it out.")
-        about, images, space, _ = read_whole(args.source, partial(read_index, search.EmbeddingSpace))
+        about, images, space = read_index(search.EmbeddingSpace, args.source)
         index, labels = search.ImageIndex(None, images, space, about.sources), images.get(args.label_column or "")
         if args.label_column and labels is None:
             raise ValueError(f"{args.source} has no {args.label_column!r}. Leave out --label_column.")

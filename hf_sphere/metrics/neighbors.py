@@ -1,7 +1,8 @@
 """Nearest neighbors of embeddings within their class and in other classes."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -93,6 +94,33 @@ def _largest(values: Tensor, count: int) -> Tensor:
     groups = values.unflatten(1, (GROUP, -1))
     nearest = groups.amax(1).topk(count, dim=1, sorted=False).indices
     return groups.gather(2, nearest[:, None].expand(-1, GROUP, -1)).flatten(1).topk(count, dim=1).values
+
+
+def largest_products(queries: Tensor, parts: Iterable[Tensor], count: int, keys: Any = None, own: Any = None) -> Tensor:
+    """Return the rows of references, given in parts (n, e), with the largest inner products with queries (b, e).
+
+    They are (b, count), in order; of equal products the first. References with the key of a query are left out, and -1
+    fills up.
+    """
+    products, rows, start = queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.long), 0
+    for part in parts:
+        similarities = (padded(queries) @ padded(part).T)[: len(queries), : len(part)]
+        if keys is not None:
+            similarities.masked_fill_(own[:, None] == keys[start : start + len(part)], -torch.inf)
+        largest = _first_largest(similarities, min(count, len(part)))
+        products = torch.cat([products, similarities.gather(1, largest)], 1)
+        chosen = _first_largest(products, min(count, products.shape[1]))
+        products, rows = products.gather(1, chosen), torch.cat([rows, start + largest], 1).gather(1, chosen)
+        start += len(part)
+    return rows.masked_fill(products == -torch.inf, -1)
+
+
+def _first_largest(values: Tensor, count: int) -> Tensor:
+    """Return the columns of the `count` largest values per row, (b, m) -> (b, count); of equal values the first."""
+    largest, columns = values.topk(min(count + 1, values.shape[1]), dim=1)
+    if (tied := largest[:, count - 1] == largest[:, -1]).any() and count < values.shape[1]:
+        columns[tied, :count] = values[tied].sort(dim=1, descending=True, stable=True).indices[:, :count]
+    return columns[:, :count].sort(dim=1).values
 
 
 def _for_euclidean_distances(embeddings: Tensor) -> tuple[Tensor, Tensor]:

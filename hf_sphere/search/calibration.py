@@ -363,3 +363,8 @@ def name_keys(names: Sequence[str | int]) -> np.ndarray:
     """Return a pseudo-random number for each name, uint64."""
     digests = b"".join(hashlib.blake2b(repr(name).encode(), digest_size=8).digest() for name in names)
     return np.frombuffer(digests, np.uint64)
+
+
+def name_numbers(names: Sequence[str | int]) -> Tensor:
+    """Return the number of each name as int64."""
+    return torch.from_numpy(name_keys(names).view(np.int64).copy())

@@ -18,6 +18,9 @@ from hf_sphere.utils.checks import check_seed
 LARGEST_SAMPLE = 500
 """Number of groups of each side that are compared."""
 
+Side = tuple[Tensor, Tensor]
+"""Vectors (n, d) and the numbers of their groups (n,)."""
+
 Interval = tuple[float, float, float]
 """Estimate, and lower and upper end of its 95 % interval."""
 
@@ -64,7 +67,7 @@ def compare(space: GroupedVectors, other: Any, level: float, seed: int) -> Compa
         if (count := len(numbers.unique())) < BLOCKS:
             raise ValueError(f"a comparison needs at least {BLOCKS} groups of each; {name} has {count}.")
     sides = (space.vectors, space._groups), (vectors, groups)
-    samples = draw_samples(sides, is_cosine=space.metric["distance"] == "cosine", seed=seed)
+    samples = _draw_samples(space, sides, seed)
     p_value, (first, second) = energy_test(*samples, seed=seed)[1], map(len, samples)
     angle = _angle(samples)
     before, after = (effective_dimension_interval(points.double(), torch.arange(len(points))) for points in samples)
@@ -93,11 +96,17 @@ def compare(space: GroupedVectors, other: Any, level: float, seed: int) -> Compa
     return Comparison(p_value, (first, second), angle, (before, after), p_values, outside, text)
 
 
-def draw_samples(sides: Sequence[tuple[Tensor, Tensor]], *, is_cosine: bool, seed: int) -> list[Tensor]:
+def compare_samples(space: GroupedVectors, queries: Side, calibration: Side, seed: int) -> float:
+    """Return the p-value of a two-sample test; see `EmbeddingSpace.check_queries`."""
+    samples = _draw_samples(space, (queries, calibration), check_seed(seed))
+    return 1.0 if len(samples[1]) < 2 else energy_test(*samples, seed=seed)[1]
+
+
+def _draw_samples(space: GroupedVectors, sides: Sequence[Side], seed: int) -> list[Tensor]:
     """Draw a row per group of vectors (n, d) with groups (n,), up to 500; directions if cosines are compared."""
     rows = [independent_rows(groups, LARGEST_SAMPLE, 2 * seed + side) for side, (_, groups) in enumerate(sides)]
     samples = [vectors[chosen] for chosen, (vectors, _) in zip(rows, sides, strict=True)]
-    return [project_to_sphere(points) for points in samples] if is_cosine else samples
+    return [project_to_sphere(points) for points in samples] if space.metric["distance"] == "cosine" else samples
 
 
 def _angle(samples: Sequence[Tensor]) -> Interval:

@@ -6,7 +6,6 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -17,21 +16,13 @@ from torch import Tensor
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.search.calibration import CANDIDATES, Matches
 from hf_sphere.search.encoder import load_encoder
-from hf_sphere.search.index_files import (
-    check_replaceable,
-    check_unchanged,
-    describe_space,
-    read_index,
-    read_version,
-    write_index,
-)
+from hf_sphere.search.index_files import read_index, write_index
 from hf_sphere.search.indexed_images import ImageState, IndexedImages, identify, place_of, predicted_class, table_states
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind, check_kind
 from hf_sphere.search.source import Groups, ImageSource
 from hf_sphere.search.space import EmbeddingSpace
 from hf_sphere.search.vectors import check_names
 from hf_sphere.utils.checks import check_integer, error_text, text_list
-from hf_sphere.utils.files import atomic_folder, lock_folder, read_whole
 
 logger = logging.getLogger(__name__)
 
@@ -273,19 +264,13 @@ class ImageIndex(IndexedImages):
         Raises:
             FileExistsError: If the folder contains other files, or has changed since the index was loaded from it.
         """
-        folder, encoder = Path(folder), self.encoder
-        target = folder.resolve()
+        encoder = self.encoder
         about: dict[str, Any] = {name: getattr(self, name) for name in KEPT}
         about |= {"model": encoder.name, "weights": encoder.weights, "tables": self._tables}
         # Found from every working directory, and not absolute, which is private.
-        about["model_folder"] = os.path.relpath(encoder.name, target) if os.path.isdir(encoder.name) else None
-        described = describe_space(self.space, **about)
-        with lock_folder(folder):
-            check_replaceable(folder)
-            check_unchanged(folder, self._loaded)
-            with atomic_folder(folder) as unfinished:
-                write_index(unfinished, described, self.images, self.space)
-            self._loaded = target, read_version(folder)
+        is_folder = os.path.isdir(encoder.name)
+        about["model_folder"] = os.path.relpath(encoder.name, Path(folder).resolve()) if is_folder else None
+        write_index(folder, self.space, self.images, **about)
 
     @classmethod
     def load(cls, folder: str | PathLike, model: Any = None) -> "ImageIndex":
@@ -300,7 +285,7 @@ class ImageIndex(IndexedImages):
         """
         folder = Path(folder)
         # All before the model, which takes seconds to load.
-        about, images, space, version = read_whole(folder, partial(read_index, EmbeddingSpace))
+        about, images, space = read_index(EmbeddingSpace, folder)
         if not about.sources:
             raise ValueError(f"{folder} has no sources; load it with hf_sphere.search.EmbeddingSpace.load.")
         beside = os.path.normpath(folder.resolve() / (about.model_folder or ""))
@@ -314,7 +299,7 @@ class ImageIndex(IndexedImages):
             which = f"is of another model than {encoder.name}, or that one was trained further: the weights differ"
             raise ValueError(f"the index {folder} {which}. Load its model ({about.model}), or build it again.")
         index = cls(encoder, images, space, **{name: getattr(about, name) for name in KEPT})
-        index._tables, index._loaded = about.tables, (folder.resolve(), version)
+        index._tables = about.tables
         if texts := index.changes():
             hint = "Add the images of each source again, which embeds what has changed; remove those that are gone"
             logger.warning("The index %s is not up to date: %s. %s.", folder, "; ".join(texts), hint)

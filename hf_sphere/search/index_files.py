@@ -7,6 +7,8 @@ import importlib.util
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from os import PathLike
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
@@ -26,11 +28,14 @@ from hf_sphere.search.vectors import positions
 from hf_sphere.utils.checks import check_positive, check_regular, error_text
 from hf_sphere.utils.files import (
     MANIFEST_FILE,
+    atomic_folder,
     digest_file,
     find_damage,
     list_folder,
+    lock_folder,
     read_json,
     read_tensors,
+    read_whole,
     write_json,
     write_manifest,
 )
@@ -94,17 +99,23 @@ class About:
         return {"distance": self.distance} | ({} if self.curvature is None else {"curvature": self.curvature})
 
 
-def read_index(space_class: Any, folder: Path) -> tuple[About, dict[str, list[Any]], Any, str | None]:
-    """Read and validate all files of an index: description, columns of the rows, `EmbeddingSpace`, and version.
+def read_index(space_class: Any, folder: str | PathLike) -> tuple[About, dict[str, list[Any]], Any]:
+    """Read and validate all files of an index: description, columns of the rows, and `EmbeddingSpace`.
 
     Without FAISS there is no approximate search. Files that are damaged or do not fit together are an error.
     """
+    about, images, space, version = read_whole(folder, partial(_read_files, space_class))
+    space._loaded = Path(folder).resolve(), version
+    return about, images, space
+
+
+def _read_files(space_class: Any, folder: Path) -> tuple[About, dict[str, list[Any]], Any, str | None]:
     if (folder / CODES_FILE).exists():
         raise ValueError(f"{folder} has codes, not vectors: use CompressedSpace.load, or the index it was made of.")
     if not (folder / ABOUT_FILE).exists():
         raise FileNotFoundError(f"there is no {folder / ABOUT_FILE}; build an index with hf-sphere index.")
     try:
-        version = read_version(folder)
+        version = digest_file(folder / MANIFEST_FILE)
         if damage := find_damage(folder, (ABOUT_FILE, EMBEDDINGS_FILE, IMAGES_FILE)):
             raise ValueError(damage)
         for name in (EMBEDDINGS_FILE, IMAGES_FILE):
@@ -149,31 +160,37 @@ def check_replaceable(folder: Path, files: Collection[str] = FILES) -> None:
         raise FileExistsError(f"{folder} is not replaced: {which}. Choose another folder.")
 
 
-def check_unchanged(folder: Path, loaded: tuple[Path, str | None] | None) -> None:
-    """Raise an error if an index, `loaded` from this folder with this version, has changed there since."""
-    version = read_version(folder)
-    if loaded is not None and loaded[0] == folder.resolve() and version not in (None, loaded[1]):
-        hint = "Load it again, repeat the changes, and save it"
-        raise FileExistsError(f"{folder} is not replaced: it has changed since it was loaded. {hint}.")
+def write_index(folder: str | PathLike, space: Any, images: dict[str, list[Any]], **about: Any) -> None:
+    """Write a space with the columns of its rows, and the model and sources of an index; a space has none.
+
+    Rows of several groups are calibrated first. An index that has changed since it was loaded is not replaced.
+    """
+    folder, search = Path(folder), space.neighbor_search
+    options = dict(zip(OPTIONS, space._options, strict=True), score=space.score, is_chosen=space._is_chosen)
+    values = {"model": "", "weights": "", "sources": [], "tables": [], **about, **space.metric, **options}
+    description = About(kind=space.kind, search=search.kind, recall=search.recall, next_id=space.next_id, **values)
+    with lock_folder(folder):
+        check_replaceable(folder)
+        version, problem = digest_file(folder / MANIFEST_FILE), ""
+        is_of_folder = space._loaded is not None and space._loaded[0] == folder.resolve()
+        if is_of_folder and version not in (None, space._loaded[1]):
+            problem = "it has changed since it was loaded. Load it again, repeat the changes, and save it"
+        elif not description.sources and _has_sources(folder):
+            problem = "it is an index with a model or sources, which would be lost. Choose another folder"
+        if problem:
+            raise FileExistsError(f"{folder} is not replaced: {problem}.")
+        with atomic_folder(folder) as unfinished:
+            _write_files(unfinished, description, images, space)
+        space._loaded = folder.resolve(), digest_file(folder / MANIFEST_FILE)
 
 
-def has_sources(folder: Path) -> bool:
-    """Return whether a folder has an index whose rows come from images, texts or files of vectors."""
-    with suppress(OSError, ValueError, AttributeError):  # there is none, or it is damaged
+def _has_sources(folder: Path) -> bool:
+    with suppress(OSError, ValueError, AttributeError):  # there is no index, or it is damaged
         return bool(read_json(folder / ABOUT_FILE).get("sources"))
     return False
 
 
-def describe_space(space: Any, **about: Any) -> About:
-    """Return the description of a space, with the model and sources of its rows if it is one of an index."""
-    search, options = space.neighbor_search, dict(zip(OPTIONS, space._options, strict=True))
-    values: dict[str, Any] = {"model": "", "weights": "", "sources": [], "tables": [], **about, **space.metric}
-    values |= {"score": space.score, "is_chosen": space._is_chosen, **options}
-    return About(kind=space.kind, search=search.kind, recall=search.recall, next_id=space.next_id, **values)
-
-
-def write_index(folder: Path, about: About, images: dict[str, list[Any]], space: Any) -> None:
-    """Write all files of an index to an empty folder; rows of several groups are calibrated first."""
+def _write_files(folder: Path, about: About, images: dict[str, list[Any]], space: Any) -> None:
     tensors: Tensors = {}
     if space._queries is not None or len(space._calibration_rows()):
         tensors = {name: getattr(space.calibration, name) for name in ("groups", "matches", "ids", "scores")}
@@ -187,11 +204,6 @@ def write_index(folder: Path, about: About, images: dict[str, list[Any]], space:
         space.neighbor_search.save(folder / SEARCH_FILE)
     write_json(folder / ABOUT_FILE, asdict(about), strict=True)
     write_manifest(folder)
-
-
-def read_version(folder: Path) -> str | None:
-    """Return a digest that identifies the contents of an index, or None if there is none."""
-    return digest_file(folder / MANIFEST_FILE)
 
 
 def _read_images(folder: Path, count: int, about: About) -> dict[str, list[Any]]:

@@ -132,7 +132,6 @@ class IndexedImages:
     columns: dict[str, str] = field(default_factory=dict)
     _tables: list[dict[str, list[int]]] = field(default_factory=list)
     _opened: dict[int, ImageSource] = field(default_factory=dict)
-    _loaded: tuple[Path, str | None] | None = None
 
     def path(self, row: int) -> str:
         """Return the absolute path of an indexed image; of one of a dataset, the name of that and its own."""

@@ -385,9 +385,6 @@ def _parts(batches: Any, column: str, group_column: str | None, schema: pa.Schem
         try:
             table = _to_table(batch, column, group_column)
             schema = schema or table.schema
-            dims = [each.field(column).type.list_size for each in (table.schema, schema)]
-            if dims[0] != dims[1]:
-                raise ValueError(f"vectors must have {dims[1]} dimensions, as the others; got {dims[0]}.")
             if {*table.column_names} != {*schema.names}:
                 raise ValueError(f"the columns are {table.column_names}; the others have {schema.names}.")
             tables.append(table.select(schema.names).cast(schema))

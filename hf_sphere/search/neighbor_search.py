@@ -1,10 +1,8 @@
 """Nearest neighbors of queries among references: exact with torch or FAISS, approximate with an index of FAISS."""
 
-import hashlib
 import importlib.util
 import logging
 import zlib
-from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -16,8 +14,9 @@ from torch import Tensor
 
 from hf_sphere.geometry.checks import check_embeddings, check_rows
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.metrics.neighbors import Distance, for_hyperbolic_distances, padded
+from hf_sphere.metrics.neighbors import Distance, for_hyperbolic_distances, largest_products
 from hf_sphere.search.faiss_files import LARGEST_EFFORT, new_index, number_of_lists, read_index, write_index
+from hf_sphere.search.vectors import hash_rows
 from hf_sphere.utils.checks import check_integer, check_positive
 
 logger = logging.getLogger(__name__)
@@ -54,8 +53,7 @@ def choose_kind(count: int, distance: Distance) -> SearchKind:
         return "torch"
     if importlib.util.find_spec("faiss") is None:
         if count > LARGEST_EXACT:
-            hint = "pip install 'hf_sphere[faiss]'"
-            logger.warning("FAISS is not installed, so the search is exact, with torch: %s.", hint)
+            logger.warning("FAISS is not installed, so the search is exact: pip install 'hf_sphere[faiss]'.")
         return "torch"
     return "flat" if count <= LARGEST_EXACT else "ivf"
 
@@ -138,7 +136,7 @@ class NeighborSearch:
             if not torch.equal(self._numbers.sort().values, torch.arange(len(self._first))):
                 raise ValueError(f"{file} cannot be used: it has entries of other references. Build the index again.")
             return
-        self._group(_hash_rows(self.references))
+        self._group(hash_rows(self.references))
         self._check_range("references", self.references)
         if self.kind in APPROXIMATE:
             self._build()
@@ -185,7 +183,7 @@ class NeighborSearch:
             points = self._prepare(block, as_query=True, as_products=True)
             blocks = self.references.split(REFERENCES)  # one after another, since all need much memory
             parts = (self._prepare(part, as_query=False, as_products=True) for part in blocks)
-            rows = _largest_products(points, parts, count, keys, own)  # equal distances are in their order
+            rows = largest_products(points, parts, count, keys, own)  # equal distances are in their order
             distances, order = self.distances(block, rows).sort(dim=1, stable=True)
             neighbors.append((distances[:, :k], rows.gather(1, order)[:, :k]))
         distances, rows = (torch.cat(pieces) for pieces in zip(*neighbors, strict=True))
@@ -244,7 +242,7 @@ class NeighborSearch:
             return False
         self._check_range("references", references[~kept])
         hashes, self.references = self._hashes[old], references
-        hashes[~kept] = _hash_rows(references[~kept])
+        hashes[~kept] = hash_rows(references[~kept])
         self._group(hashes)
         self.__dict__.pop("_center", None)
         numbers = torch.full((int(groups.max()) + 2,), -1)  # by old number; the last one is that of removed entries
@@ -290,7 +288,7 @@ class NeighborSearch:
 
             return torch.from_numpy(faiss.knn(vectors.numpy(), self._vectors.numpy(), count, self._metric)[1])
         blocks, parts = vectors.split(QUERIES), self._vectors.split(REFERENCES)
-        return torch.cat([_largest_products(block, parts, count) for block in blocks])
+        return torch.cat([largest_products(block, parts, count) for block in blocks])
 
     def _prepare(self, points: Tensor, *, as_query: bool, as_products: bool = False) -> Tensor:
         """Map points (n, d) to the vectors (n, e) whose inner products, or distances for FAISS, are compared.
@@ -420,39 +418,3 @@ class NeighborSearch:
 def _at_least_float32(embeddings: Any) -> Tensor:
     embeddings = check_embeddings(embeddings).cpu()
     return embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
-
-
-def _hash_rows(vectors: Tensor) -> Tensor:
-    """Return a number of each vector, (N,) int64: of two different ones of a million in one of 10^7 cases the same."""
-    blocks = ((block + 0.0).contiguous().numpy() for block in vectors.split(1024))  # -0.0 and 0.0 are equal
-    digests = (hashlib.blake2b(row, digest_size=8).digest() for block in blocks for row in block)
-    return torch.tensor([int.from_bytes(digest, "little", signed=True) for digest in digests], dtype=torch.long)
-
-
-def _largest_products(
-    queries: Tensor, parts: Iterable[Tensor], count: int, keys: Any = None, own: Any = None
-) -> Tensor:
-    """Return the rows of references, given in parts (n, e), with the largest inner products with queries (b, e).
-
-    They are (b, count), in order; of equal products the first. References with the key of a query are left out, and -1
-    fills up.
-    """
-    products, rows, start = queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.long), 0
-    for part in parts:
-        similarities = (padded(queries) @ padded(part).T)[: len(queries), : len(part)]
-        if keys is not None:
-            similarities.masked_fill_(own[:, None] == keys[start : start + len(part)], -torch.inf)
-        largest = _largest(similarities, min(count, len(part)))
-        products = torch.cat([products, similarities.gather(1, largest)], 1)
-        chosen = _largest(products, min(count, products.shape[1]))
-        products, rows = products.gather(1, chosen), torch.cat([rows, start + largest], 1).gather(1, chosen)
-        start += len(part)
-    return rows.masked_fill(products == -torch.inf, -1)
-
-
-def _largest(values: Tensor, count: int) -> Tensor:
-    """Return the columns of the `count` largest values per row, (b, m) -> (b, count); of equal values the first."""
-    largest, columns = values.topk(min(count + 1, values.shape[1]), dim=1)
-    if (tied := largest[:, count - 1] == largest[:, -1]).any() and count < values.shape[1]:
-        columns[tied, :count] = values[tied].sort(dim=1, descending=True, stable=True).indices[:, :count]
-    return columns[:, :count].sort(dim=1).values

@@ -13,7 +13,7 @@ from hf_sphere.geometry.checks import check_embeddings
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.uniformity_test import effective_dimension_interval, uniformity_test
 from hf_sphere.search.neighbor_search import NeighborSearch
-from hf_sphere.search.vectors import check_names, parse_vectors
+from hf_sphere.search.vectors import check_names, hash_rows, parse_vectors
 from hf_sphere.utils.checks import check_seed
 
 ROWS, MEMBERS, FEWEST, FEWEST_GROUPS, RESAMPLES = 10_000, 50, 50, 20, 4_000
@@ -99,11 +99,11 @@ def report_vectors(vectors: Any, groups: Any = None, *, seed: int = 0) -> Vector
     generator = torch.Generator().manual_seed(check_seed(seed))
     norms = torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float64)
     usable, first = (norms.isfinite() & (norms > 0)).nonzero()[:, 0], dict[int, int]()
-    cells = zip(usable.tolist(), (vectors[usable] + 0.0).numpy(), strict=True)  # -0.0 and 0.0 are equal
+    hashes = zip(usable.tolist(), hash_rows(vectors[usable]).tolist(), strict=True)
     faults = {
         "not finite": (~norms.isfinite()).nonzero()[:, 0].tolist(),
         "zero": (norms == 0).nonzero()[:, 0].tolist(),
-        "equal to an earlier row": [row for row, cell in cells if first.setdefault(hash(cell.tobytes()), row) != row],
+        "equal to an earlier row": [row for row, value in hashes if first.setdefault(value, row) != row],
     }
     numbers: dict[str, Any] = {"rows": len(vectors), "dimensions": vectors.shape[1]}
     numbers |= {} if groups is None else {"groups": int(labels.max()) + 1}

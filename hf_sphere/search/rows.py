@@ -1,5 +1,6 @@
 """Vectors with ids and groups, and their scores for queries."""
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -7,9 +8,12 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.manifold import project_to_sphere
+from hf_sphere.metrics.selective import area_under_risk_coverage
 from hf_sphere.search.calibration import CANDIDATES, mix, name_keys, sample_rows
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind
 from hf_sphere.search.vectors import check_names, check_vectors, positions
+
+logger = logging.getLogger(__name__)
 
 NEIGHBORS = 10
 """Number of neighbors of the mean."""
@@ -122,6 +126,28 @@ class GroupedVectors:
         blocks = (block.argsort(dim=1, descending=True, stable=True) for block in scores.split(CANDIDATES, 1))
         order = torch.cat([CANDIDATES * number + block for number, block in enumerate(blocks)], 1)[:, :k]
         return scores.gather(1, order), rows.gather(1, order)
+
+    def _choose_score(self, has_separate: bool) -> bool:
+        """Choose the score by a third of the groups: their rows are queries among all other rows, and should match.
+
+        Return whether that was possible, so that these groups must not calibrate.
+        """
+        counts = self._groups.unique(return_inverse=True, return_counts=True)
+        rows = self._sample()
+        is_chooser = torch.from_numpy(self._keys()[rows.numpy()] % 3 == 0)
+        can_calibrate = has_separate or not is_chooser.all()
+        rows = rows[is_chooser & (counts[2][counts[1][rows]] > 1)]
+        if not len(rows) or not can_calibrate or self.metric["distance"] != "cosine":
+            return False
+        areas = {}
+        queries, left_out = self.vectors[rows], (self.ids, self.ids[rows])
+        nearest = self._nearest(queries, min(CANDIDATES, len(self)), left_out)  # by cosines
+        for score, best in (("density", self._correct(queries, *nearest, 1, left_out)), ("cosine", nearest)):
+            correct = self._groups[best[1][:, 0]] == self._groups[rows]
+            areas[score] = area_under_risk_coverage(best[0][:, 0], correct)
+        self.score = min(areas, key=areas.__getitem__)
+        logger.info("Areas under the risk-coverage curve: %s; the score is %s.", areas, self.score)
+        return True
 
     def _densities(self, queries: Tensor, rows: Tensor, left_out: LeftOut | None) -> Tensor:
         """Return the sums of the densities at queries (Q, d) and at rows (Q, c), (Q, c)."""

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hf_sphere.data import folders, image_files, sources
 from hf_sphere.data.targets import has_labels, read_class_names, read_labels
-from hf_sphere.search.vectors import as_list, check_names, parse_vectors
+from hf_sphere.search.vectors import check_names, parse_vectors
 from hf_sphere.utils.loading import FILE_KINDS, load_file
 from hf_sphere.utils.pixels import WHITE, convert_image
 from hf_sphere.utils.texts import damage
@@ -82,14 +82,11 @@ class ImageSource:
             hint = " Or name the group of each row (groups)." * (what == "groups")
             raise ValueError(f"no column {groups!r} for {what}; {there}.{hint}")
         if isinstance(groups, str):
-            names = self.labels if groups == "label" and self.labels else table[groups][:]
-        else:
-            if isinstance(groups, Set | Mapping):
-                raise ValueError(f"{what} must be a list, an array or a column of names; got {groups!r:.80}.")
-            names = as_list(groups)
-        if len(names) != len(self) or any(name is None or (isinstance(name, str) and not name) for name in names):
+            groups = self.labels if groups == "label" and self.labels else table[groups][:]
+        names = check_names(what, groups, len(self))
+        if "" in names:
             raise ValueError(f"{what} must have a value in each of the {len(self):,} rows; some have none.")
-        return check_names(what, names, len(self))
+        return names
 
     @classmethod
     def of(

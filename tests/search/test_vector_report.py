@@ -201,7 +201,7 @@ def test_few_rows_or_one_dimension_are_a_sentence(shape):
     [
         (torch.zeros(3), {}, r"vectors must have the shape \(N, d\)"),
         ([[1.0, 2.0], [3.0]], {}, "vectors must be numbers, the same number of them for each"),
-        (torch.ones(3, 2), {"groups": [1, 2]}, "groups must have one name per vector, 3; got 2"),
+        (torch.ones(3, 2), {"groups": [1, 2]}, "groups must have one name per row, 3; got 2"),
         (torch.ones(3, 2), {"seed": -1}, "seed must be"),
     ],
 )
