@@ -8,7 +8,7 @@ from scipy.optimize import minimize, minimize_scalar
 from sklearn.metrics import brier_score_loss, log_loss
 from torch.optim.swa_utils import AveragedModel
 
-from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
+from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, models
 from hf_sphere.export import export_onnx
 from hf_sphere.metrics import calibration_errors, probability_scores
 from hf_sphere.nn import fit_calibration
@@ -227,6 +227,22 @@ def test_use_without_training_keeps_the_calibration(tmp_path):
     model.eval()(torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 0]))
     model.save_pretrained(tmp_path)
     assert SphereVisionConfig.from_pretrained(tmp_path).calibration["temperature"] == 4.0
+
+
+@pytest.mark.parametrize("kind", [SphereVisionForImageClassification, models.SphereVisionForJointPrediction, "vit"])
+def test_models_of_one_configuration_have_calibrations_of_their_own(kind):
+    options = {"num_channels": 1, "image_size": 8, "num_labels": 3, "head": "cosine"}
+    if kind == "vit":
+        sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4}
+        kind, config = models.SphereViTForImageClassification, models.SphereViTConfig(**options, **sizes)
+    else:
+        options |= {"backbone": "linear_embedding", "embedding_dim": 4, "value_range": [0.0, 1.0]}
+        config = SphereVisionConfig(**options)
+    first, second = kind(config), kind(config).eval()
+    first.set_calibration(TEMPERATURE)
+    assert getattr(second.config, "calibration", None) is None
+    kind(first.config).eval()
+    assert first.eval().config.calibration["temperature"] == TEMPERATURE["temperature"]
 
 
 def test_a_model_loaded_in_half_precision_is_calibrated(tmp_path):

@@ -1,5 +1,6 @@
 """Image models: a timm backbone, an embedding and a head on the hypersphere."""
 
+import copy
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -230,6 +231,9 @@ class ModelWithHead(nn.Module):
     head: Head
     config: Any
 
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(copy.deepcopy(config), *args, **kwargs)  # its calibration and rejection are of one model
+
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """Load a model; with `shard_classes`, then keep the class vectors of this process."""
@@ -401,6 +405,7 @@ class SphereVisionForImageClassification(ModelWithHead, SphereVisionPreTrainedMo
 
     def __init__(self, config: SphereVisionConfig, *, pretrained: bool | str = False) -> None:
         super().__init__(config)
+        config = self.config
         self.sphere_vision = SphereVisionModel(config, pretrained=pretrained)
         self.head = self._build_head(config, self.sphere_vision.embedding_dim)
         self.rejection = None if config.rejection is None else Rejection(config.rejection)

@@ -80,6 +80,7 @@ class SphereVisionForJointPrediction(ModelWithHead, SphereVisionPreTrainedModel)
 
     def __init__(self, config: SphereVisionConfig, *, pretrained: bool | str = False) -> None:
         super().__init__(config)
+        config = self.config
         if config.embedding_dim is not None and config.embedding_dim < 3:
             raise ValueError(f"joint prediction needs an embedding_dim of at least 3; got {config.embedding_dim}.")
         self.sphere_vision, self.regression = _build_regression(config, pretrained)
