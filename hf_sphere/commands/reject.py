@@ -63,7 +63,6 @@ def fit(args: RejectionArguments, output: Path) -> None:
     from hf_sphere.data.provenance import DataRecord
     from hf_sphere.models import SphereVisionForImageClassification
     from hf_sphere.ood import fit_rejection
-    from hf_sphere.training.rejection import describe
 
     name, skip = args.model_name_or_path, args.skip_unreadable_images
     encoder, record = search.ImageEncoder(name), DataRecord.read(name)
@@ -91,12 +90,13 @@ def fit(args: RejectionArguments, output: Path) -> None:
         few = ", ".join(absent[:5])
         print(f"note      no images of {few}: the level may not hold for {len(absent)} of the classes")
     options: dict[str, Any] = {"by_class": args.by_class, "unknown": others}
-    settings = fit_rejection(encoder.model, labeled(known), args.level, args.score, **options).settings
+    rejection = fit_rejection(encoder.model, labeled(known), args.level, args.score, **options)
+    settings = rejection.settings
     if "ranking" in settings:
         ranked = sorted(settings["ranking"].items(), key=lambda item: -item[1])
         against = "classes left out in turn, a proxy" if others is None else "--unknown"
         print(f"scores    {', '.join(f'{each} {value:.3f}' for each, value in ranked)} (AUROC against {against})")
-    print(f"rejection {describe(settings)}")
+    print(f"rejection {rejection.describe()}")
     if (measured := settings.get("unknown")) is not None:
         share, low, high = (f"{100 * measured[key]:.1f} %" for key in ("rejected", "low", "high"))
         print(f"unknown   {share} of {measured['num_images']:,} images are rejected (95 % interval {low} to {high})")
@@ -139,7 +139,6 @@ def save(encoder: "search.ImageEncoder", output: Path, known: Any, record: Any) 
     from hf_sphere.training.checkpoints import write_model_files
     from hf_sphere.training.model_card import CARD_FILE, write_rejection
     from hf_sphere.training.output_dir import RESULTS_FILE, locked
-    from hf_sphere.training.rejection import describe
     from hf_sphere.training.upload import rename_model
     from hf_sphere.utils.loading import find_file
     from hf_sphere.utils.privacy import hide_private
@@ -155,7 +154,7 @@ def save(encoder: "search.ImageEncoder", output: Path, known: Any, record: Any) 
             earlier = r"^(\| \w+_rejected \||- `\w+_rejected`:).*\n"  # of an earlier rejection
             text = re.sub(earlier, "", text, flags=re.MULTILINE)
             write_text(unfinished / CARD_FILE, text)
-            write_rejection(unfinished / CARD_FILE, describe(encoder.model.config.rejection))
+            write_rejection(unfinished / CARD_FILE, encoder.model.rejection.describe())
         if (path := output / RESULTS_FILE).is_file():
             results = read_json(path)
             kept = {name: v for name, v in results.items() if name != "rejection" and not name.endswith("_rejected")}

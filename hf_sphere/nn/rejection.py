@@ -153,6 +153,12 @@ class Rejection(nn.Module):
             chosen = chosen.scatter(1, prediction[:, None], True)
         return chosen & known[:, None]
 
+    def describe(self) -> str:
+        """Return the score, the level and the number of images."""
+        whose = " of each class" * self.settings["by_class"]
+        level, count = f"{100 * self.settings['level']:g} %{whose}", self.settings["num_images"]
+        return f"score {self.settings['score']} at level {level}, {count:,} images"
+
     def save(self, path: str | os.PathLike) -> None:
         """Write the rejection to a safetensors file; models of this library save theirs."""
         from safetensors.torch import save_file
@@ -189,16 +195,19 @@ class _Outputs(NamedTuple):
 
 def check_settings(settings: Mapping[str, Any]) -> None:
     """Raise a ValueError for settings of a `Rejection` that are not valid."""
-    check_level(settings["level"])
-    score, shapes = settings["score"], settings["shapes"]
-    if score not in SCORES:
-        raise ValueError(f"unknown score {score!r}; the scores are: {', '.join(SCORES)}.")
-    if settings["by_class"] and SCORES[score].of_classes is None:
+    try:
+        level, score, by_class = settings["level"], settings["score"], settings["by_class"]
+        check_level(level)
+        lacks_classes = by_class and SCORES[score].of_classes is None
+        count = settings["shapes"].get("class_calibration" if by_class else "calibration", [0])[-1]
+        is_enough = count >= images_needed(level)
+    except (AttributeError, LookupError, TypeError) as error:
+        raise ValueError(f"rejection must be as by `fit_rejection`; got {settings}.") from error
+    if lacks_classes:
         names = ", ".join(name for name, each in SCORES.items() if each.of_classes)
         raise ValueError(f"the score {score} is not one of each class; by_class needs one of {names}.")
-    count = shapes.get("class_calibration" if settings["by_class"] else "calibration", [0])[-1]
-    if count < (needed := images_needed(settings["level"])):
-        raise ValueError(f"level {settings['level']:g} needs {needed:,} images; there are {count:,}. Fit it again.")
+    if not is_enough:
+        raise ValueError(f"level {level:g} needs {images_needed(level):,} images; there are {count:,}. Fit it again.")
 
 
 def check_level(level: float) -> None:

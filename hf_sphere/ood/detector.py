@@ -138,7 +138,7 @@ class OODDetector:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class OODComparison:
     """Results of `compare_scores`, printed as a table: metrics by score and OOD set, and reasons for skipped scores."""
 
     results: dict[str, dict[str, dict[str, float]]]
@@ -169,7 +169,7 @@ def compare_scores(
     inside: Outputs,
     outside: Mapping[str, Outputs],
     detectors: Mapping[str, OODDetector] | None = None,
-) -> Comparison:
+) -> OODComparison:
     """Compare scores on held-out in-distribution inputs and sets of OOD inputs.
 
     Choose a score on other sets than those that its metrics are reported for.
@@ -209,4 +209,4 @@ def compare_scores(
         results[name] = {key: detection_scores(held_out, other) for key, other in zip(outside, others, strict=True)}
     if not results:
         raise ValueError(f"no score could be computed: {' '.join(skipped.values())}")
-    return Comparison(results, skipped)
+    return OODComparison(results, skipped)

@@ -513,7 +513,7 @@ EXCLUDED = {
     """,
     "calls of other covered names": """
         data.ImageBatches data.ImagesFromDisk data.ImageStream losses.LossCheckpointCallback
-        losses.SentenceTransformerLoss losses.trainer_loss ood.Comparison ood.compare_scores
+        losses.SentenceTransformerLoss losses.trainer_loss ood.OODComparison ood.compare_scores
         optim.parameter_groups optim.find_channel_dims
         optim.StepDiagnosticsCallback optim.RenormalizeCallback prototypes.embed_class_names search.ImageEncoder
         search.extract_embeddings search.load_embedding_model search.load_encoder search.TextEncoder

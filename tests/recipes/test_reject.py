@@ -249,7 +249,7 @@ class TestCommand:
             (["--images", "nowhere"], "no folder or file nowhere"),
             (["--unknown", "digits"], "1,797 of the 1,797 images of digits are of 0, 1, 2, 3, 4, classes of the model"),
             (["--level", "0.01"], r"level 0\.01 needs 99 images.*there are 73"),
-            (["--by_class"], "level 0.05 by_class needs 19 images"),
+            (["--by_class"], "level 0.05 needs 19 images.* of each class"),
             (["--score", "enrgy"], "unknown score 'enrgy'; choose auto"),
             (["--score", "concentration"], "the score concentration needs concentrations"),
         ],

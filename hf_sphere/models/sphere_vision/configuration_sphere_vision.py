@@ -196,12 +196,8 @@ class SphereVisionConfig(OwnPartsMixin, PreTrainedConfig):
 
     def validate_rejection(self) -> None:
         """Check the settings of the rejection."""
-        if self.rejection is None:
-            return
-        try:
+        if self.rejection is not None:
             check_rejection(self.rejection)
-        except (AttributeError, LookupError, TypeError) as error:
-            raise ValueError(f"rejection must be as by `fit_rejection`; got {self.rejection}.") from error
 
     def validate_options(self) -> None:
         """Check the options of the spherization and of few-shot classification."""

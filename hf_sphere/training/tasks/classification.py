@@ -1,7 +1,7 @@
 """Image classification."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -110,7 +110,6 @@ def prepare(
     evaluation: EvaluationArguments,
 ) -> Prepared:
     """Check the head, load the data, and build the model."""
-    from hf_sphere.training import rejection
     from hf_sphere.training.evaluation import measure_classification
 
     check_head(model_args, data_args, args)
@@ -121,10 +120,10 @@ def prepare(
     setup = image.load_images(run, model_args, data_args, "classification", episodes=data_args.episodes)
     model = build_classifier(setup)
     functions = {"measure": measure_classification, **calibration(run, setup, evaluation.calibrate)}
-    functions["compare"] = partial(rejection.report_rejection, run)
+    functions["compare"] = partial(report_rejection, run)
     if level is not None:
-        rejection.check_reserved(setup.images, level)
-        functions["finish"] = partial(rejection.fit_to_reserved, run, setup.images, level, functions.get("finish"))
+        check_reserved(setup.images, level)
+        functions["finish"] = partial(fit_to_reserved, setup.images, level, functions.get("finish"))
     if evaluation.test_time_flips:
         functions["evaluate"] = partial(evaluate_with_flips, run)
     return image.provide(run, setup, model, describe_head(model.config), **functions)
@@ -307,6 +306,54 @@ def fit_calibration_of(run: "Run", images: "ImageData", kind: str, model: Any) -
     model.set_calibration(fitted or None)
     run.accelerator.print("\n".join(show_metrics(results)))
     return results
+
+
+def check_reserved(images: "ImageData", level: float) -> None:
+    """Raise an error if too few images are reserved for a rejection, or some are used otherwise."""
+    from hf_sphere.ood.rejection_fit import check_count
+    from hf_sphere.utils.shared_rows import Rows, check_disjoint
+
+    reserved: Any = images.rejection
+    record: Any = images.record
+    rows = {key: Rows(ids, ids) for key, ids in record.ids.items()}
+    try:
+        check_count((reserved.num_examples + 1) // 2, level, is_split=True)
+        for key, what in {"train": "training", "validation": "validation", "eval": "evaluation"}.items():
+            if key in rows:
+                check_disjoint(rows["rejection"], rows[key], "images reserved for rejection", f"{what} images")
+    except ValueError as error:
+        raise ValueError(
+            f"{error} The images of --reject are the part --rejection_fraction of the training images; for others, "
+            "leave out --reject and run hf-sphere reject after the training."
+        ) from error
+
+
+def fit_to_reserved(
+    images: "ImageData", level: float, calibrate: Callable[[Any], dict[str, Any]] | None, model: Any
+) -> dict[str, Any]:
+    """Fit a rejection to the reserved images, on all processes, before the logits are calibrated, if requested."""
+    import torch
+    from accelerate.utils import gather_object
+
+    from hf_sphere.ood import Outputs, fit_rejection, model_outputs
+
+    reserved: Any = images.rejection
+    own = [(reserved.epoch_rows(), *model_outputs(model, reserved))] if len(reserved) else []
+    rows, *values = zip(*gather_object(own), strict=True)
+    order = torch.cat(rows).argsort()  # so that the halves do not depend on the number of processes
+    fit_rejection(model, Outputs(*(None if each[0] is None else torch.cat(each)[order] for each in values)), level)
+    return {} if calibrate is None else calibrate(model)
+
+
+def report_rejection(run: "Run", model: Any, results: Mapping[str, Any]) -> dict[str, Any]:
+    """Print which rejection a trained model has, if any, and return it as further results."""
+    if (rejection := getattr(model, "rejection", None)) is None:
+        return {}
+    summary = f"{rejection.describe()}, rejects {100 * results['eval_rejected']:.1f} % of the evaluation images"
+    run.accelerator.print(f"rejection  {summary}")
+    names = ("score", "level", "num_images", "ranking", "ranked_by")
+    kept = {name: rejection.settings[name] for name in names if name in rejection.settings}
+    return {"rejection": kept | {"summary": summary}}
 
 
 def describe_head(config: "SphereVisionConfig", *, is_open_set: bool = False) -> image.HeadDescription:

@@ -94,12 +94,15 @@ def fit_rejection(
         raise ValueError(f"{why} needs labels of the inputs, which the batches do not have.{hint}")
     order = torch.randperm(len(known.logits), generator=torch.Generator().manual_seed(seed))
     is_split = score == "auto" or score in FITTED
-    counts: Any = torch.bincount(known.labels, minlength=known.logits.shape[1]) if by_class else None
     if by_class and is_split:  # halves of each class
         half = torch.zeros_like(order).index_fill_(0, order[known.labels[order].argsort(stable=True)][::2], 1)
-        order, counts = order[half[order].argsort(stable=True)], counts // 2
+        order = order[half[order].argsort(stable=True)]
     first, second = (_select(known, rows) for rows in order.tensor_split([len(order) // 2 if is_split else 0]))
-    check_counts(counts if by_class else len(second.logits), level, is_split=is_split)
+    fewest, label = len(second.logits), None
+    if by_class:
+        counts = torch.bincount(known.labels, minlength=known.logits.shape[1]) // (1 + is_split)
+        fewest, label = int(counts.min()), int(counts.argmin())
+    check_count(fewest, level, is_split=is_split, label=label)
     settings: dict[str, Any] = {"score": score, "level": level, "by_class": by_class, "num_images": len(second.logits)}
     if others is not None:
         at = torch.randperm(count := len(others.logits), generator=torch.Generator().manual_seed(seed))
@@ -154,19 +157,14 @@ def _check_labels(known: Any) -> Tensor | None:
     return labels
 
 
-def check_counts(counts: int | Tensor, level: float, *, is_split: bool) -> None:
-    """Raise an error if there are too few inputs for a level: their number, or those of each class (K,)."""
-    needed = images_needed(level)
-    share = f"{needed:,} images" + (f", and as many to choose or fit the score, so {2 * needed:,}" if is_split else "")
-    hint = "Hold out more, or choose a higher level"
-    if isinstance(counts, Tensor):
-        if (fewest := int(counts.min())) < needed:
-            raise ValueError(
-                f"level {level:g} by_class needs {share} of each class; class {int(counts.argmin())} has {fewest:,} "
-                f"for the level. {hint}, or leave out by_class."
-            )
-    elif counts < needed:
-        raise ValueError(f"level {level:g} needs {share}; there are {counts:,} for the level. {hint}.")
+def check_count(count: int, level: float, *, is_split: bool, label: int | None = None) -> None:
+    """Raise an error if there are too few inputs for a level, of all classes or of that with the fewest."""
+    if count >= (needed := images_needed(level)):
+        return
+    half = f", and as many to choose or fit the score, so {2 * needed:,}" if is_split else ""
+    each, there = ("", "there are") if label is None else (" of each class", f"class {label} has")
+    hint = "Hold out more, choose a higher level" + ", or leave out by_class" * bool(each)
+    raise ValueError(f"level {level:g} needs {needed:,} images{half}{each}; {there} {count:,} for the level. {hint}.")
 
 
 def _calibrate(settings: dict[str, Any], fitted_to: Any, known: Any) -> Rejection:
