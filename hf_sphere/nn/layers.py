@@ -11,7 +11,7 @@ from hf_sphere.geometry import spherize
 from hf_sphere.geometry.angular import Operator, angular_response, find_operator
 from hf_sphere.geometry.checks import check_input
 from hf_sphere.geometry.coordinates import widest_dtype
-from hf_sphere.utils.checks import check_integer
+from hf_sphere.utils.checks import check_integer, check_number
 
 
 class AngularLinear(nn.Linear):
@@ -208,17 +208,13 @@ class Spherization(nn.Module):
     ) -> None:
         super().__init__()
         in_features = check_integer("in_features", in_features, 1)
-        if not 0.0 < radius < math.inf:
-            raise ValueError(f"radius must be positive; got {radius}.")
         if not math.isfinite(scaling) or scaling == 0.0:
             raise ValueError(f"scaling must be finite and not 0, which would make all angles equal; got {scaling}.")
-        if not 0.0 < delta < 1.0:
-            raise ValueError(f"delta must lie between 0 and 1 (exclusive); got {delta}. The usual value is 1e-6.")
         self.in_features = in_features
-        self.delta = delta
+        self.delta = check_number("delta", delta, "(0, 1)")
         self.dim = dim
         self.initial_scaling = scaling
-        self.initial_radius = radius
+        self.initial_radius = check_number("radius", radius, "(0, inf)")
         self.scaling: Tensor
         self.radius: Tensor
         for name, learned in (("scaling", learn_scaling), ("radius", learn_radius)):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from hf_sphere.geometry.checks import check_tensors, is_readable
 from hf_sphere.nn.heads.base import Head
-from hf_sphere.utils.checks import check_integer
+from hf_sphere.utils.checks import check_choice, check_integer
 
 
 class PoleOutput(NamedTuple):
@@ -55,13 +55,9 @@ class PoleRegression(nn.Module):
         ends = [float(value) for value in value_range]
         if len(ends) != 2 or not all(map(math.isfinite, ends)) or not ends[0] < ends[1]:
             raise ValueError(f"value_range must be two finite numbers, the lower one first; got {list(value_range)}.")
-        if out_of_range not in ("error", "clip"):
-            raise ValueError(f"out_of_range must be 'error' or 'clip'; got {out_of_range!r}.")
-        if reduction not in ("mean", "sum"):
-            raise ValueError(f"reduction must be 'mean' or 'sum'; got {reduction!r}.")
         self.low, self.high = ends
-        self.out_of_range = out_of_range
-        self.reduction = reduction
+        self.out_of_range = check_choice("out_of_range", out_of_range, ("error", "clip"))
+        self.reduction = check_choice("reduction", reduction, ("mean", "sum"))
         self.register_buffer("pole", torch.empty(embedding_dim))
         self.reset_parameters()
 

@@ -1,6 +1,5 @@
 """Few-shot classification by class prototypes, the means of the embeddings of a class's examples."""
 
-import math
 from typing import Literal, NamedTuple
 
 import torch
@@ -9,6 +8,7 @@ from torch import Tensor, nn
 
 from hf_sphere.geometry.checks import IGNORED, check_class_labels, check_tensors
 from hf_sphere.nn.heads.base import Head
+from hf_sphere.utils.checks import check_choice, check_number
 
 COSINE_SCALE = 1000.0
 """Factor of `cosine - 1` in the logits of the cosine metric; large, since spherized embeddings are close together."""
@@ -49,12 +49,8 @@ class PrototypicalClassifier(nn.Module):
 
     def __init__(self, metric: Literal["euclidean", "cosine"] = "euclidean", temperature: float = 1.0) -> None:
         super().__init__()
-        if metric not in ("euclidean", "cosine"):
-            raise ValueError(f"metric must be 'euclidean' or 'cosine'; got {metric!r}.")
-        if not 0.0 < temperature < math.inf:
-            raise ValueError(f"temperature must be a positive number; got {temperature}.")
-        self.metric = metric
-        self.temperature = temperature
+        self.metric = check_choice("metric", metric, ("euclidean", "cosine"))
+        self.temperature = check_number("temperature", temperature, "(0, inf)")
 
     def forward(self, query: Tensor, support: Tensor, labels: Tensor | None = None) -> PrototypicalOutput:
         """Classify queries by the examples of their episode.

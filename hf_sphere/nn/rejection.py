@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_sphere.geometry.manifold import project_to_sphere
+from hf_sphere.utils.checks import check_number
 from hf_sphere.utils.devices import is_exporting, widest_dtype
 
 State = Mapping[str, Any]
@@ -131,8 +132,7 @@ class Rejection(nn.Module):
         """Raise a ValueError unless there are prediction sets of a coverage."""
         if self.class_calibration is None:
             raise ValueError("the rejection has no p-values of classes; fit it again, to images with labels.")
-        if not 0 < coverage < 1:
-            raise ValueError(f"coverage must be between 0 and 1; got {coverage:g}.")
+        check_number("coverage", coverage, "(0, 1)")
         level = self.settings["level"]
         if coverage > (1 - level) * (1 + 1e-9):
             raise ValueError(
@@ -197,7 +197,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     """Raise a ValueError for settings of a `Rejection` that are not valid."""
     try:
         level, score, by_class = settings["level"], settings["score"], settings["by_class"]
-        check_level(level)
+        check_number("level", level, "(0, 1)")
         lacks_classes = by_class and SCORES[score].of_classes is None
         count = settings["shapes"].get("class_calibration" if by_class else "calibration", [0])[-1]
         is_enough = count >= images_needed(level)
@@ -208,12 +208,6 @@ def check_settings(settings: Mapping[str, Any]) -> None:
         raise ValueError(f"the score {score} is not one of each class; by_class needs one of {names}.")
     if not is_enough:
         raise ValueError(f"level {level:g} needs {images_needed(level):,} images; there are {count:,}. Fit it again.")
-
-
-def check_level(level: float) -> None:
-    """Raise a ValueError unless a level is between 0 and 1."""
-    if not 0 < level < 1:
-        raise ValueError(f"level must be between 0 and 1, for instance 0.05; got {level}.")
 
 
 def images_needed(level: float) -> int:

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_sphere.nn.rejection import SCORES, Rejection, check_level, images_needed, rejected_ranks
+from hf_sphere.nn.rejection import SCORES, Rejection, images_needed, rejected_ranks
 from hf_sphere.ood.detector import OODDetector, compare_scores
 from hf_sphere.ood.outputs import Outputs, model_outputs
 from hf_sphere.ood.scores import FITTED
-from hf_sphere.utils.checks import check_seed
+from hf_sphere.utils.checks import check_number, check_seed
 from hf_sphere.utils.modules import digest_weights
 
 MOST_LEFT_OUT = 10
@@ -70,7 +70,7 @@ def fit_rejection(
     from accelerate.utils import extract_model_from_parallel  # scores of embeddings do not need it
     from scipy.stats import binomtest  # slow to import
 
-    check_level(level)
+    check_number("level", level, "(0, 1)")
     seed = check_seed(seed)
     if score not in ("auto", *SCORES):
         raise ValueError(f"unknown score {score!r}; choose auto, or one of {', '.join(SCORES)}.")

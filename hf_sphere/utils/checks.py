@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import numbers
 import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -68,6 +69,23 @@ def check_integer(name: str, value: Any, minimum: int, maximum: int | None = Non
 def check_seed(seed: Any) -> int:
     """Return a seed as `int`, or raise a ValueError."""
     return check_integer("seed", seed, 0, 2**63 - 1)
+
+
+def check_number(name: str, value: Any, interval: str) -> Any:
+    """Return a number of an interval, such as `[0, 1)` or `(0, inf)`, or raise a ValueError."""
+    low, high = map(float, interval[1:-1].split(","))
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    excluded = [end for end, mark in ((low, interval[0]), (high, interval[-1])) if mark in "()"]
+    if not is_number or not low <= value <= high or value in excluded:
+        raise ValueError(f"{name} must be a number in {interval}; got {value!r}.")
+    return value
+
+
+def check_choice(name: str, value: Any, choices: Sequence[Any]) -> Any:
+    """Return a value that is one of the choices, or raise a ValueError."""
+    if value not in choices:
+        raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}; got {value!r}.")
+    return value
 
 
 def check_positive(name: str, value: float) -> None:

@@ -476,8 +476,8 @@ def test_network_with_its_classifier_has_the_parameters_of_the_papers(backbone, 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("visualization_cnn", {"units": 0}, r"units of visualization_cnn must be the width of its last layer.*; got 0"),
-        ("vgg11_cifar", {"hidden": -1}, "must be the width of its two hidden layers, or 0 for none; got -1"),
+        ("visualization_cnn", {"units": 0}, "units must be an integer of at least 1; got 0"),
+        ("vgg11_cifar", {"hidden": -1}, "hidden must be an integer of at least 0; got -1"),
         ("vgg11_cifar", {"widths": [16, 32, 64]}, "must be four numbers"),
         ("cnn9", {"hidden_layer": "plain", "hidden_kwargs": {"scaling": 2.0}}, "spherized; plain has no"),
         ("cnn9", {"hidden_layer": "w_cosine", "hidden_kwargs": {"scaling": 2.0}}, "spherized; w_cosine has none"),

@@ -423,8 +423,8 @@ def test_padding_only_text_does_not_shift_others_in_the_batch(pair):
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ("one long text " * 100, "texts must be an iterable of texts or batches; got one str"),
-        ({"input_ids": torch.ones(9, 9)}, "texts must be an iterable of texts or batches; got one dict"),
+        ("one long text " * 100, "texts must be a list of texts; got a single one"),
+        ({"input_ids": torch.ones(9, 9)}, "texts must be an iterable of texts or batches; got one batch"),
         ([{"text": "a row of a dataset"}], r"with input_ids; got the columns \['text'\]"),
         ([["a", "b"]], "texts must be strings, or batches with input_ids; got a list"),
         ([torch.ones(2, 9)], "texts must be strings, or batches with input_ids; got a Tensor"),
@@ -440,7 +440,7 @@ def test_inputs_other_than_texts_or_batches_are_rejected(pair, texts, message):
 
 def test_bad_input_is_refused(load, tokenizer, pair):
     for ridge in (-1e-3, math.nan):
-        with pytest.raises(ValueError, match=f"ridge must not be negative; got {ridge}"):
+        with pytest.raises(ValueError, match=rf"ridge must be a number in \[0, inf\); got {ridge}"):
             fit_spherization(*load(), sentences(20), tokenizer=tokenizer, ridge=ridge)
     model, reference = load(spherized_layers=[])
     with pytest.raises(ValueError, match="SphereBertForMaskedLM has no spherized layer to fit; set"):

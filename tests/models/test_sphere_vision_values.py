@@ -253,7 +253,7 @@ def test_bad_input_is_refused():
             small_model("joint")(images(), **{name: targets("joint")[name]})
     for weight in (-0.1, 1.5):
         with pytest.raises(
-            StrictDataclassClassValidationError, match=f"task_weight must lie between 0 and 1; got {weight}"
+            StrictDataclassClassValidationError, match=rf"task_weight must be a number in \[0, 1\]; got {weight}"
         ):
             small_config("joint", task_weight=weight)
     with pytest.raises(StrictDataclassFieldValidationError, match="value_range"):

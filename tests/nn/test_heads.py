@@ -176,7 +176,7 @@ def test_bad_input_is_refused(head):
         build_head("softmx", 6, 4)
     with pytest.raises(ValueError, match="head 'spherized' has no option margin; its options are: scaling, radius"):
         build_head("spherized", 6, 4, margin=0.5)
-    with pytest.raises(ValueError, match="label_smoothing must lie in"):
+    with pytest.raises(ValueError, match=r"label_smoothing must be a number in \[0, 1\); got 1.0"):
         build_head("softmax", 6, 4, label_smoothing=1.0)
     with pytest.raises(NotImplementedError, match="Head must define `compute_logits`"):
         Head(6, 4)(torch.randn(2, 6))

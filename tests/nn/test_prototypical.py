@@ -219,7 +219,7 @@ def test_lists_are_rejected_with_advice(place, name):
     [
         ({"metric": "l1"}, "metric must be 'euclidean' or 'cosine'; got 'l1'"),
         *(
-            ({"temperature": temperature}, f"temperature must be a positive number; got {temperature}")
+            ({"temperature": temperature}, rf"temperature must be a number in \(0, inf\); got {temperature}")
             for temperature in (0, -1.0, float("nan"), float("inf"))
         ),
     ],

@@ -227,5 +227,5 @@ def test_invalid_scales_and_temperatures_are_rejected(name):
     with pytest.raises(ValueError, match=r"temperature_lr 0.1 needs a learned scale, but scale 64 is fixed"):
         sphere_nn.build_head(name, 6, 4, scale=64, temperature_lr=0.1)
     for value in (-0.1, math.nan):
-        with pytest.raises(ValueError, match=f"temperature_lr must not be negative; got {value}"):
+        with pytest.raises(ValueError, match=rf"temperature_lr must be a number in \[0, inf\); got {value}"):
             build_head(name, 6, 4, temperature_lr=value)

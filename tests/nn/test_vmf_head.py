@@ -440,12 +440,12 @@ def test_reset_requires_a_new_data_dependent_initialization():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_samples": 0}, "num_samples must be at least 1; got 0"),
-        ({"kappa_confidence": 0.0}, r"kappa_confidence must be 'auto' or between 0 and 1 \(exclusive\); got 0\.0"),
-        ({"kappa_confidence": 1.0}, "kappa_confidence must be 'auto' or between 0 and 1"),
-        ({"kappa_confidence": math.nan}, "kappa_confidence must be 'auto' or between 0 and 1"),
+        ({"num_samples": 0}, "num_samples must be an integer of at least 1; got 0"),
+        ({"kappa_confidence": 0.0}, r"kappa_confidence, if not 'auto', must be a number in \(0, 1\); got 0\.0"),
+        ({"kappa_confidence": 1.0}, "kappa_confidence, if not 'auto', must be"),
+        ({"kappa_confidence": math.nan}, "kappa_confidence, if not 'auto', must be"),
         ({"prediction": "median"}, "prediction must be 'samples' or 'mean'; got 'median'"),
-        ({"temperature_lr": -0.1}, r"temperature_lr must not be negative; got -0\.1"),
+        ({"temperature_lr": -0.1}, r"temperature_lr must be a number in \[0, inf\); got -0\.1"),
         ({"label_smoothing": 0.1}, "head 'vmf' has no option label_smoothing; its options are: num_samples"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -454,7 +454,7 @@ def test_invalid_option_is_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         make(**options)
     for dim in (0, 1):
-        with pytest.raises(ValueError, match=f"head 'vmf' needs embeddings of at least 2 dimensions; got {dim}"):
+        with pytest.raises(ValueError, match=f"embedding_dim must be an integer of at least [12]; got {dim}"):
             make(dim)
 
 

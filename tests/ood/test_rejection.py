@@ -236,8 +236,8 @@ def test_a_coverage_that_the_rejection_does_not_allow_is_an_error(coverage, is_l
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"level": 0}, "level must be between 0 and 1"),
-        ({"level": 1.0}, "level must be between 0 and 1"),
+        ({"level": 0}, r"level must be a number in \(0, 1\)"),
+        ({"level": 1.0}, r"level must be a number in \(0, 1\)"),
         ({"level": 0.01, "score": "energy"}, "level 0.01 needs 99 images; there are 90"),
         ({"level": 0.02, "score": "knn"}, "needs 49 images, and as many to choose or fit the score, so 98"),
         ({"level": 0.02, "by_class": True, "score": "max_logit"}, "49 images of each class; class 0 has 30"),
@@ -261,7 +261,7 @@ def test_missing_labels_are_an_error_where_they_are_needed(options, linear):
 
 def test_bad_input_is_refused(linear):
     for coverage in (0, 1, 90, math.nan):
-        with pytest.raises(ValueError, match="coverage must be between 0 and 1"):
+        with pytest.raises(ValueError, match=r"coverage must be a number in \(0, 1\)"):
             fit_rejection(linear, [draw(90)], 0.1, "norm").check_coverage(coverage)
     for score in ("knn", "norm"):
         with pytest.raises(ValueError, match=f"{score} needs embeddings, .* max_logit, energy need none"):
@@ -393,7 +393,7 @@ def test_a_new_model_of_the_configuration_calls_all_images_unknown_until_it_lose
     ("settings", "message"),
     [
         ({"level": 0.001}, "level 0.001 needs 999 images; there are 100"),
-        ({"level": "0.1"}, "must be as by `fit_rejection`"),
+        ({"level": "0.1"}, r"level must be a number in \(0, 1\); got '0.1'"),
         ({"shapes": [1]}, "must be as by `fit_rejection`"),
         ({"shapes": {"calibration": []}}, "must be as by `fit_rejection`"),
     ],

@@ -257,7 +257,10 @@ def test_frozen_batch_norms_keep_their_statistics_and_the_rest_is_trained(train)
         (["--head", "vmf", "--head_kwargs", "{kappa_confidence: 1.0}"], ["must be 'auto' or between 0 and 1"]),
         (["--head", "vmf", "--label_smoothing_factor", "0.1"], ["'vmf' has no option label_smoothing"]),
         (["--head", "arcface", "--head_kwargs", "{margin: 30}"], ["margin is an angle in radians", "got 30"]),
-        (["--head", "hyperbolic", "--head_kwargs", "{curvature: -1}"], ["curvature must be positive", "got -1"]),
+        (
+            ["--head", "hyperbolic", "--head_kwargs", "{curvature: -1}"],
+            ["curvature must be a number in (0, inf)", "got -1"],
+        ),
     ],
     ids=lambda value: " ".join(value[-2:]) if value[0].startswith("--") else "",
 )

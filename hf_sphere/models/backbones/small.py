@@ -12,6 +12,7 @@ from hf_sphere.geometry import OPERATORS
 from hf_sphere.models.backbones import base
 from hf_sphere.models.backbones.base import EmbeddingNet, ImageSize, feature_side, register_backbone
 from hf_sphere.nn import AngularLinear, SphericalLinear
+from hf_sphere.utils.checks import check_integer
 
 
 def _perceptron(img_size: ImageSize, in_chans: int, widths: Sequence[int], *, bias: bool = True) -> nn.Sequential:
@@ -185,8 +186,8 @@ def visualization_cnn(
     Intended for visualizations, with 2 or 3 `units`, which have the final activation of the network; `embedding_dim` in
     the model's configuration adds a layer without activation instead.
     """
-    if units is not None and units < 1:
-        raise ValueError(f"units of visualization_cnn must be the width of its last layer, or None; got {units}.")
+    if units is not None:
+        check_integer("units", units, 1)
     height, breadth = feature_side("visualization_cnn", img_size, least=4, halvings=2)
     layers = base.conv_stages(base.conv_norm_relu, in_chans, [[width] * 2 for width in (32, 64, 128)])
     layers.pop()  # no last pooling

@@ -9,6 +9,7 @@ from torchvision.models import AlexNet
 
 from hf_sphere.models.backbones import base
 from hf_sphere.models.backbones.base import EmbeddingNet, ImageSize, feature_side, register_backbone
+from hf_sphere.utils.checks import check_integer
 
 
 @register_backbone
@@ -56,8 +57,7 @@ def _vgg(
     name = f"vgg{depth}_cifar"
     if len(widths) != 4:
         raise ValueError(f"widths of {name} must be four numbers (the last is used twice); got {list(widths)}.")
-    if hidden < 0:
-        raise ValueError(f"hidden of {name} must be the width of its two hidden layers, or 0 for none; got {hidden}.")
+    check_integer("hidden", hidden, 0)
     feature_side(name, img_size, least=32, halvings=5)
     convolution = functools.partial(base.conv_norm_relu if batch_norm else base.conv_relu, bias=conv_bias)
     stages = zip(CONVOLUTIONS_PER_STAGE[depth], [*widths, widths[-1]], strict=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_sphere.models.sphere_encoder.modeling_sphere_encoder import SphericalMap
-from hf_sphere.utils.checks import check_not_text
+from hf_sphere.utils.checks import check_not_text, check_number
 from hf_sphere.utils.devices import widest_dtype
 from hf_sphere.utils.loading import load_pretrained
 from hf_sphere.utils.modules import eval_mode
@@ -102,8 +102,8 @@ def fit_spherization(
     spherized = _check_reference(model, reference)
     path = model.base_model.layers_path
     layers, plain_layers = (encoder.base_model.get_submodule(path) for encoder in (model, reference))
-    if ridge is not None and not ridge >= 0:
-        raise ValueError(f"ridge must not be negative; got {ridge}.")
+    if ridge is not None:
+        check_number("ridge", ridge, "[0, inf)")
     batches = _collect(texts, reference, tokenizer, max_tokens, max_length, batch_size)
     least = _spherical_map(layers[spherized[0]]).linear.in_features
     num_tokens = sum(int(mask.sum()) for _, mask in batches)
@@ -284,8 +284,8 @@ def _collect(
     batch_size: int,
 ) -> list[Batch]:
     """Collect batches of model inputs with a mask until they have `max_tokens` tokens."""
-    if isinstance(texts, (str, Mapping)):  # which are iterable as well
-        raise ValueError(f"texts must be an iterable of texts or batches; got one {type(texts).__name__}.")
+    if isinstance(texts, Mapping):  # which is iterable as well
+        raise ValueError("texts must be an iterable of texts or batches; got one batch: pass [batch].")
     name, batches, count = reference.main_input_name, [], 0
     for batch in _encode(texts, reference, tokenizer, max_length, batch_size):
         if not isinstance(batch, Mapping) or name not in batch:

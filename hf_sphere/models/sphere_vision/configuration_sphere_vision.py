@@ -18,6 +18,7 @@ from hf_sphere.nn.heads import HEADS
 from hf_sphere.nn.layers import Spherization
 from hf_sphere.nn.prototypical import PrototypicalClassifier
 from hf_sphere.nn.rejection import check_settings as check_rejection
+from hf_sphere.utils.checks import check_choice, check_integer, check_number
 from hf_sphere.utils.loading import check_settings
 from hf_sphere.utils.options import check_names, check_types
 from hf_sphere.utils.problem_types import PROBLEM_TYPES
@@ -158,26 +159,23 @@ class SphereVisionConfig(OwnPartsMixin, PreTrainedConfig):
 
     def validate_sizes(self) -> None:
         """Check the number of channels and the size of images, and the length of the embeddings."""
-        if self.num_channels not in (1, 3):
-            raise ValueError(f"num_channels must be 1 or 3; got {self.num_channels}.")
+        check_choice("num_channels", self.num_channels, (1, 3))
         sides = [self.image_size] if isinstance(self.image_size, int) else list(self.image_size)
         if (not isinstance(self.image_size, int) and len(sides) != 2) or min(sides, default=0) < 1:
             raise ValueError(f"image_size must be a number of pixels or [height, width]; got {self.image_size}.")
-        if self.embedding_dim is not None and self.embedding_dim < 1:
-            raise ValueError(f"embedding_dim must be at least 1, or None; got {self.embedding_dim}.")
+        if self.embedding_dim is not None:
+            check_integer("embedding_dim", self.embedding_dim, 1)
 
     def validate_problem_type(self) -> None:
         """Check that the problem type exists; transformers does not."""
-        if self.problem_type not in (None, *PROBLEM_TYPES):
-            raise ValueError(f"problem_type must be one of {', '.join(PROBLEM_TYPES)}; got {self.problem_type!r}.")
+        check_choice("problem_type", self.problem_type, (None, *PROBLEM_TYPES))
 
     def validate_regression(self) -> None:
         """Check the range of values and the weight of the tasks."""
         ends = [0, 1] if self.value_range is None else list(self.value_range)
         if len(ends) != 2 or not ends[0] < ends[1]:
             raise ValueError(f"value_range must be two numbers, the lower one first; got {ends}.")
-        if not 0.0 <= self.task_weight <= 1.0:
-            raise ValueError(f"task_weight must lie between 0 and 1; got {self.task_weight}.")
+        check_number("task_weight", self.task_weight, "[0, 1]")
 
     def validate_calibration(self) -> None:
         """Check the temperatures of the logits."""

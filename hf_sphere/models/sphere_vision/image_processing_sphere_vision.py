@@ -11,7 +11,7 @@ from transformers.image_processing_backends import TorchvisionBackend
 from transformers.image_utils import PILImageResampling, pil_torch_interpolation_mapping
 from transformers.processing_utils import ImagesKwargs, Unpack
 
-from hf_sphere.utils.checks import check_color
+from hf_sphere.utils.checks import check_choice, check_color, check_number
 from hf_sphere.utils.pixels import WHITE, convert_array, convert_image, resize_image
 from hf_sphere.utils.texts import damage
 
@@ -91,10 +91,9 @@ class SphereVisionImageProcessor(TorchvisionBackend):
         """Check the options, those of the processor and those of a call."""
         kwargs = super()._standardize_kwargs(**kwargs)
         channels, crop_pct = kwargs["num_channels"], kwargs["crop_pct"]
-        if channels not in (1, 3):
-            raise ValueError(f"num_channels must be 1 (gray) or 3 (color); got {channels}.")
-        if crop_pct is not None and not 0 < crop_pct <= 1:
-            raise ValueError(f"crop_pct must be above 0 and at most 1, or None for no crop; got {crop_pct}.")
+        check_choice("num_channels", channels, (1, 3))
+        if crop_pct is not None:
+            check_number("crop_pct", crop_pct, "(0, 1]")
         for name in ("image_mean", "image_std"):
             values = kwargs[name]
             if channels == 1 and values == tuple(getattr(type(self), name)):  # the default, which is for color

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hf_sphere.geometry.checks import IGNORED, check_class_labels, check_tensors, is_batched, is_readable
 from hf_sphere.geometry.manifold import divide_by_norms
 from hf_sphere.nn.mixed_labels import reduce_mixed_loss
-from hf_sphere.utils.checks import check_integer
+from hf_sphere.utils.checks import check_integer, check_number
 from hf_sphere.utils.imports import check_unique
 from hf_sphere.utils.options import check_names, check_types, keyword_options
 
@@ -115,9 +115,7 @@ class Head(nn.Module):
         if not fits or bad is not None:
             got = bad if fits else f"the shape {tuple(np.shape(factors))}"
             raise ValueError(f"class_weights must be {num_classes} positive numbers; got {got}.")
-        if not 0.0 <= label_smoothing < 1.0:
-            raise ValueError(f"label_smoothing must lie in [0, 1); got {label_smoothing}.")
-        self.label_smoothing = label_smoothing
+        self.label_smoothing = check_number("label_smoothing", label_smoothing, "[0, 1)")
         self.class_weights = None if class_weights is None else weights
         self._warned: set[str] = set()  # shared by the copies of `DataParallel`
 

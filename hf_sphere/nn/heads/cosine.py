@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from hf_sphere.geometry.decorators import with_gradient
 from hf_sphere.geometry.manifold import divide_by_norms
 from hf_sphere.nn.heads.mixins import ClassVectorHead, TemperatureHead
+from hf_sphere.utils.checks import check_integer, check_number
 
 
 class CosineHead(ClassVectorHead, TemperatureHead):
@@ -95,11 +96,9 @@ class MarginHead(CosineHead):
         if not 0.0 <= margin <= self.max_margin:
             unit = "an angle in radians from 0 to pi / 2" if self.max_margin == math.pi / 2 else "a cosine from 0 to 1"
             raise ValueError(f"margin is {unit}; got {margin}.")
-        if margin_warmup_epochs < 0:
-            raise ValueError(f"margin_warmup_epochs must not be negative; got {margin_warmup_epochs}.")
         super().__init__(embedding_dim, num_classes, **options)
         self.margin = margin
-        self.margin_warmup_epochs = margin_warmup_epochs
+        self.margin_warmup_epochs = check_integer("margin_warmup_epochs", margin_warmup_epochs, 0)
         self.set_epoch(margin_warmup_epochs)
 
     def set_epoch(self, epoch: int) -> None:
@@ -168,11 +167,9 @@ class ProxyAnchorHead(CosineHead):
         log_temperature: float | None = None,
         temperature_lr: float | None = None,
     ) -> None:
-        if not 0.0 <= margin <= 1.0:
-            raise ValueError(f"margin is a cosine from 0 to 1; got {margin}.")
         temperature = {"scale": scale, "log_temperature": log_temperature, "temperature_lr": temperature_lr}
         super().__init__(embedding_dim, num_classes, blockwise=False, **temperature)
-        self.margin = margin
+        self.margin = check_number("margin", margin, "[0, 1]")
 
     def division_advice(self) -> str:
         """See `Head.division_advice`."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from hf_sphere.geometry.checks import IGNORED
 from hf_sphere.nn.heads.cosine import MarginHead, cosine_and_sine
 from hf_sphere.nn.heads.mixins import RunningStatistics
+from hf_sphere.utils.checks import check_integer, check_number
 
 
 class ArcFaceHead(MarginHead):
@@ -109,8 +110,7 @@ class SubCenterArcFaceHead(ArcFaceHead):
     name = "subcenter_arcface"
 
     def __init__(self, embedding_dim: int, num_classes: int, *, sub_centers: int = 3, **options: Any) -> None:
-        if sub_centers < 1:
-            raise ValueError(f"sub_centers must be at least 1; got {sub_centers}.")
+        check_integer("sub_centers", sub_centers, 1)
         super().__init__(embedding_dim, num_classes, **options)
         self.weight = nn.Parameter(torch.empty(num_classes, sub_centers, embedding_dim))
         self.reset_parameters()
@@ -190,13 +190,9 @@ class AdaFaceHead(RunningStatistics, MarginHead):
         norm_momentum: float = 0.99,
         **options: Any,
     ) -> None:
-        if not 0.0 < norm_factor < math.inf:
-            raise ValueError(f"norm_factor must be positive; got {norm_factor}.")
-        if not 0.0 <= norm_momentum < 1.0:
-            raise ValueError(f"norm_momentum must lie in [0, 1); got {norm_momentum}.")
         super().__init__(embedding_dim, num_classes, margin=margin, **options)
-        self.norm_factor = norm_factor
-        self.norm_momentum = norm_momentum
+        self.norm_factor = check_number("norm_factor", norm_factor, "(0, inf)")
+        self.norm_momentum = check_number("norm_momentum", norm_momentum, "[0, 1)")
         self.register_buffer("norm_mean", torch.tensor(20.0))
         self.register_buffer("norm_std", torch.tensor(100.0))
 

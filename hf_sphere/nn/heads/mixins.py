@@ -15,6 +15,7 @@ from hf_sphere.nn.class_softmax import own_rows, sum_over_other_classes
 from hf_sphere.nn.heads.base import Head
 from hf_sphere.nn.layers import read_scalar
 from hf_sphere.nn.processes import Exchange, count_processes, process_index, share_of
+from hf_sphere.utils.checks import check_choice, check_number
 
 MANY_LOGITS = 2**24
 """Logits of a batch above which a loss with `blockwise="auto"` is computed in blocks of classes."""
@@ -61,17 +62,13 @@ class ClassVectorHead(Head):
         **options: Any,
     ) -> None:
         super().__init__(embedding_dim, num_classes, **options)
-        if not 0.0 < sample_rate <= 1.0:
-            raise ValueError(f"sample_rate is a fraction of the classes in (0, 1]; got {sample_rate}.")
-        if isinstance(blockwise, str) and blockwise != "auto":
-            raise ValueError(f"blockwise must be True, False or 'auto'; got {blockwise!r}.")
         if shard_classes and num_classes < count_processes():
             raise ValueError(f"{num_classes} classes cannot be spread over {count_processes()} processes; use fewer.")
         self.shard_classes = shard_classes
         self.classes = range(num_classes)
         """The classes whose weights are on this process."""
-        self.sample_rate = sample_rate
-        self.blockwise = blockwise
+        self.sample_rate = check_number("sample_rate", sample_rate, "(0, 1]")
+        self.blockwise = check_choice("blockwise", blockwise, (True, False, "auto"))
         self.in_blocks = blockwise is True or shard_classes or sample_rate < 1.0
         self._seed: int | None = None
 
@@ -295,8 +292,8 @@ class TemperatureHead(Head):
         super().__init__(embedding_dim, num_classes, **options)
         if log_temperature is not None and scale is not None:
             raise ValueError(f"log_temperature {log_temperature} and scale {scale!r} are exclusive; set only one.")
-        if temperature_lr is not None and not temperature_lr >= 0.0:
-            raise ValueError(f"temperature_lr must not be negative; got {temperature_lr}.")
+        if temperature_lr is not None:
+            check_number("temperature_lr", temperature_lr, "[0, inf)")
         if log_temperature is None and scale is None:
             scale = self.default_scale
         if log_temperature is None:

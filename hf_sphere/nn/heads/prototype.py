@@ -12,7 +12,7 @@ from hf_sphere.geometry.checks import IGNORED
 from hf_sphere.nn.heads.base import Head
 from hf_sphere.nn.heads.mixins import RunningStatistics
 from hf_sphere.prototypes import Placement, place_prototypes
-from hf_sphere.utils.checks import check_integer
+from hf_sphere.utils.checks import check_choice, check_integer
 
 INITIAL_CONCENTRATION = 10.0
 
@@ -64,11 +64,9 @@ class PrototypeHead(RunningStatistics, Head):
         reduction: Literal["mean", "sum"] = "mean",
     ) -> None:
         super().__init__(check_integer("embedding_dim", embedding_dim, 2), num_classes)
-        if reduction not in ("mean", "sum"):
-            raise ValueError(f"reduction must be 'mean' or 'sum'; got {reduction!r}.")
         self.method = method
         self.seed = seed
-        self.reduction = reduction
+        self.reduction = check_choice("reduction", reduction, ("mean", "sum"))
         self.register_buffer("prototypes", torch.empty(num_classes, embedding_dim))
         self.register_buffer("class_concentration", torch.empty(()))
         self.reset_parameters()

@@ -12,6 +12,7 @@ from hf_sphere.geometry.manifold import divide_by_norms
 from hf_sphere.nn.heads.base import Head
 from hf_sphere.nn.heads.mixins import ClassVectorHead
 from hf_sphere.nn.layers import AngularLinear, SphericalLinear
+from hf_sphere.utils.checks import check_number
 
 
 def _apply(linear: nn.Linear, embeddings: Tensor) -> Tensor:
@@ -179,11 +180,7 @@ class HyperbolicHead(Head):
 
     def __init__(self, embedding_dim: int, num_classes: int, *, curvature: float = 1e-5, **options: Any) -> None:
         super().__init__(embedding_dim, num_classes, **options)
-        if not 0 < curvature < math.inf:
-            raise ValueError(
-                f"curvature must be positive and finite (the sectional curvature is its negative); got {curvature}."
-            )
-        self.curvature = curvature
+        self.curvature = check_number("curvature", curvature, "(0, inf)")
         self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
         self.offsets = nn.Parameter(torch.empty(num_classes, embedding_dim))
         self.reset_parameters()

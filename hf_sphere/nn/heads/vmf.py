@@ -27,6 +27,7 @@ from hf_sphere.geometry.sampling import (
 from hf_sphere.nn.class_softmax import log_class_sum
 from hf_sphere.nn.heads.mixins import INITIAL_LOG_TEMPERATURE, ClassVectorHead, TemperatureHead
 from hf_sphere.nn.processes import log_sum_over_processes
+from hf_sphere.utils.checks import check_choice, check_integer, check_number
 
 logger = logging.getLogger(__name__)
 
@@ -129,22 +130,13 @@ class VMFHead(ClassVectorHead, TemperatureHead):
             shard_classes=shard_classes,
             sample_rate=sample_rate,
         )
-        if embedding_dim < 2:
-            raise ValueError(f"head 'vmf' needs embeddings of at least 2 dimensions; got {embedding_dim}.")
-        if num_samples < 1:
-            raise ValueError(f"num_samples must be at least 1; got {num_samples}.")
+        check_integer("embedding_dim", embedding_dim, 2)
         is_automatic = kappa_confidence == "auto"
         if is_automatic:
             kappa_confidence = find_confidence(num_classes, log_temperature)
-        if isinstance(kappa_confidence, str) or not 0.0 < kappa_confidence < 1.0:
-            raise ValueError(
-                f"kappa_confidence must be 'auto' or between 0 and 1 (exclusive); got {kappa_confidence!r}."
-            )
-        if prediction not in ("samples", "mean"):
-            raise ValueError(f"prediction must be 'samples' or 'mean'; got {prediction!r}.")
-        self.num_samples = num_samples
-        self.kappa_confidence = kappa_confidence
-        self.prediction = prediction
+        self.num_samples = check_integer("num_samples", num_samples, 1)
+        self.kappa_confidence: float = check_number("kappa_confidence, if not 'auto',", kappa_confidence, "(0, 1)")
+        self.prediction = check_choice("prediction", prediction, ("samples", "mean"))
         self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
         if is_automatic and not self.weight.is_meta:  # not while a trained one is loaded
             self._warn_if_never_confident(log_temperature)
