@@ -10,6 +10,8 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from scipy import stats
 
+from hf_sphere.utils.checks import check_choice
+
 LEVEL = 0.05
 """Significance level of all tests; intervals have the complementary coverage."""
 
@@ -22,8 +24,7 @@ Test = Literal["welch", "paired"]
 
 def check_test(test: str) -> None:
     """Raise a ValueError for an unknown test."""
-    if test not in get_args(Test):
-        raise ValueError(f"test must be one of {', '.join(get_args(Test))}; got {test!r}.")
+    check_choice("test", test, get_args(Test))
 
 
 class TestResult(NamedTuple):

@@ -84,18 +84,19 @@ class OODDetector:
         Raises:
             ValueError: If one that the score needs is missing, or one is invalid.
         """
-        needs, fit = FITTED.get(self.name, ((), None))
-        data: Any = Outputs(embeddings, logits, labels, None, ids).checked(
-            (*VALUES[self.name].needs, *needs) if fit else (), self.name
-        )
-        if fit is not None:
+        return self._fit(Outputs(embeddings, logits, labels, None, ids).checked())
+
+    def _fit(self, data: Any) -> Self:
+        if self.name in FITTED:
+            needs, fit = FITTED[self.name]
+            data.require((*VALUES[self.name].needs, *needs), self.name)
             self._rows = Rows.of(data.embeddings, data.ids)
             self._fitted, self._dim = fit(data, **self._options), data.embeddings.shape[1]
         return self
 
     def score(self, model: nn.Module, batches: Iterable[Any]) -> Tensor:
         """Return the scores (N,), float64, of a model's outputs; see `model_outputs`."""
-        return self._score(model_outputs(model, batches))
+        return self._score(model_outputs(model, batches).checked())
 
     def score_embeddings(
         self,
@@ -114,11 +115,11 @@ class OODDetector:
             ValueError: If an argument that the score needs is missing, or one is invalid, or the score was fitted to
                 more than one and more than 1 % of the inputs, or to any with the same number.
         """
-        return self._score(Outputs(embeddings, logits, None, concentrations, ids))
+        return self._score(Outputs(embeddings, logits, None, concentrations, ids).checked())
 
-    def _score(self, outputs: Outputs, what: str = "inputs") -> Tensor:
+    def _score(self, data: Any, what: str = "inputs") -> Tensor:
         values, state = VALUES[self.name], self._fitted
-        data: Any = outputs.checked(values.needs, self.name)
+        data.require(values.needs, self.name)
         if self.name in UNFITTED:
             return values.values({}, data)
         if state is None:
@@ -198,7 +199,7 @@ def compare_scores(
     for name, detector in ({name: OODDetector(name) for name in SCORES} if detectors is None else detectors).items():
         try:
             if fitted is not None:
-                detector.fit_embeddings(*fitted[:3], ids=fitted.ids)
+                detector._fit(fitted)
             named = zip(sets, ("held-out inputs", *(f"inputs {key}" for key in outside)), strict=True)
             held_out, *others = (detector._score(data, what) for data, what in named if data is not None)
         except SharedRowsError:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hf_sphere.geometry.checks import check_embeddings, check_labels, check_scores, to_tensor
+from hf_sphere.geometry.checks import check_embeddings, check_labels, check_scores
 from hf_sphere.ood.scores import UNFITTED
 from hf_sphere.utils.modules import eval_mode
 from hf_sphere.utils.problem_types import problem_type, why_no_accuracy
@@ -42,25 +42,25 @@ class Outputs(NamedTuple):
         Raises:
             ValueError: If a field that a score needs is missing, a shape is wrong, or a value is not finite.
         """
+        self.require(needs, score)
+        fields = {name: values for name, values in self._asdict().items() if values is not None}
+        integers = {name: fields.pop(name) for name in ("labels", "ids") if name in fields}
+        numbers = {
+            name: check_scores(name, values) if name == "concentrations" else check_embeddings(values, what=name).cpu()
+            for name, values in fields.items()
+        }
+        if len({len(values) for values in numbers.values()}) > 1:
+            lengths = ", ".join(f"{len(values)} {name}" for name, values in numbers.items())
+            raise ValueError(f"the numbers of rows must be equal; got {lengths}.")
+        count = len(next(iter((numbers | integers).values()), ()))
+        integers = {name: check_labels(values, count, name).cpu() for name, values in integers.items()}
+        return Outputs(**{name: values.double() for name, values in numbers.items()}, **integers)
+
+    def require(self, needs: Sequence[str], score: str) -> None:
+        """Raise a ValueError if a field that a score needs is missing."""
         if missing := [name for name in needs if getattr(self, name) is None]:
             hint = f" The scores {LOGITS_ONLY} need none." if "embeddings" in missing else ""
             raise ValueError(f"the score {score} needs {' and '.join(missing)}, which the data do not have.{hint}")
-        fields = {name: values for name, values in self._asdict().items() if values is not None}
-        kinds = dict.fromkeys(("labels", "ids"), "integers")
-        fields = {name: to_tensor(name, values, kinds.get(name, "numbers")) for name, values in fields.items()}
-        if numbers := [name for name, values in fields.items() if values.ndim == 0]:
-            raise ValueError(f"{numbers[0]} must have a row per input; got a number.")
-        if len({len(values) for values in fields.values()}) > 1:
-            lengths = ", ".join(f"{len(values)} {name}" for name, values in fields.items())
-            raise ValueError(f"the numbers of rows must be equal; got {lengths}.")
-        for name, values in fields.items():
-            if name in ("labels", "ids"):
-                fields[name] = check_labels(values, len(values), name).cpu()
-            elif name == "concentrations":
-                fields[name] = check_scores(name, values)
-            else:
-                fields[name] = check_embeddings(values, what=name).cpu().double()
-        return Outputs(**fields)
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from torch.optim.optimizer import _device_dtype_check_for_fused
 from hf_sphere.optim import fast_step, layout
 from hf_sphere.optim.fast_step import Block, Flags, Number, Portion, RowMath
 from hf_sphere.optim.groups import NamedOptimizer, ParameterGroups, scale_invariant_groups
+from hf_sphere.utils.checks import check_choice
 
 Group = dict[str, Any]
 
@@ -92,9 +93,7 @@ class SphereOptimizer(NamedOptimizer):
         if options["decoupled_weight_decay"] and options["lr"] * options["weight_decay"] >= 1.0:
             rate = f"{options['weight_decay']} at lr {options['lr']}"
             raise ValueError(f"decoupled weight decay of {rate} would remove the weights in one step.")
-        mode = options["low_precision"]
-        if mode not in layout.LOW_PRECISION:
-            raise ValueError(f"low_precision must be one of {', '.join(layout.LOW_PRECISION)}; got {mode!r}.")
+        mode = check_choice("low_precision", options["low_precision"], layout.LOW_PRECISION)
         if mode == "stochastic" and options["capturable"]:
             raise ValueError("a captured graph cannot round stochastically; use low_precision='master' instead.")
 

@@ -84,7 +84,7 @@ def check_number(name: str, value: Any, interval: str) -> Any:
 def check_choice(name: str, value: Any, choices: Sequence[Any]) -> Any:
     """Return a value that is one of the choices, or raise a ValueError."""
     if value not in choices:
-        raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}; got {value!r}.")
+        raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}; got {value!r}.")
     return value
 
 

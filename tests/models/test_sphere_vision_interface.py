@@ -134,7 +134,7 @@ def test_the_error_of_what_is_no_image_has_its_shape_and_not_its_pixels(wrong, g
     [
         ({"crop_pct": 0}, r"crop_pct must be a number in \(0, 1\]"),
         ({"crop_pct": 2}, r"crop_pct must be a number in \(0, 1\]"),
-        ({"num_channels": 4}, "num_channels must be 1"),
+        ({"num_channels": 4}, "num_channels must be one of 1, 3"),
         ({"image_mean": [0.5]}, "image_mean must have one value per channel, 3"),
         ({"image_std": [0.5] * 4}, "image_std must have one value per channel, 3"),
         ({"image_std": [0.5, 0.0, 0.5]}, "image_std must be finite positive numbers; got"),

@@ -157,7 +157,7 @@ class TestAutomaticBlocks:
         x, labels = torch.randn(7, 6), torch.rand(7, 11)
         assert self.loss("cosine")(x, labels) == self.loss("cosine", blockwise=False)(x, labels)
         assert "blockwise='auto' (losses of > 33 logits)" in repr(self.loss("arcface"))
-        with pytest.raises(ValueError, match="blockwise must be True or False or 'auto'; got 'yes'"):
+        with pytest.raises(ValueError, match="blockwise must be one of True, False, auto; got 'yes'"):
             build_head("arcface", 6, 11, blockwise="yes")
 
     @pytest.mark.parametrize("name", ["softmax", "subcenter_arcface"])

@@ -179,7 +179,7 @@ def test_empty_or_nonfinite_batch_leaves_the_concentration_unchanged(head, x):
     ("options", "message"),
     [
         ({"label_smoothing": 0.1}, "'prototype' has no option label_smoothing; its options are: method, seed, reduct"),
-        ({"reduction": "none"}, "reduction must be 'mean' or 'sum'; got 'none'"),
+        ({"reduction": "none"}, "reduction must be one of mean, sum; got 'none'"),
         ({"method": "adam"}, "unknown method 'adam'; the methods are"),
     ],
 )

@@ -217,7 +217,7 @@ def test_lists_are_rejected_with_advice(place, name):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"metric": "l1"}, "metric must be 'euclidean' or 'cosine'; got 'l1'"),
+        ({"metric": "l1"}, "metric must be one of euclidean, cosine; got 'l1'"),
         *(
             ({"temperature": temperature}, rf"temperature must be a number in \(0, inf\); got {temperature}")
             for temperature in (0, -1.0, float("nan"), float("inf"))

@@ -14,6 +14,7 @@ from torch import Tensor
 from hf_sphere.analogies.language_model import Kind, LanguageModel
 from hf_sphere.analogies.prompts import NEGATIVE_PERMUTATIONS, PERMUTATIONS, POSITIVE_PERMUTATIONS, Permutation
 from hf_sphere.analogies.questions import Question, choice_counts
+from hf_sphere.utils.checks import check_choice
 
 Questions = Sequence[Question]
 Permutations = Sequence[Permutation]
@@ -42,12 +43,6 @@ def aggregate(costs: Tensor, name: str, dim: int) -> Tensor:
 
 def _index(aggregation: str) -> int:
     return int(aggregation.removeprefix("index_"))
-
-
-def check_choice(option: str, value: Any, allowed: Sequence[str]) -> None:
-    """Raise a ValueError if a value is not among the allowed ones."""
-    if value not in allowed:
-        raise ValueError(f"{option} must be one of {', '.join(allowed)}; got {value!r}.")
 
 
 @dataclass(frozen=True)

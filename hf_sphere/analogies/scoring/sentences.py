@@ -14,7 +14,8 @@ from hf_sphere.analogies.language_model import Kind
 from hf_sphere.analogies.likelihoods import perplexities
 from hf_sphere.analogies.prompts import Permutation, Sentence, fill, template_text
 from hf_sphere.analogies.questions import Pair, Question
-from hf_sphere.analogies.scoring.base import WEIGHTS, Engine, Permutations, Questions, Scoring, aggregate, check_choice
+from hf_sphere.analogies.scoring.base import WEIGHTS, Engine, Permutations, Questions, Scoring, aggregate
+from hf_sphere.utils.checks import check_choice
 
 PMI_AGGREGATIONS = ("mean", "max", "min", "index_0", "index_1")
 HEAD, TAIL = (2,), (3,)  # indices of the words c and d
