@@ -32,7 +32,7 @@ def test_named_heads_are_registered_and_importable_by_their_class_names():
 def test_logits_have_one_column_per_class_and_without_labels_there_is_no_loss(head):
     output = head(torch.randn(5, 6))
     assert (output.logits.shape, output.loss) == ((5, 4), None)
-    assert head.distance in get_args(Distance)
+    assert head.metric()["distance"] in get_args(Distance)
     assert set(head.parameter_options()) <= dict(head.named_parameters()).keys()
 
 

@@ -14,7 +14,8 @@ from hf_sphere.models.accumulation import weighted_by_targets
 from hf_sphere.models.own_parts import OwnPartsMixin
 from hf_sphere.models.sphere_encoder.configuration_sphere_encoder import SphereEncoderConfigMixin
 from hf_sphere.models.sphere_encoder.modeling_sphere_encoder import SphereEncoderMixin, SphericalMap
-from hf_sphere.models.sphere_vision import modeling_sphere_vision as vision
+from hf_sphere.models.sphere_vision.construction import reset_missing_parameters
+from hf_sphere.models.sphere_vision.modeling_sphere_vision import ModelWithHead
 from hf_sphere.nn.mixed_labels import pop_mixed, refuse_mixed
 
 
@@ -67,7 +68,7 @@ class SphereViTModel(SphereEncoderMixin, plain.ViTModel):
         super().__init__(config, add_pooling_layer, use_mask_token)
 
 
-class SphereViTForImageClassification(vision.ModelWithHead, SphereEncoderMixin, plain.ViTForImageClassification):
+class SphereViTForImageClassification(ModelWithHead, SphereEncoderMixin, plain.ViTForImageClassification):
     """`ViTForImageClassification` of transformers with spherized feed-forwards, and any head."""
 
     encoder_class = SphereViTModel
@@ -83,7 +84,7 @@ class SphereViTForImageClassification(vision.ModelWithHead, SphereEncoderMixin, 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if self.config.head is not None and any(module is inner for inner in self.head.modules()):
-            vision.reset_missing_parameters(module)
+            reset_missing_parameters(module)
         else:
             super()._init_weights(module)
 

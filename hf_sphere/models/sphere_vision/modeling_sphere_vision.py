@@ -9,12 +9,13 @@ from typing import Any, Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedModel, initialization as init
+from transformers import PreTrainedModel
 from transformers.modeling_outputs import ModelOutput
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
 from hf_sphere.models.accumulation import weighted_by_targets
+from hf_sphere.models.sphere_vision import construction
 from hf_sphere.models.sphere_vision.configuration_sphere_vision import SphereVisionConfig
 from hf_sphere.nn.calibration import calibrate
 from hf_sphere.nn.heads import HEADS, Head, HeadOutput, build_head
@@ -94,12 +95,12 @@ class SphereVisionPreTrainedModel(PreTrainedModel):
     def initialize_weights(self) -> None:
         """Initialize tensors that neither the constructor nor a checkpoint has set."""
         # The backbone first: transformers' default initialization of its layers would overwrite timm's.
-        self.base_model.initialize_backbone()
+        construction.initialize_missing(self.base_model.backbone, self.config)
         super().initialize_weights()
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        reset_missing_parameters(module, xavier=self.config.initialization == "xavier")
+        construction.reset_missing_parameters(module, xavier=self.config.initialization == "xavier")
 
     def _set_gradient_checkpointing(self, enable: bool = True, *args: Any, **kwargs: Any) -> None:
         self.base_model.backbone.set_grad_checkpointing(enable)
@@ -135,9 +136,7 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
     def __init__(self, config: SphereVisionConfig, *, pretrained: bool | str = False) -> None:
         super().__init__(config)
         keeps_activation = config.keeps_activation  # first, since this checks the head
-        self.backbone = _build_backbone(config, pretrained=pretrained)
-        for tensor in _tensors(self.backbone).values():
-            _mark_filled(tensor, not tensor.is_meta)
+        self.backbone = construction.build_backbone(config, pretrained=pretrained)
         # Some of timm's heads keep a hidden layer of this width when the classifier is removed.
         features: Any = getattr(self.backbone, "head_hidden_size", None) or self.backbone.num_features
         self.projection: nn.Module = nn.Identity()
@@ -146,27 +145,13 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
         if config.embedding_dim is not None:
             self.projection = nn.Linear(features, self.embedding_dim)
         if not keeps_activation:
-            self._remove_activation()
+            construction.remove_final_activation(self.backbone, config.backbone)
         if config.spherization is not None:
             self.spherization = Spherization(self.embedding_dim, **config.spherization)
             self.embedding_dim += 1
         self.gradient_checkpointing = False  # `is_activation_checkpointing` reads it
         self.post_init()
         self.train(self.training)  # freezes batch norms if configured
-
-    def _remove_activation(self) -> None:
-        """Remove the backbone's last activation if it has one that can be removed."""
-        from hf_sphere.models.backbones import ends_in_activation
-
-        remove = getattr(self.backbone, "remove_final_activation", None)
-        if remove is not None:
-            remove()
-        elif ends_in_activation(self.backbone) and not next(self.backbone.parameters()).is_meta:  # not while loading
-            logger.warning_once(
-                f"The backbone {self.config.backbone!r} cannot leave out its last activation, as the head, the "
-                "spherization or `final_activation` of the configuration asks, so no embedding has negative "
-                "coordinates. For these, set `embedding_dim`, which adds an untrained linear map after it."
-            )
 
     def train(self, mode: bool = True) -> "SphereVisionModel":
         """Set the mode; frozen batch norms, and those whose parameters are not trained, stay in eval mode."""
@@ -177,17 +162,6 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
                 if self.config.freeze_batch_norm or untrained:
                     module.eval()
         return self
-
-    def initialize_backbone(self) -> None:
-        """Copy missing tensors of the backbone from a new one, since timm initializes them in the constructor."""
-        missing = {name: tensor for name, tensor in _tensors(self.backbone).items() if not _is_filled(tensor)}
-        if not missing:
-            return
-        with torch.device("cpu"):
-            fresh = _tensors(_build_backbone(self.config))
-        for name, tensor in missing.items():
-            init.copy_(tensor, fresh[name])
-            _mark_filled(tensor, True)
 
     @can_return_tuple
     def forward(
@@ -434,59 +408,3 @@ class SphereVisionForImageClassification(ModelWithHead, SphereVisionPreTrainedMo
         mixed = pop_mixed(kwargs)
         encoded = self.sphere_vision(pixel_values, return_dict=True, **kwargs)
         return self.classify(encoded.embeddings, labels, mixed, hidden_states=encoded.hidden_states)
-
-
-def reset_missing_parameters(module: nn.Module, *, xavier: bool = False) -> None:
-    """Initialize the tensors of a module that no checkpoint has set by its `reset_parameters`, if it has one."""
-    reset = getattr(module, "reset_parameters", None)
-    if reset is None:
-        return
-    loaded = {name: tensor.clone() for name, tensor in _tensors(module).items() if _is_filled(tensor)}
-    if len(loaded) == len(_tensors(module)):
-        return  # nothing is missing, and placing prototypes is expensive
-    reset()
-    if xavier:
-        from hf_sphere.models.backbones.base import initialize
-
-        initialize(module, nn.init.xavier_uniform_)
-    for name, tensor in _tensors(module).items():
-        if name in loaded:  # `reset_parameters` may overwrite loaded tensors, such as batch-norm statistics
-            tensor.copy_(loaded[name])
-
-
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    return dict(module.named_parameters()) | dict(module.named_buffers())
-
-
-def _is_filled(tensor: Tensor) -> bool:
-    return getattr(tensor, "_is_hf_initialized", False)
-
-
-def _mark_filled(tensor: Tensor, filled: bool) -> None:
-    tensor._is_hf_initialized = filled  # type: ignore[attr-defined]  # the flag of transformers
-
-
-def _build_backbone(config: SphereVisionConfig, *, pretrained: bool | str = False) -> nn.Module:
-    # Imports timm, which text models do not need.
-    from hf_sphere.models.backbones.base import create_backbone, initialize
-
-    if pretrained and config.initialization is not None:
-        raise ValueError("initialization would overwrite the pretrained weights; use only one of the two.")
-    if config.backbone_config is not None:
-        from hf_sphere.models.pretrained_backbones import TransformersBackbone
-
-        source = getattr(config, "_local_backbone", config.backbone) if pretrained is True else pretrained or None
-        backbone: Any = TransformersBackbone(config.backbone_config, config.num_channels, source)
-        if config._attn_implementation == "eager":  # asked for, for instance to see the attention weights
-            backbone.encoder.set_attn_implementation("eager")
-    else:
-        sizes: Any = {"num_channels": config.num_channels, "image_size": config.input_size}
-        options = config.backbone_kwargs or {}
-        backbone = create_backbone(config.backbone, pretrained=pretrained, **sizes, **options)
-    if config.initialization == "xavier":
-        initialize(backbone, nn.init.xavier_uniform_)
-    elif config.initialization == "torch":
-        for module in backbone.modules():
-            if (reset := getattr(module, "reset_parameters", None)) is not None:
-                reset()
-    return backbone

@@ -16,7 +16,7 @@ from hf_sphere.geometry.manifold import divide_by_norms
 from hf_sphere.nn.mixed_labels import reduce_mixed_loss
 from hf_sphere.utils.checks import check_integer, check_number
 from hf_sphere.utils.imports import check_unique
-from hf_sphere.utils.options import check_names, check_types, keyword_options
+from hf_sphere.utils.options import keyword_options
 
 logger = logging.getLogger(__name__)
 
@@ -79,10 +79,10 @@ class Head(nn.Module):
     """Name in configurations; empty for base classes."""
     replaces_activation: ClassVar[bool] = True
     """Whether the head replaces the backbone's last activation (and its dropout)."""
-    distance: ClassVar[str] = "cosine"
-    """Distance between transformed embeddings, one of those of `hf_sphere.metrics.retrieval_scores`."""
     needs_data_initialization: ClassVar[bool] = False
     """Whether `initialize_from_data` must be called before training; may be a property that depends on the state."""
+    without_decay: ClassVar[tuple[str, ...]] = ()
+    """Parameters without weight decay, such as class vectors whose norm has no effect."""
     in_blocks: bool = False
     """Whether the loss is computed in blocks of classes, even where there are logits."""
     reduction: str = "mean"
@@ -306,13 +306,12 @@ class Head(nn.Module):
         if labels.ndim > 1:
             losses = self._losses(embeddings, logits, labels)
             return losses.sum() if self.reduction == "sum" else losses.sum() / max(len(losses), 1)
-        used = labels != IGNORED
-        in_blocks = logits is None or self.in_blocks
-        if in_blocks or self.class_weights is not None or type(self).compute_loss is not Head.compute_loss:
+        has_own_losses = self.class_weights is not None or type(self).compute_loss is not Head.compute_loss
+        if has_own_losses or logits is None or self.in_blocks:
             total = self.used_losses(embeddings, logits, labels).sum()
         else:
             total = self._cross_entropy(embeddings, logits, labels, "sum")
-        return total if self.reduction == "sum" else total / used.sum().clamp_min(1)
+        return total if self.reduction == "sum" else total / (labels != IGNORED).sum().clamp_min(1)
 
     def used_losses(self, embeddings: Tensor, logits: Any, labels: Tensor) -> Tensor:
         """Return the loss of each example, times the weight of its class, and 0 for the label -100: (B,).
@@ -392,18 +391,17 @@ class Head(nn.Module):
 
         The parameters have no weight decay unless their options set it.
         """
-        return {}
+        return {name: {} for name in self.without_decay}
 
     def reset_parameters(self) -> None:
         """Initialize the parameters and buffers of submodules. Override it for a head that has its own."""
         for child in self.children():
-            reset = getattr(child, "reset_parameters", None)
-            if reset is not None:
+            if (reset := getattr(child, "reset_parameters", None)) is not None:
                 reset()
 
     def metric(self) -> dict[str, Any]:
-        """Return the distance between transformed embeddings, as options of the retrieval metrics."""
-        return {"distance": self.distance}
+        """Return the distance between transformed embeddings, as options of `hf_sphere.metrics.retrieval_scores`."""
+        return {"distance": "cosine"}
 
     def directions(self) -> Tensor | None:
         """Return unit class vectors (K, d') in the space of the transformed embeddings, or None if there are none."""
@@ -420,32 +418,3 @@ def heads_of(model: nn.Module) -> list[Head]:
     """Return the heads in a model, whose methods training loops call; not the frozen copies of PEFT."""
     modules = model.named_modules()
     return [module for name, module in modules if isinstance(module, Head) and "original_module" not in name.split(".")]
-
-
-def build_head(name: str, embedding_dim: int, num_classes: int, **options: Any) -> Head:
-    """Build a head by its name.
-
-    Args:
-        name: A key of `HEADS`.
-        embedding_dim: Length d of the embeddings.
-        num_classes: Number of classes K.
-        **options: Keyword options of the head.
-
-    Raises:
-        ValueError: If the name or an option is unknown (the message lists the valid ones), or a type is wrong.
-
-    Example:
-        >>> build_head("cosine", 4, 3)(embeddings).logits.shape
-        torch.Size([60, 3])
-    """
-    check_options(name, options)
-    return HEADS[name](embedding_dim, num_classes, **options)
-
-
-def check_options(name: str, options: Mapping[str, Any]) -> None:
-    """Check name and options of a head without building it; see `build_head`."""
-    if name not in HEADS:
-        raise ValueError(f"unknown head {name!r}; the heads are: {', '.join(HEADS)}.")
-    valid = keyword_options(HEADS[name])
-    check_names(f"head {name!r}", options, valid)
-    check_types(f"head {name!r}", options, valid)

@@ -30,6 +30,7 @@ class CosineHead(ClassVectorHead, TemperatureHead):
 
     name = "cosine"
     normalizes_classes = True
+    without_decay = ("weight",)
 
     def __init__(self, embedding_dim: int, num_classes: int, **options: Any) -> None:
         super().__init__(embedding_dim, num_classes, **options)
@@ -70,10 +71,6 @@ class CosineHead(ClassVectorHead, TemperatureHead):
     def class_directions(self, embeddings: Tensor) -> Tensor:
         """Return the normalized class vectors (K, d) in the dtype of the embeddings."""
         return divide_by_norms(self.weight.to(embeddings.dtype), 1e-12)[0]
-
-    def parameter_options(self) -> dict[str, dict[str, Any]]:
-        """No weight decay for class vectors: their norm has no effect."""
-        return {"weight": {}, **super().parameter_options()}
 
 
 class MarginHead(CosineHead):

@@ -1,7 +1,7 @@
 """Base classes for heads with class vectors, a temperature, or running statistics."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, ClassVar, Literal
 
@@ -319,12 +319,13 @@ class TemperatureHead(Head):
         """Return the scale `exp(-log_temperature)`, a scalar of float32 or better."""
         return read_scalar(self, "log_temperature", self.initial_log_temperature).neg().exp()
 
-    def parameter_options(self) -> dict[str, dict[str, Any]]:
+    def parameter_options(self) -> dict[str, Mapping[str, Any]]:
         """A learned temperature has its own learning rate and, with SGD, no momentum."""
-        if not isinstance(self.log_temperature, nn.Parameter):
-            return {}
-        lr = {} if self.temperature_lr is None else {"lr": self.temperature_lr}
-        return {"log_temperature": {"momentum": 0.0, **lr}}
+        options = dict(super().parameter_options())
+        if isinstance(self.log_temperature, nn.Parameter):
+            lr = {} if self.temperature_lr is None else {"lr": self.temperature_lr}
+            options["log_temperature"] = {"momentum": 0.0, **lr}
+        return options
 
 
 class RunningStatistics:

@@ -123,6 +123,7 @@ class AngularHead(Head):
     """
 
     name = "angular"
+    without_decay = ("linear.weight",)
 
     def __init__(self, embedding_dim: int, num_classes: int, *, operator: str = "cosine", **options: Any) -> None:
         super().__init__(embedding_dim, num_classes, **options)
@@ -138,10 +139,6 @@ class AngularHead(Head):
     def compute_logits(self, embeddings: Tensor) -> Tensor:
         """Return the values of the operator."""
         return self.linear(embeddings)
-
-    def parameter_options(self) -> dict[str, dict[str, Any]]:
-        """No weight decay for class vectors: their norm has no effect."""
-        return {"linear.weight": {}}
 
     def directions(self) -> Tensor:
         """Return the normalized class vectors."""
@@ -176,7 +173,7 @@ class HyperbolicHead(Head):
     """
 
     name = "hyperbolic"
-    distance = "hyperbolic"
+    without_decay = ("weight", "offsets")  # normals and points of the hyperplanes
 
     def __init__(self, embedding_dim: int, num_classes: int, *, curvature: float = 1e-5, **options: Any) -> None:
         super().__init__(embedding_dim, num_classes, **options)
@@ -189,10 +186,6 @@ class HyperbolicHead(Head):
         """Initialize normals and points of the hyperplanes."""
         nn.init.xavier_uniform_(self.weight)
         nn.init.xavier_uniform_(self.offsets)
-
-    def parameter_options(self) -> dict[str, dict[str, float]]:
-        """No weight decay for normals and points of the hyperplanes."""
-        return {"weight": {}, "offsets": {}}
 
     def transform(self, embeddings: Tensor) -> Tensor:
         """Map into the ball by the exponential map at its center: (B, d) -> (B, d), in float32 or better."""
@@ -219,7 +212,7 @@ class HyperbolicHead(Head):
 
     def metric(self) -> dict[str, Any]:
         """Return the hyperbolic distance and the curvature."""
-        return {"distance": self.distance, "curvature": float(self.curvature)}
+        return {"distance": "hyperbolic", "curvature": float(self.curvature)}
 
     def directions(self) -> Tensor:
         """Return the normalized normals of the hyperplanes."""

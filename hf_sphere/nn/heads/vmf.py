@@ -4,7 +4,7 @@ import functools
 import logging
 import math
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -104,6 +104,7 @@ class VMFHead(ClassVectorHead, TemperatureHead):
     """
 
     name = "vmf"
+    without_decay = ("weight",)  # the norm of a class vector is a concentration
     embedding_scale: Tensor
     is_initialized: Tensor  # whether `embedding_scale` is
 
@@ -258,10 +259,6 @@ class VMFHead(ClassVectorHead, TemperatureHead):
             of_embeddings, of_classes = means_from_natural_parameters(embeddings, exchange.sum(target_weights))
             targets = beta * (of_embeddings * of_classes).sum(-1)
         return exchange.log_sum(total.T).mean(dim=1) - targets
-
-    def parameter_options(self) -> dict[str, dict[str, Any]]:
-        """No weight decay for class vectors: their norm is a concentration."""
-        return {"weight": {}, **super().parameter_options()}
 
     def _draw(self, embeddings: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Draw S samples of each embedding by its key, or by fixed noise without keys: arguments of `log_class_sum`."""

@@ -137,7 +137,7 @@ def check_head(
     A new head that does not exist or have the options is an error, and so are any without a loss of mixed images, and
     two arguments for one thing.
     """
-    from hf_sphere.nn.heads.base import HEADS, check_options
+    from hf_sphere.nn.heads import HEADS, check_options
 
     options, weights = model_args.head_kwargs, {"class_weights": model_args.class_weights}
     for name in ("class_balanced_sampling", "episode_classes"):

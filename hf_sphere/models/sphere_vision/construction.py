@@ -1,0 +1,96 @@
+"""Construction of the backbone of an image model, and of tensors that no checkpoint has set."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.utils import logging
+
+from hf_sphere.models.sphere_vision.configuration_sphere_vision import SphereVisionConfig
+
+logger = logging.get_logger(__name__)
+
+
+def reset_missing_parameters(module: nn.Module, *, xavier: bool = False) -> None:
+    """Initialize the tensors of a module that no checkpoint has set by its `reset_parameters`, if it has one."""
+    reset = getattr(module, "reset_parameters", None)
+    if reset is None:
+        return
+    loaded = {name: tensor.clone() for name, tensor in _tensors(module).items() if _is_filled(tensor)}
+    if len(loaded) == len(_tensors(module)):
+        return  # nothing is missing, and placing prototypes is expensive
+    reset()
+    if xavier:
+        from hf_sphere.models.backbones.base import initialize
+
+        initialize(module, nn.init.xavier_uniform_)
+    for name, tensor in _tensors(module).items():
+        if name in loaded:  # `reset_parameters` may overwrite loaded tensors, such as batch-norm statistics
+            tensor.copy_(loaded[name])
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return dict(module.named_parameters()) | dict(module.named_buffers())
+
+
+def _is_filled(tensor: Tensor) -> bool:
+    return getattr(tensor, "_is_hf_initialized", False)
+
+
+def _mark_filled(tensor: Tensor, filled: bool) -> None:
+    tensor._is_hf_initialized = filled  # type: ignore[attr-defined]  # the flag of transformers
+
+
+def build_backbone(config: SphereVisionConfig, *, pretrained: bool | str = False) -> nn.Module:
+    """Build the backbone of a configuration; imports timm, which text models do not need."""
+    from hf_sphere.models.backbones.base import create_backbone, initialize
+
+    if pretrained and config.initialization is not None:
+        raise ValueError("initialization would overwrite the pretrained weights; use only one of the two.")
+    if config.backbone_config is not None:
+        from hf_sphere.models.pretrained_backbones import TransformersBackbone
+
+        source = getattr(config, "_local_backbone", config.backbone) if pretrained is True else pretrained or None
+        backbone: Any = TransformersBackbone(config.backbone_config, config.num_channels, source)
+        if config._attn_implementation == "eager":  # asked for, for instance to see the attention weights
+            backbone.encoder.set_attn_implementation("eager")
+    else:
+        sizes: Any = {"num_channels": config.num_channels, "image_size": config.input_size}
+        options = config.backbone_kwargs or {}
+        backbone = create_backbone(config.backbone, pretrained=pretrained, **sizes, **options)
+    if config.initialization == "xavier":
+        initialize(backbone, nn.init.xavier_uniform_)
+    elif config.initialization == "torch":
+        for module in backbone.modules():
+            if (reset := getattr(module, "reset_parameters", None)) is not None:
+                reset()
+    for tensor in _tensors(backbone).values():
+        _mark_filled(tensor, not tensor.is_meta)
+    return backbone
+
+
+def initialize_missing(backbone: nn.Module, config: SphereVisionConfig) -> None:
+    """Copy missing tensors of a backbone from a new one, since timm initializes them in the constructor."""
+    missing = {name: tensor for name, tensor in _tensors(backbone).items() if not _is_filled(tensor)}
+    if not missing:
+        return
+    with torch.device("cpu"):
+        fresh = _tensors(build_backbone(config))
+    for name, tensor in missing.items():
+        init.copy_(tensor, fresh[name])
+        _mark_filled(tensor, True)
+
+
+def remove_final_activation(backbone: nn.Module, name: str) -> None:
+    """Remove the last activation of a backbone if it has one that can be removed."""
+    from hf_sphere.models.backbones import ends_in_activation
+
+    if (remove := getattr(backbone, "remove_final_activation", None)) is not None:
+        remove()
+    elif ends_in_activation(backbone) and not next(backbone.parameters()).is_meta:  # not while loading
+        logger.warning_once(
+            f"The backbone {name!r} cannot leave out its last activation, as the head, the spherization or "
+            "`final_activation` of the configuration asks, so no embedding has negative coordinates. For these, set "
+            "`embedding_dim`, which adds an untrained linear map after it."
+        )
