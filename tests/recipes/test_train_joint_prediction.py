@@ -197,7 +197,7 @@ def test_prototypes_that_do_not_fit_are_refused(train, tmp_path, options, said):
 def test_bad_input_is_refused(train, placed):
     with pytest.raises(ValueError, match="reduction"):
         train("--head", "softmax", "--loss_reduction", "sum")
-    with pytest.raises(ValueError, match="joint prediction needs an embedding_dim of at least 3; got 2"):
+    with pytest.raises(ValueError, match="embedding_dim of a joint prediction must be an integer of at least 3; got 2"):
         train("--embedding_dim", "2")
     with pytest.raises(ValueError, match="prototypes_file needs the head prototype; the model has softmax"):
         train("--prototypes_file", str(placed), "--head", "softmax")

@@ -16,6 +16,7 @@ from hf_sphere.models import REQUIRES
 from hf_sphere.models.own_parts import OwnPartsMixin
 from hf_sphere.nn.heads import HEADS
 from hf_sphere.nn.layers import Spherization
+from hf_sphere.nn.pole_regression import PoleRegression
 from hf_sphere.nn.prototypical import PrototypicalClassifier
 from hf_sphere.nn.rejection import check_settings as check_rejection
 from hf_sphere.utils.checks import check_choice, check_integer, check_number
@@ -167,29 +168,21 @@ class SphereVisionConfig(OwnPartsMixin, PreTrainedConfig):
             check_integer("embedding_dim", self.embedding_dim, 1)
 
     def validate_problem_type(self) -> None:
-        """Check that the problem type exists; transformers does not."""
+        """Check that the problem type exists, which transformers does not, and the weight of the tasks."""
         check_choice("problem_type", self.problem_type, (None, *PROBLEM_TYPES))
-
-    def validate_regression(self) -> None:
-        """Check the range of values and the weight of the tasks."""
-        ends = [0, 1] if self.value_range is None else list(self.value_range)
-        if len(ends) != 2 or not ends[0] < ends[1]:
-            raise ValueError(f"value_range must be two numbers, the lower one first; got {ends}.")
         check_number("task_weight", self.task_weight, "[0, 1]")
 
     def validate_calibration(self) -> None:
         """Check the temperatures of the logits."""
-        if self.calibration is not None and self.problem_type not in (None, "single_label_classification"):
-            raise ValueError(
-                f"a calibration is for one class per image, but problem_type is {self.problem_type}; leave it out."
-            )
-        values = {"temperature": 1.0} if self.calibration is None else self.calibration
+        if (values := self.calibration) is None:
+            return
         sizes = {len(value) for value in values.values() if isinstance(value, list)}
         is_valid = {"temperature"} <= {*values} <= {"temperature", "shift", "weights"} and sizes <= {self.num_labels}
+        is_valid &= self.problem_type in (None, "single_label_classification")
         if not is_valid or np.min(values["temperature"]) <= 0:
             raise ValueError(
-                f"calibration must be as by `fit_calibration` for {self.num_labels} classes, with positive "
-                f"temperatures; got {values}."
+                f"calibration must be as by `fit_calibration` for {self.num_labels} classes, one per image, with "
+                f"positive temperatures; got {values}, and problem_type is {self.problem_type}."
             )
 
     def validate_rejection(self) -> None:
@@ -198,10 +191,15 @@ class SphereVisionConfig(OwnPartsMixin, PreTrainedConfig):
             check_rejection(self.rejection)
 
     def validate_options(self) -> None:
-        """Check the options of the spherization and of few-shot classification."""
-        for field, module in {"spherization": Spherization, "few_shot_kwargs": PrototypicalClassifier}.items():
+        """Build the modules that have options, of the spherization, the regression and few-shot classification."""
+        parts: dict[str, tuple[Any, ...]] = {
+            "spherization": (Spherization, 1),
+            "regression_kwargs": (PoleRegression, 2, (0.0, 1.0) if self.value_range is None else self.value_range),
+            "few_shot_kwargs": (PrototypicalClassifier,),
+        }
+        for field, (module, *sizes) in parts.items():
             options, parameters = getattr(self, field) or {}, inspect.signature(module).parameters
             valid = {name: p for name, p in parameters.items() if p.default is not p.empty and name != "dim"}
             check_names(field, options, valid)
             check_types(field, options, valid)
-            module(*([1] if module is Spherization else []), **options)
+            module(*sizes, **options)

@@ -17,6 +17,7 @@ from hf_sphere.models.sphere_vision.modeling_sphere_vision import (
 )
 from hf_sphere.nn.pole_regression import PoleRegression
 from hf_sphere.nn.prototypical import PrototypicalClassifier
+from hf_sphere.utils.checks import check_integer
 
 
 class SphereVisionForRegression(SphereVisionPreTrainedModel):
@@ -81,8 +82,8 @@ class SphereVisionForJointPrediction(ModelWithHead, SphereVisionPreTrainedModel)
     def __init__(self, config: SphereVisionConfig, *, pretrained: bool | str = False) -> None:
         super().__init__(config)
         config = self.config
-        if config.embedding_dim is not None and config.embedding_dim < 3:
-            raise ValueError(f"joint prediction needs an embedding_dim of at least 3; got {config.embedding_dim}.")
+        if config.embedding_dim is not None:
+            check_integer("embedding_dim of a joint prediction", config.embedding_dim, 3)
         self.sphere_vision, self.regression = _build_regression(config, pretrained)
         self.head = self._build_head(config, self.sphere_vision.embedding_dim - 1)
         if self.head.reduction != self.regression.reduction:
@@ -188,7 +189,6 @@ class SphereVisionForFewShotClassification(SphereVisionPreTrainedModel):
             labels: (E, Q), from 0 to way - 1 in the order of the examples; if given, the output has a loss.
             **kwargs: Ignored; accepted for compatibility with transformers.
         """
-        self._check_shapes(pixel_values, support_pixel_values)
         queries, examples = pixel_values.shape[:-3], support_pixel_values.shape[:-3]
         # In one batch; otherwise batch norms in training would use different statistics for queries and examples.
         images = [pixel_values.flatten(end_dim=-4), support_pixel_values.flatten(end_dim=-4)]
@@ -197,14 +197,3 @@ class SphereVisionForFewShotClassification(SphereVisionPreTrainedModel):
         query, support = query.unflatten(0, queries), support.unflatten(0, examples)
         output = self.classifier(query, support, labels)
         return SphereVisionOutput(output.loss, output.logits, embeddings=query, prototypes=output.prototypes)
-
-    @staticmethod
-    def _check_shapes(queries: Tensor, examples: Tensor) -> None:
-        fits = queries.ndim in (4, 5) and examples.ndim == queries.ndim + 1
-        if not fits or queries.shape[-3:] != examples.shape[-3:] or queries.shape[:-4] != examples.shape[:-5]:
-            raise ValueError(
-                "expected pixel_values of shape (episodes, queries, channels, height, width) and support_pixel_values "
-                "of shape (episodes, way, shot, channels, height, width), with the same episodes and images of the "
-                f"same shape, or both without the axis of episodes; got {tuple(queries.shape)} and "
-                f"{tuple(examples.shape)}."
-            )

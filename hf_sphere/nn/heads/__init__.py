@@ -14,17 +14,6 @@ from hf_sphere.utils.options import check_names, check_types, keyword_options
 __all__ = ["HEADS", "Head", "HeadOutput", "build_head"]
 
 
-for _module in pkgutil.iter_modules(__path__, prefix=f"{__name__}."):  # each file adds its heads to `HEADS`
-    importlib.import_module(_module.name)
-
-
-def __getattr__(name: str) -> type[Head]:
-    for head in HEADS.values():
-        if head.__name__ == name:
-            return head
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
 def build_head(name: str, embedding_dim: int, num_classes: int, **options: Any) -> Head:
     """Build a head by its name.
 
@@ -52,3 +41,19 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
     valid = keyword_options(HEADS[name])
     check_names(f"head {name!r}", options, valid)
     check_types(f"head {name!r}", options, valid)
+
+
+def import_heads() -> None:
+    """Import every file of this folder, which adds its heads to `HEADS`."""
+    for module in pkgutil.iter_modules(__path__, prefix=f"{__name__}."):
+        importlib.import_module(module.name)
+
+
+import_heads()
+
+
+def __getattr__(name: str) -> type[Head]:
+    for head in HEADS.values():
+        if head.__name__ == name:
+            return head
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
