@@ -52,6 +52,9 @@ class EmbeddingNet(nn.Module):
     ) -> None:
         super().__init__()
         self.layers = layers
+        kinds = {type(layer) for layer in layers}
+        # Images must have the size that the network was built for if it flattens without pooling.
+        self.has_fixed_size = nn.Flatten in kinds and not kinds & {nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d}
         self.num_features = num_features
         self._pool = pool
         self.remove_final_activation()
@@ -59,13 +62,6 @@ class EmbeddingNet(nn.Module):
             self.final_activation = nn.Sequential(activation(), pool(), nn.Dropout(drop_rate))
         self.pretrained_cfg: dict[str, Any] = {}
         self.reset_classifier(num_classes)
-
-    @property
-    def has_fixed_size(self) -> bool:
-        """Whether images must have the size that the network was built for, since it flattens without pooling."""
-        pools = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
-        kinds = [type(layer) for layer in self.layers]
-        return nn.Flatten in kinds and not any(pool in kinds for pool in pools)
 
     def remove_final_activation(self) -> None:
         """Remove the activation after the last hidden layer, for a head that replaces it."""
@@ -103,7 +99,7 @@ class EmbeddingNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the logits, or the embedding if there are no classes."""
-        return self.forward_head(self.forward_features(x))
+        return self.fc(self.final_activation(self.layers(x)))
 
 
 def conv_relu(in_channels: int, out_channels: int, *, bias: bool = True, norm: bool = False) -> list[nn.Module]:

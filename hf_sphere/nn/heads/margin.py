@@ -42,7 +42,8 @@ class ArcFaceHead(MarginHead):
     def target_logits(self, embeddings: Tensor, directions: Tensor) -> Tensor:
         """Compute `scale * cos(theta + m)`: (B,)."""
         margin = self.active_margin
-        cosine, sine = (value.squeeze(1) for value in cosine_and_sine(embeddings, directions))
+        cosine, sine = cosine_and_sine(embeddings, directions)
+        cosine, sine = cosine.squeeze(1), sine.squeeze(1)
         with_margin = torch.where(
             cosine > -math.cos(margin),
             torch.add(cosine * math.cos(margin), sine, alpha=-math.sin(margin)),

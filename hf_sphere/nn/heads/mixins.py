@@ -215,12 +215,12 @@ class ClassVectorHead(Head):
 
     def _predict(self, embeddings: Tensor) -> Tensor:
         """Compute the logits; those of classes on other processes are sent by them."""
-        if not self.is_sharded:
-            return super()._predict(embeddings)
+        if not self.shard_classes or not self.is_sharded:
+            return self.compute_logits(embeddings)
         if self.training and torch.is_grad_enabled():
             raise ValueError("a head with shard_classes has no logits in training; pass labels for its loss.")
         exchange = self.exchange(embeddings)
-        return exchange.collect_columns(super()._predict(exchange.gather(embeddings)), self.num_classes)
+        return exchange.collect_columns(self.compute_logits(exchange.gather(embeddings)), self.num_classes)
 
 
 @torch.compiler.disable  # inductor's integers do not wrap around
