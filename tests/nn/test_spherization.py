@@ -97,12 +97,9 @@ def test_repr_shows_current_values_and_which_are_learned_also_on_the_meta_device
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        *(
-            ({"radius": radius}, rf"radius must be a number in \(0, inf\); got {radius}")
-            for radius in (0.0, math.inf, math.nan)
-        ),
+        ({"radius": math.inf}, r"radius must be a number in \(0, inf\); got inf"),
         *(({"scaling": scaling}, "scaling must be finite and not 0") for scaling in (0.0, math.nan)),
-        *(({"delta": delta}, r"delta must be a number in \(0, 1\)") for delta in (0.0, 1.0)),
+        ({"delta": 1.0}, r"delta must be a number in \(0, 1\)"),
         ({"in_features": 0}, "in_features must be an integer of at least 1"),
     ],
     ids=str,

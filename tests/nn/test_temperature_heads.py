@@ -226,6 +226,5 @@ def test_invalid_scales_and_temperatures_are_rejected(name):
             sphere_nn.build_head(name, 6, 4, scale=scale, log_temperature=-2.0)
     with pytest.raises(ValueError, match=r"temperature_lr 0.1 needs a learned scale, but scale 64 is fixed"):
         sphere_nn.build_head(name, 6, 4, scale=64, temperature_lr=0.1)
-    for value in (-0.1, math.nan):
-        with pytest.raises(ValueError, match=rf"temperature_lr must be a number in \[0, inf\); got {value}"):
-            build_head(name, 6, 4, temperature_lr=value)
+    with pytest.raises(ValueError, match=r"temperature_lr must be a number in \[0, inf\); got -0.1"):
+        build_head(name, 6, 4, temperature_lr=-0.1)
