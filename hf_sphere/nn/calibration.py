@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_sphere.geometry.checks import to_floating, to_tensor
+from hf_sphere.utils.checks import check_choice
 
 LARGEST_FACTOR = 1000.0
 """Bound of the temperatures and their inverses."""
@@ -71,8 +72,7 @@ def fit_and_validate(logits: Tensor, labels: Tensor, kind: str) -> tuple[dict[st
     """
     from scipy.stats import t  # slow to import
 
-    if kind not in ("temperature", "vector"):
-        raise ValueError(f"unknown kind of calibration {kind!r}; choose temperature or vector.")
+    check_choice("kind", kind, ("temperature", "vector"))
     logits = to_floating("logits", logits).detach().cpu().double()
     labels = to_tensor("labels", labels, "integers").cpu()
     if logits.ndim != 2 or not logits.isfinite().all() or not len(logits) or labels.shape != logits.shape[:1]:

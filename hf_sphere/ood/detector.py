@@ -14,7 +14,8 @@ from hf_sphere.metrics import detection_scores
 from hf_sphere.nn.rejection import SCORES as VALUES
 from hf_sphere.ood.outputs import Outputs, model_outputs
 from hf_sphere.ood.scores import FITTED, SCORES, UNFITTED
-from hf_sphere.utils.checks import check_integer
+from hf_sphere.utils.checks import check_choice, check_integer
+from hf_sphere.utils.options import check_names
 from hf_sphere.utils.shared_rows import Rows, SharedRowsError, check_disjoint
 
 NUMBERS_AT_ONCE = 1 << 24
@@ -45,12 +46,9 @@ class OODDetector:
     _rows: Rows | None = None  # of the fit; None in files of earlier versions
 
     def __init__(self, score: str = "knn", **options: Any) -> None:
-        if score not in SCORES:
-            raise ValueError(f"unknown score {score!r}; the scores are: {', '.join(SCORES)}.")
+        self.name = check_choice("score", score, SCORES)
         valid = list(inspect.signature(FITTED[score][1]).parameters)[1:] if score in FITTED else []
-        if not set(options) <= set(valid):
-            raise ValueError(f"score {score!r} has the options {valid}; got {', '.join(options)}.")
-        self.name = score
+        check_names(f"score {score!r}", options, valid)
         self._options = {name: check_integer(name, value, 1) for name, value in options.items() if value is not None}
         self._fitted: Any = None
 
@@ -147,9 +145,8 @@ class OODComparison:
 
     def mean(self, score: str, metric: str = "auroc") -> float:
         """Return the mean of a metric of a score over the OOD sets."""
-        if score not in self.results:
-            raise ValueError(f"the score {score!r} was not computed; there are {', '.join(self.results)}.")
-        return sum(metrics[metric] for metrics in self.results[score].values()) / len(self.results[score])
+        results = self.results[check_choice("score", score, self.results)]
+        return sum(metrics[metric] for metrics in results.values()) / len(results)
 
     @property
     def best(self) -> str:
@@ -189,8 +186,6 @@ def compare_scores(
         >>> train, test, svhn = (model_outputs(model, loader) for loader in loaders)  # doctest: +SKIP
         >>> print(compare_scores(train, test, {"svhn": svhn}))  # doctest: +SKIP
     """
-    if not isinstance(outside, Mapping):
-        raise TypeError(f"outside must map a name to each set of OOD inputs; got {type(outside).__name__}.")
     if not outside:
         raise ValueError("outside must have at least one set of OOD inputs; got none.")
     fitted, *sets = (None if data is None else data.checked() for data in (train, inside, *outside.values()))

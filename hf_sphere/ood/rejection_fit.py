@@ -1,8 +1,7 @@
 """The fit of a rejection: which score, and which values of it known inputs have."""
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from hf_sphere.nn.rejection import SCORES, Rejection, images_needed, rejected_ra
 from hf_sphere.ood.detector import OODDetector, compare_scores
 from hf_sphere.ood.outputs import Outputs, model_outputs
 from hf_sphere.ood.scores import FITTED
-from hf_sphere.utils.checks import check_number, check_seed
+from hf_sphere.utils.checks import check_choice, check_number, check_seed
 from hf_sphere.utils.modules import digest_weights
 
 MOST_LEFT_OUT = 10
@@ -72,20 +71,16 @@ def fit_rejection(
 
     check_number("level", level, "(0, 1)")
     seed = check_seed(seed)
-    if score not in ("auto", *SCORES):
-        raise ValueError(f"unknown score {score!r}; choose auto, or one of {', '.join(SCORES)}.")
+    check_choice("score", score, ("auto", *SCORES))
     model = extract_model_from_parallel(model, keep_torch_compile=False)
     config: Any = getattr(model, "config", None)
     if getattr(config, "problem_type", None) not in (None, "single_label_classification"):
         raise ValueError(
             f"a rejection needs a model of one class for each input; this one is for {config.problem_type}."
         )
-    with _uncalibrated(config):
-        needs = () if score == "auto" else SCORES[score].needs
-        known: Any = batches if isinstance(batches, Outputs) else model_outputs(model, batches)
-        known = known.checked(needs, score)
-        others: Any = unknown if unknown is None or isinstance(unknown, Outputs) else model_outputs(model, unknown)
-        others = None if others is None else others._replace(labels=None).checked()
+    needs = () if score == "auto" else SCORES[score].needs
+    known = _uncalibrated_outputs(model, batches).checked(needs, score)
+    others = None if unknown is None else _uncalibrated_outputs(model, unknown)._replace(labels=None).checked()
     # Numbered, so that images with equal outputs are not taken for the same one.
     known = known._replace(labels=_check_labels(known), ids=torch.arange(len(known.logits)))
     needs_labels = by_class or (score == "auto" and others is None) or "labels" in FITTED.get(score, ((),))[0]
@@ -129,14 +124,16 @@ def fit_rejection(
     return rejection
 
 
-@contextmanager
-def _uncalibrated(config: Any) -> Iterator[None]:
-    """Set the temperature of the model aside, so that it can change without the rejection."""
+def _uncalibrated_outputs(model: nn.Module, batches: Any) -> Any:
+    """Return outputs of a model without its calibration, which can change without the rejection."""
+    if isinstance(batches, Outputs):
+        return batches
+    config: Any = getattr(model, "config", None)
     calibration = getattr(config, "calibration", None)
-    if calibration is not None:
-        config.calibration = None
     try:
-        yield
+        if calibration is not None:
+            config.calibration = None
+        return model_outputs(model, batches)
     finally:
         if calibration is not None:
             config.calibration = calibration

@@ -15,12 +15,12 @@ from hf_sphere.cluster.mixture import maximize
 from hf_sphere.geometry import bessel
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.nn.rejection import SCORES as VALUES
+from hf_sphere.utils.checks import check_integer
 
 
 def fit_neighbors(data: Any, *, k: int = 50) -> dict[str, Any]:
     """Negative distance to the k-th nearest training embedding, of normalized embeddings (Sun et al., ICML 2022)."""
-    if k > (count := len(data.embeddings)):
-        raise ValueError(f"k must be at most the number of training embeddings, {count}; got {k}.")
+    check_integer("k", k, 1, len(data.embeddings))
     # The paper chooses k on validation data; its largest is 0.4 of the size of a class (CIFAR-100).
     if data.labels is not None and 2 * k > (size := int(data.labels.unique(return_counts=True)[1].median())):
         logging.getLogger(__name__).warning("knn: k = %d is large for classes of %d; try a smaller one.", k, size)
@@ -54,9 +54,7 @@ def fit_virtual_logit(data: Any, *, dim: int | None = None) -> dict[str, Any]:
     """
     embeddings, logits = data.embeddings, data.logits
     width = embeddings.shape[1]
-    dim = min(width // 2, 1000) if dim is None else dim
-    if not 1 <= dim < width:
-        raise ValueError(f"dim must be at least 1 and less than the dimension of the embeddings, {width}; got {dim}.")
+    dim = check_integer("dim", min(width // 2, 1000) if dim is None else dim, 1, width - 1)
     mean, centered = embeddings.mean(0), embeddings - embeddings.mean(0)
     weight = torch.linalg.pinv(centered.T @ centered, hermitian=True) @ (centered.T @ (logits - logits.mean(0)))
     # A larger tolerance than that of pinv, since exact dependencies between the logits became rounding errors.

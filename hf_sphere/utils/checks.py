@@ -5,7 +5,7 @@ import math
 import numbers
 import operator
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -81,7 +81,7 @@ def check_number(name: str, value: Any, interval: str) -> Any:
     return value
 
 
-def check_choice(name: str, value: Any, choices: Sequence[Any]) -> Any:
+def check_choice(name: str, value: Any, choices: Collection[Any]) -> Any:
     """Return a value that is one of the choices, or raise a ValueError."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}; got {value!r}.")

@@ -482,7 +482,7 @@ def test_network_with_its_classifier_has_the_parameters_of_the_papers(backbone, 
         ("cnn9", {"hidden_layer": "plain", "hidden_kwargs": {"scaling": 2.0}}, "spherized; plain has no"),
         ("cnn9", {"hidden_layer": "w_cosine", "hidden_kwargs": {"scaling": 2.0}}, "spherized; w_cosine has none"),
         ("cnn9", {"hidden_layer": "spherized", "hidden_kwargs": {"scale": 2.0}}, "unexpected keyword argument 'scale'"),
-        ("cnn9", {"hidden_layer": "relu"}, "unknown hidden_layer 'relu'; choose plain, spherized, cosine, .*w_sigmoid"),
+        ("cnn9", {"hidden_layer": "relu"}, "hidden_layer must be one of plain, .*w_sigmoid; got 'relu'"),
         *(
             ("mlp", {"widths": widths}, r"of mlp must be positive numbers, .*; got \[")
             for widths in ([], [0], [12, -1])

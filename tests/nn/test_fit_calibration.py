@@ -95,7 +95,7 @@ def test_logits_without_information_get_the_largest_temperature():
 @pytest.mark.parametrize(
     ("logits", "labels", "kind", "message"),
     [
-        (torch.zeros(3, 2), torch.tensor([0, 1, 0]), "matrix", "unknown kind of calibration 'matrix'"),
+        (torch.zeros(3, 2), torch.tensor([0, 1, 0]), "matrix", "kind must be one of temperature, vector; got 'matrix'"),
         (torch.zeros(3, 2), torch.tensor([0, 1]), "vector", r"got \(3, 2\) and \(2,\)"),
         (torch.zeros(0, 2), torch.zeros(0), "vector", r"with N >= 1; got \(0, 2\)"),
         (torch.full((3, 2), np.nan), torch.tensor([0, 1, 0]), "vector", "logits and labels must be finite"),

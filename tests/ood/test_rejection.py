@@ -241,7 +241,7 @@ def test_a_coverage_that_the_rejection_does_not_allow_is_an_error(coverage, is_l
         ({"level": 0.01, "score": "energy"}, "level 0.01 needs 99 images; there are 90"),
         ({"level": 0.02, "score": "knn"}, "needs 49 images, and as many to choose or fit the score, so 98"),
         ({"level": 0.02, "by_class": True, "score": "max_logit"}, "49 images of each class; class 0 has 30"),
-        ({"score": "entropy"}, "unknown score 'entropy'; choose auto"),
+        ({"score": "entropy"}, "score must be one of auto, .*; got 'entropy'"),
         ({"score": "energy", "by_class": True}, "energy is not one of each class"),
         ({"score": "concentration"}, "concentration needs concentrations, which the data do not have"),
         ({"unknown": [torch.ones(1, DIM)]}, "unknown has a single input"),

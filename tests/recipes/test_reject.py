@@ -250,7 +250,7 @@ class TestCommand:
             (["--unknown", "digits"], "1,797 of the 1,797 images of digits are of 0, 1, 2, 3, 4, classes of the model"),
             (["--level", "0.01"], r"level 0\.01 needs 99 images.*there are 73"),
             (["--by_class"], "level 0.05 needs 19 images.* of each class"),
-            (["--score", "enrgy"], "unknown score 'enrgy'; choose auto"),
+            (["--score", "enrgy"], "score must be one of auto, max_softmax"),
             (["--score", "concentration"], "the score concentration needs concentrations"),
         ],
     )

@@ -12,7 +12,7 @@ from hf_sphere.geometry import OPERATORS
 from hf_sphere.models.backbones import base
 from hf_sphere.models.backbones.base import EmbeddingNet, ImageSize, feature_side, register_backbone
 from hf_sphere.nn import AngularLinear, SphericalLinear
-from hf_sphere.utils.checks import check_integer
+from hf_sphere.utils.checks import check_choice, check_integer
 
 
 def _perceptron(img_size: ImageSize, in_chans: int, widths: Sequence[int], *, bias: bool = True) -> nn.Sequential:
@@ -145,14 +145,13 @@ def cnn9(
 
 
 def _hidden_layer(inputs: int, outputs: int, kind: str, options: Mapping[str, Any] | None) -> nn.Module:
+    check_choice("hidden_layer", kind, ("plain", "spherized", *OPERATORS))
     if kind == "spherized":
         return SphericalLinear(inputs, outputs, **(options or {}))
     if options:
         raise ValueError(f"hidden_kwargs are options of hidden_layer spherized; {kind} has none. Omit them.")
     if kind == "plain":
         return nn.Linear(inputs, outputs)
-    if kind not in OPERATORS:
-        raise ValueError(f"unknown hidden_layer {kind!r}; choose plain, spherized, {', '.join(OPERATORS)}.")
     return AngularLinear(inputs, outputs, kind)
 
 
