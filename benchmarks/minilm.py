@@ -36,6 +36,7 @@ from hf_sphere.data.options import TextDataOptions
 from hf_sphere.data.text import load_text_data, load_text_splits
 from hf_sphere.models import SpherizationFit
 from hf_sphere.nn.layers import names_kept_in_float32
+from hf_sphere.utils.commands import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT.parent / "shared" / "data"
@@ -221,9 +222,10 @@ def train_plain(args: argparse.Namespace) -> None:
 
 
 def run_recipe(name: str, *options: str) -> None:
-    """Run a recipe in a process of its own."""
+    """Run a job, by the name of its script, in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, str(ROOT / "recipes" / f"{name}.py"), *options], env=environment, check=True)
+    words = ["-m", "hf_sphere.commands.main", *COMMANDS[name].split(), *options]
+    subprocess.run([sys.executable, *words], env=environment, check=True)
 
 
 def summary(cosines: Tensor) -> dict[str, float]:

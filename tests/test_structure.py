@@ -63,3 +63,19 @@ def test_public_names_are_importable():
     names = [line.rpartition(".") for line in (ROOT / "tests" / "golden" / "public_names.txt").read_text().splitlines()]
     missing = [f"{module}.{name}" for module, _, name in names if not hasattr(importlib.import_module(module), name)]
     assert not missing
+
+
+FOLDERS = ("hf_sphere", "docs", "tests", "benchmarks", "examples", "analogy", "recipes", "evaluate_modules")
+PATH = re.compile(rf"(?<![\w./<>-])(?:{'|'.join(FOLDERS)})/[\w./-]*\.(?:py|md|yaml|ipynb|json)\b")
+
+
+def test_paths_that_code_and_pages_name_exist():
+    files = [*ROOT.glob("*.md"), *(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.[pm][yd]"))]
+    missing = []
+    for file in files:
+        bases = (ROOT, file.parent, ROOT / "tests", ROOT / "benchmarks")  # pages of the site are relative
+        named = [] if file.name == "CHANGELOG.md" or ROOT / "tests" in file.parents else PATH.findall(file.read_text())
+        missing += [
+            f"{file.relative_to(ROOT)}: {path}" for path in named if not any((b / path).exists() for b in bases)
+        ]
+    assert missing == []

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 from hf_sphere.comparison.significance import Test
 from hf_sphere.training.tasks import find_task
 from hf_sphere.utils.arguments import parse_arguments, to_argv
+from hf_sphere.utils.commands import COMMANDS
 from hf_sphere.utils.configs import YamlLoader, config_names, load_config, read_yaml
 from reproduction.old_options import restore_options
 
@@ -71,8 +72,8 @@ class Entry:
             26 November 2026, `paired`. The others have the mean of the last epochs as planned metric, see `RULES`.
         exceptions: Rules of `reproduction.rules` that the comparisons of these runs, or this tuning, break, with the
             reasons.
-        after: Recipes that run after training, with the placeholders `{model}` (output folder of the training),
-            `{folder}` (folder for other results) and `{<Hub id>}` (a dataset).
+        after: Jobs that run after training, by the names of `hf_sphere.utils.commands`, with the placeholders `{model}`
+            (output folder of the training), `{folder}` (folder for other results) and `{<Hub id>}` (a dataset).
 
     Raises:
         QueueError: If a value is invalid.
@@ -96,7 +97,7 @@ class Entry:
     after: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        recipes = [words.split()[0] for words in self.after]
+        jobs = [COMMANDS.get(words.split()[0], "") for words in self.after]
         valid = {
             "priority": isinstance(self.priority, int),
             "configs": isinstance(self.configs, list) and {type(config) for config in self.configs} == {str},
@@ -108,7 +109,7 @@ class Entry:
             "exceptions": isinstance(self.exceptions, Mapping),
             "overrides": isinstance(self.overrides, Mapping),
             "grid": isinstance(self.grid, Mapping) and all(isinstance(v, list) and v for v in self.grid.values()),
-            "after": all((ROOT / "recipes" / f"{recipe}.py").is_file() for recipe in recipes),
+            "after": all(job and not job.startswith("train ") for job in jobs),
         }
         wrong = [f"{name} {getattr(self, name)!r}" for name, is_valid in valid.items() if not is_valid]
         if wrong:

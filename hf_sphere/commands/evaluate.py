@@ -28,7 +28,9 @@ class EvaluationArguments(Arguments):
     embeddings: str = argument(help="Embeddings: a folder written by hf-sphere extract.")
     out_of_distribution: list[str] = argument(list, "One or several embeddings of OOD images by the same model.")
     train_embeddings: str | None = argument(
-        None, "Embeddings of the training images (--split training) by the same model, to fit scores of OOD images to."
+        None,
+        "Embeddings of the training images (--split training) by the same model, to fit scores of OOD images to.",
+        only_with=["out_of_distribution"],
     )
     output_dir: str | None = argument(None, "Output folder; <embeddings>/evaluation if not set.")
     overwrite_output_dir: bool = argument(False, "Replace the results in output_dir.")
@@ -53,8 +55,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     ood = read_ood_embeddings(args.out_of_distribution, data, **reading)
     train = None
     if args.train_embeddings is not None:
-        if not ood:
-            raise ValueError("--train_embeddings is for --out_of_distribution, which is not given; give both.")
         train = search.read_embeddings(args.train_embeddings, needed=["label"], only_split=True, **reading)
     measured = evaluation.evaluate_embeddings(data, options, ood=ood, train=train)
     assert data.labels is not None  # needed

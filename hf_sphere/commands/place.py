@@ -53,7 +53,9 @@ class PlacementArguments(Arguments):
     template: str | None = argument(
         None, "Text around a class name, for instance 'a photo of a {}'.", only_with=["text_model"]
     )
-    class_vectors: str | None = argument(None, "Preserve the similarity order of `class_vectors` in this file.")
+    class_vectors: str | None = argument(
+        None, "Preserve the similarity order of `class_vectors` in this file.", not_with=["text_model"]
+    )
     ordering: Literal["ranking", "assignment"] | None = argument(
         None, "Preserve the order by a ranking loss (default), or by assigning well-separated points to classes."
     )
@@ -66,8 +68,6 @@ class PlacementArguments(Arguments):
         super().__post_init__()
         if self.dataset_name is None and self.num_classes is None:
             raise ValueError("set the number of classes with --num_classes, or a dataset with --dataset_name.")
-        if self.text_model is not None and self.class_vectors is not None:
-            raise ValueError("class vectors come from --text_model or from --class_vectors, not from both.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

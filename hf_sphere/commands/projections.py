@@ -9,7 +9,6 @@ snapshots of a training run are measured as well. Writes `projections.json` (and
 `all_results.json`, and plots as PNG and SVG.
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,6 @@ from hf_sphere import hyperplanes, visualization
 from hf_sphere.training.output_dir import RESULTS_FILE, check_results_dir, read_settings, results_dir
 from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
 from hf_sphere.utils.files import read_json, write_json
-
-logger = logging.getLogger(__name__)
 
 RUN_SETTINGS = (
     *("backbone", "dataset_name", "seed"),
@@ -98,16 +95,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def read_snapshots(args: ProjectionArguments, source: Any) -> list[Any]:
     """Return the snapshots of the arguments, by default those in the folder of the training run."""
-    from hf_sphere.utils.snapshots import find_snapshots, list_snapshots
+    from hf_sphere.utils.snapshots import list_snapshots, read_snapshot
 
     if args.snapshots is None:
         return list_snapshots(source) if isinstance(source, Path) and source.is_dir() else []
-    snapshots, missing = find_snapshots(args.snapshots)
-    if missing:
-        logger.warning("Missing snapshots are skipped: %s.", ", ".join(map(str, missing)))
-    if not snapshots:
-        raise FileNotFoundError(f"all snapshots are missing: {', '.join(args.snapshots)}.")
-    return snapshots
+    return [read_snapshot(path) for path in args.snapshots]
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], dict[int, dict[str, float]]]:

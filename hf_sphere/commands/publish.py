@@ -38,8 +38,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     from hf_sphere.training.upload import CARD_FILE, split_files, upload
 
     folder = Path(args.folder)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is not a folder; name the output folder of a training run.")
     _check_files(folder, "config.json", CARD_FILE)
     is_of_images = load_saved(folder).main_input_name == "pixel_values"
     _check_files(folder, "preprocessor_config.json" if is_of_images else "tokenizer_config.json")

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import cache
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from hf_sphere.hyperplanes.weight_files import StoredTensor, open_file, stored_t
 from hf_sphere.utils.checks import check_not_text
 from hf_sphere.utils.progress import progress_bar
 from hf_sphere.utils.seeds import mix_seed
-from hf_sphere.utils.snapshots import Snapshot, find_snapshots
+from hf_sphere.utils.snapshots import Snapshot, read_snapshot
 
 SnapshotLike = Snapshot | str | PathLike | Mapping[str, Tensor] | nn.Module
 
@@ -39,9 +40,9 @@ def open_snapshots(snapshots: Sequence[SnapshotLike]) -> tuple[dict[str, StoredT
         if isinstance(state, Mapping):
             files = {str(position): stored_tensors(state)}
         else:
-            present, absent = find_snapshots([state])
-            files = {str(one.epoch): open_file(one.path) for one in present}
-            missing += map(str, absent)
+            path = state.path if isinstance(state, Snapshot) else Path(state)
+            files = {str(read_snapshot(path).epoch): open_file(path)} if path.is_file() else {}
+            missing += [str(path)] * (not files)
         if duplicates := files.keys() & opened.keys():
             raise ValueError(f"several snapshots have the label {duplicates.pop()}; give one per epoch.")
         opened |= files

@@ -1,10 +1,9 @@
 """Arguments of all training recipes.
 
-An option that transformers' `TrainingArguments` has bears its name and meaning there; `hf_sphere/utils/renamed.py` has
-the names of before. The defaults are those there, except for `num_train_epochs`, the batch sizes, `learning_rate`,
-`lr_scheduler_type`, `max_grad_norm`, `seed` and the kind of `optim`, on which results depend, for `bf16` and `fp16`,
-where false overrides `accelerate launch`, and for `logging_steps` and `save_total_limit`: the loss is checked at each
-log, and a checkpoint is written after each epoch.
+An option that transformers' `TrainingArguments` has bears its name and meaning there. The defaults are those there,
+except for `num_train_epochs`, the batch sizes, `learning_rate`, `lr_scheduler_type`, `max_grad_norm`, `seed` and the
+kind of `optim`, on which results depend, for `bf16` and `fp16`, where false overrides `accelerate launch`, and for
+`logging_steps` and `save_total_limit`: the loss is checked at each log, and a checkpoint is written after each epoch.
 """
 
 import itertools
@@ -54,12 +53,7 @@ class PrecisionArguments(Arguments):
     bf16: bool | None = argument(
         None, "Forward pass in bfloat16; if neither it nor fp16 is set, as in `accelerate launch`."
     )
-    fp16: bool | None = argument(None, "Forward pass in float16.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.bf16 and self.fp16:
-            raise ValueError("bf16 and fp16 are two precisions; use only one of them.")
+    fp16: bool | None = argument(None, "Forward pass in float16.", not_with=["bf16"])
 
     @property
     def mixed_precision(self) -> str | None:
@@ -117,7 +111,9 @@ class _ScheduleArguments(Arguments):
     lr_scheduler_type: Literal["constant", "linear", "cosine", "step", "multistep", "reduce_lr_on_plateau"] = argument(
         "constant", "Learning-rate schedule after the warmup."
     )
-    warmup_epochs: float = argument(0.0, "Epochs of linear warmup.", ge=0)
+    warmup_epochs: float = argument(
+        0.0, "Epochs of linear warmup.", not_with=["lr_scheduler_type=reduce_lr_on_plateau"], ge=0
+    )
     lr_step_epochs: int = argument(
         30, "Epochs between two decays of `step`.", only_with=["lr_scheduler_type=step"], ge=1
     )
@@ -161,7 +157,10 @@ class _SavingArguments(Arguments):
     snapshot_until: int | None = argument(None, "Also save the weights after every epoch up to this one.", ge=1)
     logging_steps: int = argument(50, "Steps between updates of progress bar and trackers, and loss checks.", ge=1)
     diagnostics_steps: int | None = argument(
-        None, "Steps between logs of effective learning rate, step angle, norm and anisotropy per layer.", ge=1
+        None,
+        "Steps between logs of effective learning rate, step angle, norm and anisotropy per layer.",
+        only_with=["report_to"],
+        ge=1,
     )
     report_to: list[str] | None = argument(None, "Trackers, for instance tensorboard, wandb; or `none`.")
     disable_tqdm: bool = argument(False, "Show no progress bars.")
@@ -175,8 +174,8 @@ class RecipeArguments(_SavingArguments, _ScheduleArguments, _OptimizerArguments,
     """Arguments of a training run, by topic in the classes that it inherits from."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         self.report_to = None if self.report_to == ["none"] else self.report_to
+        super().__post_init__()
         self.max_grad_norm = self.max_grad_norm or None
         if self.lr_scheduler_type == "multistep" and not self.lr_milestones:
             raise ValueError("lr_scheduler_type multistep needs lr_milestones, the epochs of its decays.")
@@ -185,7 +184,3 @@ class RecipeArguments(_SavingArguments, _ScheduleArguments, _OptimizerArguments,
             raise ValueError(f"lr_milestones must increase; got {milestones}.")
         if self.supcon_weight and self.gradient_accumulation_steps > 1:
             raise ValueError("supcon_weight compares all examples of a step: use pair_batch to accumulate gradients.")
-        if self.diagnostics_steps and not self.report_to:
-            raise ValueError("diagnostics_steps logs to trackers; name one in report_to, for instance tensorboard.")
-        if self.lr_scheduler_type == "reduce_lr_on_plateau" and self.warmup_epochs:
-            raise ValueError("lr_scheduler_type reduce_lr_on_plateau does not support warmup_epochs; leave it out.")

@@ -244,6 +244,9 @@ def run_training(task: Task, arguments: Sequence[Any], command: Command) -> None
     settings = {name: value for each in arguments for name, value in vars(each).items()}
     if args.num_train_epochs == 0 and (not settings.get("model_name_or_path") or settings.get("from_scratch")):
         raise ValueError("num_train_epochs 0 only evaluates a saved model, and this one is new; train it.")
+    for name, _, value in (each.partition("=") for each in task.unused):
+        if settings[name] == value if value else settings[name]:
+            raise ValueError(f"{name} {settings[name]} has no effect in this task; leave it out.")
     others = [each for each in arguments if each is not args]
     with start_run(args, *others, recipe=command.recipe) as run:
         prepared = task.prepare(run, *arguments)

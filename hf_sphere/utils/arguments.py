@@ -65,17 +65,22 @@ class Arguments:
             self._check_effect(field)
 
     def _check_effect(self, field: dataclasses.Field) -> None:
-        """Raise an error if a field is set that only other values of other fields read."""
-        needed, value = getattr(field.metadata.get("help"), "only_with", ()), getattr(self, field.name)
-        if not needed or value == _default(field):
+        """Raise an error if a field is set that another one excludes, or that none reads."""
+        about, value, default = field.metadata.get("help"), getattr(self, field.name), _default(field)
+        if value == default or not isinstance(about, _Help):
             return
-        for name, _, wanted in (each.partition("=") for each in needed):
-            given = getattr(self, name)
-            if wanted in given if wanted and isinstance(given, list) else given == wanted if wanted else given:
-                return
-        others = " or ".join(each.replace("=", " ") for each in needed)
-        default = "" if _default(field) is None else f", or set it to {_default(field)} if it is in a configuration"
-        raise ValueError(f"{field.name} {value} has no effect without {others}; leave it out{default}.")
+        if others := [each.replace("=", " ") for each in about.not_with if self._is_set(each)]:
+            raise ValueError(f"{field.name} and {others[0]} exclude each other; leave one of them out.")
+        if about.only_with and not any(map(self._is_set, about.only_with)):
+            others = [each.replace("=", " ") for each in about.only_with]
+            advice = "" if default is None else f", or set it to {default} if it is in a configuration"
+            raise ValueError(f"{field.name} {value} has no effect without {' or '.join(others)}; leave it out{advice}.")
+
+    def _is_set(self, condition: str) -> bool:
+        """Whether a field has a value, `NAME=VALUE`, or one that counts as true, `NAME`."""
+        name, _, wanted = condition.partition("=")
+        value: Any = getattr(self, name)
+        return bool(value) if not wanted else wanted in value if isinstance(value, list) else value == wanted
 
 
 class Options(dict[str, Any]):
@@ -102,6 +107,7 @@ class _Help(str):
     choices: Iterable[str] | Callable[[], Iterable[str]] | None
     bounds: Mapping[str, float]
     only_with: Sequence[str]
+    not_with: Sequence[str]
 
 
 def argument(
@@ -110,6 +116,7 @@ def argument(
     *,
     choices: Iterable[str] | Callable[[], Iterable[str]] | None = None,
     only_with: Sequence[str] = (),
+    not_with: Sequence[str] = (),
     **bounds: float,
 ) -> Any:
     """Declare a field of an argument dataclass.
@@ -122,10 +129,11 @@ def argument(
             fields of type `Literal`.
         only_with: Names of other fields of the class, or `NAME=VALUE`, without all of which this one has no effect;
             then only its default is valid.
+        not_with: Names of other fields of the class, or `NAME=VALUE`, with any of which only its default is valid.
         **bounds: `ge`, `gt`, `le` or `lt`, for numbers and lists of numbers.
     """
     about = _Help(help.replace("%", "%%"))
-    about.choices, about.bounds, about.only_with = choices, bounds, only_with
+    about.choices, about.bounds, about.only_with, about.not_with = choices, bounds, only_with, not_with
     metadata = {"help": about}
     if isinstance(default, tuple):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
@@ -152,16 +160,19 @@ def parse_arguments(
     help_text = "module of heads, optimizers and other parts of your own, imported first; can be repeated."
     parser.add_argument("--import", action="append", default=[], dest="modules", metavar="MODULE", help=help_text)
     actions = {action.dest: action for cls in types for action in _add_arguments(parser, cls)}
-    names, words, places = list(actions), _words(argv), dict[str, str]()
+    names, words, places = list(actions), _words(argv), parser.places
     try:
-        config_words = [word for config in given_configs(words) for word in _argv_of(config, actions, recipe, places)]
-        on_command_line = {word[2:].partition("=")[0] for word in words}
-        parser.places = {key: place for key, place in places.items() if key not in on_command_line}
+        for config in given_configs(words):
+            for name, value in _read_config(config, actions, recipe, places).items():
+                parser.set_defaults(**{name: value})
+                actions[name].required = False
+        for word in words:
+            places.pop(word[2:].partition("=")[0], None)
         # Before a missing argument is named, which may be the one that is mistyped.
         known = parser._option_string_actions
         unknown = [word for word in words if re.match(r"--\w", word) and word.partition("=")[0] not in known]
         if not unknown or "--help" in words:
-            parsed, unknown = parser.parse_known_args(config_words + words)
+            parsed, unknown = parser.parse_known_args(words)
         if unknown:
             name = unknown[0].partition("=")[0]
             parser.error(f"unknown argument {name!r}.{_hint(name.lstrip('-'), names)}")
@@ -178,10 +189,6 @@ def parse_arguments(
     return values
 
 
-_KINDS: dict[Any, Any] = {float: (int, float), Options: dict}
-"""Types of the values of an argument of a type."""
-
-
 def make_arguments(types: Sequence[type], values: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return an instance of each argument dataclass, from values by name such as those of a table.
 
@@ -192,18 +199,24 @@ def make_arguments(types: Sequence[type], values: Mapping[str, Any]) -> tuple[An
     """
     parser, given = argparse.ArgumentParser(), {name: value for name, value in values.items() if value is not None}
     actions = {action.dest: action for cls in types for action in _add_arguments(parser, cls)}
-    for name, value in given.items():
-        if name not in actions:
-            raise ValueError(f"unknown option {name!r}.{_hint(name, [*actions])}")
-        action: Any = actions[name]
-        kind, is_list = bool if action.type is _boolean else action.type, action.nargs == "+"
-        items = value if is_list and isinstance(value, list | tuple) else [value]
-        is_valid = [isinstance(i, _KINDS.get(kind, kind)) and isinstance(i, bool) == (kind is bool) for i in items]
-        if not all(is_valid) or (action.choices and not {*items} <= {*action.choices}):
-            choices = f"one of {', '.join(map(str, action.choices))}" if action.choices else f"of type {kind.__name__}"
-            raise ValueError(f"{name} must be {choices}; got {value!r}.")
-        given[name] = [*items] if is_list else value
+    if unknown := [name for name in given if name not in actions]:
+        raise ValueError(f"unknown option {unknown[0]!r}.{_hint(unknown[0], [*actions])}")
+    given = {name: _check_value(actions[name], value) for name, value in given.items()}
     return tuple(cls(**{f.name: given[f.name] for f in dataclasses.fields(cls) if f.name in given}) for cls in types)
+
+
+def _check_value(action: Any, value: Any) -> Any:
+    """Return the value of an option, a list or a real number where one is expected; one of another type is an error."""
+    kind, is_list = bool if action.type is _boolean else action.type, action.nargs == "+"
+    items = value if is_list and isinstance(value, list | tuple) else [value]
+    types: Any = {float: (int, float), Options: dict}.get(kind, kind)
+    is_valid = [isinstance(item, types) and isinstance(item, bool) == (kind is bool) for item in items]
+    is_valid += [action.default == []] * (not items)
+    if not all(is_valid) or (action.choices and not {*items} <= {*action.choices}):
+        choices = f"one of {', '.join(map(str, action.choices))}" if action.choices else f"of type {kind.__name__}"
+        raise ValueError(f"{action.dest} must be {choices}; got {value!r}.")
+    items = [float(item) if kind is float else item for item in items]
+    return items if is_list else items[0]
 
 
 def _check_output(values: Mapping[str, Any]) -> None:
@@ -231,21 +244,12 @@ def given_arguments(argv: Sequence[str] | None = None) -> set[str]:
 
 
 def to_argv(values: Mapping[str, Any]) -> list[str]:
-    """Convert values by argument name to command-line arguments; None leaves an argument out.
-
-    An item of a list that would be taken for an option is an error.
-    """
+    """Convert values by argument name to command-line arguments, to be shown or run; None leaves an argument out."""
     words = []
     for key, value in values.items():
-        if value is None:
-            continue
         if isinstance(value, list):
-            items = [str(item) for item in value]
-            for item in items:
-                if item.startswith("-") and not re.fullmatch(r"-\d*\.?\d*(e[-+]?\d+)?", item, re.IGNORECASE):
-                    raise ValueError(f"the items of {key} must not begin with a dash; got {item!r}.")
-            words += [f"--{key}", *items]
-        else:
+            words += [f"--{key}", *map(str, value)]
+        elif value is not None:
             words.append(f"--{key}={json.dumps(value, default=str) if isinstance(value, dict) else value}")
     return words
 
@@ -253,7 +257,9 @@ def to_argv(values: Mapping[str, Any]) -> list[str]:
 class _Parser(argparse.ArgumentParser):
     """A parser whose help and errors are not preceded by the usage, which has a hundred lines."""
 
-    places: Mapping[str, str] = {}  # where the configurations state an argument that the command line does not
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.places: dict[str, str] = {}  # where the configurations state an argument that the command line does not
 
     def error(self, message: str) -> NoReturn:
         place = self.places.get(re.findall(r"\w+", message.removeprefix("argument "))[0])
@@ -332,8 +338,10 @@ def given_configs(words: Sequence[str]) -> list[str]:
     return parser.parse_known_args(words)[0].config
 
 
-def _argv_of(word: str, actions: dict[str, argparse.Action], recipe: str | None, places: dict[str, str]) -> list[str]:
-    """Convert a configuration to command-line arguments, which are validated like others, and add their places."""
+def _read_config(
+    word: str, actions: dict[str, argparse.Action], recipe: str | None, places: dict[str, str]
+) -> dict[str, Any]:
+    """Return the values of a configuration by argument, and add their places."""
     config = load_config(word)
     other = "" if config.recipe in (None, recipe) else f"{[*config.layers][-1]} is for {command_of(config.recipe)}"
     if other and recipe:
@@ -347,12 +355,10 @@ def _argv_of(word: str, actions: dict[str, argparse.Action], recipe: str | None,
             if key not in (*actions, *ABOUT, *removed):
                 problem = f"unknown key {key!r} in {place}"
                 raise ValueError(f"{other}: {problem}." if other else f"{problem}.{_hint(key, [*actions])}")
-            kind, action = type(value).__name__, actions.get(key)
-            if action and not {"dict": action.type is Options, "list": action.nargs == "+"}.get(kind, True):
-                raise ValueError(f"{key} in {place} must not be a {kind}; got {value!r}.")
             places[key] = place
     # The output directory that the name of a configuration implies does not replace one that a configuration states.
-    return to_argv({k: v for k, v in config.settings.items() if k in stated or (k in actions and k not in places)})
+    values = {k: v for k, v in config.settings.items() if k in stated or (k in actions and k not in places)}
+    return {name: _check_value(actions[name], value) for name, value in values.items()}
 
 
 def _check_imported(value: Any, place: str) -> None:

@@ -1,4 +1,4 @@
-"""The commands by the name of the script that starts them, which configurations and output folders record."""
+"""The commands by the names that configurations, output folders and results record."""
 
 from contextvars import ContextVar
 
@@ -23,7 +23,7 @@ COMMANDS = {
     "compute_projections": "projections",
     "reinitialize_layers": "reinitialize",
 }
-"""Words after `hf-sphere`, by the name of the script in `recipes`."""
+"""Words after `hf-sphere` by name; `recipes` has scripts with the names of the training commands."""
 
 running: ContextVar[str | None] = ContextVar("running", default=None)
 """The command that the user started, for the usage line and errors."""

@@ -6,7 +6,7 @@ Checkpoints serve to resume training, and old ones are removed. Snapshots contai
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_model
 from torch import nn
 
+from hf_sphere.utils.checks import check_regular
 from hf_sphere.utils.files import SNAPSHOT_FOLDER, atomic_file
 
 ORDER_KEY = "order"
@@ -50,12 +51,11 @@ def save_snapshot(
 def read_snapshot(path: str | PathLike) -> Snapshot:
     """Read the header of a snapshot; the epoch is in its metadata or in its name."""
     path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"the snapshot {path} does not exist.")
+    check_regular(path)
     try:
         with safe_open(path, framework="pt") as file:
             metadata = dict(file.metadata() or {})
-    except (SafetensorError, OSError) as error:
+    except SafetensorError as error:
         raise ValueError(f"{path} is not a complete safetensors file: {error}") from error
     named = _NAME.fullmatch(path.name)
     epoch = str(metadata.get("epoch", named[1] if named else ""))
@@ -71,15 +71,3 @@ def list_snapshots(folder: str | PathLike) -> list[Snapshot]:
     source = inner if inner.is_dir() else Path(folder)  # which may not exist
     snapshots = [read_snapshot(path) for path in source.glob("*.safetensors") if _NAME.fullmatch(path.name)]
     return sorted(snapshots, key=lambda snapshot: snapshot.epoch)
-
-
-def find_snapshots(paths: Iterable[Snapshot | str | PathLike]) -> tuple[list[Snapshot], list[Path]]:
-    """Return the snapshots that exist, and the paths of those that are missing; another file is an error."""
-    snapshots, missing = [], []
-    for item in paths:
-        path = Path(item.path if isinstance(item, Snapshot) else item)
-        if path.is_file():
-            snapshots.append(item if isinstance(item, Snapshot) else read_snapshot(path))
-        else:
-            missing.append(path)
-    return snapshots, missing

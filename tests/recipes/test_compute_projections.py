@@ -167,18 +167,13 @@ def test_raw_projections_have_no_histograms(recipe, trained, tmp_path):
     assert not (tmp_path / "out" / "histograms.png").exists()
 
 
-def test_missing_snapshots_are_named_and_skipped(recipe, trained, tmp_path, caplog):
+def test_only_the_given_snapshots_are_measured_and_a_missing_one_is_an_error(recipe, trained, tmp_path):
     paths = [str(snapshot.path) for snapshot in list_snapshots(trained)]
-    absent = str(tmp_path / "epoch-0009.safetensors")
-    compute(recipe, trained, tmp_path / "out", "--disable_tqdm", "--snapshots", paths[0], absent, paths[2])
+    compute(recipe, trained, tmp_path / "out", "--disable_tqdm", "--snapshots", paths[0], paths[2])
     entries = json.loads((tmp_path / "out" / "training.json").read_text())["epochs"]
     assert [entry["epoch"] for entry in entries] == [0, 2]
-    assert absent in caplog.text
-
-
-def test_only_missing_snapshots_are_an_error(recipe, trained, tmp_path):
-    with pytest.raises(FileNotFoundError, match="all snapshots are missing"):
-        compute(recipe, trained, tmp_path / "out", "--snapshots", str(tmp_path / "epoch-0009.safetensors"))
+    with pytest.raises(FileNotFoundError, match=r"epoch-0009\.safetensors"):
+        compute(recipe, trained, tmp_path / "new", "--snapshots", paths[0], str(tmp_path / "epoch-0009.safetensors"))
 
 
 def test_distances_are_from_the_given_initial_model(recipe, trained, tmp_path, capsys):

@@ -335,7 +335,7 @@ def test_an_interrupted_run_resumes(start, evaluate, tiny, tmp_path):
     write_split(data / "long", "test", (3, 3, 3), (1, 1, 1))
     words = ["--benchmarks", "long", "--scorings", "embedding_similarity", "marginal_bias"]
     given = ["--model_name_or_path", tiny, "--dataset_name", data, "--output_dir", folder, *QUICK, *words]
-    process = start("recipes/evaluate_analogies.py", *given, "--batch_size", 1)
+    process = start("-m", "hf_sphere.commands.main", "analogies", *given, "--batch_size", 1)
     for line in process.stdout:
         if line.startswith("long       embedding_similarity"):
             process.send_signal(signal.SIGINT)  # while sentences are scored one by one

@@ -422,6 +422,7 @@ def test_invalid_arguments_are_refused_before_any_measurement_and_leave_no_resul
     ("argv", "message"),
     [
         (["--ks", "2", "0"], "ks must be at least 1; got 0."),
+        (["--train_embeddings", "a"], "train_embeddings a has no effect without out_of_distribution"),
         (["--curvature", "-1"], "curvature must be above 0; got -1.0."),
         (["--num_bins", "0"], "num_bins must be at least 1; got 0."),
         (["--num_samples", "-1"], "num_samples must be at least 0; got -1."),
@@ -449,7 +450,6 @@ BARE = without(columns_of(), "prediction", "confidence", "concentration")
         (without(columns_of(), "label"), [], None, [], "has no column label; it has: embedding"),
         (BARE, [], None, OVERLAP, "has no column prediction; it has: embedding, label"),
         (columns_of(), [columns_of(concentration=False)], None, [], "has no column concentration"),
-        (columns_of(), [], columns_of(), [], "--train_embeddings is for --out_of_distribution, which is not given"),
         (columns_of(), [columns_of(seed=1)] * 2, None, [], "have the same name: test, test"),
         (columns_of(), [columns_of(40, seed=1)], columns_of(), [], "60 of the 60 held-out inputs .* --split training"),
         (columns_of(), [columns_of(seed=1)], columns_of(seed=1), [], "60 of the 60 inputs test are among the 60"),

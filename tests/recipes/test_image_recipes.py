@@ -449,10 +449,10 @@ def test_images_are_added_to_and_removed_from_an_index_and_the_others_keep_their
     assert len(ImageIndex.load(copy)) == 360
 
 
-def test_simultaneous_additions_lose_nothing(root, start, copy, photos, tmp_path):
+def test_simultaneous_additions_lose_nothing(start, copy, photos, tmp_path):
     others = [shutil.copytree(photos, tmp_path / name) for name in ("first", "second", "third")]
     words = ["--add_to", copy, "--disable_tqdm"]
-    processes = [start(root / "recipes" / "build_index.py", "--images", images, *words) for images in others]
+    processes = [start("-m", "hf_sphere.commands.main", "index", "--images", images, *words) for images in others]
     for process in processes:
         assert process.wait() == 0, process.stdout.read()
     index = ImageIndex.load(copy)
@@ -897,13 +897,13 @@ def test_a_query_that_is_left_out_needs_another_image_to_find(build, search, que
 
 
 @pytest.fixture(scope="module")
-def address(root, folder, start):
+def address(folder, start):
     """URL of the search page, served by a separate process."""
     pytest.importorskip("gradio")
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    process = start(root / "recipes" / "search_page.py", "--index", folder, "--port", port)
+    process = start("-m", "hf_sphere.commands.main", "page", "--index", folder, "--port", port)
     said = ""
     for line in process.stdout:
         said += line

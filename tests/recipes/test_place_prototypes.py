@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from hf_sphere.data.sources import load_splits
 from hf_sphere.prototypes import METHODS, Placement, place_prototypes
 
-SCRIPT = "recipes/place_prototypes.py"
+COMMAND = ("-m", "hf_sphere.commands.main", "place")
 
 Place = Callable[..., Path]
 
@@ -165,7 +165,10 @@ def test_invalid_arguments_are_refused_and_leave_no_folder(place, tmp_path, word
             "label_column_name l has no effect without d",
         ),
         (["--dim", "3", "--num_classes", "5", "--template", "a {}"], "template a {} has no effect without text_model"),
-        (["--dim", "3", "--dataset_name", "digits", "--text_model", "m", "--class_vectors", "v"], "not from both"),
+        (
+            ["--dim", "3", "--dataset_name", "digits", "--text_model", "m", "--class_vectors", "v"],
+            "class_vectors and text_model exclude each other",
+        ),
         (["--dim", "3", "--num_classes", "5", "--method", "magic"], "invalid choice: 'magic'"),
         (["--num_classes", "5"], "required: --dim"),
     ],
@@ -206,7 +209,7 @@ def test_a_folder_with_prototypes_is_replaced_on_request_and_otherwise_unchanged
 @pytest.mark.slow
 def test_an_error_is_one_readable_line_and_status_1(start, tmp_path):
     words = ["--dataset_name", tmp_path / "nowhere", "--dim", 3]
-    process = start(SCRIPT, "--output_dir", tmp_path / "placed", *words)
+    process = start(*COMMAND, "--output_dir", tmp_path / "placed", *words)
     printed, _ = process.communicate()
     assert process.returncode == 1
     (line,) = [line for line in printed.splitlines() if line.startswith(("Error:", "Traceback"))]

@@ -125,7 +125,9 @@ def test_an_incomplete_folder_is_refused_before_the_hub_is_asked(folder, commits
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="none is not a folder; name the output folder of a training run"):
+    with pytest.raises(
+        ValueError, match=r"none is incomplete: it has no config.json; name the folder of a finished training"
+    ):
         publish.main([str(tmp_path / "none"), "--repo_id", "model"])
 
 

@@ -218,12 +218,6 @@ def test_configuration_that_is_not_utf8_is_named(refusal, folder):
     assert "cannot read the configuration bad.yaml" in refusal("train_image_classification", "--config", "bad.yaml")
 
 
-def test_item_of_a_list_in_a_configuration_is_no_option(refusal, folder):
-    (folder / "bad.yaml").write_text("report_to: [tensorboard, --overwrite_output_dir]")
-    message = refusal("train_image_classification", "--config", "bad.yaml")
-    assert "items of report_to must not begin with a dash; got '--overwrite_output_dir'" in message
-
-
 # The entry point
 
 

@@ -309,9 +309,9 @@ def test_a_timm_model_requires_no_snapshots(measure, tmp_path, monkeypatch, reci
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_a_new_process_keeps_finished_accuracies(start, trained, tmp_path, root):
+def test_ctrl_c_in_a_new_process_keeps_finished_accuracies(start, trained, tmp_path):
     words = ["--model_name_or_path", trained, "--output_dir", tmp_path / "out", "--num_random", "30"]
-    process = start(root / "recipes" / "reinitialize_layers.py", *words)
+    process = start("-m", "hf_sphere.commands.main", "reinitialize", *words)
     cells = tmp_path / "out" / "cells.jsonl"
     while process.poll() is None and not (cells.is_file() and cells.read_text()):
         time.sleep(0.01)

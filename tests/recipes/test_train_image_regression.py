@@ -138,10 +138,11 @@ def test_values_outside_the_range_are_refused_with_their_count_or_clipped_on_req
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--head", "softmax"], "head is for models with classes, and a regression has none"),
-        (["--class_weights", "balanced"], "class_weights is for models with classes"),
-        (["--label_smoothing_factor", "0.1"], "label smoothing is for classes"),
-        (["--prototypes_file", "some.safetensors"], "prototypes_file is for models with classes"),
+        (["--head", "softmax"], "head softmax has no effect in this task"),
+        (["--head_kwargs", "{scaling: 2.0}"], "head_kwargs .* has no effect in this task"),
+        (["--class_weights", "balanced"], "class_weights balanced has no effect in this task"),
+        (["--label_smoothing_factor", "0.1"], "label_smoothing_factor 0.1 has no effect in this task"),
+        (["--prototypes_file", "some.safetensors"], "prototypes_file some.safetensors has no effect in this task"),
         (["--embedding_dim", "1"], "at least 2 coordinates; got 1"),
         (["--label_column_name", "label"], "--label_column_name label does not apply to regression"),
         (["--computed_value", "beauty"], "no computed value 'beauty'; the computed values are: slant"),

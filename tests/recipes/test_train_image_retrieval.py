@@ -273,7 +273,7 @@ def test_invalid_arguments_are_errors_that_list_valid_ones(train, words, expecte
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--episode_classes", "4"], "episode_classes is given without episode_examples, episodes_per_epoch"),
+        (["--episode_classes", "4"], "episode_classes 4 has no effect without episode_examples"),
         (["--value_range", "0", "1"], "unknown argument '--value_range'"),
         (["--train_class", "4"], "Did you mean train_classes"),
         (["--train_classes", "0"], "train_classes must be at least 1; got 0"),

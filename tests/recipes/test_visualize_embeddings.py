@@ -17,7 +17,7 @@ from datasets import Dataset
 from hf_sphere.search.store import embeddings_writer, read_embeddings
 
 pytest.importorskip("matplotlib")
-SCRIPT = "recipes/visualize_embeddings.py"
+COMMAND = ("-m", "hf_sphere.commands.main", "visualize")
 HAS_PLOTLY = importlib.util.find_spec("plotly") is not None
 needs_plotly = pytest.mark.skipif(not HAS_PLOTLY, reason="plotly is not installed")
 
@@ -281,7 +281,7 @@ def test_directions_of_other_classes_are_omitted(draw, embeddings, run_of_digits
 
 def test_the_script_runs_as_a_separate_process(start, embeddings, tmp_path):
     words = ("--embeddings", embeddings, "--output_dir", tmp_path / "pictures", "--pictures", "sphere", "angles")
-    process = start(SCRIPT, *words)
+    process = start(*COMMAND, *words)
     text, _ = process.communicate(timeout=120)
     assert process.returncode == 0, text
     assert text.count("drew") == 2

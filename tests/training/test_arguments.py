@@ -125,7 +125,7 @@ def test_a_tracker_none_and_clipping_to_0_are_none():
 def test_no_precision_is_that_of_the_launcher_and_false_is_none():
     for options, precision in (({}, None), ({"bf16": True}, "bf16"), ({"fp16": True}, "fp16"), ({"bf16": False}, "no")):
         assert RecipeArguments(output_dir="out", **options).mixed_precision == precision
-    with pytest.raises(ValueError, match="bf16 and fp16 are two precisions"):
+    with pytest.raises(ValueError, match="fp16 and bf16 exclude each other"):
         RecipeArguments(output_dir="out", bf16=True, fp16=True)
 
 
@@ -155,6 +155,15 @@ def test_list_in_yaml_may_be_a_single_value_and_is_replaced_on_the_command_line(
         words = ["--config", config(f"lr_milestones: {text}"), "--lr_scheduler_type", "multistep"]
         assert parse(*words)[2].lr_milestones == value
         assert parse(*words, "--lr_milestones", "5", "6", "7")[2].lr_milestones == [5, 6, 7]
+
+
+def test_values_in_yaml_are_not_parsed_as_words_of_a_command_line(config, refusal):
+    args = parse("--config", config("report_to: [tensorboard, --overwrite_output_dir]\nweight_decay: 1"))[2]
+    assert (args.report_to, args.overwrite_output_dir) == (["tensorboard", "--overwrite_output_dir"], False)
+    assert isinstance(args.weight_decay, float)
+    for text in ("seed: '1'", "seed: 1.0", "nesterov: 1", "learning_rate: true", "optim: [sgd]", "lr_milestones: []"):
+        file = config(text)
+        assert f"{file}: {text.partition(':')[0]} must be o" in refusal("--config", file)
 
 
 def test_mapping_can_be_given_in_yaml_and_on_the_command_line(config):
@@ -233,10 +242,18 @@ NONE = "there is no configuration or file"
         ("mnist-b", TABLE % "mnist-x", f"run mnist-b of {FILE}, base: {NONE} 'mnist-x'; the nearest are d/mnist"),
         ("mnist-b", TABLE % "[1]", f"run mnist-b of {FILE}: base must be the name of a configuration; got [1]."),
         ("MNIST-A", TABLE % "mnist", f"{NONE} 'MNIST-A'; the nearest are d/mnist-a, d/mnist-b."),
-        ("a", "base: {}\ng: {runs: {a: {seed: b}}}", f"run a of {FILE}: argument --seed: invalid int value: 'b'"),
+        ("a", "base: {}\ng: {runs: {a: {seed: b}}}", f"run a of {FILE}: seed must be of type int; got 'b'."),
         ("a", "base: {seed: -1}\ng: {runs: {a: {}}}", f"group base of {FILE}: seed must be at least 0"),
-        ("a", "base: {seed: [1, 2]}\ng: {runs: {a: {}}}", f"in group base of {FILE} must not be a list; got [1, 2]"),
-        ("a", "base: {backbone: {a: 1}}\ng: {runs: {a: {}}}", f"backbone in group base of {FILE} must not be a dict"),
+        (
+            "a",
+            "base: {seed: [1, 2]}\ng: {runs: {a: {}}}",
+            f"group base of {FILE}: seed must be of type int; got [1, 2].",
+        ),
+        (
+            "a",
+            "base: {backbone: {a: 1}}\ng: {runs: {a: {}}}",
+            f"group base of {FILE}: backbone must be of type str; got {{'a': 1}}.",
+        ),
         ("mnist-b", TABLE % "d/mnist-b", f"run mnist-b of {FILE}: its base leads back to itself."),
         ("a", "g: {base: h}\nh: {base: g, runs: {a: {}}}", f"group h of {FILE}: its base leads back to itself."),
         ("a", "g: {runs: {a: {}}}", f"group g of {FILE}, base: {NONE} 'base'"),
@@ -349,8 +366,8 @@ def test_wrong_type_error_names_the_argument(config, refusal, source):
         ["--num_train_epochs", "many"] if source == "command line" else ["--config", config("num_train_epochs: many")]
     )
     message = refusal(*words)
-    assert "--num_train_epochs" in message
-    assert "invalid int value: 'many'" in message
+    assert "num_train_epochs" in message
+    assert "'many'" in message
 
 
 @pytest.mark.parametrize(
@@ -362,9 +379,12 @@ def test_wrong_type_error_names_the_argument(config, refusal, source):
         (["stray"], ["unknown argument 'stray'"]),
         (["--optim", "adamm"], ["adamm", "adam", "adamw", "sgd"]),
         (["--per_device_train_batch_size", "0"], ["per_device_train_batch_size must be at least 1; got 0."]),
-        (["--episode_classes", "32"], ["episode_classes is given without episode_examples"]),
+        (["--episode_classes", "32"], ["episode_classes 32 has no effect without episode_examples"]),
         (["--lr_scheduler_type", "multistep"], ["multistep needs lr_milestones"]),
-        (["--lr_scheduler_type", "reduce_lr_on_plateau", "--warmup_epochs", "1"], ["does not support warmup_epochs"]),
+        (
+            ["--lr_scheduler_type", "reduce_lr_on_plateau", "--warmup_epochs", "1"],
+            ["warmup_epochs and lr_scheduler_type reduce_lr_on_plateau exclude"],
+        ),
     ],
 )
 def test_usage_error_names_the_argument_and_the_remedy(refusal, words, parts):
@@ -402,8 +422,7 @@ def test_episodes_train_classes_and_frozen_batch_norms_are_optional(config):
 
 def test_incomplete_or_nonpositive_episodes_are_rejected_with_the_missing_numbers():
     for given in (names for n in (1, 2) for names in itertools.combinations(EPISODES, n)):
-        missing = ", ".join(name for name in EPISODES if name not in given)
-        with pytest.raises(ValueError, match=f"{', '.join(given)} is given without {missing}; P x K sampling needs"):
+        with pytest.raises(ValueError, match=f"({'|'.join(given)}) .* has no effect without episode"):
             ImageDataArguments(**{name: EPISODES[name] for name in given})
     for name, value in itertools.product(EPISODES, (0, -1)):
         with pytest.raises(ValueError, match=f"must be at least 1; got {value}"):

@@ -132,8 +132,8 @@ class TestCheckpointFiles:
         with pytest.raises(ValueError, match=r"00001-of-00003[.]safetensors has 1 rows of w for the classes 1 to 2 of"):
             _read_rows(_shard_files(tmp_path), "w", "", range(5), CLASSES)
         path.unlink()
-        with pytest.raises(ValueError, match=r"class_weights-00001-of-00003[.]safetensors is missing"):
-            _shard_files(tmp_path)
+        with pytest.raises(FileNotFoundError, match=r"class_weights-00001-of-00003[.]safetensors"):
+            _read_rows(_shard_files(tmp_path), "w", "", range(5), CLASSES)
 
 
 def test_a_saved_model_has_all_classes_and_is_read_by_any_number_of_processes(results, folder):

@@ -231,12 +231,10 @@ def test_prototype_class_error_names_the_difference(file, names, said):
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    ("task", "head"), [("classification", "softmax"), ("classification", None), ("regression", None)]
-)
-def test_prototypes_file_with_another_head_is_rejected(file, task, head):
-    with pytest.raises(ValueError, match=r"prototypes_file (needs the head prototype|is for models with classes)"):
-        build(task, head=head, prototypes_file=file())
+@pytest.mark.parametrize("head", ["softmax", None])
+def test_prototypes_file_with_another_head_is_rejected(file, head):
+    with pytest.raises(ValueError, match="prototypes_file needs the head prototype"):
+        build("classification", head=head, prototypes_file=file())
 
 
 # Saved models
@@ -369,9 +367,6 @@ def test_saved_model_keeps_the_options_of_its_head(head, saved):
 
 
 def test_bad_input_is_refused(saved):
-    for options in ({"head": "softmax"}, {"head_kwargs": {"scaling": 2.0}}, {"smoothing": 0.1}):
-        with pytest.raises(ValueError, match=r"a regression has no(ne| classes and so no head); leave"):
-            build("regression", **options)
     folder, data = saved("classification"), make_data("classification", names=["x", "y"])
     with pytest.raises(ValueError, match=r"the data has 2 classes \(x, y\) but .* was trained on 3 classes"):
         build("classification", model_name_or_path=folder, data=data, epochs=0)

@@ -82,7 +82,10 @@ def test_a_loss_of_pairs_is_added_to_that_of_the_head(tmp_path):
         ({"pair_batch": 3}, "multiple of the batches of 4 examples"),
         ({"pair_batch": 16, "gradient_accumulation_steps": 2}, "cannot be combined with gradient_accumulation_steps"),
         ({"pair_batch": 16, "torch_compile": True}, "cannot be combined with .*torch_compile"),
-        ({"pair_batch": None, "supcon_weight": 1.0, "gradient_accumulation_steps": 2}, "use pair_batch to accumulate"),
+        (
+            {"pair_batch": None, "supcon_weight": 1.0, "gradient_accumulation_steps": 2},
+            "use pair_batch to accumulate",
+        ),
     ],
 )
 def test_what_does_not_fit_is_rejected_before_training(options, message, tmp_path):

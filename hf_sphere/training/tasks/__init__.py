@@ -39,6 +39,7 @@ class Task:
         numerics: Raised when a change of the code changes results; `benchmarks/reproduce.py` then repeats the runs.
         train_metrics: Metrics of training that can select the best epoch; `metric`, `headline` and `loss` if empty.
         eval_metrics: Those of evaluation and validation.
+        unused: Arguments that must not be set, `NAME` or `NAME=VALUE`, since the task does not use them.
         name: Name to register a task under that is defined outside of this folder.
     """
 
@@ -53,10 +54,11 @@ class Task:
     numerics: int = 1
     train_metrics: tuple[str, ...] = ()
     eval_metrics: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
     name: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("headline", "train_metrics", "eval_metrics"):
+        for name in ("headline", "train_metrics", "eval_metrics", "unused"):
             check_not_text(name, getattr(self, name))
         if self.name:
             self.name = self.name.replace("-", "_")

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
 from hf_sphere import data, models
@@ -28,6 +29,14 @@ HEAD_NAMES = (  # those of `hf_sphere.nn.HEADS`, which would import torch
     "adaface", "angular", "arcface", "cosface", "cosine", "etf", "hyperbolic", "prototype", "proxy_anchor", "softmax",
     "spherized", "subcenter_arcface", "vmf",
 )  # fmt: skip
+
+
+OF_THE_LOSS = {"class_weights": "class_weights", "label_smoothing": "label_smoothing_factor"}
+OF_THE_LOSS |= {"reduction": "loss_reduction"}
+"""Options of heads, and the training arguments that set them."""
+
+SAMPLING = ("class_balanced_sampling", "episode_classes")
+"""Arguments that draw the same number of images of each class."""
 
 
 @dataclass
@@ -56,18 +65,17 @@ class ImageDataArguments(ImageDataOptions):
     """Batches of a fixed number of classes."""
 
     episode_classes: int | None = argument(
-        None, "P x K sampling: classes per training batch, instead of a batch size.", ge=1
+        None,
+        "P x K sampling: classes per training batch, instead of a batch size.",
+        only_with=["episode_examples"],
+        ge=1,
     )
-    episode_examples: int | None = argument(None, "P x K sampling: images per class.", ge=1)
-    episodes_per_epoch: int | None = argument(None, "P x K sampling: batches per epoch, over all processes.", ge=1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        names = ("episode_classes", "episode_examples", "episodes_per_epoch")
-        stated = [name for name in names if getattr(self, name) is not None]
-        if stated and len(stated) < len(names):
-            missing = ", ".join(name for name in names if name not in stated)
-            raise ValueError(f"{', '.join(stated)} is given without {missing}; P x K sampling needs all three.")
+    episode_examples: int | None = argument(
+        None, "P x K sampling: images per class.", only_with=["episodes_per_epoch"], ge=1
+    )
+    episodes_per_epoch: int | None = argument(
+        None, "P x K sampling: batches per epoch, over all processes.", only_with=["episode_classes"], ge=1
+    )
 
     @property
     def episodes(self) -> "Episodes | None":
@@ -139,19 +147,12 @@ def check_head(
     """
     from hf_sphere.nn.heads import HEADS, check_options
 
-    options, weights = model_args.head_kwargs, {"class_weights": model_args.class_weights}
-    for name in ("class_balanced_sampling", "episode_classes"):
-        sampled = {name: getattr(data_args, name)}
-        check_exclusive("balance classes", weights | sampled)
-        check_exclusive("balance classes", {"head_kwargs class_weights": options.get("class_weights")} | sampled)
-    of_the_run = weights | {
-        "label_smoothing_factor": args.label_smoothing_factor,
-        "loss_reduction": args.loss_reduction,
-    }
-    for option, (name, value) in zip(
-        ("class_weights", "label_smoothing", "reduction"), of_the_run.items(), strict=True
-    ):
-        check_exclusive(f"set {option}", {name: value, f"head_kwargs {option}": options.get(option)})
+    settings = vars(model_args) | vars(args)
+    settings |= {f"head_kwargs {option}": value for option, value in model_args.head_kwargs.items()}
+    for option, name in OF_THE_LOSS.items():
+        check_exclusive(f"set {option}", {each: settings.get(each) for each in (name, f"head_kwargs {option}")})
+    for weights, sampled in product(("class_weights", "head_kwargs class_weights"), SAMPLING):
+        check_exclusive("balance classes", {weights: settings.get(weights), sampled: getattr(data_args, sampled)})
     name, saved = model_args.head or default_head, model_args.model_name_or_path
     if saved is None:
         check_options(name, model_args.head_kwargs)

@@ -92,10 +92,6 @@ def prepare(
 
 def build_few_shot(setup: Setup, few_shot: FewShotArguments) -> Any:
     """Build a few-shot model, or load the encoder of a saved model of any class; see `build_model`."""
-    if setup.args.label_smoothing_factor:
-        raise ValueError("label_smoothing_factor is for models with a head; a few-shot model has none.")
-    if setup.args.loss_reduction == "sum":
-        raise ValueError("few-shot models do not support loss_reduction sum: their loss is a mean; leave it out.")
 
     def settings(saved: "SphereVisionConfig | None") -> dict[str, Any]:
         requested = {"metric": few_shot.metric, "temperature": few_shot.temperature}
@@ -138,4 +134,5 @@ TASK = Task(
     higher_is_better=True,
     headline=("accuracy",),
     model_name="SphereVisionForFewShotClassification",
+    unused=("label_smoothing_factor", "loss_reduction=sum"),
 )

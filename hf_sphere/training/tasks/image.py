@@ -36,6 +36,7 @@ class EncoderArguments(Arguments):
         None,
         "Start from the backbone weights of this saved model (folder or Hub id), which may have another architecture: "
         "tensors of the same name and shape are copied, the others are new.",
+        not_with=["pretrained_backbone", "backbone_weights"],
     )
     backbone: str | None = argument(
         None,
@@ -47,6 +48,7 @@ class EncoderArguments(Arguments):
         False,
         "Start from pretrained weights of timm or transformers, with the size, crop, mean and standard deviation of "
         "their images where no other is set; needs the Hub, or a folder of transformers.",
+        not_with=["backbone_weights"],
     )
     backbone_weights: str | None = argument(
         None,
@@ -67,13 +69,6 @@ class EncoderArguments(Arguments):
         "Initialize the backbone as torch does by default, or all convolutions and linear layers with Xavier-uniform "
         "weights and zero biases; if not set, the backbone's own initialization.",
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        names = ("pretrained_backbone", "backbone_weights", "initial_weights")
-        stated = [name for name in names if getattr(self, name)]
-        if len(stated) > 1:
-            raise ValueError(f"{' and '.join(stated)} are two sources of the backbone's weights; use only one of them.")
 
 
 @dataclass(frozen=True)

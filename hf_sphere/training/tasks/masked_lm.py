@@ -44,26 +44,27 @@ class TextModelArguments(Arguments):
     tokenizer_name: str | None = argument(None, "Tokenizer, Hub id or folder; by default of the model.")
     spherized: bool = argument(False, f"Spherize a plain model: {', '.join(SPHERIZED)}.")
     spherized_layers: list[int] | None = argument(
-        None, "Layers to spherize, from 0, or from the end if negative; the last one, -1, if not set."
+        None,
+        "Layers to spherize, from 0, or from the end if negative; the last one, -1, if not set.",
+        only_with=["spherized"],
     )
     spherization_kwargs: Options = argument(
-        Options, "Options of the spherization, a mapping: scaling, radius, delta, learn_scaling, learn_radius."
+        Options,
+        "Options of the spherization, a mapping: scaling, radius, delta, learn_scaling, learn_radius.",
+        only_with=["spherized"],
     )
     fit_spherization: bool = argument(
-        False, "Before training, fit the spherized layers' new output maps to the plain model on training text."
+        False,
+        "Before training, fit the spherized layers' new output maps to the plain model on training text.",
+        only_with=["spherized"],
+        not_with=["from_scratch"],
     )
-    fit_tokens: int | None = argument(None, f"Tokens of training text to fit them on; {FIT_TOKENS:,} if not set.", ge=1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.spherized:
-            names = ("spherized_layers", "spherization_kwargs", "fit_spherization")
-            if stated := [name for name in names if getattr(self, name)]:
-                raise ValueError(f"{', '.join(stated)} is for spherized models; add --spherized, or leave it out.")
-        if self.fit_spherization and self.from_scratch:
-            raise ValueError("fit_spherization needs trained weights, and from_scratch has none; use only one of them.")
-        if self.fit_tokens is not None and not self.fit_spherization:
-            raise ValueError("fit_tokens needs --fit_spherization; add it, or leave fit_tokens out.")
+    fit_tokens: int | None = argument(
+        None,
+        f"Tokens of training text to fit them on; {FIT_TOKENS:,} if not set.",
+        only_with=["fit_spherization"],
+        ge=1,
+    )
 
 
 @dataclass
@@ -75,13 +76,6 @@ class TextRecipeArguments(RecipeArguments):
     per_device_eval_batch_size: int = argument(8, "Blocks per evaluation batch and process.", ge=1)
     optim: str = argument("adamw", OPTIMIZER_HELP, choices=optimizer_choices)
     learning_rate: float = argument(5e-5, "Peak learning rate.", ge=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.label_smoothing_factor:
-            raise ValueError("language models do not support label_smoothing_factor; leave it out.")
-        if self.loss_reduction == "sum":
-            raise ValueError("language models do not support loss_reduction sum: their loss is a mean; leave it out.")
 
 
 def prepare(
@@ -234,4 +228,5 @@ TASK = Task(
     headline=("perplexity", "accuracy"),
     pipeline_tag="fill-mask",
     numerics=2,
+    unused=("label_smoothing_factor", "loss_reduction=sum"),
 )

@@ -54,13 +54,7 @@ def build_regression(setup: Setup, values: RegressionArguments) -> Any:
     """Build a regression for the data, or load the saved one; see `build_model`."""
 
     def settings(saved: "SphereVisionConfig | None") -> dict[str, Any]:
-        if setup.args.label_smoothing_factor:
-            raise ValueError("label smoothing is for classes, and a regression has none; leave it out.")
-        new = {} if saved is not None else {"head": None}
-        for name in ("class_weights", "shard_classes", *(("head", "head_kwargs", "prototypes_file") if new else ())):
-            if getattr(setup.model_args, name):
-                raise ValueError(f"{name} is for models with classes, and a regression has none; leave it out.")
-        return new | value_settings(setup, values, saved)
+        return ({} if saved is not None else {"head": None}) | value_settings(setup, values, saved)
 
     return build_model(setup, models.SphereVisionForRegression, settings)
 
@@ -125,4 +119,5 @@ TASK = Task(
     higher_is_better=False,
     headline=("mean_absolute_error",),
     model_name="SphereVisionForRegression",
+    unused=("head", "head_kwargs", "prototypes_file", "class_weights", "shard_classes", "label_smoothing_factor"),
 )
