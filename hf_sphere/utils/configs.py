@@ -156,8 +156,6 @@ def _read_table(path: Path) -> dict[str, tuple[str, Mapping[str, Any]]]:
         runs = _as_mapping(layer.pop("runs", {}), f"the runs of {place}")
         rows = [(group, place, layer), *((run, f"run {run} of {file}", row) for run, row in runs.items())]
         for name, place, row in rows:
-            if name in table:
-                raise ValueError(f"{place} has the name of {table[name][0]}; rename one of them.")
             table[name] = place, row if row is layer else {"base": group, **_as_mapping(row, place)}
     return table
 

@@ -34,15 +34,9 @@ READING_ATTEMPTS = 100
 
 logger = logging.getLogger(__name__)
 
-SYSTEM_FILES = {".ds_store", "thumbs.db", "ehthumbs.db", "desktop.ini", ".directory", ".localized", "icon\r", "@eadir"}
-SYSTEM_FILES |= {
-    "__macosx",
-    "$recycle.bin",
-    "system volume information",
-    "lost+found",
-    "#recycle",
-    "#snapshot",
-    "@recycle",
+SYSTEM_FILES = {
+    *(".ds_store", "thumbs.db", "ehthumbs.db", "desktop.ini", ".directory", ".localized", "icon\r", "@eadir"),
+    *("__macosx", "$recycle.bin", "system volume information", "lost+found", "#recycle", "#snapshot", "@recycle"),
 }
 """Files and folders that systems and file managers put into folders, in lower case; @eaDir is Synology's."""
 
@@ -194,7 +188,7 @@ def restore_folder(folder: str | os.PathLike) -> None:
     if replaced.exists() and not folder.exists():
         replaced.rename(folder)
     elif replaced.exists():
-        _discard(replaced, _unfinished(folder))
+        _remove(replaced.rename(_unfinished(folder)))
 
 
 def read_whole(folder: str | os.PathLike, read: Callable[[Path], Result]) -> Result:
@@ -246,13 +240,8 @@ def remove_folder(folder: Path) -> None:
     """Remove a folder; it is renamed first, so that an interrupted removal leaves no part of it under its name."""
     if folder.is_symlink():
         folder.unlink()
-        return
-    _discard(folder, _unfinished(folder))
-
-
-def _discard(folder: Path, renamed: Path) -> None:
-    folder.rename(renamed)
-    _remove(renamed)
+    else:
+        _remove(folder.rename(_unfinished(folder)))
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:

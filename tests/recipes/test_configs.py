@@ -87,6 +87,13 @@ def made_up(name: str, config_name: str | None = None, **_: object) -> DatasetDi
     return DatasetDict({"train": train, "test": test, "validation": validation})
 
 
+def test_a_name_occurs_once_in_a_table():
+    for path in TABLES.glob("*.yaml"):
+        groups = read_yaml(path)
+        names = [name for group, values in groups.items() for name in (group, *values.get("runs", {}))]
+        assert len(names) == len(set(names)), path
+
+
 def test_every_configured_data_set_is_described():
     names = {parse(run)[1].dataset_name for run in RUNS}
     assert names <= set(DATA) | set(BUNDLED)

@@ -181,7 +181,7 @@ def test_a_model_is_trained_with_prototypes_from_a_file(train, placed):
     [
         ({"dim": 4}, "the prototypes are 10 x 4, but the model has 10 classes and requires 3 coordinates"),
         ({"num_classes": 9}, "the model has 10 classes and requires 3 coordinates"),
-        ({"class_names": [*"1234567890"]}, "class 0 is '1' in the file and '0' in the data"),
+        ({"class_names": [*"1234567890"]}, "class 0 is '1', not '0'"),
     ],
     ids=["dimension", "number", "names"],
 )

@@ -260,8 +260,6 @@ NONE = "there is no configuration or file"
         ("a", "g: {runs: {a: 3}}", f"run a of {FILE} must be a mapping of arguments to values; got 3."),
         ("a", "g: {runs: [a]}", f"the runs of group g of {FILE} must be a mapping"),
         ("a", "g: [a]", f"group g of {FILE} must be a mapping of arguments to values; got ['a']."),
-        ("a", "g: {runs: {a: {}}}\nh: {runs: {a: {}}}", f"run a of {FILE} has the name of run a of {FILE}; rename"),
-        ("a", "g: {runs: {h: {}}}\nh: {runs: {a: {}}}", f"group h of {FILE} has the name of run h of {FILE}; rename"),
         ("a", "# a", f"the table {FILE} must be a mapping of arguments to values; got None."),
         ("a", "base: {lr: 1}\ng: {runs: {a: {lr: null, sed: null}}}", f"unknown key 'sed' in run a of {FILE}."),
         ("a", "base: {}\ng: {runs: {a: {sed: 1}}}", f"unknown key 'sed' in run a of {FILE}. Did you mean seed"),

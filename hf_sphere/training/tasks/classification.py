@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import product, zip_longest
 from typing import TYPE_CHECKING, Any, Literal
 
 from hf_sphere import data, models
@@ -162,14 +162,20 @@ def check_head(
         raise ValueError(f"head {name} compares the images of a batch; leave out mixup and cutmix.")
 
 
-def build_classifier(setup: image.Setup, *, is_open_set: bool = False) -> Any:
-    """Build a classifier for the data, or load the saved one; see `build_model`.
+def build_classifier(
+    setup: image.Setup,
+    model_class: Any = None,
+    settings: "Callable[[SphereVisionConfig | None], dict[str, Any]] | None" = None,
+    *,
+    is_open_set: bool = False,
+) -> Any:
+    """Build a model with a head for the data, by default a classifier, or load the saved one; see `build_model`.
 
     If the evaluation images have other classes (`is_open_set`), a saved model needs no other head for them.
     """
     new_head = partial(needs_new_head, setup, is_open_set=is_open_set)
-    model_class = models.SphereVisionForImageClassification
-    model = image.build_model(setup, model_class, partial(head_settings, setup), needs_new_head=new_head)
+    model_class = model_class or models.SphereVisionForImageClassification
+    model = image.build_model(setup, model_class, settings or partial(head_settings, setup), needs_new_head=new_head)
     if setup.model_args.prototypes_file is not None:
         set_prototypes(model, setup.model_args.prototypes_file, setup.images.class_names)
     return model
@@ -377,23 +383,15 @@ def set_prototypes(model: Any, path: str, class_names: list[str]) -> None:
     if not hasattr(head, "set_prototypes"):
         raise ValueError(f"prototypes_file needs the head prototype; the model has {model.config.head or 'no head'}.")
     placement = Placement.load(path)
-    if placement.class_names is not None and list(placement.class_names) != class_names:
-        raise ValueError(
-            f"{path} was placed for other classes: {_difference(list(placement.class_names), class_names)}. Place "
-            "prototypes for the classes of the data, in their order."
-        )
+    theirs = class_names if placement.class_names is None else list(placement.class_names)
+    for index, (name, own) in enumerate(zip_longest(theirs, class_names)):
+        if name != own:
+            advice = "Place prototypes for the classes of the data, in their order."
+            raise ValueError(f"{path} was placed for other classes: class {index} is {name!r}, not {own!r}. {advice}")
     try:
         head.set_prototypes(placement)
     except ValueError as error:
         raise ValueError(f"{path} does not fit: {error}") from error
-
-
-def _difference(theirs: list[str], ours: list[str]) -> str:
-    """Describe how the class names of a file differ from those of the data."""
-    if len(theirs) != len(ours):
-        return f"it has {len(theirs)} and the data has {len(ours)}"
-    first = next(index for index, names in enumerate(zip(theirs, ours, strict=True)) if names[0] != names[1])
-    return f"class {first} is {theirs[first]!r} in the file and {ours[first]!r} in the data"
 
 
 TASK = Task(

@@ -1,7 +1,6 @@
 """Joint prediction: classes and a real value from one embedding."""
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hf_sphere import models
@@ -11,14 +10,13 @@ from hf_sphere.training.tasks.classification import (
     CalibrationArguments,
     ImageDataArguments,
     ModelArguments,
+    build_classifier,
     calibration,
     check_head,
     describe_head,
     head_settings,
-    needs_new_head,
-    set_prototypes,
 )
-from hf_sphere.training.tasks.image import HeadDescription, Setup, build_model, load_images, provide
+from hf_sphere.training.tasks.image import HeadDescription, Setup, load_images, provide
 from hf_sphere.training.tasks.regression import RegressionArguments, check_values, describe_regression, value_settings
 from hf_sphere.utils.arguments import argument
 
@@ -59,11 +57,7 @@ def build_joint(setup: Setup, values: JointArguments) -> Any:
     def settings(saved: "SphereVisionConfig | None") -> dict[str, Any]:
         return head_settings(setup, saved, default_head="prototype") | value_settings(setup, values, saved)
 
-    new_head, model_class = partial(needs_new_head, setup), models.SphereVisionForJointPrediction
-    model = build_model(setup, model_class, settings, needs_new_head=new_head)
-    if setup.model_args.prototypes_file is not None:
-        set_prototypes(model, setup.model_args.prototypes_file, setup.images.class_names)
-    return model
+    return build_classifier(setup, models.SphereVisionForJointPrediction, settings)
 
 
 def describe_joint(model: Any) -> HeadDescription:
