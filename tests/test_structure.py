@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,3 +80,9 @@ def test_paths_that_code_and_pages_name_exist():
             f"{file.relative_to(ROOT)}: {path}" for path in named if not any((b / path).exists() for b in bases)
         ]
     assert missing == []
+
+
+def test_a_name_of_a_class_occurs_once():
+    trees = (ast.walk(ast.parse(path.read_text(encoding="utf-8"))) for path in SOURCES.values())
+    names = sorted(node.name for nodes in trees for node in nodes if isinstance(node, ast.ClassDef))
+    assert [name for name, other in itertools.pairwise(names) if name == other] == []

@@ -13,7 +13,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from hf_sphere.cluster.rows import DirectionEstimator, Rows, all_sums_by_label
+from hf_sphere.cluster.rows import DirectionEstimator, DirectionRows, all_sums_by_label
 from hf_sphere.cluster.spherical_k_means import POSITIVE_INTEGER, SphericalKMeans
 from hf_sphere.distributions import VonMisesFisher
 from hf_sphere.geometry import bessel
@@ -100,7 +100,7 @@ class VonMisesFisherMixture(DensityMixin, DirectionEstimator):
     @_fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Fit the mixture to the rows of X (n, d), which count as often as their weights (n,) say; y is ignored."""
-        rows = Rows(self, X, reset=True, for_density=True, sample_weight=sample_weight)
+        rows = DirectionRows(self, X, reset=True, for_density=True, sample_weight=sample_weight)
         if len(rows) < self.n_components:
             raise ValueError(f"n_samples={len(rows)} must be at least n_components={self.n_components}.")
         random = check_random_state(self.random_state)
@@ -179,9 +179,9 @@ class VonMisesFisherMixture(DensityMixin, DirectionEstimator):
         count, dim = self.means_.shape
         return count * (dim - 1) + (1 if self._is_shared else count) + count - 1
 
-    def _log_joint(self, X: Any, sample_weight: Any = None) -> tuple[Rows, Tensor]:
+    def _log_joint(self, X: Any, sample_weight: Any = None) -> tuple[DirectionRows, Tensor]:
         check_is_fitted(self)
-        rows = Rows(self, X, reset=False, for_density=True, sample_weight=sample_weight)
+        rows = DirectionRows(self, X, reset=False, for_density=True, sample_weight=sample_weight)
         parameters = Parameters(*(torch.as_tensor(block).to(rows.device, rows.dtype) for block in self._fitted()))
         blocks = rows.parts(rows.dim + len(parameters.weights))
         return rows, torch.cat([log_joint(*rows[block], parameters) for block in blocks])
@@ -193,7 +193,7 @@ class VonMisesFisherMixture(DensityMixin, DirectionEstimator):
             raise ValueError("all rows of X are zero and have no direction; pass at least one other row.")
         return log_joint[~rows.is_zero].logsumexp(1), rows.weights[~rows.is_zero]
 
-    def _start(self, rows: Rows, random: Any) -> Parameters:
+    def _start(self, rows: DirectionRows, random: Any) -> Parameters:
         """Return the parameters of the clusters of spherical k-means."""
         k_means, seed = SphericalKMeans(self.n_components, max_iter=20), random.randint(2**31)
         labels = k_means._best_run(rows, None, check_random_state(seed))[0].labels
@@ -202,7 +202,7 @@ class VonMisesFisherMixture(DensityMixin, DirectionEstimator):
         return maximize(sums, counts, shared=self._is_shared)
 
     def _expectation_maximization(
-        self, rows: Rows, parameters: Parameters
+        self, rows: DirectionRows, parameters: Parameters
     ) -> tuple[Parameters, float, bool, int, Tensor]:
         """Iterate; return the parameters, their likelihood, whether it converged, the iterations and the labels."""
         iteration, converged = 0, False
@@ -249,7 +249,7 @@ class Expectation(NamedTuple):
     squares: Tensor
 
 
-def expect(rows: Rows, parameters: Parameters) -> Expectation:
+def expect(rows: DirectionRows, parameters: Parameters) -> Expectation:
     """Compute the posterior probabilities of the components, and what the next parameters depend on."""
     labels, likelihood, sums = [], parameters.weights.new_zeros(()), torch.zeros_like(parameters.means)
     counts, squares = torch.zeros_like(parameters.weights), torch.zeros_like(parameters.weights)

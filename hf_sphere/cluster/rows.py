@@ -21,7 +21,7 @@ Block: TypeAlias = Tensor | Any
 """Some of the rows, (b, d): a tensor or a `csr_matrix`, which has no type annotations."""
 
 
-class Rows:
+class DirectionRows:
     """The rows of a matrix (n, d) in blocks, and the factors that normalize them.
 
     `rows[index]` returns a block and its factors. These are 0 for rows of zeros. The matrix is array-like, sparse or a
@@ -131,7 +131,7 @@ def sums_by_label(block: Block, scales: Tensor, labels: Tensor, count: int) -> T
     return torch.from_numpy(sums.toarray() if sp.issparse(sums) else sums)
 
 
-def all_sums_by_label(rows: Rows, labels: Tensor, count: int) -> Tensor:
+def all_sums_by_label(rows: DirectionRows, labels: Tensor, count: int) -> Tensor:
     """Return the weighted sums of the directions of all rows with each of `count` labels: (count, d)."""
     sums = torch.zeros(count, rows.dim, dtype=rows.dtype, device=rows.device)
     for block in rows.parts(8 if rows.device.type == "cpu" else count + rows.dim):  # large: each call has a cost

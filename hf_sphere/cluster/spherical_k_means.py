@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from hf_sphere.cluster.number import merge_clusters
-from hf_sphere.cluster.rows import DirectionEstimator, Rows, all_sums_by_label, products, sums_by_label
+from hf_sphere.cluster.rows import DirectionEstimator, DirectionRows, all_sums_by_label, products, sums_by_label
 from hf_sphere.geometry.checks import check_embeddings
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.utils.devices import widest_dtype
@@ -97,7 +97,7 @@ class SphericalKMeans(ClusterMixin, DirectionEstimator):
     @_fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Find the clusters of the rows of X (n, d), which count as often as their weights (n,) say; y is ignored."""
-        rows = Rows(self, X, reset=True, sample_weight=sample_weight)
+        rows = DirectionRows(self, X, reset=True, sample_weight=sample_weight)
         if self.n_clusters != "auto" and len(rows) < self.n_clusters:
             raise ValueError(f"n_samples={len(rows)} must be at least n_clusters={self.n_clusters}.")
         random = check_random_state(self.random_state)
@@ -144,16 +144,16 @@ class SphericalKMeans(ClusterMixin, DirectionEstimator):
     def _n_features_out(self) -> int:
         return len(self.cluster_centers_)
 
-    def _compared(self, X: Any, sample_weight: Any = None) -> tuple[Rows, Tensor]:
+    def _compared(self, X: Any, sample_weight: Any = None) -> tuple[DirectionRows, Tensor]:
         check_is_fitted(self)
-        rows = Rows(self, X, reset=False, sample_weight=sample_weight)
+        rows = DirectionRows(self, X, reset=False, sample_weight=sample_weight)
         return rows, torch.as_tensor(self.cluster_centers_).to(rows.device, rows.dtype)
 
-    def _assign(self, X: Any, sample_weight: Any = None) -> tuple[Rows, "Assignment"]:
+    def _assign(self, X: Any, sample_weight: Any = None) -> tuple[DirectionRows, "Assignment"]:
         rows, centers = self._compared(X, sample_weight)
         return rows, assign(rows, centers)
 
-    def _merged_centers(self, rows: Rows, random: np.random.RandomState) -> Tensor:
+    def _merged_centers(self, rows: DirectionRows, random: np.random.RandomState) -> Tensor:
         """Return the centers of the clusters that are left after small clusters have been merged."""
         used = rows.used()
         most = min(len(used) // 2, 500)
@@ -173,7 +173,9 @@ class SphericalKMeans(ClusterMixin, DirectionEstimator):
             )
         return centers.to(rows.device, rows.dtype)
 
-    def _merge(self, rows: Rows, used: Tensor, count: int, random: np.random.RandomState) -> tuple[Tensor, int | None]:
+    def _merge(
+        self, rows: DirectionRows, used: Tensor, count: int, random: np.random.RandomState
+    ) -> tuple[Tensor, int | None]:
         k_means = clone(self).set_params(n_clusters=count, max_iter=min(self.max_iter, 20))
         labels = k_means._best_run(rows, None, random)[0].labels
         sums = all_sums_by_label(rows, labels, count)
@@ -182,14 +184,14 @@ class SphericalKMeans(ClusterMixin, DirectionEstimator):
         return merge_clusters(sums, counts, rows.directions(sample), labels[sample], rows.weights[sample])
 
     def _best_run(
-        self, rows: Rows, initial: Tensor | None, random: np.random.RandomState
+        self, rows: DirectionRows, initial: Tensor | None, random: np.random.RandomState
     ) -> tuple["Assignment", Tensor, int]:
         """Improve given or chosen centers; return the clusters, the centers and the number of passes of the best."""
         runs = (self._run(rows, initial, random) for _ in range(self.n_init if initial is None else 1))
         return max(runs, key=lambda run: float(run[0].cosines @ rows.weights))
 
     def _run(
-        self, rows: Rows, initial: Tensor | None, random: np.random.RandomState
+        self, rows: DirectionRows, initial: Tensor | None, random: np.random.RandomState
     ) -> tuple["Assignment", Tensor, int]:
         centers = choose_centers(rows, int(self.n_clusters), random) if initial is None else initial
         sums, passes = torch.zeros_like(centers), 0
@@ -222,7 +224,7 @@ def nearest(values: Tensor) -> Tensor:
     return values.argmax(1) if values.device.type != "cpu" else torch.from_numpy(values.numpy().argmax(1))
 
 
-def assign(rows: Rows, centers: Tensor) -> Assignment:
+def assign(rows: DirectionRows, centers: Tensor) -> Assignment:
     """Assign each row to the center with the largest cosine, the first one if several are equal."""
     labels, cosines = torch.empty(len(rows), dtype=torch.int64, device=rows.device), torch.empty_like(rows.scales)
     memory: Tensor | None = None
@@ -235,7 +237,7 @@ def assign(rows: Rows, centers: Tensor) -> Assignment:
     return Assignment(labels, cosines.mul_(rows.scales))
 
 
-def choose_centers(rows: Rows, count: int, random: np.random.RandomState) -> Tensor:
+def choose_centers(rows: DirectionRows, count: int, random: np.random.RandomState) -> Tensor:
     """Choose initial centers among the rows by greedy k-means++, whose squared distances are 2 (1 - cosine)."""
     candidates = rows.used()
     if len(candidates) == 0:
@@ -265,7 +267,7 @@ def choose_centers(rows: Rows, count: int, random: np.random.RandomState) -> Ten
     return torch.cat(centers)
 
 
-def _updated(centers: Tensor, sums: Tensor, rows: Rows) -> Tensor:
+def _updated(centers: Tensor, sums: Tensor, rows: DirectionRows) -> Tensor:
     """Return the directions of the sums; empty clusters move to the rows that are farthest from their centers."""
     is_empty = (sums == 0).all(1)
     if is_empty.any():
@@ -277,6 +279,6 @@ def _updated(centers: Tensor, sums: Tensor, rows: Rows) -> Tensor:
     return project_to_sphere(sums)
 
 
-def _inertia(rows: Rows, assignment: Assignment) -> float:
+def _inertia(rows: DirectionRows, assignment: Assignment) -> float:
     gaps = (1 - assignment.cosines.to(widest_dtype(rows.device))).clamp_min(0)
     return float(2 * (gaps * rows.used_weights).sum())

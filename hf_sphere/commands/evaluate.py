@@ -22,7 +22,7 @@ FILES = (*PLOTS, output_dir.RUN_FILE, output_dir.RESULTS_FILE)
 
 
 @dataclass
-class EvaluationArguments(Arguments):
+class EvaluatedEmbeddings(Arguments):
     """Embeddings to evaluate."""
 
     embeddings: str = argument(help="Embeddings: a folder written by hf-sphere extract.")
@@ -40,7 +40,7 @@ class EvaluationArguments(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Compute the metrics, write them and plot."""
-    args, options = parse_arguments((EvaluationArguments, EvaluationOptions), argv, "Evaluate embeddings.")
+    args, options = parse_arguments((EvaluatedEmbeddings, EvaluationOptions), argv, "Evaluate embeddings.")
     from hf_sphere.evaluation.evaluate import read_ood_embeddings
 
     if args.output_dir is None and not read_whole(args.embeddings, Path.is_dir):

@@ -21,7 +21,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from hf_sphere.cluster import SphericalKMeans, VonMisesFisherMixture
 from hf_sphere.cluster.mixture import expect, maximize
-from hf_sphere.cluster.rows import Rows
+from hf_sphere.cluster.rows import DirectionRows
 from hf_sphere.distributions import HypersphericalUniform, VonMisesFisher
 from hf_sphere.geometry import project_to_sphere
 
@@ -411,7 +411,7 @@ class TestMixture:
     def test_no_iteration_decreases_the_likelihood(self, concentration_type):
         points = load_digits().data
         mixture = VonMisesFisherMixture(4, concentration_type=concentration_type, random_state=0)
-        rows = Rows(mixture, points, reset=True)
+        rows = DirectionRows(mixture, points, reset=True)
         parameters = mixture._start(rows, np.random.RandomState(0))
         likelihoods = []
         for _ in range(20):
