@@ -1,7 +1,6 @@
 """Checkpoints and snapshots of a training run, written atomically.
 
-A checkpoint has a manifest, written last, with the checksums of its files. A folder without one is not a checkpoint: it
-is incomplete, or was written before checkpoints had manifests and can be resumed only with the version that wrote it.
+A checkpoint has a manifest, written last, with the checksums of its files; a folder without one is incomplete.
 """
 
 import json

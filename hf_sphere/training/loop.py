@@ -352,9 +352,9 @@ class TrainingLoop:
         if follows_metric != ("best" in self.state.scheduler):
             advice = "`reduce_lr_on_plateau` cannot be changed"
             raise CheckpointError(f"{checkpoint} has another lr_scheduler_type; {advice}.")
-        if self.state.metric not in ("", self.metric):  # the best value of one metric cannot be compared with another
+        if self.state.metric != self.metric:  # the best value of one metric cannot be compared with another
             self.state.best_metric = self.state.best_epoch = None
-        if self.state.metric in ("", self.metric) or not follows_metric:
+        if self.state.metric == self.metric or not follows_metric:
             self.scheduler.load_state_dict(self.state.scheduler)
         if changed and not follows_metric:  # the schedule counts steps, whose number per epoch may be another
             self.scheduler.last_epoch = self.state.epoch * self.steps_per_epoch

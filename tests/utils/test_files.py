@@ -117,13 +117,14 @@ def test_the_folder_of_a_file_is_created(tmp_path):
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_error_keeps_the_old_file_and_leaves_no_temporary_file(error, tmp_path):
-    write_text(tmp_path / "file", "old")
-    with pytest.raises(error), atomic_file(tmp_path / "file") as unfinished:  # noqa: PT012
-        unfinished.write_text("half")
+@pytest.mark.parametrize("write", [atomic_file, atomic_files, atomic_folder])
+def test_an_error_keeps_what_was_there_and_leaves_nothing_temporary(write, error, folder, tmp_path):
+    is_file = write is atomic_file
+    with pytest.raises(error), write(folder / "old" if is_file else folder) as unfinished:  # noqa: PT012
+        (unfinished if is_file else unfinished / "old").write_text("half")
         raise error
-    assert (tmp_path / "file").read_text() == "old"
-    assert names(tmp_path) == ["file"]
+    assert names(tmp_path) == ["folder", "folder/old"]
+    assert (folder / "old").read_text() == ""
 
 
 def test_an_error_before_anything_is_written_leaves_no_file(tmp_path):
@@ -140,16 +141,6 @@ def test_several_files_replace_files_of_the_same_name_and_keep_others(folder):
         assert (folder / "model").read_text() == "old"
     assert names(folder) == ["config", "model", "old"]
     assert (folder / "model").read_text() == "new"
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_error_keeps_all_old_files(error, folder):
-    write_text(folder / "model", "old")
-    with pytest.raises(error), atomic_files(folder) as unfinished:  # noqa: PT012
-        (unfinished / "model").write_text("new")
-        raise error
-    assert (folder / "model").read_text() == "old"
-    assert names(folder) == ["model", "old"]
 
 
 def test_two_overlapping_replacements_in_one_folder_both_arrive(folder):
@@ -174,14 +165,6 @@ def test_a_folder_replaces_the_old_one(folder, tmp_path):
     with atomic_folder(folder) as unfinished:
         (unfinished / "file").touch()
     assert names(tmp_path) == ["folder", "folder/file"]
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_error_keeps_the_old_folder_and_leaves_no_temporary_folder(error, folder, tmp_path):
-    with pytest.raises(error), atomic_folder(folder) as unfinished:  # noqa: PT012
-        (unfinished / "file").touch()
-        raise error
-    assert names(tmp_path) == ["folder", "folder/old"]
 
 
 KILLED = """
