@@ -16,7 +16,7 @@ from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.search.calibration import CANDIDATES, CalibratedSearch, Calibration, Candidates, independent_rows
 from hf_sphere.search.index_files import CODES_FILE, check_replaceable
 from hf_sphere.search.rows import GroupedVectors
-from hf_sphere.search.vectors import check_vectors
+from hf_sphere.search.vectors import check_names, check_vectors
 from hf_sphere.utils import files
 from hf_sphere.utils.checks import check_integer, check_seed, error_text
 
@@ -78,6 +78,7 @@ class CompressedSpace(CalibratedSearch):
 
         Raises:
             FileExistsError: If the folder contains other files.
+            ValueError: If somebody has set an attribute to what cannot be read back.
         """
         codes = load_faiss().vector_to_array(self._index.codes).reshape(len(self), -1)
         learned = load_faiss().vector_to_array(_learned(self._index))
@@ -86,6 +87,7 @@ class CompressedSpace(CalibratedSearch):
         tensors |= {"codes": torch.from_numpy(codes), "learned": torch.from_numpy(learned)}
         tensors |= {f"known_{name}": getattr(self.calibration, name) for name in CALIBRATION}
         about = {"bits": self.bits, "recall": self.recall, "names": self._names}
+        _check_contents(about, tensors)  # somebody may have set attributes
         with files.lock_folder(folder):
             check_replaceable(Path(folder), {ABOUT_FILE, CODES_FILE, files.MANIFEST_FILE})
             with files.atomic_folder(folder) as unfinished:
@@ -209,18 +211,30 @@ def _learned(index: Any) -> Any:
     return index.sq.trained if hasattr(index, "sq") else index.center
 
 
-def _check_sizes(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Raise an error if the sizes of the tensors differ, which FAISS would not notice."""
-    bits, count, dim = about["bits"], len(tensors["ids"]), len(tensors["rotation"])
-    if bits not in BITS:
-        raise ValueError(f"bits of {ABOUT_FILE} are invalid")
+def _check_contents(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Raise an error if the contents of the files of a space are not valid."""
+    bits, names, groups = about["bits"], about["names"], tensors["groups"]
+    if (
+        check_integer("bits", bits, 1) not in BITS
+        or len(about["recall"]) != 3
+        or not all(0 <= value <= 1 for value in about["recall"])
+    ):
+        raise ValueError(f"bits or recall of {ABOUT_FILE} is invalid")
+    count, dim, size = len(groups), len(tensors["rotation"]), len(tensors["known_ids"])
     shapes = {"ids": (count,), "groups": (count,), "rotation": (dim, dim), "learned": (dim * (1 + (bits == 8)),)}
     shapes |= {"codes": (count, make_index(bits, dim).code_size)}
-    shapes |= {f"known_{name}": tensors["known_ids"].shape for name in CALIBRATION}
-    dtypes = {"codes": torch.uint8, "learned": torch.float32}
+    shapes |= {f"known_{name}": (size,) for name in CALIBRATION}
+    dtypes = dict.fromkeys(("rotation", "learned"), torch.float32)
+    dtypes |= {"codes": torch.uint8, "known_scores": torch.float64}
     for name, shape in shapes.items():
-        if tensors[name].shape != shape or 0 in shape or tensors[name].dtype != dtypes.get(name, tensors[name].dtype):
+        tensor = tensors[name]
+        is_valid = tensor.dtype == dtypes.get(name, torch.int64) and tensor.shape == shape and 0 not in shape
+        if not is_valid or not tensor.isfinite().all():
             raise ValueError(f"{name} of {CODES_FILE} is invalid")
+    if tensors["ids"].min() < 0 or len(tensors["ids"].unique()) < count:
+        raise ValueError(f"ids of {CODES_FILE} are negative or repeated")
+    if names is not None and not 0 <= groups.min() <= groups.max() < len(check_names("names", names, len(names))):
+        raise ValueError(f"groups of {CODES_FILE} have no names in {ABOUT_FILE}")
 
 
 def _read(space_class: type[CompressedSpace], folder: Path) -> CompressedSpace:
@@ -231,7 +245,7 @@ def _read(space_class: type[CompressedSpace], folder: Path) -> CompressedSpace:
         if damage := files.find_damage(folder, (ABOUT_FILE, CODES_FILE)):
             raise ValueError(damage)
         about, tensors = files.read_json(folder / ABOUT_FILE), files.read_tensors(folder / CODES_FILE)
-        _check_sizes(about, tensors)
+        _check_contents(about, tensors)
         return space_class(about, tensors)
     except MemoryError:
         raise

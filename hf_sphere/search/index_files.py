@@ -1,9 +1,7 @@
-"""The folder of an `EmbeddingSpace` or `ImageIndex`: its files, and what is checked when they are read.
-
-The manifest shows damage; types, shapes and numbers are checked, and ids, rows and calibration must fit together.
-"""
+"""The folder of an `EmbeddingSpace` or `ImageIndex`: its files, and the validation of all that is read from them."""
 
 import importlib.util
+import os
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -13,6 +11,7 @@ from pathlib import Path, PurePath
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from huggingface_hub.dataclasses import strict
@@ -25,7 +24,7 @@ from hf_sphere.search.calibration import Calibration
 from hf_sphere.search.neighbor_search import APPROXIMATE, NeighborSearch, SearchKind
 from hf_sphere.search.source import Content
 from hf_sphere.search.vectors import positions
-from hf_sphere.utils.checks import check_positive, check_regular, error_text
+from hf_sphere.utils.checks import check_regular, error_text
 from hf_sphere.utils.files import (
     MANIFEST_FILE,
     atomic_folder,
@@ -61,8 +60,8 @@ CALIBRATION = dict.fromkeys(("groups", "matches", "ids"), torch.int64)
 CALIBRATION |= {"scores": torch.float64, "queries": torch.float32}
 """Types of the tensors of the calibration; queries are those that are not rows."""
 
-OPTIONS = ("rows_per_group", "calibration_rows", "seed")
-"""Options of a space."""
+OPTIONS = {"rows_per_group": 1, "calibration_rows": 1, "seed": 0}
+"""Options of a space, and their smallest values."""
 
 Tensors = dict[str, Tensor]
 
@@ -120,11 +119,8 @@ def _read_files(space_class: Any, folder: Path) -> tuple[About, dict[str, list[A
             raise ValueError(damage)
         for name in (EMBEDDINGS_FILE, IMAGES_FILE):
             check_regular(folder / name)
-        values = read_json(folder / ABOUT_FILE)
-        about = About(**values | {"sources": [tuple(source) for source in values["sources"]]})
+        about = _read_about(folder)
         tensors = read_tensors(folder / EMBEDDINGS_FILE)
-        if about.curvature is not None:
-            check_positive("curvature", about.curvature)
         _check_embeddings(folder / EMBEDDINGS_FILE, tensors["embeddings"], about.distance)
         images = _read_images(folder, len(tensors["embeddings"]), about)
         return about, images, _read_space(space_class, folder, about, images, tensors), version
@@ -206,6 +202,30 @@ def _write_files(folder: Path, about: About, images: dict[str, list[Any]], space
     write_manifest(folder)
 
 
+def _read_about(folder: Path) -> About:
+    values = read_json(folder / ABOUT_FILE)
+    values["sources"] = [tuple(source) for source in values["sources"]]
+    about = About(**values)
+    _check_about(about)
+    return about
+
+
+def _check_about(about: About) -> None:
+    tables = [(name, len(state)) for tables in about.tables for name, state in tables.items()]
+    valid = {
+        "recall": 0 <= about.recall <= 1,
+        "next_id": 0 <= about.next_id < 1 << 62,  # with room for more images
+        "curvature": about.curvature is None or 0 < about.curvature < torch.inf,
+        "sources": all(split is not None or os.path.isabs(name or "/") for name, split in about.sources),
+        "model_folder": not os.path.isabs(about.model_folder or ""),
+        "tables": len(about.tables) == len(about.sources)
+        and all(n == 2 and (name == "." or _is_below(name)) for name, n in tables),
+        **{name: least <= getattr(about, name) < 1 << 63 for name, least in OPTIONS.items()},
+    }
+    if wrong := [name for name, is_valid in valid.items() if not is_valid]:
+        raise ValueError(f"{wrong[0]} of {ABOUT_FILE} is invalid: {getattr(about, wrong[0])}")
+
+
 def _read_images(folder: Path, count: int, about: About) -> dict[str, list[Any]]:
     with pq.ParquetFile(folder / IMAGES_FILE) as file:
         if file.metadata.num_rows != count:
@@ -219,8 +239,11 @@ def _read_images(folder: Path, count: int, about: About) -> dict[str, list[Any]]
     for name in needed & {"file", "source", "row", "id", "settings"}:
         if table[name].null_count:
             raise ValueError(f"column {name} of {IMAGES_FILE} has missing values")
+    for name in {"confidence", "concentration", "p_value"} & {*table.column_names}:
+        if not pc.all(pc.is_finite(table[name]), min_count=0).as_py():
+            raise ValueError(f"column {name} of {IMAGES_FILE} has values that are not finite")
     images = table.to_pydict()
-    limits = {"id": about.next_id} | ({"source": len(about.sources)} if about.sources else {})
+    limits = {"id": about.next_id} | ({"source": len(about.sources), "row": 1 << 62} if about.sources else {})
     for name, limit in limits.items():
         if not 0 <= min(images[name]) <= max(images[name]) < limit or (name == "id" and len(set(images[name])) < count):
             raise ValueError(f"column {name} of {IMAGES_FILE} has numbers that are out of range, or equal")

@@ -27,8 +27,8 @@ WRITTEN, COMPARED = 1 << 23, 1 << 14
 PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 """Name of a column of row numbers that a table of pandas without some rows has in Arrow."""
 
-CALIBRATION = ("group", "score", "match", "id")
-"""Columns of the calibration."""
+CALIBRATION, EFFORTS = ("group", "score", "match", "id"), tuple(2**step for step in range(5))
+"""Columns of the calibration, and how much of an index is searched."""
 
 SMALLEST_INDEX, TUNING_QUERIES = 5_000, 200
 """Number of rows from which on an index is built, and of queries to measure its recall."""
@@ -63,12 +63,14 @@ class LanceSpace(CalibratedSearch):
         self._columns = ["_rowid", self._column, *[self._group_column] * bool(self._group_column)]
         self._dim = table.schema.field(self._column).type.list_size
         index, known = _open(database, "index"), _open(database, "calibration")
-        found: dict[str, Any] = {"effort": 0, "recall": 1.0} if index is None else index.to_arrow().to_pylist()[0]
-        self._effort, self.recall = found["effort"], found["recall"]
-        self._version = 0
-        self._calibration: Calibration | None = None
-        if known is not None:
-            self._version, self._calibration = _read_calibration(known)
+        self._calibration: Calibration | None
+        try:
+            self._effort, self.recall = (0, 1.0) if index is None else _read_effort(index)
+            self._version, self._calibration = (0, None) if known is None else _read_calibration(known)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            which = "index or calibration are damaged"
+            hint = "Delete the tables 'index' and 'calibration', and build the index again if there was one"
+            raise ValueError(f"{which}: {error_text(error)}. {hint}.") from error
 
     @classmethod
     def create(
@@ -183,7 +185,7 @@ class LanceSpace(CalibratedSearch):
                 self.table.optimize()
             elif step == 5:
                 self.table.create_index(self._column, config=IvfRq(distance_type="l2"))
-            self._effort = 2 ** (step % 5)
+            self._effort = EFFORTS[step % 5]
             self.recall = float((self._candidates(queries, 10).scores >= lowest).double().mean())
             if self.recall >= TARGET_RECALL:
                 break
@@ -341,10 +343,24 @@ class LanceSpace(CalibratedSearch):
         self._database.create_table(name, table, mode="create" if _open(self._database, name) is None else "overwrite")
 
 
+def _read_effort(table: Any) -> tuple[int, float]:
+    effort, recall = (table.to_arrow()[name][0].as_py() for name in ("effort", "recall"))
+    if effort not in EFFORTS or not 0 <= recall <= 1:
+        raise ValueError(f"the effort is {effort}, and the recall {recall}")
+    return effort, recall
+
+
 def _read_calibration(table: Any) -> tuple[int, Calibration]:
     """Return the version of the rows that were calibrated, and the calibration."""
     (version, next_id), rows = json.loads(table.schema.metadata[b"hf_sphere"]), table.to_arrow()
     groups, scores, matches, ids = (torch.tensor(rows[name].to_numpy()) for name in CALIBRATION)
+    are_integers = all(column.dtype == torch.int64 for column in (groups, matches, ids))
+    if not are_integers or scores.dtype != torch.float64 or not (scores.abs() < 1 + 1e-6).all():
+        raise ValueError("the scores of the calibration are no cosines, or groups and ids no integers")
+    if not len(ids) or min(matches.min(), ids.min(), version) < 0 or max(matches.max(), ids.max()) >= next_id:
+        raise ValueError("the ids of the calibration are not those of rows")
+    if len(ids.unique()) < len(ids):
+        raise ValueError("ids of the calibration are repeated")
     return version, Calibration(groups, scores, matches, ids, next_id)
 
 

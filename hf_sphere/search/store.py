@@ -19,12 +19,13 @@ row_id         identity of the image: the same in all splits and parts of a data
 """
 
 import contextlib
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 import torch
@@ -35,6 +36,7 @@ from hf_sphere.data.parquet import ParquetSplit
 from hf_sphere.data.sampling import draw_subset
 from hf_sphere.data.sources import find_split, load_splits
 from hf_sphere.data.targets import read_class_names, read_labels, read_values
+from hf_sphere.metrics.neighbors import Distance
 from hf_sphere.utils.checks import check_not_text, check_seed
 from hf_sphere.utils.files import atomic_folder, read_json, read_whole, write_json
 from hf_sphere.utils.problem_types import SINGLE_LABEL
@@ -265,12 +267,23 @@ def _read_about(folder: Path) -> dict[str, Any]:
 
 def _check_about(folder: Path, about: dict[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
     """Return the content of `embeddings.json`, which must agree with the sizes of the data."""
-    rules = {key: (about.get(key, size) == size, f"{size}, as in the data") for key, size in sizes.items()}
-    texts = {"model", "dataset", "split", "distance"} & {*about, *["split"] * ("dataset" in about)}
-    rules |= {key: (isinstance(about.get(key), str), "a text") for key in texts}
+    path = folder / ABOUT_FILE
+    texts = ["model", "dataset", "split", "head", "problem_type", "distance"]
+    texts += ["dataset_config_name", "image_column_name", "train_split"]
+    wrong = [key for key in texts if not isinstance(about.get(key), str | None)]
+    wrong += [key for key in ("model", "dataset", "split", "distance") if key in about and about[key] is None]
+    if wrong or ("dataset" in about and "split" not in about):
+        raise ValueError(f"{path} is damaged: {wrong[0] if wrong else 'split'} must be a text.")
+    rules = {key: (about.get(key) == value, f"{value}, as in the data") for key, value in sizes.items()}
+    curvature: Any = about.get("curvature")
+    distances = get_args(Distance)
+    rules["curvature"] = (type(curvature) in (int, float) and 0 < curvature < math.inf, "a positive number")
+    rules["distance"] = (about.get("distance") in distances, f"one of {', '.join(distances)}")
+    for key in ("num_training_images", "num_calibration_images"):
+        rules[key] = (type(about.get(key)) is int and about[key] >= 0, "a number of images")
     for key, (is_valid, rule) in rules.items():
-        if not is_valid:
-            raise ValueError(f"{folder / ABOUT_FILE} is damaged: {key} must be {rule}; it is {about.get(key)!r}.")
+        if key in about and not is_valid:
+            raise ValueError(f"{path} is damaged: {key} must be {rule}; it is {about[key]!r}.")
     return about
 
 

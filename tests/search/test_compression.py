@@ -155,16 +155,32 @@ def test_an_interrupted_write_keeps_the_old_space(tmp_path, space, monkeypatch):
     assert CompressedSpace.load(tmp_path / "small").bits == 1
 
 
+CHANGES = {"ids": torch.zeros(300).long(), "_names": ["a"], "recall": (0.5, 0.4, torch.nan), "_groups": torch.arange(3)}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_space_whose_attributes_were_set_does_not_replace_a_good_one(tmp_path, space, name):
+    small = space.compress(1)
+    small.save(tmp_path / "small")
+    setattr(small, name, CHANGES[name])
+    with pytest.raises(ValueError, match=r"invalid|repeated|no names"):
+        small.save(tmp_path / "small")
+    assert CompressedSpace.load(tmp_path / "small").bits == 1
+
+
 DAMAGE = {
     "codes": lambda about, tensors: tensors.update(codes=tensors["codes"][:, 1:]),
     "fewer codes": lambda about, tensors: tensors.update(codes=tensors["codes"][1:]),
-    "rotation": lambda about, tensors: tensors.update(rotation=tensors["rotation"][:, 1:]),
+    "rotation": lambda about, tensors: tensors.update(rotation=tensors["rotation"] * torch.nan),
     "learned": lambda about, tensors: tensors.update(learned=tensors["learned"][1:]),
+    "groups": lambda about, tensors: tensors.update(groups=tensors["groups"] + 1),
     "scores": lambda about, tensors: tensors.update({"known_scores": tensors["known_scores"][1:]}),
     "missing": lambda about, tensors: tensors.pop("ids"),
     "no rows": lambda about, tensors: tensors.update({name: tensors[name][:0] for name in ("ids", "groups", "codes")}),
     "bits": lambda about, tensors: about.update(bits=3),
     "other bits": lambda about, tensors: about.update(bits=1),
+    "recall": lambda about, tensors: about.update(recall=[2, 0, 1]),
+    "names": lambda about, tensors: about.update(names=[["a"]] * 60),
 }
 
 

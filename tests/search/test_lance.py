@@ -362,6 +362,25 @@ def test_columns_of_the_calibration_are_read_by_their_names(tmp_path):
     assert LanceSpace.open(tmp_path).threshold(0.1) == threshold
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("score", np.nan), ("score", 7.0), ("id", -1), ("match", 10**9), ("id", 0.5), ("group", None), ("score", None)],
+)
+def test_a_calibration_that_cannot_be_is_damaged(tmp_path, column, value):
+    space, _, table = calibrated(tmp_path)
+    cells = table[column].to_pylist()
+    cells[1] = value
+    space._write("calibration", table.set_column(table.schema.names.index(column), column, [cells]))
+    with pytest.raises(ValueError, match="index or calibration are damaged"):
+        LanceSpace.open(tmp_path)
+
+
+def test_an_unknown_effort_of_an_index_is_damaged(space, tmp_path):
+    space._write("index", pa.table({"effort": [3], "recall": [0.99]}))
+    with pytest.raises(ValueError, match="index or calibration are damaged: the effort is 3"):
+        LanceSpace.open(tmp_path / "space")
+
+
 @pytest.mark.parametrize("value", [0.0, 5.0])
 def test_vectors_that_another_program_wrote_are_not_compared(tmp_path, value):
     space = LanceSpace.create(tmp_path, {"vector": unit(20, 4)})
