@@ -91,7 +91,7 @@ def test_an_index_knows_files_classes_and_certainties_and_is_shown_without_its_i
 @pytest.mark.parametrize("head", ["cosine", "softmax", "hyperbolic"])
 def test_the_distance_is_that_of_the_head(head, save_model, tmp_path, photos):
     index = ImageIndex.build(save_model(tmp_path / "model", head), photos, **QUIET)
-    assert index.neighbor_search.distance == index.encoder.model.head.distance
+    assert index.neighbor_search.distance == index.encoder.model.head.metric()["distance"]
     assert index.search(photos, 1, **QUIET).rows[:, 0].tolist() == list(range(7))
 
 
