@@ -166,7 +166,7 @@ class TestResuming:
                 train(*words, "--resume_from_checkpoint", "latest")
 
     def test_the_record_has_the_training_images_of_all_parts(self, train):
-        train("--train_split", "train[:50%]", "--stop_after_steps", "10")
+        train("--train_split", "train[:50%]", "--num_train_epochs", "1")
         folder = train("--train_split", "train[50%:]", "--resume_from_checkpoint", "latest")
         assert len(DataRecord.read(folder).ids["train"]) == 1442
 
