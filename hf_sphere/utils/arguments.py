@@ -69,18 +69,12 @@ class Arguments:
         about, value, default = field.metadata.get("help"), getattr(self, field.name), _default(field)
         if value == default or not isinstance(about, _Help):
             return
-        if others := [each.replace("=", " ") for each in about.not_with if self._is_set(each)]:
+        if others := [each.replace("=", " ") for each in about.not_with if _is_set(self, each)]:
             raise ValueError(f"{field.name} and {others[0]} exclude each other; leave one of them out.")
-        if about.only_with and not any(map(self._is_set, about.only_with)):
+        if about.only_with and not any(_is_set(self, each) for each in about.only_with):
             others = [each.replace("=", " ") for each in about.only_with]
             advice = "" if default is None else f", or set it to {default} if it is in a configuration"
             raise ValueError(f"{field.name} {value} has no effect without {' or '.join(others)}; leave it out{advice}.")
-
-    def _is_set(self, condition: str) -> bool:
-        """Whether a field has a value, `NAME=VALUE`, or one that counts as true, `NAME`."""
-        name, _, wanted = condition.partition("=")
-        value: Any = getattr(self, name)
-        return bool(value) if not wanted else wanted in value if isinstance(value, list) else value == wanted
 
 
 class Options(dict[str, Any]):
@@ -166,8 +160,9 @@ def parse_arguments(
             for name, value in _read_config(config, actions, recipe, places).items():
                 parser.set_defaults(**{name: value})
                 actions[name].required = False
-        for word in words:
-            places.pop(word[2:].partition("=")[0], None)
+        on_line = {word[2:].partition("=")[0] for word in words}
+        for name in on_line:
+            places.pop(name, None)
         # Before a missing argument is named, which may be the one that is mistyped.
         known = parser._option_string_actions
         unknown = [word for word in words if re.match(r"--\w", word) and word.partition("=")[0] not in known]
@@ -176,6 +171,12 @@ def parse_arguments(
         if unknown:
             name = unknown[0].partition("=")[0]
             parser.error(f"unknown argument {name!r}.{_hint(name.lstrip('-'), names)}")
+        for field in (field for cls in types for field in dataclasses.fields(cls) if field.name in places):
+            # What a configuration sets, and another value on the command line makes idle, is left out.
+            needed = getattr(field.metadata.get("help"), "only_with", ())
+            is_replaced = any(each.partition("=")[0] in on_line for each in needed)
+            if is_replaced and not any(_is_set(parsed, each) for each in needed):
+                setattr(parsed, field.name, _default(field))
         values = tuple(cls(**{f.name: getattr(parsed, f.name) for f in dataclasses.fields(cls)}) for cls in types)
         _check_output({name: value for each in values for name, value in vars(each).items()})
     except ValueError as error:
@@ -269,6 +270,13 @@ class _Parser(argparse.ArgumentParser):
 
 def _default(field: dataclasses.Field) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _is_set(values: Any, condition: str) -> bool:
+    """Whether an attribute has a value, `NAME=VALUE`, or one that counts as true, `NAME`."""
+    name, _, wanted = condition.partition("=")
+    value = getattr(values, name)
+    return bool(value) if not wanted else wanted in value if isinstance(value, list) else value == wanted
 
 
 def _check_number(name: str, number: float, bounds: Mapping[str, float]) -> None:
