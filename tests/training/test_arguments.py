@@ -157,6 +157,14 @@ def test_list_in_yaml_may_be_a_single_value_and_is_replaced_on_the_command_line(
         assert parse(*words, "--lr_milestones", "5", "6", "7")[2].lr_milestones == [5, 6, 7]
 
 
+def test_what_the_command_line_makes_idle_in_a_configuration_is_left_out(config, refusal):
+    words = ["--config", config("lr_scheduler_type: multistep\nlr_milestones: [5, 6]")]
+    assert parse(*words, "--lr_scheduler_type", "cosine")[2].lr_milestones is None
+    assert parse(*words)[2].lr_milestones == [5, 6]
+    said = refusal("--config", config("lr_scheduler_type: cosine\nlr_milestones: [5, 6]"))
+    assert "lr_milestones [5, 6] has no effect without lr_scheduler_type multistep" in said
+
+
 def test_values_in_yaml_are_not_parsed_as_words_of_a_command_line(config, refusal):
     args = parse("--config", config("report_to: [tensorboard, --overwrite_output_dir]\nweight_decay: 1"))[2]
     assert (args.report_to, args.overwrite_output_dir) == (["tensorboard", "--overwrite_output_dir"], False)
