@@ -56,13 +56,17 @@ def encode(
     return encodings
 
 
-def warn_unknown_words(language_model: LanguageModel, sentences: Iterable[Sentence]) -> None:
-    """Name the words of sentences that the tokenizer does not know in a warning, each word once per model.
+def words_of(sentences: Iterable[Sentence]) -> set[str]:
+    """Return the words of sentences."""
+    return {sentence.text[first:end].strip() for sentence in sentences for first, end in sentence.spans}
+
+
+def warn_unknown_words(language_model: LanguageModel, words: Iterable[str]) -> None:
+    """Name the words that the tokenizer does not know in a warning, each word once per model.
 
     A word is unknown if it has the unknown token, or no token.
     """
-    words = {sentence.text[first:end].strip() for sentence in sentences for first, end in sentence.spans} - {""}
-    if not (new := sorted(words - language_model.checked_words)):
+    if not (new := sorted({*words} - language_model.checked_words - {""})):
         return
     language_model.checked_words.update(new)
     tokenizer = language_model.tokenizer

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_sphere.analogies.encoding import encode, equal_length_batches, warn_unknown_words
+from hf_sphere.analogies.encoding import encode, equal_length_batches, warn_unknown_words, words_of
 from hf_sphere.analogies.language_model import LanguageModel
 from hf_sphere.analogies.prompts import Sentence
 
@@ -53,7 +53,7 @@ def perplexities(
 
     A sentence without a token to score is NaN. The batch size is chosen for speed by default.
     """
-    warn_unknown_words(language_model, sentences)
+    warn_unknown_words(language_model, words_of(sentences))
     sequences = scored_sequences(language_model, sentences)
     ids_of_sequences = [np.frombuffer(sequence, dtype=np.int64) for sequence in sequences]
     targets = list(sequences.values())

@@ -172,9 +172,10 @@ def parse_arguments(
             name = unknown[0].partition("=")[0]
             parser.error(f"unknown argument {name!r}.{_hint(name.lstrip('-'), names)}")
         for field in (field for cls in types for field in dataclasses.fields(cls) if field.name in places):
-            # What a configuration sets, and another value on the command line makes idle, is left out.
-            needed = getattr(field.metadata.get("help"), "only_with", ())
-            is_replaced = any(each.partition("=")[0] in on_line for each in needed)
+            # What a configuration sets, and a later one or the command line makes idle, is left out.
+            needed, order = getattr(field.metadata.get("help"), "only_with", ()), [*places, *on_line]
+            later = {name for name in order[order.index(field.name) :] if places.get(name) != places[field.name]}
+            is_replaced = any(each.partition("=")[0] in later for each in needed)
             if is_replaced and not any(_is_set(parsed, each) for each in needed):
                 setattr(parsed, field.name, _default(field))
         values = tuple(cls(**{f.name: getattr(parsed, f.name) for f in dataclasses.fields(cls)}) for cls in types)
@@ -363,6 +364,7 @@ def _read_config(
             if key not in (*actions, *ABOUT, *removed):
                 problem = f"unknown key {key!r} in {place}"
                 raise ValueError(f"{other}: {problem}." if other else f"{problem}.{_hint(key, [*actions])}")
+            places.pop(key, None)  # in the order of the last ones that state them
             places[key] = place
     # The output directory that the name of a configuration implies does not replace one that a configuration states.
     values = {k: v for k, v in config.settings.items() if k in stated or (k in actions and k not in places)}

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -40,7 +41,7 @@ class Toy(Scoring):
     def permutation_costs(self, terms):
         return self.scale * terms[0].abs()
 '''
-MODEL = SimpleNamespace(kind="embedding")
+MODEL = SimpleNamespace(kind="embedding", checked_words=MagicMock(__rsub__=lambda self, words: set()))
 QUESTIONS = make_questions([("word", "language")], [[("a", "bbbb"), ("cc", "dd"), ("e", "fff")]], [1])
 
 

@@ -3,6 +3,7 @@ import itertools
 import math
 import zlib
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from hf_sphere.analogies.questions import Question
 from hf_sphere.analogies.scoring import base, build_scoring, embeddings, scoring_names, sentences
 from hf_sphere.analogies.search import TIE
 
-MODEL = SimpleNamespace(kind="masked")
+MODEL = SimpleNamespace(kind="masked", checked_words=MagicMock(__rsub__=lambda self, words: set()))
 POSITIVE = ["abcd", "acbd", "badc", "bdac", "cdab", "cadb", "dcba", "dbca"]
 NEGATIVE = [first + second + third + fourth for first, second, third, fourth in itertools.permutations("abcd")]
 NEGATIVE = [order for order in NEGATIVE if order not in POSITIVE]

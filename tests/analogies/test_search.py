@@ -1,5 +1,6 @@
 import dataclasses
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hf_sphere.analogies.questions import Question
 from hf_sphere.analogies.scoring import base, scoring_class, scoring_names, sentences
 from hf_sphere.analogies.search import PUBLISHED_GRID, search_configurations, select_configuration
 
-MODEL = SimpleNamespace(kind="masked")
+MODEL = SimpleNamespace(kind="masked", checked_words=MagicMock(__rsub__=lambda self, words: set()))
 SCORINGS_OF_SENTENCES = ["hypothesis_bias", "marginal_bias", "perplexity", "pmi"]
 
 

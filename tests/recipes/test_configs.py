@@ -360,7 +360,7 @@ def test_a_corruption_applies_to_every_hyperplane_run(corruption):
         assert corrupted == replace(data, **expected)
         assert memorising == replace(
             training, weight_decay=0.0, num_train_epochs=300, lr_scheduler_type="reduce_lr_on_plateau", lr_patience=10,
-            metric_for_best_model="train_loss", early_stopping_patience=25,
+            metric_for_best_model="train_loss", early_stopping_patience=25, lr_step_epochs=30,
         )  # fmt: skip
 
 

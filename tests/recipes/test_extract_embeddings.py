@@ -252,7 +252,7 @@ def test_the_stored_distance_is_that_of_the_head(extract, save, classifier, monk
     about = json.loads((extract("--max_samples", 5, model=save(model)) / "embeddings.json").read_text())
     assert (about["distance"], about["curvature"]) == ("hyperbolic", 0.5)
     head = SphereVisionForImageClassification.from_pretrained(classifier).head
-    monkeypatch.setattr(type(head), "distance", "euclidean")
+    monkeypatch.setattr(type(head), "metric", lambda self: {"distance": "euclidean"})
     about = json.loads((extract("--max_samples", 5, name="euclidean") / "embeddings.json").read_text())
     assert about["distance"] == "euclidean"
     assert "curvature" not in about

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from hf_sphere.analogies.encoding import warn_unknown_words
 from hf_sphere.analogies.language_model import Kind, LanguageModel
 from hf_sphere.analogies.prompts import NEGATIVE_PERMUTATIONS, PERMUTATIONS, POSITIVE_PERMUTATIONS, Permutation
 from hf_sphere.analogies.questions import Question, choice_counts
@@ -118,6 +119,8 @@ class Scoring(ABC):
         if (kind := engine.language_model.kind) not in self.kinds:
             raise ValueError(f"scoring {self.name!r} requires a model of kind {' or '.join(self.kinds)}; got {kind}.")
         orders = [PERMUTATIONS[index] for index in permutations]
+        pairs = (pair for question in questions for pair in (question.stem, *question.choices))
+        warn_unknown_words(engine.language_model, {word.strip() for pair in pairs for word in pair})
         terms_by_question: list[Tensor] = []
         for start in range(0, len(questions), QUESTIONS_AT_ONCE):
             batch = questions[start : start + QUESTIONS_AT_ONCE]

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.analogies.encoding import encode, equal_length_batches, warn_unknown_words
+from hf_sphere.analogies.encoding import encode, equal_length_batches, warn_unknown_words, words_of
 from hf_sphere.analogies.language_model import LanguageModel
 from hf_sphere.analogies.prompts import Sentence, fill, template_text
 from hf_sphere.analogies.scoring.base import Engine, Permutations, Questions, Scoring
@@ -39,7 +39,7 @@ def embed_words_in_context(
     tokens.
     """
     encodings = encode(language_model, sentences, words=True)
-    warn_unknown_words(language_model, sentences)
+    warn_unknown_words(language_model, words_of(sentences))
     keys = [(encoding.ids.tobytes(), encoding.words.tobytes()) for encoding in encodings]
     inputs = list(dict(zip(keys, encodings, strict=True)).items())
     lengths = np.array([len(encoding.ids) for _, encoding in inputs])
