@@ -108,8 +108,8 @@ RANGE = "value_range must be two finite numbers, the lower one first; got"
     [
         *((((3, ends), {}, RANGE)) for ends in [(1, 1), (2, 1), (0, math.inf), (math.nan, 1), (0,), (0, 1, 2)]),
         ((1, (0, 1)), {}, "embedding_dim must be an integer of at least 2; got 1"),
-        ((3, (0, 1)), {"out_of_range": "ignore"}, "'error' or 'clip'; got 'ignore'"),
-        ((3, (0, 1)), {"reduction": "none"}, "'mean' or 'sum'; got 'none'"),
+        ((3, (0, 1)), {"out_of_range": "ignore"}, "out_of_range must be one of error, clip; got 'ignore'"),
+        ((3, (0, 1)), {"reduction": "none"}, "reduction must be one of mean, sum; got 'none'"),
     ],
     ids=str,
 )
