@@ -550,7 +550,7 @@ def test_an_old_folder_that_cannot_be_removed_is_a_warning(folder, tmp_path, mon
 
     with atomic_folder(folder) as unfinished:
         (unfinished / "new").write_text("new")
-        monkeypatch.setattr("hf_sphere.utils.files._discard", fail)
+        monkeypatch.setattr("hf_sphere.utils.files._remove", fail)
     assert [path.name for path in folder.iterdir()] == ["new"]
     assert "is complete, but its old version remains" in caplog.text
 
