@@ -545,12 +545,16 @@ def test_a_name_too_long_or_of_another_kind_is_found_by_the_probe(tmp_path):
 
 
 def test_an_old_folder_that_cannot_be_removed_is_a_warning(folder, tmp_path, monkeypatch, caplog):
-    def fail(*_):
-        raise PermissionError("in use")
+    rename = Path.rename
+
+    def fail(path, target):
+        if path.name.endswith(".replaced"):
+            raise PermissionError("in use")
+        return rename(path, target)
 
     with atomic_folder(folder) as unfinished:
         (unfinished / "new").write_text("new")
-        monkeypatch.setattr("hf_sphere.utils.files._remove", fail)
+        monkeypatch.setattr(Path, "rename", fail)
     assert [path.name for path in folder.iterdir()] == ["new"]
     assert "is complete, but its old version remains" in caplog.text
 
