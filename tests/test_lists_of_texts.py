@@ -60,6 +60,7 @@ CASES = {
     "training.Task.headline": lambda x: task(headline=x),
     "training.Task.train_metrics": lambda x: task(train_metrics=x),
     "training.Task.eval_metrics": lambda x: task(eval_metrics=x),
+    "training.Task.unused": lambda x: task(unused=x),
     "visualization.plot_circle.class_names": lambda x: visualization.plot_circle(X, LABELS, x),
     "visualization.plot_gallery.class_names": lambda x: visualization.plot_gallery(PANEL, x, dim=3),
     "visualization.plot_sphere.class_names": lambda x: visualization.plot_sphere(X, LABELS, x),
