@@ -86,7 +86,7 @@ class Measure:
     compute: Callable[[Evaluated], tuple[Tensor, Any]]  # ids, (N,), and values, (N,), or a statistic
     perfect: float = 100.0
     images: int = 1  # of a class
-    classes: int = 1  # with so many images
+    classes: int = 1  # of which each has at least `images`
 
     @property
     def higher_is_better(self) -> bool:

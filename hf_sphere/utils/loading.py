@@ -17,6 +17,7 @@ WEIGHTS_PAGE = "docs/weights.md: weights and data without the Hub"
 SPHERIZE = "hf_sphere.nn.sentence_embedding.Spherize"
 FILE_KINDS = {".txt": "text", ".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
 """Builder of `datasets` for files of rows, by suffix."""
+MOST_COLUMNS = 10_000
 
 _LARGEST = {"num_labels": 10**7, "num_hidden_layers": 10**4}
 """Bounds of numbers in a configuration for each of which transformers makes an object, before any error of memory."""
@@ -194,6 +195,27 @@ def load_file(path: str | os.PathLike, **options: Any) -> Any:
     return load_dataset(kind, data_files={"train": pattern}, source=str(path), **options)
 
 
+def _check_columns(path: Path) -> None:
+    """Raise a ValueError for a table of so many columns that `datasets` takes minutes, by its first line or schema."""
+    kind, count = FILE_KINDS.get(path.suffix.lower()), 0
+    if kind == "parquet":
+        import pyarrow.parquet as pq
+
+        count = len(pq.read_schema(path).names)
+    elif kind in ("csv", "json"):
+        with path.open("rb") as file:
+            line = file.readline(2**24).partition(b"\r")[0]
+        count = line.count(b",") + 1
+        if kind == "json" and count > MOST_COLUMNS:  # they may be values of few columns
+            try:
+                row = json.loads(line)
+            except ValueError:  # such as a part of a list of rows, or none
+                row = None
+            count = len(row) if isinstance(row, dict) else 0
+    if count > MOST_COLUMNS:
+        raise ValueError(f"{path} has more than {MOST_COLUMNS:,} columns; store vectors as one column of lists")
+
+
 def load_dataset(name: str, *args: Any, source: str | None = None, **options: Any) -> Any:
     """Call `datasets.load_dataset` for a Hub id, folder, or kind of file; errors name the `source`, or else this name.
 
@@ -208,6 +230,8 @@ def load_dataset(name: str, *args: Any, source: str | None = None, **options: An
     for path in (Path(source or name), Path(name, "README.md"), Path(name, ".huggingface.yaml")):
         check_regular(path)
     try:
+        for path in [Path(source)] if source else Path(name).glob("*"):
+            _check_columns(path)
         return datasets.load_dataset(name, *args, **options)
     except ImportError:
         raise
