@@ -177,6 +177,10 @@ def write_index(folder: str | PathLike, space: Any, images: dict[str, list[Any]]
             raise FileExistsError(f"{folder} is not replaced: {problem}.")
         with atomic_folder(folder) as unfinished:
             _write_files(unfinished, description, images, space)
+            try:  # somebody may have set attributes of the space, and a good folder would be lost
+                _read_files(type(space), unfinished)
+            except ValueError as error:
+                raise ValueError(f"the space is not saved, since it could not be read: {error.__cause__}.") from error
         space._loaded = folder.resolve(), digest_file(folder / MANIFEST_FILE)
 
 

@@ -1,6 +1,7 @@
 """EmbeddingSpace: levels, changes, names, files and invalid input; test_matching_formula.py has the p-values."""
 
 import logging
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -600,6 +601,37 @@ def test_a_table_or_mapping_is_no_column_of_names(table, use):
 def test_what_is_no_name_is_an_error_that_says_so(name, use):
     with pytest.raises(ValueError, match=r"must be all texts or all integers|there is no group"):
         USES[use](name)
+
+
+CHANGES = {
+    "vectors of float64": (lambda space: setattr(space, "vectors", space.vectors.double()), "float64 numbers"),
+    "vectors with NaN": (lambda space: setattr(space, "vectors", space.vectors * torch.nan), "not finite"),
+    "a zero vector": (lambda space: setattr(space, "vectors", space.vectors * (space.ids > 0)[:, None]), "zero"),
+    "equal ids": (lambda space: setattr(space, "ids", torch.zeros_like(space.ids)), "column id .* equal"),
+    "fewer ids": (lambda space: setattr(space, "ids", space.ids[1:]), "same shape"),
+    "ids of new rows": (lambda space: setattr(space, "next_id", 5), "column id .* out of range"),
+    "an unknown score": (lambda space: setattr(space, "score", "distance"), "score"),
+    "a calibration with NaN": (
+        lambda space: setattr(
+            space, "_calibration", replace(space.calibration, scores=space.calibration.scores * torch.nan)
+        ),
+        "invalid scores",
+    ),
+    "a shorter calibration": (
+        lambda space: setattr(space, "_calibration", replace(space.calibration, matches=space.calibration.matches[1:])),
+        "invalid matches",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_space_whose_attributes_were_set_does_not_replace_a_good_folder(tmp_path, space, name):
+    space.save(tmp_path / "space")
+    change, message = CHANGES[name]
+    change(space)
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        space.save(tmp_path / "space")
+    assert len(EmbeddingSpace.load(tmp_path / "space")) == 200
 
 
 @pytest.mark.parametrize("name", [".DS_Store", "thumbs.db", "Desktop.ini", "._index.json", ".directory"])
