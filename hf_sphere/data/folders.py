@@ -137,11 +137,8 @@ def check_class_names(tables: Iterable[Path], features: Mapping[str, Any]) -> No
         for column, feature in Features.from_arrow_schema(_read_schema(table)).items():
             stated, used = (getattr(each, "names", []) for each in (feature, features.get(column)))
             if differing := [f"{a!r} and {b!r}" for a, b in zip(stated, used, strict=False) if a != b]:
-                raise ValueError(
-                    f"{table} and another file number the classes of column {column!r} differently, such as "
-                    f"{differing[0]}; `datasets` would use the names of one for both. Write both with one ClassLabel "
-                    "of all names, or with the names as texts."
-                )
+                what = f"{table} and another file number the classes of column {column!r} differently"
+                raise ValueError(f"{what}, such as {differing[0]}; write both with one ClassLabel, or names as texts.")
 
 
 def _read_schema(table: Path) -> pa.Schema:

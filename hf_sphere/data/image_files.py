@@ -26,10 +26,8 @@ _ENDS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82", "GIF
 def encoded_images(dataset: Dataset, column: str) -> Dataset:
     """Return the image column of a split, not decoded."""
     if not holds_images(dataset.features[column]):
-        raise ValueError(
-            f"column {column!r} does not contain images but {dataset.features[column]}. If these are the paths or the "
-            f"pixels of images, convert them with dataset.cast_column({column!r}, datasets.Image())."
-        )
+        how = f"convert paths or pixels with dataset.cast_column({column!r}, datasets.Image())"
+        raise ValueError(f"column {column!r} does not contain images but {dataset.features[column]}; {how}.")
     return dataset.select_columns([column]).cast_column(column, Image(decode=False))
 
 

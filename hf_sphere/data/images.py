@@ -184,20 +184,13 @@ def load_image_data(
         if (wanted := drawn.get(key)) is not None:
             what = {"train": "a training", "eval": "an evaluation"}.get(key, f"a {key}")
             check_episodes(split.classes, wanted, split.class_names, what)
+    sharing: dict[str, Any] = {"process_index": process_index, "num_processes": num_processes}
+    sharing |= {"mean": mean, "std": std, "device": device}
 
     def batches(key: str, size: int, seed: int, **more: Any) -> ImageBatches:
-        return loaded[key].batches(
-            options.dataloader_num_workers,
-            batch_size=size if drawn.get(key) is None else None,
-            episodes=drawn.get(key),
-            mean=mean,
-            std=std,
-            device=device,
-            seed=seed,
-            process_index=process_index,
-            num_processes=num_processes,
-            **more,
-        )
+        episodes = drawn.get(key)
+        more |= {"batch_size": size if episodes is None else None, "episodes": episodes, "seed": seed}
+        return loaded[key].batches(options.dataloader_num_workers, **sharing, **more)
 
     label_column = None if options.streaming else sources.stratifying_column(dataset, options, task)
     return ImageData(
@@ -326,15 +319,9 @@ def load_image_split(
     if train_classes is not None:
         images.number_classes()
     mean, std = splits.find_statistics(images.images, shape, options)
-    batches = images.batches(
-        options.dataloader_num_workers,
-        batch_size=batch_size,
-        mean=mean,
-        std=std,
-        device=device,
-        process_index=process_index,
-        num_processes=num_processes,
-    )
+    sharing: dict[str, Any] = {"process_index": process_index, "num_processes": num_processes}
+    sharing |= {"mean": mean, "std": std, "device": device}
+    batches = images.batches(options.dataloader_num_workers, batch_size=batch_size, **sharing)
     recorded_ids = same_data.ids if same_data else {}
     used = {key: int(torch.isin(ids[images.rows], of_key).sum()) for key, of_key in recorded_ids.items()}
     return ImageSplit(batches, images.class_names, len(images), images.name, ids, used)

@@ -173,15 +173,11 @@ class AugmentationOptions(Arguments):
             check_exclusive(what, {name: getattr(self, name) for name in names})
         jitter, operations = self.color_jitter, self.rand_augment
         if jitter is not None and (len(jitter) != 4 or jitter[3] > 0.5):
-            raise ValueError(
-                "color_jitter must be the strengths of brightness, contrast, saturation (each from 0 to 1) and hue "
-                f"(from 0 to 0.5); got {list(jitter)}."
-            )
+            what = "strengths of brightness, contrast, saturation (each from 0 to 1) and hue (from 0 to 0.5)"
+            raise ValueError(f"color_jitter must be the {what}; got {list(jitter)}.")
         if operations is not None and (len(operations) != 2 or operations[0] < 1 or operations[1] > 30):
-            raise ValueError(
-                "rand_augment must be a number of operations, at least 1, and a magnitude from 0 to 30; got "
-                f"{list(operations)}."
-            )
+            what = "a number of operations, at least 1, and a magnitude from 0 to 30"
+            raise ValueError(f"rand_augment must be {what}; got {list(operations)}.")
 
 
 @dataclass
@@ -264,7 +260,5 @@ class TextDataOptions(Arguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.objective == "reconstruction" and (self.mask_probability is not None or self.whole_word_masking):
-            raise ValueError(
-                "objective reconstruction masks no tokens; leave out mask_probability and whole_word_masking, or use "
-                "objective masked."
-            )
+            how = "leave out mask_probability and whole_word_masking, or use objective masked"
+            raise ValueError(f"objective reconstruction masks no tokens; {how}.")

@@ -27,6 +27,7 @@ from hf_sphere.utils.texts import damage
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 YEARS = (1000, 1932)
 """First and last year of OmniArt, as published."""
+AS_IT_IS = "Complete the data, or pass --expect_counts false to prepare it as it is"
 
 
 @dataclass(frozen=True)
@@ -73,37 +74,30 @@ class Source:
         """Return the rows whose image file exists; each split must have some."""
         rows = self.keep(rows, rows["path"].map(os.path.isfile).astype(bool), "have no image file")
         if missing := [split for split in splits if split not in set(rows["split"])]:
-            raise ValueError(f"found no image of the {missing[0]} split in {self.folder}; {_contents(self.folder)}.")
+            raise ValueError(f"found no image of the {missing[0]} split in {self.folder}; is it the right folder?")
         return rows
 
-    def table(self, name: str, columns: Sequence[str], separator: str = r"\s+", **options: Any) -> pd.DataFrame:
-        """Read columns of a list as texts: the first ones, or with `header=0` those of these names."""
-        path, options = self.find(name), {"header": None, "quoting": csv.QUOTE_NONE} | options
+    def table(
+        self, name: str, columns: Sequence[str], separator: str = r"\s+", *, is_full: bool = True, **options: Any
+    ) -> pd.DataFrame:
+        """Read columns of a list as texts: the first ones, or with `header=0` those of these names.
+
+        If it `is_full`, no cell may be empty.
+        """
+        path, options = self.folder / name, {"header": None, "quoting": csv.QUOTE_NONE} | options
+        check_regular(path)
         try:
             table = pd.read_csv(path, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig", **options)
-        except pd.errors.EmptyDataError:
-            table = pd.DataFrame()
         except (ValueError, csv.Error) as error:
             raise ValueError(f"{path} is not a readable table: {error}.") from error
         if options["header"] is None:
             table = table.iloc[:, : len(columns)].set_axis(columns[: table.shape[1]], axis=1).reindex(columns=columns)
         elif lacking := [column for column in columns if column not in table]:
             raise ValueError(f"{path} lacks the columns {lacking}; its first line has {[*table]}.")
-        return table[[*columns]].fillna("").apply(lambda cells: cells.str.strip())
-
-    def full_table(self, name: str, columns: Sequence[str], separator: str = r"\s+", **options: Any) -> pd.DataFrame:
-        """Read columns of a list, see `table`, in which no cell may be empty."""
-        table = self.table(name, columns, separator, **options)
-        if (short := (table == "").any(axis=1)).any():
+        table = table[[*columns]].fillna("").apply(lambda cells: cells.str.strip())
+        if is_full and (short := (table == "").any(axis=1)).any():
             raise ValueError(f"each row of {name} must have {', '.join(columns)}; got {list(table[short].iloc[0])}.")
         return table
-
-    def find(self, name: str) -> Path:
-        """Return the path of a file, which must exist."""
-        path = self.folder / name
-        if not path.is_file():
-            raise ValueError(f"{path} does not exist; {_contents(path.parent)}. Is --source the right folder?")
-        return path
 
 
 def read_imagenet200(source: Source) -> tuple[pd.DataFrame, Features]:
@@ -113,7 +107,7 @@ def read_imagenet200(source: Source) -> tuple[pd.DataFrame, Features]:
     """
     train, folder = _rows_by_class(source.folder / "train", "train"), source.folder / "val"
     if (folder / "val_annotations.txt").is_file():
-        listed = source.full_table("val/val_annotations.txt", ("file", "label"), "\t")
+        listed = source.table("val/val_annotations.txt", ("file", "label"), "\t")
         paths = [folder / "images" / file for file in listed["file"]]
         test = pd.DataFrame({"split": "test", "path": paths, "label": listed["label"]})
     else:
@@ -123,7 +117,7 @@ def read_imagenet200(source: Source) -> tuple[pd.DataFrame, Features]:
         raise ValueError(f"the training and the test split must have the same classes; not in both: {_shorten(alone)}.")
     folders, words = sorted({*train["label"]}), {}
     if (source.folder / "words.txt").is_file():
-        words = dict(source.full_table("words.txt", ("folder", "name"), "\t").itertuples(index=False))
+        words = dict(source.table("words.txt", ("folder", "name"), "\t").itertuples(index=False))
     names = [words.get(name, name) for name in folders]
     return _numbered(rows, folders), Features({"image": Image(), "label": ClassLabel(names=names)})
 
@@ -133,7 +127,7 @@ def read_omniart(source: Source) -> tuple[pd.DataFrame, Features]:
     parts = []
     for split in ("train", "test"):
         name, columns = f"{split}_complete.csv", ("omni_id", "creation_year", "school")
-        table = source.table(name, columns, ",", header=0, quoting=csv.QUOTE_MINIMAL)
+        table = source.table(name, columns, ",", is_full=False, header=0, quoting=csv.QUOTE_MINIMAL)
         rows = pd.DataFrame({"split": split, "label": table["school"]})
         rows["path"] = [source.folder / split / f"{identifier}.jpg" for identifier in table["omni_id"]]
         rows["year"] = pd.to_numeric(table["creation_year"], errors="coerce")
@@ -155,9 +149,7 @@ def read_omniart(source: Source) -> tuple[pd.DataFrame, Features]:
 def read_cub200(source: Source) -> tuple[pd.DataFrame, Features]:
     """Read the four lists of Caltech-UCSD Birds 200-2011."""
     lists = ("images", "image_class_labels", "train_test_split", "classes")
-    files, classes, marks, names = (
-        source.full_table(f"{name}.txt", ("id", name)).set_index("id")[name] for name in lists
-    )
+    files, classes, marks, names = (source.table(f"{name}.txt", ("id", name)).set_index("id")[name] for name in lists)
     for listed in (classes, marks):
         if len(alone := listed.index.symmetric_difference(files.index)):
             text = f"images.txt and {listed.name}.txt must list the same images"
@@ -181,15 +173,13 @@ def read_sop(source: Source) -> tuple[pd.DataFrame, Features]:
     Labels are the published class numbers; with a `ClassLabel` of all classes, every split would have all of them.
     """
     columns = ("image_id", "class_id", "super_class_id", "path")
-    lists = {split: source.full_table(f"Ebay_{split}.txt", columns, header=0) for split in ("train", "test")}
+    lists = {split: source.table(f"Ebay_{split}.txt", columns, header=0) for split in ("train", "test")}
     rows = pd.concat([table.assign(split=split) for split, table in lists.items()], ignore_index=True)
     is_good = rows["class_id"].str.fullmatch(r"\d+") & rows["path"].str.contains("/")
     if not is_good.all():
         bad = rows[~is_good].iloc[0]
-        raise ValueError(
-            f"a row of Ebay_{bad['split']}.txt must have the number of a class second, and the path of an image in "
-            f"the folder of its super class last; got {' '.join(bad[[*columns]])!r}."
-        )
+        need = "the number of a class second, and the path of an image in the folder of its super class last"
+        raise ValueError(f"a row of Ebay_{bad['split']}.txt must have {need}; got {' '.join(bad[[*columns]])!r}.")
     # "coffee_maker_final" is the folder of coffee_maker.
     rows["super_class"] = rows["path"].str.partition("/")[0].str.removesuffix("_final")
     names = sorted({*rows["super_class"]})
@@ -208,7 +198,7 @@ def read_class_split(source: Source) -> tuple[pd.DataFrame, Features]:
     folder = "split/" if (source.folder / "split").is_dir() else ""
     files = {"train": f"{folder}train.csv", "validation": f"{folder}val.csv", "test": f"{folder}test.csv"}
     columns = ("filename", "label")
-    tables = {split: source.full_table(name, columns, ",", header=0) for split, name in files.items()}
+    tables = {split: source.table(name, columns, ",", header=0) for split, name in files.items()}
     rows = pd.concat([table.assign(split=split) for split, table in tables.items()], ignore_index=True)
     rows["path"] = [source.folder / "images" / file for file in rows["filename"]]
     _check_disjoint(rows, files)
@@ -277,10 +267,7 @@ def _count_differences(args: Any, rows: pd.DataFrame, features: Features) -> lis
             more = f" and others of {len(other) - 1} further classes" if len(other) > 1 else ""
             wrong.append(f"{each} {split} images of each class expected, {other[0]}{more} found")
     if wrong and args.expect_counts:
-        raise ValueError(
-            f"these are not {args.kind} as published: {'; '.join(wrong)}. Complete the data, or pass --expect_counts "
-            "false to prepare it as it is."
-        )
+        raise ValueError(f"these are not {args.kind} as published: {'; '.join(wrong)}. {AS_IT_IS}.")
     return wrong
 
 
@@ -307,10 +294,8 @@ def _write_split(folder: Path, rows: pd.DataFrame, features: Features, source: S
             if expected not in (None, size):
                 odd += 1
                 if args.expect_counts:
-                    raise ValueError(
-                        f"images of {expected[0]} x {expected[1]} pixels expected, {path} has {size[0]} x {size[1]}. "
-                        "Pass --expect_counts false to prepare the data as it is."
-                    )
+                    want, got = (" x ".join(map(str, each)) for each in (expected, size))
+                    raise ValueError(f"images of {want} pixels expected, {path} has {got}. {AS_IT_IS}.")
             parquet.add({"image": {"bytes": encoded, "path": path.name}} | values, len(encoded))
     if not any(is_readable):
         raise ValueError(f"no image of the {split} split can be used.")
@@ -324,16 +309,12 @@ def _check_disjoint(rows: pd.DataFrame, files: dict[str, str]) -> None:
     classes = {files[split]: {*part} for split, part in rows.groupby("split", sort=False)["label"]}
     for one, other in itertools.combinations(classes, 2):
         if shared := sorted(classes[one] & classes[other]):
-            raise ValueError(
-                f"the classes of {one} and {other} must be disjoint; {len(shared):,} are in both: {_shorten(shared)}. "
-                "Use lists that split the data by class."
-            )
+            both = f"{len(shared):,} are in both: {_shorten(shared)}"
+            raise ValueError(f"the classes of {one} and {other} must be disjoint; {both}.")
 
 
 def _rows_by_class(folder: Path, split: str) -> pd.DataFrame:
     """List the images in the folder of each class, in order."""
-    if not folder.is_dir():
-        raise ValueError(f"{folder} does not exist; {_contents(folder.parent)}. Is --source the right folder?")
     rows = []
     for class_folder in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
         inner = class_folder / "images"  # as in Tiny ImageNet
@@ -348,12 +329,5 @@ def _numbered(rows: pd.DataFrame, names: list[str], column: str = "label") -> pd
     return rows.assign(**{column: rows[column].map({name: number for number, name in enumerate(names)})})
 
 
-def _contents(folder: Path) -> str:
-    if not folder.is_dir():
-        return f"{folder} does not exist either"
-    names = sorted(os.listdir(folder))
-    return f"{folder} contains {_shorten(names, 6)}" if names else f"{folder} is empty"
-
-
-def _shorten(items: Sequence[Any], count: int = 5) -> str:
-    return ", ".join(str(item) for item in items[:count]) + (" ..." if len(items) > count else "")
+def _shorten(items: Sequence[Any]) -> str:
+    return ", ".join(map(str, items[:5])) + (" ..." if len(items) > 5 else "")

@@ -70,11 +70,9 @@ def check_episodes(labels: Tensor, episodes: Episodes, names: Sequence[str] | No
         )
     small = counts < episodes.examples
     if episodes.distinct and small.any():
-        raise ValueError(
-            f"{what} episode takes {episodes.examples} different images of a class, but {int(small.sum())} of "
-            f"{len(classes)} classes have fewer ({_name_small(classes, counts, small, names)}). Use at most "
-            f"{int(counts.min())}, or leave these classes out.{origin}"
-        )
+        fewer = f"{int(small.sum())} of {len(classes)} classes have fewer"
+        fewer += f" ({_name_small(classes, counts, small, names)}). Use at most {int(counts.min())}.{origin}"
+        raise ValueError(f"{what} episode takes {episodes.examples} different images of a class, but {fewer}")
 
 
 def _name_small(classes: Tensor, counts: Tensor, small: Tensor, names: Sequence[str] | None = None) -> str:
@@ -204,6 +202,5 @@ def draw_subset(count: int, size: int, seed: int) -> Tensor:
 def log_repetition(used: int, count: int, what: str) -> None:
     """Log a message if an epoch uses more examples or episodes than there are."""
     if used > count:
-        logger.info(
-            "Each epoch repeats %d of %d %s, so that every process gets equally many.", used - count, count, what
-        )
+        text = "Each epoch repeats %d of %d %s, so that every process gets equally many."
+        logger.info(text, used - count, count, what)

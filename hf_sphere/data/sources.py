@@ -95,14 +95,17 @@ def find_column(
     column = name or next((name for name in candidates if name in dataset.column_names), None)
     if column is not None:
         return column
-    from hf_sphere.data.image_files import holds_images  # texts do not need it
+    from hf_sphere.data.image_files import file_names, holds_images  # texts do not need it
 
     images = [name for name, feature in dataset.features.items() if holds_images(feature)]
     if what == "image" and len(images) == 1:
         return images[0]
     if what == "label" and images and isinstance(dataset, Dataset):
         instead += ", or put the images into folders at one depth, one per class"
-        instead += _at_other_depths(dataset, images[0])
+        names = file_names(dataset, images[0])
+        depths = Counter(name.count(os.sep) for name in names)
+        if other := [name for name in names if name.count(os.sep) != depths.most_common(1)[0][0]]:
+            instead += f" ({len(other)} not at the depth of the others, such as {other[0]})"
     raise ValueError(
         f"found no {what} column: none of {list(candidates)} is in {dataset.column_names}. "
         f"Name it with {option}{instead}."
@@ -112,16 +115,6 @@ def find_column(
 def usual_label(rows: Dataset) -> str | None:
     """Return the first usual name of a column of classes; similarities of texts or masks of images are none."""
     return next((name for name in LABEL_COLUMNS if is_of_classes(rows.features.get(name))), None)
-
-
-def _at_other_depths(dataset: Dataset, column: str) -> str:
-    """Return a text that names the files whose depth is not that of most files, if there are any."""
-    from hf_sphere.data.image_files import file_names
-
-    names = file_names(dataset, column)
-    depths = Counter(name.count(os.sep) for name in names)
-    other = [name for name in names if name.count(os.sep) != depths.most_common(1)[0][0]]
-    return f" ({len(other)} not at the depth of the others, such as {other[0]})" if other else ""
 
 
 def choose_eval_split(splits: Mapping[str, Any], name: str | None, train: str = "train") -> str | None:
@@ -171,11 +164,9 @@ def choose_splits(
         raise ValueError(f"eval_fraction {options.eval_fraction} has no effect {reason}; leave it out.")
     if (name := options.validation_split) is not None:
         if by_class:
-            raise ValueError(
-                f"--train_classes divides all classes, and --validation_split {name} would contain some of both parts; "
-                "hold out training classes with --validation_fraction instead."
-            )
-        check_validation_split(name, names, options.validation_fraction, "images")
+            how = "use --validation_fraction"
+            raise ValueError(f"--train_classes divides all classes, also those of --validation_split {name}; {how}.")
+        check_validation_split(name, names, options.validation_fraction)
         names["validation"] = name
     return {key: (name, find_split(splits, name, f"--{key}_split", label_column)) for key, name in names.items()}
 
@@ -184,23 +175,18 @@ def read_groups(rows: Dataset, column: str) -> list[Any]:
     """Return the group of each row, or raise an error if there is no such column, or a row has none."""
     groups = rows[find_column(rows, column, (), "group", option="--group_column")][:]
     if wrong := [n for n, group in enumerate(groups) if group != group or isinstance(group, (list, dict, type(None)))]:
-        raise ValueError(
-            f"column {column!r} must have the name of a group in each row; {len(wrong):,} rows have none, such as row "
-            f"{wrong[0]}: {groups[wrong[0]]}. Give each of them a group of its own, or leave them out."
-        )
+        first = f"{len(wrong):,} rows have none, such as row {wrong[0]}: {groups[wrong[0]]}"
+        raise ValueError(f"column {column!r} must have the name of a group in each row; {first}. Leave them out.")
     return groups
 
 
-def check_validation_split(name: str, others: Mapping[str, str], fraction: float, what: str) -> None:
+def check_validation_split(name: str, others: Mapping[str, str], fraction: float) -> None:
     """Raise an error if a fraction is held out too, or if the split is one of the `others`, `train` and `eval`."""
     if fraction:
         raise ValueError(f"--validation_split {name} and --validation_fraction exclude each other; use only one.")
     for key, other in others.items():
         if other == name:
-            raise ValueError(
-                f"--validation_split {name} is also the split of --{key}_split; name another one, or hold out "
-                f"training {what} with --validation_fraction."
-            )
+            raise ValueError(f"--validation_split {name} is also the split of --{key}_split; name another one.")
 
 
 def common_column(
@@ -284,47 +270,43 @@ def read_split(splits: DatasetDict, name: str, label_column: str | None = None) 
     The name is that of a split; an expression of `datasets` such as `train[:80%]` or `train+test`; `all`; or one of
     `held_out_names`, whose parts have the same proportion of classes, those of the label column.
     """
-    if name in splits:
-        return splits[name]
-    if match := _HELD_OUT.fullmatch(name):
-        rows = read_split(splits, match[2], label_column)
-        return rows.select(_drawn(rows, match, label_column).nonzero()[:, 0].tolist())
-    if name != "all" and not re.search(r"[\[+]", name):
-        raise KeyError(name)
-    pieces = [splits[piece.splitname].select(range(piece.from_, piece.to)) for piece in _slices(splits, name)]
-    return pieces[0] if len(pieces) == 1 else datasets.concatenate_datasets(pieces)
+    return splits[name] if name in splits else _join(splits, _find_pieces(splits, name, label_column))
 
 
 def find_rows(splits: DatasetDict, name: str, label_column: str | None = None) -> Tensor:
     """Return the rows of a split, part or pool of them among those of all splits, one after the other: (N,)."""
-    pooled = re.split(r"\+(?![^(]*\))", name)
-    if len(pooled) > 1:
-        return torch.cat([find_rows(splits, piece, label_column) for piece in pooled])
-    if name not in splits and (match := _HELD_OUT.fullmatch(name)):
-        drawn = _drawn(read_split(splits, match[2], label_column), match, label_column)
-        return find_rows(splits, match[2], label_column)[drawn]
     starts = dict(zip(splits, itertools.accumulate(map(len, splits.values()), initial=0), strict=False))
-    return torch.cat([torch.arange(p.from_, p.to) + starts[p.splitname] for p in _slices(splits, name)])
+    return torch.cat([rows + starts[split] for split, rows in _find_pieces(splits, name, label_column)])
 
 
-def _drawn(rows: Dataset, match: re.Match[str], label_column: str | None) -> Tensor:
-    """Return whether each row of a split belongs to the part of it with a name of `held_out_names`, (N,)."""
-    kind, split, fraction, seed, by = match.groups()
-    names, classes, groups = [], None, None
+def _join(splits: DatasetDict, pieces: list[tuple[str, Tensor]]) -> Dataset:
+    joined = [splits[split].select(rows.tolist()) for split, rows in pieces]
+    return joined[0] if len(joined) == 1 else datasets.concatenate_datasets(joined)
+
+
+def _find_pieces(splits: DatasetDict, name: str, label_column: str | None) -> list[tuple[str, Tensor]]:
+    """Return the splits that a name, see `read_split`, stands for, and the rows of each that belong to it, (N,)."""
+    if name in splits:
+        return [(name, torch.arange(len(splits[name])))]
+    pooled = [*splits] if name == "all" else re.split(r"\+(?![^(]*\))", name)
+    if name == "all" or len(pooled) > 1:
+        return [piece for part in pooled for piece in _find_pieces(splits, part, label_column)]
+    if (match := _HELD_OUT.fullmatch(name)) is None:
+        if "[" not in name:
+            raise KeyError(name)
+        sizes = {key: len(rows) for key, rows in splits.items()}
+        return [(p.splitname, torch.arange(p.from_, p.to)) for p in ReadInstruction.from_spec(name).to_absolute(sizes)]
+    kind, whole, fraction, seed, by = match.groups()
+    pieces = _find_pieces(splits, whole, label_column)
+    rows = _join(splits, pieces)
+    names, classes = [], None
     if label_column is not None and by != label_column:
         names = read_class_names(rows, find_column(rows, label_column, (), "label"))
-        classes = read_labels(rows, label_column, names, split)
-    if by is not None:
-        groups = read_groups(rows, by)
+        classes = read_labels(rows, label_column, names, whole)
+    groups = None if by is None else read_groups(rows, by)
     held_out = draw_held_out(len(rows), float(fraction), int(seed), classes, names, groups)
-    return held_out if kind == "held_out" else ~held_out
-
-
-def _slices(splits: DatasetDict, name: str) -> list[Any]:
-    """Return split and first and last row of each part of an expression of `datasets`, of `all` or of a split."""
-    name = "+".join(splits) if name == "all" else name
-    sizes = {key: len(rows) for key, rows in splits.items()}
-    return (ReadInstruction(name) if name in splits else ReadInstruction.from_spec(name)).to_absolute(sizes)
+    masks = (held_out if kind == "held_out" else ~held_out).split([len(rows) for _, rows in pieces])
+    return [(split, rows[mask]) for (split, rows), mask in zip(pieces, masks, strict=True)]
 
 
 def draw_held_out(

@@ -49,11 +49,9 @@ class Split:
         split = self.select(torch.isin(self.classes, kept))
         split.class_names = [self.class_names[index] for index in kept]
         if len(split) == 0:
-            raise ValueError(
-                f"split {self.name!r} has no image of the {len(kept)} selected classes "
-                f"({', '.join(split.class_names[:10])}). Use more classes; those of --sample_classes are drawn with "
-                "--corruption_seed."
-            )
+            names = ", ".join(split.class_names[:10])
+            what = f"split {self.name!r} has no image of the {len(kept)} selected classes ({names})"
+            raise ValueError(f"{what}; use more classes, or another --corruption_seed.")
         split.classes = torch.searchsorted(kept, split.classes)
         return split
 
@@ -172,11 +170,9 @@ def prepare_images(
     images = split.images
     if computed_value is not None:
         if not isinstance(images, Tensor):
-            raise ValueError(
-                f"--computed_value {computed_value} needs images in memory, up to {LARGEST_SIDE_IN_MEMORY} pixels a "
-                f"side; these are {images.shape.height} x {images.shape.width}. Set --image_size or --keep_in_memory "
-                "yes, or use --value_column_name."
-            )
+            what = f"--computed_value {computed_value} needs images in memory, up to {LARGEST_SIDE_IN_MEMORY} pixels"
+            size = f"{images.shape.height} x {images.shape.width}"
+            raise ValueError(f"{what} a side; these are {size}: set --image_size or --keep_in_memory yes.")
         split.values = COMPUTED_VALUES[computed_value](images)
     split.images = corruption.shuffle(images, split.rows, split.name)
     return split
@@ -210,18 +206,12 @@ def choose_shape(rows: Dataset, column: str, options: ImageSourceOptions) -> dec
         return decoding.ImageShape(options.num_channels, options.image_size[0], options.image_size[-1], *resizing)
     shapes = decoding.probe_shapes(rows, column)
     sizes = sorted({(shape.height, shape.width) for shape in shapes}) if options.image_size is None else []
+    how = "Set image_size, such as --image_size 224, or 64 for small networks."
     if len(sizes) > 1:
-        (height, width), (most_height, most_width) = sizes[0], sizes[-1]
-        raise ValueError(
-            f"the images have several sizes, such as {height} x {width} and {most_height} x {most_width}; set "
-            "image_size (--image_size 224, or 64 for small networks) to resize them."
-        )
+        least, most = (" x ".join(map(str, size)) for size in (sizes[0], sizes[-1]))
+        raise ValueError(f"the images have several sizes, such as {least} and {most}. {how}")
     if sizes and max(sizes[0]) > 256:
-        logger.warning(
-            "No image_size is set, so the images keep their size, %d x %d. Set image_size (--image_size 224, or 64 for "
-            "small networks) to train faster and with less memory.",
-            *sizes[0],
-        )
+        logger.warning("No image_size is set, so the images keep their size, %d x %d. %s", *sizes[0], how)
     size = options.image_size or sizes[0]
     channels = options.num_channels or max(shape.channels for shape in shapes)
     return decoding.ImageShape(channels, size[0], size[-1], *resizing)
@@ -269,11 +259,8 @@ def first_classes(labels: Tensor, count: int) -> Tensor:
     """
     classes = labels.unique()
     if not 1 <= count < len(classes):
-        raise ValueError(
-            f"--train_classes {count} does not divide {len(classes)} classes: use at least 1, and at most "
-            f"{len(classes) - 1} to leave one for evaluation. To train on all of them, leave it out, and name a split "
-            "of other classes, --eval_split."
-        )
+        how = f"use at least 1 and at most {len(classes) - 1}, or name a split of other classes by --eval_split"
+        raise ValueError(f"--train_classes {count} does not divide {len(classes)} classes: {how}.")
     return labels < classes[count]
 
 
@@ -281,10 +268,8 @@ def held_out_classes(labels: Tensor, fraction: float, seed: int) -> Tensor:
     """Return a mask of the images of a random fraction of the classes (N,) that occur: at least one in each part."""
     classes = labels.unique()
     if len(classes) < 2:
-        raise ValueError(
-            f"validation_fraction={fraction} holds out whole classes, and needs at least two; the training images have "
-            f"{len(classes)}."
-        )
+        what = f"validation_fraction={fraction} holds out whole classes"
+        raise ValueError(f"{what}, and needs at least two; the training images have {len(classes)}.")
     count = min(max(round(fraction * len(classes)), 1), len(classes) - 1)
     order = torch.randperm(len(classes), generator=torch.Generator().manual_seed(seed))
     return torch.isin(labels, classes[order[:count]])
@@ -297,15 +282,10 @@ def warn_of_classes(parts: dict[str, Split], is_open: bool) -> None:
         evaluated = split.classes.unique()
         is_trained = torch.isin(evaluated, trained)
         if is_open and is_trained.any():
-            logger.warning(
-                "%d of the %d classes of the %s split are trained on, so this is not an open set; --train_classes "
-                "makes one by dividing the classes.",
-                *(int(is_trained.sum()), len(evaluated), "evaluation" if key == "eval" else key),
-            )
+            text = "%d of the %d classes of the %s split are trained on"
+            text += ", so this is not an open set; --train_classes makes one."
+            logger.warning(text, int(is_trained.sum()), len(evaluated), "evaluation" if key == "eval" else key)
         elif not is_open and key == "eval" and not is_trained.all():
             untrained = [names[index] for index in evaluated[~is_trained].tolist()]
-            logger.warning(
-                "%d class(es) of the evaluation images have no training image: %s. Slices such as train[:80%%] follow "
-                "the order of the data, which is often by class.",
-                *(len(untrained), ", ".join(untrained[:10])),
-            )
+            text = "%d class(es) of the evaluation images have no training image: %s. Slices follow the order of data."
+            logger.warning(text, len(untrained), ", ".join(untrained[:10]))

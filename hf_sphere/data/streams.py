@@ -25,8 +25,10 @@ from hf_sphere.utils.texts import damage
 
 logger = logging.getLogger(__name__)
 
-_REFUSED = ("validation_fraction", "rejection_fraction", "sample_classes", "label_noise", "shuffled_pixels")
-_ALSO_REFUSED = ("class_balanced_sampling", "alternating_flip")
+_REFUSED = (
+    *("validation_fraction", "rejection_fraction", "sample_classes", "label_noise", "shuffled_pixels"),
+    *("class_balanced_sampling", "alternating_flip"),
+)
 _DECODED = (
     "rows of the split {split!r} have decoded images, as after map or filter: call "
     "cast_column({column!r}, datasets.Image(decode=False)) before them."
@@ -145,7 +147,7 @@ def open_streams(
 
     Nothing is measured or counted: what neither the dataset nor an option states is an error, which lists all of it.
     """
-    refused = [f"{name} {value}" for name in _REFUSED + _ALSO_REFUSED if (value := getattr(options, name))]
+    refused = [f"{name} {value}" for name in _REFUSED if (value := getattr(options, name))]
     refused += ["episodes"] * has_episodes + [f"task {task}"] * (task != "classification")
     refused += ["keep_in_memory yes"] * (options.keep_in_memory == "yes")
     if refused:

@@ -60,18 +60,14 @@ def read_values(rows: Dataset, column: str, split: str) -> Tensor:
     """Read real values, float32, (N,); one that is missing, not a number or not finite is an error."""
     cells = rows.select_columns([column]).with_format("arrow")[:][column].combine_chunks()
     if not (pa.types.is_integer(cells.type) or pa.types.is_floating(cells.type)):
-        raise ValueError(
-            f"value column {column!r} of split {split!r} contains {rows.features[column]}; values must be integers or "
-            "real numbers. Convert it, or name another column with --value_column_name."
-        )
+        what = f"value column {column!r} of split {split!r} contains {rows.features[column]}"
+        raise ValueError(f"{what}; values must be integers or real numbers, so name another --value_column_name.")
     exact = cells.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     values = torch.tensor(exact, dtype=torch.float32)
     unusable = (~values.isfinite()).nonzero()[:, 0].tolist()
     if unusable:
-        raise ValueError(
-            f"value column {column!r} has {len(unusable)} values that are missing or not finite in single precision: "
-            f"{exact[unusable[0]]} of row {unusable[0]} in split {split!r} is the first. Leave such rows out."
-        )
+        what = f"value column {column!r} has {len(unusable)} values that are missing or not finite in single precision"
+        raise ValueError(f"{what}: {exact[unusable[0]]} of row {unusable[0]} in split {split!r}. Leave them out.")
     return values
 
 
@@ -98,10 +94,8 @@ def read_labels(rows: Dataset, column: str, class_names: list[str], split: str) 
         outside = ((labels < 0) | (labels >= len(names))).nonzero()[:, 0]
         if len(outside):
             first = int(outside[0])
-            raise ValueError(
-                f"label {int(labels[first])} of image {first} in split {split!r} is outside the classes 0 to "
-                f"{len(names) - 1}. Does this split have labels? If not, choose another one."
-            )
+            label = f"label {int(labels[first])} of image {first} in split {split!r}"
+            raise ValueError(f"{label} is outside the classes 0 to {len(names) - 1}; choose a split with labels.")
         if names == class_names:
             return labels
         values = [names[label] for label in labels.tolist()]

@@ -110,26 +110,15 @@ def load_text_data(
     if options.objective == "masked":
         masking = Masking(options.mask_probability or Masking.probability, options.whole_word_masking)
 
-    def batches(key: str, size: int, shuffle: bool = False) -> TextBatches:
-        return TextBatches(
-            *blocks[key],
-            vocabulary,
-            batch_size=size,
-            masking=masking,
-            device=device,
-            shuffle=shuffle,
-            seed=seed,
-            process_index=process_index,
-            num_processes=num_processes,
-        )
-
-    return TextData(
-        train=batches("train", batch_size, shuffle=True),
-        evaluation=batches("eval", eval_batch_size),
-        eval_split=names["eval"],
-        validation=batches("validation", eval_batch_size) if "validation" in blocks else None,
-        validation_split=names.get("validation"),
-    )
+    shared: dict[str, Any] = {"process_index": process_index, "num_processes": num_processes}
+    shared |= {"masking": masking, "device": device, "seed": seed}
+    sizes = {"train": batch_size, "eval": eval_batch_size, "validation": eval_batch_size}
+    batches = {
+        key: TextBatches(*blocks[key], vocabulary, batch_size=sizes[key], shuffle=key == "train", **shared)
+        for key in blocks
+    }
+    validation = batches.get("validation")
+    return TextData(batches["train"], batches["eval"], names["eval"], validation, names.get("validation"))
 
 
 def load_text_splits(
@@ -166,12 +155,10 @@ def _choose_splits(splits: DatasetDict, options: TextDataOptions) -> dict[str, s
     if eval_split is not None:
         names["eval"] = eval_split
     elif not fraction:
-        raise ValueError(
-            f"there is no split to report results on; the data has {', '.join(splits)}. Choose one with --eval_split, "
-            "or hold out training text with --validation_fraction."
-        )
+        how = "choose one with --eval_split, or hold out training text with --validation_fraction"
+        raise ValueError(f"there is no split to report results on; the data has {', '.join(splits)}: {how}.")
     if validation is not None:
-        check_validation_split(validation, names, fraction, "text")
+        check_validation_split(validation, names, fraction)
         names["validation"] = validation
     elif not fraction and "validation" in splits and "validation" not in names.values():
         names["validation"] = "validation"

@@ -50,10 +50,8 @@ class Vocabulary:
         else:
             ids = tokenizer.build_inputs_with_special_tokens([mask])
         if ids.count(mask) != 1:
-            raise ValueError(
-                f"the tokenizer of {name!r} does not find its mask token {tokenizer.mask_token!r} in a text; load it "
-                "with split_special_tokens=False, or name another with --tokenizer_name."
-            )
+            what = f"the tokenizer of {name!r} does not find its mask token {tokenizer.mask_token!r} in a text"
+            raise ValueError(f"{what}; load it with split_special_tokens=False.")
         index, special = ids.index(mask), {*tokenizer.all_special_ids, *ids}
         ordinary = {*tokenizer.get_vocab().values()} - special
         tokens = (torch.tensor(sorted(group), dtype=torch.int64) for group in (special, ordinary))
