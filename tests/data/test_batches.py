@@ -64,13 +64,16 @@ class TestOrder:
 
     @given(count=st.integers(1, 40), batch_size=st.integers(1, 9), processes=st.integers(1, 5), shuffle=st.booleans())
     def test_the_length_is_the_number_of_batches_all_full_but_the_last(self, count, batch_size, processes, shuffle):
+        options, seen = {"batch_size": batch_size, "shuffle": shuffle, "num_processes": processes}, 0
         for i in range(processes):
-            options = {"process_index": i, "num_processes": processes}
-            of = numbered(count, batch_size=batch_size, shuffle=shuffle, **options)
-            sizes = [len(batch["labels"]) for batch in of.epoch()]
+            of = numbered(count, process_index=i, rows=3 * torch.arange(count) + 7, **options)
+            sizes = [len(batch["labels"]) for batch in of.epoch(4)]
             assert len(of) == len(sizes)
             assert all(size == batch_size for size in sizes[:-1])
             assert all(1 <= size <= batch_size for size in sizes[-1:])
+            assert of.epoch_rows(4).tolist() == [3 * index + 7 for index in order(of, 4)]
+            seen += sum(sizes)
+        assert of.examples_per_epoch == seen
 
     @pytest.mark.parametrize(
         ("count", "options", "left"),
@@ -85,28 +88,11 @@ class TestOrder:
     def test_only_a_final_training_batch_of_one_image_is_dropped(self, count, options, left):
         assert len(order(numbered(count, **options))) == left
 
-    @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 5), st.booleans(), st.integers(0, 9))
-    def test_the_examples_of_an_epoch_match_its_batches(self, count, batch_size, processes, shuffle, epoch):
-        options = {"batch_size": batch_size, "shuffle": shuffle, "num_processes": processes}
-        shares = [numbered(count, process_index=i, **options) for i in range(processes)]
-        seen = sum(len(order(share, epoch)) for share in shares)
-        assert {share.examples_per_epoch for share in shares} == {seen}
-
 
 @pytest.mark.parametrize("name", ["rows", "regression_labels"])
 def test_a_wrong_number_of_rows_or_values_is_an_error_that_states_both(name):
     with pytest.raises(ValueError, match=f"4 labels need as many {name}; got 3"):
         numbered(4, **{name: torch.arange(3)})
-
-
-class TestRows:
-    @given(count=st.integers(1, 40), batch_size=st.integers(1, 9), processes=st.integers(1, 5), shuffle=st.booleans())
-    def test_rows_follow_the_order_of_the_images(self, count, batch_size, processes, shuffle):
-        rows = 3 * torch.arange(count) + 7
-        for i in range(processes):
-            options = {"batch_size": batch_size, "shuffle": shuffle, "process_index": i, "num_processes": processes}
-            of = numbered(count, rows=rows, **options)
-            assert of.epoch_rows(4).tolist() == [3 * index + 7 for index in order(of, 4)]
 
 
 class TestIteration:
@@ -121,9 +107,10 @@ class TestIteration:
         (whole,) = DataLoader(batches, batch_size=3, collate_fn=batches.collate)
         assert whole["labels"].tolist() == list(range(10))
 
-    def test_workers_of_a_loader_are_an_error(self):
+    def test_workers_of_a_loader_are_an_error(self, monkeypatch):
+        monkeypatch.setattr("hf_sphere.data.batches.get_worker_info", lambda: "of a worker")
         with pytest.raises(ValueError, match="image batches are made on their device by the main process"):
-            next(iter(DataLoader(numbered(10), batch_size=None, num_workers=1)))
+            next(iter(numbered(10)))
 
 
 class TestProcesses:
@@ -145,32 +132,19 @@ class TestProcesses:
         assert [message in caplog.text, bool(caplog.text)] == [True, bool(message)]
 
     @given(count=st.integers(1, 40), batch_size=st.integers(1, 9), processes=st.integers(1, 5), epoch=st.integers(0, 9))
-    def test_training_batches_are_equally_large_on_every_process(self, count, batch_size, processes, epoch):
-        options = {"batch_size": batch_size, "shuffle": True, "num_processes": processes}
-        shares = [numbered(count, process_index=i, **options) for i in range(processes)]
-        sizes = {tuple(len(batch["labels"]) for batch in share.epoch(epoch)) for share in shares}
+    def test_processes_cover_all_images_in_training_but_single_leftovers(self, count, batch_size, processes, epoch):
+        options = {"batch_size": batch_size, "num_processes": processes}
+        training = [numbered(count, shuffle=True, process_index=i, **options) for i in range(processes)]
+        sizes = {tuple(len(batch["labels"]) for batch in share.epoch(epoch)) for share in training}
         assert len(sizes) == 1
-        assert all(size > 0 for size in next(iter(sizes)))
-
-    @given(count=st.integers(1, 40), batch_size=st.integers(1, 9), processes=st.integers(1, 5), epoch=st.integers(0, 9))
-    def test_processes_cover_all_training_images_but_single_leftovers(self, count, batch_size, processes, epoch):
-        shares = [
-            order(numbered(count, batch_size=batch_size, shuffle=True, process_index=i, num_processes=processes), epoch)
-            for i in range(processes)
-        ]
+        shares = [order(share, epoch) for share in training]
         share = math.ceil(count / processes)
         lone_leftover = share > batch_size and share % batch_size == 1
         missing = set(range(count)) - set().union(*shares)
         assert len(missing) <= (processes if lone_leftover else 0)
         assert sum(map(len, shares)) == processes * (share - lone_leftover)
-
-    @given(count=st.integers(1, 40), batch_size=st.integers(1, 9), processes=st.integers(1, 5))
-    def test_processes_partition_the_evaluation_images(self, count, batch_size, processes):
-        shares = [
-            order(numbered(count, batch_size=batch_size, process_index=i, num_processes=processes))
-            for i in range(processes)
-        ]
-        assert sorted(itertools.chain(*shares)) == list(range(count))
+        evaluated = [order(numbered(count, process_index=i, **options)) for i in range(processes)]
+        assert sorted(itertools.chain(*evaluated)) == list(range(count))
 
     @pytest.mark.parametrize("processes", [2, 3])
     def test_processes_interleave_the_order_of_a_single_process(self, processes):
@@ -182,23 +156,12 @@ class TestProcesses:
 
 
 class TestResuming:
-    @pytest.mark.parametrize("start", range(7))
-    def test_an_epoch_resumed_at_a_batch_is_the_tail_of_the_full_epoch(self, start):
-        training = in_memory(noise(22, 3, 6, 5), shuffle=True, seed=3, augmentation=EVERYTHING)
-        assert len(training) == 6
-        assert_same_batches(list(training.epoch(2, start=start)), list(training.epoch(2))[start:])
-
     @given(*(st.integers(*ends) for ends in ((1, 30), (1, 7), (1, 3), (0, 30), (0, 2**31), (0, 1000))))
     def test_any_part_of_any_epoch_can_be_resumed(self, count, batch_size, processes, start, seed, epoch):
         options = {"batch_size": batch_size, "seed": seed, "num_processes": processes, "process_index": processes - 1}
-        training = in_memory(noise(count, 1, 3, 4), shuffle=True, augmentation=EVERYTHING, **options)
-        assert_same_batches(list(training.epoch(epoch, start=start)), list(training.epoch(epoch))[start:])
-
-    def test_augmentation_is_the_same_for_the_same_seed_and_epoch(self):
-        images = noise(22, 3, 6, 5)
-        first, second = (in_memory(images, shuffle=True, seed=3, augmentation=EVERYTHING) for _ in range(2))
-        list(first.epoch(0))
-        assert_same_batches(list(first.epoch(1)), list(second.epoch(1)))
+        images = noise(count, 3, 3, 4)
+        first, again = (in_memory(images, shuffle=True, augmentation=EVERYTHING, **options) for _ in range(2))
+        assert_same_batches(list(first.epoch(epoch, start=start)), list(again.epoch(epoch))[start:])
 
     def test_augmentation_differs_between_seeds_epochs_batches_and_processes(self):
         images = noise(1, 1, 9, 9).expand(64, -1, -1, -1)
@@ -219,44 +182,32 @@ class TestResuming:
         assert torch.Generator().manual_seed(seed).initial_seed() == seed
 
 
-class TestAlternatingFlips:
-    images = torch.tensor([0, 255], dtype=torch.uint8).expand(40, 1, 1, 2)
-
-    def flipped(self, epoch: int, **options) -> Tensor:
+def test_half_of_the_images_are_flipped_first_by_the_seed_and_all_in_every_other_epoch():
+    def flipped(epoch: int, **options) -> Tensor:
         """Whether each image is flipped in an epoch."""
-        augmentation = Augmentation(alternating_flip=True)
-        of = in_memory(self.images, shuffle=True, augmentation=augmentation, **options)
+        images = torch.tensor([0, 255], dtype=torch.uint8).expand(40, 1, 1, 2)
+        of = in_memory(images, shuffle=True, augmentation=Augmentation(alternating_flip=True), **options)
         seen = torch.full((40,), -1.0)
         for batch in of.epoch(epoch):
             seen[batch["labels"]] = batch["pixel_values"][:, 0, 0, 0]
         return seen
 
-    def test_half_of_the_images_are_flipped_first_by_the_seed_and_all_in_every_other_epoch(self):
-        first, second, third = (self.flipped(epoch) for epoch in range(3))
-        assert torch.equal(first + second, torch.ones(40))
-        assert torch.equal(first, third)
-        assert 10 <= first.sum() <= 30
-        assert not torch.equal(first, self.flipped(0, seed=1))
+    first, second, third = (flipped(epoch) for epoch in range(3))
+    assert torch.equal(first + second, torch.ones(40))
+    assert torch.equal(first, third)
+    assert 10 <= first.sum() <= 30
+    assert not torch.equal(first, flipped(0, seed=1))
 
 
-class TestTargets:
-    def test_labels_stay_with_augmented_images(self):
-        images = torch.arange(1, 41, dtype=torch.uint8)[:, None, None, None].expand(-1, 1, 7, 7)
-        for batch in in_memory(images, shuffle=True, augmentation=EVERYTHING).epoch():
-            # Padding is zero; all other pixels are the label plus one.
-            assert torch.equal((batch["pixel_values"].amax((1, 2, 3)) * 255).round().long(), batch["labels"] + 1)
-
-    def test_real_valued_labels_are_unchanged(self):
-        values = torch.tensor([0.5, -2.0, 3.25])
-        (batch,) = in_memory(noise(3, 1, 2, 2), values).epoch()
-        assert torch.equal(batch["labels"], values)
-        assert batch["labels"].dtype == torch.float32
-
-    @pytest.mark.parametrize("shuffle", [False, True])
-    def test_regression_labels_stay_aligned_with_labels(self, shuffle):
-        of = numbered(22, shuffle=shuffle, regression_labels=torch.arange(22) / 4)
-        for batch in of.epoch(1):
-            assert torch.equal(batch["regression_labels"], batch["labels"] / 4)
+def test_labels_and_values_stay_with_augmented_images():
+    images = torch.arange(1, 41, dtype=torch.uint8)[:, None, None, None].expand(-1, 1, 7, 7)
+    values = torch.arange(40) / 4
+    for batch in in_memory(images, shuffle=True, augmentation=EVERYTHING, regression_labels=values).epoch():
+        # Padding is zero; all other pixels are the label plus one.
+        assert torch.equal((batch["pixel_values"].amax((1, 2, 3)) * 255).round().long(), batch["labels"] + 1)
+        assert torch.equal(batch["regression_labels"], batch["labels"] / 4)
+    (batch,) = in_memory(noise(3, 1, 2, 2), torch.tensor([0.5, -2.0, 3.25])).epoch()
+    assert (batch["labels"].tolist(), batch["labels"].dtype) == ([0.5, -2.0, 3.25], torch.float32)
 
 
 class TestPixelValues:
@@ -305,8 +256,3 @@ class TestFromDisk:
         streamed, kept = both(process_index=process_index, num_processes=3)
         assert len(streamed) == len(kept)
         assert_same_batches(list(streamed.epoch()), list(kept.epoch()))
-
-    @pytest.mark.parametrize("start", [0, 2, 5, 6])
-    def test_resuming_repeats_the_tail_of_an_epoch(self, start, both):
-        streamed, _ = both(shuffle=True, augmentation=EVERYTHING)
-        assert_same_batches(list(streamed.epoch(1, start=start)), list(streamed.epoch(1))[start:])

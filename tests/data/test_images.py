@@ -66,24 +66,20 @@ class TestLoadedData:
         with pytest.raises(TypeError, match="options must be ImageDataOptions, and a dataset is `dataset`; got str"):
             load_image_data("shots")
 
-    @pytest.mark.parametrize(("side", "kind"), [(96, ImagesInMemory), (97, ImagesFromDisk)])
-    def test_images_of_up_to_96_pixels_stay_in_memory_and_larger_ones_are_streamed(
-        self, side, kind, make_dataset, load
-    ):
-        data = load(make_dataset(marked(2, (4, side))))
-        assert isinstance(data.train, kind)
-        assert isinstance(data.evaluation, kind)
-
     @pytest.mark.parametrize(
         ("shape", "options", "kind"),
         [
+            ((4, 96), {}, ImagesInMemory),
+            ((4, 97), {}, ImagesFromDisk),
             ((4, 97), {"keep_in_memory": "yes"}, ImagesInMemory),
             ((4, 4), {"keep_in_memory": "no"}, ImagesFromDisk),
             (LARGE, {"image_size": [8]}, ImagesInMemory),  # small when resized
         ],
     )
-    def test_an_option_decides_what_is_kept_in_memory(self, shape, options, kind, make_dataset, load, tmp_path):
-        assert isinstance(load(make_dataset(marked(2, shape)), **options).train, kind)
+    def test_size_and_option_decide_what_is_kept_in_memory(self, shape, options, kind, make_dataset, load, tmp_path):
+        data = load(make_dataset(marked(2, shape)), **options)
+        assert isinstance(data.train, kind)
+        assert isinstance(data.evaluation, kind)
         assert (tmp_path / "decoded").exists() == (kind is ImagesInMemory)
 
     @pytest.mark.parametrize(("free", "kind"), [(2 * 4 * 6 * 3, ImagesInMemory), (2 * 4 * 6 * 3 - 1, ImagesFromDisk)])
@@ -94,16 +90,14 @@ class TestLoadedData:
         assert isinstance(load(make_dataset(marked(3, (4, 6)))).train, kind)
         assert ("3 decoded images need" in caplog.text) == (kind is ImagesFromDisk)
 
-    def test_only_training_images_are_augmented(self, make_dataset, load):
+    def test_only_training_images_are_augmented_and_batches_have_the_requested_sizes(self, make_dataset, load):
         gradient = np.tile(np.arange(8, dtype=np.uint8), (8, 1))
-        data = load(make_dataset([gradient] * 40), **RAW, horizontal_flip=True, validation_fraction=0.5)
-        mirrored = [{int(mark) for mark in marks(part)} for part in (data.train, data.validation, data.evaluation)]
-        assert mirrored == [{0, 7}, {0}, {0}]
-
-    def test_batches_have_the_requested_sizes(self, make_dataset, load):
-        data = load(make_dataset(marked(10)), batch_size=4, eval_batch_size=3, validation_fraction=0.5)
+        options = {"horizontal_flip": True, "batch_size": 8, "eval_batch_size": 15, "validation_fraction": 0.5}
+        data = load(make_dataset([gradient] * 40), **RAW, **options)
         parts = (data.train, data.validation, data.evaluation)
-        assert [[len(batch["labels"]) for batch in part.epoch()] for part in parts] == [[4], [3, 2], [3, 3, 3, 1]]
+        assert [{int(mark) for mark in marks(part)} for part in parts] == [{0, 7}, {0}, {0}]
+        sizes = [[len(batch["labels"]) for batch in part.epoch()] for part in parts]
+        assert sizes == [[8, 8, 4], [15, 5], [15, 15, 10]]
 
     def test_flipping_digits_but_not_other_images_causes_a_warning(self, load_named, make_dataset, load, caplog):
         load(make_dataset(marked(2), [0, 1], feature=ClassLabel(names=["ant", "bee"])), horizontal_flip=True)
@@ -114,30 +108,18 @@ class TestLoadedData:
 
 class TestSplits:
     @pytest.mark.parametrize(
-        ("splits", "train", "expected"),
+        ("splits", "expected"),
         [
-            (["train", "validation", "test"], "train", "test"),
-            (["train", "validation"], "train", "validation"),
-            (["test", "validation"], "test", "validation"),
+            (["train", "validation", "test"], "test"),
+            (["test", "validation"], "validation"),  # trained on the first
+            *[(["train", split], split) for split in ("validation", "valid", "val", "dev")],
         ],
     )
-    def test_the_evaluation_split_is_test_else_validation(
-        self, splits, train, expected, make_dataset, save, load_named
-    ):
-        name = save(**{split: make_dataset(marked(2)) for split in splits})
-        assert load_named(name, train_split=train).eval_split == expected
-
-    @pytest.mark.parametrize("split", ["valid", "val", "dev"])
-    def test_a_short_name_of_the_validation_split_is_known(self, split, make_dataset, embed, load_named):
-        name = embed(**{each: make_dataset(marked(2)) for each in ("train", split)})
-        assert load_named(name).eval_split == split
-
-    def test_a_fraction_to_hold_out_is_refused_where_the_data_has_an_evaluation_split(
-        self, make_dataset, save, load_named
-    ):
-        name = save(train=make_dataset(marked(4)), test=make_dataset(marked(2)))
-        with pytest.raises(ValueError, match=r"eval_fraction 0\.5 has no effect with the evaluation split test"):
-            load_named(name, eval_fraction=0.5)
+    def test_the_evaluation_split_is_test_else_validation(self, splits, expected, make_dataset, embed, load_named):
+        name = embed(**{split: make_dataset(marked(2)) for split in splits})
+        assert load_named(name, train_split=splits[0]).eval_split == expected
+        with pytest.raises(ValueError, match=rf"eval_fraction 0\.5 has no effect with the evaluation split {expected}"):
+            load_named(name, train_split=splits[0], eval_fraction=0.5)
 
     def test_splits_can_be_specified_and_one_to_load_is_the_evaluation_split(self, make_dataset, save, load, load_one):
         data = load(make_dataset(marked(2)), make_dataset(marked(5)), train_split="test", eval_split="train")
@@ -161,20 +143,16 @@ class TestLabels:
         [
             ([0, -1], [0, 1], "label -1 of image 1 in split 'train' is outside the classes 0 to 1"),
             ([0, 1], [1, -1, -1], "label -1 of image 1 in split 'test' is outside the classes 0 to 1"),
+            ([0, 1], [0, 1, 2], "label 2 of image 2 in split 'test' is outside the classes 0 to 1"),
             ([0, 1], [1, 0, None], "image 2 in split 'test'"),
         ],
     )
     def test_an_invalid_label_is_an_error_that_names_image_and_split(self, train, test, message, make_dataset, load):
-        data = [make_dataset(marked(len(v)), v, feature=ClassLabel(names=["ant", "bee"])) for v in (train, test)]
+        data = [make_dataset(marked(len(v)), v, feature=ClassLabel(num_classes=3)) for v in (train, test)]
+        for rows in data:  # `datasets` does not create columns with other labels, so a class is removed afterwards
+            rows.info.features["label"] = ClassLabel(names=["ant", "bee"])
         with pytest.raises(ValueError, match=message):
             load(*data, max_train_samples=18)
-
-    def test_a_label_equal_to_the_number_of_classes_is_an_error(self, make_dataset, load):
-        test = make_dataset(marked(3), [0, 1, 2])
-        # `datasets` does not create such a column, so the class is removed afterwards.
-        test.info.features["label"] = ClassLabel(names=["ant", "bee"])
-        with pytest.raises(ValueError, match="label 2 of image 2 in split 'test' is outside the classes 0 to 1"):
-            load(make_dataset(marked(2), [0, 1], feature=ClassLabel(names=["ant", "bee"])), test)
 
     @pytest.mark.parametrize(
         ("feature", "values", "names", "labels"),
@@ -279,31 +257,24 @@ class TestStatistics:
         np.testing.assert_allclose(data.mean, values.mean(axis=0), rtol=1e-12)
         np.testing.assert_allclose(data.std, values.std(axis=0), rtol=1e-12)
 
-    def test_statistics_are_computed_on_training_images_only(self, make_dataset, load):
+    def test_statistics_are_computed_on_training_images_only_also_if_constant(self, make_dataset, load):
         train = make_dataset([np.full(SMALL, 51, np.uint8)] * 4)
         test = make_dataset([np.full(SMALL, 255, np.uint8)] * 4)
-        assert load(train, test).mean == pytest.approx([0.2])
+        data = load(train, test)
+        assert data.mean == pytest.approx([0.2])
+        assert data.std[0] > 0
+        assert next(data.train.epoch())["pixel_values"].abs().max() < 1e-5
         data = load(make_dataset(marked(20)), validation_fraction=0.5)
         kept = [image[0, 0, 0].item() / 255 for image in data.train.images]
         assert (data.mean, data.std) == (pytest.approx([np.mean(kept)]), pytest.approx([np.std(kept)]))
 
-    def test_computed_statistics_standardize_training_pixels_also_of_constant_images(self, make_dataset, load):
-        pixels = next(load(make_dataset(list(noise(20, 6, 4, 3)))).train.epoch())["pixel_values"]
-        torch.testing.assert_close(pixels.mean((0, 2, 3)), torch.zeros(3), rtol=0, atol=1e-5)
-        torch.testing.assert_close(pixels.std((0, 2, 3), correction=0), torch.ones(3), rtol=0, atol=1e-5)
-        data = load(make_dataset([np.full(SMALL, 9, np.uint8)] * 2))
-        assert data.std[0] > 0
-        assert next(data.train.epoch())["pixel_values"].abs().max() < 1e-5
-
-    def test_a_single_value_applies_to_every_channel(self, make_dataset, load):
-        data = load(make_dataset([noise(6, 4, 3)]), image_mean=[0.3], image_std=[0.2])
-        assert (data.mean, data.std) == ([0.3] * 3, [0.2] * 3)
-
     @pytest.mark.parametrize(("given", "measured"), [("mean", "std"), ("std", "mean")])
-    def test_a_missing_statistic_is_computed(self, given, measured, make_dataset, load):
-        dataset = make_dataset(list(noise(5, *SMALL)))
+    def test_a_missing_statistic_is_computed_and_a_single_value_applies_to_every_channel(
+        self, given, measured, make_dataset, load
+    ):
+        dataset = make_dataset(list(noise(5, 6, 4, 3)))
         free, fixed = load(dataset), load(dataset, **{f"image_{given}": [0.125]})
-        assert getattr(fixed, given) == [0.125]
+        assert getattr(fixed, given) == [0.125] * 3
         assert getattr(fixed, measured) == getattr(free, measured)
 
     def test_statistics_of_a_wrong_number_of_channels_or_not_above_0_are_errors(self, make_dataset, load):
@@ -370,23 +341,13 @@ class TestCorruptImages:
 
 class TestHeldOutPart:
     @pytest.mark.parametrize("size", [SMALL, LARGE])
-    def test_held_out_and_training_images_partition_the_training_split(self, size, make_dataset, load):
-        data = load(make_dataset(marked(50, size)), **RAW, validation_fraction=0.2)
-        train, held_out = marks(data.train), marks(data.validation)
-        assert len(held_out) == 10
-        assert sorted(train + held_out) == list(range(50))
-        assert held_out == marks(load(make_dataset(marked(50)), **RAW, validation_fraction=0.2).validation)
-
-    def test_the_held_out_part_is_stratified_by_class(self, make_dataset, load):
-        classes = [0] * 30 + [1] * 20
-        data = load(make_dataset(marked(50), classes), validation_fraction=0.2)
+    def test_held_out_and_training_images_partition_each_class_by_the_seed(self, size, make_dataset, load):
+        dataset = make_dataset(marked(50, size), [0] * 30 + [1] * 20)
+        data, again, other = (load(dataset, **RAW, validation_fraction=0.2, seed=seed) for seed in (3, 3, 4))
+        assert sorted(marks(data.train) + marks(data.validation)) == list(range(50))
         assert torch.bincount(data.validation.labels).tolist() == [6, 4]
         assert torch.bincount(data.train.labels).tolist() == [24, 16]
-
-    def test_the_seed_determines_the_held_out_part(self, make_dataset, load):
-        dataset = make_dataset(marked(50))
-        drawn = [marks(load(dataset, **RAW, validation_fraction=0.2, seed=seed).validation) for seed in (3, 3, 4)]
-        assert drawn[0] == drawn[1] != drawn[2]
+        assert marks(data.validation) == marks(again.validation) != marks(other.validation)
 
     def test_a_fraction_outside_0_to_1_or_of_a_class_with_a_single_image_is_an_error(self, make_dataset, load):
         for fraction in (-0.1, 1.0, 1.5):
@@ -414,19 +375,14 @@ class TestSubsets:
         assert len(set(drawn[0])) == 10
 
 
-class TestProcesses:
-    @pytest.mark.parametrize("part", ["validation", "evaluation"])
-    def test_processes_partition_the_images_not_trained_on(self, part, make_dataset, load):
-        dataset = make_dataset(marked(11))
-        shares = [load(dataset, **RAW, validation_fraction=0.5, process_index=i, num_processes=2) for i in range(2)]
-        together = [mark for data in shares for mark in marks(getattr(data, part))]
-        whole = marks(getattr(load(dataset, **RAW, validation_fraction=0.5), part))
-        assert sorted(together) == whole
-
-    def test_processes_agree_on_the_statistics(self, make_dataset, load):
-        dataset = make_dataset(list(noise(9, *SMALL)))
-        first, second = (load(dataset, process_index=i, num_processes=2) for i in range(2))
-        assert (first.mean, first.std) == (second.mean, second.std)
+def test_processes_partition_the_images_not_trained_on_and_agree_on_the_statistics(make_dataset, load):
+    dataset = make_dataset(marked(11))
+    sharing = [{}, *({"process_index": i, "num_processes": 2} for i in range(2))]
+    whole, *shares = (load(dataset, validation_fraction=0.5, **each) for each in sharing)
+    assert [(share.mean, share.std) for share in shares] == [(whole.mean, whole.std)] * 2
+    for part in ("validation", "evaluation"):
+        rows = torch.cat([getattr(share, part).epoch_rows() for share in shares])
+        assert sorted(rows.tolist()) == getattr(whole, part).epoch_rows().tolist()
 
 
 class TestRealData:

@@ -57,6 +57,8 @@ def test_a_pool_of_parts_has_the_rows_of_each():
     parts = ["kept(train, 0.2, seed=0)", "test[:5]"]
     each = [identify_rows(splits, part, "label", 1) for part in parts]
     assert torch.equal(identify_rows(splits, "+".join(parts), "label", 1), torch.cat(each))
+    of_pool = identify_rows(splits, "held_out(kept(train+test, 0.2, seed=0), 0.5, seed=1)", "label", 1)
+    assert len(set(of_pool.tolist()) & set(torch.cat(each).tolist())) > 400
 
 
 def test_a_copy_of_the_data_has_the_same_identities_and_other_data_have_others(folder, tmp_path):
@@ -101,15 +103,12 @@ def test_images_reserved_for_rejection_are_in_no_other_part_and_of_each_class(op
     assert counts == pytest.approx(torch.full((10,), 0.1), abs=0.025)
 
 
-def test_images_reserved_for_rejection_do_not_depend_on_those_for_validation():
+def test_images_reserved_for_rejection_do_not_depend_on_those_for_validation_and_need_classification():
     one, other = (train("digits", rejection_fraction=0.1, validation_fraction=fraction) for fraction in (0.0, 0.3))
     assert torch.equal(one.ids["rejection"], other.ids["rejection"])
-
-
-@pytest.mark.parametrize("task", ["joint", "retrieval", "few_shot", "regression"])
-def test_images_are_reserved_for_rejection_only_in_classification(task):
-    with pytest.raises(ValueError, match=rf"--rejection_fraction 0\.1 does not apply to {task}: leave it out"):
-        train("digits", task=task, rejection_fraction=0.1)
+    for task in ("joint", "retrieval", "few_shot", "regression"):
+        with pytest.raises(ValueError, match=rf"--rejection_fraction 0\.1 does not apply to {task}: leave it out"):
+            train("digits", task=task, rejection_fraction=0.1)
 
 
 def test_images_that_are_left_out_are_not_among_those_of_training(folder):
@@ -140,28 +139,22 @@ def test_parts_are_held_out_by_the_label_column_of_the_training(embed):
     assert torch.equal(load(name, record, None)[1].sort().values, record.ids["eval"].sort().values)
 
 
-def test_a_split_of_the_data_precedes_the_record(embed):
+def test_a_split_of_the_data_precedes_the_record_but_for_training(embed):
     splits = load_splits("digits")
     name = embed(train=splits["train"], validation=splits["test"].select(range(20)), test=splits["test"])
     record = train(name, validation_fraction=0.5)
     assert load(name, record, "validation")[0].num_images == 20
-
-
-def test_training_is_that_of_the_record_even_if_the_data_has_such_a_split(embed):
-    name = embed(training=load_splits("digits")["train"].select(range(100)))
+    name = embed(training=splits["train"].select(range(100)))
     record = train(name, train_split="training")
     assert load(name, record)[0].num_images == 80
     assert load(name, record, "training[:]")[0].num_images == 100
 
 
-def test_a_model_without_a_record_is_an_error(folder):
+@pytest.mark.parametrize("change", ["add", "replace"])
+def test_a_model_without_a_record_and_data_that_have_changed_are_errors(folder, change):
     message = r"no split 'training'; the data has train\. Choose .*: the model has no record of its training images"
     with pytest.raises(ValueError, match=message):
         load(folder, None)
-
-
-@pytest.mark.parametrize("change", ["add", "replace"])
-def test_data_that_have_changed_are_an_error(folder, change):
     record = train(folder)
     PILImage.new("L", (8, 8)).save(folder / "a" / ("1000.png" if change == "add" else "0.png"))
     with pytest.raises(ValueError, match="trained on other data, or they have changed: their splits, sizes or imag"):
@@ -187,19 +180,13 @@ def test_a_record_of_somebody_else_is_validated_before_it_is_used(change, folder
         DataRecord.read(tmp_path)
 
 
-def test_a_model_that_is_trained_further_was_trained_on_both(folder):
+def test_a_model_that_is_trained_further_was_trained_on_both_and_images_for_evaluation_too_are_logged(folder, caplog):
     first, second = train(folder, train_split="train[:10]", eval_split="train[20:]"), train(folder, eval_seed=1)
-    assert set(second.after(first, trains=True).ids["train"].tolist()) == {
-        *first.ids["train"].tolist(),
-        *second.ids["train"].tolist(),
-    }
+    both = {*first.ids["train"].tolist(), *second.ids["train"].tolist()}
+    assert set(second.after(first, trains=True).ids["train"].tolist()) == both
     evaluated = second.after(first, trains=False)
     assert torch.equal(evaluated.ids["train"], first.ids["train"])
     assert torch.equal(evaluated.ids["eval"], second.ids["eval"])
-
-
-def test_evaluation_images_that_the_saved_model_was_trained_on_are_logged(folder, caplog):
-    first = train(folder)
     shared = replace(first, ids=first.ids | {"eval": first.ids["train"]})
     shared.after(first, trains=False)
     assert f"The saved model was trained on {len(first.ids['train'])} of the evaluation images." in caplog.text

@@ -28,29 +28,16 @@ def columns(*names: str) -> Dataset:
     return Dataset.from_dict({name: [0] for name in names})
 
 
-def test_digits_are_1797_gray_images_of_8_by_8_pixels_a_fifth_of_each_in_the_test_split():
-    splits = load_splits("digits")
-    pixels = np.concatenate([pixels_of(splits[split]) for split in ("train", "test")])
-    assert (pixels.shape, pixels.dtype) == ((1797, 8, 8), np.uint8)
+def test_digits_are_those_of_scikit_learn_rescaled_to_255_a_fifth_of_each_in_the_test_split():
+    splits, original = load_splits("digits"), load_digits()
     assert splits["train"].features["label"].names == list("0123456789")
-    for digit, total in enumerate(np.bincount(load_digits().target).tolist()):
-        assert splits["test"]["label"][:].count(digit) == total // 5
-        assert splits["train"]["label"][:].count(digit) == total - total // 5
-
-
-def test_the_digits_are_those_of_scikit_learn_rescaled_to_255():
-    splits = load_splits("digits")
-    ours = sorted(
-        (label, *image.ravel())
-        for split in splits.values()
-        for image, label in zip(pixels_of(split), split["label"], strict=True)
-    )
-    original = load_digits()
-    theirs = sorted(
-        (label, *image.ravel())
-        for image, label in zip(np.rint(original.images / 16 * 255).astype(int), original.target, strict=True)
-    )
-    assert ours == theirs
+    pixels = np.concatenate([pixels_of(split) for split in splits.values()])
+    assert (pixels.shape, pixels.dtype) == ((1797, 8, 8), np.uint8)
+    labels = np.concatenate([split["label"][:] for split in splits.values()])
+    ours = sorted((label, *image.ravel()) for label, image in zip(labels, pixels, strict=True))
+    rescaled = np.rint(original.images / 16 * 255).astype(int)
+    assert ours == sorted((label, *image.ravel()) for label, image in zip(original.target, rescaled, strict=True))
+    assert np.bincount(splits["test"]["label"]).tolist() == (np.bincount(original.target) // 5).tolist()
 
 
 def test_two_clusters_are_100_points_per_class_as_images_of_1_by_2_pixels_that_map_back_to_them():
@@ -82,12 +69,6 @@ def test_a_folder_with_the_name_of_bundled_data_is_an_error_that_says_how_to_nam
         with pytest.raises(ValueError, match=r"digits is a bundled dataset and a folder; write \./digits"):
             load("digits")
     assert len(load_splits("./digits")["train"]) == len(ImageSource.of("./digits")) == 1
-
-
-def test_a_folder_of_parquet_files_loads_as_its_splits(make_dataset, save):
-    image = np.arange(12, dtype=np.uint8).reshape(3, 4)
-    splits = load_splits(save(train=make_dataset([image] * 3), test=make_dataset([image] * 2)))
-    assert {split: len(rows) for split, rows in splits.items()} == {"train": 3, "test": 2}
 
 
 def test_parquet_files_that_are_in_no_split_are_logged(make_dataset, save, caplog):
@@ -144,20 +125,14 @@ def test_an_image_folder_names_classes_after_its_subfolders(tmp_path):
     assert splits["test"]["label"][:] == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("what", "usual", "name"),
-    [
-        *[("image", IMAGE_COLUMNS, name) for name in ("image", "img")],
-        *[("label", LABEL_COLUMNS, name) for name in ("label", "labels", "fine_label", "coarse_label")],
-        *[("value", VALUE_COLUMNS, name) for name in ("value", "target", "year", "creation_year", "age")],
-        ("value", VALUE_COLUMNS, "regression_label"),
-    ],
-)
-def test_a_column_is_found_by_usual_names(what, usual, name):
-    assert find_column(columns("other", name), None, usual, what) == name
-
-
-def test_a_requested_column_comes_first_and_a_fine_label_before_a_coarse_one():
+def test_a_column_is_found_by_usual_names_a_requested_one_first_and_a_fine_label_before_a_coarse_one():
+    for what, usual, names in (
+        ("image", IMAGE_COLUMNS, "image img"),
+        ("label", LABEL_COLUMNS, "label labels fine_label coarse_label"),
+        ("value", VALUE_COLUMNS, "value target year creation_year age regression_label"),
+    ):
+        for name in names.split():
+            assert find_column(columns("other", name), None, usual, what) == name
     assert find_column(columns("label", "shape"), "shape", LABEL_COLUMNS, "label") == "shape"
     assert find_column(columns("coarse_label", "fine_label"), None, LABEL_COLUMNS, "label") == "fine_label"
 

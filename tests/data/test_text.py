@@ -116,17 +116,11 @@ def test_blocks_have_the_special_tokens_of_the_tokenizer(load):
     assert (set(batch["input_ids"][:, 0].tolist()), set(batch["input_ids"][:, -1].tolist())) == ({2}, {3})
 
 
-def test_a_word_starts_at_a_non_continuation_word_piece(load):
+def test_a_word_starts_at_a_text_a_non_continuation_word_piece_or_a_space_in_byte_level_tokens(byte_tokenizer, load):
     starts = load({"train": ["unbelievable cats sat.", "the cats sat"], "test": LINES}).train.starts
     assert starts.flatten().tolist() == [1, 0, 0, 1, 0, 1]
-
-
-def test_a_word_starts_at_the_start_of_a_text(load):
     starts = load({"train": ["cat", "unbelievable", "cats"], "test": LINES}).train.starts
     assert starts.flatten().tolist() == [1, 1, 0, 0, 1, 0]
-
-
-def test_a_word_starts_at_its_space_in_byte_level_tokens(byte_tokenizer, load):
     data = load(tokenizer=byte_tokenizer)
     words = byte_tokenizer.convert_ids_to_tokens(tokens_of(data.train))
     starts = data.train.starts.flatten().tolist()
@@ -134,26 +128,19 @@ def test_a_word_starts_at_its_space_in_byte_level_tokens(byte_tokenizer, load):
     assert not all(starts)
 
 
-def test_special_and_ordinary_tokens_are_distinguished(tokenizer, byte_tokenizer):
-    found = Vocabulary.of(tokenizer)
-    assert (found.prefix, found.suffix, found.mask) == ((2,), (3,), 4)
-    assert found.ordinary.tolist() == list(range(5, 13))
-    assert found.special.tolist() == list(range(5))
+def test_special_and_ordinary_tokens_of_any_tokenizer_are_distinguished(tokenizer, byte_tokenizer, slow_tokenizer):
+    for of, frame, ordinary in (
+        (tokenizer, (2, 3, 4), range(5, 13)),
+        (dna_tokenizer(1), (1, 2, 7), range(3, 7)),  # without letters of ours
+        (dna_tokenizer(3), (3, 6, 21), range(9, 20, 3)),
+        (slow_tokenizer, (0, 2, 7), range(4, 7)),
+    ):
+        found = Vocabulary.of(of)
+        assert (*found.prefix, *found.suffix, found.mask) == frame
+        assert found.ordinary.tolist() == [*ordinary]
+    assert Vocabulary.of(tokenizer).special.tolist() == list(range(5))
     assert Vocabulary.of(byte_tokenizer).prefix == (0,)
     assert not {0, 2, 4} & set(Vocabulary.of(byte_tokenizer).ordinary.tolist())
-
-
-@pytest.mark.parametrize("step", [1, 3])
-def test_a_tokenizer_needs_no_letters_of_ours(step):
-    found = Vocabulary.of(dna_tokenizer(step))
-    assert (found.prefix, found.suffix, found.mask) == ((step,), (2 * step,), 7 * step)
-    assert found.ordinary.tolist() == [3 * step, 4 * step, 5 * step, 6 * step]
-
-
-def test_a_slow_tokenizer_has_special_and_ordinary_tokens(slow_tokenizer):
-    found = Vocabulary.of(slow_tokenizer)
-    assert (found.prefix, found.suffix, found.mask) == ((0,), (2,), 7)
-    assert found.ordinary.tolist() == [4, 5, 6]
 
 
 def test_unknown_words_are_no_targets(load):
@@ -175,18 +162,13 @@ def test_tokenized_text_is_read_from_the_cache(load, monkeypatch, tokenizer, tmp
 # Sources of text
 
 
-def test_a_text_file_loads_as_a_training_split(load, tokenizer, tmp_path):
-    file = tmp_path / "lines.txt"
-    file.write_text("\n".join(LINES))
+def test_a_text_file_with_any_suffix_loads_as_a_training_split(load, tokenizer, tmp_path):
+    file = tmp_path / "LINES.TXT"
+    file.write_text("\n".join(LINES), encoding="utf-8-sig")  # the mark of the byte order is no text
     data = load(name=str(file), validation_fraction=0.25)
     blocks = plain_tokens(tokenizer, LINES)
     assert tokens_of(data.train) + tokens_of(data.evaluation) == blocks[: len(blocks) // 6 * 6]
     assert (data.eval_split, data.validation) == ("the last 25% of train", None)
-
-
-def test_file_suffixes_are_case_insensitive(load, tmp_path):
-    (tmp_path / "LINES.TXT").write_text("\n".join(LINES))
-    assert load(name=str(tmp_path / "LINES.TXT"), validation_fraction=0.5).train.num_examples > 0
 
 
 def test_a_folder_of_text_files_loads_as_its_splits(load, tmp_path):
@@ -204,11 +186,6 @@ def test_a_file_or_folder_whose_name_is_a_pattern_is_not_read_as_another(tmp_pat
     assert text.load_text_splits(str(tmp_path / "book[1].txt"))["train"]["text"][:] == ["[1]"]
     with pytest.raises(ValueError, match=r"reads the characters \*, \? and \[ in .* as a pattern"):
         text.load_text_splits(str(tmp_path / "books[1]"))
-
-
-def test_the_mark_of_the_byte_order_is_no_text(tmp_path):
-    (tmp_path / "lines.txt").write_text("a\nb", encoding="utf-8-sig")
-    assert text.load_text_splits(str(tmp_path / "lines.txt"))["train"]["text"][:] == ["a", "b"]
 
 
 def test_files_that_are_in_no_split_are_logged(tmp_path, caplog):
@@ -322,16 +299,16 @@ def test_an_empty_split_is_refused(load, monkeypatch):
         load(name="unused")
 
 
-def test_an_unsupported_file_type_is_refused(load, tmp_path):
+def test_an_unreadable_file_is_refused_with_the_reason(load, tmp_path):
     (tmp_path / "a.pdf").touch()
     with pytest.raises(ValueError, match=r"is not a file of text; the supported kinds are: .txt, .parquet"):
         load(name=str(tmp_path / "a.pdf"))
-
-
-def test_an_unreadable_file_is_refused_with_the_reason(load, tmp_path):
     (tmp_path / "a.txt").write_bytes("caf\u00e9 ".encode("latin-1") * 9)
     with pytest.raises(ValueError, match=r"a.txt cannot be read as a dataset: 'utf-8' codec can't decode byte 0xe9"):
         load(name=str(tmp_path / "a.txt"))
+    os.mkfifo(tmp_path / "b.txt")
+    with pytest.raises(ValueError, match=r"b\.txt is not a regular file"):
+        text.load_text_splits(str(tmp_path / "b.txt"))
 
 
 def test_bad_input_is_refused(tokenizer, load, slow_tokenizer):
@@ -345,9 +322,3 @@ def test_bad_input_is_refused(tokenizer, load, slow_tokenizer):
         load(tokenizer=without)
     with pytest.raises(ValueError, match="whole_word_masking needs a fast tokenizer"):
         load(tokenizer=slow_tokenizer, whole_word_masking=True)
-
-
-def test_a_pipe_is_not_read_as_text(tmp_path):
-    os.mkfifo(tmp_path / "a.txt")
-    with pytest.raises(ValueError, match=r"a\.txt is not a regular file"):
-        text.load_text_splits(str(tmp_path / "a.txt"))

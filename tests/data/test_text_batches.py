@@ -64,12 +64,6 @@ def test_a_label_is_the_original_token_and_no_special_token_but_the_mask_is_inse
     assert set(seen[seen < 5].tolist()) == {4}
 
 
-@given(st.integers(1, 12), st.integers(1, 6), st.integers(0, 2**32), st.booleans())
-def test_every_block_has_a_target(length, count, seed, whole_words):
-    *_, labels = mask(Masking(1e-6, whole_words), count, length, seed)
-    assert (labels != -100).any(1).all()
-
-
 @given(st.integers(2, 30), st.integers(0, 2**32))
 def test_all_or_none_of_the_tokens_of_a_word_are_targets(length, seed):
     _, starts, _, labels = mask(Masking(0.3, whole_words=True), 4, length, seed)
@@ -138,17 +132,17 @@ def test_a_training_epoch_is_reproducible_from_any_batch_and_keeps_the_global_ra
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_order_differs_between_epochs():
+def test_order_and_masking_differ_between_epochs_blocks_and_seeds():
     tokens = [torch.cat([b["labels"] for b in make_batches(shuffle=True, masking=None).epoch(e)]) for e in (0, 1)]
     assert not torch.equal(*tokens)
     assert torch.equal(*(part.unique(dim=0) for part in tokens))
-
-
-def test_the_masking_differs_between_epochs_and_seeds():
-    """A single block is used because its order cannot vary."""
+    # The order of a single block cannot vary.
     first, second = (next(make_batches(1, shuffle=True).epoch(epoch))["labels"] for epoch in (0, 1))
     assert not torch.equal(first, second)
     assert not same(list(make_batches().epoch()), list(make_batches(seed=1).epoch()))
+    twice = (values.repeat(2, 1) for values in blocks(1))
+    (batch,) = TextBatches(*twice, VOCABULARY, batch_size=2, masking=Masking()).epoch()
+    assert not torch.equal(*batch["labels"])
 
 
 @pytest.mark.parametrize("count", [5, 16, 41])
@@ -160,20 +154,15 @@ def test_processes_train_on_equally_many_blocks_and_cover_all(count):
     assert len(torch.cat(tokens).unique(dim=0)) == count
 
 
-def test_the_masking_differs_between_blocks_of_the_same_text():
-    tokens, starts = blocks(1)
-    (batch,) = TextBatches(
-        tokens.repeat(2, 1), starts.repeat(2, 1), VOCABULARY, batch_size=2, masking=Masking()
-    ).epoch()
-    assert not torch.equal(*batch["labels"])
-
-
+@pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize(("batch_size", "num_processes"), [(1, 1), (7, 1), (3, 2), (5, 4)])
-def test_training_masking_is_independent_of_batch_size_and_processes(batch_size, num_processes):
-    (expected,) = make_batches(batch_size=40, shuffle=True).epoch(2)
-    options = {"batch_size": batch_size, "num_processes": num_processes, "shuffle": True}
+def test_masking_is_independent_of_batch_size_and_processes_and_in_evaluation_of_the_epoch(
+    batch_size, num_processes, shuffle
+):
+    (expected,) = make_batches(batch_size=40, shuffle=shuffle).epoch(2)
+    options = {"batch_size": batch_size, "num_processes": num_processes, "shuffle": shuffle}
     for index in range(num_processes):
-        share = [b["input_ids"] for b in make_batches(process_index=index, **options).epoch(2)]
+        share = [b["input_ids"] for b in make_batches(process_index=index, **options).epoch(2 if shuffle else 5)]
         assert torch.equal(torch.cat(share), expected["input_ids"][index::num_processes])
 
 
@@ -182,15 +171,6 @@ def test_repeated_blocks_are_logged(count, repeated, caplog):
     caplog.set_level("INFO", "hf_sphere")
     make_batches(count, shuffle=True, num_processes=2)
     assert repeated in caplog.text if repeated else not caplog.text
-
-
-@pytest.mark.parametrize(("batch_size", "num_processes"), [(1, 1), (7, 1), (40, 1), (3, 2), (8, 4)])
-def test_evaluation_masking_is_independent_of_batch_size_and_processes(batch_size, num_processes):
-    (expected,) = make_batches(batch_size=40).epoch()
-    options = {"batch_size": batch_size, "num_processes": num_processes}
-    for index in range(num_processes):
-        share = [b["input_ids"] for b in make_batches(process_index=index, **options).epoch(epoch=5)]
-        assert torch.equal(torch.cat(share), expected["input_ids"][index::num_processes])
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

@@ -51,13 +51,10 @@ def test_open_set_validation_classes_are_numbered_separately(load_three, task):
     assert (data.class_names, data.eval_class_names) == (["0", "1"], ["2", "4"])
 
 
-def test_validation_values_come_from_their_split_and_the_value_range_from_the_training_images(load_three):
+def test_values_classes_and_labels_of_the_validation_split_are_its_own(load_three):
     data = load_three(task="regression")
     assert next(data.validation.epoch())["labels"].tolist() == [100.0 + i for i in range(12)]
     assert data.value_range == (0.0, 11.0)
-
-
-def test_class_sampling_applies_to_the_validation_split_and_label_noise_does_not(load_three):
     data = load_three(sample_classes=2)
     assert {*next(data.validation.epoch())["labels"].tolist()} == {0, 1}
     labels = next(load_three(label_noise=1.0).validation.epoch())["labels"]

@@ -149,49 +149,48 @@ def test_outputs_that_are_not_finite_are_unknown(value, by_class, linear):
 
 @pytest.mark.parametrize("score", ["max_softmax", "energy"])
 def test_the_level_is_kept_over_many_calibrations(score):
-    model, generator, rejected, total = Identity(), torch.Generator().manual_seed(0), 0, 2000
-    for _ in range(total):
-        logits = 3 * torch.randn(40, CLASSES, generator=generator)
-        rejected += int(not fit_rejection(model, [logits[:39]], 0.05, score)(None, logits[39:]).known)
-    error = 3 * math.sqrt(0.05 * 0.95 / total)
-    assert 0.05 - error < rejected / total < 0.05 + error
+    model, generator = Identity(), torch.Generator().manual_seed(0)
+    shares = torch.zeros(300)  # called unknown, each by another calibration
+    for index in range(len(shares)):
+        logits = 3 * torch.randn(239, CLASSES, generator=generator)
+        shares[index] = (~fit_rejection(model, [logits[:39]], 0.05, score)(None, logits[39:]).known).float().mean()
+    assert shares.mean().item() == pytest.approx(0.05, abs=3 * shares.std().item() / math.sqrt(len(shares)))
 
 
 def test_the_level_is_kept_in_every_class_over_many_calibrations():
-    model, generator, total = Identity(), torch.Generator().manual_seed(0), 2000
-    missed, rejected = torch.zeros(CLASSES), torch.zeros(CLASSES)
-    labels = torch.arange(20 * CLASSES) % CLASSES
-    for _ in range(total):
-        logits = torch.randn(20 * CLASSES, CLASSES, generator=generator)
+    model, generator = Identity(), torch.Generator().manual_seed(0)
+    missed, rejected = torch.zeros(2, 300, CLASSES)
+    labels = torch.arange(100 * CLASSES) % CLASSES
+    fitted = 19 * CLASSES
+    for index in range(len(missed)):
+        logits = torch.randn(100 * CLASSES, CLASSES, generator=generator)
         logits += nn.functional.one_hot(labels) * (labels * 3)[:, None]  # the first class is harder than the others
-        rejection = fit_rejection(model, [(logits[CLASSES:], labels[CLASSES:])], 0.05, "max_softmax", by_class=True)
-        decision = rejection(None, logits[:CLASSES])
-        missed += decision.class_p_values.diagonal() <= 0.05 + 1e-6
-        rejected += ~decision.known
-    error = 3 * math.sqrt(0.05 * 0.95 / total)
-    assert ((missed / total - 0.05).abs() < error).all()
-    assert (rejected / total < 0.05 + error).all()
+        known = [(logits[:fitted], labels[:fitted])]
+        decision = fit_rejection(model, known, 0.05, "max_softmax", by_class=True)(None, logits[fitted:])
+        own = decision.class_p_values.gather(1, labels[fitted:, None])
+        missed[index] = (own <= 0.05 + 1e-6).view(-1, CLASSES).float().mean(0)
+        rejected[index] = (~decision.known).view(-1, CLASSES).float().mean(0)
+    error = 3 * missed.std(0) / math.sqrt(len(missed))
+    assert ((missed.mean(0) - 0.05).abs() < error).all()
+    assert (rejected.mean(0) < 0.05 + error).all()
 
 
 # Prediction sets
 
 
-def test_a_set_by_class_has_the_classes_above_the_level_and_is_empty_for_the_unknown(linear):
+def test_a_set_by_class_has_the_classes_above_the_level_and_a_pooled_one_the_prediction(linear):
     (x, labels), (new, _) = draw(90), draw(300, seed=2)
+    prediction = linear(new).argmax(1)
     rejection = fit_rejection(linear, [(x, labels)], 0.1, "max_softmax", by_class=True)
     decision = decide(rejection, linear, new)
-    chosen = rejection.prediction_set(decision.known, decision.class_p_values, linear(new).argmax(1), 0.9)
+    chosen = rejection.prediction_set(decision.known, decision.class_p_values, prediction, 0.9)
     assert torch.equal(chosen.any(1), decision.known)
     assert torch.equal(chosen, decision.class_p_values > 0.1 + 1e-6)
-    smaller = rejection.prediction_set(decision.known, decision.class_p_values, linear(new).argmax(1), 0.6)
+    smaller = rejection.prediction_set(decision.known, decision.class_p_values, prediction, 0.6)
     assert smaller.sum() < chosen.sum()
     assert not (smaller & ~chosen).any()
-
-
-def test_a_pooled_set_has_the_prediction_if_the_input_is_known(linear):
-    (x, labels), (new, _) = draw(90), draw(300, seed=2)
     rejection = fit_rejection(linear, [(x, labels)], 0.1, "norm")
-    decision, prediction = decide(rejection, linear, new), linear(new).argmax(1)
+    decision = decide(rejection, linear, new)
     chosen = rejection.prediction_set(decision.known, decision.class_p_values, prediction, 0.5)
     assert torch.equal(chosen.any(1), decision.known)
     assert chosen[decision.known].gather(1, prediction[decision.known, None]).all()
@@ -211,7 +210,7 @@ def test_a_p_value_that_equals_one_minus_the_coverage_is_not_above_it():
 def test_pooled_sets_have_the_class_in_the_stated_share_though_unknown_images_have_none(coverage):
     torch.manual_seed(0)
     covered = []
-    for _ in range(300):
+    for _ in range(150):
         labels = torch.randint(3, (160,))
         logits = torch.nn.functional.one_hot(labels, 3) * torch.rand(160, 1) * 4 + torch.randn(160, 3)
         rejection = fit_rejection(Identity(), [(logits[:99], labels[:99])], 0.1, "energy")
@@ -219,15 +218,6 @@ def test_pooled_sets_have_the_class_in_the_stated_share_though_unknown_images_ha
         sets = rejection.prediction_set(known, class_p_values, logits[99:].argmax(1), coverage)
         covered.append(sets[torch.arange(61), labels[99:]].double().mean().item())
     assert np.mean(covered) >= coverage - 2 * np.std(covered) / len(covered) ** 0.5
-
-
-@pytest.mark.parametrize(("coverage", "is_labeled"), [(0.95, True), (0.5, False)])
-def test_a_coverage_that_the_rejection_does_not_allow_is_an_error(coverage, is_labeled, linear):
-    x, labels = draw(90)
-    rejection = fit_rejection(linear, [(x, labels) if is_labeled else x], 0.1, "norm")
-    message = "at most 0.9, since up to 0.1 .* a level of 0.05, which needs 19" if is_labeled else "no p-values of"
-    with pytest.raises(ValueError, match=message):
-        rejection.check_coverage(coverage)
 
 
 # Bad input
@@ -253,38 +243,37 @@ def test_bad_options_are_an_error(options, message, linear):
         fit_rejection(linear, [draw(90)], **options)
 
 
-@pytest.mark.parametrize("options", [{}, {"score": "mahalanobis"}, {"score": "max_logit", "by_class": True}], ids=str)
-def test_missing_labels_are_an_error_where_they_are_needed(options, linear):
-    with pytest.raises(ValueError, match="needs labels"):
-        fit_rejection(linear, [draw(90)[0]], **options)
-
-
 def test_bad_input_is_refused(linear):
+    for options in ({}, {"score": "mahalanobis"}, {"score": "max_logit", "by_class": True}):
+        with pytest.raises(ValueError, match="needs labels"):
+            fit_rejection(linear, [draw(90)[0]], **options)
+    rejection = fit_rejection(linear, [draw(90)], 0.1, "norm")
     for coverage in (0, 1, 90, math.nan):
         with pytest.raises(ValueError, match=r"coverage must be a number in \(0, 1\)"):
-            fit_rejection(linear, [draw(90)], 0.1, "norm").check_coverage(coverage)
+            rejection.check_coverage(coverage)
+    with pytest.raises(ValueError, match=r"at most 0\.9, since up to 0.1 .* a level of 0.05, which needs 19"):
+        rejection.check_coverage(0.95)
+    with pytest.raises(ValueError, match="no p-values of classes"):
+        fit_rejection(linear, [draw(90)[0]], 0.1, "norm").check_coverage(0.5)
     for score in ("knn", "norm"):
         with pytest.raises(ValueError, match=f"{score} needs embeddings, .* max_logit, energy need none"):
             fit_rejection(Identity(), [(torch.randn(90, CLASSES), draw(90)[1])], 0.1, score)
     with pytest.raises(ValueError, match=r"the score vim is not finite .* name another"):
         fit_rejection(linear, [(torch.zeros(90, DIM), draw(90)[1])], 0.1, "vim")
-
-
-@pytest.mark.parametrize("label", [CLASSES, -1])
-def test_labels_of_other_classes_are_an_error(label, linear):
-    x, labels = draw(90)
-    labels[7] = label
-    with pytest.raises(ValueError, match="1 of 90 labels are none of the model's classes, 0 to 2"):
-        fit_rejection(linear, [(x, labels)], 0.1)
+    for label in (CLASSES, -1):
+        x, labels = draw(90)
+        labels[7] = label
+        with pytest.raises(ValueError, match="1 of 90 labels are none of the model's classes, 0 to 2"):
+            fit_rejection(linear, [(x, labels)], 0.1)
 
 
 @pytest.mark.parametrize("score", ["auto", "mahalanobis", "vmf"])
-@pytest.mark.parametrize("seed", range(5))
-def test_twice_the_images_of_each_class_that_the_level_needs_are_enough(score, seed, linear):
-    rejection = fit_rejection(linear, [draw(54)], 0.1, score, by_class=True, seed=seed)
-    assert rejection.class_calibration.isfinite().all()
+def test_twice_the_images_of_each_class_that_the_level_needs_are_enough(score, linear):
+    for seed in range(5):
+        rejection = fit_rejection(linear, [draw(54)], 0.1, score, by_class=True, seed=seed)
+        assert rejection.class_calibration.isfinite().all()
     with pytest.raises(ValueError, match="18 of each class; class 2 has 8"):
-        fit_rejection(linear, [draw(53)], 0.1, score, by_class=True, seed=seed)
+        fit_rejection(linear, [draw(53)], 0.1, score, by_class=True)
 
 
 def test_outputs_can_be_those_of_unknown_inputs(linear):
@@ -352,11 +341,8 @@ def test_a_damaged_file_is_an_error(damage, linear, tmp_path):
         save_file({} if damage == "missing buffer" else load_file(file), file, metadata)
     with pytest.raises(ValueError, match="is no rejection that"):
         Rejection.load(file)
-
-
-def test_a_missing_file_is_an_error(tmp_path):
-    with pytest.raises(OSError, match="rejection"):
-        Rejection.load(tmp_path / "rejection.safetensors")
+    with pytest.raises(OSError, match="missing"):
+        Rejection.load(tmp_path / "missing")
 
 
 # It belongs to the model
@@ -371,13 +357,6 @@ def test_a_wrapped_model_gets_the_rejection_of_the_model(wrap, classifier):
     fit_rejection(wrapped, [images(100)], 0.1, "knn")
     assert torch.equal(classifier.rejection.calibration, expected.calibration)
     assert "rejection" not in classifier.find_outdated()
-
-
-@pytest.mark.parametrize("copy_of", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_a_copy_decides_the_same(copy_of, classifier):
-    fit_rejection(classifier, [images(100)], 0.1, "max_logit")
-    x = images(30, 1)[0]
-    assert torch.equal(copy_of(classifier)(x).p_value, classifier(x).p_value)
 
 
 @pytest.mark.parametrize("by_class", [False, True])
@@ -433,13 +412,14 @@ def test_training_removes_the_rejection_and_says_so(classifier, caplog):
 
 
 @pytest.mark.parametrize("score", ["max_softmax", "knn"])
-def test_a_saved_model_decides_the_same(score, classifier, tmp_path):
+def test_a_saved_model_and_copies_decide_the_same(score, classifier, tmp_path):
     fit_rejection(classifier, [images(100)], 0.1, score)
     classifier.save_pretrained(tmp_path)
-    loaded = SphereVisionForImageClassification.from_pretrained(tmp_path)
-    expected, output = classifier(images(30, 1)[0]), loaded(images(30, 1)[0])
-    for name in ("known", "p_value", "class_p_values"):
-        assert torch.equal(output[name], expected[name])
+    loaded, expected = SphereVisionForImageClassification.from_pretrained(tmp_path), classifier(images(30, 1)[0])
+    for model in (loaded, copy.deepcopy(classifier), pickle.loads(pickle.dumps(classifier))):
+        output = model(images(30, 1)[0])
+        for name in ("known", "p_value", "class_p_values"):
+            assert torch.equal(output[name], expected[name])
     assert loaded.train()(images(30, 1)[0]).known is None
 
 
@@ -516,13 +496,12 @@ def test_a_model_in_half_precision_keeps_its_rejection_in_float32(dtype, classif
     assert torch.equal(SphereVisionForImageClassification.from_pretrained(tmp_path)(x).p_value, classifier(x).p_value)
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("by_class", [False, True])
-def test_a_compiled_model_decides_the_same(backend, by_class, classifier):
+def test_a_compiled_model_decides_the_same(by_class, classifier):
     fit_rejection(classifier, [images(100)], 0.1, "max_softmax", by_class=by_class)
     x = images(30, 1)[0]
     with torch.no_grad():
-        output, expected = torch.compile(classifier, backend=backend)(x), classifier(x)
+        output, expected = torch.compile(classifier, backend="aot_eager")(x), classifier(x)
     for name in ("known", "p_value", "class_p_values"):
         torch.testing.assert_close(output[name], expected[name])
 

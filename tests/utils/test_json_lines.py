@@ -1,13 +1,11 @@
-import subprocess
-import sys
-
 import pytest
 from hypothesis import given, strategies as st
 from two_processes import run_two
 
 from hf_sphere.utils.json_lines import JsonLines
 
-keys = st.recursive(st.text(max_size=20) | st.integers(), lambda part: st.tuples(part, part), max_leaves=4)
+texts = st.text('aZ0 \n\r\x00"\\[]{},\u2028\u00e9\U0001f600', max_size=20)
+keys = st.recursive(texts | st.integers(), lambda part: st.tuples(part, part), max_leaves=4)
 
 
 @pytest.fixture
@@ -22,24 +20,15 @@ def test_written_values_are_read(tmp_path_factory, values):
     assert dict(JsonLines(path)) == values
 
 
-def test_a_later_value_replaces_an_earlier_one(path):
-    lines = JsonLines(path)
-    lines["one"] = 1
-    lines["one"] = 2
-    assert dict(lines) == dict(JsonLines(path)) == {"one": 2}
-
-
-def test_an_existing_file_is_not_read_on_request(path):
-    JsonLines(path)["one"] = 1
-    assert JsonLines(path, read=False) == {}
-
-
-def test_the_preparation_runs_once_before_the_first_line(path):
+def test_later_values_replace_earlier_ones_and_a_file_is_prepared_once_and_not_read_on_request(path):
     prepared = []
     lines = JsonLines(path, prepare=lambda: prepared.append(path.exists()))
     assert prepared == []
-    lines["one"], lines["two"] = 1, 2
+    lines["one"] = 1
+    lines["one"] = 2
     assert prepared == [False]
+    assert dict(lines) == dict(JsonLines(path)) == {"one": 2}
+    assert JsonLines(path, read=False) == {}
 
 
 def _write_many(rank, path):
@@ -53,42 +42,21 @@ def test_processes_can_write_concurrently(path):
     assert dict(JsonLines(path)) == {(rank, number): number for rank in (0, 1) for number in range(200)} | {"both": 1}
 
 
-KILLED = """
-import os, pathlib, sys
-from hf_sphere.utils.json_lines import JsonLines
-path = pathlib.Path(sys.argv[1])
-JsonLines(path)["done"] = 1
-with path.open("a") as file:
-    file.write('["half", ')
-    file.flush()
-    os.kill(os.getpid(), 9)
-"""
-
-
-def test_a_killed_process_leaves_only_complete_values(path):
-    assert subprocess.run([sys.executable, "-c", KILLED, path]).returncode == -9
-    lines = JsonLines(path)
-    lines["half"] = 2
-    assert dict(JsonLines(path)) == {"done": 1, "half": 2}
-
-
-def test_reading_keeps_the_line_that_another_process_is_writing(path):
+def test_reading_keeps_half_a_line_of_another_process_and_writing_replaces_it_if_that_was_killed(path):
     JsonLines(path)["done"] = 1
     with path.open("a") as file:
         file.write('["half", ')
         file.flush()
         assert dict(JsonLines(path)) == {"done": 1}
         file.write("2]\n")
-    assert dict(JsonLines(path)) == {"done": 1, "half": 2}
-
-
-def test_half_a_line_of_a_process_killed_later_is_replaced_by_the_next_value(path):
     lines = JsonLines(path)
-    lines["done"] = 1
-    with path.open("a") as file:
-        file.write('["half", ')
-    lines["more"] = 2
-    assert dict(JsonLines(path)) == {"done": 1, "more": 2}
+    assert dict(lines) == {"done": 1, "half": 2}
+    for opened, name in ((lines, "before"), (None, "after")):
+        with path.open("a") as file:
+            file.write(f'["{name}", ')
+        (JsonLines(path) if opened is None else opened)[name] = 3
+        assert dict(JsonLines(path))[name] == 3
+    assert dict(JsonLines(path)) == {"done": 1, "half": 2, "before": 3, "after": 3}
 
 
 @pytest.mark.parametrize(
