@@ -33,6 +33,30 @@ def images(size: int = 32) -> Tensor:
     return torch.randn(4, 3, size, size, generator=torch.Generator().manual_seed(0))
 
 
+class Net(nn.Module):
+    """A scale-invariant convolution, a hidden matrix that is not scale-invariant, an embedding, an output layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 6)
+        self.conv = nn.Conv1d(6, 8, 3, bias=False)
+        self.norm = nn.BatchNorm1d(8)
+        self.hidden = nn.Linear(8, 8)
+        self.output = nn.Linear(8, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return three numbers for each row of indices."""
+        maps = self.norm(self.conv(self.embedding(ids).mT)).mean(-1)
+        return self.output(torch.tanh(self.hidden(maps)))
+
+
+def net(seed: int = 0) -> Net:
+    """Return a net whose weights are determined by a seed."""
+    torch.manual_seed(seed)
+    return Net()
+
+
+TOKENS = torch.randint(0, 7, (5, 6), generator=torch.Generator().manual_seed(0))  # input of `Net`
 IDS = torch.randint(5, 30, (2, 8), generator=torch.Generator().manual_seed(0))
 VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
 MIXER = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "num_blocks": 2}
@@ -65,13 +89,13 @@ BOTH = {"input_ids": IDS, **PIXELS}
 SEQ2SEQ = {"input_ids": IDS, "decoder_input_ids": IDS}
 AUDIO = {"input_values": torch.randn(2, 800, generator=torch.Generator().manual_seed(0))}
 BERT_TABLES = r"word_embeddings|position_embeddings|token_type_embeddings"
-TOKENS = "cls_token|pos_embed"
+CLASS_TOKENS = "cls_token|pos_embed"
 BIAS_TABLE = "relative_position_bias_table"
 DEPTHWISE = r"conv_dw|dwconv|conv2_kxk"
 
 ARCHITECTURES = {
     # timm
-    "ViT": of_timm("vit_tiny_patch16_224", options=VIT, output="^head", undecayed=TOKENS),
+    "ViT": of_timm("vit_tiny_patch16_224", options=VIT, output="^head", undecayed=CLASS_TOKENS),
     "ViT with registers and attention pooling": of_timm(
         "vit_base_patch16_siglip_224",
         options={**VIT, "reg_tokens": 2, "init_values": 1e-5},
@@ -79,12 +103,15 @@ ARCHITECTURES = {
         undecayed="reg_token|pos_embed|latent",
     ),
     "ViT with relative positions": of_timm("vit_relpos_base_patch32_plus_rpn_256", options=VIT, output="^head"),
-    "EVA-02": of_timm("eva02_tiny_patch14_224", options=VIT, output="^head", undecayed=TOKENS),
-    "BEiT": of_timm("beit_base_patch16_224", options=VIT, output="^head", undecayed=f"{TOKENS}|{BIAS_TABLE}"),
+    "EVA-02": of_timm("eva02_tiny_patch14_224", options=VIT, output="^head", undecayed=CLASS_TOKENS),
+    "BEiT": of_timm("beit_base_patch16_224", options=VIT, output="^head", undecayed=f"{CLASS_TOKENS}|{BIAS_TABLE}"),
     "DeiT with distillation": of_timm(
-        "deit_tiny_distilled_patch16_224", options=VIT, output="^head|^head_dist", undecayed=f"{TOKENS}|dist_token"
+        "deit_tiny_distilled_patch16_224",
+        options=VIT,
+        output="^head|^head_dist",
+        undecayed="cls_token|pos_embed|dist_token",
     ),
-    "CaiT": of_timm("cait_xxs24_224", options=VIT, output="^head", undecayed=TOKENS),
+    "CaiT": of_timm("cait_xxs24_224", options=VIT, output="^head", undecayed=CLASS_TOKENS),
     "XCiT": of_timm(
         "xcit_nano_12_p8_224",
         options={"img_size": 32, "embed_dim": 32, "depth": 2, "num_heads": 2},

@@ -31,23 +31,6 @@ class ToySGD(NamedOptimizer, torch.optim.SGD):
     group_key = "toy"
 """
 
-USE = """
-import json, sys
-from hf_sphere.optim import optimizers
-optimizers.__path__.append(sys.argv[1])
-from timm.optim import create_optimizer_v2, list_optimizers
-from torch import nn
-from transformers import TrainingArguments
-from transformers.trainer_optimizer import _OPTIMIZER_HANDLERS
-model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
-args = TrainingArguments(output_dir=sys.argv[1], optim="toy_adam", report_to=[])
-print(json.dumps({
-    "Trainer": args.optim.value in _OPTIMIZER_HANDLERS,
-    "timm": type(create_optimizer_v2(model, "toyadam")).__name__,
-    "timm's list": dict(list_optimizers(with_description=True))["toyadam"],
-}))
-"""
-
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -68,13 +51,6 @@ def test_options_of_a_parent_in_torch_can_be_fractions(folder):
     (folder / "toy_sgd.py").write_text(TOY_SGD)
     defaults = optimizer_class("toy_sgd").option_defaults()
     assert [type(defaults[name]) for name in ("momentum", "weight_decay")] == [float, float]
-
-
-def test_the_optimizer_of_a_new_file_is_available_in_trainer_and_timm(folder):
-    command = [sys.executable, "-c", USE, folder]
-    options = {"env": os.environ | {"HF_HUB_OFFLINE": "1"}, "hugging_face": False}
-    printed = run_fresh(command, capture_output=True, text=True, check=True, **options).stdout
-    assert json.loads(printed) == {"Trainer": True, "timm": "ToyAdam", "timm's list": "Adam-S by another name."}
 
 
 def test_a_list_of_parameters_or_modules_is_refused():
@@ -104,11 +80,11 @@ def test_names_are_listed_without_importing_torch():
     assert printed.split() == ["7", "False"]
 
 
-# Classes of other modules
+# Classes of other modules, and new files
 
 OWN = """
 import json, sys
-from timm.optim import create_optimizer_v2
+from timm.optim import create_optimizer_v2, list_optimizers
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
@@ -131,15 +107,21 @@ args = TrainingArguments(output_dir=sys.argv[1], optim="my_sgd", optim_args="mom
 trainer = Trainer(model, args).create_optimizer()
 kinds = [type(build_optimizer(model, "my_sgd")), type(create_optimizer_v2(model, "mysgd")), type(trainer)]
 print(json.dumps([[kind is again for kind in kinds], trainer.param_groups[0]["momentum"]]))
+if len(sys.argv) > 2:
+    of_trainer = Trainer(model, TrainingArguments(sys.argv[1], optim="toy_adam", report_to=[])).create_optimizer()
+    print(type(of_trainer).__name__, type(create_optimizer_v2(model, "toyadam")).__name__)
+    print(dict(list_optimizers(with_description=True))["toyadam"])
 """
+FIRST = "import sys\nfrom hf_sphere.optim import optimizers\noptimizers.__path__.append(sys.argv[2])\n"
 
 
-@pytest.mark.parametrize("first", ["import hf_sphere\n", ""], ids=["hf_sphere", "the others"])
-def test_a_named_class_is_available_everywhere_whatever_is_imported_first(first, tmp_path):
-    command = [sys.executable, "-c", first + OWN, str(tmp_path)]
+@pytest.mark.parametrize("first", [FIRST, ""], ids=["hf_sphere", "the others"])
+def test_named_classes_and_new_files_are_available_everywhere_whatever_is_imported_first(first, folder, tmp_path):
+    command = [sys.executable, "-c", first + OWN, str(tmp_path / "run"), *([folder] if first else [])]
     options = {"env": os.environ | {"HF_HUB_OFFLINE": "1"}, "hugging_face": not first}
-    printed = run_fresh(command, capture_output=True, text=True, check=True, **options).stdout
-    assert json.loads(printed) == [[True, True, True], 0.5]
+    printed = run_fresh(command, capture_output=True, text=True, check=True, **options).stdout.splitlines()
+    assert json.loads(printed[0]) == [[True, True, True], 0.5]
+    assert printed[1:] == (["ToyAdam ToyAdam", "Adam-S by another name."] if first else [])
 
 
 @pytest.mark.parametrize("name", ["adam", "adam_s"])

@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from case_selection import OPTIMIZER_FAMILIES
-from sklearn.datasets import load_digits
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
-from torch.optim import SGD, Adam, AdamW, Optimizer
-from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
+from torch.optim import SGD, Adam, AdamW
+from torch.optim.lr_scheduler import OneCycleLR
 
 from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT
 
@@ -84,53 +82,6 @@ def test_sgd_without_momentum_matches_torch_bit_for_bit_on_scale_invariant_weigh
     assert all_equal(ours, torchs)
 
 
-def test_the_closure_runs_with_gradients_and_its_loss_is_returned(kind, make_optimizer):
-    weight = torch.randn(3, 4, requires_grad=True)
-    optimizer = make_optimizer(kind, [weight], **INVARIANT)
-    before = weight.detach().clone()
-
-    def closure() -> Tensor:
-        loss = weight.square().sum()
-        loss.backward()
-        return loss
-
-    with torch.no_grad():
-        loss = optimizer.step(closure)
-    assert loss.item() == pytest.approx(before.square().sum().item())
-    assert not torch.equal(weight, before)
-
-
-@pytest.mark.parametrize("dims", [None, [0], []], ids=str)
-def test_maximize_increases_the_objective(kind, dims, make_optimizer):
-    torch.manual_seed(0)
-    weight, target = torch.randn(3, 8, requires_grad=True), torch.randn(3, 8)
-    optimizer = make_optimizer(kind, [weight], maximize=True, channel_dims=dims)
-    values = []
-    for _ in range(100):
-        optimizer.zero_grad()
-        value = F.cosine_similarity(weight, target).mean()
-        value.backward()
-        optimizer.step()
-        values.append(value.item())
-    assert values[-1] > values[0] + 0.2
-
-
-def test_the_loss_on_handwritten_digits_decreases(kind, make_model, groups, make_optimizer):
-    digits = load_digits()
-    images, labels = torch.tensor(digits.images[:500, None] / 16).float(), torch.tensor(digits.target[:500])
-    model = make_model()
-    optimizer = make_optimizer(kind, groups(model))
-    losses = []
-    for _ in range(60):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(images), labels)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[0] > 2.0
-    assert losses[-1] < 0.5
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dims", [None, [0], []], ids=str)
 @pytest.mark.parametrize("options", [*OPTIONS.values(), DECOUPLED], ids=str)
@@ -157,32 +108,21 @@ def test_parameters_without_a_gradient_are_unchanged(kind, make_optimizer, make_
     assert set(optimizer.state) == {weights[1], weights[4]}
 
 
-def test_an_added_group_uses_its_own_channel_dims(kind, make_optimizer, take_steps, make_weights):
-    together, later = make_weights(), make_weights()
-    optimizer = make_optimizer(kind, [{"params": together[:1]}, {"params": together[1:], "channel_dims": [1]}])
+def test_groups_have_their_own_channel_dims_or_opt_out_and_those_of_the_caller_are_not_modified(
+    kind, make_optimizer, take_steps, make_weights
+):
+    together, later, ordinary = make_weights(), make_weights(), make_weights()
+    mine = [{"params": together[:1], "channel_dims": None}, {"params": together[1:]}]
+    optimizer = make_optimizer(kind, mine, channel_dims=[1])
+    assert [set(group) for group in mine] == [{"params", "channel_dims"}, {"params"}]
     take_steps(optimizer, 3)
     optimizer = make_optimizer(kind, later[:1])
     optimizer.add_param_group({"params": later[1:], "channel_dims": [1]})
     take_steps(optimizer, 3)
     assert [group["channel_dims"] for group in optimizer.param_groups] == [None, (1,)]
+    take_steps(make_optimizer(kind, [{"params": ordinary[:1]}, {"params": ordinary[1:], "channel_dims": [1]}]), 3)
     assert all_equal(together, later)
-
-
-def test_groups_of_the_caller_are_not_modified(kind, make_model, groups, make_optimizer):
-    mine = groups(make_model())
-    keys = [set(group) for group in mine]
-    first, second = make_optimizer(kind, mine), make_optimizer(kind, mine)
-    assert [set(group) for group in mine] == keys
-    assert [group["channel_dims"] for group in first.param_groups] == [(0,), None]
-    assert [group["channel_dims"] for group in second.param_groups] == [(0,), None]
-
-
-def test_a_group_can_opt_out_of_steps_on_the_sphere(kind, make_optimizer, take_steps, make_weights):
-    invariant, ordinary = make_weights(), make_weights()
-    groups = [{"params": invariant[:2]}, {"params": invariant[2:], "channel_dims": None}]
-    take_steps(make_optimizer(kind, groups, **INVARIANT), 3)
-    take_steps(make_optimizer(kind, [{"params": ordinary[:2], **INVARIANT}, {"params": ordinary[2:]}]), 3)
-    assert all_equal(invariant, ordinary)
+    assert all_equal(together, ordinary)
 
 
 def test_a_parameter_with_late_gradients_counts_its_own_steps(kind, make_optimizer, give_gradients, make_weights):
@@ -196,22 +136,6 @@ def test_a_parameter_with_late_gradients_counts_its_own_steps(kind, make_optimiz
     give_gradients(alone[:1], 200)
     single.step()
     torch.testing.assert_close(weights[0], alone[0], rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1, "foreach": True}, DECOUPLED], ids=str)
-def test_a_run_resumed_from_a_file_matches_an_uninterrupted_run(
-    kind, options, make_model, groups, make_optimizer, take_steps
-):
-    model, other = make_model(), make_model(seed=1)
-    optimizer = make_optimizer(kind, groups(model), **options)
-    take_steps(optimizer, 3)
-    saved = through_a_file({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
-    take_steps(optimizer, 3, start=3)
-    other.load_state_dict(saved["model"])
-    resumed = make_optimizer(kind, groups(other))
-    resumed.load_state_dict(saved["optimizer"])
-    take_steps(resumed, 3, start=3)
-    assert all_equal(model.parameters(), other.parameters())
 
 
 @pytest.mark.parametrize("dims", [None, [0], []], ids=str)
@@ -247,29 +171,22 @@ def test_parameter_names_are_preserved(kind, names, make_model, make_optimizer, 
     assert other.param_groups[0].get("param_names") == expected
 
 
-def test_a_scheduler_can_set_the_learning_rate(kind, take_steps, make_weights):
+def test_a_scheduler_can_cycle_rate_and_momentum(kind, take_steps, make_weights):
     weights, others = make_weights(), make_weights()
-    optimizer, other = kind(weights, lr=0.1, **INVARIANT), kind(others, lr=0.1, **INVARIANT)
-    scheduler = ExponentialLR(optimizer, 0.5)
-    for step in range(4):
-        take_steps(optimizer, 1, start=step)
-        scheduler.step()
-        take_steps(other, 1, start=step)
-        other.param_groups[0]["lr"] *= 0.5
-    assert all_equal(weights, others)
-
-
-def test_a_scheduler_can_cycle_the_momentum(kind, take_steps, make_weights):
-    weights = make_weights()
-    optimizer = kind(weights, lr=0.1, **INVARIANT)
+    optimizer, by_hand = kind(weights, lr=0.1, **INVARIANT), kind(others, lr=0.1, **INVARIANT)
     scheduler = OneCycleLR(optimizer, max_lr=0.1, total_steps=10, base_momentum=0.0, max_momentum=0.5)
     seen = []
     for step in range(9):
+        by_hand.param_groups[0] |= {
+            name: optimizer.param_groups[0][name]
+            for name in {"lr", "betas", "momentum"} & set(optimizer.param_groups[0])
+        }
         take_steps(optimizer, 1, start=step)
+        take_steps(by_hand, 1, start=step)
         scheduler.step()
         seen.append(optimizer.param_groups[0].get("momentum", optimizer.param_groups[0].get("betas", [None])[0]))
     assert min(seen) < 0.01 < 0.49 < max(seen)
-    assert all(weight.isfinite().all() for weight in weights)
+    assert all_equal(weights, others)
 
 
 @pytest.mark.parametrize("dims", [None, [0]], ids=str)
@@ -284,20 +201,22 @@ def test_momentum_can_be_enabled_during_a_run(dims, take_steps, make_weights):
     assert all_equal(weights, others)
 
 
-@pytest.mark.parametrize(
-    "copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "pickle"]
-)
-def test_a_copy_takes_the_same_steps(kind, copied, make_model, groups, make_optimizer, take_steps):
+def test_a_copy_takes_the_same_steps(kind, make_model, groups, make_optimizer, take_steps):
     model = make_model()
     optimizer = make_optimizer(kind, groups(model), weight_decay=0.1)
     take_steps(optimizer, 2)
-    other_model, other = copied((model, optimizer))
+    other_model, other = pickle.loads(pickle.dumps(copy.deepcopy((model, optimizer))))
     take_steps(optimizer, 2, start=2)
     take_steps(other, 2, start=2)
     assert all_equal(model.parameters(), other_model.parameters())
 
 
+ONE_BACKEND = pytest.mark.settings(backend=lambda name: {})
+"""By default only `aot_eager`: inductor takes ten seconds a case, and its steps are compared by other tests."""
+
+
 @OPTIMIZER_FAMILIES
+@ONE_BACKEND
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_step_compiled_by_the_user_is_one_graph_for_all_learning_rates(kind, backend, make_optimizer, give_gradients):
@@ -331,10 +250,6 @@ def backend(request, monkeypatch):
         monkeypatch.setattr(
             torch, "compile", lambda step, options, **other: with_inductor(step, backend="aot_eager", **other)
         )
-
-
-ONE_BACKEND = pytest.mark.settings(backend=lambda name: {})
-"""By default only `aot_eager`: inductor takes ten seconds a case, and its steps are compared by other tests."""
 
 
 COMPILED = {
@@ -449,38 +364,3 @@ def test_an_eager_state_is_loaded_into_a_compiled_optimizer(kind, make_weights, 
     compiled.load_state_dict(optimizer.state_dict())
     assert compiled.defaults["compile"]
     assert "compile" not in compiled.param_groups[0]
-
-
-def scaled_step(scaler: torch.amp.GradScaler, optimizer: Optimizer, weights: list[Tensor], *, overflow: bool) -> None:
-    optimizer.zero_grad()
-    scaler.scale(sum(weight.square().sum() for weight in weights)).backward()
-    if overflow:
-        weights[0].grad.view(-1)[0] = torch.inf
-    scaler.step(optimizer)
-    scaler.update()
-
-
-@pytest.mark.parametrize("options", [{}, {"fused": True}, {"compile": True}], ids=str)
-def test_a_gradient_that_overflows_skips_the_step(kind, options, make_optimizer, make_weights):
-    weights = make_weights()
-    optimizer = make_optimizer(kind, [{"params": weights[:2], **INVARIANT}, {"params": weights[2:]}], **options)
-    before = copies(weights)
-    scaled_step(torch.amp.GradScaler("cpu", init_scale=1024.0), optimizer, weights, overflow=True)
-    assert all_equal(weights, before)
-    assert not optimizer.state
-
-
-@pytest.mark.parametrize("options", [{}, {"fused": True}], ids=str)
-def test_a_grad_scaler_does_not_change_the_steps(kind, options, make_optimizer, make_weights):
-    weights, others = make_weights(), make_weights()
-    optimizer, other = (
-        make_optimizer(kind, [{"params": own[:2], **INVARIANT}, {"params": own[2:]}], **options)
-        for own in (weights, others)
-    )
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    for _ in range(3):
-        scaled_step(scaler, optimizer, weights, overflow=False)
-        other.zero_grad()
-        sum(weight.square().sum() for weight in others).backward()
-        other.step()
-    torch.testing.assert_close(weights, others, rtol=1e-5, atol=1e-6)

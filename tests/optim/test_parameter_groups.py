@@ -38,8 +38,12 @@ def test_only_weights_have_weight_decay():
     assert others["weight_decay"] == 0.0
 
 
-def test_a_parameter_with_options_has_a_group_of_its_own_without_weight_decay():
-    groups = parameter_groups(Mixed({"prototypes": {"lr": 1e-2}}))
+def test_scale_invariant_weights_come_first_and_parameters_with_options_have_groups_of_their_own():
+    groups = parameter_groups(Mixed({"prototypes": {"lr": 1e-2}}), {"conv.weight": (0,), "linear.weight": ()})
+    assert [(names_in(group), group["channel_dims"]) for group in groups[:2]] == [
+        ({"conv.weight"}, (0,)),
+        ({"linear.weight"}, ()),
+    ]
     (own,) = (group for group in groups if "prototypes" in names_in(group))
     assert (names_in(own), own["lr"], own["weight_decay"]) == ({"prototypes"}, 1e-2, 0.0)
 
@@ -111,21 +115,9 @@ def test_temperatures_gains_and_excluded_parameters_have_no_weight_decay():
     assert decaying == {"normed.parametrizations.weight.original1", "thin.weight"}
 
 
-def test_scale_invariant_weights_come_first_with_their_channel_dims():
-    groups = parameter_groups(Mixed(), {"conv.weight": (0,), "linear.weight": ()})
-    assert [(names_in(group), group.get("channel_dims")) for group in groups][:3] == [
-        ({"conv.weight"}, (0,)),
-        ({"linear.weight"}, ()),
-        ({"prototypes"}, None),
-    ]
-
-
 @pytest.mark.parametrize("name", ["adam", "sgd", "adam_srt", "muon"])
 def test_another_implementation_than_the_fused_one_can_be_chosen(name):
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.LayerNorm(4), nn.Linear(4, 3))
     optimizer = build_optimizer(model, name, foreach=True)
     assert {(group["foreach"], bool(group["fused"])) for group in optimizer.param_groups} == {(True, False)}
-
-
-def test_steps_can_be_differentiable():
-    assert build_optimizer(nn.Linear(2, 3), "adamw", differentiable=True).defaults["differentiable"]
+    assert build_optimizer(model, "adamw", differentiable=True).defaults["differentiable"]

@@ -85,12 +85,9 @@ def test_the_parts_of_a_fused_weight_are_queries_keys_and_values(name):
         torch.testing.assert_close(run(model, batch), before, rtol=1e-3, atol=1e-4)
 
 
-def test_fused_weights_with_interleaved_heads_stay_one_matrix():
+def test_fused_weights_with_interleaved_heads_or_in_cross_attention_are_not_split():
     model = of("GPTNeoXForCausalLM", **TINY)
     assert matrices(Muon.form_groups(model, {"input_ids": IDS}, separate=True)) == {}
-
-
-def test_a_fused_weight_of_two_of_three_is_not_split_in_cross_attention():
     model = of("GPT2LMHeadModel", **GPT2, add_cross_attention=True)
     batch = {"input_ids": IDS, "encoder_hidden_states": torch.randn(2, 3, 16)}
     assert {name.split(".")[3] for name in matrices(Muon.form_groups(model, batch, separate=True))} == {"attn"}
@@ -122,35 +119,22 @@ def give_gradients(model: nn.Module, seed: int) -> None:
         parameter.grad = torch.randn(parameter.shape, generator=generator)
 
 
-def test_muon_updates_every_expert_like_a_matrix_of_its_own():
-    model = mixture()
-    optimizer = build_optimizer(model, "muon", X, lr=0.1, weight_decay=0.01, separate=True)
-    experts = [nn.Parameter(matrix.clone()) for matrix in model[2].up]
-    expected = torch.optim.Muon(experts, lr=0.1, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
-    for seed in range(3):
+@pytest.mark.parametrize("name", ["GPT-2", "Phi-3", "experts"])
+def test_muon_updates_fused_parts_and_experts_like_matrices_of_their_own(name):
+    build, batch, suffix, sizes = FUSED.get(name, (mixture, X, "2.up", (1, 1, 1)))
+    model, axis = build(), int(name == "GPT-2")
+    optimizer = build_optimizer(model, "muon", batch, lr=0.1, weight_decay=0.01, separate=True)
+    fused = next(weight for weight_name, weight in model.named_parameters() if weight_name.endswith(suffix))
+    parts = [nn.Parameter(part.detach().squeeze(0).clone()) for part in fused.split(sizes, axis)]
+    expected = torch.optim.Muon(parts, lr=0.1, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+    for seed in range(2):
         give_gradients(model, seed)
-        for expert, gradient in zip(experts, model[2].up.grad, strict=True):
-            expert.grad = gradient.clone()
+        for part, gradient in zip(parts, fused.grad.split(sizes, axis), strict=True):
+            part.grad = gradient.squeeze(0).clone()
         optimizer.step()
         expected.step()
-    torch.testing.assert_close(model[2].up, torch.stack(list(experts)))
-
-
-@pytest.mark.parametrize("name", ["GPT-2", "Phi-3"])
-def test_muon_updates_the_parts_of_a_fused_weight_like_matrices_of_their_own(name):
-    build, batch, suffix, sizes = FUSED[name]
-    model = build()
-    optimizer = build_optimizer(model, "muon", batch, lr=0.1, weight_decay=0.0, separate=True)
-    fused = next(weight for weight_name, weight in model.named_parameters() if weight_name.endswith(suffix))
-    axis = int(name == "GPT-2")
-    parts = [nn.Parameter(part.detach().clone()) for part in fused.split(sizes, axis)]
-    expected = torch.optim.Muon(parts, lr=0.1, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
-    give_gradients(model, 0)
-    for part, gradient in zip(parts, fused.grad.split(sizes, axis), strict=True):
-        part.grad = gradient.clone()
-    optimizer.step()
-    expected.step()
-    torch.testing.assert_close(fused.detach(), torch.cat([part.detach() for part in parts], axis))
+    found = [part.squeeze(0) for part in fused.detach().split(sizes, axis)]
+    torch.testing.assert_close(found, [part.detach() for part in parts])
 
 
 @pytest.mark.parametrize(("kind", "options"), [(MuonHyperball, {"separate": True}), (AdamWHyperball, {})])
@@ -181,9 +165,13 @@ def test_experts_of_which_one_is_zero_do_not_keep_their_norms():
     groups = AdamWHyperball.form_groups(model, X, hyperball_on="matrices", separate=True)
     assert groups.rules["2.up"].name == "adamw"
     assert groups.rules["2.up"].reason.endswith("; a norm is 0")
-    optimizer = AdamWHyperball(groups, lr=0.01)
-    give_gradients(model, 0)
-    optimizer.step()
+    for optimizer in (AdamWHyperball(groups, lr=0.01), AdamSRT(scale_invariant_groups(mixture(), X), lr=0.01)):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+    moments = [state["exp_avg_sq"].shape for state in optimizer.state.values()]  # of Adam-SRT, one per expert
+    assert (3, 1, 1) in moments
 
 
 def test_a_resumed_run_continues_with_the_norm_of_every_expert(tmp_path):
@@ -205,14 +193,6 @@ def test_a_resumed_run_continues_with_the_norm_of_every_expert(tmp_path):
     whole = build_optimizer(mixture(), "muon_hyperball", X, lr=0.1, separate={"2.up": 1})
     with pytest.raises(ValueError, match=r"matrices of parameter group 1 is \[0, 1, 1, 1\] in the state and \[0, 3\]"):
         whole.load_state_dict(half[1].state_dict())
-
-
-def test_adam_srt_has_one_second_moment_per_expert():
-    model = mixture()
-    optimizer = AdamSRT(scale_invariant_groups(model, X), lr=0.01)
-    give_gradients(model, 0)
-    optimizer.step()
-    assert optimizer.state[model[2].up]["exp_avg_sq"].shape == (3, 1, 1)
 
 
 def test_the_experts_of_mixtral_are_separate_matrices_on_request():

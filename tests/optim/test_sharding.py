@@ -41,7 +41,7 @@ CASES: dict[str, tuple[type[Optimizer], dict[str, Any], dict[str, Any]]] = {
     "AdamWHyperball": (AdamWHyperball, {"hyperball": True}, {"lr": 1e-2, "fused": True}),
 }
 FULL = StateDictOptions(full_state_dict=True)
-STEPS, MORE = 4, 2
+STEPS, MORE = 3, 1
 IN_ORDER = ["adam_srt", "muon"]
 INPUTS = torch.linspace(-1, 1, 64).reshape(8, 8).sin().cumprod(1)
 
@@ -171,10 +171,17 @@ def case(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_sharded_weights_match_unsharded_weights(case, rank, processes):
-    model = small_model(case)
-    train(model, optimizer_of(model, case), 0, STEPS)
-    torch.testing.assert_close(processes[rank][case]["weights"], whole(model), rtol=1e-6, atol=1e-6)
+def test_sharded_weights_and_the_full_state_match_unsharded_ones(case, rank, processes):
+    model, seen = small_model(case), processes[rank][case]
+    optimizer = optimizer_of(model, case)
+    train(model, optimizer, 0, STEPS)
+    torch.testing.assert_close(seen["weights"], whole(model), rtol=1e-6, atol=1e-6)
+    assert seen["steps"] == [STEPS] * 8
+    torch.testing.assert_close(seen["resumed"], seen["continued"], rtol=1e-6, atol=1e-6)
+    if rank == 0:
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        expected = {names[parameter]: state for parameter, state in optimizer.state.items()}
+        torch.testing.assert_close(seen["state"], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("rank", "filters"), [(0, 3), (1, 2)])
@@ -195,26 +202,6 @@ def test_optimizer_of_a_sharded_model_is_refused_with_the_order_to_follow(name, 
     model = perceptron()
     expected = train_perceptron(model, build_optimizer(model, name, INPUTS, lr=1e-2))
     torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_every_rank_counts_the_steps_of_every_weight(case, rank, processes):
-    assert processes[rank][case]["steps"] == [STEPS] * 8
-
-
-def test_the_full_state_matches_that_of_unsharded_weights(case, processes):
-    model = small_model(case)
-    optimizer = optimizer_of(model, case)
-    train(model, optimizer, 0, STEPS)
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    expected = {names[parameter]: state for parameter, state in optimizer.state.items()}
-    torch.testing.assert_close(processes[0][case]["state"], expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_run_resumes_from_a_full_state(case, rank, processes):
-    seen = processes[rank][case]
-    torch.testing.assert_close(seen["resumed"], seen["continued"], rtol=1e-6, atol=1e-6)
 
 
 def test_a_sharded_run_resumes_unsharded(case, processes):

@@ -39,10 +39,6 @@ INVARIANT = [
 ]
 
 
-def test_muon_is_that_of_timm():
-    assert get_optimizer_class("muon").__module__ == "timm.optim.muon"
-
-
 @pytest.mark.parametrize("name", ON_THE_SPHERE)
 def test_the_name_creates_the_class_with_scale_invariant_groups_and_norms_without_decay(name):
     optimizer = create_optimizer_v2(Net(), name, lr=0.5, weight_decay=0.1, momentum=0.8)
@@ -64,9 +60,6 @@ def test_the_optimizer_uses_the_settings_that_it_has(name):
     own = ["momentum"] if name == "sgdmrt" else ["betas", "eps"]
     assert {key: group[key] for key in options if key in group} == {key: options[key] for key in own}
     assert (group["lr"], group["foreach"]) == (0.5, True)
-
-
-def test_the_learning_rate_defaults_to_that_of_the_class():
     assert create_optimizer_v2(Net(), "adamsrt").param_groups[0]["lr"] == 1e-3
 
 
@@ -94,12 +87,13 @@ def test_timm_lists_the_optimizer_with_a_description(name):
     assert described[name]
     assert get_optimizer_class(name) is KINDS[name]
     assert len({described[each] for each in KINDS}) == len(KINDS)
+    assert get_optimizer_class("muon").__module__ == "timm.optim.muon"
 
 
 # Arguments of the caller
 
 
-def test_groups_of_param_group_fn_are_kept():
+def test_groups_of_the_caller_or_of_param_group_fn_are_kept():
     def groups(model: nn.Module) -> list[dict[str, Any]]:
         return [{"params": [model.conv.weight], "channel_dims": [0], "lr": 0.25}, {"params": [model.head.weight]}]
 
@@ -110,6 +104,8 @@ def test_groups_of_param_group_fn_are_kept():
         (None, 0.5, 0.1),
     ]
     assert optimizer.param_groups[1]["params"] == [model.head.weight]
+    optimizer = create_optimizer_v2(parameter_groups(Net(), {"conv.weight": (0,)}), "adamsrt", weight_decay=0.1)
+    assert described(optimizer) == INVARIANT
 
 
 PASSED: dict[str, Callable[[Net], Any]] = {
@@ -127,11 +123,6 @@ def test_parameters_instead_of_a_model_pass_through(kind):
     assert all(a is b for a, b in zip(group["params"], model.parameters(), strict=True))
 
 
-def test_custom_scale_invariant_groups_pass_through():
-    optimizer = create_optimizer_v2(parameter_groups(Net(), {"conv.weight": (0,)}), "adamsrt", weight_decay=0.1)
-    assert described(optimizer) == INVARIANT
-
-
 @pytest.mark.filterwarnings("ignore:no weight of Net keeps its norm")
 def test_options_of_the_groups_are_passed_on():
     optimizer = create_optimizer_v2(Net(), "muonhyperball", lr=0.1, adamw_lr_scale=0.5, rules={"*": "adamw"})
@@ -145,7 +136,7 @@ def test_the_error_for_layer_decay_suggests_an_alternative(name):
         create_optimizer_v2(Net(), name, layer_decay=0.5)
 
 
-# Optimizers of timm
+# Optimizers of others
 
 DESCRIBE = """
 import timm, torch
@@ -157,12 +148,15 @@ for name in ("adamw", "sgd", "adam", "lookahead_adamw"):
         optimizer = create_optimizer_v2(model, name, lr=0.1, **options)
         for group in optimizer.param_groups:
             print(name, [tuple(p.shape) for p in group.pop("params")], sorted(map(str, group.items())))
+from transformers.training_args import OptimizerNames
+names = [name.value for name in OptimizerNames]
+print(names[: names.index("adam_g")] if "adam_g" in names else names)
 ours = ("adams", "adamsrt", "adamg", "sgdmrt", "adamwhyperball", "muonhyperball")
 print([name for name in list_optimizers() if name not in ours])
 """
 
 
-def test_timm_optimizers_are_unchanged(capsys):
+def test_optimizers_of_timm_and_their_names_in_transformers_are_unchanged(capsys):
     """Compared with a process that has not imported this library."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", DESCRIBE]

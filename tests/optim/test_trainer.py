@@ -1,7 +1,5 @@
 import dataclasses
-import os
 import pickle
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,10 +7,8 @@ from typing import Any
 import datasets
 import pytest
 import torch
-from fresh_python import run_fresh
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
-from torch.utils.data import Dataset, Subset
 from transformers import HfArgumentParser, Trainer, TrainingArguments, trainer_optimizer, training_args
 from transformers.training_args import OptimizerNames
 
@@ -24,30 +20,17 @@ from hf_sphere.optim.sphere_optimizer import SphereOptimizer
 KINDS = {name: optimizer_class(name) for name in optimizer_names()}
 
 
-class Digits(Dataset):
-    """scikit-learn's digits in the format of the Trainer."""
-
-    def __init__(self) -> None:
-        digits = load_digits()
-        self.images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 8 - 1
-        self.labels = torch.tensor(digits.target)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"pixel_values": self.images[index], "labels": self.labels[index]}
-
-
 @pytest.fixture(scope="module")
-def digits() -> Dataset:
-    return Subset(Digits(), range(480))
+def digits() -> list[dict[str, Any]]:
+    """scikit-learn's digits in the format of the Trainer."""
+    digits = load_digits()
+    images = torch.tensor(digits.images[:480, None], dtype=torch.float32) / 8 - 1
+    return [{"pixel_values": image, "labels": label} for image, label in zip(images, digits.target, strict=False)]
 
 
-def sphere_model(backbone: str = "resnet20_cifar", **options: Any) -> SphereVisionForImageClassification:
-    torch.manual_seed(0)
-    config = {"num_channels": 1, "image_size": 8, "num_labels": 10, "head": "softmax"} | options
-    return SphereVisionForImageClassification(SphereVisionConfig(backbone=backbone, **config))
+def sphere_model() -> SphereVisionForImageClassification:
+    config = {"num_channels": 1, "image_size": 8, "num_labels": 10, "head": "softmax"}
+    return SphereVisionForImageClassification(SphereVisionConfig(backbone="resnet20_cifar", **config))
 
 
 class ConvNet(nn.Module):
@@ -125,15 +108,6 @@ def test_repeated_registration_has_no_effect():
     assert (list(OptimizerNames), dict(trainer_optimizer._OPTIMIZER_HANDLERS)) == before
 
 
-def test_names_of_transformers_are_unchanged():
-    """Compared with a process that has not imported this library."""
-    code = "from transformers.training_args import OptimizerNames; print(*[name.value for name in OptimizerNames])"
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    plain = run_fresh([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    values = [name.value for name in OptimizerNames]
-    assert values[: len(plain.stdout.split()) + len(KINDS)] == [*plain.stdout.split(), *KINDS]  # then those of tests
-
-
 def test_arguments_can_be_pickled(arguments):
     args = arguments(optim="adam_srt", optim_args="weight_decay=1e-4")
     copied = pickle.loads(pickle.dumps(args))
@@ -191,22 +165,15 @@ def test_the_optimizer_uses_the_settings_of_the_arguments_that_it_has(name, argu
         ("adam_srt", "low_precision=stochastic", {"low_precision": "stochastic"}),
         ("sgd_mrt", "momentum=0.5,dampening=0.25", {"momentum": 0.5, "dampening": 0.25}),
         ("sgd_mrt", "decoupled_weight_decay=true", {"decoupled_weight_decay": True}),
+        ("muon", "ns_steps=6", {"ns_steps": 6}),
     ],
 )
-def test_optim_args_take_precedence(name, text, expected, arguments):
+@pytest.mark.filterwarnings("ignore:ConvNet has no hidden matrix")
+def test_optim_args_take_precedence_but_do_not_enable_weight_decay_of_norms(name, text, expected, arguments):
     optimizer = optimizer_of(arguments(optim=name, optim_args=text, weight_decay=0.1))
     assert settings(optimizer, *expected) == list(expected.values())
-
-
-@pytest.mark.filterwarnings("ignore:ConvNet has no hidden matrix")
-def test_the_number_of_iterations_in_optim_args_is_an_integer(arguments):
-    optimizer = optimizer_of(arguments(optim="muon", optim_args="ns_steps=6"))
-    assert [(type(value), value) for value in settings(optimizer, "ns_steps")] == [(int, 6)]
-
-
-def test_optim_args_do_not_enable_weight_decay_of_norms(arguments):
-    optimizer = optimizer_of(arguments(optim="adam_srt", optim_args="weight_decay=0.1"))
-    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.1, 0.0]
+    assert [type(value) for value in settings(optimizer, *expected)] == [type(value) for value in expected.values()]
+    assert optimizer.param_groups[-1]["weight_decay"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -226,18 +193,14 @@ def test_invalid_optim_args_are_rejected(name, text, message, arguments):
         optimizer_of(arguments(optim=name, optim_args=text))
 
 
-def test_class_and_settings_can_be_passed_to_the_trainer(arguments):
+def test_class_and_settings_or_groups_can_be_passed_to_the_trainer(arguments):
     optimizer = optimizer_of(arguments(), optimizer_cls_and_kwargs=(AdamSRT, {"lr": 0.5, "betas": (0.5, 0.6)}))
     assert type(optimizer) is AdamSRT
     assert settings(optimizer, "lr", "betas", "channel_dims") == [0.5, (0.5, 0.6), None]  # the Trainer's own groups
-
-
-def test_class_and_groups_can_be_passed_to_the_trainer(arguments):
     model = small_net()
     given = {"params": scale_invariant_groups(model), "lr": 0.5}
-    assert settings(optimizer_of(arguments(), model, optimizer_cls_and_kwargs=(SGDMRT, given)), "channel_dims") == [
-        (0,)
-    ]
+    optimizer = optimizer_of(arguments(), model, optimizer_cls_and_kwargs=(SGDMRT, given))
+    assert settings(optimizer, "channel_dims") == [(0,)]
 
 
 # Training
@@ -249,17 +212,16 @@ def losses(trainer: Trainer) -> list[float]:
 
 @pytest.mark.parametrize(("name", "rate"), [("adam_srt", 1e-2), ("adam_s", 1e-2), ("adam_g", 1e-2), ("sgd_mrt", 0.1)])
 def test_the_unmodified_trainer_can_train(name, rate, arguments, digits):
-    trainer = Trainer(sphere_model(), arguments(optim=name, learning_rate=rate), train_dataset=digits)
+    trainer = Trainer(small_net(), arguments(optim=name, learning_rate=rate), train_dataset=digits)
     trainer.train()
     assert losses(trainer)[-1] < 0.6 * losses(trainer)[0]
-    invariant = [g for g in trainer.optimizer.param_groups if g["channel_dims"] is not None]
-    assert [len(group["params"]) for group in invariant] == [21]
+    assert [group["param_names"] for group in trainer.optimizer.param_groups][:2] == [
+        ["conv.weight"],
+        ["linear.weight"],
+    ]
 
 
-NEW = ["muon", "muon_hyperball", "adamw_hyperball"]
-
-
-@pytest.mark.parametrize(("name", "rate"), [("adam_srt", 1e-2), ("sgd_mrt", 0.1), *((name, 1e-2) for name in NEW)])
+@pytest.mark.parametrize(("name", "rate"), [("sgd_mrt", 0.1), ("muon_hyperball", 1e-2)])
 def test_a_resumed_run_matches_an_uninterrupted_run(name, rate, arguments, digits, tmp_path):
     def train(folder: str, **options: Any) -> dict[str, Tensor]:
         model = small_net()
@@ -278,16 +240,10 @@ def test_a_resumed_run_matches_an_uninterrupted_run(name, rate, arguments, digit
         return {key: value.clone() for key, value in trainer.model.state_dict().items()}
 
     unbroken = train("unbroken")
+    saved = torch.load(tmp_path / "unbroken" / "checkpoint-10" / "optimizer.pt", weights_only=True)
+    assert name == "muon_hyperball" or saved["param_groups"][0]["channel_dims"] == (0,)
     resumed = train("resumed", resume_from_checkpoint=str(tmp_path / "unbroken" / "checkpoint-10"))
     torch.testing.assert_close(resumed, unbroken, rtol=0, atol=0)
-
-
-def test_a_checkpoint_contains_one_second_moment_per_filter(arguments, digits, tmp_path):
-    args = arguments(optim="adam_srt", max_steps=2, save_strategy="steps", save_steps=2)
-    Trainer(small_net(), args, train_dataset=digits).train()
-    saved = torch.load(tmp_path / "run" / "checkpoint-2" / "optimizer.pt", weights_only=True)
-    assert saved["state"][0]["exp_avg_sq"].shape == (8, 1, 1, 1)
-    assert saved["param_groups"][0]["channel_dims"] == (0,)
 
 
 def test_a_model_without_scale_invariant_weights_trains_with_a_warning(arguments, digits):
