@@ -29,6 +29,8 @@ def legend_of(figure) -> list[str]:
 def test_a_bar_shows_an_accuracy_in_percent_with_its_interval():
     figure = plot_analogy_accuracies([result(accuracy=0.4), result(benchmark="u2", accuracy=0.3)])
     assert bars_of(figure.axes[0]) == [(pytest.approx(0.0), pytest.approx(40)), (pytest.approx(1.0), pytest.approx(30))]
+    (bar,) = (part for part in figure.axes[0].containers if hasattr(part, "has_yerr"))
+    assert bar.lines[2][0].get_segments()[0][:, 1] == pytest.approx([35, 48])
     both = [result(accuracy=0.0, eval_accuracy_low=0.0), result("b", accuracy=1.0, eval_accuracy_high=1.0)]
     assert [height for _, height in bars_of(plot_analogy_accuracies(both).axes[0])] == [0, 100]
 
@@ -37,12 +39,6 @@ def test_bars_of_several_models_are_side_by_side():
     figure = plot_analogy_accuracies([result(model=name, benchmark=b) for name in ("a", "b", "c") for b in ("x", "y")])
     middles = sorted(middle for middle, _ in bars_of(figure.axes[0]))
     assert middles == pytest.approx([-0.8 / 3, 0, 0.8 / 3, 1 - 0.8 / 3, 1, 1 + 0.8 / 3])
-
-
-def test_the_error_bar_shows_the_interval():
-    figure = plot_analogy_accuracies([result(accuracy=0.4)])
-    (bar,) = (part for part in figure.axes[0].containers if hasattr(part, "has_yerr"))
-    assert bar.lines[2][0].get_segments()[0][:, 1] == pytest.approx([35, 48])
 
 
 def test_the_guessing_line_spans_the_group_and_the_noise_line_one_bar():

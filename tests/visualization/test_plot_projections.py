@@ -63,28 +63,24 @@ class TestMasses:
         assert self.names(figure.axes[0].yaxis) == ["a", "b", "network"]
         assert figure.axes[0].yaxis_inverted()  # from top to bottom
 
-    def test_the_range_of_random_filters_is_behind_each_bar(self):
+    def test_the_range_of_random_filters_is_behind_each_bar_and_one_half_marked(self):
         figure = plot_projection_masses(statistics({"a": layer(-1, 1, null_mass_low=0.4, null_mass_high=0.6)}))
         ranges, bars = figure.axes[0].containers
         assert self.bars(figure, "95 % range of random filters")[0] == pytest.approx((0, 0.4, 0.6))
         assert ranges[0].get_zorder() < bars[0].get_zorder()
         assert ranges[0].get_height() > bars[0].get_height()
+        assert [set(line.get_xdata()) for line in figure.axes[0].get_lines()] == [{0.5}]
 
     @pytest.mark.parametrize("test", ["sign_p_value_adjusted", "ks_p_value_adjusted"])
     def test_layers_significant_in_either_test_differ_in_color_and_hatch(self, test):
         layers = {"a": layer(-1, 1), "b": layer(-1, 1, **{test: 0.049}), "c": layer(-1, 1, **{test: 0.05})}
         figure = plot_projection_masses(statistics(layers))
         _, different, alike = figure.axes[0].containers
-        assert [
-            middle for middle, *_ in self.bars(figure, "unlike random filters (sign or KS test, adjusted p < 0.05)")
-        ] == [1]
+        significant = self.bars(figure, "unlike random filters (sign or KS test, adjusted p < 0.05)")
+        assert [middle for middle, *_ in significant] == [1]
         assert different[0].get_facecolor() != alike[0].get_facecolor()
         assert different[0].get_hatch() != alike[0].get_hatch()
         assert len(legend_of(figure.legends[0])) == 3
-
-    def test_the_mass_of_one_half_is_marked(self):
-        lines = plot_projection_masses(statistics({"a": layer(-1, 1)})).axes[0].get_lines()
-        assert [set(line.get_xdata()) for line in lines] == [{0.5}]
 
     def test_a_mass_of_zero_is_visible(self):
         axes = plot_projection_masses(statistics({"a": layer(1, 1)})).axes[0]
@@ -103,10 +99,6 @@ class TestMasses:
         assert self.names(figure.axes[0].yaxis) == ["0", "1", "network"]
         assert figure.get_suptitle() == "network"
 
-    def test_empty_statistics_are_rejected(self):
-        with pytest.raises(ValueError, match="there are no layers to draw"):
-            plot_projection_masses(statistics({}))
-
 
 class TestHistograms:
     def grid(self, figure) -> list[tuple[str, str]]:
@@ -117,13 +109,6 @@ class TestHistograms:
 
     def stairs(self, axes) -> dict[str, Any]:
         return {patch.get_label(): patch.get_data() for patch in axes.patches}
-
-    def test_rows_are_layers_and_columns_are_epochs(self):
-        training = {"epochs": [epoch(0, numbered(2)), epoch(5, numbered(2))]}
-        figure = plot_projection_histograms(training)
-        expected = [("conv0", "epoch 0"), ("conv0", "epoch 5"), ("conv1", "epoch 0"), ("conv1", "epoch 5")]
-        assert self.grid(figure) == expected
-        assert len(figure.axes) == 4
 
     def test_bars_are_densities_in_units_of_the_null_standard_deviation(self):
         one = random_layer(500, 16)
@@ -165,12 +150,11 @@ class TestHistograms:
         assert (grid[0], grid[-1]) == (("conv0", "epoch 0"), ("conv19", "epoch 10"))
         assert [column for row, column in grid if row == "conv0"] == [f"epoch {n}" for n in (0, 2, 4, 6, 8, 10)]
 
-    def test_epochs_without_projections_are_skipped(self):
-        training = {"epochs": [{"epoch": 0, "eval_accuracy": 0.1}, epoch(1, numbered(1))]}
-        assert self.grid(plot_projection_histograms(training)) == [("conv0", "epoch 1")]
-
     def test_all_panels_share_axes_and_only_outer_ones_are_labeled(self):
-        figure = plot_projection_histograms({"epochs": [epoch(0, numbered(2)), epoch(1, numbered(2))]})
+        skipped = {"epoch": 0.5, "eval_accuracy": 0.1}
+        figure = plot_projection_histograms({"epochs": [epoch(0, numbered(2)), skipped, epoch(1, numbered(2))]})
+        expected = [("conv0", "epoch 0"), ("conv0", "epoch 1"), ("conv1", "epoch 0"), ("conv1", "epoch 1")]
+        assert self.grid(figure) == expected
         figure.draw_without_rendering()
         assert len({(axes.get_xlim(), axes.get_ylim()) for axes in figure.axes}) == 1
         assert [bool(axes.get_xticklabels()) for axes in figure.axes] == [False, False, True, True]
@@ -189,15 +173,6 @@ class TestHistograms:
         assert [[text.get_text() for text in axes.texts] for axes in figure.axes] == [["all dead"], []]
         assert legend_of(figure.legends[0]) == ["projection ≤ 0", "projection > 0", "random filters"]
 
-    def test_raw_projections_are_rejected(self):
-        with pytest.raises(ValueError, match=r"not normalized.*projection_statistics\(\.\.\., normalize=True\)"):
-            plot_projection_histograms(statistics(numbered(1), normalized=False))
-
-    @pytest.mark.parametrize("training", [{"epochs": []}, {"epochs": [{"epoch": 0}]}, statistics({})], ids=str)
-    def test_empty_input_is_rejected(self, training):
-        with pytest.raises(ValueError, match="there are no projections to draw"):
-            plot_projection_histograms(training)
-
 
 class TestAlongTraining:
     def training(self, count: int = 2, **more: Any) -> dict[str, Any]:
@@ -207,15 +182,12 @@ class TestAlongTraining:
     def lines(self, axes) -> dict[str, list[tuple[float, float]]]:
         return {line.get_label(): list(zip(*line.get_data(), strict=True)) for line in axes.get_lines()}
 
-    def test_a_line_shows_the_masses_of_a_layer(self):
+    def test_a_line_shows_the_masses_of_a_layer_and_the_thick_one_the_network(self):
         (axes,) = plot_projections_along_training(self.training()).axes
-        assert self.lines(axes)["conv0"] == [(0, 0.0), (1, pytest.approx(1 / 6)), (2, pytest.approx(2 / 7))]
-
-    def test_the_thick_line_is_the_network_and_one_half_is_marked(self):
-        (axes,) = plot_projections_along_training(self.training()).axes
-        widths = {line.get_label(): line.get_linewidth() for line in axes.get_lines()}
+        lines, widths = self.lines(axes), {line.get_label(): line.get_linewidth() for line in axes.get_lines()}
+        assert lines["conv0"] == [(0, 0.0), (1, pytest.approx(1 / 6)), (2, pytest.approx(2 / 7))]
+        assert lines["network"][0] == (0, pytest.approx(1 / 11))
         assert widths["network"] == max(widths.values()) > 1.5 * widths["conv0"]
-        assert self.lines(axes)["network"][0] == (0, pytest.approx(1 / 11))
         assert [0.5, 0.5] in [list(line.get_ydata()) for line in axes.get_lines()]
 
     def test_accuracies_are_above_in_percent(self):
@@ -225,17 +197,13 @@ class TestAlongTraining:
         above, _ = plot_projections_along_training(self.training(eval_accuracy=0.25)).axes
         assert list(self.lines(above)) == ["evaluation"]
 
-    def test_distances_are_below_in_the_colors_of_their_layers(self):
-        distances = {"layers": {name: {"l2": 1.5, "l_inf": 2.0, "relative": True} for name in ("conv0", "conv1")}}
-        masses, below = plot_projections_along_training(self.training(distances=distances)).axes
-        assert self.lines(below)["conv1"] == [(0, 1.5), (1, 1.5), (2, 1.5)]
+    @pytest.mark.parametrize("drawn", [["conv0", "conv1"], ["conv0"]])
+    def test_relative_distances_are_below_in_the_colors_of_their_layers(self, drawn):
+        of_layers = {f"conv{n}": {"l2": 1.5, "l_inf": 2.0, "relative": f"conv{n}" in drawn} for n in range(2)}
+        masses, below = plot_projections_along_training(self.training(distances={"layers": of_layers})).axes
+        assert self.lines(below) == {name: [(0, 1.5), (1, 1.5), (2, 1.5)] for name in drawn}
         colors = [{line.get_label(): line.get_color() for line in axes.get_lines()} for axes in (masses, below)]
-        assert all(colors[0][name] == colors[1][name] for name in ("conv0", "conv1"))
-
-    def test_absolute_distances_are_omitted(self):
-        distances = {"layers": {f"conv{n}": {"l2": 1.5, "l_inf": 2.0, "relative": n == 0} for n in range(2)}}
-        below = plot_projections_along_training(self.training(distances=distances)).axes[-1]
-        assert list(self.lines(below)) == ["conv0"]
+        assert all(colors[0][name] == colors[1][name] for name in drawn)
 
     def test_missing_values_leave_a_gap(self):
         training = self.training(1)
@@ -264,10 +232,21 @@ class TestAlongTraining:
         assert axes.get_legend().get_title().get_text() == "layers (9 of 53 named)"
         assert len(axes.get_lines()) == 53 + 2
 
-    @pytest.mark.parametrize("training", [{"epochs": []}, {"epochs": [{"epoch": 0, "eval_accuracy": 0.5}]}], ids=str)
-    def test_empty_input_is_rejected(self, training):
-        with pytest.raises(ValueError, match="there are no projections to draw"):
-            plot_projections_along_training(training)
+
+@pytest.mark.parametrize(
+    ("draw", "given", "message"),
+    [
+        (plot_projection_masses, statistics({}), "there are no layers to draw"),
+        (plot_projection_histograms, statistics({}), "there are no projections to draw"),
+        (plot_projection_histograms, {"epochs": []}, "there are no projections to draw"),
+        (plot_projection_histograms, statistics(numbered(1), normalized=False), r"not normalized.*, normalize=True\)"),
+        (plot_projections_along_training, {"epochs": []}, "there are no projections to draw"),
+        (plot_projections_along_training, {"epochs": [{"epoch": 0}]}, "there are no projections to draw"),
+    ],
+)
+def test_what_cannot_be_drawn_is_rejected(draw, given, message):
+    with pytest.raises(ValueError, match=message):
+        draw(given)
 
 
 class TestLayerNames:

@@ -36,23 +36,14 @@ def sides_of(figure) -> list[tuple[float, float]]:
     return [(left, right) for left, right in corners]
 
 
-def test_a_cell_shows_an_accuracy_in_percent():
-    figure = plot_reinitialization(robustness(a=layer(0.1, 0.5), b=layer(0.2, 0.75)))
-    assert columns_of(figure) == [pytest.approx([10, 20]), pytest.approx([50, 75])]
-    assert figure.legends == []  # which would explain missing cells
-
-
-def test_rows_are_layers_from_top_to_bottom_and_columns_are_epochs():
-    axes = plot_reinitialization(robustness(a=layer(0.1, 0.5), b=layer(0.2, 0.75))).axes[0]
-    assert (labels_of(axes.yaxis), labels_of(axes.xaxis)) == (["a", "b"], ["0", "5"])
-    assert axes.yaxis_inverted()
-
-
-def test_epochs_are_sorted_numerically():
-    layers = {"a": {"snapshots": {"10": 0.3, "0": 0.1, "5": 0.2}, "random": None}}
+def test_cells_are_accuracies_in_percent_by_layer_from_top_to_bottom_and_epoch_in_numerical_order():
+    layers = {"a": {"snapshots": {"10": 0.3, "0": 0.1, "5": 0.2}, "random": None}, "b": layer(0.5, 0.75, 1.0)}
     figure = plot_reinitialization(robustness(**layers))
-    assert labels_of(figure.axes[0].xaxis) == ["0", "5", "10"]
-    assert columns_of(figure) == [pytest.approx([10]), pytest.approx([20]), pytest.approx([30])]
+    assert columns_of(figure) == [pytest.approx([10, 50]), pytest.approx([20, 75]), pytest.approx([30, 100])]
+    axes = figure.axes[0]
+    assert (labels_of(axes.yaxis), labels_of(axes.xaxis)) == (["a", "b"], ["0", "5", "10"])
+    assert axes.yaxis_inverted()
+    assert figure.legends == []  # which would explain missing cells
 
 
 def test_random_draws_are_in_a_separate_column():
@@ -77,12 +68,6 @@ def test_missing_cells_are_empty_and_explained():
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["not measured"]
 
 
-def test_the_accuracy_of_the_trained_model_is_marked_on_the_color_bar():
-    bar = plot_reinitialization(robustness(accuracy=0.912, a=layer(0.1))).axes[1]
-    assert bar.get_ylabel() == "accuracy, % (as trained: 91.2)"
-    assert [line.get_ydata() for line in bar.get_lines() if len(line.get_ydata()) == 1] == [pytest.approx([91.2])]
-
-
 def test_a_relative_drop_is_in_percent_of_the_accuracy_of_the_trained_model():
     figure = plot_reinitialization(
         robustness(accuracy=0.8, a=layer(0.2, 0.8, random=0.6)), quantity="relative_drop", metric="top-5 accuracy"
@@ -93,15 +78,14 @@ def test_a_relative_drop_is_in_percent_of_the_accuracy_of_the_trained_model():
     assert [line.get_ydata() for line in bar.get_lines() if len(line.get_ydata()) == 1] == [pytest.approx([0])]
 
 
-def test_a_relative_drop_from_an_accuracy_of_0_is_an_error():
-    with pytest.raises(ValueError, match="accuracy of 0, so a relative drop is undefined"):
-        plot_reinitialization(robustness(accuracy=0.0, a=layer(0.1)), quantity="relative_drop")
-
-
 @pytest.mark.parametrize(("accuracy", "scale"), [(0.9, (10, 90)), (0.2, (10, 50)), (0.05, (5, 50))])
-def test_the_color_range_covers_the_cells_and_the_trained_model(accuracy, scale):
+def test_the_color_range_covers_the_cells_and_the_trained_model_which_is_marked(accuracy, scale):
     figure = plot_reinitialization(robustness(accuracy=accuracy, a=layer(0.1, 0.5)))
     assert [mesh.get_clim() for mesh in figure.axes[0].collections] == [pytest.approx(scale)] * 2
+    bar = figure.axes[1]
+    assert bar.get_ylabel() == f"accuracy, % (as trained: {100 * accuracy:.1f})"
+    marks = [line.get_ydata() for line in bar.get_lines() if len(line.get_ydata()) == 1]
+    assert marks == [pytest.approx([100 * accuracy])]
 
 
 @pytest.mark.parametrize("columns", [1, 12, 30])
@@ -114,18 +98,26 @@ def test_column_names_do_not_overlap(columns):
     assert (shown[0].get_text(), shown[-1].get_text()) == ("0", "random\nweights")
 
 
-def test_layers_of_our_backbones_are_named_as_in_the_backbone():
+def test_layers_are_named_as_in_their_backbone_and_shortly():
     layers = {"sphere_vision.backbone.layers.0": layer(0.1), "head.linear": layer(0.2)}
     assert labels_of(plot_reinitialization(robustness(**layers)).axes[0].yaxis) == ["layers.0", "head.linear"]
-
-
-def test_long_names_are_shortened():
     names = [f"resnet.encoder.stages.{stage}.layers.0.layer.1.convolution" for stage in range(2)]
     figure = plot_reinitialization(robustness(**{name: layer(0.5) for name in names}))
     assert labels_of(figure.axes[0].yaxis) == ["stages.0", "stages.1"]
 
 
-@pytest.mark.parametrize("layers", [{}, {"a": layer()}, {"a": layer(None, None)}], ids=["none", "no epoch", "null"])
-def test_empty_input_is_rejected(layers):
-    with pytest.raises(ValueError, match="there are no accuracies to draw"):
-        plot_reinitialization(robustness(**layers))
+NOTHING, ZERO = "there are no accuracies to draw", "accuracy of 0, so a relative drop is undefined"
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "layers", "message"),
+    [
+        (0.9, {}, NOTHING),
+        (0.9, {"a": layer()}, NOTHING),
+        (0.9, {"a": layer(None, None)}, NOTHING),
+        (0.0, {"a": layer(0.1)}, ZERO),
+    ],
+)
+def test_what_cannot_be_drawn_is_rejected(accuracy, layers, message):
+    with pytest.raises(ValueError, match=message):
+        plot_reinitialization(robustness(accuracy=accuracy, **layers), quantity="relative_drop")

@@ -38,14 +38,13 @@ def texts_of(figure) -> list[str]:
 
 
 class TestReliability:
-    def test_the_number_of_images_per_bin_is_drawn_below(self):
-        (bars,) = plot_reliability(bins_of((0.3, 0.25, 40), (0.9, 0.8, 10))).axes[1].collections
-        heights = [segment[:, 1].tolist() for segment in bars.get_segments()]
-        assert heights == [[0.0, 40.0], [0.0, 10.0]]
-
-    def test_a_bin_is_drawn_as_a_point_in_percent_unless_it_is_empty(self):
-        figure = plot_reliability(bins_of((0.3, 0.25, 40), (float("nan"), float("nan"), 0), (0.9, 0.8, 10)))
+    def test_a_bin_that_is_not_empty_is_a_point_in_percent_with_its_number_of_images_below(self):
+        bins = bins_of((0.3, 0.25, 40), (float("nan"), float("nan"), 0), (0.9, 0.8, 10))
+        figure = plot_reliability(bins, title="digits", caption="error 5 %")
         assert line_of(figure) == [(30.0, 25.0), (90.0, 80.0)]
+        (bars,) = figure.axes[1].collections
+        assert [segment[:, 1].tolist() for segment in bars.get_segments()] == [[0.0, 40.0], [0.0, 10.0]]
+        assert (figure.get_suptitle(), figure.get_supxlabel()) == ("digits", "error 5 %")
 
     def test_bins_without_predictions_are_rejected(self):
         with pytest.raises(ValueError, match="all bins are empty"):
@@ -57,10 +56,6 @@ class TestReliability:
         ((low, high),) = bars_of(plot_reliability(bins_of((0.6, right / count, count))))
         assert low == pytest.approx(100 * expected.low, abs=1e-3)
         assert high == pytest.approx(100 * expected.high, abs=1e-3)
-
-    def test_both_axes_show_the_same_range(self):
-        axes, below = plot_reliability(bins_of((0.97, 0.99, 40), (0.999, 1.0, 10))).axes
-        assert axes.get_xlim() == axes.get_ylim() == below.get_xlim()
 
     @pytest.mark.parametrize(
         ("lowest", "start"), [(0.0, 0.0), (20.0, 0.0), (50.0, 30.0), (90.0, 80.0), (95.5, 90.0), (99.0, 98.0)]
@@ -88,9 +83,6 @@ class TestReliability:
         assert (shown > 0.0).all()
         assert (shown < 1.0).all()
         assert "both axes are stretched towards 100" in below.get_xlabel()
-
-    def test_stretched_axes_keep_the_diagonal_from_corner_to_corner(self):
-        axes = plot_reliability(bins_of((0.8, 0.78, 10), (0.999, 0.9985, 10), (1.0, 1.0, 10))).axes[0]
         (diagonal,) = [line for line in axes.get_lines() if line.get_label() == "perfect calibration"]
         ends = axes.transAxes.inverted().transform(axes.transData.transform(diagonal.get_xydata()))
         assert ends == pytest.approx(torch.tensor([[0.0, 0.0], [1.0, 1.0]]).numpy(), abs=1e-9)
@@ -98,10 +90,7 @@ class TestReliability:
     def test_unclustered_points_have_linear_axes(self):
         axes, below = plot_reliability(bins_of((0.3, 0.25, 40), (0.99, 0.6, 10), (0.995, 0.9, 10))).axes
         assert (axes.get_xscale(), axes.get_yscale(), below.get_xlabel()) == ("linear", "linear", "confidence, %")
-
-    def test_title_and_caption_can_be_set(self):
-        figure = plot_reliability(bins_of((0.3, 0.25, 40)), title="digits", caption="error 5 %")
-        assert (figure.get_suptitle(), figure.get_supxlabel()) == ("digits", "error 5 %")
+        assert axes.get_xlim() == axes.get_ylim() == below.get_xlim()
 
 
 def curve(*risks: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -122,16 +111,12 @@ class TestRiskCoverage:
         top = plot_risk_coverage({"confidence": (torch.arange(1, 101) / 100, risk)}).axes[0].get_ylim()[1]
         assert 2.0 < top < 3.0
 
-    def test_the_rest_of_every_curve_is_inside_the_axes(self):
-        curves = {"confidence": curve(0.0, 0.25, 0.25), "concentration": curve(0.0, 0.5, 0.25)}
-        assert plot_risk_coverage(curves).axes[0].get_ylim()[1] > 50.0
-
-    def test_a_curve_without_errors_is_above_the_edge(self):
-        bottom, top = plot_risk_coverage({"confidence": curve(0.0, 0.0)}).axes[0].get_ylim()
-        assert bottom < 0.0 < top
-
-    def test_one_image_can_be_drawn(self):
-        assert curves_of(plot_risk_coverage({"confidence": curve(1.0)}))["confidence"] == [(100.0, 100.0)]
+    @pytest.mark.parametrize("risks", [[(0.0, 0.25, 0.25), (0.0, 0.5, 0.25)], [(0.0, 0.0)], [(1.0,)]], ids=str)
+    def test_the_rest_of_every_curve_is_inside_the_axes(self, risks):
+        figure = plot_risk_coverage({f"{index}": curve(*each) for index, each in enumerate(risks)})
+        bottom, top = figure.axes[0].get_ylim()
+        assert bottom < 0.0 <= 100 * max(map(max, risks)) < top
+        assert curves_of(figure)["0"][-1] == (100.0, 100 * risks[0][-1])
 
     def test_both_ends_of_a_long_curve_are_drawn(self):
         risk = torch.linspace(0, 0.5, 50_000)

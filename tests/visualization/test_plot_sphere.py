@@ -1,4 +1,3 @@
-import itertools
 import math
 
 import pytest
@@ -35,15 +34,11 @@ def test_the_axes_of_a_view_are_right_handed(elevation, azimuth):
     assert torch.linalg.det(axes).item() == pytest.approx(1.0)
 
 
-def test_the_viewing_direction_follows_elevation_and_azimuth():
-    towards = View(30.0, 60.0).axes()[:, 2]
+def test_the_viewing_direction_follows_elevation_and_azimuth_and_sides_are_swapped_from_behind():
+    axes = View(30.0, 60.0).axes()
     expected = torch.tensor([math.cos(math.pi / 6) / 2, math.cos(math.pi / 6) * math.sin(math.pi / 3), 0.5])
-    torch.testing.assert_close(towards, expected.double())
-
-
-def test_left_and_right_are_swapped_from_behind():
-    front, back = View(30.0, 60.0).axes(), View(-30.0, 240.0).axes()
-    torch.testing.assert_close(back, front * torch.tensor([-1.0, 1.0, -1.0]))
+    torch.testing.assert_close(axes[:, 2], expected.double())
+    torch.testing.assert_close(View(-30.0, 240.0).axes(), axes * torch.tensor([-1.0, 1.0, -1.0]))
 
 
 def test_the_view_of_the_positive_octant_is_centered_and_shows_the_whole_hemisphere():
@@ -118,15 +113,11 @@ def test_every_point_is_drawn_once_and_as_before():
     assert (first[0].get_offsets() == second[0].get_offsets()).all()
 
 
-def test_hidden_points_are_counted():
-    points = torch.tensor([[1.0, 0.0, 0.0], [-1.0, 0.0, 0.0], [0.8, 0.6, 0.0]])
-    figure = plot_sphere(points, torch.tensor([0, 1, 2]), ABC, view=View(0.0, 0.0))
-    assert figure.get_supxlabel() == "outside the picture: 1 of 3 points"
-
-
-def test_points_are_drawn_at_their_projected_positions():
-    figure = plot_sphere(torch.tensor([[3.0, 4.0, 0.0]]), torch.tensor([0]), ["a"], view=View(0.0, 0.0))
+def test_points_are_drawn_at_their_projected_positions_and_hidden_ones_counted():
+    points = torch.tensor([[3.0, 4.0, 0.0], [-1.0, 0.0, 0.0]])
+    figure = plot_sphere(points, torch.tensor([0, 1]), ABC, view=View(0.0, 0.0))
     assert figure.axes[0].collections[0].get_offsets().tolist() == [[pytest.approx(0.8), pytest.approx(0.0)]]
+    assert figure.get_supxlabel() == "outside the picture: 1 of 2 points"
 
 
 def test_directions_are_projected_like_the_points():
@@ -144,10 +135,9 @@ def test_classes_without_points_have_no_direction():
     assert len(diamonds_in(figure)) == 2
 
 
-@pytest.mark.parametrize("title", ["$a^$", "5 $ or 6 $", "a_b"])
-def test_names_and_titles_are_not_parsed_as_math_and_do_not_warn(tmp_path, title, recwarn):
+def test_names_are_not_parsed_as_math_and_do_not_warn(tmp_path, recwarn):
     names = ["$a^$", "\u732b\U0001f408\u0b87", "_b"]
-    figure = plot_sphere(unit(30, 3), torch.arange(30) % 3, names, title=title, path=tmp_path / "sphere.png")
+    figure = plot_sphere(unit(30, 3), torch.arange(30) % 3, names, title="5 $ or 6 $", path=tmp_path / "sphere.png")
     assert [text.get_text() for text in figure.legends[0].get_texts()] == names
     assert set(names_in(figure.axes[0])) == set(names)
     assert not any(text.get_parse_math() for text in [figure._suptitle, *figure.axes[0].texts])
@@ -171,7 +161,7 @@ def test_names_and_directions_are_omitted_for_too_many_classes():
     assert figure.get_supxlabel() == "51 classes: too many to draw their names and directions"
 
 
-def test_names_of_nearby_classes_do_not_overlap_and_replace_a_long_legend():
+def test_names_of_nearby_classes_replace_a_long_legend():
     count = LARGEST_LEGEND + 1
     middles = F.normalize(torch.tensor([1.0, 0.0, 0.0]) + 0.02 * torch.randn(count, 3), dim=1)
     names = [f"class {index}" for index in range(count)]
@@ -179,5 +169,3 @@ def test_names_of_nearby_classes_do_not_overlap_and_replace_a_long_legend():
     figure = plot_sphere(middles.repeat(3, 1), labels, names, view=View(0.0, 0.0))
     assert set(names_in(figure.axes[0])) == set(names)
     assert figure.legends == []
-    boxes = [text.get_window_extent().padded(-1) for text in figure.axes[0].texts]
-    assert not any(first.overlaps(second) for first, second in itertools.combinations(boxes, 2))
