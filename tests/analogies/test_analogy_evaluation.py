@@ -11,9 +11,9 @@ from hf_sphere.analogies import (
 )
 from hf_sphere.analogies.benchmarks import BenchmarkRun
 from hf_sphere.analogies.evaluation import search_templates
-from hf_sphere.analogies.scoring import base, build_scoring, scoring_class
+from hf_sphere.analogies.scoring import base, scoring_class
 from hf_sphere.analogies.scoring.base import Engine
-from hf_sphere.analogies.search import bootstrap_interval, guessing_quantile
+from hf_sphere.analogies.search import PUBLISHED_GRID, bootstrap_interval, guessing_quantile
 
 PAIRS = [("cat", "dog"), ("red", "sea"), ("man", "king"), ("in", "out"), ("eat", "food")]
 QUESTIONS = make_questions(PAIRS[:3], [PAIRS[1:3], PAIRS[2:5], PAIRS[3:5]], [0, 2, 1])
@@ -33,21 +33,19 @@ def test_chunked_scores_equal_scores_of_one_call(tiny_bert, monkeypatch, scoring
 
 
 @pytest.mark.parametrize("scoring", scoring_names())
-def test_without_a_grid_there_is_one_configuration_per_template(tiny_bert, scoring):
+@pytest.mark.parametrize("grid", ["none", "published"])
+def test_the_search_of_several_templates_is_the_search_of_each(tiny_bert, scoring, grid):
     templates = ["is-to-what", "is-to-as"]
-    found = search_templates(Engine(tiny_bert), QUESTIONS, scoring, templates, "none")
-    assert found.configurations == [{"scoring": scoring, "template": template} for template in templates]
-    for accuracy, template in zip(found.accuracy, templates, strict=True):
-        scores = score_questions(QUESTIONS, tiny_bert, scoring, template=template)
-        assert accuracy == pytest.approx(scores.accuracy(QUESTIONS))
-
-
-def test_the_search_of_several_templates_is_the_search_of_each(tiny_bert):
-    templates = ["is-to-what", "is-to-as"]
-    both = search_templates(Engine(tiny_bert), QUESTIONS, "pmi", templates)
-    each = [search_configurations(measure_questions(QUESTIONS, tiny_bert, "pmi", template=one)) for one in templates]
-    assert both.configurations == [*each[0].configurations, *each[1].configurations]
-    assert both.accuracy.tolist() == [*each[0].accuracy.tolist(), *each[1].accuracy.tolist()]
+    found = search_templates(Engine(tiny_bert), QUESTIONS, scoring, templates, grid)
+    if grid == "none":
+        assert found.configurations == [{"scoring": scoring, "template": template} for template in templates]
+        scores = [score_questions(QUESTIONS, tiny_bert, **one).accuracy(QUESTIONS) for one in found.configurations]
+        assert found.accuracy.tolist() == pytest.approx(scores)
+        return
+    measured = (measure_questions(QUESTIONS, tiny_bert, scoring, template=template) for template in templates)
+    each = [search_configurations(measurements, grid=PUBLISHED_GRID) for measurements in measured]
+    assert found.configurations == [*each[0].configurations, *each[1].configurations]
+    assert found.accuracy.tolist() == [*each[0].accuracy.tolist(), *each[1].accuracy.tolist()]
 
 
 @pytest.mark.parametrize(
@@ -79,12 +77,3 @@ def test_the_report_is_for_the_best_configuration_on_validation(tiny_bert, tmp_p
     assert (report["eval_accuracy_low"], report["eval_accuracy_high"]) == bootstrap_interval(scores.correct(test))
     assert report["chance_level"] == pytest.approx(5 / 12)
     assert report["selection_noise_high"] == guessing_quantile(torch.tensor([3, 2]))
-
-
-@pytest.mark.parametrize(("aggregation", "count"), [("index_3", 1), ("mean", 8)])
-def test_only_the_permutations_that_a_configuration_needs_are_measured(tiny_bert, aggregation, count, monkeypatch):
-    measured = []
-    measure = base.Scoring.measure
-    monkeypatch.setattr(base.Scoring, "measure", lambda *args: measured.append(args[3]) or measure(*args))
-    build_scoring("perplexity", positive_aggregation=aggregation).costs(QUESTIONS[:1], Engine(tiny_bert))
-    assert [len(permutations) for permutations in measured] == [count]

@@ -1,14 +1,11 @@
 import html
 import itertools
-import os
 import re
-import subprocess
 import sys
 from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
-from fresh_python import FreshPython
 
 from hf_sphere.analogies import LanguageModel, make_questions, score_questions
 
@@ -75,14 +72,11 @@ def test_scorings_with_permutations_show_them(app, tiny, scoring):
 
 def test_the_weight_is_passed_to_the_scoring(app, tiny):
     pairs = [tuple(line.split(" : ")) for line in CHOICES.splitlines()]
-    for scoring, names in {
-        "marginal_bias": ("weight_head", "weight_tail"),
-        "pmi": ("alpha",),
-        "perplexity": (),
-    }.items():
-        (costs,) = score_questions(
-            make_questions([("word", "language")], [pairs]), app.load(tiny), scoring, **dict.fromkeys(names, 0.7)
-        ).by_question()
+    of_scorings = {"marginal_bias": ("weight_head", "weight_tail"), "pmi": ("alpha",), "perplexity": ()}
+    for scoring, names in of_scorings.items():
+        questions, model = make_questions([("word", "language")], [pairs]), app.load(tiny)
+        assert app.load(tiny) is model
+        (costs,) = score_questions(questions, model, scoring, **dict.fromkeys(names, 0.7)).by_question()
         result, *_ = app.answer("word : language", CHOICES, tiny, scoring, "", 0.7)
         assert [cost for _, cost in shown_costs(result)] == [f"{cost:.4f}" for cost in costs]
 
@@ -159,38 +153,25 @@ def test_visitors_choose_among_the_models_of_the_page(app, tiny):
             models.preprocess(name)
 
 
-def test_a_model_is_loaded_once(app, tiny):
-    assert app.load(tiny) is app.load(tiny)
-
-
 # In a browser
 
 
 @pytest.fixture(scope="module")
-def address(root, tiny, free_port, tmp_path_factory):
-    """URL of the page, served by a separate process."""
-    home = tmp_path_factory.mktemp("home")
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HF_HOME": str(home)}
-    environment.pop("GRADIO_ANALYTICS_ENABLED", None)
-    process = FreshPython(
-        [sys.executable, str(root / "analogy" / "app.py"), "--model", tiny, "--port", str(free_port)],
-        cwd=home,
-        env=environment,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        hugging_face=False,
-    )
-    said = ""
-    for line in process.stdout:
-        said += line
-        if "Running on local URL" in line:
-            break
-    assert process.poll() is None, said
-    yield f"http://127.0.0.1:{free_port}"
-    process.kill()
-    process.wait()
-    process.stdout.close()
+def address(app, tiny, free_port):
+    """URL of the page."""
+    launched, launch = [], app.gr.Blocks.launch
+
+    def start(page, **options):
+        launched.append(page)
+        return launch(page, prevent_thread_lock=True, quiet=True, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("GRADIO_ANALYTICS_ENABLED", raising=False)
+        patch.setattr(sys, "argv", ["app.py", "--model", tiny, "--port", str(free_port)])
+        patch.setattr(app.gr.Blocks, "launch", start)
+        app.main()
+        yield f"http://127.0.0.1:{free_port}"
+    launched[0].close()
 
 
 @pytest.fixture(params=[1280, 390])

@@ -103,13 +103,6 @@ def test_a_tie_counts_one_kth(metric, tiny):
     assert found["accuracy_by_group"] == {"three": pytest.approx(1 / 3), "two": pytest.approx(1 / 2)}
 
 
-def test_a_loaded_model_can_be_passed(metric, tiny):
-    model, tokenizer = tiny
-    before = metric.compute(model_id=model, tokenizer=tokenizer, **QUESTIONS)["costs"]
-    again = metric.compute(model_id=model, tokenizer=tokenizer, **QUESTIONS, scoring="embedding_similarity")["costs"]
-    assert [len(costs) for costs in before] == [len(costs) for costs in again] == [4, 2, 3]
-
-
 def test_a_model_id_is_reloaded_only_if_its_files_change(module, metric, tiny_folder, tmp_path, monkeypatch):
     folder = shutil.copytree(tiny_folder, tmp_path / "model", copy_function=shutil.copyfile)
     loads = []

@@ -55,19 +55,12 @@ def toy(tmp_path, monkeypatch):
     sys.modules.pop("toy_scoring", None)
 
 
-def test_a_new_scoring_is_found_by_its_name(toy):
+def test_a_new_scoring_is_found_by_its_name_scores_questions_and_can_be_searched(toy):
     assert toy in scoring.scoring_names()
-    assert scoring.build_scoring(toy, scale=2.0).scale == 2
     with pytest.raises(ValueError, match=r"'toy' has no option size; its options are: .*scale"):
         scoring.build_scoring(toy, size=1)
-
-
-def test_a_new_scoring_scores_questions(toy):
     assert score_questions(QUESTIONS, MODEL, toy).by_question() == [[3.0, 0.0, 2.0]]
     assert score_questions(QUESTIONS, MODEL, toy, scale=-1.0).predictions.tolist() == [0]
-
-
-def test_a_new_scoring_can_be_searched(toy):
     result = search_configurations(measure_questions(QUESTIONS, MODEL, toy))
     assert len(result) == 2 * 6 * 11 * 19
     assert select_configuration(result).configuration == {

@@ -60,6 +60,7 @@ def test_every_architecture_matches_the_reference_computation(masked):
     found = perplexities(masked, SENTENCES)
     expected = torch.stack([plain_perplexity(masked, sentence.text) for sentence in SENTENCES])
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+    assert not found.is_inference()
 
 
 @pytest.mark.parametrize("architecture", ["Bert", "Albert"])
@@ -197,24 +198,13 @@ def test_without_a_bos_token_scoring_starts_at_the_second_token(build, without_s
     assert perplexities(language_model, [Sentence("!")]).isnan()  # nothing comes before its only token
 
 
-def test_the_result_is_a_new_float64_tensor(tiny_bert):
-    found = perplexities(tiny_bert, SENTENCES)
-    assert (found.dtype, found.shape, found.device.type) == (torch.float64, (5,), "cpu")
-    assert not found.is_inference()
-
-
-def test_half_precision_is_close_to_single(build, tokenizer):
-    single = perplexities(LanguageModel(build("Bert", "ForMaskedLM", initializer_range=0.1), tokenizer), SENTENCES)
-    model = build("Bert", "ForMaskedLM", initializer_range=0.1).to(torch.bfloat16)
-    half = perplexities(LanguageModel(model, tokenizer), SENTENCES)
-    torch.testing.assert_close(half, single, rtol=0.02, atol=0)
-    assert not torch.equal(half, single)
-
-
-def test_double_precision_is_kept(build, tokenizer):
-    language_model = LanguageModel(build("Bert", "ForMaskedLM").double(), tokenizer)
-    expected = torch.stack([plain_perplexity(language_model, sentence.text) for sentence in SENTENCES])
-    torch.testing.assert_close(perplexities(language_model, SENTENCES), expected, rtol=1e-12, atol=0)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.02), (torch.float64, 1e-12)], ids=str)
+def test_models_of_other_precision_are_close_to_the_computation_in_double(build, tokenizer, dtype, tolerance):
+    options = {"initializer_range": 0.1}
+    language_model = LanguageModel(build("Bert", "ForMaskedLM", **options).to(dtype), tokenizer)
+    double = LanguageModel(build("Bert", "ForMaskedLM", **options).double(), tokenizer)
+    expected = torch.stack([plain_perplexity(double, sentence.text) for sentence in SENTENCES])
+    torch.testing.assert_close(perplexities(language_model, SENTENCES), expected, rtol=tolerance, atol=0)
 
 
 def test_dropout_is_disabled_and_module_modes_are_preserved(build, tokenizer):

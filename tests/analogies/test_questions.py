@@ -23,17 +23,11 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_a_parquet_folder_loads_like_a_hub_repository(folder):
-    assert load_questions(str(folder), "u2", "test") == [
-        Question(STEM, CHOICES, 1, "parts"),
-        Question(STEM, CHOICES[:2], 0, "kinds"),
-    ]
-
-
-def test_groups_are_optional(folder):
-    Dataset.from_dict({"stem": [STEM], "answer": [1], "choice": [CHOICES]}).to_parquet(
-        folder / "sat" / "test-00000-of-00001.parquet"
-    )
+def test_a_parquet_folder_loads_like_a_hub_repository_with_or_without_groups(folder):
+    expected = [Question(STEM, CHOICES, 1, "parts"), Question(STEM, CHOICES[:2], 0, "kinds")]
+    assert load_questions(str(folder), "u2", "test") == expected
+    rows = Dataset.from_dict({"stem": [STEM], "answer": [1], "choice": [CHOICES]})
+    rows.to_parquet(folder / "sat" / "test-00000-of-00001.parquet")
     assert load_questions(str(folder), "sat") == [Question(STEM, CHOICES, 1)]
 
 
@@ -49,15 +43,11 @@ def test_the_chance_level_is_the_mean_of_one_over_the_number_of_choices():
     assert chance_level(questions) == pytest.approx((1 / 3 + 1 / 2 + 1) / 3, abs=1e-15)
 
 
-def test_missing_answers_raise_only_where_they_are_needed():
-    questions = [Question(STEM, CHOICES, 2), Question(STEM, CHOICES)]
+def test_missing_answers_raise_only_where_they_are_needed_and_columns_can_be_lists():
+    made = make_questions([list(STEM)] * 2, [[list(pair) for pair in CHOICES]] * 2, [1, None], ["parts", None])
+    assert made == [Question(STEM, CHOICES, 1, "parts"), Question(STEM, CHOICES)]
     with pytest.raises(ValueError, match=r"question 1, .* has no answer"):
-        answers_of(questions)
-
-
-def test_columns_can_be_lists():
-    made = make_questions([list(STEM)], [[list(pair) for pair in CHOICES]], [1], ["parts"])
-    assert made == [Question(STEM, CHOICES, 1, "parts")]
+        answers_of(made)
 
 
 @pytest.mark.parametrize("stem", ["ab", None])

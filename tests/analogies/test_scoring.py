@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from hf_sphere.analogies.evaluation import Scores, score_questions
 from hf_sphere.analogies.prompts import TEMPLATES
 from hf_sphere.analogies.questions import Question
-from hf_sphere.analogies.scoring import base, build_scoring, embeddings, scoring_names, sentences
+from hf_sphere.analogies.scoring import base, embeddings, sentences
 from hf_sphere.analogies.search import TIE
 
 MODEL = SimpleNamespace(kind="masked", checked_words=MagicMock(__rsub__=lambda self, words: set()))
@@ -230,14 +230,6 @@ def test_missing_choices_have_infinite_cost():
     )
 
 
-def test_accuracy_is_the_fraction_of_correct_answers():
-    scores = score_questions([QUESTION], MODEL)
-    right = Question(QUESTION.stem, QUESTION.choices, int(scores.predictions))
-    wrong = Question(QUESTION.stem, QUESTION.choices, (right.answer + 1) % 3)
-    assert scores.accuracy([right]) == 1.0
-    assert scores.accuracy([wrong]) == 0.0
-
-
 def test_a_nan_perplexity_is_rejected(monkeypatch):
     monkeypatch.setattr(sentences, "perplexities", lambda *_, **__: torch.tensor([1.0, float("nan"), 2.0]))
     with pytest.raises(ValueError, match=r"question \('a', 'b'\) to .* is infinite or not a number"):
@@ -245,39 +237,52 @@ def test_a_nan_perplexity_is_rejected(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("scoring", "options", "message"),
+    ("scoring", "options", "kind", "message"),
     [
-        ("ppl", {}, "unknown scoring 'ppl'; the scorings are: embedding_similarity, hypothesis_bias, marginal_bias"),
-        ("perplexity", {"alpha": 0.2}, "'perplexity' has no option alpha; its options are: positive_aggregation, neg"),
-        ("pmi", {"weight_head": 0.2}, "'pmi' has no option weight_head; its options are: .*alpha, pmi_aggregation"),
-        ("perplexity", {"template": "is-to"}, "'is-to' is not a template. Use one of is-to-what"),
-        ("embedding_similarity", {"template": "{a} {b}"}, "is not a template"),
+        (
+            "ppl",
+            {},
+            None,
+            "unknown scoring 'ppl'; the scorings are: embedding_similarity, hypothesis_bias",
+        ),
+        (
+            "perplexity",
+            {"alpha": 0.2},
+            None,
+            "'perplexity' has no option alpha; its options are: positive_",
+        ),
+        (
+            "pmi",
+            {"weight_head": 0.2},
+            None,
+            "'pmi' has no option weight_head; its options are: .*alpha, pmi_agg",
+        ),
+        ("perplexity", {"template": "is-to"}, None, "'is-to' is not a template. Use one of is-to-what"),
+        ("embedding_similarity", {"template": "{a} {b}"}, None, "is not a template"),
         (
             "perplexity",
             {"positive_aggregation": "index_8"},
+            None,
             "positive_aggregation must be one of mean, max, .*index_7;",
         ),
         (
             "perplexity",
             {"negative_aggregation": "median"},
+            None,
             "negative_aggregation must be one of .*index_15; got 'median'",
         ),
-        ("marginal_bias", {"weight_tail": float("nan")}, "weight_tail must be a finite number, .*; got nan"),
-        ("hypothesis_bias", {"weight_head": float("inf")}, "weight_head must be a finite number, .*; got inf"),
-        ("pmi", {"pmi_aggregation": "index_2"}, "pmi_aggregation must be one of mean, max, min, index_0, index_1; got"),
+        ("marginal_bias", {"weight_tail": float("nan")}, None, "weight_tail must be a finite number, .*; got nan"),
+        ("hypothesis_bias", {"weight_head": float("inf")}, None, "weight_head must be a finite number, .*; got inf"),
+        (
+            "pmi",
+            {"pmi_aggregation": "index_2"},
+            None,
+            "pmi_aggregation must be one of mean, max, min, index_0, index_1",
+        ),
+        ("hypothesis_bias", {}, "causal", "'hypothesis_bias' requires a model of kind masked.*; got causal"),
+        ("perplexity", {}, "embedding", "'perplexity' requires a model of kind masked.*; got embedding"),
     ],
 )
-def test_unsupported_options_of_a_scoring_are_rejected(scoring, options, message):
+def test_unsupported_options_and_models_of_a_scoring_are_rejected(scoring, options, kind, message):
     with pytest.raises(ValueError, match=message):
-        score_questions([QUESTION], MODEL, scoring, **options)
-
-
-@pytest.mark.parametrize("name", scoring_names())
-def test_every_scoring_is_found_by_its_name(name):
-    assert build_scoring(name).name == name
-
-
-@pytest.mark.parametrize(("scoring", "kind"), [("hypothesis_bias", "causal"), ("perplexity", "embedding")])
-def test_a_model_of_another_kind_is_refused(scoring, kind):
-    with pytest.raises(ValueError, match=f"{scoring!r} requires a model of kind masked.*; got {kind}"):
-        score_questions([QUESTION], SimpleNamespace(kind=kind), scoring)
+        score_questions([QUESTION], SimpleNamespace(kind=kind) if kind else MODEL, scoring, **options)

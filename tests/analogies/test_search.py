@@ -95,18 +95,14 @@ def test_the_simplest_configuration_comes_first(searched, scoring):
     assert simplest in ({}, {"weight_head": 0.0, "weight_tail": 0.0}, {"alpha": 0.0, "pmi_aggregation": "mean"})
 
 
-def test_ties_go_to_the_first_configuration(searched):
-    result = searched[1]["marginal_bias"]
-    number = result.configurations.index(select_configuration(result).configuration)
-    assert result.accuracy[number] == result.accuracy.max()
-    assert (result.accuracy[:number] < result.accuracy[number]).all()
-
-
-def test_the_chosen_configuration_is_the_best(searched):
+@pytest.mark.parametrize("scoring", ["marginal_bias", "pmi"])
+def test_the_first_of_the_best_configurations_is_chosen(searched, scoring):
     questions, results = searched
-    result = results["pmi"]
+    result = results[scoring]
     selection = select_configuration(result)
-    assert selection.accuracy == float(result.accuracy.max())
+    number = result.configurations.index(selection.configuration)
+    assert selection.accuracy == float(result.accuracy[number]) == float(result.accuracy.max())
+    assert (result.accuracy[:number] < result.accuracy[number]).all()
     assert selection.accuracy == score_questions(questions, MODEL, **selection.configuration).accuracy(questions)
     assert selection.tied == result.accuracy.tolist().count(selection.accuracy)
 

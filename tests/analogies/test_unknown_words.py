@@ -39,18 +39,13 @@ def tiny(golden_folder):
 @ignored
 @pytest.mark.parametrize("scoring", scoring_names())
 @pytest.mark.parametrize("batch_size", [1, None])
-def test_unknown_words_are_guessed(tiny, scoring, batch_size):
+def test_unknown_words_are_guessed_with_every_configuration(tiny, scoring, batch_size):
     for answers in ((0, 0), (1, 2)):
         questions = [replace(one, answer=answer) for one, answer in zip(QUESTIONS, answers, strict=True)]
         scores = score_questions(questions, tiny, scoring, batch_size=batch_size)
         assert scores.accuracy(questions) == pytest.approx(chance_level(questions)) == pytest.approx(5 / 12)
         assert all(len(set(costs)) == 1 for costs in scores.by_question())  # exactly equal
-
-
-@ignored
-@pytest.mark.parametrize("scoring", scoring_names())
-def test_every_configuration_of_a_search_guesses_unknown_words(tiny, scoring):
-    accuracy = search_configurations(measure_questions(QUESTIONS, tiny, scoring)).accuracy
+    accuracy = search_configurations(measure_questions(QUESTIONS, tiny, scoring, batch_size=batch_size)).accuracy
     assert accuracy.tolist() == pytest.approx([5 / 12] * len(accuracy))
 
 
