@@ -1,6 +1,5 @@
 import math
 import pickle
-import subprocess
 import sys
 import warnings
 from copy import deepcopy
@@ -11,6 +10,7 @@ import pyarrow as pa
 import pytest
 import scipy.sparse as sp
 import torch
+from fresh_python import run_fresh
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
@@ -54,13 +54,10 @@ def test_scikit_learn_accepts_the_estimators(estimator, check):
 
 @pytest.mark.parametrize("make", ESTIMATORS)
 class TestInput:
-    def test_clusters_are_found(self, make):
+    def test_clusters_are_found_whatever_the_norms(self, make):
         points, labels = blobs()
-        assert adjusted_rand_score(labels, make().fit_predict(points)) == 1
-
-    def test_norms_do_not_matter(self, make):
-        points, _ = blobs()
         scales = np.random.default_rng(0).uniform(1e-3, 1e3, (len(points), 1))
+        assert adjusted_rand_score(labels, make().fit_predict(points)) == 1
         np.testing.assert_array_equal(make().fit_predict(points), make().fit_predict(scales * points))
 
     def test_tensors_in_give_tensors_out(self, make):
@@ -71,16 +68,11 @@ class TestInput:
         np.testing.assert_array_equal(estimator.predict(points.numpy()), estimator.labels_)
         np.testing.assert_array_equal(make().fit(points.numpy()).labels_, estimator.labels_)
 
-    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64])
-    def test_half_and_integer_tensors_are_accepted(self, make, dtype):
-        points = torch.from_numpy(100 * blobs()[0]).to(dtype)
-        labels = make().fit(points).labels_
-        assert adjusted_rand_score(make().fit(points.double()).labels_, labels) == 1
-
-    def test_half_and_integer_arrays_are_accepted(self, make):
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64, np.float16, np.int64])
+    def test_half_and_integer_rows_are_accepted(self, make, dtype):
         points = 100 * blobs()[0]
-        for dtype in (np.float16, np.int64):
-            assert len(make().fit(points.astype(dtype)).labels_) == len(points)
+        rows = torch.from_numpy(points).to(dtype) if isinstance(dtype, torch.dtype) else points.astype(dtype)
+        assert adjusted_rand_score(make().fit(points).labels_, make().fit(rows).labels_) == 1
 
     def test_zero_rows_warn_and_get_the_lowest_label(self, make):
         points, _ = blobs()
@@ -91,16 +83,11 @@ class TestInput:
         with pytest.warns(UserWarning, match="1 of 1 rows"):
             assert estimator.predict(points[[3]]) == 0
 
-    def test_only_zero_rows_do_not_fail(self, make):
+    @pytest.mark.parametrize("rows", [np.zeros((5, 4)), np.ones((10, 4))])
+    def test_rows_of_zeros_or_duplicates_only_do_not_fail(self, make, rows):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            assert (make().fit(np.zeros((5, 4))).labels_ == 0).all()
-
-    def test_duplicates_only_do_not_fail(self, make):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            estimator = make().fit(np.ones((10, 4)))
-        assert len(set(estimator.labels_)) == 1
+            assert len(set(make().fit(rows).labels_)) == 1
 
     def test_more_clusters_than_rows_are_an_error(self, make):
         with pytest.raises(ValueError, match="n_samples=2 must be at least"):
@@ -132,35 +119,8 @@ class TestInput:
     def test_same_seed_gives_the_same_result(self, make):
         points = np.random.default_rng(0).standard_normal((300, 5))
         np.testing.assert_array_equal(make().fit(points).labels_, make().fit(points).labels_)
-        assert pickle.loads(pickle.dumps(make().fit(points))).predict(points).shape == (300,)
-
-    def test_works_as_the_clustering_step_of_bertopic(self, make):
-        """BERTopic clones nothing; it calls fit, reads `labels_`, and calls predict for new documents."""
-        reduced, truth = blobs(dim=5)
-
-        class TopicModel:
-            def __init__(self, hdbscan_model):
-                self.hdbscan_model = hdbscan_model
-
-            def fit_transform(self, embeddings, y=None):
-                try:
-                    self.hdbscan_model.fit(embeddings, y=y)
-                except TypeError:
-                    self.hdbscan_model.fit(embeddings)
-                labels = self.hdbscan_model.labels_
-                documents: dict[int, list[int]] = {}
-                for number, topic in enumerate(labels):
-                    documents.setdefault(int(topic), []).append(number)
-                return sorted(documents), list(labels)
-
-            def transform(self, embeddings):
-                return self.hdbscan_model.predict(embeddings)
-
-        model = TopicModel(make())
-        topics, labels = model.fit_transform(reduced)
-        assert topics == [0, 1, 2]
-        assert adjusted_rand_score(truth, labels) == 1
-        np.testing.assert_array_equal(model.transform(reduced), labels)
+        loaded = pickle.loads(pickle.dumps(make().fit(points, y=None)))  # as BERTopic calls it
+        np.testing.assert_array_equal(loaded.predict(points), loaded.labels_)
 
 
 class TestSphericalKMeans:
@@ -199,12 +159,6 @@ class TestSphericalKMeans:
         assert score == pytest.approx(-k_means.inertia_, rel=1e-12)
         assert abs(matrix - before).max() == 0
 
-    @pytest.mark.parametrize("factor", [1e-25, 1e25])
-    def test_sparse_rows_of_extreme_norms_have_directions(self, factor):
-        points = sp.csr_matrix(load_digits().data.astype(np.float32) * np.float32(factor))
-        expected = SphericalKMeans(10, random_state=0).fit(load_digits().data).inertia_
-        assert SphericalKMeans(10, random_state=0).fit(points).inertia_ == pytest.approx(expected, rel=1e-3)
-
     def test_the_result_is_a_fixed_point(self):
         points = load_digits().data
         k_means = SphericalKMeans(10, tol=0.0, random_state=0).fit(points)
@@ -239,18 +193,11 @@ class TestSphericalKMeans:
         with pytest.warns(ConvergenceWarning, match="only 2 of 3"):
             SphericalKMeans(3, random_state=0).fit(np.repeat(np.eye(2), 5, axis=0))
 
-    def test_overflowing_norms_are_accepted(self):
-        points, labels = blobs()
-        found = SphericalKMeans(3, random_state=0).fit_predict(1e300 * points)
-        assert adjusted_rand_score(labels, found) == 1
-
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            *[
-                ({name: value}, name)
-                for name, value in (("n_clusters", 0), ("init", "x"), ("tol", -1.0), ("batch_size", 0))
-            ],
+            *(({name: value}, name) for name, value in (("n_clusters", 0), ("init", "x"), ("tol", -1.0))),
+            ({"batch_size": 0}, "batch_size"),
             ({"n_clusters": 3, "init": np.ones((2, 8))}, "init must have the shape"),
             ({"n_clusters": 3, "init": np.full((3, 8), np.nan)}, "init must be finite; 3 of 3"),
             ({"n_clusters": "auto", "init": np.ones((3, 8))}, "leave out init"),
@@ -294,12 +241,8 @@ class TestUnknownNumber:
         points += 6 * np.eye(16)[labels // 2]  # ten groups of two clusters each
         found = SphericalKMeans("auto", random_state=0).fit_predict(points)
         assert adjusted_rand_score(labels // 2, found) == 1
-
-    def test_batches_are_counted(self):
-        points, labels = blobs()
-        assert (
-            adjusted_rand_score(labels, SphericalKMeans("auto", batch_size=50, random_state=0).fit_predict(points)) == 1
-        )
+        in_batches = SphericalKMeans("auto", batch_size=50, random_state=0).fit_predict(points)
+        assert adjusted_rand_score(labels // 2, in_batches) == 1
 
     @pytest.mark.parametrize(
         "points",
@@ -436,9 +379,12 @@ class TestMixture:
         assert mixture.aic(points) == pytest.approx(total + 2 * (3 * 7 + 3 + 2))
         assert mixture.bic(points) == pytest.approx(total + (3 * 7 + 3 + 2) * math.log(300))
 
-    def test_bic_selects_the_number_of_components(self):
-        points, _ = blobs()
-        scores = [VonMisesFisherMixture(k, random_state=0).fit(points).bic(points) for k in (1, 2, 3, 4, 5)]
+    def test_bic_selects_the_number_of_components_without_zero_rows(self):
+        points, _ = blobs(kappa=12.0, each=20)
+        padded = np.concatenate([points, np.zeros((540, 8))])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            scores = [VonMisesFisherMixture(k, random_state=0).fit(padded).bic(padded) for k in (1, 2, 3, 4)]
         assert np.argmin(scores) == 2
 
     def test_zero_rows_do_not_count_in_the_criteria(self):
@@ -453,14 +399,6 @@ class TestMixture:
                 pytest.raises(ValueError, match="all rows of X are zero"),
             ):
                 criterion(np.zeros((2, 8)))
-
-    def test_zero_rows_do_not_change_the_selected_number_of_components(self):
-        points, _ = blobs(kappa=12.0, each=20)
-        padded = np.concatenate([points, np.zeros((540, 8))])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            scores = [VonMisesFisherMixture(k, random_state=0).fit(padded).bic(padded) for k in (1, 2, 3, 4)]
-        assert np.argmin(scores) == 2
 
     def test_a_component_of_balanced_rows_is_uniform(self):
         mixture = VonMisesFisherMixture().fit(np.concatenate([np.eye(4), -np.eye(4)]))
@@ -515,6 +453,8 @@ class Block:
         if name.split(".")[0] in {BLOCKED}:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Block())
+for name in [name for name in sys.modules if name.split(".")[0] in {BLOCKED}]:
+    del sys.modules[name]
 import torch
 from hf_sphere.cluster import SphericalKMeans, VonMisesFisherMixture
 from hf_sphere.distributions import PowerSpherical, VonMisesFisher
@@ -524,7 +464,7 @@ x = VonMisesFisher(torch.eye(3), torch.tensor(9.0)).sample((20,)).flatten(0, 1)
 OODDetector("knn", k=1).fit_embeddings(x)
 print(SphericalKMeans(3).fit(x).labels_.shape, VonMisesFisherMixture(3).fit(x.numpy()).weights_.shape)
 """
-    run = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True)
+    run = run_fresh([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, hugging_face=False)
     assert run.returncode == 0, run.stderr
     assert run.stdout.split("\n")[0] == "torch.Size([60]) (3,)"
 

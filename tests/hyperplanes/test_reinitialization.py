@@ -108,15 +108,6 @@ def test_the_model_is_unchanged_afterwards(error):
         assert torch.equal(after[name][1], value)
 
 
-def test_a_wrapper_that_changes_names_is_rejected_before_evaluation():
-    def evaluate(model):
-        pytest.fail("too late")
-
-    net = nn.Sequential(checkpoint_wrapper(nn.Sequential(nn.Linear(4, 4))), nn.Linear(4, 2))
-    with pytest.raises(ValueError, match=r"has no 0._checkpoint_wrapped_module.0.weight.*wrapper"):
-        reinitialization_robustness(net, [copy.deepcopy(net)], evaluate)
-
-
 def test_the_label_of_a_file_is_its_epoch_and_missing_files_are_named(tmp_path):
     net, others = new_net(), [new_net(1), new_net(2)]
     paths = [save_snapshot(other, tmp_path, 10 * epoch) for epoch, other in enumerate(others)]
@@ -130,20 +121,6 @@ def test_the_label_of_a_file_is_its_epoch_and_missing_files_are_named(tmp_path):
         values = list(expected.layers[layer].snapshots.values())
         assert list(result.layers[layer].snapshots.values()) == pytest.approx(values, abs=1e-7)
     assert "epoch-0005" in str(result)
-
-
-def test_a_different_architecture_is_rejected_before_evaluation(tmp_path):
-    def evaluate(model):
-        raise AssertionError("evaluated")
-
-    path = save_snapshot(new_net(width=5), tmp_path, 7)
-    with pytest.raises(ValueError, match=r"7 .*has conv1.weight of shape \(5, 3, 3, 3\).*'conv1'.*\(6, 3, 3, 3\)"):
-        reinitialization_robustness(new_net(), [path], evaluate)
-    with pytest.raises(ValueError, match=r"has no conv1.weight, .*'conv1'.*\(6, 3, 3, 3\)"):
-        reinitialization_robustness(new_net(), [{"other": torch.zeros(3)}], evaluate)
-    without_norm = {name: value for name, value in new_net(1).state_dict().items() if "norm" not in name}
-    with pytest.raises(ValueError, match="norm1"):
-        reinitialization_robustness(new_net(), [without_norm], evaluate)
 
 
 def test_a_tied_weight_is_found_under_its_other_name(tmp_path):
@@ -188,14 +165,15 @@ def test_random_weights_depend_on_the_seed_and_preserve_the_random_state():
     assert again.layers["fc"].random == first.layers["fc"].random  # independent of other draws
 
 
-def test_random_weights_come_from_the_model_factory():
+def test_random_weights_come_from_the_model_factory_and_a_progress_bar_names_layers(capsys):
     net, built = new_net(), []
 
     def build():
         built.append(Net())
         return built[-1]
 
-    result = reinitialization_robustness(net, [], share, num_random=2, fresh=build)
+    result = reinitialization_robustness(net, [], share, num_random=2, fresh=build, progress=True)
+    assert "fc of random1" in capsys.readouterr().err
     assert len(built) == 2
     for layer in LAYERS:
         names = names_of(net, layer, *(["norm1"] if layer == "conv1" else []))
@@ -286,22 +264,6 @@ def test_batch_norms_of_a_compiled_model_must_be_excluded():
         assert result.layers[layer].snapshots == pytest.approx(expected.layers[layer].snapshots, abs=1e-6)
 
 
-def test_resetting_an_unused_layer_keeps_the_accuracy():
-    class WithHead(Net):
-        def __init__(self):
-            super().__init__()
-            self.auxiliary = nn.Linear(6, 3)
-
-    result = reinitialization_robustness(WithHead(), [WithHead()], share)
-    assert result.layers["auxiliary"].snapshots["0"] == result.accuracy
-    assert result.layers["fc"].snapshots["0"] != result.accuracy
-
-
-def test_a_progress_bar_names_layer_and_snapshot(capsys):
-    reinitialization_robustness(new_net(), [new_net(1)], share, progress=True)
-    assert "fc of 0" in capsys.readouterr().err
-
-
 @pytest.fixture
 def result():
     layers = {
@@ -313,20 +275,15 @@ def result():
 
 
 def test_a_saved_result_can_be_loaded(result, tmp_path):
+    result.layers["fc"] = LayerRobustness({"0": 0.5})
     result.save(tmp_path / "result.json")
     assert ReinitializationRobustness.load(tmp_path / "result.json") == result
     stored = json.loads((tmp_path / "result.json").read_text())
+    assert stored["layers"]["fc"]["random"] is None
     assert stored["layers"]["stem"] == {
         "snapshots": {"0": 0.5, "5": 0.9},
         "random": {"mean": pytest.approx(0.3), "deviation": pytest.approx(0.2**0.5 / 10**0.5), "values": [0.2, 0.4]},
     }
-
-
-def test_without_random_weights_the_mean_is_none():
-    layer = LayerRobustness({"0": 0.5})
-    stored = ReinitializationRobustness(0.9, {"fc": layer}).to_dict()
-    assert stored["layers"]["fc"]["random"] is None
-    assert ReinitializationRobustness.from_dict(stored).layers["fc"] == layer
     assert LayerRobustness(random=[0.5]).random_deviation is None
 
 
@@ -383,16 +340,37 @@ def test_results_do_not_depend_on_earlier_evaluations():
     assert model.seen == 0
 
 
+WRAPPED = nn.Sequential(checkpoint_wrapper(nn.Sequential(nn.Linear(4, 4))), nn.Linear(4, 2))
+
+
 @pytest.mark.parametrize(
-    ("build", "evaluate", "options", "message"),
+    ("build", "options", "message"),
     [
-        (lambda folder: [save_snapshot(new_net(), folder / name, 3) for name in "ab"], share, {}, "label 3"),
-        (lambda folder: [new_net(1)], share, {"num_random": 1}, "random weights of a Net need fresh"),
-        (lambda folder: [new_net(1)], lambda model: 91.3, {}, r"as a fraction in \[0, 1\]; got 91\.3"),
-        (lambda folder: [new_net(1)], lambda model: float("nan"), {}, "got nan"),
-        (lambda folder: [], share, {}, "there are no weights to reset the layers to"),
+        (lambda folder: [save_snapshot(new_net(), folder / name, 3) for name in "ab"], {}, "label 3"),
+        (lambda folder: [new_net(1)], {"num_random": 1}, "random weights of a Net need fresh"),
+        (lambda folder: [], {}, "there are no weights to reset the layers to"),
+        (
+            lambda folder: [save_snapshot(new_net(width=5), folder, 7)],
+            {},
+            r"7 .*has conv1.weight of shape \(5, 3, 3, 3\).*'conv1'.*\(6, 3, 3, 3\)",
+        ),
+        (lambda folder: [{"other": torch.zeros(3)}], {}, r"has no conv1.weight, .*'conv1'.*\(6, 3, 3, 3\)"),
+        (lambda folder: [{k: v for k, v in new_net(1).state_dict().items() if "norm" not in k}], {}, "norm1"),
+        (
+            lambda folder: [copy.deepcopy(WRAPPED)],
+            {"model": WRAPPED},
+            r"has no 0._checkpoint_wrapped_module.0.weight.*wrapper",
+        ),
     ],
 )
-def test_bad_input_is_refused(build, evaluate, options, message, tmp_path):
+def test_bad_input_is_refused_before_evaluation(build, options, message, tmp_path):
+    model = options.get("model", new_net())
+    options = {name: value for name, value in options.items() if name != "model"}
     with pytest.raises(ValueError, match=message):
-        reinitialization_robustness(new_net(), build(tmp_path), evaluate, **options)
+        reinitialization_robustness(model, build(tmp_path), lambda model: pytest.fail("too late"), **options)
+
+
+@pytest.mark.parametrize("value", [91.3, float("nan")])
+def test_a_value_that_is_no_fraction_is_refused(value):
+    with pytest.raises(ValueError, match=rf"as a fraction in \[0, 1\]; got {value}"):
+        reinitialization_robustness(new_net(), [new_net(1)], lambda model: value)

@@ -62,52 +62,26 @@ def test_files_have_the_layers_of_their_model(build, max_shard_size, tmp_path):
     assert_same(read(model.state_dict()), read(model))
 
 
-@pytest.mark.parametrize(
-    ("name", "is_layer"),
-    [
-        ("embeddings.word_embeddings", False),
-        ("model.embed_tokens", False),
-        ("wte", False),
-        ("shared", False),
-        ("decoder.relative_attention_bias", False),
-        ("tok_emb", False),
-        ("rotary.emb", False),
-        ("quantizer.codebook", False),
-        ("embedding_table", False),
-        ("emb_proj", True),
-        ("embeddings_project", True),
-        ("embed_out", True),
-        ("patch_embed.proj", True),
-        ("lm_head", True),
-    ],
-)
-def test_embedding_tables_are_not_linear_layers(name, is_layer):
-    state = {f"{name}.weight": torch.randn(4, 3), "other.weight": torch.randn(2, 2)}
-    assert (name in read(state)) == is_layer
+TABLES = ["embeddings.word_embeddings", "model.embed_tokens", "wte", "shared", "decoder.relative_attention_bias"]
+TABLES += ["tok_emb", "rotary.emb", "quantizer.codebook", "embedding_table"]
+LINEAR = ["emb_proj", "embeddings_project", "embed_out", "patch_embed.proj", "lm_head"]
 
 
-@pytest.mark.parametrize("name", ["class_embed", "time_embed", "shared"])
-def test_a_tensor_with_a_bias_is_not_an_embedding_table(name):
+@pytest.mark.parametrize("name", [*TABLES, *LINEAR])
+def test_embedding_tables_without_a_bias_are_not_linear_layers(name):
     state = {f"{name}.weight": torch.randn(4, 3), "other.weight": torch.randn(2, 2)}
+    assert (name in read(state)) == (name in LINEAR)
     assert name in read({**state, f"{name}.bias": torch.randn(4)})
-    assert name not in read({**state, f"{name}.bias": torch.randn(5)})
+    assert (name in read({**state, f"{name}.bias": torch.randn(5)})) == (name in LINEAR)
 
 
-def test_names_are_sorted_numerically(write):
+def test_names_are_sorted_numerically_and_tied_tensors_of_a_state_dict_count_once(write):
     folder = write({f"layers.{number}.weight": torch.randn(2, 2) for number in (10, 9, 1)})
     assert list(read(folder)) == ["layers.1", "layers.9", "layers.10"]
-
-
-def test_the_name_of_a_bare_layer_is_empty(write):
     assert list(read(write(nn.Linear(2, 3).state_dict()))) == [""]
-
-
-def test_tied_tensors_of_a_state_dict_count_once():
     weight = torch.randn(3, 3)
-    assert list(read({"first.weight": weight, "second.weight": weight, "third.weight": weight.clone()})) == [
-        "first",
-        "third",
-    ]
+    state = {"first.weight": weight, "second.weight": weight, "third.weight": weight.clone()}
+    assert list(read(state)) == ["first", "third"]
 
 
 def test_a_file_an_index_or_a_folder_is_accepted(tmp_path):

@@ -60,25 +60,19 @@ def test_mean_nearest_cosine_matches_the_loss_of_the_paper(shape, blocks):
 
 
 @given(
-    count=st.integers(2, 20), dim=st.integers(2, 8), sharpness=st.floats(1e-2, 1e6), seed=st.integers(0, 1000)
+    count=st.integers(2, 20), dim=st.integers(2, 8), sharpness=st.floats(1e-2, 1e9), seed=st.integers(0, 1000)
 )  # fmt: skip
 def test_soft_separation_is_slightly_above_the_largest_cosine(count, dim, sharpness, seed):
     points = unit(count, dim, seed)
     largest = off_diagonal(points).max().item()
-    value = soft_separation(points, sharpness)[0]
+    value, gradient = soft_separation(points, sharpness)
+    assert gradient.isfinite().all()
     assert largest - 1e-12 <= value <= largest + math.log(count * (count - 1)) / sharpness + 1e-12
 
 
 @given(count=st.integers(2, 30), dim=st.integers(2, 6), seed=st.integers(0, 1000))
 def test_no_points_are_below_the_bound(count, dim, seed):
     assert separation_bound(count, dim) <= separation(unit(count, dim, seed)).item() + 1e-12
-
-
-def test_large_sharpness_does_not_overflow():
-    points = unit(10, 3)
-    value, gradient = soft_separation(points, 1e9)
-    assert value == pytest.approx(separation(points).item(), abs=1e-7)
-    assert gradient.isfinite().all()
 
 
 def test_input_points_and_starts_are_unchanged():
@@ -91,7 +85,7 @@ def test_input_points_and_starts_are_unchanged():
 
 
 def test_cosines_of_many_points_are_computed_in_blocks(monkeypatch):
-    points, held = unit(3000, 5), []
+    points, held = unit(800, 5), []
     cosines_to_others = ordering.cosines_to_others
 
     def measured(*arguments):
@@ -100,21 +94,13 @@ def test_cosines_of_many_points_are_computed_in_blocks(monkeypatch):
         return cosines
 
     whole = soft_separation(points, 50.0), mean_nearest_cosine(points)
-    monkeypatch.setattr(ordering, "BLOCK_ENTRIES", 600_000)
+    monkeypatch.setattr(ordering, "BLOCK_ENTRIES", 50_000)
     monkeypatch.setattr(ordering, "cosines_to_others", measured)
     blocked = soft_separation(points, 50.0), mean_nearest_cosine(points)
-    assert max(held) <= 600_000
+    assert max(held) <= 50_000
     for (value, gradient), (expected, slope) in zip(blocked, whole, strict=True):
         assert value == pytest.approx(expected, rel=1e-12)
         torch.testing.assert_close(gradient, slope, rtol=1e-9, atol=1e-14)
-
-
-def test_minimizer_converges_on_the_sphere():
-    targets = unit(4, 3, seed=1)
-    found = minimize_on_sphere(
-        lambda points: (-(points * targets).sum().item(), -targets), unit(4, 3), max_iterations=99
-    )
-    torch.testing.assert_close(found, targets, rtol=0, atol=1e-6)
 
 
 def test_minimizer_uses_the_gradient_of_the_normalized_points(monkeypatch):

@@ -12,18 +12,10 @@ from hf_sphere.prototypes.methods import PlacementTask, placement_task, searches
 
 
 @given(dim=st.integers(2, 40), data=st.data())
-def test_up_to_dim_plus_one_points_form_a_regular_simplex(dim, data):
-    count = data.draw(st.integers(2, dim + 1))
+def test_up_to_twice_dim_points_are_placed_optimally(dim, data):
+    count = data.draw(st.integers(2, 2 * dim))
     placed = place_prototypes(count, dim)
-    assert placed.separation <= -1 / (count - 1) + 1e-6
-    assert placed.optimal
-
-
-@given(dim=st.integers(2, 40), data=st.data())
-def test_up_to_twice_dim_points_have_separation_zero(dim, data):
-    count = data.draw(st.integers(dim + 2, 2 * dim)) if dim > 2 else 4
-    placed = place_prototypes(count, dim)
-    assert placed.separation <= 1e-6
+    assert placed.separation <= (-1 / (count - 1) if count <= dim + 1 else 0.0) + 1e-6
     assert placed.optimal
 
 
@@ -57,14 +49,9 @@ def test_bound_never_exceeds_the_separation(count, dim, method):
     options = {"max_iterations": 200} if method == "sgd" else {"restarts": 1}
     options = {} if method == "auto" else options
     placed = place_prototypes(count, dim, method=method, **options)
-    assert placed.bound <= placed.separation
-    assert placed.optimal == (placed.separation - placed.bound <= 1e-6)
-
-
-def test_reported_separation_matches_the_prototypes():
-    placed = place_prototypes(9, 4, method="sgd", max_iterations=20)
     cosines = placed.prototypes @ placed.prototypes.T
-    assert placed.separation == pytest.approx(cosines.fill_diagonal_(-2).max().item(), abs=1e-12)
+    assert placed.bound <= placed.separation == pytest.approx(cosines.fill_diagonal_(-2).max().item(), abs=1e-12)
+    assert placed.optimal == (placed.separation - placed.bound <= 1e-6)
 
 
 def test_best_candidate_is_kept_instead_of_the_last():
@@ -98,11 +85,6 @@ def test_search_stops_at_the_bound(monkeypatch):
 def test_invalid_arguments_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         place_prototypes(**{"num_classes": 4, "dim": 3, **options})
-
-
-@pytest.mark.parametrize("device", ["cpu", torch.device("cpu")])
-def test_device_may_be_a_string_or_a_device(device):
-    assert place_prototypes(7, 3, device=device).prototypes.device.type == "cpu"
 
 
 def default_dtype(dtype: torch.dtype) -> contextlib.ExitStack:
@@ -175,12 +157,6 @@ def test_interruption_after_the_search_keeps_the_result(monkeypatch, name):
     assert placed.separation == pytest.approx(0.0)
 
 
-def test_repr_shows_separation_and_bound():
-    placed = place_prototypes(4, 3)
-    assert repr(placed).startswith(f"Placement(separation={placed.separation}, bound={placed.bound}, method=")
-    assert "tensor" not in repr(placed)
-
-
 def test_interrupted_ranking_search_still_measures_the_order(monkeypatch):
     interrupt_at(monkeypatch, searches, "soft_separation", 30)
     placed = place_prototypes(6, 3, class_vectors=torch.randn(6, 4))
@@ -195,45 +171,30 @@ def test_interruption_before_any_candidate_is_raised(monkeypatch, module, functi
         place_prototypes(13, 3, method="lbfgs")
 
 
-@pytest.mark.parametrize("progress", [None, False])
-def test_quick_search_prints_nothing(capfd, progress):
-    place_prototypes(7, 3, method="sgd", max_iterations=10, progress=progress)
-    assert capfd.readouterr() == ("", "")
-
-
-def test_requested_progress_is_shown(capfd):
-    place_prototypes(7, 3, method="sgd", max_iterations=10, progress=True)
-    shown = capfd.readouterr()
-    assert shown.out == ""
-    assert "placing" in shown.err
-    assert "largest cosine" in shown.err
-
-
-def test_long_search_without_progress_prints_nothing(capfd, monkeypatch):
+@pytest.mark.parametrize(("progress", "seconds"), [(None, 0), (False, 0), (False, 100), (True, 0)])
+def test_progress_is_shown_only_on_request_or_by_a_long_search(capfd, monkeypatch, progress, seconds):
     import tqdm
 
-    clock = iter(range(0, 10**6, 100))
-    monkeypatch.setattr(tqdm.std, "time", lambda: float(next(clock)))
-    place_prototypes(7, 3, method="sgd", max_iterations=10, progress=False)
-    assert capfd.readouterr() == ("", "")
+    if seconds:
+        clock = iter(range(0, 10**6, seconds))
+        monkeypatch.setattr(tqdm.std, "time", lambda: float(next(clock)))
+    place_prototypes(7, 3, method="sgd", max_iterations=10, progress=progress, device=torch.device("cpu"))
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert [text in shown.err for text in ("placing", "largest cosine")] == [bool(progress)] * 2
+    assert progress or shown.err == ""
 
 
-def test_str_marks_a_proved_optimum():
+def test_a_placement_is_described():
     text = str(place_prototypes(3, 5))
-    assert "3 prototypes in 5 dimensions" in text
-    assert "-0.5" in text
-    assert "proved optimal" in text
-    assert "regular simplex" in text
-
-
-def test_str_shows_the_bound_if_not_proved_optimal():
+    for part in ("3 prototypes in 5 dimensions", "-0.5", "proved optimal", "regular simplex"):
+        assert part in text
     placed = place_prototypes(13, 4, method="sgd", max_iterations=10)
-    assert f"{placed.separation:.5f}"[:6] in str(placed)
-    assert f"{placed.bound:.5f}"[:6] in str(placed)
+    for value in (placed.separation, placed.bound):
+        assert f"{value:.5f}"[:6] in str(placed)
     assert "proved" not in str(placed)
-
-
-def test_str_shows_the_order_preservation():
+    assert repr(placed).startswith(f"Placement(separation={placed.separation}, bound={placed.bound}, method=")
+    assert "tensor" not in repr(placed)
     placed = place_prototypes(6, 3, class_vectors=torch.randn(6, 4), ordering="assignment")
     assert f"{100 * placed.order.triplet_accuracy:.1f} % of triplets" in str(placed)
     assert f"{placed.order.rank_correlation:.3f}" in str(placed)

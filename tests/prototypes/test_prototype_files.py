@@ -27,22 +27,15 @@ def test_round_trip_preserves_everything(file):
         assert getattr(loaded, name) == getattr(placed, name), name
 
 
-def test_round_trip_preserves_the_interrupted_flag(file):
-    points = torch.eye(3, dtype=torch.float64)
+def test_saving_creates_the_folder_replaces_a_file_and_writes_no_other(tmp_path):
+    file = tmp_path / "new" / "folder" / "three.safetensors"
+    place_prototypes(3, 2).save(file)
+    points = torch.eye(4, dtype=torch.float64)[:, :3].T.contiguous().T[:3]  # a view
     Placement(points, separation=0.0, bound=-0.5, method="by hand", seconds=1.5, interrupted=True).save(str(file))
     loaded = Placement.load(str(file))
     assert (loaded.interrupted, loaded.method, loaded.seconds) == (True, "by hand", 1.5)
-
-
-def test_saving_creates_the_folder_and_no_other_files(tmp_path):
-    place_prototypes(3, 2).save(tmp_path / "new" / "folder" / "three.safetensors")
-    assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == ["three.safetensors"]
-
-
-def test_saving_twice_replaces_the_file(file):
-    place_prototypes(3, 2).save(file)
-    place_prototypes(4, 3).save(file)
-    assert Placement.load(file).prototypes.shape == (4, 3)
+    assert torch.equal(loaded.prototypes, torch.eye(3, dtype=torch.float64))
+    assert [path.name for path in file.parent.iterdir()] == ["three.safetensors"]
 
 
 CHANGES = {"prototypes": torch.full((3, 2), torch.nan), "class_names": ("a",), "seconds": "long"}
@@ -55,12 +48,6 @@ def test_a_placement_whose_attributes_were_set_does_not_replace_a_good_file(file
     with pytest.raises(ValueError, match=r"finite|class names|invalid metadata"):
         replace(placed, **{name: CHANGES[name]}).save(file)
     assert len(Placement.load(file).prototypes) == 3
-
-
-def test_prototype_views_can_be_saved(file):
-    points = torch.eye(4, dtype=torch.float64)[:, :3].T.contiguous().T[:3]
-    Placement(points, separation=0.0, bound=-0.5, method="by hand", seconds=0.0).save(file)
-    assert torch.equal(Placement.load(file).prototypes, torch.eye(3, dtype=torch.float64))
 
 
 def test_file_metadata_is_json(file):
@@ -122,6 +109,7 @@ def test_a_file_without_valid_prototypes_is_rejected(file, content, message):
 @pytest.mark.parametrize(
     "facts",
     [
+        '{"class_names": ["a", "b"]}',
         *("no json", "[]", "[" * 100_000, '{"order": {"else": 1}}', '{"method": 1}', '{"seconds": "x"}'),
         *('{"interrupted": "no"}', '{"class_names": "abc"}', '{"class_names": 5}', '{"class_names": [1, 2, 3]}'),
         '{"order": {"triplet_accuracy": "x", "rank_correlation": 0}}',
@@ -130,11 +118,7 @@ def test_a_file_without_valid_prototypes_is_rejected(file, content, message):
 )
 def test_invalid_metadata_error_names_the_file(file, facts):
     save_file({"prototypes": torch.eye(3)}, file, {"placement": facts})
-    with pytest.raises(ValueError, match=r"prototypes\.safetensors: invalid metadata"):
-        Placement.load(file)
-
-
-def test_class_name_count_error_names_the_file(file):
-    save_file({"prototypes": torch.eye(3)}, file, {"placement": '{"class_names": ["a", "b"]}'})
-    with pytest.raises(ValueError, match=r"prototypes\.safetensors.* 2 class names for 3 prototypes"):
+    with pytest.raises(
+        ValueError, match=r"prototypes\.safetensors(: invalid metadata|.* 2 class names for 3 prototypes)"
+    ):
         Placement.load(file)
