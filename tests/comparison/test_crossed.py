@@ -83,7 +83,7 @@ def test_groups_may_have_different_numbers_of_seeds():
 def test_the_whole_variance_is_that_of_the_difference_if_each_seed_has_a_split_of_its_own():
     """Of 40 images each seed tests 20; images come from a population, with noise per seed and effects of seeds."""
     generator, found, differences, expected = np.random.default_rng(0), [], [], []
-    for _ in range(4_000):
+    for _ in range(2_000):
         table = generator.normal(size=(4, 1)) * 0.1 + generator.normal(size=40) + generator.normal(size=(4, 40)) * 0.5
         tested = generator.random((4, 40)).argsort(1) < 20
         rows = [*named(np.where(tested, table, math.nan)).values()]
@@ -92,8 +92,8 @@ def test_the_whole_variance_is_that_of_the_difference_if_each_seed_has_a_split_o
         found.append(statistics.variance(values) / 4 + image_variance(rows, zeros, "paired")[0])
         differences.append(statistics.mean(values))
         expected.append((tested.sum(0) ** 2).sum() / 80**2 + 0.25 / 80 + 0.01 / 4)
-    assert np.mean(found) == pytest.approx(np.mean(expected), rel=0.02)
-    assert np.var(differences) == pytest.approx(np.mean(expected), rel=0.07)
+    assert np.mean(found) == pytest.approx(np.mean(expected), rel=0.03)
+    assert np.var(differences) == pytest.approx(np.mean(expected), rel=0.1)
 
 
 def test_splits_of_their_own_give_the_pooled_products_of_different_seeds():
@@ -215,15 +215,11 @@ def auroc(scores: torch.Tensor, positive: torch.Tensor) -> float:
     return ((ours > others).double() + (ours == others).double() / 2).mean().item()
 
 
-def test_pseudo_values_of_a_mean_are_the_values():
-    values = torch.rand(7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found = pseudo_values(lambda rows: values[rows].mean().item(), [*"abcdefg"])
-    assert [*found] == [*"abcdefg"]
-    assert [*found.values()] == pytest.approx(values.tolist(), rel=1e-12)
-
-
-def test_images_of_a_block_are_left_out_together():
+def test_pseudo_values_of_a_mean_are_the_values_and_images_of_a_block_are_left_out_together():
     values = torch.tensor([1.0, 4.0, 2.0, 9.0, 3.0, 5.0], dtype=torch.float64)
+    found = pseudo_values(lambda rows: values[rows].mean().item(), [*"abcdef"])
+    assert [*found] == [*"abcdef"]
+    assert [*found.values()] == pytest.approx(values.tolist(), rel=1e-12)
     found = pseudo_values(lambda rows: values[rows].median().item(), [0, 1, 2, 0, 1, 2])
     without = [values[[1, 2, 4, 5]].median(), values[[0, 2, 3, 5]].median(), values[[0, 1, 3, 4]].median()]
     expected = [3.0 + 2 * (sum(without) / 3 - each) for each in without]
