@@ -43,10 +43,14 @@ class _ArmArguments(Arguments):
         list, "Backbones: names of timm, name=file of weights, folders or Hub ids of transformers or of saved models."
     )
     settings: str | None = argument(
-        None, "YAML file of arms: options of hf-sphere train classification by name, and `grid`, the values to tune."
+        None,
+        "YAML file of arms: options of hf-sphere train classification by name, and `grid`, the values to tune.",
+        not_with=["heads", "backbones"],
     )
     frozen: bool = argument(False, "Compute features of pretrained backbones once, and train a linear map and head.")
-    finetune: int = argument(0, "After --frozen, repeat this many best arms with trained backbones.", ge=0, le=64)
+    finetune: int = argument(
+        0, "Repeat this many best arms of --frozen with trained backbones.", ge=0, le=64, only_with=["frozen"]
+    )
     embedding_dim: int | None = argument(
         None, "Embedding dimension; 128 with --frozen, else that of the backbone.", ge=1
     )
@@ -76,27 +80,10 @@ class Plan(_ArmArguments, _DataArguments):
             self.learning_rate = 3e-3 if self.frozen else 1e-3
         if self.embedding_dim is None and self.frozen:
             self.embedding_dim = 128
-        untrained = self.frozen and not self.finetune
-        for is_wrong, message in (
-            (
-                self.settings and (self.heads or self.backbones),
-                "--settings names the arms, as do --heads and --backbones.",
-            ),
-            (
-                self.finetune and not self.frozen,
-                "--finetune repeats arms of --frozen; add it, or leave out --finetune.",
-            ),
-            (
-                untrained and self.training,
-                "--training is for trained backbones; leave out --frozen, or add --finetune.",
-            ),
-            (
-                self.tests_unseen_classes and not self.left_out_classes,
-                f"--metric {self.metric} needs left-out classes; set --left_out_classes, for instance 0.25.",
-            ),
-        ):
-            if is_wrong:
-                raise ValueError(message)
+        if self.frozen and not self.finetune and self.training:
+            raise ValueError("--training is for trained backbones; leave out --frozen, or add --finetune.")
+        if self.tests_unseen_classes and not self.left_out_classes:
+            raise ValueError(f"--metric {self.metric} needs left-out classes; set --left_out_classes, such as 0.25.")
 
     @property
     def tests_unseen_classes(self) -> bool:

@@ -6,12 +6,13 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
 from hf_sphere.comparison.crossed import Outcomes, Variation, widest_test
-from hf_sphere.comparison.significance import LEVEL, Test, TestResult, check_test, holm, power
+from hf_sphere.comparison.significance import LEVEL, Test, TestResult, holm, power
+from hf_sphere.utils.checks import check_choice
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -273,7 +274,7 @@ def _check(values: Mapping[str, Mapping[int, Any]], reference: str, test: str, *
     """Check the arguments of `compare_runs`; `limited` are a number or None, and its limits, which are excluded."""
     if reference not in values or len(values) < 2:
         raise ValueError(f"there is no run {reference!r} to compare others with; the runs are {', '.join(values)}.")
-    check_test(test)
+    check_choice("test", test, get_args(Test))
     for name, (number, low, high) in limited.items():
         if number is not None and not low < number < high:
             raise ValueError(f"{name} must be above {low} and below {high}; got {number}.")

@@ -22,11 +22,6 @@ Test = Literal["welch", "paired"]
 """Welch's test of two independent groups, or the test of the differences of pairs."""
 
 
-def check_test(test: str) -> None:
-    """Raise a ValueError for an unknown test."""
-    check_choice("test", test, get_args(Test))
-
-
 class TestResult(NamedTuple):
     """Two-sided test of a difference of means."""
 
@@ -124,7 +119,7 @@ def power(difference: float, deviation: float, seeds: int, *, tests: int = 1, te
     if not (math.isfinite(difference) and 0 < deviation < math.inf and 2 <= seeds < 1e300 and 1 <= tests <= 1e15):
         needed = "a finite difference, a positive deviation, at least 2 seeds and at least 1 test, at most 1e15"
         raise ValueError(f"power needs {needed}; got {difference}, {deviation}, {seeds} and {tests}.")
-    check_test(test)
+    check_choice("test", test, get_args(Test))
     pairs, others = test == "paired", float(seeds) - 1
     freedom = (1 if pairs else 2) * others
     # Welch's degrees of freedom depend on the fraction of the variance in one group: the mean over its quantiles.

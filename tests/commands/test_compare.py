@@ -306,9 +306,9 @@ def test_a_plan_that_does_not_fit_the_data_is_refused(refused, words, message):
     ("words", "message"),
     [
         (["--metric", "unseen_auroc", "--left_out_classes", "0"], "--metric unseen_auroc needs left-out classes"),
-        (["--finetune", "2"], "--finetune repeats arms of --frozen"),
+        (["--finetune", "2"], "finetune 2 has no effect without frozen"),
         (["--frozen", "--training", "{optim: sgd}"], "--training is for trained backbones"),
-        (["--settings", "table.yaml"], "--settings names the arms, as do --heads and --backbones"),
+        (["--settings", "table.yaml"], "settings and heads exclude each other"),
         (["--seeds", "1"], "seeds must be at least 2"),
     ],
 )

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -23,7 +22,7 @@ HEAD, TAIL = (2,), (3,)  # indices of the words c and d
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceScoring(Scoring):
-    """A scoring by the perplexities of sentences. A subclass defines the sentences."""
+    """A scoring by the perplexities of sentences."""
 
     kinds: ClassVar[tuple[Kind, ...]] = ("masked", "causal")
 
@@ -33,9 +32,9 @@ class SentenceScoring(Scoring):
         super().__post_init__()
         template_text(self.template)
 
-    @abstractmethod
     def sentences(self, question: Question, permutation: Permutation) -> list[Sentence]:
-        """Return the S sentences of one permutation of a question."""
+        """Return the S sentences of one permutation of a question, by default one per choice."""
+        return [self.fill(question, pair, permutation) for pair in question.choices]
 
     def terms(self, perplexity: Tensor) -> Tensor:
         """Compute the terms of a question from its perplexities, (P, S) -> (T, P, k)."""
@@ -91,10 +90,6 @@ class Perplexity(SentenceScoring):
     """
 
     name = "perplexity"
-
-    def sentences(self, question: Question, permutation: Permutation) -> list[Sentence]:
-        """See `SentenceScoring.sentences`."""
-        return [self.fill(question, pair, permutation) for pair in question.choices]
 
 
 @dataclass(frozen=True, kw_only=True)
