@@ -82,6 +82,7 @@ def test_an_infinite_concentration_is_a_large_finite_one(kind, dtype):
     values = [infinite.log_prob(loc), infinite.entropy(), infinite.mean_resultant_length, infinite.variance]
     values += [kl_divergence(infinite, HypersphericalUniform(200, dtype=dtype)), infinite.rsample((9,))]
     assert all(value.isfinite().all() for value in values)
+    assert {value.dtype for value in values} == {dtype}
     torch.testing.assert_close(values[-1], loc.expand(9, -1))
     torch.testing.assert_close(infinite.mean, loc)
 
@@ -134,13 +135,10 @@ class TestDivergence:
 
         assert torch.autograd.gradcheck(divergence, (locs, kappas))
 
-    def test_batches_broadcast_and_dimensions_must_be_equal(self):
+    def test_batches_broadcast(self):
         q = VonMisesFisher(unit(3, 4), torch.ones(3).double())
         assert kl_divergence(make(4, 3.0, 5, 1), q).shape == (5, 3)
         assert kl_divergence(HypersphericalUniform(4, (5, 1)), make(4, 3.0, 3)).shape == (5, 3)
-        for first in (make(5, 1.0), HypersphericalUniform(5)):
-            with pytest.raises(ValueError, match="have 5 and 4"):
-                kl_divergence(first, make(4, 1.0) if isinstance(first, HypersphericalUniform) else q)
 
 
 @pytest.mark.parametrize(
@@ -182,22 +180,10 @@ class TestGradients:
         assert torch.autograd.gradcheck(lambda k: kl_divergence(PowerSpherical(x, k), uniform), concentration)
 
 
-class TestLimits:
-    def test_zero_concentration_is_uniform_also_at_the_antipode(self):
-        distribution = make(4, 0.0)
-        x = torch.stack([distribution.loc, -distribution.loc])
-        torch.testing.assert_close(distribution.log_prob(x), HypersphericalUniform(4).log_prob(x))
-
-    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-    def test_dtype_is_kept(self, dtype):
-        distribution = PowerSpherical(torch.tensor([1.0, 0.0, 0.0], dtype=dtype), torch.tensor(100.0, dtype=dtype))
-        x = distribution.rsample((3,))
-        assert x.dtype == distribution.log_prob(x).dtype == distribution.entropy().dtype == dtype
-
-    def test_float32_samples_at_high_concentration_are_unit_vectors(self):
-        x = PowerSpherical(torch.tensor([1.0, 0.0, 0.0]), torch.tensor(1e8)).sample((1000,))
-        assert (torch.linalg.vector_norm(x, dim=-1) - 1).abs().max() < 1e-6
-        assert 0 < x[:, 1].std() < 1e-3
+def test_float32_samples_at_high_concentration_are_unit_vectors():
+    x = PowerSpherical(torch.tensor([1.0, 0.0, 0.0]), torch.tensor(1e8)).sample((1000,))
+    assert (torch.linalg.vector_norm(x, dim=-1) - 1).abs().max() < 1e-6
+    assert 0 < x[:, 1].std() < 1e-3
 
 
 @pytest.mark.parametrize("kind", [PowerSpherical, VonMisesFisher])
@@ -211,17 +197,16 @@ def test_torch_mixtures_work(kind):
 
 
 class TestFit:
-    def test_recovers_the_parameters(self):
+    def test_recovers_the_parameters_with_the_largest_likelihood_also_in_half_precision(self):
         truth = VonMisesFisher(unit(3, 16), torch.tensor([5.0, 50.0, 1e5]).double())
-        fitted = VonMisesFisher.fit(truth.sample((20_000,)).movedim(0, 1))
+        x = truth.sample((20_000,))
+        fitted, rounded = VonMisesFisher.fit(x.movedim(0, 1)), VonMisesFisher.fit((3 * x).half().movedim(0, 1))
         assert (fitted.concentration / truth.concentration - 1).abs().max() < 0.03
         assert (fitted.loc * truth.loc).sum(-1).min() > 0.999
-
-    def test_has_the_largest_likelihood(self):
-        x = VonMisesFisher(unit(4), torch.tensor(3.0).double()).sample((50,))
-        best = VonMisesFisher.fit(x)
+        torch.testing.assert_close(rounded.concentration[:2].double(), fitted.concentration[:2], rtol=1e-3, atol=0)
         for factor in (0.99, 1.01):
-            assert VonMisesFisher(best.loc, factor * best.concentration).log_prob(x).sum() < best.log_prob(x).sum()
+            other = VonMisesFisher(fitted.loc, factor * fitted.concentration)
+            assert (other.log_prob(x).sum(0) < fitted.log_prob(x).sum(0)).all()
 
     def test_weights_are_repetitions(self):
         x = unit(4, 3)
@@ -252,11 +237,6 @@ class TestFit:
         (gradient,) = torch.autograd.grad(fitted.concentration.sum() + fitted.loc.sum(), batch)
         assert gradient.isfinite().all()
 
-    def test_half_dtypes_and_any_norms_are_accepted(self):
-        x = VonMisesFisher(unit(8), torch.tensor(100.0).double()).sample((100,))
-        fitted, exact_ = VonMisesFisher.fit((3 * x).half()), VonMisesFisher.fit(x)
-        assert fitted.concentration.item() == pytest.approx(exact_.concentration.item(), rel=1e-3)
-
     @pytest.mark.parametrize(
         ("points", "weights", "message"),
         [
@@ -276,10 +256,3 @@ class TestFit:
             VonMisesFisher.fit(points, weights)
         with pytest.raises(TypeError, match=r"weights must be a tensor; got list. Convert it with torch.as_tensor\(\)"):
             VonMisesFisher.fit(torch.eye(3), [2.0, 1.0, 1.0])
-
-    def test_weights_are_those_of_the_likelihood(self):
-        fitted = VonMisesFisher.fit(torch.eye(3)[[0, 0, 1]], torch.tensor([2.0, 1.0, 1.0]))
-        length = 10**0.5 / 4
-        with mpmath.workdps(30):
-            expected = mpmath.findroot(lambda k: mpmath.coth(k) - 1 / k - length, 5)
-        assert fitted.concentration.item() == pytest.approx(float(expected), rel=1e-6)

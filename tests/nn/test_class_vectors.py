@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from hf_sphere.losses import ArcFaceLoss, HeadLoss
+from hf_sphere.losses import HeadLoss
 from hf_sphere.nn import HEADS, Head, build_head, class_softmax
 from hf_sphere.nn.class_softmax import sum_over_other_classes
 from hf_sphere.nn.heads import mixins
@@ -91,12 +91,6 @@ def test_half_precision_is_computed_in_float32(name, dtype):
     assert all(each.isfinite().all() for each in (loss, *gradients))
 
 
-def test_logits_are_left_out_only_in_training_with_labels():
-    head, (x, labels) = make("arcface", blockwise=True), example(torch.float32)
-    assert head(x, labels).logits is None
-    assert head(x).logits.shape == head.eval()(x, labels).logits.shape == (5, 11)
-
-
 class TestAutomaticBlocks:
     @pytest.fixture(autouse=True)
     def _few_logits_are_many(self, monkeypatch):
@@ -131,16 +125,19 @@ class TestAutomaticBlocks:
         torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
         assert self.blocks == [7]
 
-        def test_samples_and_sub_centers_count_as_logits(self):
-            samples, centers = make("vmf", num_samples=5), make("subcenter_arcface", sub_centers=3)
-            assert [samples.is_large(torch.zeros(batch, 6)) for batch in (0, 1)] == [False, True]
-            assert [centers.is_large(torch.zeros(batch, 6)) for batch in (1, 2)] == [False, True]
+    def test_samples_and_sub_centers_count_as_logits(self):
+        samples, centers = make("vmf", num_samples=5), make("subcenter_arcface", sub_centers=3)
+        assert [samples.is_large(torch.zeros(batch, 6)) for batch in (0, 1)] == [False, True]
+        assert [centers.is_large(torch.zeros(batch, 6)) for batch in (1, 2)] == [False, True]
 
     @pytest.mark.parametrize("name", HEADS_IN_BLOCKS)
-    def test_the_output_of_a_head_in_training_has_logits(self, name):
-        loss = self.loss(name)
-        assert loss.head(*example(torch.float32)).logits.shape == (5, 11)
+    def test_the_output_of_a_head_has_logits_but_in_training_with_the_option(self, name):
+        x, labels = example(torch.float32)
+        assert make(name)(x, labels).logits.shape == (5, 11)
         assert not self.blocks
+        head = make(name, blockwise=True)
+        assert head(x, labels).logits is None
+        assert head(x).logits.shape == head.eval()(x, labels).logits.shape == (5, 11)
 
     def test_a_subclass_with_other_logits_uses_them(self):
         class ShiftedHead(HEADS["cosine"]):
@@ -157,8 +154,6 @@ class TestAutomaticBlocks:
         x, labels = torch.randn(7, 6), torch.rand(7, 11)
         assert self.loss("cosine")(x, labels) == self.loss("cosine", blockwise=False)(x, labels)
         assert "blockwise='auto' (losses of > 33 logits)" in repr(self.loss("arcface"))
-        with pytest.raises(ValueError, match="blockwise must be one of True, False, auto; got 'yes'"):
-            build_head("arcface", 6, 11, blockwise="yes")
 
     @pytest.mark.parametrize("name", ["softmax", "subcenter_arcface"])
     def test_gradients_of_each_example_use_the_logits(self, name):
@@ -188,11 +183,6 @@ class TestAutomaticBlocks:
             for key, value in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
                 setattr(copy, key, value.detach().clone())
         assert copies[head](x, labels, needs_logits=False).loss == head(x, labels, needs_logits=False).loss
-
-    @pytest.mark.parametrize("saved", [{}, {"blockwise": True}, {"blockwise": False}])
-    def test_a_saved_loss_keeps_its_option(self, saved, tmp_path):
-        ArcFaceLoss(6, 11, **saved).save_pretrained(tmp_path)
-        assert ArcFaceLoss.from_pretrained(tmp_path).head.blockwise == saved.get("blockwise", "auto")
 
 
 class TestSampling:
@@ -237,12 +227,6 @@ class TestSampling:
         torch.testing.assert_close(sampled, full)
 
 
-def test_labels_out_of_range_are_rejected():
-    head = make("softmax", blockwise=True)
-    with pytest.raises(ValueError, match="labels run from 0 to 11"):
-        head(torch.randn(2, 6), torch.tensor([0, 11]))
-
-
 def test_bad_input_is_refused():
     for rate in (0.0, -0.1, 1.1, math.nan):
         with pytest.raises(ValueError, match="sample_rate must be a number in"):
@@ -251,3 +235,7 @@ def test_bad_input_is_refused():
         build_head("cosine", 6, 11, sample_rate=0.5, label_smoothing=0.1)(*example(torch.float32))
     with pytest.raises(ValueError, match="needs one class per example"):
         make("softmax", blockwise=True)(torch.randn(2, 6), torch.zeros(2, 11))
+    with pytest.raises(ValueError, match="labels run from 0 to 11"):
+        make("softmax", blockwise=True)(torch.randn(2, 6), torch.tensor([0, 11]))
+    with pytest.raises(ValueError, match="blockwise must be one of True, False, auto; got 'yes'"):
+        build_head("arcface", 6, 11, blockwise="yes")

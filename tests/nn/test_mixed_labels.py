@@ -67,35 +67,21 @@ def test_the_cross_entropy_is_that_of_soft_targets_of_torch(name, batch):
     torch.testing.assert_close(output.loss, F.cross_entropy(output.logits, targets, label_smoothing=0.1))
 
 
-def test_blocks_of_classes_have_the_same_loss(batch):
-    embeddings, labels, others, share = batch
-    mixed = {"mixed_labels": others, "mixed_share": share}
-    losses = [build("arcface", blockwise=blockwise)(embeddings, labels, **mixed).loss for blockwise in (False, True)]
-    torch.testing.assert_close(losses[1], losses[0])
-
-
-def test_class_weights_are_those_of_each_label(batch):
+def test_class_weights_are_those_of_each_label_and_an_ignored_label_has_no_share_also_in_blocks(batch):
     embeddings, labels, others, share = batch
     weights = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0], dtype=torch.float64)
     head = build("cosine", class_weights=weights.tolist())
     output = head(embeddings, labels, mixed_labels=others, mixed_share=share)
     first, second = (weights[y] * F.cross_entropy(output.logits, y, reduction="none") for y in (labels, others))
     torch.testing.assert_close(output.loss, ((1 - share) * first + share * second).mean())
-
-
-def test_an_ignored_label_has_no_share(batch):
-    embeddings, labels, others, share = batch
-    head = build("cosine")
-    output = head(embeddings, labels.index_fill(0, torch.tensor(1), -100), mixed_labels=others, mixed_share=share)
+    labels = labels.index_fill(0, torch.tensor(1), -100)
+    output = build("cosine")(embeddings, labels, mixed_labels=others, mixed_share=share)
     first, second = (F.cross_entropy(output.logits, y, reduction="none") for y in (labels, others))
     used = (1 - share).index_fill(0, torch.tensor(1), 0.0)
     torch.testing.assert_close(output.loss, (used * first + share * second).sum() / (used + share).sum())
-
-
-def test_a_head_that_compares_the_batch_is_refused_by_name(batch):
-    embeddings, labels, others, share = batch
-    with pytest.raises(ValueError, match="'proxy_anchor' compares the images of a batch"):
-        build("proxy_anchor")(embeddings, labels, mixed_labels=others, mixed_share=share)
+    mixed = {"mixed_labels": others, "mixed_share": share}
+    losses = [build("arcface", blockwise=blockwise)(embeddings, labels, **mixed).loss for blockwise in (False, True)]
+    torch.testing.assert_close(losses[1], losses[0])
 
 
 @pytest.mark.parametrize(
@@ -111,6 +97,8 @@ def test_bad_arguments_are_one_clear_error(batch, changed, message):
     embeddings, labels, others, share = batch
     with pytest.raises(ValueError, match=message):
         build("cosine")(embeddings, labels, **{"mixed_labels": others, "mixed_share": share} | changed)
+    with pytest.raises(ValueError, match="'proxy_anchor' compares the images of a batch"):
+        build("proxy_anchor")(embeddings, labels, mixed_labels=others, mixed_share=share)
 
 
 def vision_model(head="arcface", problem_type="single_label_classification"):
@@ -141,6 +129,18 @@ def test_soft_labels_are_of_one_or_two_classes_and_need_a_problem_type():
     model(torch.rand(2, 1, 28, 28), labels=soft.round())  # classes of each image, as before
 
 
+def test_models_require_both_mixed_labels_and_shares_and_those_of_values_refuse_them():
+    mixed = {"mixed_labels": torch.tensor([1, 2]), "mixed_share": torch.full((2,), 0.5)}
+    for name, value in mixed.items():
+        with pytest.raises(ValueError, match="mixed images need labels, mixed_labels and mixed_share"):
+            vision_model()(torch.randn(2, 1, 28, 28), labels=torch.tensor([0, 1]), **{name: value})
+    options = {"backbone": "lenet5", "num_channels": 1, "embedding_dim": 4, "value_range": [0.0, 1.0]}
+    regression = SphereVisionForRegression(SphereVisionConfig(**options, image_size=28))
+    for model in (regression, vision_model("cosine", "regression")):
+        with pytest.raises(ValueError, match="mixed images need a model with a head for classes"):
+            model(torch.randn(2, 1, 28, 28), labels=torch.rand(2), **mixed)
+
+
 # What the Trainer and other tasks see
 
 
@@ -152,24 +152,6 @@ def test_the_trainer_evaluates_images_that_are_not_mixed(tmp_path):
         metrics = kind(vision_model(), args, eval_dataset=rows, **count).evaluate()
         assert metrics["eval_n"] == 10
         assert "eval_loss" in metrics
-
-
-@pytest.mark.parametrize("missing", ["mixed_labels", "mixed_share"])
-def test_a_model_requires_both_mixed_labels_and_shares(missing):
-    mixed = {"mixed_labels": torch.tensor([1, 2]), "mixed_share": torch.full((2,), 0.5)}
-    del mixed[missing]
-    with pytest.raises(ValueError, match="mixed images need labels, mixed_labels and mixed_share"):
-        vision_model()(torch.randn(2, 1, 28, 28), labels=torch.tensor([0, 1]), **mixed)
-
-
-def test_models_of_values_refuse_mixed_images():
-    config = SphereVisionConfig(
-        backbone="lenet5", image_size=28, num_channels=1, embedding_dim=4, value_range=[0.0, 1.0]
-    )
-    mixed = {"mixed_labels": torch.tensor([1, 2]), "mixed_share": torch.full((2,), 0.5)}
-    for model in (SphereVisionForRegression(config), vision_model("cosine", "regression")):
-        with pytest.raises(ValueError, match="mixed images need a model with a head for classes"):
-            model(torch.randn(2, 1, 28, 28), labels=torch.rand(2), **mixed)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16, torch.float16])

@@ -28,49 +28,50 @@ def test_loss_is_the_squared_difference_of_the_cosine_from_one(reduction):
     own = cosines(x, head.prototypes)[torch.arange(5), LABELS]
     expected = getattr((1 - own) ** 2, reduction)()
     torch.testing.assert_close(head(x, LABELS).loss.double(), expected, rtol=1e-5, atol=1e-6)
+    head.class_concentration.fill_(50.0)  # which has no effect
+    torch.testing.assert_close(head(x, LABELS).loss.double(), expected, rtol=1e-5, atol=1e-6)
+    assert torch.autograd.gradcheck(lambda x: head.eval()(x, LABELS).loss, x.double().requires_grad_())
 
 
-def test_gradients_pass_gradcheck(head):
-    x = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: head.eval()(x, LABELS).loss, x)
-
-
-def test_prediction_is_the_nearest_prototype_whose_own_loss_is_zero(head):
+def test_prediction_is_the_nearest_prototype_and_confidence_the_vmf_posterior(head):
     x = torch.randn(50, 4)
     assert torch.equal(head(x).logits.argmax(1), cosines(x, head.prototypes).argmax(1))
     output = head(2 * head.prototypes, torch.arange(7))
     assert output.logits.argmax(1).tolist() == list(range(7))
     assert output.loss.item() == pytest.approx(0.0, abs=1e-12)
+    # Of the densities of von Mises and Fisher, the normalizing constants cancel.
+    densities = torch.exp(head.class_concentration.double() * cosines(x, head.prototypes))
+    expected = densities / densities.sum(1, keepdim=True)
+    torch.testing.assert_close(head.eval()(x).logits.softmax(1).double(), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_training_changes_embeddings_and_never_the_prototypes(head):
+def test_training_changes_embeddings_and_concentration_and_never_the_prototypes(head):
     before, x = head.prototypes.clone(), torch.randn(5, 4, requires_grad=True)
-    for _ in range(5):
-        head(x, LABELS).loss.backward()
+    for training, labels in ((True, None), (False, None), (False, LABELS)):
+        head.train(training)(x, labels)
+        assert head.class_concentration == 10.0
+    logits = sum(head.train()(x, LABELS).logits for _ in range(5))
+    logits.sum().backward()  # after other batches, which change the concentration
+    assert x.grad.isfinite().all()
     assert x.grad.abs().sum() > 0
+    assert head.class_concentration != 10.0
     assert torch.equal(head.prototypes, before)
     assert not head.prototypes.requires_grad
     assert not head.class_concentration.requires_grad
     assert list(head.parameters()) == []
 
 
-def test_prototypes_are_in_the_state_dict(head):
-    other = place_prototypes(7, 4, method="sgd", max_iterations=5).prototypes
-    head.set_prototypes(other)
-    head(torch.randn(5, 4), LABELS)
-    loaded = build_head("prototype", 4, 7)
-    loaded.load_state_dict(head.state_dict())
-    assert torch.equal(loaded.prototypes, head.prototypes)
-    assert torch.equal(loaded.class_concentration, head.class_concentration)
-    assert loaded.class_concentration != 10.0
-
-
-def test_prototypes_match_the_placement_and_can_be_set_to_one(head):
+def test_prototypes_match_the_placement_can_be_set_to_one_and_are_saved(head):
     expected = place_prototypes(9, 3, method="lbfgs", seed=3).prototypes
     torch.testing.assert_close(build_head("prototype", 3, 9, method="lbfgs", seed=3).prototypes, expected.float())
     placement = place_prototypes(7, 4, method="sgd", max_iterations=5)
     head.set_prototypes(placement)
     torch.testing.assert_close(head.prototypes, placement.prototypes.float())
+    head(torch.randn(5, 4), LABELS)
+    loaded = build_head("prototype", 4, 7)
+    loaded.load_state_dict(head.state_dict())
+    assert torch.equal(loaded.prototypes, head.prototypes)
+    assert torch.equal(loaded.class_concentration, head.class_concentration)
     assert "4 -> 7 classes, method='auto', seed=0, reduction='mean'" in repr(head)
 
 
@@ -106,16 +107,6 @@ def cross_entropy(concentration, head, x, labels):
     return -(0.999 * logs[torch.arange(len(x)), labels] + 0.001 * logs.mean(1)).mean()
 
 
-def test_confidence_is_the_vmf_posterior(head):
-    x = torch.randn(20, 4)
-    head.class_concentration.fill_(3.5)
-    # The densities share the normalizing constant, which cancels.
-    densities = torch.exp(3.5 * cosines(x, head.prototypes))
-    torch.testing.assert_close(
-        head.eval()(x).logits.softmax(1).double(), densities / densities.sum(1, keepdim=True), rtol=1e-4, atol=1e-6
-    )
-
-
 def noisy(head, count, noise):
     generator = torch.Generator().manual_seed(3)
     labels = torch.randint(7, (count,), generator=generator)
@@ -137,6 +128,8 @@ def test_fitted_concentration_minimizes_the_cross_entropy(head, noise):
     best = head.class_concentration.double()
     losses = [cross_entropy(factor * best, head, x, labels) for factor in (0.97, 1.0, 1.03)]
     assert losses[1] == min(losses)
+    fit_concentration(head, head.prototypes, torch.arange(7))  # finite also without errors
+    assert 5.0 < head.class_concentration.item() < 20.0
 
 
 def test_concentration_converges_to_the_fitted_one_in_training(head):
@@ -146,27 +139,6 @@ def test_concentration_converges_to_the_fitted_one_in_training(head):
     for start in range(0, 3000, 30):
         head(x[start : start + 30], labels[start : start + 30])
     assert head.class_concentration.item() == pytest.approx(other.class_concentration.item(), rel=0.1)
-
-
-def test_concentration_is_finite_for_perfect_embeddings_and_low_for_uninformative_labels(head):
-    fit_concentration(head, head.prototypes, torch.arange(7))
-    assert 5.0 < head.class_concentration.item() < 20.0
-    assert head.eval()(head.prototypes).logits.softmax(1).diagonal().min() > 0.99
-    fit_concentration(head, torch.randn(700, 4), torch.arange(700) % 7)
-    assert head.class_concentration.item() < 1.0
-
-
-def test_concentration_does_not_affect_the_loss(head):
-    x = torch.randn(5, 4)
-    before = head.eval()(x, LABELS).loss
-    head.class_concentration.fill_(50.0)
-    assert torch.equal(head(x, LABELS).loss, before)
-
-
-@pytest.mark.parametrize(("training", "labels"), [(True, LABELS), (True, None), (False, None), (False, LABELS)])
-def test_concentration_is_updated_only_in_training_with_labels(head, training, labels):
-    head.train(training)(torch.randn(5, 4), labels)
-    assert (head.class_concentration != 10.0) == (training and labels is not None)
 
 
 @pytest.mark.parametrize("x", [torch.randn(0, 4), torch.full((1, 4), float("nan")), torch.full((1, 4), float("inf"))])
@@ -209,26 +181,18 @@ def test_placements_are_cached_by_seed_and_not_shared(placed):
     assert len(placed) == 2
 
 
-def test_meta_device_skips_placement(placed):
+def test_meta_device_skips_placement_and_its_heads_can_be_reset_also_in_inference_mode(placed):
     with torch.device("meta"):
-        head = build_head("prototype", 512, 100_000)
-    assert placed == []
-    assert head.prototypes.is_meta
-
-
-def test_head_from_the_meta_device_can_be_reset(placed):
-    with torch.device("meta"):
+        build_head("prototype", 512, 100_000)
         head = build_head("prototype", 3, 8)
-    head.to_empty(device="cpu").reset_parameters()
-    assert torch.equal(head.prototypes, build_head("prototype", 3, 8).prototypes)
-    assert head.class_concentration == 10.0
-
-
-def test_head_placed_in_inference_mode_can_be_trained_outside(placed):
+    assert placed == []
     with torch.inference_mode():
-        build_head("prototype", 3, 8)
-    head, x = build_head("prototype", 3, 8), torch.randn(2, 3, requires_grad=True)
-    head(x, torch.tensor([0, 7])).loss.backward()
+        expected = build_head("prototype", 3, 8).prototypes
+    head = head.to_empty(device="cpu")
+    head.reset_parameters()
+    assert torch.equal(head.prototypes, expected)
+    x = torch.randn(2, 3, requires_grad=True)
+    build_head("prototype", 3, 8)(x, torch.tensor([0, 7])).loss.backward()
     assert x.grad.isfinite().all()
 
 
@@ -249,13 +213,6 @@ def test_training_compiled_with_inductor_matches_eager_training(accumulating):
     torch.testing.assert_close(results[1], results[0])
 
 
-def test_logits_can_be_differentiated_after_another_training_batch(head):
-    x = torch.randn(5, 4, requires_grad=True)
-    first, second = head(x, LABELS), head(x, LABELS)
-    (first.logits + second.logits).sum().backward()
-    assert x.grad.isfinite().all()
-
-
 def in_parts(head, x, labels, parts):
     """Train on parts of a batch in one optimizer step."""
     for some in torch.arange(len(x)).split(parts):
@@ -263,37 +220,20 @@ def in_parts(head, x, labels, parts):
         head(x[some], labels[some])
 
 
-def test_one_step_on_parts_of_a_batch_changes_the_concentration_like_the_full_batch(head):
-    other = build_head("prototype", 4, 7).double()
+def test_steps_on_parts_of_a_batch_and_processes_change_the_concentration_like_the_full_batch(head):
+    other, elsewhere = build_head("prototype", 4, 7).double(), build_head("prototype", 4, 7).double()
     x, labels = noisy(head, 9, 0.4)
-    other(x.double(), labels)
-    in_parts(head.double(), x.double(), labels, [4, 3, 2])
-    assert head.class_concentration == 10.0
-    head.after_step(lambda values: values)
-    torch.testing.assert_close(head.class_concentration, other.class_concentration)
-
-
-def test_statistics_are_summed_over_processes(head):
-    single, (x, labels) = build_head("prototype", 4, 7).double(), noisy(head, 9, 0.4)
-    in_parts(head.double(), x[:6].double(), labels[:6], 6)
-    in_parts(single, x[6:].double(), labels[6:], 3)
-    elsewhere = single._sums
-    in_parts(single, x[:6].double(), labels[:6], 6)
-    head.after_step(lambda values: values + elsewhere)
-    single.after_step(lambda values: values)
-    torch.testing.assert_close(head.class_concentration, single.class_concentration)
-    assert head.class_concentration != 10.0
-
-
-def test_each_step_uses_only_its_own_batches(head):
-    x, labels = noisy(head, 9, 0.4)
-    for _ in range(2):
-        in_parts(head, x, labels, 9)
-        head.after_step(lambda values: values)
-    other = build_head("prototype", 4, 7)
-    for _ in range(2):
+    head, x = head.double(), x.double()
+    for _ in range(2):  # each with its own batches only
+        before = head.class_concentration.clone()
         other(x, labels)
-    torch.testing.assert_close(head.class_concentration, other.class_concentration)
+        in_parts(head, x[:7], labels[:7], [4, 3])
+        elsewhere.class_concentration.copy_(before)
+        in_parts(elsewhere, x[7:], labels[7:], 2)
+        assert head.class_concentration == before
+        head.after_step(lambda values: values + elsewhere._sums)  # a sum over processes
+        elsewhere.after_step(lambda values: values)
+        torch.testing.assert_close(head.class_concentration, other.class_concentration)
 
 
 def test_per_example_vmap_losses_sum_to_the_batch_loss():

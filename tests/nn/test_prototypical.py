@@ -49,15 +49,6 @@ def test_logits_and_loss_match_the_formula(metric, temperature):
     torch.testing.assert_close(output.prototypes, support.mean(dim=1))
 
 
-def test_hand_computed_episode():
-    query = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
-    support = torch.tensor([[[0.0, 1.0], [0.0, 3.0]], [[3.0, 4.0], [3.0, 4.0]]])  # prototypes (0, 2) and (3, 4)
-    logits = PrototypicalClassifier("euclidean", temperature=2.0)(query, support).logits
-    assert logits.tolist() == [[-2.0, -12.5], [-6.5, 0.0]]
-    angles = PrototypicalClassifier("cosine")(query[1:], support).logits
-    torch.testing.assert_close(angles, torch.tensor([[-200.0, 0.0]]))
-
-
 @every_metric
 def test_batched_episodes_match_single_episodes(metric):
     query, support, labels = episode(2, 3)
@@ -66,6 +57,8 @@ def test_batched_episodes_match_single_episodes(metric):
     alone = [[classifier(query[i, j], support[i, j], labels[i, j]) for j in range(3)] for i in range(2)]
     assert torch.equal(together.logits, torch.stack([torch.stack([one.logits for one in row]) for row in alone]))
     torch.testing.assert_close(together.loss, sum(one.loss for row in alone for one in row) / 6)
+    losses = torch.func.vmap(lambda q, s, y: classifier(q, s, y).loss)(query, support, labels)
+    torch.testing.assert_close(losses.mean(), together.loss)
 
 
 @every_metric
@@ -76,14 +69,11 @@ def test_gradients_pass_gradcheck(metric):
     assert torch.autograd.gradcheck(lambda q, s: classifier(q, s, labels).loss, inputs)
 
 
-@every_metric
-def test_gradient_of_a_query_equal_to_the_prototype_is_finite(metric):
-    query, support = torch.ones(1, 3, requires_grad=True), torch.stack([torch.ones(1, 3), -torch.ones(1, 3)])
-    PrototypicalClassifier(metric)(query, support, torch.tensor([0])).loss.backward()
-    assert query.grad.isfinite().all()
-
-
-def test_cosine_has_zero_gradient_at_zero_vectors():
+def test_gradients_are_finite_at_the_prototype_and_zero_at_zero_vectors_of_the_cosine():
+    for metric in METRICS:
+        query, support = torch.ones(1, 3, requires_grad=True), torch.stack([torch.ones(1, 3), -torch.ones(1, 3)])
+        PrototypicalClassifier(metric)(query, support, torch.tensor([0])).loss.backward()
+        assert query.grad.isfinite().all()
     query, support = torch.zeros(1, 3, requires_grad=True), torch.stack([torch.ones(1, 3), torch.zeros(1, 3)])
     support.requires_grad_()
     PrototypicalClassifier("cosine")(query, support, torch.tensor([0])).loss.backward()
@@ -153,29 +143,7 @@ def test_logits_have_the_invariances_of_their_metric(metric, seed, classes, exam
         torch.testing.assert_close(logits_of(lengths[0] * query, lengths[1] * support).logits, logits)
 
 
-# torch.compile, vmap and printing
-
-
-@every_metric
-def test_vmap_over_episodes_matches_a_batch(metric):
-    query, support, labels = episode(3)
-    classifier = PrototypicalClassifier(metric)
-    losses = torch.func.vmap(lambda q, s, y: classifier(q, s, y).loss)(query, support, labels)
-    torch.testing.assert_close(losses.mean(), classifier(query, support, labels).loss)
-
-
-# Validation
-
-
-def test_labels_of_wrong_shape_dtype_or_value_are_rejected():
-    query, support, _ = episode()
-    for labels in (torch.tensor([0, 1, 2]), torch.zeros(7, 1).long(), torch.zeros(7)):
-        with pytest.raises(ValueError, match=r"labels must be integers, \(7,\), one per query; got torch"):
-            PrototypicalClassifier()(query, support, labels)
-    for label in (-1, 4, -101):
-        labels = torch.tensor([0, 1, 2, label, 3, 0, 1])
-        with pytest.raises(ValueError, match=r"labels run from .*, but the support has 4 classes \(0 to 3\)"):
-            PrototypicalClassifier()(query, support, labels)
+# Printing and validation
 
 
 def test_labels_may_have_any_integer_dtype_and_the_options_are_shown():
@@ -206,21 +174,21 @@ def test_incompatible_shapes_are_rejected(query, support):
         PrototypicalClassifier()(torch.zeros(query), torch.zeros(support))
 
 
-@pytest.mark.parametrize(("place", "name"), [(0, "query"), (1, "support"), (2, "labels")])
-def test_lists_are_rejected_with_advice(place, name):
-    inputs = list(episode())
-    inputs[place] = inputs[place].tolist()
-    with pytest.raises(TypeError, match=rf"{name} must be a tensor; got list\. Convert it with torch.as_tensor\(\)"):
-        PrototypicalClassifier()(*inputs)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"metric": "l1"}, "metric must be one of euclidean, cosine; got 'l1'"),
-        ({"temperature": float("inf")}, r"temperature must be a number in \(0, inf\); got inf"),
-    ],
-)
-def test_invalid_options_are_rejected(options, message):
-    with pytest.raises(ValueError, match=message):
-        PrototypicalClassifier(**options)
+def test_labels_of_wrong_shape_dtype_or_value_lists_and_invalid_options_are_rejected():
+    query, support, _ = episode()
+    for labels in (torch.tensor([0, 1, 2]), torch.zeros(7, 1).long(), torch.zeros(7)):
+        with pytest.raises(ValueError, match=r"labels must be integers, \(7,\), one per query; got torch"):
+            PrototypicalClassifier()(query, support, labels)
+    for label in (-1, 4, -101):
+        labels = torch.tensor([0, 1, 2, label, 3, 0, 1])
+        with pytest.raises(ValueError, match=r"labels run from .*, but the support has 4 classes \(0 to 3\)"):
+            PrototypicalClassifier()(query, support, labels)
+    for place, name in enumerate(("query", "support", "labels")):
+        inputs = [*episode()]
+        inputs[place] = inputs[place].tolist()
+        with pytest.raises(TypeError, match=rf"{name} must be a tensor; got list\. Convert it with torch.as_tensor"):
+            PrototypicalClassifier()(*inputs)
+    with pytest.raises(ValueError, match="metric must be one of euclidean, cosine; got 'l1'"):
+        PrototypicalClassifier("l1")
+    with pytest.raises(ValueError, match=r"temperature must be a number in \(0, inf\); got inf"):
+        PrototypicalClassifier(temperature=float("inf"))

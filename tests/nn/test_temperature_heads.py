@@ -41,7 +41,8 @@ def at_angle(angle: float, dim: int = 3) -> tuple[Tensor, Tensor]:
 def test_logits_are_cosines_times_the_inverse_temperature(name):
     head, x = build_head(name, 6, 4, log_temperature=-2.0), torch.randn(5, 6)
     logits = math.exp(2.0) * cosines(x, head.weight)
-    torch.testing.assert_close(head(x).logits.double(), logits, rtol=1e-5, atol=1e-5)
+    for training in (False, True):  # without a margin
+        torch.testing.assert_close(head.train(training)(x, LABELS).logits.double(), logits, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(head(x).embeddings, F.normalize(x, dim=-1))
     if name == "cosine":  # without a margin
         torch.testing.assert_close(head(x, LABELS).loss.double(), F.cross_entropy(logits, LABELS), rtol=1e-5, atol=1e-6)
@@ -89,12 +90,6 @@ def test_loss_is_the_cross_entropy_with_the_margin_added_to_the_angle(options, m
     torch.testing.assert_close(head(x, LABELS).loss.double(), plain_loss(x, head, margin), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_logits_have_no_margin(training):
-    head, x = build_head("arcface", 6, 4).train(training), torch.randn(5, 6)
-    torch.testing.assert_close(head(x, LABELS).logits.double(), cosines(x, head.weight), rtol=1e-5, atol=1e-5)
-
-
 def arcface_at(angle: float, margin: float = 0.5) -> tuple[Tensor, Tensor]:
     """Loss of an embedding at an angle to its class, with two antipodal classes, and its angular derivative."""
     head = build_head("arcface", 3, 2, margin=margin).double()
@@ -138,16 +133,10 @@ def test_embedding_at_the_class_weight_or_its_antipode_has_a_finite_gradient(dty
     assert head.weight.grad.isfinite().all()
     # The angular derivative is bounded by the sum over the true and other classes, divided by the batch size.
     assert (100 * x.grad.norm(dim=-1) * x.detach().norm(dim=-1)).max() < 2.0
-
-
-def test_embedding_at_the_class_weight_has_the_loss_of_the_margin():
-    head = build_head("arcface", 3, 1, margin=0.5)
-    head.weight.data = torch.eye(3)[:1]
-    other = build_head("arcface", 3, 2, margin=0.5)
-    other.weight.data = torch.eye(3)[:2]
-    assert head(torch.eye(3)[:1], torch.tensor([0])).loss == 0.0
-    loss = other(torch.eye(3)[:1], torch.tensor([0])).loss.item()
-    assert loss == pytest.approx(math.log1p(math.exp(-math.cos(0.5))))
+    for classes, expected in ((1, 0.0), (2, math.log1p(math.exp(-math.cos(0.5))))):
+        head = build_head("arcface", 3, classes, margin=0.5)
+        head.weight.data = torch.eye(3)[:classes]
+        assert head(torch.eye(3)[:1], torch.tensor([0])).loss.item() == pytest.approx(expected)
 
 
 def test_margin_is_zero_until_the_end_of_warmup():
@@ -158,12 +147,6 @@ def test_margin_is_zero_until_the_end_of_warmup():
         torch.testing.assert_close(head(x, LABELS).loss.double(), plain_loss(x, head, margin), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("margin", [-0.1, 1.6, 28.6, math.nan])
-def test_margin_outside_0_to_half_pi_is_rejected(margin):
-    with pytest.raises(ValueError, match=f"margin is an angle in radians from 0 to pi / 2; got {margin}"):
-        build_head("arcface", 6, 4, margin=margin)
-
-
 # The scale
 
 
@@ -172,11 +155,23 @@ def test_numeric_scale_is_saved_and_not_trained(name):
     head = sphere_nn.build_head(name, 6, 4, scale=30.0)
     assert [key for key, _ in head.named_parameters()] == ["weight"]
     assert "log_temperature" not in head.parameter_options()
-    other = sphere_nn.build_head(name, 6, 4, scale=2.0)
-    other.load_state_dict(head.state_dict())
-    assert other.inverse_temperature().item() == pytest.approx(30.0, rel=1e-6)
-    other.reset_parameters()
-    assert other.inverse_temperature().item() == pytest.approx(2.0, rel=1e-6)
+    for other in (sphere_nn.build_head(name, 6, 4, scale=2.0), sphere_nn.build_head(name, 6, 4, scale=2.0).double()):
+        other.load_state_dict(head.state_dict())
+        assert other.inverse_temperature().item() == pytest.approx(30.0, rel=1e-6)
+        other.reset_parameters()
+        assert other.inverse_temperature().item() == pytest.approx(2.0, rel=1e-6)
+
+
+@HEADS
+def test_a_learned_scale_is_the_default_of_cosine_and_has_a_gradient_also_in_half_precision(name):
+    scale = {"cosine": 16.0, "arcface": 64.0}[name]
+    assert ("log_temperature" in sphere_nn.build_head(name, 6, 4).parameter_options()) == (name == "cosine")
+    for options in [{"scale": "learned"}, *[{}] * (name == "cosine")]:
+        head = sphere_nn.build_head(name, 6, 4, **options)
+        head.log_temperature.data.fill_(9.0)
+        head.reset_parameters()
+        head.bfloat16().inverse_temperature().backward()
+        assert head.log_temperature.grad.item() == pytest.approx(-scale, rel=0.01)
 
 
 @HEADS
@@ -189,35 +184,10 @@ def test_numeric_scale_multiplies_the_cosines_and_is_exact_after_a_conversion(na
 
 
 @HEADS
-def test_converted_head_has_the_scale_that_was_loaded_and_a_reset_one_the_initial(name):
-    head = sphere_nn.build_head(name, 6, 4, scale=2.0).double()
-    head.load_state_dict(sphere_nn.build_head(name, 6, 4, scale=30.0).state_dict())
-    assert head.inverse_temperature().item() == pytest.approx(30.0, rel=1e-6)
-    head = build_head(name, 6, 4, log_temperature=-2.0)
-    head.log_temperature.data.fill_(9.0)
-    head.reset_parameters()
-    assert head.log_temperature == -2.0
-
-
-@HEADS
-def test_learned_scale_of_a_half_precision_head_has_a_gradient(name):
-    head = sphere_nn.build_head(name, 6, 4, log_temperature=-2.773).bfloat16()
-    head.inverse_temperature().backward()
-    assert head.log_temperature.grad.item() == pytest.approx(-16.0, rel=0.01)
-
-
-@HEADS
-def test_learned_scale_is_the_default(name):
-    torch.manual_seed(0)
-    default = sphere_nn.build_head(name, 6, 4)
-    torch.manual_seed(0)
-    learned = sphere_nn.build_head(name, 6, 4, scale="learned")
-    assert "log_temperature" in dict(learned.named_parameters())
-    torch.testing.assert_close(learned.state_dict(), default.state_dict(), rtol=0, atol=0)
-
-
-@HEADS
 def test_invalid_scales_and_temperatures_are_rejected(name):
+    for margin in (-0.1, 1.6, 28.6, math.nan):
+        with pytest.raises(ValueError, match=f"margin is an angle in radians from 0 to pi / 2; got {margin}"):
+            build_head("arcface", 6, 4, margin=margin)
     for scale in (0, -3.0, math.inf, math.nan, "fixed"):
         with pytest.raises(ValueError, match=f"scale must be a positive number.*'learned'; got {scale!r}"):
             sphere_nn.build_head(name, 6, 4, scale=scale)
