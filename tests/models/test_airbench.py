@@ -32,9 +32,6 @@ def test_responses_of_untrained_filters_are_uncorrelated_with_unit_variance(pict
     torch.testing.assert_close(responses(layer, pictures)[:, :12].T.cov(), torch.eye(12), rtol=0, atol=1e-4)
     assert torch.equal(layer.weight[:12], -layer.weight[12:])
     assert dict(layer.named_parameters()).keys() == {"bias"}
-
-
-def test_epsilon_bounds_the_filters_of_constant_images():
     layer = PatchWhitening(1, epsilon=0.25)
     layer.initialize_from_data(torch.ones(4, 1, 5, 5))
     torch.testing.assert_close(layer.weight.flatten(1).norm(dim=1), torch.full((8,), 2.0))
@@ -50,10 +47,12 @@ def test_convolutions_begin_as_identities_and_gains_of_batch_norms_are_fixed():
         torch.testing.assert_close(conv(x)[:, : conv.in_channels], x)
     norms = [m for m in net.modules() if isinstance(m, nn.BatchNorm2d)]
     assert [list(dict(n.named_parameters())) for n in norms] == [["bias"]] * 6
+    narrow = create_backbone("airbench_cifar", num_channels=3, image_size=12, widths=[16, 40])
+    assert narrow(torch.rand(2, 3, 12, 12)).shape == (2, 40)
 
 
-def test_recipes_whiten_a_new_network_once(pictures):
-    model = new_model(head="softmax")
+def test_recipes_whiten_a_new_network_once_also_if_it_is_saved(pictures, tmp_path):
+    model = new_model(head="softmax").eval()
     backbone = model.base_model.backbone
     assert backbone.needs_data_initialization
     initialize_from_data(model, [{"pixel_values": pictures}])
@@ -63,6 +62,11 @@ def test_recipes_whiten_a_new_network_once(pictures):
     assert not backbone.needs_data_initialization
     initialize_from_data(model, [{"pixel_values": 2 * pictures}])
     assert torch.equal(backbone.layers[0].weight, expected.weight)
+    model.save_pretrained(tmp_path)
+    loaded = SphereVisionForImageClassification.from_pretrained(tmp_path)
+    assert not loaded.base_model.backbone.needs_data_initialization
+    assert loaded.num_parameters(only_trainable=True) == model.num_parameters(only_trainable=True)
+    torch.testing.assert_close(loaded(pictures).logits, model(pictures).logits)
 
 
 def test_head_is_initialized_from_embeddings_of_the_whitened_network(pictures):
@@ -72,18 +76,3 @@ def test_head_is_initialized_from_embeddings_of_the_whitened_network(pictures):
     for each in (model, whitened):
         initialize_from_data(each, [{"pixel_values": pictures}])
     torch.testing.assert_close(model.state_dict(), whitened.state_dict())
-
-
-def test_saved_network_remains_whitened(pictures, tmp_path):
-    model = new_model(head="softmax").eval()
-    initialize_from_data(model, [{"pixel_values": pictures}])
-    model.save_pretrained(tmp_path)
-    loaded = SphereVisionForImageClassification.from_pretrained(tmp_path)
-    assert not loaded.base_model.backbone.needs_data_initialization
-    assert loaded.num_parameters(only_trainable=True) == model.num_parameters(only_trainable=True)
-    torch.testing.assert_close(loaded(pictures).logits, model(pictures).logits)
-
-
-def test_blocks_have_the_given_widths():
-    net = create_backbone("airbench_cifar", num_channels=3, image_size=12, widths=[16, 40])
-    assert net(torch.rand(2, 3, 12, 12)).shape == (2, 40)

@@ -5,14 +5,13 @@ import numpy as np
 import pytest
 import timm
 import torch
-from fresh_python import run_fresh
 from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.func import functional_call, grad, vmap
 from torchvision.transforms.v2 import functional as tvF
-from transformers import AutoImageProcessor, AutoModelForImageClassification, Trainer, TrainingArguments, pipeline
+from transformers import AutoImageProcessor, AutoModelForImageClassification, pipeline
 
 from hf_sphere import (
     SphereVisionConfig,
@@ -45,8 +44,9 @@ def saved(tmp_path):
 
 
 @pytest.mark.parametrize("head", sorted(HEADS))
-def test_saved_model_gives_the_same_logits(head, tmp_path):
-    model, x = small_model(head=head), torch.randn(3, 1, 28, 28)
+def test_saved_model_gives_the_same_logits_of_spherized_embeddings(head, tmp_path):
+    spherization = None if head == "spherized" else {"radius": 5.0}
+    model, x = small_model(head=head, spherization=spherization), torch.randn(3, 1, 28, 28)
     model.save_pretrained(tmp_path)
     loaded = AutoModelForImageClassification.from_pretrained(tmp_path).eval()
     assert type(loaded) is SphereVisionForImageClassification
@@ -58,6 +58,9 @@ def test_pipeline_classifies_an_image_with_class_names(saved):
     answer = pipeline("image-classification", model=str(saved[1]))(picture)
     assert {entry["label"] for entry in answer} == {"cat", "dog", "owl", "emu"}
     assert sum(entry["score"] for entry in answer) == pytest.approx(1.0)
+    loaded = AutoImageProcessor.from_pretrained(saved[1])
+    assert type(loaded) is SphereVisionImageProcessor
+    assert loaded.to_dict() == small_processor().to_dict()
 
 
 @pytest.mark.parametrize("backbone", ["resnet18", "resnet20_cifar", "vit_tiny_patch16_224", "convnext_atto"])
@@ -67,15 +70,10 @@ def test_new_model_has_timm_initialization(backbone):
     expected = timm.create_model(backbone, num_classes=0, in_chans=3, **options).state_dict()
     torch.manual_seed(1)
     config = SphereVisionConfig(backbone=backbone, backbone_kwargs=options, image_size=32)
-    actual = SphereVisionForImageClassification(config).sphere_vision.backbone.state_dict()
+    model = SphereVisionForImageClassification(config)
+    actual, weight = model.sphere_vision.backbone.state_dict(), model.head.classifier.linear.weight
     assert all(torch.equal(actual[name], value) for name, value in expected.items())
-
-
-def test_new_head_has_torch_initialization():
-    model = small_model(head="softmax")
-    bound = 84**-0.5  # of torch's Linear; the library's default would be a normal distribution of 0.02
-    assert model.head.linear.weight.abs().max() <= bound
-    assert model.head.linear.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.1)
+    assert weight.abs().max() <= weight.shape[1] ** -0.5  # as torch's Linear, and no normal distribution of 0.02
 
 
 def test_xavier_initialization_applies_to_backbone_embedding_and_linear_classifier():
@@ -148,72 +146,31 @@ def test_buffers_that_are_not_saved_are_rebuilt_on_loading(tmp_path):
         assert torch.equal(buffer, other), name
 
 
-def test_loading_does_not_request_pretrained_weights(saved, monkeypatch):
-    asked = []
-    create = timm.create_model
-    monkeypatch.setattr(timm, "create_model", lambda *a, **k: asked.append(k["pretrained"]) or create(*a, **k))
-    AutoModelForImageClassification.from_pretrained(saved[1])
-    assert asked
-    assert not any(asked)
+def test_pretrained_weights_are_requested_on_demand_alone_and_survive_the_initialization(monkeypatch, tmp_path):
+    create, asked = timm.create_model, []
 
-
-def test_pretrained_weights_are_requested_on_demand(monkeypatch):
-    asked = []
-    create = timm.create_model
-
-    def spy(*args, pretrained, **kwargs):
+    def filled(*args, pretrained, **kwargs):
         asked.append(pretrained)
-        return create(*args, pretrained=False, **kwargs)
-
-    monkeypatch.setattr(timm, "create_model", spy)
-    SphereVisionForImageClassification(SphereVisionConfig(backbone="resnet18"), pretrained=True)
-    assert asked == [True]
-
-
-def test_pretrained_backbone_weights_survive_the_initialization(monkeypatch):
-    create = timm.create_model
-
-    def filled(*args, **kwargs):
-        net = create(*args, **kwargs | {"pretrained": False})
+        net = create(*args, pretrained=False, **kwargs)
         nn.init.constant_(net.conv1.weight, 0.25)
         return net
 
     monkeypatch.setattr(timm, "create_model", filled)
     model = SphereVisionForImageClassification(SphereVisionConfig(backbone="resnet18"), pretrained=True)
     assert (model.sphere_vision.backbone.conv1.weight == 0.25).all()
+    model.save_pretrained(tmp_path)
+    AutoModelForImageClassification.from_pretrained(tmp_path)
+    assert asked[0]
+    assert len(asked) > 1
+    assert not any(asked[1:])
 
 
 @pytest.mark.parametrize(("head", "replaces"), [("spherized", True), ("softmax", False)])
 def test_spherized_head_replaces_the_last_activation(head, replaces):
     assert (small_model(head=head).sphere_vision(torch.randn(8, 1, 28, 28)).embeddings.min() < 0) == replaces
-
-
-def test_spherized_head_replaces_the_last_activation_of_a_resnet():
-    model = SphereVisionForImageClassification(SphereVisionConfig(backbone="resnet20_cifar")).eval()
+    model = SphereVisionForImageClassification(SphereVisionConfig(backbone="resnet20_cifar", head=head)).eval()
     nn.init.ones_(model.sphere_vision.backbone.layer3[-1].bn2.weight)  # timm zero-initializes residual branches
-    assert model.sphere_vision(torch.randn(8, 3, 32, 32)).embeddings.min() < 0
-
-
-def test_embedding_dim_adds_a_projection():
-    model = small_model(embedding_dim=2)
-    assert model.sphere_vision(torch.randn(8, 1, 28, 28)).embeddings.shape == (8, 2)
-
-
-@pytest.mark.parametrize("backbone", ["mobilenetv3_small_050", "resnet10t", "convnext_atto"])
-def test_head_input_size_matches_the_backbone(backbone):
-    model = SphereVisionForImageClassification(SphereVisionConfig(backbone=backbone, image_size=64, num_labels=5))
-    assert model.eval()(torch.randn(2, 3, 64, 64)).logits.shape == (2, 5)
-
-
-def test_classifier_returns_spherical_embeddings():
-    embeddings = small_model(head_kwargs={"radius": 3.0})(torch.randn(8, 1, 28, 28)).embeddings
-    torch.testing.assert_close(embeddings.norm(dim=-1), torch.full((8,), 3.0))
-
-
-def test_loss_is_the_cross_entropy_of_the_logits():
-    model, x, labels = small_model(), torch.randn(4, 1, 28, 28), torch.tensor([0, 1, 2, 3])
-    output = model(x, labels=labels)
-    torch.testing.assert_close(output.loss, nn.functional.cross_entropy(output.logits, labels))
+    assert (model.sphere_vision(torch.randn(8, 3, 32, 32)).embeddings.min() < 0) == replaces
 
 
 @pytest.mark.parametrize("head", sorted(HEADS))
@@ -234,68 +191,29 @@ def norms(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
 
 
-def statistics(model: nn.Module) -> list[torch.Tensor]:
-    return [buffer.clone() for norm in norms(model) for buffer in norm.buffers()]
-
-
-def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
-    return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
-
-
 @pytest.mark.parametrize("frozen", [True, False])
 def test_only_frozen_batch_norms_keep_their_statistics_in_training(frozen):
-    model = small_model(backbone="lenet5_bn", freeze_batch_norm=frozen).train()
-    before = statistics(model)
-    model(torch.randn(8, 1, 28, 28))
+    model, x = small_model(backbone="lenet5_bn", freeze_batch_norm=frozen).train(), torch.randn(8, 1, 28, 28)
+    before = [buffer.clone() for norm in norms(model) for buffer in norm.buffers()]
+    model(x, labels=torch.arange(8) % 4).loss.backward()
+    after = [buffer for norm in norms(model) for buffer in norm.buffers()]
     assert len(before) == 9
-    assert same(before, statistics(model)) is frozen
+    assert all(map(torch.equal, before, after)) is frozen
+    assert all(p.grad.abs().sum() > 0 for norm in norms(model) for p in norm.parameters())  # scales and shifts
+    assert torch.equal(model(x).logits, model.eval()(x).logits) is frozen
 
 
-def test_batch_norms_with_fixed_gains_use_batch_statistics_in_training():
-    model = SphereVisionForImageClassification(SphereVisionConfig(backbone="airbench_cifar", image_size=32)).train()
-    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
-    assert len(norms) == 6
-    assert all(norm.training and not norm.weight.requires_grad for norm in norms)
-
-
-def test_frozen_batch_norms_use_running_statistics_in_training():
-    model, x = small_model(backbone="lenet5_bn", freeze_batch_norm=True), torch.randn(8, 1, 28, 28)
-    assert torch.equal(model.train()(x).logits, model.eval()(x).logits)
-
-
-def test_frozen_batch_norms_always_stay_in_eval_mode():
+def test_frozen_batch_norms_always_stay_in_eval_mode_but_not_those_with_fixed_gains(tmp_path):
     model = SphereVisionForImageClassification(small_config(backbone="lenet5_bn", freeze_batch_norm=True))
-    assert not any(norm.training for norm in norms(model))  # from the start
-    for mode in (True, False, True):
-        model.train(mode)
-        assert model.training is model.sphere_vision.training is model.head.training is mode
-        assert not any(norm.training for norm in norms(model))
-
-
-def test_scales_and_shifts_of_frozen_batch_norms_are_trained():
-    model = small_model(backbone="lenet5_bn", freeze_batch_norm=True).train()
-    model(torch.randn(8, 1, 28, 28), labels=torch.arange(8) % 4).loss.backward()
-    assert all(p.grad.abs().sum() > 0 for norm in norms(model) for p in norm.parameters())
-
-
-def test_freeze_batch_norm_is_saved_and_loaded(tmp_path):
-    small_model(backbone="lenet5_bn", freeze_batch_norm=True).save_pretrained(tmp_path)
-    loaded = AutoModelForImageClassification.from_pretrained(tmp_path).train()
-    assert loaded.config.freeze_batch_norm
-    assert not any(norm.training for norm in norms(loaded))
-
-
-def test_transformers_trainer_preserves_frozen_statistics(tmp_path):
-    model = small_model(backbone="lenet5_bn", freeze_batch_norm=True)
-    data = [{"pixel_values": torch.randn(1, 28, 28), "labels": y} for y in torch.arange(8) % 4]
-    args = TrainingArguments(
-        output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=4, report_to=[], disable_tqdm=True,
-        use_cpu=True, save_strategy="no",
-    )  # fmt: skip
-    before = statistics(model), model.head.classifier.linear.weight.clone()
-    Trainer(model, args, train_dataset=data).train()
-    assert same(before[0], statistics(model))
-    assert not torch.equal(before[1], model.head.classifier.linear.weight)
+    model.save_pretrained(tmp_path)
+    for each in (model, AutoModelForImageClassification.from_pretrained(tmp_path)):
+        assert not any(norm.training for norm in norms(each))  # from the start
+        for mode in (True, False, True):
+            each.train(mode)
+            assert each.training is each.sphere_vision.training is each.head.training is mode
+            assert not any(norm.training for norm in norms(each))
+    model = SphereVisionForImageClassification(SphereVisionConfig(backbone="airbench_cifar", image_size=32)).train()
+    assert [norm.training and not norm.weight.requires_grad for norm in norms(model)] == [True] * 6
 
 
 def test_wrong_image_size_is_rejected_where_the_network_has_a_fixed_size():
@@ -312,6 +230,8 @@ def test_images_of_every_mode_become_grayscale_or_rgb(mode, channels):
         num_channels=channels, size={"height": 28, "width": 28}, image_mean=[0.5] * channels, image_std=[0.5] * channels
     )
     assert processor(picture, return_tensors="pt")["pixel_values"].shape == (1, channels, 28, 28)
+    for pixels in (torch.zeros(1, 28, 28, dtype=torch.uint8), torch.zeros(3, 28, 28, dtype=torch.uint8)):
+        assert processor(pixels, return_tensors="pt")["pixel_values"].shape == (1, channels, 28, 28)
 
 
 def test_processor_resizes_scales_and_normalizes():
@@ -319,28 +239,7 @@ def test_processor_resizes_scales_and_normalizes():
     picture = Image.fromarray(pixels[0].numpy())
     expected = (tvF.resize(pixels, [28, 28], antialias=True).float() / 255 - 0.13) / 0.3
     torch.testing.assert_close(small_processor()(picture, return_tensors="pt")["pixel_values"][0], expected)
-
-
-@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 28, 28)])
-def test_tensors_are_converted_like_images(shape):
-    pixels = torch.randint(0, 256, shape, dtype=torch.uint8)
-    assert small_processor()(pixels, return_tensors="pt")["pixel_values"].shape == (1, 1, 28, 28)
-
-
-def test_processor_round_trips(saved):
-    loaded = AutoImageProcessor.from_pretrained(saved[1])
-    assert type(loaded) is SphereVisionImageProcessor
-    assert loaded.to_dict() == small_processor().to_dict()
-
-
-def test_text_models_do_not_require_timm():
-    program = "import sys, hf_sphere; from transformers import AutoModelForMaskedLM; print('timm' in sys.modules)"
-    ended = run_fresh([sys.executable, "-c", program], hugging_face=False, capture_output=True, text=True)
-    assert ended.stdout.strip() == "False"
-
-
-def test_16_bit_grayscale_is_scaled_instead_of_clipped():
-    picture = Image.fromarray(np.full((28, 28), 0x8000, dtype=np.uint16))
+    picture = Image.fromarray(np.full((28, 28), 0x8000, dtype=np.uint16))  # which is not clipped
     pixels = small_processor()(picture, return_tensors="pt", do_normalize=False)["pixel_values"]
     torch.testing.assert_close(pixels, torch.full((1, 1, 28, 28), 128 / 255))
 
@@ -377,5 +276,6 @@ def test_per_example_gradients_of_the_full_model_match_a_loop():
 
 
 def test_importing_the_library_is_lazy():
-    program = "import sys, hf_sphere; print([m for m in ('torch', 'transformers', 'timm') if m in sys.modules])"
+    heavy = "'torch', 'transformers', 'timm', 'sentence_transformers'"
+    program = f"import sys, hf_sphere.losses; print([m for m in ({heavy}) if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "[]"

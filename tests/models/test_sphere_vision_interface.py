@@ -21,7 +21,6 @@ from hf_sphere import (
     SphereVisionModel,
 )
 from hf_sphere.models.backbones import BACKBONES, EmbeddingNet
-from hf_sphere.nn import HEADS
 
 
 def config(**options) -> SphereVisionConfig:
@@ -41,10 +40,10 @@ def classifier(**options) -> SphereVisionForImageClassification:
 SIZES = {"alexnet": 64, "conv4": 84, "conv4_maxpool": 84, "resnet12": 84, "wrn28": 80, "lenet9": 28}
 
 
-@pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.parametrize("backbone", [*BACKBONES, "vit_tiny_patch16_224", "convnext_atto", "resnet18"])
 def test_every_backbone_returns_hidden_states_that_lead_to_the_same_embeddings(backbone):
     side = SIZES.get(backbone, 32)
-    model = SphereVisionModel(SphereVisionConfig(backbone=backbone, image_size=side, head="softmax")).eval()
+    model = SphereVisionModel(SphereVisionConfig(backbone=backbone, image_size=side, embedding_dim=4)).eval()
     x = images(1, 3, side)
     if not hasattr(model.backbone, "forward_intermediates"):
         pytest.skip("DenseNet has no intermediate features before timm 1.0.31")
@@ -53,12 +52,6 @@ def test_every_backbone_returns_hidden_states_that_lead_to_the_same_embeddings(b
     assert all(isinstance(state, torch.Tensor) for state in output.hidden_states)
     assert model(x).hidden_states is None
     torch.testing.assert_close(output.embeddings, model(x).embeddings)
-
-
-@pytest.mark.parametrize("backbone", ["vit_tiny_patch16_224", "convnext_atto", "resnet18"])
-def test_hidden_states_of_timm_models_lead_to_the_same_embeddings(backbone):
-    model, x = SphereVisionModel(SphereVisionConfig(backbone=backbone, embedding_dim=4)).eval(), images(1, 3, 32)
-    torch.testing.assert_close(model(x, output_hidden_states=True).embeddings, model(x).embeddings)
 
 
 VALUES = {"embedding_dim": 3, "value_range": [0.0, 1.0]}
@@ -70,25 +63,16 @@ MODELS = {
 
 
 @pytest.mark.parametrize("model_class", MODELS)
-def test_models_with_a_head_return_the_hidden_states_of_the_encoder(model_class):
+def test_models_with_a_head_return_the_hidden_states_of_the_encoder(model_class, monkeypatch):
     model, x = model_class(config(**MODELS[model_class])).eval(), images()
     expected = model.base_model(x, output_hidden_states=True).hidden_states
     torch.testing.assert_close(model(x, output_hidden_states=True).hidden_states, expected)
-
-
-def test_configuration_can_request_hidden_states():
-    assert classifier(output_hidden_states=True)(images()).hidden_states is not None
-
-
-def test_backbone_without_intermediate_features_rejects_hidden_states(monkeypatch):
+    assert model_class(config(**MODELS[model_class], output_hidden_states=True))(x).hidden_states is not None
+    output = model.base_model(x)
+    assert output.pooler_output is output.embeddings
     monkeypatch.delattr(EmbeddingNet, "forward_intermediates")
     with pytest.raises(ValueError, match="backbone 'lenet5' does not support output_hidden_states"):
-        classifier()(images(), output_hidden_states=True)
-
-
-def test_pooled_output_is_the_embedding():
-    output = SphereVisionModel(config(embedding_dim=5, spherization={}))(images())
-    assert output.pooler_output is output.embeddings
+        model(x, output_hidden_states=True)
 
 
 @pytest.mark.parametrize("pool", [True, False])
@@ -212,13 +196,6 @@ def test_bad_problem_types_are_refused():
             classifier(head="softmax", problem_type=problem_type)(images(), labels=labels)
 
 
-@pytest.mark.parametrize("head", sorted(HEADS))
-def test_images_with_the_label_minus_100_are_ignored(head):
-    model, x = classifier(head=head).eval(), images()
-    expected = model(x[:2], labels=torch.tensor([3, 1])).loss
-    torch.testing.assert_close(model(x, labels=torch.tensor([3, 1, -100])).loss, expected)
-
-
 def trainer(model, labels, tmp_path, kind=Trainer, compute_loss_func=None, **options):
     data = [{"pixel_values": image, "labels": label} for image, label in zip(images(len(labels)), labels, strict=True)]
     options |= {"max_steps": 2, "report_to": [], "use_cpu": True, "disable_tqdm": True}
@@ -235,8 +212,11 @@ def test_transformers_trainer_trains_a_multi_label_classifier(tmp_path):
 # Label smoothing of the Trainer
 
 
-def test_label_smoothing_of_the_trainer_warns_that_the_margin_is_not_used(tmp_path, caplog):
+def test_label_smoothing_of_the_trainer_but_not_of_the_head_warns_that_the_margin_is_not_used(tmp_path, caplog):
+    smoothed = classifier(head="arcface", head_kwargs={"label_smoothing": 0.1})
     with caplog.at_level(logging.WARNING):
+        trainer(smoothed, [0, 1, 2], tmp_path).train()
+        assert "instead of its own loss" not in caplog.text
         trainer(classifier(head="arcface"), [0, 1, 2], tmp_path, label_smoothing_factor=0.1).train()
     messages = [message for message in caplog.messages if "instead of its own loss" in message]
     assert len(messages) == 1
@@ -251,10 +231,3 @@ def test_a_loss_function_of_the_logits_warns_that_the_margin_is_not_used(kind, t
     )  # fmt: skip
     run.train()
     assert len([message for message in caplog.messages if "instead of its own loss" in message]) == 1
-
-
-def test_label_smoothing_of_the_head_keeps_the_margin(tmp_path, caplog):
-    model = classifier(head="arcface", head_kwargs={"label_smoothing": 0.1})
-    with caplog.at_level(logging.WARNING):
-        trainer(model, [0, 1, 2], tmp_path).train()
-    assert "instead of its own loss" not in caplog.text

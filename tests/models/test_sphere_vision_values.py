@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from hf_sphere import (
@@ -47,39 +46,6 @@ def targets(kind: str, count: int = 7) -> dict[str, Tensor]:
     )
 
 
-# Saving and loading
-
-
-@pytest.mark.parametrize(
-    ("kind", "names"),
-    [
-        ("regression", {"regression.pole"}),
-        ("joint", {"regression.pole", "head.prototypes", "head.class_concentration"}),
-    ],
-)
-def test_buffers_are_saved_with_the_weights(kind, names, tmp_path):
-    model = small_model(kind)
-    model.save_pretrained(tmp_path)
-    saved = load_file(tmp_path / "model.safetensors")
-    assert {name for name in saved if not name.startswith("sphere_vision.")} == names
-    assert all(torch.equal(saved[name], model.state_dict()[name]) for name in names)
-
-
-def test_custom_prototypes_are_loaded(tmp_path):
-    model = small_model("joint")
-    model.head.set_prototypes(torch.randn(5, 3))
-    model.save_pretrained(tmp_path)
-    loaded = SphereVisionForJointPrediction.from_pretrained(tmp_path)
-    assert torch.equal(loaded.head.prototypes, model.head.prototypes)
-
-
-def test_statistics_measured_in_training_are_loaded(tmp_path):
-    model = small_model("joint")
-    model.head.class_concentration.fill_(8.75)
-    model.save_pretrained(tmp_path)
-    assert SphereVisionForJointPrediction.from_pretrained(tmp_path).head.class_concentration == 8.75
-
-
 @pytest.mark.parametrize("model_class", [SphereVisionForJointPrediction, SphereVisionForImageClassification])
 def test_loading_skips_the_prototype_search(model_class, tmp_path, monkeypatch):
     model_class(small_config("joint")).save_pretrained(tmp_path)
@@ -94,13 +60,6 @@ def test_loading_skips_the_prototype_search(model_class, tmp_path, monkeypatch):
         model_class(small_config("joint"))
 
 
-def test_loaded_model_has_the_saved_range_and_options(tmp_path):
-    small_model("regression", regression_kwargs={"out_of_range": "clip", "reduction": "sum"}).save_pretrained(tmp_path)
-    regression = SphereVisionForRegression.from_pretrained(tmp_path).regression
-    found = (regression.low, regression.high, regression.out_of_range, regression.reduction)
-    assert found == (-10.0, 30.0, "clip", "sum")
-
-
 # Computation
 
 
@@ -109,12 +68,14 @@ def test_predictions_follow_the_angle_to_the_first_axis(kind):
     model = small_model(kind)
     cosines = F.normalize(model.sphere_vision(images()).embeddings.double(), dim=-1)[:, 0]
     expected = -10.0 + 40.0 * (cosines + 1) / 2
-    torch.testing.assert_close(model(images()).predictions.double(), expected, rtol=1e-5, atol=1e-5)
-
-
-@every_kind
-def test_returned_embeddings_lie_on_the_sphere(kind):
-    torch.testing.assert_close(small_model(kind)(images()).embeddings.norm(dim=-1), torch.ones(7))
+    output = model(images())
+    torch.testing.assert_close(output.predictions.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(output.embeddings.norm(dim=-1), torch.ones(7))
+    with torch.no_grad():
+        model.sphere_vision.projection.bias[0] += 3.0  # along the pole
+    moved = model(images())
+    assert (moved.predictions > output.predictions).all()
+    assert kind == "regression" or torch.equal(moved.logits, output.logits)
 
 
 def plain_regression(embeddings: Tensor, values: Tensor) -> Tensor:
@@ -129,64 +90,22 @@ def plain_classification(embeddings: Tensor, prototypes: Tensor, labels: Tensor)
     return (1 - (points * prototypes.double()[labels]).sum(-1)).square().mean()
 
 
-def test_regression_loss_is_the_squared_error_of_the_cosine():
-    model, batch = small_model("regression"), targets("regression")
-    expected = plain_regression(model.sphere_vision(images()).embeddings, batch["labels"])
-    torch.testing.assert_close(model(images(), **batch).loss.double(), expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
-def test_joint_loss_is_the_weighted_sum(weight):
-    model, batch = small_model("joint", task_weight=weight), targets("joint")
-    embeddings = model.sphere_vision(images()).embeddings
-    expected = (1 - weight) * plain_regression(embeddings, batch["regression_labels"])
-    expected += weight * plain_classification(embeddings, model.head.prototypes, batch["labels"])
-    torch.testing.assert_close(model(images(), **batch).loss.double(), expected, rtol=1e-5, atol=1e-6)
-
-
-def gradient_of_embeddings(weight: float) -> Tensor:
-    """Gradient of the joint loss with respect to the embeddings (7, 4)."""
-    model = small_model("joint", task_weight=weight)
+@pytest.mark.parametrize("weight", [None, 0, 0.3, 1])
+def test_loss_and_gradient_are_the_weighted_sum_of_those_of_both_tasks(weight):
+    kind = "regression" if weight is None else "joint"
+    model, batch = small_model(kind, **{} if weight is None else {"task_weight": weight}), targets(kind)
     embeddings = torch.randn(7, 4, generator=torch.Generator().manual_seed(2), requires_grad=True)
     model.sphere_vision.forward = lambda pixels, **options: SphereVisionOutput(embeddings=embeddings)
-    model(images(), **targets("joint")).loss.backward()
-    return embeddings.grad
-
-
-def test_weight_0_gives_the_regression_gradient():
-    embeddings = torch.randn(7, 4, generator=torch.Generator().manual_seed(2), requires_grad=True)
-    (expected,) = torch.autograd.grad(plain_regression(embeddings, targets("joint")["regression_labels"]), embeddings)
-    torch.testing.assert_close(gradient_of_embeddings(0.0), expected, rtol=1e-4, atol=1e-6)
-
-
-def test_weight_1_gives_the_classification_gradient():
-    embeddings = torch.randn(7, 4, generator=torch.Generator().manual_seed(2), requires_grad=True)
-    prototypes, labels = small_model("joint").head.prototypes, targets("joint")["labels"]
-    (expected,) = torch.autograd.grad(plain_classification(embeddings, prototypes, labels), embeddings)
-    torch.testing.assert_close(gradient_of_embeddings(1.0), expected, rtol=1e-4, atol=1e-6)
-
-
-def test_classification_gradient_is_orthogonal_to_the_pole():
-    assert gradient_of_embeddings(1.0)[:, 0].abs().max() == 0
-
-
-@torch.no_grad()
-def shifted_along_the_pole() -> tuple[Any, Any]:
-    """Outputs of a joint model before and after moving its embeddings along the first axis."""
-    model = small_model("joint")
-    before = model(images())
-    model.sphere_vision.projection.bias[0] += 3.0
-    return before, model(images())
-
-
-def test_moving_along_the_pole_does_not_change_the_classes():
-    before, after = shifted_along_the_pole()
-    assert torch.equal(before.logits, after.logits)
-
-
-def test_moving_along_the_pole_increases_the_value():
-    before, after = shifted_along_the_pole()
-    assert (after.predictions > before.predictions).all()
+    values = plain_regression(embeddings, batch["labels" if weight is None else "regression_labels"])
+    expected = values
+    if weight is not None:
+        classes = plain_classification(embeddings, model.head.prototypes, batch["labels"])
+        expected = (1 - weight) * values + weight * classes
+    loss = model(images(), **batch).loss
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-6)
+    gradients = [torch.autograd.grad(each, embeddings)[0] for each in (loss, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
+    assert weight != 1 or gradients[0][:, 0].abs().max() == 0  # orthogonal to the pole
 
 
 def test_prototypes_are_orthogonal_to_the_pole():
@@ -221,33 +140,25 @@ def small_loss(kind: str, model: SphereVisionPreTrainedModel, batch: dict[str, T
     return mean(images(), **batch).loss
 
 
-# Integration with other libraries
-
-
 # Validation
-
-
-@pytest.mark.parametrize("weight", [0, 1])
-def test_weight_may_be_an_integer(weight):
-    assert small_model("joint", task_weight=weight).config.task_weight == weight
-
-
-@pytest.mark.parametrize("ends", [[2.0, 1.0], [1.0, 1.0], [1.0], [1.0, 2.0, 3.0], [0.0, float("nan")]], ids=str)
-def test_empty_range_is_rejected(ends):
-    with pytest.raises(
-        StrictDataclassClassValidationError, match="value_range must be two finite numbers, the lower one first"
-    ):
-        small_config("regression", value_range=ends)
 
 
 @every_kind
 @pytest.mark.parametrize("name", ["value_range", "embedding_dim"])
-def test_missing_required_regression_option_is_named(kind, name):
+def test_missing_and_unknown_options_of_the_regression_are_named(kind, name):
     with pytest.raises(ValueError, match=r"needs embedding_dim .* and value_range .*; got .*None"):
         small_model(kind, **{name: None})
+    with pytest.raises(StrictDataclassClassValidationError, match="regression_kwargs has no option reducion"):
+        small_model(kind, regression_kwargs={"reducion": "sum"})
 
 
 def test_bad_input_is_refused():
+    for ends in ([2.0, 1.0], [1.0, 1.0], [1.0], [1.0, 2.0, 3.0], [0.0, float("nan")]):
+        with pytest.raises(StrictDataclassClassValidationError, match="must be two finite numbers, the lower one firs"):
+            small_config("regression", value_range=ends)
+    for options in ({"regression_kwargs": {"reduction": "sum"}}, {"head_kwargs": {"reduction": "sum"}}):
+        with pytest.raises(ValueError, match="set the same `reduction` in head_kwargs and regression_kwargs"):
+            small_model("joint", **options)
     for name in ("labels", "regression_labels"):
         with pytest.raises(ValueError, match=r"both labels \(classes\) and regression_labels \(values\), or neither"):
             small_model("joint")(images(), **{name: targets("joint")[name]})
@@ -268,20 +179,6 @@ def test_bad_input_is_refused():
             model_class(small_config("joint", head=None))
 
 
-@pytest.mark.parametrize(
-    "options", [{"regression_kwargs": {"reduction": "sum"}}, {"head_kwargs": {"reduction": "sum"}}]
-)
-def test_mixing_sum_and_mean_reductions_is_rejected(options):
-    with pytest.raises(ValueError, match="set the same `reduction` in head_kwargs and regression_kwargs"):
-        small_model("joint", **options)
-
-
-@every_kind
-def test_unknown_regression_option_is_named(kind):
-    with pytest.raises(StrictDataclassClassValidationError, match="regression_kwargs has no option reducion"):
-        small_model(kind, regression_kwargs={"reducion": "sum"})
-
-
 @every_kind
 def test_value_outside_the_range_is_rejected(kind):
     batch = targets(kind)
@@ -289,7 +186,3 @@ def test_value_outside_the_range_is_rejected(kind):
     batch[name][3] = 30.5
     with pytest.raises(ValueError, match=r"target 30\.5 is outside the range -10 to 30"):
         small_model(kind)(images(), **batch)
-
-
-def test_regression_config_has_no_head():
-    assert small_model("regression").config.head is None
