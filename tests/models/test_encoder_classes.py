@@ -11,15 +11,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fresh_python import run_fresh
-from huggingface_hub.errors import StrictDataclassClassValidationError
 from safetensors import safe_open
 from small_encoders import BERT, EVERY, VIT, Encoder, every_class, every_encoder
 from torch import Tensor, nn
 from transformers import AutoImageProcessor, AutoModel, Trainer, TrainingArguments, ViTImageProcessor
-from transformers.models.auto import image_processing_auto, modeling_auto, tokenization_auto
+from transformers.models.auto import modeling_auto
 
 import hf_sphere
-from hf_sphere import registration
 from hf_sphere.geometry import spherize
 from hf_sphere.models.sphere_encoder import modeling_sphere_encoder
 from hf_sphere.optim.groups import collect_parameter_options
@@ -42,6 +40,7 @@ def test_model_without_spherized_layers_matches_the_plain_model_exactly(encoder,
     assert list(weights) == list(expected)
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
     assert torch.equal(encoder.output(model), encoder.output(plain))
+    assert not any(name.endswith("spherical") for name, _ in plain.named_modules())
 
 
 @every_class
@@ -61,24 +60,18 @@ def test_each_module_is_built_once_and_in_the_order_of_the_plain_model(encoder, 
 
 
 @every_encoder
-def test_a_plain_model_is_unaffected_by_the_construction_of_a_spherized_one(encoder):
-    encoder.model()
-    assert not any(name.endswith("spherical") for name, _ in encoder.plain().named_modules())
-
-
-def test_a_version_of_transformers_that_builds_other_classes_is_an_error(monkeypatch):
-    monkeypatch.setattr(modeling_sphere_encoder, "_in_layers", lambda layers, plain, spherized: plain)
-    with pytest.raises(RuntimeError, match="SphereBertModel has layers that are not spherized: this version of transf"):
-        BERT.model()
-
-
-@every_class
-def test_a_constructor_with_a_decorator_of_another_file_is_an_error(encoder, task, monkeypatch):
-    plain, kind = encoder.plain_class(task), encoder.model_class(task)
+def test_a_version_of_transformers_that_builds_other_classes_or_decorates_constructors_is_an_error(
+    encoder, monkeypatch
+):
+    plain = encoder.plain_class("Model")
     original = plain.__init__
+    with monkeypatch.context() as patch:
+        patch.setattr(modeling_sphere_encoder, "_in_layers", lambda layers, plain, spherized: plain)
+        with pytest.raises(RuntimeError, match=r"Model has layers that are not spherized: this version of transf"):
+            encoder.model()
     monkeypatch.setattr(plain, "__init__", lambda self, *args, **kwargs: original(self, *args, **kwargs))
     with pytest.raises(RuntimeError, match="has layers that are not spherized"):
-        kind(encoder.config())
+        encoder.model("Model")
 
 
 @every_encoder
@@ -116,6 +109,7 @@ def test_clone_has_the_same_outputs_and_its_own_weights(encoder, clone):
 @every_class
 def test_class_is_written_in_the_file_of_its_encoder_with_signature_and_docstring(encoder, task):
     model, config, plain = encoder.model_class(task), encoder.model_class("Config"), encoder.plain_class(task)
+    assert getattr(hf_sphere, model.__name__) is model
     file = Path(inspect.getsourcefile(model))
     assert file == Path(inspect.getsourcefile(config))
     assert file.stem == encoder.model_type
@@ -200,16 +194,12 @@ def test_saved_model_is_loaded_by_the_auto_class(encoder, task, tmp_path):
     loaded, info = auto.from_pretrained(tmp_path, output_loading_info=True)
     assert type(loaded) is type(model)
     assert not any(info.values())
+    layer = {"distilbert": "ffn", "modernbert": "mlp", "vit": "mlp"}.get(encoder.model_type, "output")
+    names = [name for name in encoder.layer(loaded, 2).state_dict() if "spher" in name]
+    assert names == [f"{layer}.spherical.{n}" for n in ("spherization.scaling", "spherization.radius", "linear.weight")]
     assert torch.equal(encoder.output(loaded), encoder.output(model))
     spherization = encoder.spherical(loaded, 2).spherization
     assert (spherization.scaling.item(), spherization.radius.item()) == (1.75, 2.5)
-
-
-@every_encoder
-def test_names_of_the_tensors_are_those_of_published_checkpoints(encoder):
-    layer = {"distilbert": "ffn", "modernbert": "mlp", "vit": "mlp"}.get(encoder.model_type, "output")
-    names = [name for name in encoder.layer(encoder.model(), 2).state_dict() if "spher" in name]
-    assert names == [f"{layer}.spherical.{n}" for n in ("spherization.scaling", "spherization.radius", "linear.weight")]
 
 
 def test_image_encoder_saves_its_own_names_and_reads_those_of_older_checkpoints_and_their_processor(tmp_path):
@@ -241,44 +231,23 @@ def test_new_map_has_the_initialization_of_the_encoder(fresh, tmp_path):
     assert new.std().item() < 0.6 * encoder.layer(model, 2).mlp.Wi.weight.std().item()  # not that of all linear maps
 
 
-@every_encoder
-def test_checkpoint_of_other_spherized_layers_is_rejected(encoder, tmp_path):
-    encoder.model("Model", spherized_layers=[0]).save_pretrained(tmp_path)
-    message = r"the layers \[0\] are spherized, but the configuration has spherized_layers \[1\]"
-    with pytest.raises(ValueError, match=message):
-        encoder.model_class("Model").from_pretrained(tmp_path, spherized_layers=[1])
-
-
-# Registration
-
-
-@every_encoder
-def test_processor_is_that_of_the_plain_encoder(encoder):
-    auto = image_processing_auto.IMAGE_PROCESSOR_MAPPING if encoder.is_image else tokenization_auto.TOKENIZER_MAPPING
-    assert auto[encoder.model_class("Config")] == auto[encoder.plain_class("Config")]
-
-
-@every_class
-def test_class_has_a_public_name_and_an_entry_of_an_auto_table(encoder, task):
-    name = f"Sphere{encoder.name}{task}"
-    assert {name, f"Sphere{encoder.name}Config"} <= {*hf_sphere.models.__all__} & {*dir(hf_sphere.models)}
-    assert getattr(hf_sphere, name) is getattr(hf_sphere.models, name)
-    assert any(table.get(f"sphere_{encoder.model_type}") == name for table in registration._MODELS.values())
+# Registration and heads of the image classifier
 
 
 def test_dir_lists_the_classes_that_matter():
     assert {"SphereVisionModel", "SphereTrainer", "fit_spherization"} <= {*dir(hf_sphere)}
     assert not [name for name in dir(hf_sphere) if name.startswith(tuple(f"Sphere{each.name}" for each in EVERY))]
-
-
-# Heads of the image classifier
+    with pytest.raises(AttributeError, match="SphereDebertaModel"):
+        _ = hf_sphere.SphereDebertaModel
 
 
 @pytest.mark.parametrize("head", ["cosine", "spherized", "vmf"])
-def test_image_classifier_with_a_head_trains_and_is_saved(head, tmp_path):
-    model = VIT.model("ForImageClassification", head=head, num_labels=4).train()
+def test_image_classifier_with_a_head_trains_returns_attentions_and_is_saved(head, tmp_path):
+    model = VIT.model("ForImageClassification", head=head, num_labels=4, attn_implementation="eager").train()
     labels = torch.tensor([0, 1, 3])
-    result = model(**VIT.batch(), labels=labels)
+    result = model(**VIT.batch(), labels=labels, output_attentions=True)
+    attentions = model.base_model(**VIT.batch(), output_attentions=True).attentions
+    torch.testing.assert_close(result.attentions, attentions)
     expected = model.head(model.base_model(**VIT.batch()).last_hidden_state[:, 0].detach(), labels)
     if head != "vmf":  # which samples
         torch.testing.assert_close(result.loss, expected.loss)
@@ -291,13 +260,6 @@ def test_image_classifier_with_a_head_trains_and_is_saved(head, tmp_path):
     torch.testing.assert_close(loaded(**VIT.batch()).logits, model(**VIT.batch()).logits)
 
 
-def test_image_classifier_with_a_head_returns_the_attentions_of_the_encoder():
-    model = VIT.model("ForImageClassification", head="cosine", attn_implementation="eager")
-    attentions = model(**VIT.batch(), output_attentions=True).attentions
-    assert len(attentions) == 3
-    torch.testing.assert_close(attentions, model.base_model(**VIT.batch(), output_attentions=True).attentions)
-
-
 def test_head_replaces_the_classifier_of_a_plain_checkpoint(tmp_path):
     VIT.plain("ForImageClassification").save_pretrained(tmp_path)
     kind = VIT.model_class("ForImageClassification")
@@ -305,27 +267,6 @@ def test_head_replaces_the_classifier_of_a_plain_checkpoint(tmp_path):
     assert info.pop("missing_keys") == {name for name in model.state_dict() if name.startswith("head.")}
     assert not any(info.values())
     assert all(value.isfinite().all() for value in model.head.state_dict().values())
-
-
-def test_head_and_spherized_classifier_exclude_each_other():
-    with pytest.raises(StrictDataclassClassValidationError, match="leave it out, or set head to None"):
-        VIT.config(head="cosine", spherized_classifier=True)
-
-
-# Bad input
-
-
-@pytest.mark.parametrize("name", ["SphereDebertaModel", "nothing", "_private"])
-def test_unknown_name_is_an_error_that_states_it(name):
-    with pytest.raises(AttributeError, match=name):
-        getattr(hf_sphere, name)
-
-
-@every_encoder
-@pytest.mark.parametrize("value", [0, float("nan"), float("inf")])
-def test_scaling_of_zero_or_not_finite_is_rejected(encoder, value):
-    with pytest.raises(StrictDataclassClassValidationError, match="scaling must be finite and not 0"):
-        encoder.model_class("Config")(spherization_scaling=value)
 
 
 # Training by the Trainer
@@ -360,6 +301,9 @@ def test_accumulated_batches_with_unequal_numbers_of_targets_match_one_batch(enc
     examples = five_examples(encoder, task)
     whole, parts = (after_a_step(encoder.model(task).double(), examples, size, tmp_path) for size in (5, 1))
     torch.testing.assert_close(parts, whole, rtol=1e-9, atol=1e-12)
+    before = encoder.model(task).double().state_dict()
+    unmoved = {name for name, value in whole.items() if torch.equal(value, before[name])}
+    assert all(name.endswith("radius") for name in unmoved if "spherical" in name or "classifier" in name)
 
 
 @pytest.mark.parametrize("return_dict", [True, False])

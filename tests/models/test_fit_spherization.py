@@ -1,5 +1,6 @@
 """Fitting the spherized layers of an encoder to the plain encoder it started from."""
 
+import copy
 import itertools
 import math
 from collections.abc import Iterator
@@ -96,26 +97,16 @@ def explained_variance(points: np.ndarray, targets: np.ndarray, solution: np.nda
 # Fit
 
 
-@pytest.mark.parametrize("ridge", [0.0, 1e-3])
-def test_map_is_the_ridge_regression_on_the_layer_inputs(load, tokenizer, ridge):
-    model, reference = (half.double() for half in load())
+@pytest.mark.parametrize(("layers", "ridge"), [([1], 0.0), ([0, 1], 1e-4)])
+def test_map_is_the_ridge_regression_on_the_layer_inputs_layer_by_layer(load, tokenizer, layers, ridge):
+    model, reference = (half.double() for half in load(spherized_layers=layers))
     batch = batch_of(tokenizer, sentences(100))
-    points, targets, _ = features_and_targets(model, reference, 1, batch)
-    expected = points @ ridge_regression(points, targets, ridge)
-    [fit] = fit_spherization(model, reference, [batch], ridge=ridge)
-    np.testing.assert_allclose(points @ new_map(model).numpy().T, expected, rtol=1e-5, atol=1e-5)
-    assert (fit.layer, fit.ridge, fit.num_tokens) == (1, ridge, len(points))
-
-
-def test_layers_are_fitted_sequentially(load, tokenizer):
-    model, reference = (half.double() for half in load(spherized_layers=[0, 1]))
-    batch = batch_of(tokenizer, sentences(100))
-    fits = fit_spherization(model, reference, [batch], ridge=1e-4)
-    assert [fit.layer for fit in fits] == [0, 1]
-    for layer in (0, 1):  # the map of a layer does not change its own inputs
+    fits = fit_spherization(model, reference, [batch], ridge=ridge)
+    for layer, fit in zip(layers, fits, strict=True):  # the map of a layer does not change its own inputs
         points, targets, _ = features_and_targets(model, reference, layer, batch)
-        expected = points @ ridge_regression(points, targets, 1e-4)
+        expected = points @ ridge_regression(points, targets, ridge)
         np.testing.assert_allclose(points @ new_map(model, layer).numpy().T, expected, rtol=1e-5, atol=1e-5)
+        assert (fit.layer, fit.ridge, fit.num_tokens) == (layer, ridge, len(points))
 
 
 @pytest.mark.parametrize("ridge", [None, 1e-3])
@@ -145,52 +136,6 @@ def test_explained_variance_is_measured_on_every_fifth_text(load, tokenizer, rid
 # Quality
 
 
-@pytest.mark.parametrize("layers", [[1], [0, 1]])
-def test_only_a_fitted_encoder_is_close_to_the_plain_one(load, tokenizer, layers):
-    model, reference = load(spherized_layers=layers)
-    unseen = batch_of(tokenizer, sentences(40, start=5))
-
-    @torch.no_grad()
-    def share_missed() -> float:
-        mine, its = (half.base_model(**unseen)[0][unseen["attention_mask"].bool()] for half in (model, reference))
-        return float((mine - its).square().sum() / (its - its.mean(0)).square().sum())
-
-    fresh = share_missed()
-    fit_spherization(model, reference, sentences(200), tokenizer=tokenizer)
-    assert share_missed() < 0.25 * fresh
-
-
-def masked_batch(tokenizer: Any, texts: list[str], first: int) -> dict[str, Tensor]:
-    """Inputs with every fourth token masked, starting at an offset, and the labels."""
-    inputs = batch_of(tokenizer, texts)
-    ids = inputs["input_ids"]
-    masked = (torch.arange(ids.shape[1]) % 4 == first) & (ids > tokenizer.mask_token_id)
-    labels, hidden = ids.masked_fill(~masked, -100), ids.masked_fill(masked, tokenizer.mask_token_id)
-    return {**inputs, "input_ids": hidden, "labels": labels}
-
-
-def test_fitted_model_starts_near_the_loss_of_the_trained_one(checkpoint, tokenizer, tmp_path):
-    trained = BertForMaskedLM.from_pretrained(checkpoint)
-    optimizer = torch.optim.Adam(trained.parameters(), lr=3e-3)
-    texts = sentences(200)
-    for step in range(120):
-        optimizer.zero_grad()
-        trained(**masked_batch(tokenizer, texts[step % 4 :: 4], first=step % 3)).loss.backward()
-        optimizer.step()
-    trained.eval().save_pretrained(tmp_path)
-    model = SphereBertForMaskedLM.from_pretrained(tmp_path).eval()
-    unseen = masked_batch(tokenizer, sentences(40, start=5), first=2)
-
-    @torch.no_grad()
-    def loss(of: Any) -> float:
-        return of(**unseen).loss.item()
-
-    plain, fresh = loss(trained), loss(model)
-    assert plain < fresh - 1.0  # otherwise the test would pass trivially
-    fit_spherization(model, trained, texts, tokenizer=tokenizer)
-    assert abs(loss(model) - plain) < 0.2 * (fresh - plain)
-
-
 def batches_of(encoder: Encoder) -> list[dict[str, Tensor]]:
     """Two batches of 100 texts or images."""
     inputs = encoder.batch(100)
@@ -200,14 +145,18 @@ def batches_of(encoder: Encoder) -> list[dict[str, Tensor]]:
 
 
 @every_encoder
-def test_fit_brings_every_encoder_close_to_the_plain_one(encoder):
+def test_fit_brings_every_encoder_close_to_the_plain_one_also_in_half_precision(encoder):
     plain, model = encoder.plain(initializer_range=0.3), encoder.model(initializer_range=0.3)
     model.load_state_dict(plain.state_dict(), strict=False)
+    rounded, rounded_plain = (copy.deepcopy(each).bfloat16() for each in (model, plain))
     before = (encoder.output(model) - encoder.output(plain)).square().mean()
     [fit] = fit_spherization(model, plain, batches_of(encoder))
     assert fit.layer == 2
     assert fit.explained_variance > 0.5
     assert (encoder.output(model) - encoder.output(plain)).square().mean() < before / 2
+    [other] = fit_spherization(rounded, rounded_plain, batches_of(encoder))
+    assert encoder.spherical(rounded).linear.weight.dtype == torch.bfloat16
+    assert other.explained_variance == pytest.approx(fit.explained_variance, abs=0.05)
 
 
 @pre_norm
@@ -237,7 +186,7 @@ def test_fit_compensates_for_earlier_layers_if_the_norm_comes_first(encoder):
 # Inputs and side effects
 
 
-def test_texts_and_tokenized_batches_give_the_same_fit(load, tokenizer, checkpoint):
+def test_texts_and_tokenized_batches_give_the_same_fit_also_of_an_encoder_without_a_head(load, tokenizer, checkpoint):
     maps = []
     texts = sentences(64)
     batches = [batch_of(tokenizer, texts[start : start + 16]) for start in range(0, 64, 16)]
@@ -248,14 +197,12 @@ def test_texts_and_tokenized_batches_give_the_same_fit(load, tokenizer, checkpoi
         fit_spherization(model, reference, given, ridge=1e-4)  # with the tokenizer of the checkpoint
         maps.append(new_map(model))
     torch.testing.assert_close(*maps, rtol=1e-4, atol=1e-5)
-
-
-def test_max_length_truncates_texts_and_without_a_mask_all_tokens_are_used(load, tokenizer):
-    model, reference = load()
-    [fit] = fit_spherization(model, reference, sentences(20), tokenizer=tokenizer, max_length=6)
+    alone = SphereBertModel.from_pretrained(checkpoint, add_pooling_layer=False)
+    fit_spherization(alone, reference, batches, ridge=1e-4)
+    assert torch.equal(new_map(alone), maps[1])
+    [fit] = fit_spherization(model, reference, texts[:20], max_length=6)
     assert fit.num_tokens == 120
-    ids = torch.randint(5, 400, (20, 10))
-    [fit] = fit_spherization(model, reference, [{"input_ids": ids[:10]}, {"input_ids": ids[10:]}])
+    [fit] = fit_spherization(model, reference, [{"input_ids": torch.randint(5, 400, (20, 10))}])  # without a mask
     assert fit.num_tokens == 200
 
 
@@ -305,44 +252,7 @@ def test_only_the_new_maps_are_modified_and_the_fit_described(load, tokenizer):
     assert str(fit) == expected
 
 
-def test_half_precision_model_is_fitted_in_float32(load, tokenizer):
-    exact, reference = load()
-    rounded, rounded_reference = (half.bfloat16() for half in load())
-    [expected] = fit_spherization(exact, reference, sentences(100), tokenizer=tokenizer)
-    [fit] = fit_spherization(rounded, rounded_reference, sentences(100), tokenizer=tokenizer)
-    assert new_map(rounded).dtype == torch.bfloat16
-    assert fit.explained_variance == pytest.approx(expected.explained_variance, abs=0.05)
-
-
-def test_encoder_without_a_head_is_fitted_to_a_model_with_one(checkpoint, load, tokenizer):
-    texts = sentences(30)
-    model, reference = load()
-    fit_spherization(model, reference, texts, tokenizer=tokenizer, ridge=1e-3)
-    alone = SphereBertModel.from_pretrained(checkpoint, add_pooling_layer=False)
-    fit_spherization(alone, reference, texts, tokenizer=tokenizer, ridge=1e-3)
-    assert torch.equal(new_map(alone), new_map(model))
-
-
 # Validation
-
-
-@pytest.mark.parametrize(
-    ("count", "options", "message"),
-    [
-        (2, {}, r"too few tokens: at least 65 in 5 texts are required; got \d+ in 2"),
-        (0, {}, "got 0 in 0"),
-        (100, {"max_tokens": 40, "batch_size": 1}, r"Pass more texts, or increase max_tokens \(40\)"),
-        (100, {"max_tokens": 64, "batch_size": 5}, "too few tokens"),
-    ],
-)
-def test_too_few_tokens_are_rejected(load, tokenizer, count, options, message):
-    model, reference = load()
-    if options.get("batch_size") == 5:
-        options = options | {"max_length": 4}  # many texts, each short
-    before = new_map(model).clone()
-    with pytest.raises(ValueError, match=message):
-        fit_spherization(model, reference, sentences(count)[:16], tokenizer=tokenizer, **options)
-    assert torch.equal(new_map(model), before)
 
 
 def test_underdetermined_fit_without_ridge_is_rejected(load, tokenizer):
@@ -352,36 +262,10 @@ def test_underdetermined_fit_without_ridge_is_rejected(load, tokenizer):
     fit_spherization(*load(), same, tokenizer=tokenizer)  # a ridge is chosen automatically
 
 
-def test_spherized_reference_layer_is_rejected(load, checkpoint, tokenizer):
-    model, _ = load()
-    with pytest.raises(ValueError, match="layer 1 of the reference is spherized"):
-        fit_spherization(model, model, sentences(20), tokenizer=tokenizer)
-    elsewhere = SphereBertForMaskedLM.from_pretrained(checkpoint, spherized_layers=[0])
-    fit_spherization(model, elsewhere, sentences(20), tokenizer=tokenizer)  # its layer 1 is plain
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("num_hidden_layers", 3), ("hidden_size", 16), ("intermediate_size", 32), ("vocab_size", 300)]
-)
-def test_reference_of_wrong_size_is_rejected(load, tokenizer, name, value):
-    model, reference = load()
-    config = BertConfig.from_dict({**reference.config.to_dict(), name: value})
-    its = getattr(reference.config, name)
-    with pytest.raises(ValueError, match=f"its {name} is {value}; the model has {its}"):
-        fit_spherization(model, BertModel(config), sentences(20), tokenizer=tokenizer)
-
-
-# Texts of padding
-
-
 def texts_of(count: int) -> list[dict[str, Tensor]]:
     """Batches of four texts of six tokens each."""
     ids = torch.randint(5, 50, (count, 4, 6), generator=torch.Generator().manual_seed(0))
     return [{"input_ids": rows, "attention_mask": torch.ones_like(rows)} for rows in ids]
-
-
-def joined(batches: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
 
 
 @pytest.fixture
@@ -401,22 +285,15 @@ def test_padding_only_texts_do_not_change_the_fit(pair, position):
     torch.testing.assert_close(new_map(model), expected)
 
 
-def test_texts_with_tokens_are_held_out_if_every_fifth_is_padding(pair):
+def test_texts_with_tokens_are_held_out_if_every_fifth_is_padding_in_any_batches(pair):
     model, reference = pair
-    at_once = joined(texts_of(8))
+    at_once = {name: torch.cat([batch[name] for batch in texts_of(10)]) for name in ("input_ids", "attention_mask")}
     at_once["attention_mask"][4::5] = 0
     (fit,) = fit_spherization(model, reference, [at_once], ridge=0.01)
     assert fit.num_tokens == int(at_once["attention_mask"].sum())
     assert fit.explained_variance < 1
-
-
-def test_padding_only_text_does_not_shift_others_in_the_batch(pair):
-    model, reference = pair
-    batches = texts_of(8)
-    for batch in batches:
-        batch["attention_mask"][-1] = 0
-    (fit,) = fit_spherization(model, reference, batches, ridge=0.01)
-    (other,) = fit_spherization(model, reference, [joined(batches)], ridge=0.01)
+    parts = [{name: value[start : start + 5] for name, value in at_once.items()} for start in range(0, 40, 5)]
+    (other,) = fit_spherization(model, reference, parts, ridge=0.01)
     assert other.explained_variance == pytest.approx(fit.explained_variance, rel=1e-6)
 
 
@@ -438,10 +315,29 @@ def test_inputs_other_than_texts_or_batches_are_rejected(pair, texts, message):
     assert torch.equal(new_map(pair[0]), before)
 
 
-def test_bad_input_is_refused(load, tokenizer, pair):
-    for ridge in (-1e-3, math.nan):
-        with pytest.raises(ValueError, match=rf"ridge must be a number in \[0, inf\); got {ridge}"):
-            fit_spherization(*load(), sentences(20), tokenizer=tokenizer, ridge=ridge)
+def test_bad_input_is_refused(load, tokenizer, checkpoint, pair):
+    model, reference = load()
+    before = new_map(model).clone()
+    for count, options, message in (
+        (20, {"ridge": -1e-3}, r"ridge must be a number in \[0, inf\); got -0.001"),
+        (20, {"ridge": math.nan}, r"ridge must be a number in \[0, inf\); got nan"),
+        (2, {}, r"too few tokens: at least 65 in 5 texts are required; got \d+ in 2"),
+        (0, {}, "got 0 in 0"),
+        (16, {"max_tokens": 40, "batch_size": 1}, r"Pass more texts, or increase max_tokens \(40\)"),
+        (16, {"max_tokens": 64, "batch_size": 5, "max_length": 4}, "too few tokens"),  # many texts, each short
+    ):
+        with pytest.raises(ValueError, match=message):
+            fit_spherization(model, reference, sentences(count), tokenizer=tokenizer, **options)
+    for name, value in (("num_hidden_layers", 3), ("hidden_size", 16), ("intermediate_size", 32), ("vocab_size", 300)):
+        other = BertModel(BertConfig.from_dict({**reference.config.to_dict(), name: value}))
+        message = f"its {name} is {value}; the model has {getattr(reference.config, name)}"
+        with pytest.raises(ValueError, match=message):
+            fit_spherization(model, other, sentences(20), tokenizer=tokenizer)
+    with pytest.raises(ValueError, match="layer 1 of the reference is spherized"):
+        fit_spherization(model, model, sentences(20), tokenizer=tokenizer)
+    assert torch.equal(new_map(model), before)
+    elsewhere = SphereBertForMaskedLM.from_pretrained(checkpoint, spherized_layers=[0])
+    fit_spherization(model, elsewhere, sentences(20), tokenizer=tokenizer)  # its layer 1 is plain
     model, reference = load(spherized_layers=[])
     with pytest.raises(ValueError, match="SphereBertForMaskedLM has no spherized layer to fit; set"):
         fit_spherization(model, reference, sentences(20), tokenizer=tokenizer)

@@ -69,19 +69,21 @@ def test_quantizers_skip_the_maps_after_a_spherization(family, kind, suffix, giv
     layer = f"{'' if kind == 'Model' else family.model_type + '.'}encoder.layer"
     assert {f"{layer}.0.output.spherical.linear", f"{layer}.2.output.spherical.linear"} <= linear - converted
     assert {f"{layer}.1.output.dense", f"{layer}.2.intermediate.dense"} <= converted
-
-
-def test_quantizers_skip_a_spherized_classifier(family):
-    model = family.model("ForSequenceClassification", spherized_layers=[], spherized_classifier=True)
-    assert not should_convert_module("classifier.projection", skipped(model))
+    if kind == "ForSequenceClassification":
+        model = family.model(kind, spherized_layers=[], spherized_classifier=True)
+        assert not should_convert_module("classifier.projection" + suffix, skipped(model, given=given))
 
 
 @pytest.mark.parametrize(("head", "linear"), [("angular", "head.linear"), ("spherized", "head.classifier.linear")])
-def test_quantizers_skip_the_spherical_maps_of_a_head(head, linear):
+def test_quantizers_skip_the_spherical_maps_of_a_head_also_in_float16(head, linear, tmp_path):
     config = SphereVisionConfig(backbone="lenet5", num_channels=1, image_size=28, head=head)
-    patterns = skipped(SphereVisionForImageClassification(config), given=None if head == "angular" else [])
+    model, x = SphereVisionForImageClassification(config).eval(), torch.randn(2, 1, 28, 28)
+    patterns = skipped(model, given=None if head == "angular" else [])
     assert not should_convert_module(linear, patterns)
     assert should_convert_module("sphere_vision.backbone.layers.7", patterns)
+    model.save_pretrained(tmp_path)
+    loaded = SphereVisionForImageClassification.from_pretrained(tmp_path, dtype=torch.float16).eval()
+    torch.testing.assert_close(loaded(x).logits.float(), model(x).logits, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("kind", ["ForMaskedLM", "ForSequenceClassification"])
@@ -94,16 +96,6 @@ def test_model_loaded_in_float16_predicts_the_same_with_these_maps_in_float32(fa
     logits = loaded(**batch).logits
     assert logits.dtype == torch.float16
     torch.testing.assert_close(logits.float(), model(**batch).logits, rtol=0.02, atol=0.02)
-
-
-def test_image_model_loaded_in_float16_predicts_the_same(tmp_path):
-    model = SphereVisionForImageClassification(
-        SphereVisionConfig(backbone="lenet5", num_channels=1, image_size=28)
-    ).eval()
-    model.save_pretrained(tmp_path)
-    loaded = SphereVisionForImageClassification.from_pretrained(tmp_path, dtype=torch.float16).eval()
-    x = torch.randn(2, 1, 28, 28)
-    torch.testing.assert_close(loaded(x).logits.float(), model(x).logits, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("backbone", ["lenet5", "mlp"])

@@ -114,13 +114,10 @@ def test_auto_tables_map_to_the_library_classes(model_type):
             assert config in getattr(modeling_auto, table)
 
 
-def test_plain_models_are_unchanged():
+def test_registration_is_idempotent_and_leaves_plain_models():
+    assert configuration_auto.CONFIG_MAPPING["bert"] is transformers.BertConfig
     assert modeling_auto.MODEL_MAPPING[transformers.BertConfig] is transformers.BertModel
     assert tokenization_auto.TOKENIZER_MAPPING[transformers.RobertaConfig] is transformers.RobertaTokenizer
-    assert configuration_auto.CONFIG_MAPPING["bert"] is transformers.BertConfig
-
-
-def test_registration_is_idempotent():
     tables = [modeling_auto.MODEL_MAPPING._model_mapping, configuration_auto.CONFIG_MAPPING_NAMES]
     before = [dict(table) for table in tables]
     registration.register()
@@ -136,24 +133,14 @@ READ_IN = "5.23.0"
 TABLE_PARTS = ["_model_mapping", "_reverse_config_mapping", "_modules"]
 
 
-@pytest.mark.parametrize(
-    ("module", "table", "names"),
-    [
-        (configuration_auto, "CONFIG_MAPPING", ["_modules"]),
-        *((modeling_auto, table, TABLE_PARTS) for table in registration._MODELS),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_transformers_tables_have_the_attributes_used_by_registration(module, table, names):
-    for name in names:
+def test_transformers_tables_have_the_attributes_used_by_registration():
+    tables = [(modeling_auto, table, name) for table in registration._MODELS for name in TABLE_PARTS]
+    for module, table, name in [(configuration_auto, "CONFIG_MAPPING", "_modules"), *tables]:
         part = getattr(getattr(module, table), name, None)
         assert isinstance(part, dict), (
             f"transformers {transformers.__version__} has no dict {table}.{name}, which registration.py fills "
             f"since transformers {READ_IN}; adapt it."
         )
-
-
-def test_name_mappings_are_those_used_by_the_auto_classes():
     assert configuration_auto.CONFIG_MAPPING._mapping is configuration_auto.CONFIG_MAPPING_NAMES
     for table in registration._MODELS:
         assert getattr(modeling_auto, table)._model_mapping is getattr(modeling_auto, f"{table}_NAMES")
@@ -184,13 +171,15 @@ def test_every_module_with_a_hook_exists_and_every_registration_function_is_a_ho
 
 @pytest.mark.parametrize("model_type", ENCODERS)
 def test_processors_are_registered_with_the_public_function(model_type, monkeypatch):
-    images = model_type == "vit"
+    images, own = model_type == "vit", getattr(hf_sphere, f"Sphere{ENCODERS[model_type]}Config")
     auto = image_processing_auto.AutoImageProcessor if images else tokenization_auto.AutoTokenizer
+    table = image_processing_auto.IMAGE_PROCESSOR_MAPPING if images else tokenization_auto.TOKENIZER_MAPPING
+    assert table[own] == table[configuration_auto.CONFIG_MAPPING[model_type]]
     module = importlib.import_module(f"hf_sphere.models.sphere_encoder.{model_type}")  # the first import registers, too
     registered = []
     monkeypatch.setattr(auto, "register", lambda config, *args, **kwargs: registered.append(config))
     registration._register_encoder(module)
-    assert registered == [getattr(hf_sphere, f"Sphere{ENCODERS[model_type]}Config")]
+    assert registered == [own]
 
 
 def test_numbers_of_a_configuration_that_never_end_are_an_error(tmp_path):

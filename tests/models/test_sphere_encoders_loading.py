@@ -1,12 +1,13 @@
 """Saving and loading spherized text encoders, and starting from plain checkpoints."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from small_encoders import BERT
+from small_encoders import BERT, every_encoder
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -27,12 +28,6 @@ AUTO = {
 }
 
 every_kind = pytest.mark.parametrize("kind", AUTO)
-
-SPHERICAL = {"linear.weight", "spherization.scaling", "spherization.radius"}
-
-
-def spherical_names(prefix: str, layer: int) -> set[str]:
-    return {f"{prefix}encoder.layer.{layer}.output.spherical.{name}" for name in SPHERICAL}
 
 
 def write_vocabulary(folder: Path, name: str) -> None:
@@ -77,44 +72,29 @@ def test_weight_is_loaded_if_scaling_and_radius_are_missing(family, learned, tmp
     before = model.state_dict()
     assert all(torch.equal(value, before[name]) for name, value in loaded.state_dict().items())
     assert loaded.classifier.spherization.scaling.item() == 4.0
-
-
-def test_scaling_is_loaded_if_the_radius_is_missing(family, tmp_path):
-    model = family.model(spherization_radius=3.0)
     with torch.no_grad():
         model.base_model.encoder.layer[2].output.spherical.spherization.scaling.fill_(1.75)
     model.save_pretrained(tmp_path)
-    assert len(drop(tmp_path, "spherization.radius")) == 1
-    loaded = family.model_class("ForMaskedLM").from_pretrained(tmp_path)
-    spherization = loaded.base_model.encoder.layer[2].output.spherical.spherization
+    assert len(drop(tmp_path, "spherization.radius")) == 2
+    spherization = type(model).from_pretrained(tmp_path).base_model.encoder.layer[2].output.spherical.spherization
     assert (spherization.scaling.item(), spherization.radius.item()) == (1.75, 3.0)
 
 
-@pytest.mark.parametrize("saved_as", ["Model", "ForMaskedLM"])
-@pytest.mark.parametrize(("saved", "asked"), [([0], [1]), ([0, 1], [1]), ([1], [0, 1]), ([0], []), ([0], None)])
-def test_spherized_layers_differing_from_the_checkpoint_are_rejected(family, saved_as, saved, asked, tmp_path):
-    family.model(saved_as, spherized_layers=saved).save_pretrained(tmp_path)
-    config = family.config(spherized_layers=asked)
-    shown = [2] if asked is None else asked
-    message = rf"the layers \[{', '.join(map(str, saved))}\] are spherized.*\[{', '.join(map(str, shown))}\]"
-    with pytest.raises(ValueError, match=message):
-        family.model_class("ForMaskedLM").from_pretrained(tmp_path, config=config)
-
-
-def test_negative_indices_of_the_same_layers_are_accepted(family, tmp_path):
-    family.model(spherized_layers=[-1, 0]).save_pretrained(tmp_path)
-    _, info = family.model_class("ForMaskedLM").from_pretrained(
-        tmp_path, spherized_layers=[0, 2], output_loading_info=True
-    )
+@every_encoder
+def test_spherized_layers_differing_from_the_checkpoint_are_rejected(encoder, tmp_path):
+    cases = [([0], [1]), ([0, 1], [1]), ([1], [0, 1]), ([0], []), ([0], None)]
+    for saved, asked in cases if encoder == BERT else cases[:1]:
+        for saved_as in {"Model", encoder.tasks[-1]}:
+            encoder.model(saved_as, spherized_layers=saved).save_pretrained(tmp_path)
+            shown = [2] if asked is None else asked
+            message = re.escape(f"the layers {saved} are spherized, but the configuration has spherized_layers {shown}")
+            with pytest.raises(ValueError, match=message):
+                encoder.model_class(encoder.tasks[-1]).from_pretrained(
+                    tmp_path, config=encoder.config(spherized_layers=asked)
+                )
+    encoder.model(spherized_layers=[-1, 0]).save_pretrained(tmp_path)
+    _, info = type(encoder.model()).from_pretrained(tmp_path, spherized_layers=[0, 2], output_loading_info=True)
     assert not any(info.values())
-
-
-@every_kind
-def test_auto_classes_build_from_a_config(family, kind):
-    config = AutoConfig.for_model(f"sphere_{family.model_type}", spherized_layers=[0], **family.sizes)
-    model = AUTO[kind].from_config(config)
-    assert type(model) is family.model_class(kind)
-    assert hasattr(model.base_model.encoder.layer[0].output, "spherical")
 
 
 def test_tokenizer_class_is_inferred_from_the_config(family, tmp_path):
@@ -141,13 +121,6 @@ def test_fill_mask_pipeline_runs_on_a_saved_model(family, tmp_path):
 # Plain checkpoints
 
 
-def test_plain_output_maps_are_not_reported_as_unexpected(family, tmp_path, transformers_log):
-    family.plain().save_pretrained(tmp_path)
-    family.model_class("ForMaskedLM").from_pretrained(tmp_path)
-    assert "MISSING" in transformers_log.text
-    assert "UNEXPECTED" not in transformers_log.text
-
-
 def test_new_weights_use_the_initialization_of_the_encoder(family, tmp_path):
     family.plain(initializer_range=0.5).save_pretrained(tmp_path)
     torch.manual_seed(5)
@@ -156,15 +129,12 @@ def test_new_weights_use_the_initialization_of_the_encoder(family, tmp_path):
     assert (spherical.spherization.scaling.item(), spherical.spherization.radius.item()) == (1.0, 1.0)
 
 
-def test_encoder_loads_from_a_plain_checkpoint_with_a_head(family, tmp_path):
-    family.plain("ForMaskedLM").save_pretrained(tmp_path)
-    _, info = family.model_class("Model").from_pretrained(tmp_path, add_pooling_layer=False, output_loading_info=True)
-    assert info["missing_keys"] == spherical_names("", 2)
-
-
 @every_kind
 def test_plain_checkpoint_loads_with_the_new_model_type_and_no_warning(family, kind, tmp_path, transformers_log):
     family.plain(kind).save_pretrained(tmp_path / "plain")
+    options = {"add_pooling_layer": False, "output_loading_info": True}
+    _, info = family.model_class("Model").from_pretrained(tmp_path / "plain", **options)  # with any head or none
+    assert all("layer.2.output.spherical." in name for name in info["missing_keys"])
     model = family.model_class(kind).from_pretrained(tmp_path / "plain")
     assert type(model.config) is type(family.config())
     model.save_pretrained(tmp_path / "own")
@@ -179,9 +149,12 @@ def test_plain_checkpoint_loads_with_the_new_model_type_and_no_warning(family, k
 
 
 @pytest.mark.parametrize("source", ["plain", "own"])
-def test_tied_weights_are_tied_after_loading(family, source, tmp_path):
+def test_tied_weights_are_tied_after_loading_and_resizing(family, source, tmp_path):
     (family.plain() if source == "plain" else family.model()).save_pretrained(tmp_path)
     model = family.model_class("ForMaskedLM").from_pretrained(tmp_path)
+    model.resize_token_embeddings(57, mean_resizing=False)
+    assert model(**family.batch()).logits.shape == (3, 6, 57)
+    assert model.config.vocab_size == 57
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
 
