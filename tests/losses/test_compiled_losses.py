@@ -54,3 +54,9 @@ def test_steps_of_any_batch_size_are_those_without_compilation(name):
         torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
     if has_labels:
         assert counters["stats"]["unique_graphs"] <= 2  # one of the first size, one of any size
+        return
+    results, without_gradient = [], torch.compile(loss, fullgraph=True, backend="eager")
+    for run in (loss, without_gradient):
+        torch.manual_seed(0)
+        results.append(run(x))
+    torch.testing.assert_close(*results)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, List, Value
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
 from PIL import Image as Pictures
 from torch import distributed
 from transformers import ViTConfig, ViTImageProcessor, ViTModel
@@ -137,7 +137,9 @@ CASES = [*(("texts", name) for name in (*HEADS, *PAIR_LOSSES)), ("images", "vmf"
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES)
-def test_every_head_and_pair_loss_trains_in_the_trainer(name, kind, model, vit, tmp_path):
+def test_every_head_and_pair_loss_trains_in_the_trainer_whose_evaluation_changes_no_statistics(
+    name, kind, model, vit, tmp_path
+):
     model = image_model(vit) if kind == "images" else model
     data = images() if kind == "images" else texts(label=CLASSES)
     loss = build_loss(name, model.get_embedding_dimension())
@@ -146,22 +148,17 @@ def test_every_head_and_pair_loss_trains_in_the_trainer(name, kind, model, vit, 
     trainer = build_trainer(model, loss, tmp_path, data)
     assert trainer.train().training_loss > 0
     assert any(not torch.equal(*pair) for pair in zip(weights, model.parameters(), strict=True))
-    for name, parameter in loss.named_parameters():
-        if name in ("head.weight", "log_temperature"):
-            assert not torch.equal(parameter, before[name])
-
-
-@pytest.mark.parametrize("name", ["adaface", "prototype", "vmf", "arcface"])
-def test_evaluation_changes_no_statistics_and_uses_no_margin(name, model, tmp_path):
-    loss = build_loss(name, model.get_embedding_dimension())
-    trainer = build_trainer(model, loss, tmp_path, texts(label=CLASSES))
-    trainer.train()
-    before = {name: value.clone() for name, value in loss.state_dict().items()}
+    for key, parameter in loss.named_parameters():
+        if key in ("head.weight", "log_temperature"):
+            assert not torch.equal(parameter, before[key])
+    trained = {key: value.clone() for key, value in loss.state_dict().items()}
     value = trainer.evaluate()["eval_loss"]
-    assert all(torch.equal(value, before[name]) for name, value in loss.state_dict().items())
-    loss.eval()
-    expected = loss(model.encode(TEXTS, convert_to_tensor=True), torch.tensor(CLASSES))
-    assert value == pytest.approx(expected.item(), rel=1e-4)
+    assert all(torch.equal(value, trained[key]) for key, value in loss.state_dict().items())
+    loss.eval()  # without a margin
+    points = model.encode(data["image" if kind == "images" else "sentence"], convert_to_tensor=True).clone()
+    assert value == pytest.approx(loss(points, torch.tensor(CLASSES)).item(), rel=1e-4)
+    if name != "InfoNCELoss":
+        assert loss.train()(points, torch.full((8,), 2)).isfinite()  # of one class only
 
 
 def test_the_margin_begins_after_its_warm_up_epochs(model, tmp_path):
@@ -174,23 +171,19 @@ def test_the_margin_begins_after_its_warm_up_epochs(model, tmp_path):
     assert margins == sorted(margins)
 
 
-def test_batch_with_one_class_only_has_the_loss_of_its_head(model, tmp_path):
-    for name in HEADS:
-        loss, seen = build_loss(name, model.get_embedding_dimension()), []
-        loss.register_forward_hook(lambda module, inputs, value, seen=seen: seen.append(value.isfinite().item()))
-        build_trainer(model, loss, tmp_path, texts(label=[2] * 8)).train()
-        assert seen == [True]
-
-
 # Columns
 
 
+SEVERAL = [[1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0]] * 4
+
+
+@pytest.mark.parametrize("labels", [CLASSES, SEVERAL], ids=["one class", "several"])
 @pytest.mark.parametrize("column", ["label", "labels", "score", "scores"])
-def test_labels_are_taken_from_each_column_of_the_trainer(column, model, tmp_path):
-    loss, seen = losses.ArcFaceLoss(model.get_embedding_dimension(), 4), []
+def test_labels_are_taken_from_each_column_of_the_trainer(column, labels, model, tmp_path):
+    loss, seen = losses.HeadLoss(model.get_embedding_dimension(), 4, head="softmax"), []
     loss.register_forward_hook(lambda module, inputs, value: seen.append(inputs[1]))
-    build_trainer(model, loss, tmp_path, texts(**{column: CLASSES})).train()
-    assert sorted(seen[0].tolist()) == sorted(CLASSES)
+    build_trainer(model, loss, tmp_path, texts(**{column: labels})).train()
+    assert sorted(seen[0].tolist()) == sorted(labels)
 
 
 def test_texts_of_a_row_share_its_label(model):
@@ -202,38 +195,47 @@ def test_texts_of_a_row_share_its_label(model):
         torch.testing.assert_close(loss(columns, labels), expected)
 
 
-def test_rows_with_several_classes_have_the_loss_of_the_head(model, tmp_path):
-    loss, seen = losses.HeadLoss(model.get_embedding_dimension(), 3, head="softmax"), []
-    loss.register_forward_hook(lambda module, inputs, value: seen.append(inputs[1]))
-    several = [[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]] * 4
-    build_trainer(model, loss, tmp_path, texts(label=several)).train()
-    assert sorted(seen[0].tolist()) == sorted(several)
+COLUMNS = {name: TEXTS for name in ("anchor", "positive", "negative")}
+NOT_CLASSES = r"'label' must have class numbers from 0 to 3; got {}.*class_encode_column"
+MISSING = "labels are missing, but {}: name the column of class numbers label, labels"
 
 
 @pytest.mark.parametrize(
-    ("labels", "got"),
+    ("loss", "columns", "message"),
     [
-        (list("abcdabcd"), "got 'a'"),
-        ([1, 2, 3, 4] * 2, "got 4"),
-        ([0, 3, 6, 9] * 2, "got 6"),
-        ([0.1, 0.9] * 4, r"got 0\.1"),
-        ([True, False] * 4, "got (True|False)"),
-        ([None, *CLASSES[1:]], "got None"),
+        ("arcface", {"label": list("abcdabcd")}, NOT_CLASSES.format("'a'")),
+        ("arcface", {"label": [1, 2, 3, 4] * 2}, NOT_CLASSES.format("4")),
+        ("arcface", {"label": [0, 3, 6, 9] * 2}, NOT_CLASSES.format("6")),
+        ("arcface", {"label": [0.1, 0.9] * 4}, NOT_CLASSES.format(r"0\.1")),
+        ("arcface", {"label": [True, False] * 4}, NOT_CLASSES.format("(True|False)")),
+        ("arcface", {"label": [None, *CLASSES[1:]]}, NOT_CLASSES.format("None")),
+        ("arcface", {"encoded": list("abcdefgh")}, r"class numbers from 0 to 3; got 4\. Use num_classes=8"),
+        ("SupConLoss", {"label": ["a"] * 8}, "must have class numbers; got 'a'"),
+        ("SupConLoss", {"label": [["a"]] * 8}, "too many dimensions"),
+        ("arcface", dict(list(COLUMNS.items())[:2]), MISSING.format("HeadLoss has classes")),
+        ("memory", dict(list(COLUMNS.items())[:2]), MISSING.format("CrossBatchSupConLoss has classes")),
+        ("SupConLoss", COLUMNS, MISSING.format("one of three columns may be negative")),
     ],
-    ids=["names", "from 1", "gaps", "scores", "bool", "missing"],
 )
-def test_labels_that_are_no_class_numbers_are_named_before_training(labels, got, model, tmp_path):
-    loss = losses.ArcFaceLoss(model.get_embedding_dimension(), 4)
-    trainer = build_trainer(model, loss, tmp_path, texts(label=labels))
+def test_labels_that_are_missing_or_no_class_numbers_are_named_before_training(loss, columns, message, model, tmp_path):
+    loss = losses.CrossBatchSupConLoss(32, 64) if loss == "memory" else build_loss(loss, 32)
+    data = Dataset.from_dict(columns) if "anchor" in columns else texts(**columns)
+    if "encoded" in columns:
+        data = data.rename_column("encoded", "label").class_encode_column("label")
+    trainer = build_trainer(model, loss, tmp_path, data)
     loss.register_forward_pre_hook(lambda *_: pytest.fail("training began"))
-    with pytest.raises(ValueError, match=rf"'label' must have class numbers from 0 to 3; {got}.*class_encode_column"):
+    with pytest.raises(ValueError, match=message):
         trainer.train()
 
 
-def test_a_loss_with_fewer_classes_than_the_column_names_is_told_their_number(model, tmp_path):
-    data = texts(label=list("abcdefgh")).class_encode_column("label")
-    with pytest.raises(ValueError, match=r"class numbers from 0 to 3; got 4\. Use num_classes=8"):
-        build_trainer(model, losses.ArcFaceLoss(32, 4), tmp_path, data).train()
+def test_labels_of_another_number_and_losses_of_another_length_are_named(model):
+    loss = losses.SentenceTransformerLoss(model, losses.ArcFaceLoss(32, 4))
+    for labels in (torch.arange(3), torch.zeros(3, 4)):
+        with pytest.raises(ValueError, match=r"one label per row; got .* labels for 4 rows"):
+            loss([model.preprocess(TEXTS[:4])], labels)
+    loss = losses.SentenceTransformerLoss(model, losses.ArcFaceLoss(64, 4))
+    with pytest.raises(ValueError, match=r"embeddings must have shape \(B, 64\); got \(8, 32\)"):
+        loss([model.preprocess(TEXTS)], torch.tensor(CLASSES))
 
 
 def test_encoded_names_and_ignored_rows_are_class_numbers(model, tmp_path):
@@ -241,35 +243,6 @@ def test_encoded_names_and_ignored_rows_are_class_numbers(model, tmp_path):
     loss = losses.ArcFaceLoss(model.get_embedding_dimension(), 4)
     for each, rows in ((loss, data), (losses.SupConLoss(), texts(label=[-100, *CLASSES[1:]]))):
         assert build_trainer(model, each, tmp_path, rows).train().training_loss > 0
-
-
-@pytest.mark.parametrize("kind", [Value("string"), List(Value("string"))], ids=["names", "lists"])
-def test_labels_of_a_pair_loss_may_not_be_names(kind, model, tmp_path):
-    labels = [["a"]] * 8 if isinstance(kind, List) else ["a"] * 8
-    trainer = build_trainer(model, losses.SupConLoss(), tmp_path, texts(label=labels))
-    with pytest.raises(ValueError, match=r"must have class numbers; got 'a'|too many dimensions"):
-        trainer.train()
-
-
-@pytest.mark.parametrize(
-    ("loss", "columns", "message"),
-    [
-        (lambda: losses.ArcFaceLoss(32, 8), 2, "labels are missing, but ArcFaceLoss has classes"),
-        (lambda: losses.CrossBatchSupConLoss(32, 64), 2, "labels are missing, but CrossBatchSupConLoss has classes"),
-        (lambda: losses.SupConLoss(), 3, "labels are missing, but one of three columns may be negative"),
-    ],
-)
-def test_missing_labels_are_named(loss, columns, message, model, tmp_path):
-    data = Dataset.from_dict({name: TEXTS for name in ("anchor", "positive", "negative")[:columns]})
-    with pytest.raises(ValueError, match=f"{message}: name the column of class numbers label, labels"):
-        build_trainer(model, loss(), tmp_path, data).train()
-
-
-def test_labels_of_another_number_are_named(model):
-    loss = losses.SentenceTransformerLoss(model, losses.ArcFaceLoss(32, 4))
-    for labels in (torch.arange(3), torch.zeros(3, 4)):
-        with pytest.raises(ValueError, match=r"one label per row; got .* labels for 4 rows"):
-            loss([model.preprocess(TEXTS[:4])], labels)
 
 
 # Several datasets, and the best checkpoint
@@ -343,21 +316,25 @@ def unit(vectors: torch.Tensor) -> torch.Tensor:
 
 def plain_loss(name: str, z: torch.Tensor, w: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """The loss of a head from unit embeddings and class vectors."""
-    cosines, own = z @ w.T, torch.arange(len(z))
+    cosines, own = torch.einsum("bd,k...d->bk...", z, w), torch.arange(len(z))
+    cosines = cosines.amax(-1).clone() if w.ndim == 3 else cosines  # the nearest sub-center
     if name == "proxy_anchor":
         mine = labels[:, None] == torch.arange(len(w))
         attraction = sum((1 + (-32 * (cosines[m, k] - 0.1)).exp().sum()).log() for k, m in enumerate(mine.T) if m.any())
         repulsion = sum((1 + (32 * (cosines[~m, k] + 0.1)).exp().sum()).log() for k, m in enumerate(mine.T))
         return attraction / mine.any(0).sum() + repulsion / len(w)
     scale = {"cosine": np.exp(2.773)}.get(name, 64.0)
-    if name == "arcface":
+    if "arcface" in name:
         cosines[own, labels] = (cosines[own, labels].acos() + 0.5).cos()
     elif name == "cosface":
         cosines[own, labels] -= 0.35
     return -(scale * cosines).log_softmax(1)[own, labels].mean()
 
 
-@pytest.mark.parametrize("name", ["cosine", "arcface", "cosface", "proxy_anchor"])
+OF_DIRECTIONS = ["cosine", "arcface", "cosface", "proxy_anchor", "subcenter_arcface"]
+
+
+@pytest.mark.parametrize("name", OF_DIRECTIONS)
 def test_matryoshka_loss_is_the_sum_over_cut_and_normalized_embeddings_and_class_vectors(name):
     torch.manual_seed(0)
     x, labels = torch.randn(6, 384, requires_grad=True), torch.tensor([0, 3, 1, 2, 3, 0])
@@ -367,7 +344,7 @@ def test_matryoshka_loss_is_the_sum_over_cut_and_normalized_embeddings_and_class
     value = wrapped([{"x": x}], labels)
     z, w = x.detach().double().requires_grad_(), loss.head.weight.detach().double().requires_grad_()
     expected = sum(
-        weight * plain_loss(name, unit(z[:, :dim]), unit(w[:, :dim]), labels)
+        weight * plain_loss(name, unit(z[:, :dim]), unit(w[..., :dim]), labels)
         for dim, weight in zip(dims, [1, 0.5, 0.25], strict=True)
     )
     torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-6)
@@ -397,26 +374,13 @@ def test_every_head_of_a_loss_with_several_parts_is_cut():
     assert {loss.arc.head.embedding_dim, loss.cos.head.embedding_dim} == {8}
 
 
-def test_sub_centers_are_cut_and_the_nearest_one_counts():
-    x, labels = torch.randn(3, 8), torch.tensor([0, 1, 0])
-    loss, model = losses.SubCenterArcFaceLoss(8, 2, margin=0.0), Fixed()
-    value = MatryoshkaLoss(model, losses.SentenceTransformerLoss(model, loss), [4])([{"x": x}], labels)
-    cosines = (unit(x[:, :4]) @ unit(loss.head.weight[..., :4]).flatten(0, 1).T).unflatten(1, (2, 3)).amax(-1)
-    expected = torch.nn.functional.cross_entropy(64 * cosines, labels)
-    torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", sorted(set(HEADS) - {"cosine", "arcface", "cosface", "proxy_anchor"}))
+@pytest.mark.parametrize("name", sorted(set(HEADS) - {*OF_DIRECTIONS}))
 @pytest.mark.parametrize("dims", [[384], [384, 64]], ids=["whole", "cut"])
 def test_heads_that_compare_more_than_directions_are_refused_in_matryoshka_loss(name, dims):
-    model, loss = Fixed(), build_loss(name, 384)
-    wrapped = MatryoshkaLoss(model, losses.SentenceTransformerLoss(model, loss), dims)
-    batch = [{"x": torch.randn(4, 384)}], torch.arange(4)
-    if name == "subcenter_arcface":
-        assert wrapped(*batch).isfinite()
-        return
+    model = Fixed()
+    wrapped = MatryoshkaLoss(model, losses.SentenceTransformerLoss(model, build_loss(name, 384)), dims)
     with pytest.raises(ValueError, match=f"head '{name}' cannot be used in MatryoshkaLoss.*Use arcface, cosface"):
-        wrapped(*batch)
+        wrapped([{"x": torch.randn(4, 384)}], torch.arange(4))
 
 
 @pytest.mark.parametrize("wrapper", [MatryoshkaLoss, Matryoshka2dLoss])
@@ -430,9 +394,3 @@ def test_losses_train_in_the_trainer_inside_matryoshka_loss(wrapper, name, model
     after = [*model.parameters(), *loss.parameters()]
     assert any(not torch.equal(*pair) for pair in zip(before, after, strict=True))
     assert len(after) == len(list(model.parameters())) or not torch.equal(before[-1], after[-1])
-
-
-def test_a_loss_of_another_length_is_an_error_rather_than_cut(model):
-    loss = losses.SentenceTransformerLoss(model, losses.ArcFaceLoss(64, 4))
-    with pytest.raises(ValueError, match=r"embeddings must have shape \(B, 64\); got \(8, 32\)"):
-        loss([model.preprocess(TEXTS)], torch.tensor(CLASSES))

@@ -35,15 +35,9 @@ def test_expectation_under_uniform_samples_is_zero(name, count, dim):
     loss, repeats = MAKE[name](), 400
     values = torch.stack([loss(torch.randn(count, dim, dtype=torch.float64)) for _ in range(repeats)])
     assert abs(values.mean()) < 4 * values.std() / math.sqrt(repeats)
-
-
-@pytest.mark.parametrize("name", MAKE)
-def test_embeddings_of_one_half_have_a_larger_loss(name):
-    torch.manual_seed(0)
-    x = torch.randn(200, 8)
-    x[:, 0] = x[:, 0].abs()
-    repeats = torch.stack([MAKE[name]()(torch.randn(200, 8)) for _ in range(20)])
-    assert MAKE[name]()(x) > repeats.max()
+    if count == 30:  # a half of the sphere
+        x = torch.randn(200, dim)
+        assert loss(torch.cat([x[:, :1].abs(), x[:, 1:]], 1)) > loss(x)
 
 
 def plain_heat(x: Tensor, time: float) -> Tensor:
@@ -63,14 +57,6 @@ def plain_heat(x: Tensor, time: float) -> Tensor:
 def test_heat_kernel_is_its_series(small_blocks, dim, time, count):
     x = torch.randn(count, dim, dtype=torch.float64)
     torch.testing.assert_close(HeatKernelLoss(time)(x), plain_heat(x, time), rtol=1e-9, atol=1e-12)
-
-
-def test_heat_kernel_on_the_circle_is_the_wrapped_normal_density():
-    angle, time = torch.tensor(0.7, dtype=torch.float64), 0.05
-    x = torch.stack([torch.ones_like(angle), 0 * angle, angle.cos(), angle.sin()]).view(2, 2)
-    turns = angle + 2 * math.pi * torch.arange(-20, 21).double()
-    density = 2 * math.pi * (-(turns**2) / (4 * time)).exp().sum() / math.sqrt(4 * math.pi * time)
-    torch.testing.assert_close(HeatKernelLoss(time)(x), density - 1, rtol=1e-10, atol=1e-12)
 
 
 def test_default_heat_kernel_is_nearly_exponential_in_many_dimensions():
@@ -101,7 +87,7 @@ def test_sliced_distance_on_the_circle_is_the_best_rotation_of_a_regular_polygon
     """Transport on a circle to the uniform measure: in the order of the points, at the best shift."""
     turns = torch.tensor([0.05, 0.3, 0.32, 0.9], dtype=torch.float64)
     x = torch.stack([(2 * math.pi * turns).cos(), (2 * math.pi * turns).sin()], dim=1)
-    q = (torch.arange(40000, dtype=torch.float64) + 0.5) / 40000
+    q = (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
     best = min(
         (turns.roll(-k)[(q * 4).long()] + (q * 4 >= 4 - k) - q - shift).square().mean()
         for k in range(4)
@@ -138,24 +124,11 @@ def test_half_precision_is_computed_in_float32(name, dtype):
     assert inputs.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("name", MAKE)
-def test_compiled_loss_needs_no_gradient(name):
-    torch.compiler.reset()
-    loss, x, results = MAKE[name](), torch.randn(8, 8), []
-    for run in (loss, torch.compile(loss, fullgraph=True, backend="eager")):
-        torch.manual_seed(0)
-        results.append(run(x))
-    torch.testing.assert_close(*results)
-
-
-@pytest.mark.parametrize("name", MAKE)
-@pytest.mark.parametrize("shape", [(), (1, 4), (4, 1), (2, 3, 4)])
-def test_shapes_without_a_pair_or_a_sphere_are_rejected(name, shape):
-    with pytest.raises(ValueError, match=r"must be \(B, d\) with B > 1 and d > 1"):
-        MAKE[name]()(torch.randn(shape))
-
-
 def test_bad_input_is_refused():
+    for make in MAKE.values():
+        for shape in ((), (1, 4), (4, 1), (2, 3, 4)):
+            with pytest.raises(ValueError, match=r"must be \(B, d\) with B > 1 and d > 1"):
+                make()(torch.randn(shape))
     x = torch.randn(6, 4, requires_grad=True)
     (gradient,) = torch.autograd.grad(HeatKernelLoss()(x), x, create_graph=True)
     with pytest.raises(RuntimeError, match="can be differentiated once"):

@@ -66,17 +66,24 @@ def expected_features(model, pixels):
 
 
 class TestTransformers:
-    @torch.no_grad()
-    def test_features_are_those_of_the_encoder_and_survive_saving(self, encoder, tmp_path):
+    def test_features_are_those_of_the_encoder_have_gradients_and_survive_saving(self, encoder, tmp_path):
         model, folder = encoder
         config = SphereVisionConfig(backbone=folder, image_size=28, head="cosine", num_labels=3)
         own = SphereVisionForImageClassification(config, pretrained=folder).eval()
         pixels = torch.randn(2, 3, 28, 28)
-        features = own.base_model(pixels).embeddings
-        torch.testing.assert_close(features, expected_features(model, pixels))
+        output = own.base_model(pixels, output_hidden_states=True)
+        torch.testing.assert_close(output.embeddings, own.base_model(pixels).embeddings)
+        torch.testing.assert_close(output.embeddings, expected_features(model, pixels))
+        expected = model.base_model(pixels, output_hidden_states=True).hidden_states
+        torch.testing.assert_close(output.hidden_states, tuple(expected))
+        own(pixels, torch.tensor([0, 2])).loss.backward()
+        assert [name for name, p in own.named_parameters() if p.requires_grad and p.grad is None] == []
         own.save_pretrained(tmp_path / "saved")
         again = SphereVisionForImageClassification.from_pretrained(tmp_path / "saved").eval()
-        assert torch.equal(again.base_model(pixels).embeddings, features)
+        assert torch.equal(again.base_model(pixels).embeddings, output.embeddings)
+        text = (tmp_path / "saved" / "config.json").read_text()
+        assert str(tmp_path) not in text
+        assert json.loads(text)["backbone"] == "tiny"
 
     @pytest.mark.parametrize("encoder", ["vit", "dinov2", "swin"], indirect=True)
     def test_the_stock_trainer_resumes_exactly(self, encoder, tmp_path):
@@ -121,25 +128,15 @@ class TestTransformers:
         loaded = SphereVisionModel(config, pretrained=f"{folder}/model.safetensors")
         assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
 
-    def test_settings_of_the_use_of_an_encoder_do_not_apply_to_the_model(self, tmp_path):
+    def test_settings_of_the_use_of_an_encoder_do_not_apply_to_the_model_but_those_asked_for(self, tmp_path):
         use = {"return_dict": False, "output_hidden_states": True, "output_attentions": True}
         ViTForImageClassification(ViTConfig(**TINY, **use, attn_implementation="eager")).save_pretrained(tmp_path)
         model = SphereVisionModel(SphereVisionConfig(backbone=str(tmp_path), image_size=28), pretrained=True)
         assert list(model.backbone.encoder(torch.randn(1, 3, 28, 28))) == ["last_hidden_state"]
-
-    @pytest.mark.parametrize("kind", ["eager", "sdpa"])
-    def test_the_attention_asked_for_is_that_of_the_encoder(self, kind, tmp_path):
-        ENCODERS["vit"]().save_pretrained(tmp_path / "vit")
-        config = SphereVisionConfig(backbone=str(tmp_path / "vit"), image_size=28)
-        SphereVisionModel(config).save_pretrained(tmp_path / "saved")
-        model = SphereVisionModel.from_pretrained(tmp_path / "saved", attn_implementation=kind)
-        assert model.backbone.encoder.config._attn_implementation == kind
-
-    def test_quantized_weights_are_refused(self, tmp_path):
-        quantized = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}
-        ViTConfig(**TINY, **quantized).save_pretrained(tmp_path)
-        with pytest.raises(ValueError, match="has quantized weights, which cannot be trained; use the model before"):
-            SphereVisionConfig(backbone=str(tmp_path))
+        model.save_pretrained(tmp_path / "saved")
+        for kind in ("eager", "sdpa"):
+            model = SphereVisionModel.from_pretrained(tmp_path / "saved", attn_implementation=kind)
+            assert model.backbone.encoder.config._attn_implementation == kind
 
     @pytest.mark.parametrize(
         ("name", "options"),
@@ -163,20 +160,6 @@ class TestTransformers:
         pixels = torch.randn(2, 3, 28, 28)
         found = SphereVisionModel(config, pretrained=True).eval()(pixels).embeddings
         torch.testing.assert_close(found, model.vision_model(pixels).pooler_output)
-
-    def test_masked_autoencoders_see_whole_images(self, tmp_path):
-        ViTMAEModel(ViTMAEConfig(**TINY)).save_pretrained(tmp_path)
-        model = SphereVisionModel(SphereVisionConfig(backbone=str(tmp_path), image_size=28)).eval()
-        pixels = torch.randn(2, 3, 28, 28)
-        torch.testing.assert_close(model(pixels).embeddings, model(pixels).embeddings)
-
-    def test_no_local_path_is_saved(self, encoder, tmp_path):
-        _, folder = encoder
-        model = SphereVisionModel(SphereVisionConfig(backbone=folder, image_size=28), pretrained=folder)
-        model.save_pretrained(tmp_path / "saved")
-        text = (tmp_path / "saved" / "config.json").read_text()
-        assert str(tmp_path) not in text
-        assert json.loads(text)["backbone"] == "tiny"
 
     def test_a_folder_or_file_of_weights_is_loaded_and_another_one_refused(self, encoder, tmp_path):
         model, folder = encoder
@@ -213,29 +196,24 @@ class TestTransformers:
         torch.testing.assert_close(found, model.eval()(pixels).pooler_output)
         assert own.embedding_dim == found.shape[1]
 
-    @pytest.mark.parametrize(
-        ("name", "found"), [("cls_token", True), ("cls_register_token", True), ("mask_token", False)]
-    )
-    def test_class_tokens_are_found_by_name(self, name, found):
-        encoder = nn.Module()
-        encoder.embeddings = nn.ParameterDict({name: nn.Parameter(torch.zeros(1))})
-        assert _has_class_token(encoder) == found
+    def test_class_tokens_are_found_by_name(self):
+        for name, found in (("cls_token", True), ("cls_register_token", True), ("mask_token", False)):
+            encoder = nn.Module()
+            encoder.embeddings = nn.ParameterDict({name: nn.Parameter(torch.zeros(1))})
+            assert _has_class_token(encoder) == found
 
     @torch.no_grad()
-    def test_without_pooler_and_class_token_the_features_are_the_mean(self, tmp_path):
-        model = IJepaModel(IJepaConfig(**TINY)).eval()
-        model.save_pretrained(tmp_path)
-        own = SphereVisionModel(SphereVisionConfig(backbone=str(tmp_path), image_size=28), pretrained=True).eval()
+    def test_features_without_pooler_and_class_token_are_the_mean_and_of_masked_autoencoders_of_whole_images(
+        self, tmp_path
+    ):
         pixels = torch.randn(2, 3, 28, 28)
-        torch.testing.assert_close(own(pixels).embeddings, model(pixels).last_hidden_state.mean(1))
-
-    @torch.no_grad()
-    def test_hidden_states_are_those_of_the_encoder(self, encoder):
-        model, folder = encoder
-        own = SphereVisionModel(SphereVisionConfig(backbone=folder, image_size=28), pretrained=True).eval()
-        pixels = torch.randn(2, 3, 28, 28)
-        expected = model.base_model(pixels, output_hidden_states=True).hidden_states
-        torch.testing.assert_close(own(pixels, output_hidden_states=True).hidden_states, tuple(expected))
+        for model in (IJepaModel(IJepaConfig(**TINY)).eval(), ViTMAEModel(ViTMAEConfig(**TINY))):
+            model.save_pretrained(tmp_path)
+            own = SphereVisionModel(SphereVisionConfig(backbone=str(tmp_path), image_size=28), pretrained=True).eval()
+            model.config.mask_ratio = 0.0
+            states = model.eval()(pixels).last_hidden_state
+            expected = states.mean(1) if isinstance(model, IJepaModel) else states[:, 0]
+            torch.testing.assert_close(own(pixels).embeddings, expected)
 
     def test_images_of_another_size_are_accepted(self, tmp_path):
         ENCODERS["vit"]().save_pretrained(tmp_path)
@@ -253,6 +231,10 @@ class TestTransformers:
         ENCODERS["vit"]().save_pretrained(tmp_path / "color")
         with pytest.raises(ValueError, match="has weights for num_channels=3, not 1"):
             SphereVisionModel(SphereVisionConfig(backbone=str(tmp_path / "color"), num_channels=1), pretrained=True)
+        quantized = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}
+        ViTConfig(**TINY, **quantized).save_pretrained(tmp_path / "quantized")
+        with pytest.raises(ValueError, match="has quantized weights, which cannot be trained; use the model before"):
+            SphereVisionConfig(backbone=str(tmp_path / "quantized"))
 
     def test_preprocessing_is_that_of_the_image_processor(self, encoder):
         _, folder = encoder
@@ -264,13 +246,6 @@ class TestTransformers:
         assert found["crop_pct"] == 0.875
         assert found["image_size"] == [28, 28]
         assert (found["image_mean"], found["image_std"], found["num_channels"]) == ([0.1] * 3, [0.2] * 3, 3)
-
-    def test_all_parameters_that_are_trained_get_a_gradient(self, encoder):
-        _, folder = encoder
-        config = SphereVisionConfig(backbone=folder, image_size=28, head="cosine", num_labels=3)
-        own = SphereVisionForImageClassification(config, pretrained=folder)
-        own(torch.randn(2, 3, 28, 28), torch.tensor([0, 2])).loss.backward()
-        assert [name for name, p in own.named_parameters() if p.requires_grad and p.grad is None] == []
 
 
 class TestWeightFiles:
@@ -297,64 +272,37 @@ class TestWeightFiles:
         assert all(torch.equal(state[name], value) for name, value in own.items())
         assert "not used: fc.weight, fc.bias" in caplog.text or "not used: fc.bias, fc.weight" in caplog.text
 
-    def test_gray_images_use_the_summed_filters(self, weights):
+    def test_gray_images_use_the_summed_filters_and_other_sizes_resampled_positions(self, weights):
         state, file = weights("vit_tiny_patch16_224", img_size=32)
-        own = create_backbone("vit_tiny_patch16_224", num_channels=1, image_size=32, pretrained=file)
+        own = create_backbone("vit_tiny_patch16_224", num_channels=1, image_size=64, pretrained=file)
         expected = state["patch_embed.proj.weight"].sum(dim=1, keepdim=True)
         torch.testing.assert_close(own.patch_embed.proj.weight, expected)
-
-    def test_position_embeddings_are_resampled_for_another_image_size(self, weights):
-        _, file = weights("vit_tiny_patch16_224", img_size=32)
-        own = create_backbone("vit_tiny_patch16_224", num_channels=3, image_size=64, pretrained=file)
         assert own.pos_embed.shape[1] == 17
 
-    def test_backbones_of_this_library_are_loaded(self, tmp_path):
-        net = create_backbone("lenet5", num_channels=1, image_size=28)
-        save_file(net.state_dict(), tmp_path / "lenet.safetensors")
-        again = create_backbone("lenet5", num_channels=1, image_size=28, pretrained=str(tmp_path / "lenet.safetensors"))
-        assert all(torch.equal(again.state_dict()[name], value) for name, value in net.state_dict().items())
-
-    def test_weights_of_another_architecture_are_an_error_that_names_tensors(self, weights):
-        _, file = weights("resnet10t")
-        with pytest.raises(ValueError, match=r"does not fit the backbone resnet18; .* do not match: .* is missing"):
-            create_backbone("resnet18", num_channels=3, image_size=32, pretrained=file)
+    def test_weights_of_another_architecture_and_damaged_files_are_an_error_that_names_them(self, weights, tmp_path):
+        state, file = weights("resnet10t")
+        torch.save({f"a.{name}": value for name, value in state.items()}, tmp_path / "renamed.pth")
+        torch.save(timm.create_model("resnet10t"), tmp_path / "code.pth")
+        (tmp_path / "a.safetensors").write_bytes(b"nothing")
+        for name, source, error, message in (
+            ("resnet18", file, ValueError, r"does not fit the backbone resnet18; .* do not match: .* is missing"),
+            ("resnet10t", "renamed.pth", ValueError, "The names differ, but the shapes match in order"),
+            ("resnet18", "renamed.pth", ValueError, r"Their names are not those of the backbone\. Use weights of this"),
+            ("resnet10t", "code.pth", ValueError, "cannot be read as weights of the backbone resnet10t: weights_only"),
+            ("resnet10t", "a.safetensors", ValueError, r"a\.safetensors cannot be read as weights of the backbone"),
+            ("resnet10t", "nowhere.pth", FileNotFoundError, r"nowhere\.pth is not a file\. See docs/weights"),
+        ):
+            with pytest.raises(error, match=message):
+                create_backbone(name, num_channels=3, image_size=32, pretrained=str(tmp_path / source))
         _, wide = weights("vit_tiny_patch16_224", img_size=32)
         with pytest.raises(ValueError, match=r"has the shape \(.*192.*\) instead of \(.*96"):
             create_backbone("vit_tiny_patch16_224", num_channels=3, image_size=32, pretrained=wide, embed_dim=96)
-
-    def test_renamed_tensors_are_an_error_that_says_whether_the_shapes_match(self, tmp_path):
-        tensors = timm.create_model("resnet10t").state_dict()
-        torch.save({f"a.{name}": value for name, value in tensors.items()}, tmp_path / "a.pth")
-        with pytest.raises(ValueError, match=r"does not fit .* The names differ, but the shapes match in order"):
-            create_backbone("resnet10t", num_channels=3, image_size=32, pretrained=str(tmp_path / "a.pth"))
-        with pytest.raises(ValueError, match=r"Their names are not those of the backbone\. Use weights of this"):
-            create_backbone("resnet18", num_channels=3, image_size=32, pretrained=str(tmp_path / "a.pth"))
-
-    def test_a_pickle_with_code_is_refused(self, tmp_path):
-        torch.save(timm.create_model("resnet10t"), tmp_path / "model.pth")
-        with pytest.raises(ValueError, match="cannot be read as weights of the backbone resnet10t: weights_only=True"):
-            create_backbone("resnet10t", num_channels=3, image_size=32, pretrained=str(tmp_path / "model.pth"))
-
-    def test_a_damaged_file_is_an_error_that_names_it(self, tmp_path):
-        (tmp_path / "a.safetensors").write_bytes(b"nothing")
-        with pytest.raises(ValueError, match=r"a\.safetensors cannot be read as weights of the backbone resnet10t"):
-            create_backbone("resnet10t", num_channels=3, image_size=32, pretrained=str(tmp_path / "a.safetensors"))
-
-    def test_a_missing_file_is_an_error(self):
-        with pytest.raises(FileNotFoundError, match=r"backbone_weights nowhere\.pth is not a file\. See docs/weights"):
-            create_backbone("resnet10t", num_channels=3, image_size=32, pretrained="nowhere.pth")
+        with pytest.raises(ValueError, match="freeze_stages must be at most 4 for this backbone; got 5"):
+            stage_parameters(timm.create_model("resnet10t", num_classes=0), 5)
 
 
-def test_preprocessing_of_a_timm_model_is_that_of_its_weights():
+def test_preprocessing_of_a_timm_model_is_that_of_its_weights_and_of_our_backbones_unknown():
+    assert pretrained_preprocessing("lenet5") == {}
     found = pretrained_preprocessing("vit_tiny_patch16_224")
     assert found["crop_pct"] == 0.9
     assert (found["image_size"], found["image_mean"], found["num_channels"]) == ([224, 224], [0.5] * 3, 3)
-
-
-def test_preprocessing_of_a_backbone_of_this_library_is_unknown():
-    assert pretrained_preprocessing("lenet5") == {}
-
-
-def test_more_stages_than_the_backbone_has_are_an_error():
-    with pytest.raises(ValueError, match="freeze_stages must be at most 4 for this backbone; got 5"):
-        stage_parameters(timm.create_model("resnet10t", num_classes=0), 5)
