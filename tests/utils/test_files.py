@@ -91,29 +91,20 @@ def test_file_modes_follow_the_umask(write: Write, mask: int, mode: int, tmp_pat
     assert stat.S_IMODE(path.stat().st_mode) == mode
 
 
-def test_the_mode_of_a_replaced_file_follows_the_umask(tmp_path):
-    (tmp_path / "file").touch()
-    (tmp_path / "file").chmod(0o600)
-    with umask(0o022):
-        write_text(tmp_path / "file", "text")
-    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o644
-
-
 # Files
 
 
-def test_a_file_is_replaced_when_the_block_ends(tmp_path):
-    write_text(tmp_path / "file", "old")
-    with atomic_file(tmp_path / "file") as unfinished:
+def test_a_file_is_replaced_when_the_block_ends_and_its_mode_follows_the_umask(tmp_path):
+    file = tmp_path / "a" / "b" / "file"
+    write_json(file, {"path": Path("x")})  # creates the folder
+    assert json.loads(file.read_text()) == {"path": "x"}
+    file.chmod(0o600)
+    with umask(0o022), atomic_file(file) as unfinished:
         unfinished.write_text("new")
-        assert (tmp_path / "file").read_text() == "old"
-    assert (tmp_path / "file").read_text() == "new"
-    assert names(tmp_path) == ["file"]
-
-
-def test_the_folder_of_a_file_is_created(tmp_path):
-    write_json(tmp_path / "a" / "b" / "file.json", {"path": Path("x")})
-    assert json.loads((tmp_path / "a" / "b" / "file.json").read_text()) == {"path": "x"}
+        assert file.read_text() != "new"
+    assert file.read_text() == "new"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644
+    assert names(file.parent) == ["file"]
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
@@ -127,44 +118,27 @@ def test_an_error_keeps_what_was_there_and_leaves_nothing_temporary(write, error
     assert (folder / "old").read_text() == ""
 
 
-def test_an_error_before_anything_is_written_leaves_no_file(tmp_path):
-    with pytest.raises(ValueError, match="stop"), atomic_file(tmp_path / "file"):
-        raise ValueError("stop")
-    assert names(tmp_path) == []
-
-
-def test_several_files_replace_files_of_the_same_name_and_keep_others(folder):
+def test_several_files_replace_files_of_the_same_name_and_keep_others_also_if_two_overlap(folder):
     write_text(folder / "model", "old")
     with atomic_files(folder) as unfinished:
         (unfinished / "model").write_text("new")
-        (unfinished / "config").touch()
+        with atomic_files(folder) as second:
+            (second / "config").touch()
         assert (folder / "model").read_text() == "old"
     assert names(folder) == ["config", "model", "old"]
     assert (folder / "model").read_text() == "new"
 
 
-def test_two_overlapping_replacements_in_one_folder_both_arrive(folder):
-    with atomic_files(folder) as first:
-        (first / "model").touch()
-        with atomic_files(folder) as second:
-            (second / "config").touch()
-    assert names(folder) == ["config", "model", "old"]
-
-
 # Folders
 
 
-def test_a_folder_appears_when_the_block_ends(tmp_path):
-    with atomic_folder(tmp_path / "new") as unfinished:
-        (unfinished / "file").touch()
-        assert not (tmp_path / "new").exists()
-    assert names(tmp_path) == ["new", "new/file"]
-
-
-def test_a_folder_replaces_the_old_one(folder, tmp_path):
-    with atomic_folder(folder) as unfinished:
-        (unfinished / "file").touch()
-    assert names(tmp_path) == ["folder", "folder/file"]
+def test_a_folder_appears_or_replaces_the_old_one_when_the_block_ends(folder, tmp_path):
+    for path in (tmp_path / "new", folder):
+        before = names(path)
+        with atomic_folder(path) as unfinished:
+            (unfinished / "file").touch()
+            assert names(path) == before
+    assert names(tmp_path) == ["folder", "folder/file", "new", "new/file"]
 
 
 KILLED = """
@@ -186,15 +160,22 @@ with atomic_folder(sys.argv[1]) as unfinished:
 
 @pytest.fixture
 def interrupted(folder: Path) -> Path:
-    """The folder, after a process was killed between the two renames of its replacement."""
-    assert subprocess.run([sys.executable, "-c", KILLED, str(folder)]).returncode == 9
-    assert not folder.exists()
+    """The folder, as if a process was killed between the two renames of its replacement."""
+    folder.rename(folder.with_name(".folder.replaced"))
+    folder.with_name(".folder.0123abcd.unfinished").mkdir()
     return folder
 
 
-def test_a_replacement_killed_between_its_renames_is_restored(interrupted):
-    restore_folder(interrupted)
-    assert names(interrupted) == ["old"]
+def test_a_replacement_killed_between_its_renames_is_restored(folder, tmp_path):
+    assert subprocess.run([sys.executable, "-c", KILLED, str(folder)]).returncode == 9
+    assert not folder.exists()
+    restore_folder(folder)
+    assert names(folder) == ["old"]
+    (tmp_path / ".folder.replaced").mkdir()
+    restore_folder(folder)  # which keeps a complete folder
+    with atomic_folder(folder):
+        pass
+    assert names(tmp_path) == ["folder"]
 
 
 def test_the_next_replacement_restores_the_folder_even_if_it_fails(interrupted, tmp_path):
@@ -203,68 +184,44 @@ def test_the_next_replacement_restores_the_folder_even_if_it_fails(interrupted, 
     assert names(tmp_path) == ["folder", "folder/old"]
 
 
-def test_the_next_replacement_removes_leftovers_of_a_killed_one(interrupted, tmp_path):
-    with atomic_folder(interrupted) as unfinished:
-        (unfinished / "new").touch()
-    assert names(tmp_path) == ["folder", "folder/new"]
-
-
-def test_leftovers_next_to_a_complete_folder_are_removed(folder, tmp_path):
-    for name in (".folder.0123abcd.unfinished", ".folder.replaced"):
+def test_leftovers_of_a_folder_or_file_are_removed_but_not_those_of_another(folder, tmp_path):
+    for name in (".folder.0123abcd.unfinished", ".folder.replaced", ".folder.b.0123abcd.unfinished"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "older").touch()
+    (tmp_path / ".folder.replaced" / "older").touch()
     with atomic_folder(folder) as unfinished:
         (unfinished / "file").touch()
-    assert names(tmp_path) == ["folder", "folder/file"]
-
-
-def test_restoring_keeps_a_complete_folder(folder, tmp_path):
-    (tmp_path / ".folder.replaced").mkdir()
-    restore_folder(folder)
-    assert names(tmp_path) == ["folder", "folder/old"]
-
-
-def test_leftovers_of_a_file_are_removed_when_it_is_locked(tmp_path):
+    assert names(tmp_path) == [".folder.b.0123abcd.unfinished", "folder", "folder/file"]
     (tmp_path / ".file.0123abcd.unfinished").touch()
     with lock_folder(tmp_path / "file"):
-        assert names(tmp_path) == [".file.lock.unfinished"]
-
-
-def test_leftovers_of_another_folder_are_kept(folder, tmp_path):
-    (tmp_path / ".folder.b.0123abcd.unfinished").mkdir()
-    with atomic_folder(folder):
-        pass
-    assert names(tmp_path) == [".folder.b.0123abcd.unfinished", "folder"]
+        assert names(tmp_path)[0] == ".file.lock.unfinished"
+    assert names(tmp_path) == [".folder.b.0123abcd.unfinished", "folder", "folder/file"]
 
 
 # Several writers
 
 WRITE = """
 import sys
+from pathlib import Path
 from hf_sphere.utils.files import atomic_folder, lock_folder
 
-folder, kind, number = sys.argv[1:]
+folder, number = Path(sys.argv[1]), sys.argv[2]
 print("ready", flush=True)
 sys.stdin.readline()
-if kind == "replace":
-    with atomic_folder(folder) as unfinished:
-        for name in "ab":
-            (unfinished / name).write_text(number)
-else:
-    from pathlib import Path
-    with lock_folder(folder):
-        path = Path(folder, "numbers")
-        numbers = path.read_text() if path.exists() else ""
-        with atomic_folder(folder) as unfinished:
-            (unfinished / "numbers").write_text(f"{numbers}{number} ")
+with atomic_folder(folder) as unfinished:
+    for name in "ab":
+        (unfinished / name).write_text(number)
+with lock_folder(added := folder.with_name("added")):
+    path = added / "numbers"
+    numbers = path.read_text() if path.exists() else ""
+    with atomic_folder(added) as unfinished:
+        (unfinished / "numbers").write_text(f"{numbers}{number} ")
 """
 
 
-def run_at_once(folder: Path, kind: str, count: int) -> None:
-    """Let several processes write a folder at the same time."""
-    words = [sys.executable, "-c", WRITE, str(folder), kind]
+def test_processes_leave_one_complete_folder_and_lose_nothing_under_a_lock(folder, tmp_path):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    writers = [subprocess.Popen([*words, str(number)], **pipes) for number in range(count)]
+    words = [sys.executable, "-c", WRITE, str(folder)]
+    writers = [subprocess.Popen([*words, str(number)], **pipes) for number in range(4)]
     for writer in writers:
         assert writer.stdout.readline() == "ready\n"
     for writer in writers:
@@ -273,12 +230,9 @@ def run_at_once(folder: Path, kind: str, count: int) -> None:
     for writer in writers:
         writer.communicate()
         assert writer.returncode == 0
-
-
-def test_replacements_at_the_same_time_leave_one_complete_folder(folder, tmp_path):
-    run_at_once(folder, "replace", 5)
-    assert names(tmp_path) == ["folder", "folder/a", "folder/b"]
+    assert names(tmp_path) == ["added", "added/numbers", "folder", "folder/a", "folder/b"]
     assert (folder / "a").read_text() == (folder / "b").read_text()
+    assert sorted((tmp_path / "added" / "numbers").read_text().split()) == [str(number) for number in range(4)]
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs a folder in which nobody can create files")
@@ -287,12 +241,6 @@ def test_where_no_lock_file_can_be_created_nobody_is_waited_for(wait, caplog):
     with lock_folder("/proc/folder", wait=wait) as is_locked:
         assert not is_locked
     assert "/proc/folder cannot be locked" in caplog.text
-
-
-def test_nothing_is_lost_by_changes_under_a_lock(tmp_path):
-    run_at_once(tmp_path / "folder", "add", 5)
-    assert sorted((tmp_path / "folder" / "numbers").read_text().split()) == [str(number) for number in range(5)]
-    assert names(tmp_path) == ["folder", "folder/numbers"]
 
 
 def test_threads_replace_a_folder_one_after_the_other(folder, tmp_path):
@@ -342,15 +290,12 @@ def test_a_reader_gets_one_version_of_a_folder_that_is_replaced_meanwhile(folder
     assert len(set(pairs)) > 1
 
 
-def test_a_reader_restores_a_replacement_that_was_killed(interrupted, tmp_path):
-    assert read_whole(interrupted, names) == ["old"]
-    assert not (tmp_path / ".folder.replaced").exists()
-
-
-def test_a_linked_folder_is_restored(interrupted, tmp_path):
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_a_reader_restores_a_replacement_that_was_killed(is_linked, interrupted, tmp_path):
     (tmp_path / "link").symlink_to(interrupted)
-    check_writable(tmp_path / "link")
-    assert read_whole(tmp_path / "link", names) == ["old"]
+    path = tmp_path / "link" if is_linked else interrupted
+    check_writable(path)
+    assert read_whole(path, names) == ["old"]
     assert names(tmp_path) == ["folder", "folder/old", "link"]
 
 
@@ -400,34 +345,26 @@ def test_the_owner_is_written_by_the_handle_that_holds_the_lock(folder, monkeypa
             raise PermissionError(errno.EACCES, "the file is locked", str(path))
         return opened(path, *args, **options)
 
+    caught: list[str] = []
+
+    def write() -> None:
+        try:
+            with lock_folder(folder, wait=False):
+                pass
+        except FileExistsError as error:
+            caught.append(str(error))
+
     monkeypatch.setattr(io, "open", refuse)
     with lock_folder(folder) as is_locked:
         assert is_locked
         descriptor = os.open(folder.with_name(".folder.lock.unfinished"), os.O_RDONLY)
         written = os.read(descriptor, 99)
         os.close(descriptor)
-    assert written.startswith(f" process {os.getpid()} on ".encode())
-
-
-def test_an_owner_whose_name_cannot_be_read_is_another_process(folder, monkeypatch):
-    def refuse(path: Any, *_: Any, **__: Any) -> Any:
-        raise PermissionError(errno.EACCES, "the file is locked", str(path))
-
-    with lock_folder(folder):
-        monkeypatch.setattr(io, "open", refuse)
-        caught: list[Exception] = []
-
-        def write() -> None:
-            try:
-                with lock_folder(folder, wait=False):
-                    pass
-            except FileExistsError as error:
-                caught.append(error)
-
         thread = threading.Thread(target=write)
         thread.start()
         thread.join()
-    assert [str(error) for error in caught] == [f"{folder} is in use by another process."]
+    assert written.startswith(f" process {os.getpid()} on ".encode())
+    assert caught == [f"{folder} is in use by another process."]  # whose name cannot be read
 
 
 # Links, mounts and devices
@@ -489,14 +426,11 @@ def test_a_link_to_nothing_is_found_by_the_probe(name, tmp_path):
         check_writable(tmp_path / name)
 
 
-@pytest.mark.parametrize("name", ["new", "a/b/new", "link"])
-def test_a_probe_writes_nothing(name, link, tmp_path):
+def test_a_probe_writes_nothing_and_may_be_removed_by_another_writer(folder, link, tmp_path, monkeypatch):
     before = names(tmp_path)
-    check_writable(tmp_path / name)
+    for name in ("new", "a/b/new", "link"):
+        check_writable(tmp_path / name)
     assert names(tmp_path) == before
-
-
-def test_a_probe_that_another_writer_removes_is_no_error(folder, monkeypatch):
     touch = Path.touch
 
     def touch_and_lock(path: Path, *args: Any) -> None:

@@ -72,14 +72,6 @@ def test_the_image_processor_computes_the_pixels_of_training(crop_pct, size, res
     assert torch.equal((processor(image, return_tensors="pt")["pixel_values"][0] * 255).round().byte(), trained)
 
 
-def test_the_processor_of_a_trained_model_has_the_interpolation_of_training():
-    shape = ImageShape(3, 8, 8, interpolation="bicubic")
-    saved = SphereVisionImageProcessor.from_data(SimpleNamespace(shape=shape, mean=[0.0], std=[1.0]))
-    assert processor_options(saved)["interpolation"] == "bicubic"
-    options = processor_options(SphereVisionImageProcessor(do_normalize=False))
-    assert (options["image_mean"], options["image_std"]) == ([0.0] * 3, [1.0] * 3)
-
-
 def processor(channels: int, **options: Any) -> SphereVisionImageProcessor:
     size, values = {"height": 8, "width": 8}, [0.0] * channels
     return SphereVisionImageProcessor(
@@ -133,16 +125,13 @@ def test_white_is_one_in_every_dtype(dtype, kind, channels):
     torch.testing.assert_close(pixels, torch.ones(1, channels, 8, 8), rtol=0, atol=2e-4)  # weights of 0.9999 in sum
 
 
-def test_a_16_bit_array_has_the_pixels_of_its_file(tmp_path):
+def test_a_16_bit_array_has_the_pixels_of_its_file_and_is_drawn_on_white(tmp_path):
     values = np.random.default_rng(0).integers(0, 2**16, (8, 8), np.uint16)
     PILImage.fromarray(values).save(tmp_path / "gray.png")
     expected = processor(1)(PILImage.open(tmp_path / "gray.png"), return_tensors="pt")["pixel_values"]
     for given in (values[..., None], torch.from_numpy(values)[None].repeat(3, 1, 1)):
         result = processor(1)(given, return_tensors="pt")["pixel_values"]
         torch.testing.assert_close(result, expected, rtol=0, atol=1.01 / 255)
-
-
-def test_a_16_bit_array_with_alpha_is_drawn_on_white():
     transparent = np.full((8, 8, 4), 1000, np.uint16)
     transparent[..., 3] = 0
     pixels = processor(3)(transparent, return_tensors="pt")["pixel_values"]
@@ -253,14 +242,14 @@ def test_a_turned_image_is_not_turned_again():
     np.testing.assert_array_equal(convert_image(once, 3), once)
 
 
-def test_the_processor_of_a_trained_model_draws_on_the_color_of_training(tmp_path):
-    shape = ImageShape(3, 4, 4, background=(0, 90, 180))
+def test_the_processor_of_a_trained_model_interpolates_and_draws_on_the_color_as_in_training(tmp_path):
+    shape = ImageShape(3, 4, 4, interpolation="bicubic", background=(0, 90, 180))
     trained = EncodedImages(Dataset.from_dict({"image": [PILImage.new("RGBA", (4, 4), (9, 9, 9, 99))]}), "image", shape)
-    SphereVisionImageProcessor.from_data(SimpleNamespace(shape=shape, mean=[0.0] * 3, std=[1.0] * 3)).save_pretrained(
-        tmp_path
-    )
+    data = SimpleNamespace(shape=shape, mean=[0.0] * 3, std=[1.0] * 3)
+    SphereVisionImageProcessor.from_data(data).save_pretrained(tmp_path)
     saved = SphereVisionImageProcessor.from_pretrained(tmp_path)
-    assert processor_options(saved)["background_color"] == [0, 90, 180]
+    options = processor_options(saved)
+    assert (options["background_color"], options["interpolation"]) == ([0, 90, 180], "bicubic")
     pixels = saved(PILImage.new("RGBA", (4, 4), (9, 9, 9, 99)), return_tensors="pt")["pixel_values"][0]
     assert torch.equal((pixels * 255).round().byte(), trained[0])
     white = saved(PILImage.new("RGBA", (4, 4)), background_color=[255] * 3, return_tensors="pt")["pixel_values"]

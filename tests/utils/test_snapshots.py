@@ -6,21 +6,13 @@ from torch import nn
 from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER, list_snapshots, read_snapshot, save_snapshot
 
 
-def test_a_snapshot_contains_every_parameter_and_buffer(tmp_path):
+def test_a_snapshot_contains_every_parameter_and_buffer_its_epoch_and_metadata_and_tied_weights_once(tmp_path):
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
-    written = load_file(save_snapshot(model, tmp_path, 3))
+    snapshot = read_snapshot(save_snapshot(model, tmp_path, 12, {"seed": "5"}))
+    assert (snapshot.path.name, snapshot.epoch, snapshot.metadata["seed"]) == ("epoch-0012.safetensors", 12, "5")
+    written = load_file(snapshot.path)
     assert written.keys() == model.state_dict().keys()
     assert all(torch.equal(written[name], value) for name, value in model.state_dict().items())
-
-
-def test_a_snapshot_stores_its_epoch_and_metadata(tmp_path):
-    snapshot = read_snapshot(save_snapshot(nn.Linear(2, 2), tmp_path, 12, {"seed": "5"}))
-    assert snapshot.epoch == 12
-    assert snapshot.metadata["seed"] == "5"
-    assert snapshot.path.name == "epoch-0012.safetensors"
-
-
-def test_tied_weights_are_written_once(tmp_path):
     model = nn.ModuleDict({"first": nn.Linear(2, 2, bias=False), "second": nn.Linear(2, 2, bias=False)})
     model["second"].weight = model["first"].weight
     assert len(load_file(save_snapshot(model, tmp_path, 0))) == 1
@@ -54,19 +46,13 @@ def test_a_failed_write_keeps_the_old_snapshot(tmp_path, monkeypatch):
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("metadata", [None, *({"epoch": epoch} for epoch in ("-1", "1.5", "²", "9" * 5000))])
-def test_a_snapshot_without_a_valid_epoch_is_named(tmp_path, metadata):
-    save_file({"weight": torch.ones(1)}, tmp_path / "some.safetensors", metadata)
-    with pytest.raises(ValueError, match=r"the epoch of .*some\.safetensors is unknown"):
-        read_snapshot(tmp_path / "some.safetensors")
-
-
-def test_a_missing_snapshot_is_named(tmp_path):
+def test_a_snapshot_that_is_missing_damaged_or_without_a_valid_epoch_is_named(tmp_path):
+    for metadata in (None, *({"epoch": epoch} for epoch in ("-1", "1.5", "²", "9" * 5000))):
+        save_file({"weight": torch.ones(1)}, tmp_path / "some.safetensors", metadata)
+        with pytest.raises(ValueError, match=r"the epoch of .*some\.safetensors is unknown"):
+            read_snapshot(tmp_path / "some.safetensors")
     with pytest.raises(FileNotFoundError, match=r"epoch-0003"):
         read_snapshot(tmp_path / "epoch-0003.safetensors")
-
-
-def test_a_damaged_snapshot_is_named(tmp_path):
     (tmp_path / "epoch-0003.safetensors").write_bytes(b"nothing")
     with pytest.raises(ValueError, match=r"epoch-0003\.safetensors is not a complete safetensors file"):
         read_snapshot(tmp_path / "epoch-0003.safetensors")
