@@ -8,28 +8,22 @@ import difflib
 from collections.abc import Sequence
 
 from hf_sphere.commands.command_line import run_job, train
-from hf_sphere.training.tasks import OWN_TASKS
+from hf_sphere.training import tasks
 from hf_sphere.utils.arguments import given_configs
 from hf_sphere.utils.commands import COMMANDS
 from hf_sphere.utils.configs import load_config
 
-TASKS = {
-    "classification": "image classifiers",
-    "retrieval": "image encoders for retrieval, evaluated on unseen classes",
-    "regression": "predictors of a number",
-    "joint": "predictors of a class and a number",
-    "few-shot": "few-shot classifiers, on episodes",
-    "masked-lm": "masked language models, plain or spherized",
-}
+TASKS = {name.replace("_", "-"): summary for name, summary in tasks.TASKS.items()}
 
 
 def main(argv: Sequence[str]) -> None:
     """Train on the task that the first argument names, with the others."""
-    words, tasks = list(argv), {**TASKS, **{name.replace("_", "-"): task.summary for name, task in OWN_TASKS.items()}}
+    words, known = list(argv), dict(TASKS)
+    known |= {name.replace("_", "-"): task.summary for name, task in tasks.OWN_TASKS.items()}
     name = words.pop(0) if words else "--help"
     if name in ("-h", "--help"):
         print("Usage: hf-sphere train TASK [options]\n")
-        print("\n".join(f"  {task:<16}{summary}" for task, summary in tasks.items()))
+        print("\n".join(f"  {task:<16}{summary}" for task, summary in known.items()))
         print("\nhf-sphere train TASK --help shows the options of a task.")
         return
     if name.startswith("--"):  # the configuration states its task
@@ -38,9 +32,9 @@ def main(argv: Sequence[str]) -> None:
         if not name:
             raise ValueError(f"hf-sphere train: name the task first; the tasks are {', '.join(TASKS)}.")
     task = name.replace("_", "-")
-    if task not in tasks:
-        (nearest,) = difflib.get_close_matches(task, tasks, 1, 0.5) or [""]
-        hint = f"did you mean {nearest!r}?" if nearest else f"the tasks are {', '.join(tasks)}."
+    if task not in known:
+        (nearest,) = difflib.get_close_matches(task, known, 1, 0.5) or [""]
+        hint = f"did you mean {nearest!r}?" if nearest else f"the tasks are {', '.join(known)}."
         raise ValueError(f"hf-sphere train: there is no task {name!r}; {hint}")
     train(task.replace("-", "_"), words)
 

@@ -125,10 +125,9 @@ def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> RunState:
     """
     hooks = [each.optimizer.register_load_state_dict_pre_hook(check_state) for each in accelerator._optimizers]
     try:
-        damage = [files.find_damage(checkpoint) if accelerator.is_main_process else None]
-        broadcast_object_list(damage)
-        if damage[0]:
-            raise ValueError(damage[0])
+        (damage,) = broadcast_object_list([files.find_damage(checkpoint) if accelerator.is_main_process else None])
+        if damage:
+            raise ValueError(damage)
         state = RunState(**json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8")))
         accelerator.load_state(str(checkpoint))
         for model in accelerator._models:
@@ -152,22 +151,16 @@ def newest_intact(output_dir: Path) -> Path | None:
 def find_checkpoint(name: str, output_dir: Path) -> Path:
     """Resolve `latest` or a folder to a complete checkpoint; if there is none, the error lists those of the run."""
     checkpoints = list_checkpoints(output_dir)
-    if name == "latest":
-        if not checkpoints:
-            names = ", ".join(path.name for path in checkpoint_folders(output_dir))
-            ignored = f" ({names}: incomplete, since there is no {files.MANIFEST_FILE})" if names else ""
-            raise CheckpointError(f"there is no checkpoint in {output_dir} to resume from{ignored}.")
+    if name == "latest" and checkpoints:
         return checkpoints[-1]
+    if name == "latest":
+        names = ", ".join(path.name for path in checkpoint_folders(output_dir))
+        ignored = f" ({names}: incomplete, since there is no {files.MANIFEST_FILE})" if names else ""
+        raise CheckpointError(f"there is no checkpoint in {output_dir} to resume from{ignored}.")
     if not (Path(name) / files.MANIFEST_FILE).is_file():
-        have = f" The checkpoints of this run: {', '.join(str(p) for p in checkpoints)}." if checkpoints else ""
+        have = f" The checkpoints of this run: {', '.join(map(str, checkpoints))}." if checkpoints else ""
         raise CheckpointError(f"{name} is not a complete checkpoint: it has no {files.MANIFEST_FILE}.{have}")
     return Path(name)
-
-
-def restore_checkpoints(output_dir: Path) -> None:
-    """Restore a checkpoint whose replacement was interrupted."""
-    for replaced in output_dir.glob(f".{CHECKPOINT_PREFIX}*{files.REPLACED}"):
-        files.restore_folder(output_dir / replaced.name.removeprefix(".").removesuffix(files.REPLACED))
 
 
 def _free_space(folder: Path) -> str:
@@ -195,11 +188,11 @@ class Snapshots:
         if not regular and not early:
             return
         # Only the main process looks at the folder: the others could find it before or after a file is written.
-        if PartialState().is_main_process:
-            kept = {snapshot.epoch for snapshot in list_snapshots(self.folder)}
+        if PartialState().is_main_process and not (
+            is_last and epoch in (snapshot.epoch for snapshot in list_snapshots(self.folder))
+        ):
             try:
-                if not is_last or epoch not in kept:
-                    save_snapshot(model, self.folder, epoch, self.metadata)
+                save_snapshot(model, self.folder, epoch, self.metadata)
             except (OSError, SafetensorError) as error:
                 raise CheckpointError(f"could not write the snapshot of epoch {epoch}: {error}") from error
         PartialState().wait_for_everyone()

@@ -191,13 +191,18 @@ class TrainingLoop:
                 self.accelerator.log({**means, "learning_rate": self.optimizer.param_groups[0]["lr"]}, step=state.step)
             if state.step == self.total_steps:
                 break
-            if self._should_stop(at_log):
-                self._pause(started)
-            if self.args.save_steps and state.step % self.args.save_steps == 0 and batch_count < len(self.batches):
+            stops = self._should_stop(at_log)
+            is_due = self.args.save_steps and state.step % self.args.save_steps == 0
+            if stops or (is_due and batch_count < len(self.batches)):
                 self._check_losses()
                 state.seconds += time.perf_counter() - started
                 started = time.perf_counter()
-                self._save()
+                checkpoint = self._save()
+            if stops:
+                raise TrainingInterruptedError(
+                    f"stopped at step {state.step} of {self.total_steps}; the state is in {checkpoint}. Resume with "
+                    "the same command and --resume_from_checkpoint latest."
+                )
         self._finish_epoch(started, bar)
 
     def _train_step(self, group: list[Batch]) -> None:
@@ -338,11 +343,11 @@ class TrainingLoop:
 
     def _resume(self, checkpoint: Path) -> None:
         requested = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
-        now = self.state.batching
+        batching = self.state.batching
         self.state = load_checkpoint(self.accelerator, checkpoint)
-        before, self.state.batching = self.state.batching, now
-        earlier = {name: value for name, value in before.items() if value != now.get(name, value)}
-        changed = ", ".join(f"{name} {value} (now {now[name]})" for name, value in earlier.items())
+        before, self.state.batching = self.state.batching, batching
+        earlier = {name: value for name, value in before.items() if value != batching.get(name, value)}
+        changed = ", ".join(f"{name} {value} (now {batching[name]})" for name, value in earlier.items())
         if self.state.batch and changed:
             raise CheckpointError(
                 f"{checkpoint} was written in the middle of an epoch with {changed}; resume with its settings, so that "
@@ -358,21 +363,18 @@ class TrainingLoop:
             self.scheduler.load_state_dict(self.state.scheduler)
         if changed and not follows_metric:  # the schedule counts steps, whose number per epoch may be another
             self.scheduler.last_epoch = self.state.epoch * self.steps_per_epoch
-        self._adopt_settings(requested)
-        device = self.accelerator.device
-        self._totals = {n: torch.tensor(v, dtype=self._wide, device=device) for n, v in self.state.totals.items()}
-        logger.info("Resumed from %s at step %d.", checkpoint, self.state.step)
-
-    def _adopt_settings(self, requested: list[dict[str, Any]]) -> None:
-        """Apply the current arguments to the optimizer where they differ from those of the checkpoint."""
+        # The current arguments apply where they differ from those of the checkpoint.
         for group, settings in zip(self.optimizer.param_groups, requested, strict=True):
-            before, peak = group["initial_lr"], settings["initial_lr"]
-            now = group["lr"] if peak == before or not before else group["lr"] * (peak / before)
+            initial, peak = group["initial_lr"], settings["initial_lr"]
+            now = group["lr"] if peak == initial or not initial else group["lr"] * (peak / initial)
             group.update({**settings, "lr": now})
         if isinstance(self.scheduler, LambdaLR):
             self.scheduler.base_lrs = [group["initial_lr"] for group in self.optimizer.param_groups]
         elif isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.factor, self.scheduler.patience = self.args.lr_gamma, self.args.lr_patience
+        device = self.accelerator.device
+        self._totals = {n: torch.tensor(v, dtype=self._wide, device=device) for n, v in self.state.totals.items()}
+        logger.info("Resumed from %s at step %d.", checkpoint, self.state.step)
 
     @contextmanager
     def _catch_signals(self) -> Iterator[None]:
@@ -404,12 +406,3 @@ class TrainingLoop:
             return False
         received = torch.tensor(float(bool(self._stop_signal)), device=self.accelerator.device)
         return bool(self.accelerator.reduce(received, "sum") > 0)
-
-    def _pause(self, started: float) -> None:
-        self._check_losses()
-        self.state.seconds += time.perf_counter() - started
-        checkpoint = self._save()
-        raise TrainingInterruptedError(
-            f"stopped at step {self.state.step} of {self.total_steps}; the state is in {checkpoint}. Resume with "
-            "the same command and --resume_from_checkpoint latest."
-        )

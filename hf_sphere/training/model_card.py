@@ -47,25 +47,6 @@ class Command:
     recipe: str  # name of the script, or of the task, that `run.json` records
 
 
-@dataclass(frozen=True)
-class TrainingRecord:
-    """What a model is, how it was trained, and what was measured."""
-
-    model_id: str  # name to load it by
-    model_class: str
-    pipeline_tag: str | None  # transformers pipeline for it, if there is one
-    metrics: Mapping[str, float]  # measured values by name
-    headline: Sequence[str]  # names of the metrics, without `eval_`, that become the card's `model-index` entries
-    eval_split: str  # split of the `eval_` metrics
-    selection_note: str  # how the reported epoch was chosen
-    settings: Mapping[str, Any]  # training settings that differ from their defaults
-    command: Sequence[str]  # the command that ran
-    device: torch.device  # device that the model was trained on
-    seconds: float  # time spent in training
-    license: str = "unknown"
-    modules: Sequence[str] = ()  # those that define its head and backbone, if this library does not
-
-
 def publish(
     run: Any, task: Task, prepared: Prepared, results: Mapping[str, Any], command: Command, *, metric: str
 ) -> None:
@@ -75,7 +56,9 @@ def publish(
     defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in options}
     defaults |= {"bf16": False, "fp16": False}  # the settings have the precision that was used
     changed = {k: v for k, v in run.settings.items() if v != defaults.get(k) and k != "output_dir"}
-    record = TrainingRecord(
+    write_model_card(
+        run.output_dir,
+        replace(description, title=hide_private(description.title)),
         model_id=hide_private(str(run.output_dir)),
         model_class=type(prepared.model).__name__,
         pipeline_tag=task.pipeline_tag,
@@ -90,7 +73,6 @@ def publish(
         license=hide_private(args.license),
         modules=prepared.model.config.to_dict().get("requires_import", []),
     )
-    write_model_card(run.output_dir, replace(description, title=hide_private(description.title)), record)
     if "rejection" in results:
         write_rejection(run.output_dir / CARD_FILE, results["rejection"]["summary"])
     if args.push_to_hub:
@@ -118,26 +100,52 @@ def _selection_note(metric: str, prepared: Prepared, args: Any, results: Mapping
     return f"The model is from the last epoch, {results['epoch']:g}; the evaluation split {used}."
 
 
-def write_model_card(folder: Path, description: Description, record: TrainingRecord) -> ModelCard:
-    """Write the model card, `README.md`, to the folder of a model."""
-    dataset, device = description.dataset, record.device
+def write_model_card(
+    folder: Path,
+    description: Description,
+    *,
+    model_id: str,
+    model_class: str,
+    pipeline_tag: str | None,
+    metrics: Mapping[str, float],
+    headline: Sequence[str],
+    eval_split: str,
+    selection_note: str,
+    settings: Mapping[str, Any],
+    command: Sequence[str],
+    device: torch.device,
+    seconds: float,
+    license: str = "unknown",
+    modules: Sequence[str] = (),
+) -> ModelCard:
+    """Write the model card, `README.md`, to the folder of a model.
+
+    The `headline` metrics, without `eval_`, become the card's `model-index` entries, and `modules` are those that
+    define its head and backbone, if this library does not.
+    """
+    dataset = description.dataset
+    try:
+        validate_repo_id(dataset)
+        is_on_hub = dataset not in BUNDLED and not Path(dataset).exists()
+    except HFValidationError:
+        is_on_hub = False
     data = ModelCardData(
         library_name=LIBRARY,
-        license=record.license,
-        pipeline_tag=record.pipeline_tag,
+        license=license,
+        pipeline_tag=pipeline_tag,
         tags=["hf_sphere", "hypersphere", *description.tags],
-        datasets=[dataset] if _is_on_hub(dataset) else None,
+        datasets=[dataset] if is_on_hub else None,
         model_name=description.title,
         eval_results=[
             EvalResult(
-                task_type=record.pipeline_tag or "other",
+                task_type=pipeline_tag or "other",
                 dataset_type=Path(dataset).name if Path(dataset).exists() else dataset,
                 dataset_name=Path(dataset).name,
-                dataset_split=record.eval_split,
+                dataset_split=eval_split,
                 metric_type=name,
-                metric_value=round(record.metrics[f"eval_{name}"], 6),
+                metric_value=round(metrics[f"eval_{name}"], 6),
             )
-            for name in record.headline
+            for name in headline
         ],
     )
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} ({platform.machine()})"
@@ -145,21 +153,21 @@ def write_model_card(folder: Path, description: Description, record: TrainingRec
     card = ModelCard.from_template(
         data,
         template_path=str(TEMPLATE),
-        model_id=record.model_id,
+        model_id=model_id,
         title=on_one_line(description.title),
         summary=on_one_line(description.summary),
-        model_class=record.model_class,
-        imports=[f"import {name}" for name in record.modules],
-        pipeline_tag=record.pipeline_tag,
-        metrics=[(name, show_metric(name, value)) for name, value in record.metrics.items() if "_excluded" not in name],
-        definitions=[(name, text) for name, text in _DEFINITIONS.items() if name in record.metrics],
+        model_class=model_class,
+        imports=[f"import {name}" for name in modules],
+        pipeline_tag=pipeline_tag,
+        metrics=[(name, show_metric(name, value)) for name, value in metrics.items() if "_excluded" not in name],
+        definitions=[(name, text) for name, text in _DEFINITIONS.items() if name in metrics],
         model=[(name, on_one_line(value)) for name, value in description.model.items()],
-        settings=[(name, on_one_line(value)) for name, value in record.settings.items()],
-        selection_note=record.selection_note,
-        command=wrap_command(record.command),
+        settings=[(name, on_one_line(value)) for name, value in settings.items()],
+        selection_note=selection_note,
+        command=wrap_command(command),
         versions=", ".join(f"{name} {version(name)}" for name in packages),
         hardware=hardware,
-        duration=f"{record.seconds:.0f} s" if record.seconds < 600 else f"{record.seconds / 60:.0f} min",
+        duration=f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min",
     )
     with atomic_file(folder / CARD_FILE) as unfinished:
         card.save(unfinished)
@@ -188,32 +196,18 @@ def write_eval_results(folder: Path, results: Sequence[EvalResult]) -> None:
         path.unlink(missing_ok=True)
 
 
-def _is_on_hub(dataset: str) -> bool:
-    try:
-        validate_repo_id(dataset)
-    except HFValidationError:
-        return False
-    return dataset not in BUNDLED and not Path(dataset).exists()
-
-
 def on_one_line(value: Any) -> str:
     """Format a value for a line or a table cell, which line breaks and bars would end."""
     return " ".join(str(value).split()).replace("|", r"\|")
 
 
-def _quote(word: str) -> str:
-    """Quote a word for the shell, on one line."""
-    if word.isprintable():
-        return shlex.quote(word)
-    escaped = word.encode("unicode_escape").decode().replace("'", r"\'")
-    return f"$'{escaped}'"
-
-
 def wrap_command(command: Sequence[str]) -> str:
-    """Quote a command for the shell and break it before its options."""
+    """Quote a command for the shell and break it before its options; a word with a line break stays on one line."""
     lines: list[list[str]] = [[]]
-    for word in map(_quote, command):
-        if word.startswith("--") and lines[0]:
+    for word in command:
+        escaped = word.encode("unicode_escape").decode().replace("'", r"\'")
+        quoted = shlex.quote(word) if word.isprintable() else f"$'{escaped}'"
+        if quoted.startswith("--") and lines[0]:
             lines.append([])
-        lines[-1].append(word)
+        lines[-1].append(quoted)
     return " \\\n    ".join(map(" ".join, lines))

@@ -144,21 +144,14 @@ def check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
                 continue
             if not isinstance(value, Tensor):
                 raise ValueError(f"{key} of {name} in the optimizer state is no tensor but {value!r:.50}")
-            shape, dtype = _layout(optimizer, key, parameter, group)
-            if value.shape != shape or value.dtype not in dtype:
+            like = parameter
+            if isinstance(optimizer, SphereOptimizer) and key != "step":
+                like = optimizer.initial_state(key, parameter, group)
+            shape, dtypes = ([], [torch.float32, torch.float64]) if key == "step" else ([*like.shape], [like.dtype])
+            if [*value.shape] != shape or value.dtype not in dtypes:
                 raise ValueError(
-                    f"{key} of {name} in the optimizer state is {value.dtype} of shape {list(value.shape)}, which does "
-                    f"not fit the parameter: {dtype[0]} of shape {list(shape)} expected"
+                    f"{key} of {name} in the optimizer state is {value.dtype} of shape {[*value.shape]}, which does "
+                    f"not fit the parameter: {dtypes[0]} of shape {shape} expected"
                 )
             if value.shape == parameter.shape and value.stride() != parameter.stride():
                 state[key] = torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
-
-
-def _layout(optimizer: Optimizer, key: str, parameter: Tensor, group: dict[str, Any]) -> tuple[torch.Size, Any]:
-    """Return the shape and the possible dtypes of a tensor of the state."""
-    if key == "step":
-        return torch.Size(), (torch.float32, torch.float64)
-    if isinstance(optimizer, SphereOptimizer):
-        like = optimizer.initial_state(key, parameter, group)
-        return like.shape, (like.dtype,)
-    return parameter.shape, (parameter.dtype,)

@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -27,7 +27,16 @@ from hf_sphere.training.loop import TrainingLoop
 from hf_sphere.training.model_card import Command, publish
 from hf_sphere.training.optimization import check_optimizer_arguments
 from hf_sphere.training.tasks import Prepared, Task
-from hf_sphere.utils.files import SNAPSHOT_FOLDER, find_damage, read_json, remove_folder, write_json, write_manifest
+from hf_sphere.utils.files import (
+    REPLACED,
+    SNAPSHOT_FOLDER,
+    find_damage,
+    read_json,
+    remove_folder,
+    restore_folder,
+    write_json,
+    write_manifest,
+)
 from hf_sphere.utils.loading import load_model
 from hf_sphere.utils.privacy import hide_private
 from hf_sphere.utils.texts import INTERVAL, show_metrics
@@ -113,8 +122,16 @@ class Run(ExitStack):
         if self.accelerator.is_main_process:
             self.enter_context(output_dir.locked(self.output_dir))
             output_dir.prepare_output_dir(self.output_dir, overwrite=overwrite, resume=resume, recipe=self.recipe)
-            if resume and not overwrite:
-                self._changes = _check_changes(output_dir.read_settings(self.output_dir) or {}, self.settings)
+            before = (output_dir.read_settings(self.output_dir) or {}) if resume and not overwrite else {}
+            now = json.loads(json.dumps(self.settings, default=str))
+            changed = [k for k in now if k in before and before[k] != now[k] and k not in _FREE_TO_CHANGE]
+            of_the_model = [k for k in changed if k in _OF_THE_MODEL]
+            self._changes = ", ".join(f"{k} ({before[k]} -> {now[k]})" for k in of_the_model or changed)
+            if of_the_model:
+                raise ValueError(
+                    f"the run to resume has another model; changed are: {self._changes}. Repeat its settings, or "
+                    "choose another --output_dir."
+                )
         self.accelerator.wait_for_everyone()
 
     def write_settings(self, *, is_finished: bool = False) -> None:
@@ -157,7 +174,12 @@ def start_run(args: RecipeArguments, *others: Any, recipe: str | None = None) ->
         CheckpointError: If there is no checkpoint to resume from.
     """
     check_optimizer_arguments(args)
-    _check_trackers(args.report_to or [])
+    absent = set(LoggerType.list()) - set(map(str, tracking.get_available_trackers())) - {"all"}
+    if missing := [name for name in args.report_to or [] if name in absent]:  # Accelerate would skip them
+        raise ImportError(
+            f"the package of tracker {', '.join(missing)} is not installed: pip install {' '.join(missing)} "
+            "(tensorboard comes with 'hf_sphere[trackers]')."
+        )
     # Weights that decay towards zero become denormal, and CPUs are much slower with these. Set before torch starts its
     # threads, which inherit it.
     torch.set_flush_denormal(True)
@@ -189,22 +211,12 @@ def start_run(args: RecipeArguments, *others: Any, recipe: str | None = None) ->
     output_dir.check_output_dir(folder, overwrite=args.overwrite_output_dir, resume=resume is not None, recipe=recipe)
     if accelerator.is_main_process and folder.is_dir():
         with output_dir.locked(folder):
-            checkpoints.restore_checkpoints(folder)
+            for replaced in folder.glob(f".{output_dir.CHECKPOINT_PREFIX}*{REPLACED}"):
+                restore_folder(folder / replaced.name.removeprefix(".").removesuffix(REPLACED))
     accelerator.wait_for_everyone()
     if resume is not None:
         checkpoints.find_checkpoint(resume, folder)
     return Run(args, accelerator, *others, recipe=recipe)
-
-
-def _check_trackers(requested: Sequence[str]) -> None:
-    """Raise an error for trackers that are not installed, which Accelerate would skip."""
-    absent = set(LoggerType.list()) - set(map(str, tracking.get_available_trackers())) - {"all"}
-    missing = [name for name in requested if name in absent]
-    if missing:
-        raise ImportError(
-            f"the package of tracker {', '.join(missing)} is not installed: pip install {' '.join(missing)} "
-            "(tensorboard comes with 'hf_sphere[trackers]')."
-        )
 
 
 def _check_sharding(accelerator: Accelerator, args: RecipeArguments, *, shard_classes: bool) -> None:
@@ -224,20 +236,6 @@ def _check_sharding(accelerator: Accelerator, args: RecipeArguments, *, shard_cl
         raise ValueError(f"{' and '.join(unsupported)} cannot be combined with {kind}; leave it out or use DDP.")
 
 
-def _check_changes(before: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """Describe changed settings of a resumed run; raise an error if they define another model."""
-    now = json.loads(json.dumps(settings, default=str))
-    changed = [k for k in now if k in before and before[k] != now[k] and k not in _FREE_TO_CHANGE]
-    of_the_model = [k for k in changed if k in _OF_THE_MODEL]
-    differences = ", ".join(f"{k} ({before[k]} -> {now[k]})" for k in of_the_model or changed)
-    if of_the_model:
-        raise ValueError(
-            f"the run to resume has another model; changed are: {differences}. Repeat its settings, or choose another "
-            "--output_dir."
-        )
-    return differences
-
-
 def run_training(task: Task, arguments: Sequence[Any], command: Command) -> None:
     """Train, evaluate and publish the model of a task; `arguments` has an instance of each of its dataclasses."""
     args = next(each for each in arguments if isinstance(each, RecipeArguments))
@@ -252,12 +250,26 @@ def run_training(task: Task, arguments: Sequence[Any], command: Command) -> None
         prepared = task.prepare(run, *arguments)
         checkpoints.check_can_be_saved(prepared.model)
         prefix = "eval" if prepared.data.validation is None else "validation"
-        metric, higher_is_better = _selection_metric(task, args, prefix)
+        metric, higher_is_better = f"{prefix}_{task.metric}", task.higher_is_better
+        if args.metric_for_best_model is not None:
+            metric = args.metric_for_best_model
+            higher_is_better = not metric.endswith(("loss", "error", "perplexity"))
+            names = [f"{split}_{name}" for split in (prefix, "train") for name in task.selectable_metrics(split)]
+            if metric not in names:
+                raise ValueError(f"metric_for_best_model must be one of {', '.join(names)}; got {metric!r}.")
         run.prepare_output_dir()
         model, state = fit(run, prepared, metric, higher_is_better=higher_is_better)
         fitted = prepared.finish(model)
         _save(run, prepared, model)  # before the evaluation, which may need more memory than there is
-        results = evaluate_trained(run, prepared, model, state) | fitted
+        results = _evaluate(run, prepared, model, prepared.data.evaluation, "eval")
+        if prepared.data.validation is not None:
+            results |= _evaluate(run, prepared, model, prepared.data.validation, "validation")
+        last = state.history[-1] if state.history else {}
+        results |= {name: value for name, value in last.items() if name.startswith("train_")}
+        epoch, seconds = last.get("epoch", 0), state.seconds
+        examples = epoch * prepared.data.train.examples_per_epoch
+        results |= {"epoch": epoch, "steps": state.step, "train_runtime": seconds}
+        results |= {"train_samples_per_second": examples / max(seconds, 1e-9), "history": state.history, **fitted}
         results |= prepared.compare(model, results)
         results |= {f"best_{metric.removeprefix(f'{prefix}_')}": state.best_metric, "best_epoch": state.best_epoch}
         if run.accelerator.is_main_process:
@@ -321,24 +333,6 @@ def _check_best(run: Run, state: checkpoints.RunState) -> None:
         )
 
 
-def evaluate_trained(run: Run, prepared: Prepared, model: nn.Module, state: checkpoints.RunState) -> dict[str, Any]:
-    """Evaluate the final model and collect the metrics of the run."""
-    data = prepared.data
-    results: dict[str, Any] = _evaluate(run, prepared, model, data.evaluation, "eval")
-    if data.validation is not None:
-        results |= _evaluate(run, prepared, model, data.validation, "validation")
-    last = state.history[-1] if state.history else {}
-    results |= {name: value for name, value in last.items() if name.startswith("train_")}
-    examples = last.get("epoch", 0) * data.train.examples_per_epoch
-    return results | {
-        "epoch": last.get("epoch", 0),
-        "steps": state.step,
-        "train_runtime": state.seconds,
-        "train_samples_per_second": examples / max(state.seconds, 1e-9),
-        "history": state.history,
-    }
-
-
 def _save(run: Run, prepared: Prepared, model: Any, best: checkpoints.RunState | None = None) -> None:
     """Save model and processor, on the main process; with the state of a run, as the model of its best epoch."""
     gathered = run.accelerator.get_state_dict(model) if run.accelerator.is_fsdp2 else None
@@ -355,21 +349,10 @@ def _save(run: Run, prepared: Prepared, model: Any, best: checkpoints.RunState |
     run.accelerator.wait_for_everyone()
 
 
-def _evaluate(run: Run, prepared: Prepared, model: nn.Module, batches: Any, prefix: str) -> dict[str, float]:
+def _evaluate(run: Run, prepared: Prepared, model: nn.Module, batches: Any, prefix: str) -> dict[str, Any]:
     """Evaluate a model on a split, and prefix the names of the metrics."""
     if prepared.evaluate is not None:
         metrics = prepared.evaluate(model, batches)
     else:
         metrics = evaluate(model, batches, run.accelerator, prepared.measure)
     return {f"{prefix}_{name}": value for name, value in (metrics | prepared.derive(metrics)).items()}
-
-
-def _selection_metric(task: Task, args: RecipeArguments, prefix: str) -> tuple[str, bool]:
-    """Return the metric for selecting the best epoch, and whether larger values are better."""
-    requested = args.metric_for_best_model
-    if requested is None:
-        return f"{prefix}_{task.metric}", task.higher_is_better
-    names = [f"{split}_{name}" for split in (prefix, "train") for name in task.selectable_metrics(split)]
-    if requested not in names:
-        raise ValueError(f"metric_for_best_model must be one of {', '.join(names)}; got {requested!r}.")
-    return requested, not requested.endswith(("loss", "error", "perplexity"))

@@ -168,7 +168,7 @@ def _check_position(args: Any, state: Any, loader: Any) -> None:
 
 def _initial_images(model: Any, loader: Any) -> Iterator[dict[str, Tensor]]:
     """Yield training images on the device of the model; not augmented if they are those of `ImageBatches`."""
-    data = loader.dataset
+    data = getattr(loader, "dataset", None)
     images_of_ours = data.batches.epoch(augment=False) if isinstance(data, _ImageEpochs) else None
     # The loader without Accelerate's wrapper, whose state would change if it is not read to the end.
     for batch in images_of_ours or getattr(loader, "base_dataloader", loader):

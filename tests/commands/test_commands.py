@@ -31,10 +31,10 @@ def run(root, tmp_path):
     own = {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONWARNINGS": "ignore"}
     environment = {key: value for key, value in os.environ.items() if key not in BARS} | own
 
-    def start(*words: str, **options: object) -> subprocess.CompletedProcess:
+    def start(*words: str, start=subprocess.run, **options: object) -> subprocess.CompletedProcess:
         command = [sys.executable, "-m", *words]
         options = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE} | options
-        return run_fresh(command, cwd=tmp_path, env=environment, text=True, timeout=300, **options)
+        return start(command, cwd=tmp_path, env=environment, text=True, timeout=300, **options)
 
     return start
 
@@ -88,9 +88,6 @@ def test_a_printed_configuration_in_a_file_states_its_job(capsys, tmp_path):
     assert "copy.yaml is for hf-sphere train classification." in refused(
         capsys, "train", "few-shot", "--config", str(tmp_path / "copy.yaml")
     )
-
-
-def test_a_printed_configuration_without_a_job_names_none(capsys, tmp_path):
     (tmp_path / "own file.yaml").write_text("seed: 1")
     main(["configs", str(tmp_path / "own file.yaml")])
     assert capsys.readouterr().out == f"# hf-sphere JOB --config '{tmp_path}/own file.yaml'\nseed: 1\n"
@@ -136,36 +133,33 @@ main(["place", "--num_classes", "3", "--dim", "2", "--output_dir", "none/a"])
     assert (ended.returncode, "Traceback" in ended.stderr) == (130, False)
 
 
-def test_a_log_has_one_line_per_epoch_and_no_bars(run):
-    words = ["hf_sphere.commands.main", "train", "classification", *DIGITS]
-    ended = run(*words, stderr=subprocess.STDOUT)
-    assert ended.returncode == 0, ended.stdout
-    assert "\r" not in ended.stdout
-    assert re.findall(r"^epoch (\d)/2 ", ended.stdout, re.M) == ["1", "2"]
-
-
-def test_a_terminal_has_bars(run):
+def test_a_terminal_has_bars_and_a_log_has_one_line_per_epoch_without_them(run, monkeypatch):
     parent, child = pty.openpty()
     termios.tcsetwinsize(child, (24, 100))
-    ended = run("hf_sphere.commands.main", "train", "classification", *DIGITS, stderr=child)
+    ended = run("hf_sphere.commands.main", "train", "classification", *DIGITS, stderr=child, start=run_fresh)
     os.close(child)
     with open(parent, "rb", buffering=0) as terminal, suppress(OSError):  # which ends with an error
         printed = b""
         while part := terminal.read(4096):
             printed += part
     assert (ended.returncode, b"step/s" in printed) == (0, True)
+    assert "\r" not in ended.stdout
+    assert re.findall(r"^epoch (\d)/2 ", ended.stdout, re.M) == ["1", "2"]
+    for is_terminal in (True, False):
+        monkeypatch.setattr(os, "environ", {})
+        monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
+        monkeypatch.setattr(stream, "isatty", lambda is_terminal=is_terminal: is_terminal)
+        run_main(lambda _: None)
+        assert [name in os.environ for name in BARS] == [not is_terminal] * 3  # tqdm draws no bars with these
 
 
 @pytest.mark.parametrize("closed", [["stdout"], ["stderr"], ["stdout", "stderr"]], ids=str)
-def test_a_service_without_standard_streams_runs(closed, monkeypatch):
+def test_a_service_without_standard_streams_runs_and_characters_that_an_output_lacks_are_escaped(closed, monkeypatch):
     for name in closed:
         monkeypatch.setattr(sys, name, None)
     written = []
     run_main(lambda _: written.extend(stream.write("text") for stream in (sys.stdout, sys.stderr)))
     assert written == [4, 4]
-
-
-def test_characters_that_an_output_lacks_are_escaped():
     output = io.BytesIO()
     stream = PrintableStream(io.TextIOWrapper(output, encoding="latin-1", write_through=True), False)
     stream.write("caf\u00e9, \U0001f436")

@@ -162,14 +162,6 @@ def is_empty_group(group: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("names", [("a/b", "a-b"), ("ü", "/")])
-def test_arms_with_similar_names_have_their_own_folders(tmp_path, names):
-    runs = TrainingRuns(tmp_path, ImageSourceOptions("digits"), {})
-    folders = {runs.model_folder(Arm(name, {}), 0) for name in names}
-    assert len(folders) == 2
-    assert {folder.parent for folder in folders} == {tmp_path}
-
-
 def test_the_files_and_the_printed_plan(run, backbone, photos):
     printed, out = run(photos, *HEADS, *frozen_words(backbone))
     assert "6 classes, 38 images to train on, 12 to tune on, 10 to test on (new parts for each seed)" in printed
@@ -338,36 +330,32 @@ def test_a_wrong_table_of_arms_is_refused(refused, tmp_path, text, words, messag
     assert message in refused("digits", *table(tmp_path, text), *words)
 
 
-def test_a_wrong_option_of_the_finetuning_is_refused(refused, backbone):
-    words = [*HEADS, *frozen_words(backbone), "--finetune", "2", "--training", "{no_option: 1}"]
-    assert "the arm softmax does not fit" in refused("digits", *words)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("lenet5", "how images are prepared for the backbone lenet5 is unknown"),
-        ("resnet18x", "resnet18"),  # a similar name
-        ("resnet10t=none.safetensors", r"none\.safetensors"),
-    ],
-)
-def test_a_backbone_that_cannot_be_frozen_is_refused(run, name, message):
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        run("digits", *HEADS, "--frozen", "--backbones", name)
-
-
-@pytest.mark.parametrize("frozen", [["--frozen"], []])
-def test_weights_of_another_backbone_are_refused(run, tmp_path, frozen):
+def test_backbones_that_cannot_be_frozen_or_have_other_weights_and_folders_with_another_run_are_refused(
+    run, backbone, tmp_path
+):
     save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors")
-    with pytest.raises(ValueError, match="does not fit the backbone resnet10t"):
-        run("digits", *HEADS, *frozen, "--backbones", f"resnet10t={tmp_path / 'a.safetensors'}")
-
-
-def test_a_folder_with_another_run_is_refused(run, tmp_path):
+    other = f"resnet10t={tmp_path / 'a.safetensors'}"
+    for words, message in (
+        (["--frozen", "--backbones", "lenet5"], "how images are prepared for the backbone lenet5 is unknown"),
+        (["--frozen", "--backbones", "resnet18x"], "resnet18"),  # a similar name
+        (["--frozen", "--backbones", "resnet10t=none.safetensors"], r"none\.safetensors"),
+        (["--frozen", "--backbones", other], "does not fit the backbone resnet10t"),
+        (["--backbones", other], "does not fit the backbone resnet10t"),
+        (
+            [*frozen_words(backbone), "--finetune", "2", "--training", "{no_option: 1}"],
+            "the arm softmax does not fit",
+        ),
+    ):
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
+            run("digits", *HEADS, *words)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "run.json").write_text('{"dataset_name": "a"}')
     with pytest.raises(FileExistsError, match="contains another run, which differs in dataset_name"):
         run("digits", *HEADS)
+    runs = TrainingRuns(tmp_path, ImageSourceOptions("digits"), {})
+    for names in (("a/b", "a-b"), ("ü", "/")):  # similar names have their own folders
+        folders = {runs.model_folder(Arm(name, {}), 0) for name in names}
+        assert (len(folders), {folder.parent for folder in folders}) == (2, {tmp_path})
 
 
 def test_a_comparison_that_failed_before_its_first_trial_does_not_keep_its_folder(run, backbone, photos):

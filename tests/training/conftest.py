@@ -1,5 +1,6 @@
 """Small model, data and loop that train quickly."""
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,14 @@ from torch import Tensor, nn
 from hf_sphere.data import Augmentation, ImagesInMemory
 from hf_sphere.nn import Head, HeadOutput
 from hf_sphere.training import RecipeArguments, TrainingLoop, evaluate as evaluate_on
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_collection() -> Iterator[None]:
+    """Exempt the objects of all imports from garbage collection, which the Trainer runs before training."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -76,22 +76,18 @@ class Exploit:
         return Path.touch, (self.path,)
 
 
-def test_state_round_trips(accelerator, tmp_path):
+def test_state_weights_and_random_numbers_round_trip(accelerator, tmp_path):
     state = RunState(step=7, epoch=1, batch=2, totals={"batches": 2.0, "loss": 0.1 + 0.2}, best_metric=1 / 3)
     state.best_epoch, state.seconds, state.scheduler = 1, 1.5, {"best": float("-inf"), "last_epoch": 7}
     state.history = [{"epoch": 1.0, "train_loss": 2 / 3}]
-    assert load_checkpoint(accelerator, save_checkpoint(accelerator, tmp_path, state, 1)) == state
-
-
-def test_weights_and_the_random_state_round_trip(accelerator, save):
     (model,) = accelerator._models
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    checkpoint = save(1)
+    checkpoint = save_checkpoint(accelerator, tmp_path, state, 1)
     expected = torch.rand(3)
     for parameter in model.parameters():
         torch.nn.init.zeros_(parameter)
     torch.manual_seed(99)
-    load_checkpoint(accelerator, checkpoint)
+    assert load_checkpoint(accelerator, checkpoint) == state
     assert torch.equal(torch.rand(3), expected)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -113,54 +109,34 @@ def test_saving_a_step_again_replaces_the_checkpoint_also_after_a_kill(save, tmp
     assert "old" not in names(tmp_path / "checkpoint-5")
 
 
-@pytest.mark.parametrize("step", [1, 2])
-def test_full_disk_leaves_only_the_earlier_checkpoint_unchanged(save, accelerator, request, tmp_path, step):
-    before = contents(save(1))
-    request.getfixturevalue("full_disk")
-    with pytest.raises(CheckpointError):
-        save(step, keep=1)
-    assert names(tmp_path) == ["checkpoint-1"]
-    assert contents(tmp_path / "checkpoint-1") == before
-
-
-def test_full_disk_error_names_the_cause_and_the_newest_complete_checkpoint(save, request, tmp_path):
-    save(1, 3)
+@pytest.mark.parametrize("step", [1, 4, None])
+def test_full_disk_leaves_only_the_earlier_checkpoints_unchanged_which_the_error_names(save, request, tmp_path, step):
+    before = contents(save(1, 3).parent) if step else {}
     request.getfixturevalue("full_disk")
     with pytest.raises(CheckpointError) as failure:
-        save(4)
-    message = str(failure.value)
-    assert f"could not write {tmp_path / 'checkpoint-4'}" in message
-    assert "No space left on device" in message
-    assert f"The newest complete checkpoint is {tmp_path / 'checkpoint-3'}." in message
+        save(step or 4, keep=1)
+    assert contents(tmp_path) == before
+    newest = f"The newest complete checkpoint is {tmp_path / 'checkpoint-3'}." if step else "no earlier checkpoint."
+    for text in (f"could not write {tmp_path / f'checkpoint-{step or 4}'}", "No space left on device", newest):
+        assert text in str(failure.value)
 
 
-def test_full_disk_at_the_first_checkpoint_is_reported(save, full_disk):
-    with pytest.raises(CheckpointError, match="There is no earlier checkpoint"):
-        save(1)
-
-
-def test_checkpoints_are_sorted_by_step_not_by_name(save, tmp_path):
-    save(9, 20, 100)
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-9", "checkpoint-20", "checkpoint-100"]
-    assert find_checkpoint("latest", tmp_path) == tmp_path / "checkpoint-100"
-
-
-def test_only_complete_checkpoints_are_listed(save, tmp_path):
-    complete = save(1)
-    (tmp_path / ".checkpoint-2.unfinished").mkdir()
-    (tmp_path / "checkpoint-3").touch()
-    (tmp_path / "checkpoint-best").mkdir()
-    (tmp_path / "checkpoint-999").mkdir()
-    assert list_checkpoints(tmp_path) == [complete]
-    assert find_checkpoint("latest", tmp_path) == complete
-
-
-def test_latest_without_a_complete_checkpoint_names_the_incomplete_ones(save, tmp_path):
+def test_only_complete_checkpoints_are_listed_by_step_and_the_error_names_others(save, tmp_path):
     with pytest.raises(CheckpointError, match=f"no checkpoint in {tmp_path} to resume from"):
         find_checkpoint("latest", tmp_path)
     (save(5) / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match=r"\(checkpoint-5: incomplete, since there is no manifest.json\)"):
         find_checkpoint("latest", tmp_path)
+    (tmp_path / "checkpoint-3").touch()
+    for name in (".checkpoint-2.unfinished", "checkpoint-best", "checkpoint-999"):
+        (tmp_path / name).mkdir()
+    save(9, 20, 100)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-9", "checkpoint-20", "checkpoint-100"]
+    assert find_checkpoint("latest", tmp_path) == tmp_path / "checkpoint-100"
+    assert find_checkpoint(str(tmp_path / "checkpoint-9"), tmp_path / "another run") == tmp_path / "checkpoint-9"
+    message = f"{tmp_path / 'checkpoint-8'} is not a complete checkpoint.*{tmp_path / 'checkpoint-9'}, "
+    with pytest.raises(CheckpointError, match=message):
+        find_checkpoint(str(tmp_path / "checkpoint-8"), tmp_path)
 
 
 def test_the_leftovers_of_a_killed_removal_are_no_checkpoint_and_are_removed_later(save, tmp_path, monkeypatch):
@@ -173,44 +149,32 @@ def test_the_leftovers_of_a_killed_removal_are_no_checkpoint_and_are_removed_lat
     assert names(tmp_path) == ["checkpoint-2"]
 
 
-def test_checkpoint_outside_the_run_is_found_by_path_and_the_error_of_another_folder_lists_it(save, tmp_path):
-    checkpoint = save(9)
-    assert find_checkpoint(str(checkpoint), tmp_path / "another run") == checkpoint
-    with pytest.raises(CheckpointError) as failure:
-        find_checkpoint(str(tmp_path / "checkpoint-8"), tmp_path)
-    assert f"{tmp_path / 'checkpoint-8'} is not a complete checkpoint" in str(failure.value)
-    assert str(checkpoint) in str(failure.value)
-
-
 FILES = ["model.safetensors", "optimizer.bin", "random_states_0.pkl", "trainer_state.json", "manifest.json"]
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_truncated_or_missing_file_is_reported_with_its_checkpoint(accelerator, save, file):
-    checkpoint = save(1)
-    whole = (checkpoint / file).read_bytes()
-    (checkpoint / file).write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(CheckpointError, match=f"cannot resume from {checkpoint}: {file} is"):
-        load_checkpoint(accelerator, checkpoint)
-    (checkpoint / file).unlink()
-    with pytest.raises(CheckpointError, match=f"cannot resume from {checkpoint}: {file} is missing"):
-        load_checkpoint(accelerator, checkpoint)
-
-
-@pytest.mark.parametrize("file", FILES[:-1])
-def test_flipped_bit_is_reported_with_its_file(accelerator, save, file):
-    checkpoint = save(1)
-    flip_bit(checkpoint / file)
-    with pytest.raises(CheckpointError, match=f"{file} is damaged: it does not match its checksum in manifest.json"):
-        load_checkpoint(accelerator, checkpoint)
-
-
-def test_damage_error_names_another_checkpoint_that_is_intact(accelerator, save):
-    intact, damaged, newest = save(1), save(2), save(3)
-    for checkpoint in (damaged, newest):
-        flip_bit(checkpoint / "model.safetensors")
-    with pytest.raises(CheckpointError, match=f"Another checkpoint: {intact}\\."):
-        load_checkpoint(accelerator, newest)
+def test_truncated_missing_or_damaged_files_are_reported_with_their_checkpoint_and_another(accelerator, save):
+    intact, damaged, checkpoint = save(1), save(2), save(3)
+    flip_bit(damaged / "model.safetensors")
+    for file in FILES:
+        whole = (checkpoint / file).read_bytes()
+        (checkpoint / file).write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(CheckpointError, match=f"cannot resume from {checkpoint}: {file} is"):
+            load_checkpoint(accelerator, checkpoint)
+        (checkpoint / file).unlink()
+        with pytest.raises(CheckpointError, match=f"cannot resume from {checkpoint}: {file} is missing"):
+            load_checkpoint(accelerator, checkpoint)
+        (checkpoint / file).write_bytes(whole)
+        if file == "manifest.json":
+            continue
+        flip_bit(checkpoint / file)
+        message = f"{file} is damaged: it does not match its checksum in manifest.json.*checkpoint: {intact}\\."
+        with pytest.raises(CheckpointError, match=message):
+            load_checkpoint(accelerator, checkpoint)
+        (checkpoint / file).write_bytes(whole)
+    other = Accelerator(cpu=True)
+    other.prepare(torch.nn.Linear(2, 2))
+    with pytest.raises(CheckpointError, match=f"cannot resume from {checkpoint}"):
+        load_checkpoint(other, checkpoint)
 
 
 def test_weights_that_are_not_finite_and_states_that_json_cannot_hold_are_rejected(accelerator, save, tmp_path):
@@ -232,32 +196,17 @@ def test_averaged_weights_are_not_unpickled_as_code(accelerator, make_model, tmp
     assert not (tmp_path / "executed").exists()
 
 
-def test_checkpoint_of_another_model_is_rejected(save):
-    checkpoint = save(1)
-    other = Accelerator(cpu=True)
-    other.prepare(torch.nn.Linear(2, 2))
-    with pytest.raises(CheckpointError, match=f"cannot resume from {checkpoint}"):
-        load_checkpoint(other, checkpoint)
+def test_model_files_are_written_to_the_folder_and_a_failed_write_leaves_them_unchanged(tmp_path):
+    def write(text: str) -> None:
+        with write_model_files(tmp_path / "model") as unfinished:
+            (unfinished / "a").write_text(text)
+            if text == "new":
+                raise OSError(28, "No space left on device")
 
-
-def test_model_files_are_written_to_the_folder(tmp_path):
-    with write_model_files(tmp_path / "model") as unfinished:
-        (unfinished / "a").write_text("new")
-    assert [path.name for path in (tmp_path / "model").iterdir()] == ["a"]
-
-
-def test_failed_write_leaves_earlier_files_unchanged(tmp_path):
-    (tmp_path / "a").write_text("old")
-
-    def write() -> None:
-        with write_model_files(tmp_path) as unfinished:
-            (unfinished / "a").write_text("new")
-            raise OSError(28, "No space left on device")
-
+    write("old")
     with pytest.raises(CheckpointError, match=r"No space left.*Earlier files are unchanged"):
-        write()
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
-    assert (tmp_path / "a").read_text() == "old"
+        write("new")
+    assert contents(tmp_path) == {"model/a": b"old"}
 
 
 class Tied(nn.Module):
@@ -278,15 +227,12 @@ class TiedModel(PreTrainedModel):
         self.post_init()
 
 
-@pytest.mark.parametrize("model", [Tied(), TiedModel(PreTrainedConfig())], ids=["module", "model"])
-def test_a_model_with_undeclared_shared_tensors_is_refused_before_training(model):
-    with pytest.raises(ValueError, match=r"the model could not be saved: .*second\.weight.*_tied_weights_keys"):
-        check_can_be_saved(model)
-
-
-def test_a_model_whose_configuration_is_not_json_is_refused_before_training():
+def test_a_model_that_could_not_be_saved_is_refused_before_training():
     config = PreTrainedConfig()
     model = TiedModel(config)
+    for tied in (Tied(), model):
+        with pytest.raises(ValueError, match=r"the model could not be saved: .*second\.weight.*_tied_weights_keys"):
+            check_can_be_saved(tied)
     model.maps.second = nn.Linear(4, 4)
     check_can_be_saved(model)
     config.backbone_kwargs = {"act_layer": nn.GELU}

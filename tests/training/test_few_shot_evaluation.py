@@ -1,5 +1,6 @@
 """Few-shot evaluation: episodes sampled from embeddings that are computed once."""
 
+import copy
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -88,28 +89,19 @@ def test_only_images_in_episodes_are_embedded_and_only_once(monkeypatch):
     assert sum(embedded) == len(batches.episode_indices().unique()) < 2 * 3 * 6
 
 
-def test_evaluation_is_reproducible_without_the_augmentation_of_training():
-    model = make_model()
+def test_evaluation_is_reproducible_in_eval_mode_without_the_augmentation_of_training():
+    model, before = make_model().train(), torch.get_rng_state()
+    weights = copy.deepcopy(model.state_dict())
+    torch.set_rng_state(before)
     changed = make_batches(augmentation=Augmentation(crop_padding=2, rotation=40.0), shuffle=True)
     expected = evaluate(model, make_batches())
     assert evaluate(model, make_batches()) == expected
     assert evaluate(model, changed) == pytest.approx(expected)
-
-
-def test_single_episode_has_no_interval():
-    measured = evaluate(make_model(), make_batches(count=1))
-    assert math.isnan(measured["accuracy_interval"])
-    assert measured["num_episodes"] == 1
-
-
-def test_it_uses_eval_mode_and_leaves_the_model_unchanged():
-    model, before = make_model().train(), torch.get_rng_state()
-    weights = {name: value.clone() for name, value in model.state_dict().items()}
-    torch.set_rng_state(before)
-    evaluate(model, make_batches())
     assert not model.training
-    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    torch.testing.assert_close(model.state_dict(), weights, rtol=0, atol=0)
     assert torch.equal(torch.get_rng_state(), before)
+    measured = evaluate(model, make_batches(count=1))
+    assert (math.isnan(measured["accuracy_interval"]), measured["num_episodes"]) == (True, 1)
 
 
 def test_perfectly_separating_model_has_accuracy_1():
@@ -134,13 +126,8 @@ def test_processes_share_the_images_and_gather_them_in_order(processes, monkeypa
         together = evaluation._gather_images(model, batches, used, process)
     assert torch.cat([places for places, _ in given]).sort().values.tolist() == list(range(len(used)))
     torch.testing.assert_close(together, alone)
-
-
-def test_process_without_images_contributes_nothing(monkeypatch):
-    model, batches = make_model().eval(), make_batches()
-    given = [(torch.tensor([0]), torch.ones(1, 5))]
-    monkeypatch.setattr(evaluation, "gather_object", lambda share: given + share)
     idle = SimpleNamespace(process_index=1, num_processes=2, device="cpu")
+    monkeypatch.setattr(evaluation, "gather_object", lambda share: [(torch.tensor([0]), torch.ones(1, 5)), *share])
     assert torch.equal(evaluation._gather_images(model, batches, torch.tensor([4]), idle), torch.ones(1, 5))
 
 

@@ -41,11 +41,14 @@ def test_rates_decay_by_layer_as_in_timm(model, optimizer):
     assert optimizer_from_arguments(model, args).param_groups[0]["lr"] == 0.1  # which is shown
 
 
-def test_layer_decay_without_a_backbone_and_two_sources_of_weights_are_errors(make_model, make_args):
+def test_two_sources_of_weights_and_layer_decay_without_a_backbone_are_errors(make_model, make_args):
     with pytest.raises(ValueError, match=r"layer_decay 0\.5 is for image models with a backbone"):
         optimizer_from_arguments(make_model(), make_args(layer_decay=0.5))
     with pytest.raises(ValueError, match="pretrained_backbone and backbone_weights exclude each other"):
         ModelArguments(pretrained_backbone=True, backbone_weights="a.safetensors")
+    options = ImageSourceOptions(image_size=[64])  # which the preprocessing of a backbone does not replace
+    options.fill({"image_size": [224, 224], "image_mean": [0.5]})
+    assert (options.image_size, options.image_mean) == ([64], [0.5])
 
 
 def test_stages_are_frozen_in_all_epochs_and_the_backbone_in_the_linear_probe(model):
@@ -74,12 +77,6 @@ def test_a_probed_network_stays_as_it_is_until_it_is_trained(make_loop, make_mod
     loop.run()
     assert torch.equal(weights[0], weights[2])
     assert not torch.equal(weights[2], loop.trained_model.hidden.weight)
-
-
-def test_the_preprocessing_of_a_backbone_applies_where_nothing_else_is_set():
-    options = ImageSourceOptions(image_size=[64])
-    options.fill({"image_size": [224, 224], "image_mean": [0.5]})
-    assert (options.image_size, options.image_mean) == ([64], [0.5])
 
 
 def test_a_compiled_model_trains_and_resumes_like_an_uncompiled_one(make_loop, make_model, monkeypatch, tmp_path):

@@ -97,7 +97,8 @@ def saved(tmp_path: Path) -> Callable[..., str]:
     ("task", "head"), [("classification", "spherized"), ("regression", None), ("joint", "prototype")]
 )
 def test_new_model_fits_the_task_and_the_data(task, head):
-    model = build(task)
+    model, processor = build(task), SphereVisionImageProcessor.from_data(make_data(task))
+    assert (processor.size["height"], *processor.image_mean, *processor.image_std) == (6, 0.5, 0.3)
     assert (type(model).__name__, model.config.head) == (MODELS[task], head)
     assert (model.config.num_channels, model.config.image_size) == (1, [6, 6])
     assert task == "regression" or model.config.id2label == dict(enumerate(NAMES))
@@ -112,45 +113,25 @@ def test_given_settings_of_values_are_used(task):
     assert task == "regression" or build(task, values={"task_weight": 0.75}).config.task_weight == 0.75
 
 
-@with_values
-def test_values_require_embedding_dim(task):
-    with pytest.raises(ValueError, match="needs embedding_dim"):
-        build(task, embedding_dim=None)
-
-
-@every_task
-def test_processor_matches_the_data(task):
-    data = make_data(task)
-    processor = SphereVisionImageProcessor.from_data(data)
-    assert (processor.size["height"], *processor.image_mean, *processor.image_std) == (6, 0.5, 0.3)
-
-
 @pytest.mark.parametrize(
     ("task", "expected"),
     [
-        ("classification", ["3 classes", "spherized head"]),
+        ("classification", ["3 classes\n", "spherized head"]),
         ("regression", ["values 0 to 4", "regression on a pole"]),
         ("joint", ["3 classes, values 0 to 4", "prototype head, regression on a pole"]),
     ],
 )
-def test_description_names_targets_and_heads(task, expected):
-    text = describe(task, make_data(task))
+def test_description_names_targets_and_heads_and_other_classes_to_evaluate_on(task, expected):
+    data = make_data(task)
+    text = describe(task, data)
     assert [part for part in expected if part not in text] == []
     assert ", ," not in text
-
-
-@pytest.mark.parametrize(
-    ("evaluated", "expected"),
-    [
-        (["emu", "fox"], "3 classes, 2 other classes to evaluate on\n"),
-        (["emu", "owl"], "3 classes, 2 classes to evaluate on\n"),
-        (NAMES, "3 classes\n"),
-    ],
-    ids=["disjoint", "shared", "equal"],
-)
-def test_description_mentions_other_classes_only_if_disjoint(evaluated, expected):
-    data = replace(make_data("classification"), eval_class_names=evaluated)
-    assert expected in describe("classification", data)
+    if task == "classification":
+        for names, other in (
+            (["emu", "fox"], "2 other classes to evaluate on\n"),
+            (["emu", "owl"], "2 classes to eval"),
+        ):
+            assert f"3 classes, {other}" in describe(task, replace(data, eval_class_names=names))
 
 
 # Values outside the range
@@ -170,17 +151,15 @@ def test_out_of_range_error_gives_the_count_and_a_solution(task, split, options)
 
 
 @with_values
-def test_values_inside_or_clipped_are_accepted_and_those_of_training_checked(task):
-    check_values(build(task), make_data(task))
-    check_values(build(task, values={"out_of_range": "clip"}), make_data(task, evaluation=(99.0,)))
+def test_values_inside_or_clipped_are_accepted_and_others_rejected_only_if_the_range_was_given(task):
+    check_values(build(task), make_data(task, evaluation=(99.0,)))
+    check_values(build(task, values={"value_range": [0.0, 4.0]}), make_data(task))
+    given = build(task, values={"value_range": [0.0, 2.0]})
     with pytest.raises(ValueError, match="2 of 3 training values lie outside the range 0 to 2"):
-        check_values(build(task, values={"value_range": [0.0, 2.0]}), make_data(task))
-
-
-@with_values
-@pytest.mark.parametrize(("given", "expected"), [(None, "clip"), ([0.0, 4.0], "error")], ids=["measured", "given"])
-def test_values_outside_are_rejected_by_default_only_if_the_range_was_given(task, given, expected):
-    assert build(task, values={"value_range": given}).regression.out_of_range == expected
+        check_values(given, make_data(task))
+    assert [build(task).regression.out_of_range, given.regression.out_of_range] == ["clip", "error"]
+    with pytest.raises(ValueError, match="needs embedding_dim"):
+        build(task, embedding_dim=None)
 
 
 # Prototypes from a file
@@ -206,58 +185,41 @@ def test_prototypes_are_loaded_from_a_file_and_saved(file, names, saved):
         torch.testing.assert_close(build("classification", **options).head.prototypes, expected)
 
 
-def test_prototype_shape_error_names_the_required_shape(file):
-    assert build("joint", prototypes_file=file(dim=3)).head.prototypes.shape == (3, 3)  # one dimension is the values'
-    for count, dim in ((5, 4), (3, 6)):
-        with pytest.raises(ValueError, match="the model has 3 classes and requires 4 coordinates") as refusal:
-            build("classification", head="prototype", prototypes_file=file(count, dim))
-        assert f"does not fit: the prototypes are {count} x {dim}" in str(refusal.value)
-        assert "\n" not in str(refusal.value)
-
-
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "dim", "head", "said"),
     [
-        (["cat", "owl", "dog"], "class 1 is 'owl', not 'dog'"),
-        (["cat", "dog", "emu"], "class 2 is 'emu', not 'owl'"),
-        (["cat", "dog"], "class 2 is None, not 'owl'"),
+        (5, 4, "prototype", "does not fit: the prototypes are 5 x 4.*the model has 3 classes and requires 4 coord"),
+        (3, 6, "prototype", "does not fit: the prototypes are 3 x 6.*the model has 3 classes and requires 4 coord"),
+        (["cat", "owl", "dog"], 4, "prototype", "was placed for other classes: class 1 is 'owl', not 'dog'"),
+        (["cat", "dog", "emu"], 4, "prototype", "was placed for other classes: class 2 is 'emu', not 'owl'"),
+        (["cat", "dog"], 4, "prototype", "was placed for other classes: class 2 is None, not 'owl'"),
+        (3, 4, "softmax", "prototypes_file needs the head prototype"),
+        (3, 4, None, "prototypes_file needs the head prototype"),
     ],
-    ids=["order", "another", "fewer"],
 )
-def test_prototype_class_error_names_the_difference(file, names, said):
-    with pytest.raises(ValueError, match="was placed for other classes") as refusal:
-        build("classification", head="prototype", prototypes_file=file(len(names), names=names))
-    assert said in str(refusal.value)
+def test_prototypes_that_do_not_fit_are_rejected_with_the_difference(file, names, dim, head, said):
+    given = file(names, dim) if isinstance(names, int) else file(len(names), dim, names)
+    with pytest.raises(ValueError, match=said) as refusal:
+        build("classification", head=head, prototypes_file=given)
     assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize("head", ["softmax", None])
-def test_prototypes_file_with_another_head_is_rejected(file, head):
-    with pytest.raises(ValueError, match="prototypes_file needs the head prototype"):
-        build("classification", head=head, prototypes_file=file())
+    assert build("joint", prototypes_file=file(dim=3)).head.prototypes.shape == (3, 3)  # one dimension is the values'
 
 
 # Saved models
 
 
 @every_task
-def test_saved_model_is_loaded_with_its_weights(task, saved):
-    weights = load_file(f"{(folder := saved(task))}/model.safetensors")
-    loaded = build(task, model_name_or_path=folder).state_dict()
-    assert loaded.keys() == weights.keys()
-    assert all(torch.equal(loaded[name], weights[name]) for name in weights)
-
-
-@every_task
 @pytest.mark.parametrize("other", MODELS, ids="of {}".format)
-def test_model_of_another_task_is_rejected(task, other, saved):
+def test_saved_model_is_loaded_with_its_weights_and_that_of_another_task_rejected(task, other, saved):
     folder = saved(other)
-    if task == other:
-        assert type(build(task, model_name_or_path=folder)).__name__ == MODELS[task]
+    if task != other:
+        said = f"saved is a {MODELS[other]}, but this task trains a {MODELS[task]}"
+        with pytest.raises(ValueError, match=said):
+            build(task, model_name_or_path=folder)
         return
-    said = f"saved is a {MODELS[other]}, but this task trains a {MODELS[task]}"
-    with pytest.raises(ValueError, match=said):
-        build(task, model_name_or_path=folder)
+    loaded, weights = build(task, model_name_or_path=folder), load_file(f"{folder}/model.safetensors")
+    assert (type(loaded).__name__, loaded.state_dict().keys()) == (MODELS[task], weights.keys())
+    assert all(torch.equal(loaded.state_dict()[name], weights[name]) for name in weights)
 
 
 def test_training_can_start_from_an_encoder(tmp_path):
@@ -268,20 +230,17 @@ def test_training_can_start_from_an_encoder(tmp_path):
 
 
 @with_values
-def test_saved_model_keeps_its_range_and_weight_unless_others_are_given(task, saved):
-    folder = saved(task, values={"value_range": [-1.0, 9.0]} | ({"task_weight": 0.75} if task == "joint" else {}))
+@pytest.mark.parametrize(("before", "now"), [("mean", "sum"), ("sum", "mean")])
+def test_saved_model_keeps_its_range_and_weight_unless_others_are_given_and_gets_the_reduction(
+    task, before, now, saved
+):
+    values = {"value_range": [-1.0, 9.0]} | ({"task_weight": 0.75} if task == "joint" else {})
+    folder = saved(task, values=values, reduction=before)
     assert build(task, model_name_or_path=folder).config.value_range == [-1.0, 9.0]
     values = {"value_range": [0.0, 5.0]} | ({"task_weight": 0.5} if task == "joint" else {})
-    model = build(task, model_name_or_path=folder, values=values)
+    model = build(task, model_name_or_path=folder, values=values, reduction=now)
     assert model.regression.high == 5.0
     assert task == "regression" or model.config.task_weight == 0.5
-
-
-@pytest.mark.parametrize(("before", "now"), [("mean", "sum"), ("sum", "mean")])
-@with_values
-def test_saved_model_uses_the_loss_reduction_of_the_arguments(task, before, now, saved):
-    folder = saved(task, reduction=before)
-    model = build(task, model_name_or_path=folder, reduction=now)
     assert {model.regression.reduction} | ({model.head.reduction} if task == "joint" else set()) == {now}
 
 
@@ -312,13 +271,10 @@ def test_saved_model_gets_a_new_head_for_other_classes_and_keeps_its_encoder(tas
     assert len(names) != 3 or not torch.equal(after["head.linear.weight"], before["head.linear.weight"])
     assert list(model.config.label2id) == names
     assert f"New head for {len(names)} classes ({', '.join(names)})" in caplog.text
-
-
-def test_the_new_head_may_be_of_another_kind(saved):
-    folder, data = saved("classification", head="softmax"), make_data("classification", names=["x", "y"])
-    options = {"head": "cosine", "head_kwargs": {"scale": 4.0}}
-    model = build("classification", model_name_or_path=folder, data=data, **options)
-    assert (model.config.head, model.head.num_classes, model.config.head_kwargs) == ("cosine", 2, {"scale": 4.0})
+    if task == "classification":  # it may be of another kind
+        options = {"head": "cosine", "head_kwargs": {"scale": 4.0}}
+        config = build(task, model_name_or_path=folder, data=make_data(task, names=names), **options).config
+        assert (config.head, config.num_labels, config.head_kwargs) == ("cosine", len(names), {"scale": 4.0})
 
 
 def test_balanced_class_weights_are_those_of_scikit_learn():
@@ -350,13 +306,12 @@ def test_options_fixed_by_a_saved_model_are_rejected(option, said, saved):
 
 
 @every_task
-@pytest.mark.parametrize(
-    ("before", "now", "frozen"), [(False, None, False), (True, None, True), (False, True, True), (True, False, False)]
-)
-def test_freeze_batch_norm_is_that_of_the_arguments_else_of_the_saved_model(task, before, now, frozen, saved):
-    assert build(task, freeze_batch_norm=before).config.freeze_batch_norm is before
-    folder = saved(task, freeze_batch_norm=before)
-    assert build(task, model_name_or_path=folder, freeze_batch_norm=now).config.freeze_batch_norm is frozen
+def test_freeze_batch_norm_is_that_of_the_arguments_else_of_the_saved_model(task, saved):
+    for before in (False, True):
+        folder = saved(task, freeze_batch_norm=before)
+        for now, frozen in ((None, before), (not before, not before)):
+            model = build(task, model_name_or_path=folder, freeze_batch_norm=now)
+            assert model.config.freeze_batch_norm is frozen
 
 
 @pytest.mark.parametrize("head", ["vmf", "cosine", "arcface", "hyperbolic"])

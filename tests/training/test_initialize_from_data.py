@@ -75,14 +75,6 @@ def embed_as_in_training(model: nn.Module, batches) -> Tensor:
     return torch.cat([trained.base_model(b["pixel_values"]).embeddings for b in batches.epoch(0, augment=False)])
 
 
-def state_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in model.base_model.state_dict().items()}
-
-
-def changed(model: nn.Module, before: dict[str, Tensor]) -> list[str]:
-    return [name for name, value in model.base_model.state_dict().items() if not torch.equal(value, before[name])]
-
-
 def frozen(model: SphereVisionForImageClassification) -> SphereVisionForImageClassification:
     """Copy of a model with frozen batch norms and distinct statistics."""
     config = SphereVisionConfig(**model.config.to_dict() | {"freeze_batch_norm": True})
@@ -94,12 +86,23 @@ def frozen(model: SphereVisionForImageClassification) -> SphereVisionForImageCla
     return other.train()
 
 
-def test_head_is_initialized_with_batch_statistics_and_no_dropout(model, make_batches):
-    expected = embed_as_in_training(model, make_batches())
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("is_frozen", [True, False])
+@pytest.mark.settings(is_frozen=lambda is_frozen: {"is_frozen": is_frozen})
+def test_head_is_initialized_with_batch_statistics_and_no_dropout_and_nothing_else_is_changed(
+    model, make_batches, training, is_frozen
+):
+    """Frozen batch norms keep their statistics."""
+    model = frozen(model) if is_frozen else model
+    expected = (embed if is_frozen else embed_as_in_training)(model, make_batches())
+    model.train(training)
     model.base_model.eval()  # as an encoder that `from_pretrained` loaded into a model in training mode
+    before, numbers = copy.deepcopy(model.base_model.state_dict()), torch.get_rng_state()
     modes = {name: module.training for name, module in model.named_modules()}
     initialize_from_data(model, make_batches())
     assert {name: module.training for name, module in model.named_modules()} == modes
+    torch.testing.assert_close(model.base_model.state_dict(), before, rtol=0, atol=0)
+    assert torch.equal(torch.get_rng_state(), numbers)
     torch.testing.assert_close(model.head.shown, expected)
     assert not model.head.shown.requires_grad
     shown = model.head.shown
@@ -107,19 +110,15 @@ def test_head_is_initialized_with_batch_statistics_and_no_dropout(model, make_ba
     assert torch.equal(model.head.shown, shown)
 
 
-def test_frozen_batch_norms_initialize_the_head_with_eval_mode_embeddings(model, make_batches):
-    model = frozen(model)
-    initialize_from_data(model, make_batches())
-    torch.testing.assert_close(model.head.shown, embed(model, make_batches()))
-
-
 def test_dropout_and_batch_norm_change_the_embeddings(model, make_batches):
-    """Control for the two tests above."""
+    """Control for the test above."""
+    before = copy.deepcopy(model.base_model.state_dict())
     by_batch, by_statistics = embed_as_in_training(model, make_batches()), embed(model, make_batches())
     assert not torch.allclose(by_batch, by_statistics, atol=1e-3)
     pixels = next(make_batches().epoch(0, augment=False))["pixel_values"]
     with_dropout = model.train().base_model(pixels).embeddings
     assert not torch.allclose(with_dropout, by_batch[: len(pixels)], atol=1e-3)
+    assert any(not torch.equal(value, before[name]) for name, value in model.base_model.state_dict().items())
 
 
 @pytest.mark.parametrize("freeze_batch_norm", [True, False])
@@ -149,29 +148,6 @@ def test_batches_that_can_be_read_once_initialize_backbone_and_head(make_batches
     torch.testing.assert_close(once.state_dict(), again.state_dict(), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("is_frozen", [True, False])
-def test_initialization_leaves_weights_statistics_mode_and_random_numbers_unchanged(
-    model, make_batches, training, is_frozen
-):
-    model = (frozen(model) if is_frozen else model).train(training)
-    before, numbers = state_of(model), torch.get_rng_state()
-    modes = {name: module.training for name, module in model.named_modules()}
-    initialize_from_data(model, make_batches())
-    assert changed(model, before) == []
-    assert {name: module.training for name, module in model.named_modules()} == modes
-    assert (not any(norm.training for norm in model.modules() if isinstance(norm, nn.BatchNorm2d))) >= is_frozen
-    assert model.training is training
-    assert torch.equal(torch.get_rng_state(), numbers)
-
-
-def test_forward_pass_in_training_changes_batch_norm_statistics(model, make_batches):
-    """Control for the tests above."""
-    before = state_of(model)
-    model.train().base_model(next(make_batches().epoch(0))["pixel_values"])
-    assert any("num_batches_tracked" in name for name in changed(model, before))
-
-
 class RefusalError(Exception):
     """Stand-in for any error."""
 
@@ -195,10 +171,10 @@ def test_failed_initialization_restores_statistics_and_mode(model, make_batches,
         method = (CenteredHead, "initialize_from_data") if where == "head" else (model.base_model.projection, "forward")
         monkeypatch.setattr(*method, refuse)
     model.train(training)
-    before = state_of(model)
+    before = copy.deepcopy(model.base_model.state_dict())
     with pytest.raises(RefusalError):
         initialize_from_data(model, batches)
-    assert changed(model, before) == []
+    torch.testing.assert_close(model.base_model.state_dict(), before, rtol=0, atol=0)
     assert {module.training for module in model.modules()} == {training}
 
 
@@ -212,17 +188,13 @@ def test_initialization_stops_at_max_examples_and_a_head_without_it_receives_no_
     assert model.head.shown is None
 
 
-def test_initialized_buffers_are_saved_and_loaded_with_the_model(model, make_batches, tmp_path):
-    initialize_from_data(model, make_batches())
-    model.save_pretrained(tmp_path)
-    loaded = SphereVisionForImageClassification.from_pretrained(tmp_path)
-    torch.testing.assert_close(loaded.head.center, model.head.shown.mean(0), rtol=0, atol=0)
-
-
-def test_initialized_buffers_are_in_a_checkpoint(model, make_batches, tmp_path):
+def test_initialized_buffers_are_saved_with_the_model_and_in_a_checkpoint(model, make_batches, tmp_path):
     accelerator = Accelerator(cpu=True)
     accelerator.prepare(model)
     initialize_from_data(model, make_batches())
+    model.save_pretrained(tmp_path / "saved")
+    loaded = SphereVisionForImageClassification.from_pretrained(tmp_path / "saved")
+    assert torch.equal(loaded.head.center, model.head.center)
     checkpoint = save_checkpoint(accelerator, tmp_path, RunState(step=1), keep=1)
     model.head.center.zero_()
     load_checkpoint(accelerator, checkpoint)
@@ -236,10 +208,6 @@ def test_joint_model_initializes_the_head_with_its_own_coordinates(model, make_b
     batches = make_batches().epoch(augment=False)
     initialize_from_data(joint, [batch | {"regression_labels": batch["labels"] / 2} for batch in batches])
     torch.testing.assert_close(joint.head.shown, expected)
-
-
-def test_model_without_classes_is_skipped(model, make_batches):
-    options = {"embedding_dim": 4, "value_range": [0.0, 1.0], "head": None}
-    regression = SphereVisionForRegression(SphereVisionConfig(**model.config.to_dict() | options)).train()
-    initialize_from_data(regression, make_batches())
+    regression = SphereVisionForRegression(SphereVisionConfig(**model.config.to_dict() | options | {"head": None}))
+    initialize_from_data(regression.train(), make_batches())  # it has no head
     assert regression.training

@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard, parse_eval_result_entries
 
 import hf_sphere
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
-from hf_sphere.training.model_card import TrainingRecord, _selection_note, write_model_card
+from hf_sphere.training.model_card import _selection_note, write_model_card
 from hf_sphere.training.tasks import Description
 
 
@@ -39,18 +39,14 @@ def write(tmp_path: Path) -> Callable[..., ModelCard]:
             "tags": ["spherized"],
         }
         options |= changes
-        parts = {
-            kind: kind(**{name: options.pop(name) for name in kind.__dataclass_fields__ if name in options})
-            for kind in (Description, TrainingRecord)
-        }
-        assert not options
-        write_model_card(tmp_path, parts[Description], parts[TrainingRecord])
+        described = {name: options.pop(name) for name in Description.__dataclass_fields__ if name in options}
+        write_model_card(tmp_path, Description(**described), **options)
         return ModelCard.load(tmp_path / "README.md")
 
     return write_and_load
 
 
-def test_the_metadata_have_the_accuracy_task_dataset_library_tags_and_license(write):
+def test_the_metadata_have_the_accuracy_task_dataset_library_tags_and_license(write, tmp_path):
     data = write(license="mit").data
     (result,) = data.eval_results
     assert (result.metric_type, result.metric_value) == ("accuracy", 0.987654)
@@ -58,12 +54,12 @@ def test_the_metadata_have_the_accuracy_task_dataset_library_tags_and_license(wr
     assert found == ("image-classification", "someone/a-dataset", "a-dataset", "test")
     assert (data.library_name, data.pipeline_tag, data.license) == ("hf_sphere", "image-classification", "mit")
     assert data.tags == ["hf_sphere", "hypersphere", "spherized"]
-
-
-def test_results_are_written_in_the_format_of_the_hub(write, tmp_path):
-    write()
     (entry,) = parse_eval_result_entries(yaml.safe_load((tmp_path / ".eval_results" / "results.yaml").read_text()))
     assert (entry.dataset_id, entry.task_id, entry.value) == ("someone/a-dataset", "accuracy", 0.987654)
+    metrics = {"eval_accuracy": 0.5, "eval_mean_absolute_error": 2.5, "eval_loss": 1.0}
+    card = write(metrics=metrics, headline=["accuracy", "mean_absolute_error"], pipeline_tag=None)
+    found = [(result.task_type, result.metric_type, result.metric_value) for result in card.data.eval_results]
+    assert found == [("other", "accuracy", 0.5), ("other", "mean_absolute_error", 2.5)]
 
 
 @pytest.mark.parametrize("dataset", ["digits", "a/folder/of/images"])
@@ -95,12 +91,6 @@ def test_path_of_a_local_folder_is_not_published_nor_mistaken_for_a_hub_dataset(
     assert write().data.datasets is None
 
 
-def test_loss_is_defined_beside_the_likelihood(write):
-    text = write(metrics={"eval_accuracy": 0.5, "eval_loss": 6.58, "eval_nll": 1.23}).text
-    assert "- `eval_loss`: mean training loss on the evaluation split, including a margin" in text
-    assert "- `eval_nll`: mean negative log-likelihood of the classes, calibrated, without a margin" in text
-
-
 def test_the_text_has_the_details_of_the_run(write):
     text = write().text
     lines = ["# A title", "A summary.", "| backbone | `lenet5` |", "| learning_rate | 0.25 |", "Nothing was chosen."]
@@ -111,8 +101,14 @@ def test_the_text_has_the_details_of_the_run(write):
     assert 'pipeline("image-classification", model="someone/a-model")' in text
     assert "pipeline" not in write(model_class="SphereVisionForRegression", pipeline_tag=None).content
     assert f"hf_sphere {hf_sphere.__version__}," in text
-    metrics = {"eval_mean_absolute_error": 12.3456}  # in its unit, not in percent
-    assert "| eval_mean_absolute_error | 12.35 |" in write(metrics=metrics, headline=[]).text
+    metrics = {"eval_mean_absolute_error": 12.3456, "eval_loss": 6.58, "eval_nll": 1.23}  # in its unit, not in percent
+    text = write(metrics=metrics, headline=[], seconds=5400.0).text
+    assert "| eval_mean_absolute_error | 12.35 |" in text
+    assert "- `eval_loss`: mean training loss on the evaluation split, including a margin" in text
+    assert "- `eval_nll`: mean negative log-likelihood of the classes, calibrated, without a margin" in text
+    assert "Training took 90 min." in text
+    for seconds, shown in ((42.4, "42 s"), (599.0, "599 s")):
+        assert f"Training took {shown}." in write(seconds=seconds).text
 
 
 def test_loading_code_is_valid_python(write):
@@ -123,9 +119,6 @@ def test_loading_code_is_valid_python(write):
     assert "from hf_sphere import SphereVisionForRegression, SphereVisionImageProcessor" in code[-1]
     assert hasattr(hf_sphere, "SphereVisionForRegression")
     assert hasattr(hf_sphere, "SphereVisionImageProcessor")
-
-
-def test_few_shot_card_shows_how_to_pass_the_support(write):
     code = write(model_class="SphereVisionForFewShotClassification", pipeline_tag=None).text.split("```python\n")[1]
     compile(code.split("```")[0], "card", "exec")
     assert "support_pixel_values=support" in code
@@ -147,13 +140,6 @@ def test_retrieval_card_shows_a_search(write, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.startswith("[1, ")  # the query itself
 
 
-def test_only_headline_metrics_are_in_the_model_index(write):
-    metrics = {"eval_accuracy": 0.5, "eval_mean_absolute_error": 2.5, "eval_loss": 1.0}
-    card = write(metrics=metrics, headline=["accuracy", "mean_absolute_error"], pipeline_tag=None)
-    found = [(result.task_type, result.metric_type, result.metric_value) for result in card.data.eval_results]
-    assert found == [("other", "accuracy", 0.5), ("other", "mean_absolute_error", 2.5)]
-
-
 COMMAND = ["accelerate", "launch", "my recipe.py", "--head_kwargs", "{scaling: 5.0}", "--lr_milestones", "1", "2"]
 
 
@@ -172,11 +158,6 @@ def test_command_can_be_pasted_into_a_shell_and_is_wrapped_before_options(write)
     assert command.splitlines() == wrapped
     command = shown_command(write(command=["printf", "%s", "it's\na line"]))
     assert subprocess.run(["bash", "-c", command], capture_output=True, text=True).stdout == "it's\na line"
-
-
-@pytest.mark.parametrize(("seconds", "shown"), [(42.4, "42 s"), (599.0, "599 s"), (5400.0, "90 min")])
-def test_duration_is_readable(write, seconds, shown):
-    assert f"Training took {shown}." in write(seconds=seconds).text
 
 
 def test_a_card_without_an_epoch_names_no_best_one():

@@ -109,15 +109,6 @@ def test_schedule_counts_optimizer_steps():
     assert seen[-1][0] == pytest.approx(0.5 * (1 + math.cos(math.pi * 0.9)))  # not zero
 
 
-def test_group_with_a_separate_learning_rate_follows_the_same_schedule():
-    optimizer = torch.optim.SGD(
-        [{"params": [nn.Parameter(torch.zeros(1))]}, {"params": [nn.Parameter(torch.zeros(1))], "lr": 0.1}], lr=2.0
-    )
-    args = arguments(lr_scheduler_type="cosine", num_train_epochs=3)
-    seen = rates(build_scheduler(optimizer, args, steps_per_epoch=2), 6)
-    assert [own / other for other, own in seen] == pytest.approx([0.05] * 6)
-
-
 @pytest.mark.parametrize(
     ("higher_is_better", "patience", "values", "rates"),
     [
@@ -164,70 +155,44 @@ def with_head(head: str, **options) -> SphereVisionForImageClassification:
     return SphereVisionForImageClassification(config)
 
 
-def group_of(optimizer: torch.optim.Optimizer, name: str) -> dict:
-    (group,) = [group for group in optimizer.param_groups if name in group["param_names"]]
-    return group
-
-
-TEMPERATURES = pytest.mark.parametrize("head", ["vmf", "cosine", "arcface"])
-
-
-@TEMPERATURES
-def test_sgd_uses_temperature_lr_without_momentum_and_weight_decay(head):
-    args = arguments(optim="sgd", learning_rate=0.5, momentum=0.9, nesterov=True, weight_decay=0.1)
-    optimizer = optimizer_from_arguments(with_head(head, temperature_lr=1e-3), args)
-    group = group_of(optimizer, "head.log_temperature")
-    assert group["param_names"] == ["head.log_temperature"]
-    assert (group["lr"], group["momentum"], group["nesterov"], group["weight_decay"]) == (1e-3, 0.0, False, 0.0)
-
-
-@TEMPERATURES
-def test_plateau_also_decays_the_learning_rate_of_the_temperature(head):
-    args = arguments(optim="sgd", learning_rate=0.5, lr_scheduler_type=PLATEAU, lr_patience=0, lr_gamma=0.5)
-    optimizer = optimizer_from_arguments(with_head(head, temperature_lr=1e-3), args)
+def test_the_temperature_follows_the_schedule_with_a_rate_of_its_own_and_has_no_nesterov_momentum():
+    options = {"optim": "sgd", "learning_rate": 0.5, "momentum": 0.8, "nesterov": True}
+    args = arguments(lr_scheduler_type=PLATEAU, lr_patience=0, lr_gamma=0.5, **options)
+    optimizer = optimizer_from_arguments(with_head("vmf", temperature_lr=1e-3), args)
     scheduler = build_scheduler(optimizer, args, steps_per_epoch=4)
     for value in (0.5, 0.4):
         scheduler.step(value)
-    assert {group["lr"] for group in optimizer.param_groups} == {0.25, 5e-4}
-    assert group_of(optimizer, "head.log_temperature")["lr"] == 5e-4
-
-
-@TEMPERATURES
-def test_other_parameters_use_the_momentum_and_the_temperature_the_common_learning_rate(head):
-    args = arguments(optim="sgd", momentum=0.8, nesterov=True, learning_rate=0.5)
-    optimizer = optimizer_from_arguments(with_head(head), args)
-    others = [group for group in optimizer.param_groups if group["param_names"] != ["head.log_temperature"]]
-    assert {(group["momentum"], group["nesterov"]) for group in others} == {(0.8, True)}
-    group = group_of(optimizer, "head.log_temperature")
-    assert (group["lr"], group["momentum"]) == (0.5, 0.0)
-
-
-@TEMPERATURES
-@pytest.mark.parametrize("name", ["adam", "adamw", "adam_srt"])
-def test_adam_variants_use_temperature_lr_and_have_no_momentum(head, name):
-    optimizer = optimizer_from_arguments(with_head(head, temperature_lr=1e-3), arguments(optim=name, learning_rate=0.5))
-    assert group_of(optimizer, "head.log_temperature")["lr"] == 1e-3
-    assert not any("momentum" in group for group in optimizer.param_groups)
+    found = {(*group["param_names"][-1:], group["lr"], group["nesterov"]) for group in optimizer.param_groups}
+    assert ("head.log_temperature", 5e-4, False) in found
+    assert {(rate, nesterov) for name, rate, nesterov in found if name != "head.log_temperature"} == {(0.25, True)}
+    args = arguments(lr_scheduler_type="cosine", num_train_epochs=3, **options)
+    optimizer = optimizer_from_arguments(with_head("vmf", temperature_lr=1e-3), args)
+    for seen in rates(build_scheduler(optimizer, args, steps_per_epoch=2), 6):
+        assert [min(seen) / max(seen), len({*seen})] == pytest.approx([2e-3, 2])
+    optimizer = optimizer_from_arguments(with_head("vmf"), args)
+    assert {group["lr"] for group in optimizer.param_groups} == {0.5}
+    optimizer = optimizer_from_arguments(nn.Linear(2, 2), arguments(optim="sgd", momentum=0.0, nesterov=True))
+    assert not any(group["nesterov"] for group in optimizer.param_groups)
 
 
 @pytest.mark.parametrize("head", ["vmf", "cosine", "arcface", "hyperbolic"])
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "adam_srt", "sgd_mrt"])
-def test_only_backbone_weights_have_weight_decay(head, name):
-    model = with_head(head)
-    optimizer = optimizer_from_arguments(model, arguments(optim=name, weight_decay=0.1))
-    decays = {n: group["weight_decay"] for group in optimizer.param_groups for n in group["param_names"]}
-    assert set(decays) == {n for n, _ in model.named_parameters()}
-    for parameter, decay in decays.items():
-        kept = parameter.startswith("head.") or model.get_parameter(parameter).ndim == 1
-        assert decay == (0.0 if kept else 0.1), parameter
-
-
-@pytest.mark.parametrize("head", ["vmf", "cosine", "arcface", "hyperbolic"])
-@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "adam_srt", "sgd_mrt"])
-def test_every_optimizer_updates_class_weights_and_temperature(head, name):
-    model = with_head(head)
+def test_every_optimizer_updates_the_head_without_weight_decay_and_its_temperature_with_its_own_rate(head, name):
+    own = {} if head == "hyperbolic" else {"temperature_lr": 1e-3}
+    model = with_head(head, **own)
     before = {n: value.clone() for n, value in model.head.state_dict().items()}
-    optimizer = optimizer_from_arguments(model, arguments(optim=name))
+    given = {"momentum": 0.8} if name.startswith("sgd") else {}
+    optimizer = optimizer_from_arguments(model, arguments(optim=name, weight_decay=0.1, learning_rate=0.5, **given))
+    groups = {n: group for group in optimizer.param_groups for n in group["param_names"]}
+    assert set(groups) == {n for n, _ in model.named_parameters()}
+    for parameter, group in groups.items():
+        kept = parameter.startswith("head.") or model.get_parameter(parameter).ndim == 1
+        assert group["weight_decay"] == (0.0 if kept else 0.1), parameter
+        is_temperature = parameter == "head.log_temperature"
+        assert group["lr"] == (1e-3 if is_temperature else 0.5)
+        if given:
+            assert group["momentum"] == (0.0 if is_temperature else 0.8)
+        assert bool(given) == ("momentum" in group)
     for _ in range(2):
         model(torch.randn(8, 1, 8, 8), labels=torch.arange(8) % 4).loss.backward()
         optimizer.step()
@@ -242,21 +207,18 @@ def normalized() -> nn.Module:
 
 
 @pytest.mark.parametrize("name", SPHERE)
-def test_sphere_optimizers_find_the_scale_invariant_weights(name):
-    optimizer = optimizer_from_arguments(normalized(), arguments(optim=name))
+def test_sphere_optimizers_find_the_scale_invariant_weights_and_use_the_arguments_of_their_kind(name):
+    of_kind = {"momentum": 0.7} if name == "sgd_mrt" else ADAM
+    optimizer = optimizer_from_arguments(normalized(), arguments(optim=name, weight_decay=0.1, **of_kind))
     assert type(optimizer) is SPHERE[name]
     assert [(g["channel_dims"], g["param_names"]) for g in optimizer.param_groups] == [
         ((0,), ["0.weight"]),
         (None, ["3.weight"]),
         (None, ["0.bias", "1.weight", "1.bias", "3.bias"]),
     ]
-
-
-def test_sphere_optimizers_use_the_arguments_of_their_kind():
-    optimizer = optimizer_from_arguments(normalized(), arguments(optim="sgd_mrt", momentum=0.7, weight_decay=0.1))
-    assert [(g["momentum"], g["weight_decay"]) for g in optimizer.param_groups] == [(0.7, 0.1), (0.7, 0.1), (0.7, 0.0)]
-    optimizer = optimizer_from_arguments(normalized(), arguments(optim="adam_srt", **ADAM))
-    assert all((g["betas"], g["eps"]) == ((0.8, 0.95), 1e-6) for g in optimizer.param_groups)
+    for group, decay in zip(optimizer.param_groups, (0.1, 0.1, 0.0), strict=True):
+        assert group["weight_decay"] == decay
+        assert group["momentum"] == 0.7 if name == "sgd_mrt" else (group["betas"], group["eps"]) == ((0.8, 0.95), 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -273,9 +235,6 @@ def test_sphere_optimizers_use_the_arguments_of_their_kind():
 def test_arguments_that_an_optimizer_does_not_use_are_errors(name, given):
     with pytest.raises(ValueError, match=f"{next(iter(given))} .* has no effect with optim {name}; leave it out"):
         check_optimizer_arguments(arguments(optim=name, **given))
-
-
-def test_the_options_of_an_optimizer_are_no_errors():
     check_optimizer_arguments(arguments(optim="sgd", momentum=0.5, nesterov=True))
     check_optimizer_arguments(arguments(optim="muon_hyperball", momentum=0.95, adamw_lr_scale=0.1, adam_beta2=0.9))
 
@@ -311,8 +270,3 @@ def test_steps_match_torch_with_the_same_settings(options, reference):
             optimizer.step()
         models.append(model)
     torch.testing.assert_close(models[0].state_dict(), models[1].state_dict())
-
-
-def test_nesterov_without_momentum_is_plain_sgd():
-    optimizer = optimizer_from_arguments(nn.Linear(2, 2), arguments(optim="sgd", momentum=0.0, nesterov=True))
-    assert not any(group["nesterov"] for group in optimizer.param_groups)

@@ -80,32 +80,24 @@ BAD_TENSORS = {
 }
 
 
-@pytest.mark.parametrize("key", [momentum, second_moment], ids=lambda key: key.__name__)
-@pytest.mark.parametrize("change", BAD_TENSORS.values(), ids=BAD_TENSORS)
-def test_a_tensor_that_does_not_fit_is_refused_with_its_parameter(load_edited, key, change):
-    with pytest.raises(CheckpointError, match=r"(exp_avg|exp_avg_sq|momentum_buffer) of hidden\.weight in"):
-        load_edited(replace(key, change))
-
-
-def test_the_error_has_the_checkpoint_and_both_shapes(load_edited, accelerator, tmp_path):
+def test_a_tensor_that_does_not_fit_is_refused_with_its_parameter(load_edited, accelerator, tmp_path):
+    first = next(iter(accelerator._optimizers[0].optimizer.state.values()))
+    changes = [(key, change) for key in {momentum(first), second_moment(first)} for change in BAD_TENSORS.values()]
+    if "step" in first:
+        changes += [
+            ("step", lambda _, value=value: value) for value in (torch.zeros(0), torch.zeros(5), torch.tensor(1), 1.0)
+        ]
+    for name, change in changes:
+        with pytest.raises(CheckpointError, match=rf"{name} of hidden\.weight in the optimizer state is"):
+            load_edited(replace(lambda state, name=name: name, change))
+    with pytest.raises(CheckpointError, match=r"of hidden\.weight in the optimizer state is no tensor but 0\.5"):
+        load_edited(replace(momentum, lambda tensor: 0.5))
     with pytest.raises(CheckpointError) as failure:
         load_edited(replace(momentum, lambda tensor: tensor[:3]))
     assert f"cannot resume from {tmp_path / 'checkpoint-1'}: " in str(failure.value)
     assert "torch.float32 of shape [3, 36], which does not fit the parameter: torch.float32 of shape [16, 36]" in str(
         failure.value
     )
-
-
-@pytest.mark.parametrize("accelerator", ["adam", "adam_srt"], indirect=True)
-@pytest.mark.parametrize("step", [torch.zeros(0), torch.zeros(5), torch.tensor(1), 1.0])
-def test_a_step_that_is_no_scalar_is_refused(load_edited, step):
-    with pytest.raises(CheckpointError, match=r"step of hidden\.weight in the optimizer state is"):
-        load_edited(lambda state: state.update(step=step))
-
-
-def test_a_number_in_place_of_a_tensor_is_refused(load_edited):
-    with pytest.raises(CheckpointError, match=r"of hidden\.weight in the optimizer state is no tensor but 0\.5"):
-        load_edited(replace(momentum, lambda tensor: 0.5))
 
 
 def test_a_tensor_of_fewer_values_than_its_shape_is_copied(load_edited, accelerator):

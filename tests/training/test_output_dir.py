@@ -25,12 +25,15 @@ def test_output_directory_is_created_with_its_parents_and_may_have_hidden_files_
 
 
 def test_unfinished_files_of_a_killed_run_are_removed_and_other_hidden_files_kept(tmp_path):
-    (tmp_path / "snapshots").mkdir()
-    for name in (".run.json.7.unfinished", "snapshots/.epoch-0003.safetensors.7.unfinished", ".checkpoint-backup"):
-        (tmp_path / name).touch()
-    prepare_output_dir(tmp_path, overwrite=False, resume=True)
-    assert names(tmp_path) == [".checkpoint-backup", "snapshots"]
-    assert names(tmp_path / "snapshots") == []
+    unfinished = (".run.json.7.unfinished", "snapshots/.epoch-0003.safetensors.7.unfinished")
+    for resume in (True, False):
+        for name in ("snapshots", ".checkpoint-2.unfinished"):
+            (tmp_path / name).mkdir(exist_ok=True)
+        for name in (*unfinished, ".checkpoint-backup", ".checkpoint-2.unfinished/half"):
+            (tmp_path / name).touch()
+        prepare_output_dir(tmp_path, overwrite=not resume, resume=resume)
+        assert names(tmp_path) == [".checkpoint-backup", "snapshots"][: 1 + resume]
+        assert not resume or names(tmp_path / "snapshots") == []
 
 
 def leave(mark: str, folder: Path) -> Path:
@@ -52,29 +55,16 @@ def test_folder_with_another_run_is_left_unchanged_and_the_error_lists_the_optio
     assert path.exists()
 
 
-def test_overwriting_removes_only_the_run(tmp_path):
+def test_resuming_leaves_the_run_unchanged_and_overwriting_removes_only_the_run(tmp_path):
     for mark in MARKS:
         leave(mark, tmp_path)
+    for overwrite in (False, True):
+        prepare_output_dir(tmp_path, overwrite=overwrite, resume=True)
+        assert names(tmp_path) == sorted(MARKS)
     (tmp_path / "best").mkdir()
     (tmp_path / "notes.txt").touch()
     prepare_output_dir(tmp_path, overwrite=True, resume=False)
     assert names(tmp_path) == ["notes.txt"]
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_resuming_leaves_the_run_unchanged(tmp_path, overwrite):
-    for mark in MARKS:
-        leave(mark, tmp_path)
-    prepare_output_dir(tmp_path, overwrite=overwrite, resume=True)
-    assert names(tmp_path) == sorted(MARKS)
-
-
-@pytest.mark.parametrize("resume", [False, True])
-def test_unfinished_checkpoints_of_a_killed_run_are_removed(tmp_path, resume):
-    (tmp_path / ".checkpoint-2.unfinished").mkdir()
-    (tmp_path / ".checkpoint-2.unfinished" / "half").touch()
-    prepare_output_dir(tmp_path, overwrite=False, resume=resume)
-    assert names(tmp_path) == []
 
 
 # Directories that are not those of a run
@@ -91,14 +81,6 @@ def test_a_folder_that_is_no_run_is_refused_unless_requested(tmp_path, name):
             prepare_output_dir(tmp_path, overwrite=False, resume=resume)
     prepare_output_dir(tmp_path, overwrite=True, resume=False)
     assert name != "README.md" or names(tmp_path) == ["README.md"]
-
-
-def test_the_run_of_another_recipe_is_not_resumed(tmp_path):
-    (tmp_path / "run.json").write_text(json.dumps({"recipe": "train_few_shot"}))
-    with pytest.raises(
-        FileExistsError, match=r"a run of hf-sphere train few-shot, which hf-sphere train masked-lm does not resume\."
-    ):
-        check_output_dir(tmp_path, overwrite=False, resume=True, recipe="train_masked_lm")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "\udcff"])
@@ -147,12 +129,9 @@ def lock(folder: Path) -> None:
         pass
 
 
-def test_a_folder_in_use_is_refused_with_the_process_and_host(other_run, tmp_path):
+def test_a_folder_in_use_is_refused_with_the_process_and_host_until_it_is_killed(other_run, tmp_path):
     with pytest.raises(FileExistsError, match=f"{tmp_path} is in use by process 7 on a-host[.]"):
         lock(tmp_path)
-
-
-def test_the_lock_of_a_killed_process_is_ignored(other_run, tmp_path):
     other_run.kill()
     other_run.wait()
     assert names(tmp_path) == [LOCK_FILE]

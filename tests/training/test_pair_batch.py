@@ -1,6 +1,5 @@
 """Training on one loss of all examples of an optimizer step, whose batches are encoded one by one."""
 
-import functools
 from typing import Any
 
 import pytest
@@ -48,17 +47,16 @@ def train(
     return weights, {name: value for name, value in state.history[-1].items() if name.startswith("train_")}
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", [*HEADS, "prototype summed"])
+@pytest.mark.settings(head=lambda head: {"head": head})
 def test_a_recipe_with_any_head_trains_as_with_one_large_batch(head, tmp_path):
-    whole = train(tmp_path / "whole", 16, None, make_model(head))
-    parts = train(tmp_path / "parts", 4, 16, make_model(head))
+    summed = {"head_kwargs": {"reduction": "sum"}} if "summed" in head else {}
+    rate = {"learning_rate": 0.005} if summed else {}
+    whole, parts = (
+        train(tmp_path / str(size), size, pairs, make_model(head.split()[0], **summed), **rate)
+        for size, pairs in ((16, None), (4, 16))
+    )
     torch.testing.assert_close(parts, whole, **TOLERANCE)
-
-
-def test_a_recipe_with_a_summed_loss_trains_as_with_one_large_batch(tmp_path):
-    make = functools.partial(make_model, "prototype", head_kwargs={"reduction": "sum"})
-    whole = train(tmp_path / "whole", 16, None, make(), learning_rate=0.005)
-    torch.testing.assert_close(train(tmp_path / "parts", 4, 16, make(), learning_rate=0.005), whole, **TOLERANCE)
 
 
 def test_a_loss_of_pairs_is_added_to_that_of_the_head(tmp_path):

@@ -128,11 +128,9 @@ def of_two_processes(tmp_path_factory) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("run", RUNS)
 class TestDivision:
-    def test_two_processes_end_with_the_same_state(self, of_two_processes, run):
+    def test_two_processes_match_one_with_twice_the_batch(self, of_two_processes, run, tmp_path):
         (first, _), (second, _) = (trained[run] for trained in of_two_processes)
         torch.testing.assert_close(first, second, rtol=0, atol=0)
-
-    def test_two_processes_match_one_with_twice_the_batch(self, of_two_processes, run, tmp_path):
         one = _train_head(run, str(tmp_path))
         torch.testing.assert_close(of_two_processes[0][run], one, **TOLERANCE)
 
@@ -166,8 +164,6 @@ def test_resumed_run_matches_an_uninterrupted_one(run, tmp_path):
     whole = _train_head(run, str(tmp_path), save_steps=13)
     resumed = _train_head(run, str(tmp_path), resume_from_checkpoint=str(tmp_path / "checkpoint-13"))
     torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
-
-
-def test_samples_in_training_depend_on_the_seed_of_the_run(tmp_path):
-    (first, _), (second, _) = (_train_head("vmf", str(tmp_path / str(seed)), seed=seed) for seed in (0, 1))
-    assert not torch.equal(first["head.weight"], second["head.weight"])
+    if run == "vmf":  # its samples depend on the seed
+        other, _ = _train_head(run, str(tmp_path / "other"), seed=1)
+        assert not torch.equal(other["head.weight"], whole[0]["head.weight"])

@@ -20,7 +20,6 @@ from hf_sphere.training.checkpoints import save_checkpoint
 from hf_sphere.training.output_dir import LOCK_FILE
 from hf_sphere.training.run import Run
 from hf_sphere.training.tasks.classification import ImageDataArguments
-from hf_sphere.utils.files import write_json
 from hf_sphere.utils.texts import printable
 
 
@@ -71,29 +70,23 @@ def test_a_run_is_overwritten_only_on_request_and_when_the_next_one_is_prepared(
     assert read(args.output_dir, "run.json")["learning_rate"] == 0.25
 
 
-def test_bad_input_is_refused(make_args):
+def test_bad_input_is_refused_before_anything_is_written(make_args, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="output_dir must not be empty"):
         make_args(output_dir="")
     with pytest.raises(ValueError, match="notebook"):
         start_run(make_args(report_to=["notebook"]))
-
-
-@pytest.mark.parametrize("resume", [None, "latest"])
-def test_model_in_the_output_dir_is_not_replaced(make_args, tmp_path, resume):
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+        start_run(make_args(resume_from_checkpoint="latest"))
+    assert not (tmp_path / "run").exists()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "model.safetensors").touch()
-    with pytest.raises(FileExistsError, match="files that no run wrote"):
-        start_run(make_args(resume_from_checkpoint=resume))
-
-
-def test_run_of_another_recipe_is_not_resumed(make_args):
-    run = start_run(make_args(), recipe="train_few_shot")
-    run.prepare_output_dir()
-    run.write_settings()
-    with pytest.raises(
-        FileExistsError, match="a run of hf-sphere train few-shot, which hf-sphere train masked-lm does not resume"
-    ):
-        start_run(make_args(resume_from_checkpoint="latest"), recipe="train_masked_lm")
+    for resume in (None, "latest"):
+        with pytest.raises(FileExistsError, match="files that no run wrote"):
+            start_run(make_args(resume_from_checkpoint=resume))
+    monkeypatch.setattr("accelerate.tracking.get_available_trackers", lambda: [])
+    monkeypatch.setattr("hf_sphere.training.run.start_accelerator", pytest.fail)  # which would warn
+    with pytest.raises(ImportError, match=r"package of tracker tensorboard is not installed.*hf_sphere\[trackers\]"):
+        start_run(make_args(report_to=["tensorboard"]))
 
 
 def test_output_dir_is_locked_until_the_end_of_the_run(make_args):
@@ -126,51 +119,33 @@ def test_the_seed_determines_all_random_numbers(make_args):
     assert drawn[0][0] != drawn[2][0]
 
 
-def test_resuming_with_images_of_another_size_is_refused(make_args):
-    run = prepared(make_args(), ImageDataArguments(image_size=[8]))
-    save_checkpoint(run.accelerator, run.output_dir, RunState(step=1), keep=1)
-    changed = make_args(resume_from_checkpoint="latest", learning_rate=0.25)
-    with pytest.raises(ValueError, match=r"another model; changed are: image_size \(\[8\] -> \[16\]\)\. Repeat"):
-        prepared(changed, ImageDataArguments(image_size=[16]))
-    assert read(run.output_dir, "run.json")["image_size"] == [8]
+def test_resuming_logs_the_settings_that_differ_and_refuses_those_of_another_model_or_recipe(make_args, caplog):
+    images = ImageDataArguments(image_size=[8])
+    run = start_run(make_args(), images, recipe="train_few_shot")
+    run.prepare_output_dir()
+    run.write_settings()
+    checkpoint = save_checkpoint(run.accelerator, run.output_dir, RunState(step=1), keep=1)
+    checkpoint.rename(run.output_dir / ".checkpoint-1.replaced")  # as by a killed run; it is restored
 
+    def resume(images: ImageDataArguments = images, recipe: str = "train_few_shot", **changes) -> None:
+        run = start_run(make_args(resume_from_checkpoint="latest", **changes), images, recipe=recipe)
+        run.prepare_output_dir()
+        run.write_settings()
 
-def test_resuming_without_a_checkpoint_creates_no_output_dir(make_args, tmp_path):
-    with pytest.raises(CheckpointError, match="there is no checkpoint"):
-        start_run(make_args(resume_from_checkpoint="latest"))
-    assert not (tmp_path / "run").exists()
-
-
-def test_tracker_that_is_not_installed_is_rejected_before_accelerate_warns(make_args, monkeypatch):
-    monkeypatch.setattr("accelerate.tracking.get_available_trackers", lambda: [])
-    monkeypatch.setattr("hf_sphere.training.run.start_accelerator", pytest.fail)
-    with pytest.raises(ImportError, match=r"package of tracker tensorboard is not installed.*hf_sphere\[trackers\]"):
-        start_run(make_args(report_to=["tensorboard"]))
-
-
-def test_resuming_logs_the_settings_that_differ(make_args, caplog):
-    run = prepared(make_args())
-    save_checkpoint(run.accelerator, run.output_dir, RunState(step=1), keep=1)
     for changes in ({}, {"save_steps": 3}, {"stop_after_steps": 9, "disable_tqdm": False}):
-        prepared(make_args(resume_from_checkpoint="latest", **changes))
+        resume(**changes)
+        assert checkpoint.is_dir()
         assert "differs" not in caplog.text
-    prepared(make_args(resume_from_checkpoint="latest", learning_rate=0.25))
+    resume(learning_rate=0.25)
     assert "learning_rate (0.001 -> 0.25)" in caplog.text
-
-
-def test_failed_json_write_leaves_the_earlier_file(tmp_path, monkeypatch):
-    path = tmp_path / "results.json"
-    write_json(path, {"a": 1})
-
-    def write_half(self: Path, text: str, **options) -> int:
-        with self.open("w") as file:
-            file.write(text[:3])
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", write_half)
-    with pytest.raises(OSError, match="No space"):
-        write_json(path, {"a": 2})
-    assert json.loads(path.read_bytes()) == {"a": 1}
+    with pytest.raises(ValueError, match=r"another model; changed are: image_size \(\[8\] -> \[16\]\)\. Repeat"):
+        resume(ImageDataArguments(image_size=[16]), learning_rate=0.5)
+    settings = read(run.output_dir, "run.json")
+    assert (settings["image_size"], settings["learning_rate"]) == ([8], 0.25)
+    with pytest.raises(
+        FileExistsError, match="a run of hf-sphere train few-shot, which hf-sphere train masked-lm does not resume"
+    ):
+        resume(recipe="train_masked_lm")
 
 
 def test_trackers_receive_the_metrics_of_each_epoch(make_args, make_loop):
@@ -206,14 +181,21 @@ MENDABLE = [
 ]
 
 
-@pytest.mark.parametrize("error", MENDABLE, ids=lambda error: type(error).__name__)
-def test_user_errors_print_one_line_and_exit_with_status_1(capsys, monkeypatch, error):
+def test_user_errors_print_one_line_and_exit_with_status_1_and_internal_ones_keep_their_traceback(capsys, monkeypatch):
     monkeypatch.delenv("HF_SPHERE_TRACEBACK", raising=False)
-    with pytest.raises(SystemExit) as stop:
-        run_main(failing(error))
-    assert stop.value.code == 1
-    text = " ".join(str(error).split())
-    assert capsys.readouterr().err == f"\nError: {text}\n(Set HF_SPHERE_TRACEBACK=1 for the traceback.)\n"
+    for text, error in {**{" ".join(str(error).split()): error for error in MENDABLE}, **SHORTAGES}.items():
+        with pytest.raises(SystemExit) as stop:
+            run_main(failing(error))
+        assert stop.value.code == 1
+        more, hint = " " if text in SHORTAGES else "\n", "(Set HF_SPHERE_TRACEBACK=1 for the traceback.)\n"
+        printed = capsys.readouterr().err
+        assert printed.startswith(f"\nError: {text}{more}")
+        assert (printed.count("\n"), printed.endswith(hint)) == (3, True)
+    with pytest.raises(KeyError):
+        run_main(failing(KeyError("a bug")))
+    monkeypatch.setenv("HF_SPHERE_TRACEBACK", "1")
+    with pytest.raises(ValueError, match="a bad value"):
+        run_main(failing(ValueError("a bad value")))
 
 
 def caused(error: Exception, cause: Exception) -> Exception:
@@ -255,13 +237,6 @@ SHORTAGES = {
 }
 
 
-@pytest.mark.parametrize("sentence", SHORTAGES)
-def test_exhausted_memory_and_disks_are_named(capsys, sentence):
-    with pytest.raises(SystemExit):
-        run_main(failing(SHORTAGES[sentence]))
-    assert f"Error: {sentence} " in capsys.readouterr().err
-
-
 def test_control_characters_do_not_reach_the_terminal(capsys):
     name = "cat\x1b[2Jdog\r!\u202e\x9b"
 
@@ -282,14 +257,6 @@ def test_control_characters_do_not_reach_the_terminal(capsys):
     assert r"Error: cat\x1b[2Jdog !\u202e\x9b" in err  # on one line
 
 
-def test_internal_errors_keep_their_traceback_and_others_on_request(monkeypatch):
-    with pytest.raises(KeyError):
-        run_main(failing(KeyError("a bug")))
-    monkeypatch.setenv("HF_SPHERE_TRACEBACK", "1")
-    with pytest.raises(ValueError, match="a bad value"):
-        run_main(failing(ValueError("a bad value")))
-
-
 @pytest.mark.parametrize(
     ("error", "stopped", "words"),
     [
@@ -305,8 +272,9 @@ def test_interruption_exits_with_status_130_and_reports_the_position(capsys, err
     assert words in capsys.readouterr().err
 
 
-def test_ctrl_c_that_a_library_turns_into_another_error_still_stops_a_recipe(capsys):
+def test_ctrl_c_that_a_library_turns_into_another_error_stops_a_recipe_unless_it_is_ignored(capsys):
     def main(argv: object) -> None:
+        assert argv is None
         try:
             signal.raise_signal(signal.SIGINT)
         except KeyboardInterrupt:
@@ -317,30 +285,10 @@ def test_ctrl_c_that_a_library_turns_into_another_error_still_stops_a_recipe(cap
         with pytest.raises(SystemExit) as stop:
             run_main(main)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        run_main(main)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
     assert stop.value.code == 130
     assert "Stopped; files" in capsys.readouterr().err
-
-
-def test_ctrl_c_stays_ignored_in_a_background_shell():
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        run_main(lambda argv: signal.raise_signal(signal.SIGINT))
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def test_successful_recipe_returns():
-    called = []
-    run_main(called.append)
-    assert called == [None]
-
-
-def test_checkpoint_set_aside_by_a_killed_run_is_restored(make_args):
-    run = prepared(make_args())
-    checkpoint = save_checkpoint(run.accelerator, run.output_dir, RunState(step=1), keep=1)
-    checkpoint.rename(run.output_dir / ".checkpoint-1.replaced")
-    start_run(make_args(resume_from_checkpoint="latest"))
-    assert checkpoint.is_dir()

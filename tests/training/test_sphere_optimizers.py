@@ -17,21 +17,15 @@ def logged(loop) -> dict[int, dict]:
     return seen
 
 
-@pytest.mark.parametrize("optimizer", ["adam_srt", "sgd_mrt", "adam", "sgd"])
-def test_step_diagnostics_are_logged_every_n_steps(optimizer, make_loop):
-    loop = make_loop(optim=optimizer, diagnostics_steps=2, report_to=["tensorboard"], num_train_epochs=1)
-    seen = logged(loop)
-    assert sorted(seen) == [2, 4]
-    assert {"scale_invariant/weight_norm", "scale_invariant/step_angle/hidden"} <= set(seen[2])
-
-
-def test_second_moment_is_anisotropic_for_adam_but_not_for_adam_srt(make_loop):
-    values = {}
-    for optimizer in ("adam", "adam_srt"):
-        options = {"diagnostics_steps": 5, "report_to": ["tensorboard"], "num_train_epochs": 1}
-        values[optimizer] = logged(make_loop(optim=optimizer, **options))[5]["scale_invariant/anisotropy"]
-    assert values["adam"] > 0.1
-    assert values["adam_srt"] < 1e-6
+def test_step_diagnostics_are_logged_every_n_steps_and_only_adam_has_an_anisotropic_second_moment(make_loop):
+    options, anisotropy = {"report_to": ["tensorboard"], "num_train_epochs": 1}, {}
+    for optimizer in ("adam_srt", "sgd_mrt", "adam", "sgd"):
+        seen = logged(make_loop(optim=optimizer, diagnostics_steps=2, **options))
+        assert sorted(seen) == [2, 4]
+        assert {"scale_invariant/weight_norm", "scale_invariant/step_angle/hidden"} <= set(seen[2])
+        anisotropy[optimizer] = seen[4].get("scale_invariant/anisotropy")
+    assert anisotropy["adam"] > 0.1
+    assert anisotropy["adam_srt"] < 1e-6
 
 
 def test_no_step_diagnostics_are_logged_by_default_or_without_scale_invariant_weights(make_loop, make_model):
@@ -44,11 +38,6 @@ def test_no_step_diagnostics_are_logged_by_default_or_without_scale_invariant_we
 def test_step_diagnostics_of_other_steps_is_rejected(optimizer, make_loop):
     with pytest.raises(ValueError, match=r"step diagnostics .* are for steps x - lr a / b, which \w+ does not take"):
         make_loop(optim=optimizer, diagnostics_steps=2, report_to=["tensorboard"])
-
-
-def test_step_diagnostics_without_a_tracker_is_rejected(make_args):
-    with pytest.raises(ValueError, match=r"diagnostics_steps .* has no effect without report_to"):
-        make_args(diagnostics_steps=10)
 
 
 @pytest.mark.parametrize("optimizer", ["adam_s", "adam_srt", "adam_g", "sgd_mrt", *NEW])

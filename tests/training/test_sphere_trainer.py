@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import gc
 import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -32,21 +31,13 @@ from hf_sphere.data import ImageBatches, ImageDataOptions, ImagesInMemory, load_
 from hf_sphere.nn import HEADS, build_head
 from hf_sphere.nn.heads.base import heads_of
 from hf_sphere.training import SphereCallback, TrainingLoop, create_optimizer, initialize_from_data
-from hf_sphere.training.evaluation import loss_is_sum
 
 BATCH = 131  # eleven equal batches of the 1,442 training digits; a single one that is left over is dropped
 OPTIONS = {
     "arcface": {"margin_warmup_epochs": 1, "log_temperature": -2.773, "temperature_lr": 0.1},
     "vmf": {"temperature_lr": 0.1},
+    "prototype summed": {"reduction": "sum"},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_collection() -> Iterator[None]:
-    """Exempt the objects of all imports from garbage collection, which the Trainer runs before training."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")
@@ -123,19 +114,21 @@ def train(trainer: Trainer, **options: Any) -> list[float]:
 # The same curves as the recipes
 
 
-def test_the_trainer_of_transformers_has_the_loss_curve_of_the_recipe(digits, arguments, losses_of_recipe):
-    model = make_model("softmax")
-    expected = losses_of_recipe(copy.deepcopy(model), digits)
-    args = arguments(per_device_train_batch_size=1)
-    losses = train(Trainer(model, args, train_dataset=digits, data_collator=digits.collate))
-    assert losses == pytest.approx(expected, rel=0, abs=1e-6)
-
-
-@pytest.mark.parametrize("head", sorted(HEADS))
-def test_every_head_has_the_loss_curve_of_the_recipe(head, digits, arguments, losses_of_recipe):
-    model = make_model(head, head_kwargs=OPTIONS.get(head))
-    expected = losses_of_recipe(copy.deepcopy(model), digits)
-    losses = train(SphereTrainer(model, arguments(), train_dataset=digits))
+@pytest.mark.parametrize("head", [*sorted(HEADS), "prototype summed"])
+@pytest.mark.settings(head=lambda head: {"head": head})
+def test_every_head_has_the_loss_curve_of_the_recipe_also_with_the_trainer_of_transformers(
+    head, digits, arguments, losses_of_recipe
+):
+    model, options = make_model(head.split()[0], head_kwargs=OPTIONS.get(head)), {}
+    if head == "prototype summed":
+        options = {"optim": "sgd", "learning_rate": 1e-4}
+    momentum = {"momentum": 0.0} if options else {}
+    expected = losses_of_recipe(copy.deepcopy(model), digits, **options, **momentum)
+    if head == "softmax":
+        args, copied = arguments(per_device_train_batch_size=1), copy.deepcopy(model)
+        of_transformers = train(Trainer(copied, args, train_dataset=digits, data_collator=digits.collate))
+        assert of_transformers == pytest.approx(expected, rel=0, abs=1e-6)
+    losses = train(SphereTrainer(model, arguments(**options), train_dataset=digits))
     assert len(losses) == 11
     assert losses[-1] < losses[0]
     assert losses == pytest.approx(expected, rel=0, abs=1e-6)
@@ -170,15 +163,33 @@ def test_callback_and_optimizer_train_like_the_trainer(arguments):
     assert losses == train(SphereTrainer(models[1], arguments(**options), train_dataset=images()))
 
 
+VALUES = {"embedding_dim": 4, "value_range": [0.0, 1.0]}
+OTHERS = {
+    "several classes": (SphereVisionForImageClassification, {"problem_type": "multi_label_classification"}),
+    "values": (SphereVisionForRegression, VALUES),
+    "sum over values": (SphereVisionForRegression, VALUES | {"regression_kwargs": {"reduction": "sum"}}),
+    "classes and values": (SphereVisionForJointPrediction, VALUES),
+}
 ACCUMULATED = [(SphereTrainer, name, {}) for name in HEADS if name != "proxy_anchor"]  # no mean over examples
 ACCUMULATED += [(Trainer, name, {}) for name in ("arcface", "softmax", "spherized", "vmf")]
 ACCUMULATED += [(Trainer, name, {"class_weights": [*range(1, 11)]}) for name in ("arcface", "softmax")]
 ACCUMULATED += [(kind, "prototype", {"reduction": "sum"}) for kind in (Trainer, SphereTrainer)]
+ACCUMULATED += [(SphereTrainer, name, {}) for name in OTHERS]
 
 
-def assert_accumulation_has_no_effect(trainer: Any, make: Callable[[], Any], data: Any, arguments: Any) -> None:
+@pytest.mark.parametrize(("trainer", "head", "options"), ACCUMULATED, ids=str)
+@pytest.mark.settings(head=lambda head: {"head": head}, options=lambda options: {"options": [*options]})
+def test_accumulated_batches_of_unequal_size_match_one_batch(trainer, head, options, arguments):
     """Compare the models after steps on one batch, and on three of which the last is smaller."""
-    states = []
+    data, make, states = with_ignored(images()), functools.partial(make_model, head, head_kwargs=options), []
+    if head in OTHERS:
+        model_class, more = OTHERS[head]
+        data, make = images(7), functools.partial(make_model, model_class=model_class, **more)
+        for number, row in enumerate(data):
+            if head == "several classes":
+                row["labels"] = torch.arange(10).remainder(number + 2).eq(0).double()
+            else:
+                row["regression_labels" if "classes" in head else "labels"] = torch.tensor(number / 7).double()
     for size, steps in ((len(data), 1), (math.ceil(len(data) / 3) + 1, 3)):
         model = make().double()
         sizes = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
@@ -189,38 +200,12 @@ def assert_accumulation_has_no_effect(trainer: Any, make: Callable[[], Any], dat
     torch.testing.assert_close(*states, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize(("trainer", "head", "options"), ACCUMULATED, ids=str)
-def test_accumulated_batches_of_unequal_size_match_one_batch(trainer, head, options, arguments):
-    data = with_ignored(images())
-    assert_accumulation_has_no_effect(trainer, lambda: make_model(head, head_kwargs=options), data, arguments)
-
-
-VALUES = {"embedding_dim": 4, "value_range": [0.0, 1.0]}
-OTHERS = {
-    "several classes": (SphereVisionForImageClassification, {"problem_type": "multi_label_classification"}),
-    "values": (SphereVisionForRegression, VALUES),
-    "sum over values": (SphereVisionForRegression, VALUES | {"regression_kwargs": {"reduction": "sum"}}),
-    "classes and values": (SphereVisionForJointPrediction, VALUES),
-}
-
-
-@pytest.mark.parametrize("kind", OTHERS)
-def test_accumulated_batches_match_one_batch_for_other_kinds_of_labels(kind, arguments):
-    (model_class, options), data = OTHERS[kind], images(7)
-    for number, row in enumerate(data):
-        if kind == "several classes":
-            row["labels"] = torch.arange(10).remainder(number + 2).eq(0).double()
-        else:
-            row["regression_labels" if "classes" in kind else "labels"] = torch.tensor(number / 7).double()
-    make = functools.partial(make_model, model_class=model_class, **options)
-    assert_accumulation_has_no_effect(SphereTrainer, make, data, arguments)
-
-
 @pytest.mark.parametrize(
     ("trainer", "head", "steps", "expected"),
     [
         (Trainer, "proxy_anchor", 2, "its loss compares all examples of a batch. Use a larger batch"),
         (SphereTrainer, "proxy_anchor", 2, "its loss compares all examples of a batch. Use a larger batch"),
+        (SphereTrainer, "own proxy_anchor", 2, "Head 'proxy_anchor' does not train as with one large batch"),
         (Trainer, "adaface", 2, "every part updates its running statistics. Use SphereTrainer"),
         (SphereTrainer, "adaface", 2, None),
         (Trainer, "arcface", 2, None),
@@ -229,22 +214,17 @@ def test_accumulated_batches_match_one_batch_for_other_kinds_of_labels(kind, arg
 )
 def test_a_loss_that_accumulation_changes_is_reported_once(trainer, head, steps, expected, arguments, caplog):
     args = arguments(gradient_accumulation_steps=steps, per_device_train_batch_size=4)
-    trainer(make_model(head), args, train_dataset=images()).train()
+    model = Own(head.split()[1]) if head.startswith("own") else make_model(head)
+    trainer(model, args, train_dataset=images()).train()
     found = [message for message in caplog.messages if "where it is divided" in message]
     assert len(found) == (expected is not None)
     assert all(str(expected) in message for message in found)
 
 
-def test_a_loss_that_accumulation_changes_is_reported_for_a_model_of_a_user(arguments, caplog):
-    SphereTrainer(Own("proxy_anchor"), arguments(gradient_accumulation_steps=2), train_dataset=images()).train()
-    assert "Head 'proxy_anchor' does not train as with one large batch" in caplog.text
-
-
-@pytest.mark.parametrize("head", ["prototype", "vmf"])
-def test_resumed_run_matches_an_uninterrupted_one(head, digits, arguments, tmp_path):
+def test_resumed_run_matches_an_uninterrupted_one(digits, arguments, tmp_path):
     options = {"num_train_epochs": 2, "save_strategy": "steps", "save_steps": 5, "max_steps": 16}
-    expected = train(SphereTrainer(make_model(head), arguments(**options), train_dataset=digits))
-    resumed = SphereTrainer(make_model(head), arguments(**options), train_dataset=digits)
+    expected = train(SphereTrainer(make_model("vmf"), arguments(**options), train_dataset=digits))
+    resumed = SphereTrainer(make_model("vmf"), arguments(**options), train_dataset=digits)
     losses = train(resumed, resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-5"))
     assert losses == expected[5:]
 
@@ -287,22 +267,7 @@ def test_parameters_have_the_options_of_the_head(arguments):
     assert {options for name, options in others.items() if name.endswith("weight")} == {(0.01, 0.1)}
 
 
-def test_optimizer_with_its_own_groups_is_rejected(arguments, monkeypatch):
-    factory = lambda: None  # noqa: E731
-    monkeypatch.setitem(trainer_optimizer._OPTIMIZER_HANDLERS, "adafactor", lambda context: (factory, {}))
-    with pytest.raises(ValueError, match=r"optim adafactor .* the options of head\..* would be lost"):
-        create_optimizer(make_model(), arguments(optim="adafactor"))
-
-
 # Initialization from data
-
-
-@pytest.mark.parametrize("optim", ["adamw_torch", "adam_srt"])
-def test_model_is_initialized_from_the_data_of_the_trainer(optim, arguments, caplog):
-    model = make_model("vmf", 28, "lenet5_bn")
-    SphereTrainer(model, arguments(optim=optim, max_steps=1), train_dataset=images(side=28)).train()
-    assert not model.head.needs_data_initialization
-    assert "is trained without" not in caplog.text
 
 
 def test_initialization_does_not_change_the_order_of_the_data(arguments):
@@ -317,26 +282,6 @@ def test_initialization_does_not_change_the_order_of_the_data(arguments):
         SphereTrainer(model, arguments(max_steps=1), train_dataset=images()).train()
     one, other = (labels.tolist() for training, labels in first if training)
     assert one == other
-
-
-def test_model_without_our_methods_can_be_trained(arguments):
-    class Plain(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(64, 10)
-
-        def forward(self, pixel_values: Tensor, labels: Tensor) -> dict[str, Tensor]:
-            return {"loss": nn.functional.cross_entropy(self.linear(pixel_values.flatten(1)), labels)}
-
-    assert SphereTrainer(Plain(), arguments(max_steps=2), train_dataset=images()).train().global_step == 2
-
-
-def test_a_model_that_could_not_be_saved_is_refused_before_training(arguments):
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    model[1].weight = model[0].weight
-    with pytest.raises(ValueError, match=r"could not be saved: safetensors does not save shared tensors: 1\.weight"):
-        SphereTrainer(model, arguments(save_strategy="steps"), train_dataset=images())
-    assert SphereTrainer(model, arguments(save_strategy="no"), train_dataset=images()).model is model
 
 
 class Own(nn.Module):
@@ -363,30 +308,61 @@ def test_a_head_in_a_model_of_a_user_is_initialized_from_data(arguments):
         torch.testing.assert_close(model.classes.state_dict()[name], value)
 
 
-def test_views_of_images_can_be_classified_by_a_head_in_a_model_of_a_user(arguments):
-    class Views(Own):
-        def forward(self, pixel_values: Tensor, labels: Tensor) -> dict[str, Tensor]:
-            views = torch.stack([pixel_values, pixel_values.flip(3)], 1).flatten(0, 1).flatten(1)
-            return {"loss": self.classes(embeddings=self.linear(views), labels=labels.repeat_interleave(2)).loss}
+class Views(Own):
+    """It passes its head two views of each image, by keywords."""
 
-    trainer = SphereTrainer(Views("vmf"), arguments(max_steps=2), train_dataset=images())
-    assert trainer.train().global_step == 2
-    assert not trainer.model.classes.needs_data_initialization
+    def forward(self, pixel_values: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        views = torch.stack([pixel_values, pixel_values.flip(3)], 1).flatten(0, 1).flatten(1)
+        return {"loss": self.classes(embeddings=self.linear(views), labels=labels.repeat_interleave(2)).loss}
 
 
-def test_other_columns_of_the_batches_are_not_passed_to_the_model(arguments):
-    def collate(rows: list[dict]) -> dict:
-        batch = {name: torch.stack([torch.as_tensor(row[name]) for row in rows]) for name in rows[0]}
-        return batch | {"file": ["a.png"] * len(rows), "weight": torch.ones(len(rows))}
+class Plain(nn.Module):
+    """A model without a head."""
 
-    class Weighted(SphereTrainer):
-        def compute_loss(self, model, inputs, **options):
-            return super().compute_loss(model, {n: v for n, v in inputs.items() if n not in ("file", "weight")})
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 10)
 
-    args = arguments(max_steps=1, remove_unused_columns=False)
-    model = Own("vmf")
-    assert Weighted(model, args, train_dataset=images(), data_collator=collate).train().global_step == 1
-    assert not model.classes.needs_data_initialization
+    def forward(self, pixel_values: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": nn.functional.cross_entropy(self.linear(pixel_values.flatten(1)), labels)}
+
+
+class Weighted(SphereTrainer):
+    """Its batches have columns that are not passed to the model."""
+
+    def get_train_dataloader(self) -> Any:
+        more = {"file": ["a.png"] * 4, "weight": torch.ones(4)}
+        return [{"pixel_values": torch.randn(4, 1, 8, 8), "labels": torch.arange(4), **more}] * 2
+
+    def compute_loss(self, model, inputs, **options):
+        return super().compute_loss(model, {n: v for n, v in inputs.items() if n not in ("file", "weight")})
+
+
+def make_encoder() -> SphereViTForImageClassification:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = {"num_channels": 1, "image_size": 8, "patch_size": 4, "num_labels": 10}
+    return SphereViTForImageClassification(SphereViTConfig(**sizes, **config))
+
+
+MODELS = {
+    "views": lambda: Views("vmf"),
+    "plain": Plain,
+    "encoder": make_encoder,
+    "columns of lists": lambda: Own("vmf"),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.settings(kind=lambda kind: {"kind": kind})
+def test_models_and_batches_of_a_user_can_be_trained(kind, arguments, digits):
+    model = MODELS[kind]()
+    before = copy.deepcopy(model.state_dict())
+    trainer = Weighted if kind.startswith("columns") else SphereTrainer
+    assert trainer(model, arguments(max_steps=2), train_dataset=images()).train().global_step == 2
+    assert all(not torch.equal(value, before[name]) for name, value in model.named_parameters() if "weight" in name)
+    assert not any(head.needs_data_initialization for head in heads_of(model))
+    if kind == "plain":
+        assert SphereTrainer(model, arguments(), eval_dataset=digits).evaluate()["eval_loss"] > 0
 
 
 def test_a_frozen_copy_of_a_head_is_not_initialized():
@@ -396,13 +372,6 @@ def test_a_frozen_copy_of_a_head_is_not_initialized():
     assert len(heads_of(model)) == 1
     initialize_from_data(model, [{"pixel_values": torch.randn(8, 1, 8, 8)}])
     assert not heads_of(model)[0].needs_data_initialization
-
-
-def test_a_loss_module_that_sums_does_not_make_the_loss_a_sum():
-    model = nn.ModuleDict({"auxiliary": nn.MSELoss(reduction="sum"), "own": Own("cosine")})
-    assert not loss_is_sum(model)
-    model.loss_reduction = "sum"
-    assert loss_is_sum(model)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -422,84 +391,65 @@ def test_the_margin_of_a_head_in_a_model_of_a_user_begins_after_its_warmup(strea
 # Label smoothing
 
 
-def test_label_smoothing_reaches_a_head_in_a_model_of_a_user(arguments):
-    model = Own("arcface")
-    model.config = PreTrainedConfig()  # read by the Trainer
-    SphereTrainer(model, arguments(label_smoothing_factor=0.1, max_steps=1), train_dataset=images()).train()
-    assert model.classes.label_smoothing == 0.1
-
-
 def test_label_smoothing_of_the_arguments_is_that_of_the_head(arguments):
     smoothed = make_model("arcface", head_kwargs={"label_smoothing": 0.1})
     expected = train(SphereTrainer(smoothed, arguments(), train_dataset=images()))
-    model = make_model("arcface")
+    model, own = make_model("arcface"), Own("arcface")
     trainer = SphereTrainer(model, arguments(label_smoothing_factor=0.1), train_dataset=images())
     assert train(trainer) == expected
     assert model.config.head_kwargs == {"label_smoothing": 0.1}
-
-
-def test_label_smoothing_reaches_a_model_of_model_init(arguments):
-    trainer = SphereTrainer(
-        model_init=lambda: make_model("arcface"),
-        args=arguments(label_smoothing_factor=0.1, max_steps=1),
-        train_dataset=images(),
-    )
-    trainer.train()
-    assert trainer.model.head.label_smoothing == 0.1
+    own.config = PreTrainedConfig()  # read by the Trainer
+    options = {"args": arguments(label_smoothing_factor=0.1, max_steps=1), "train_dataset": images()}
+    for given in ({"model": own}, {"model_init": lambda: make_model("arcface")}):
+        trainer = SphereTrainer(**given, **options)
+        trainer.train()
+        assert heads_of(trainer.model)[0].label_smoothing == 0.1
 
 
 # Logs
 
 
-def test_effective_learning_rates_are_logged(arguments):
-    trainer = SphereTrainer(
-        make_model(side=28, backbone="lenet5_bn"),
-        arguments(max_steps=4),
-        train_dataset=images(side=28),
-        diagnostics_steps=2,
-    )
+def test_effective_learning_rates_are_logged_and_the_model_is_initialized(arguments, caplog):
+    model = make_model("vmf", 28, "lenet5_bn")
+    args = arguments(optim="adam_srt", max_steps=4)
+    trainer = SphereTrainer(model, args, train_dataset=images(side=28), diagnostics_steps=2)
     trainer.train()
-    logged = [
-        entry["step"] for entry in trainer.state.log_history if "scale_invariant/effective_learning_rate" in entry
-    ]
-    assert logged == [2, 4]
+    name = "scale_invariant/effective_learning_rate"
+    assert [entry["step"] for entry in trainer.state.log_history if name in entry] == [2, 4]
+    assert not model.head.needs_data_initialization
+    assert "is trained without" not in caplog.text
 
 
 # Bad input
 
 
-def test_summed_loss_without_accumulation_has_the_curve_of_the_recipe(digits, arguments, losses_of_recipe):
-    model = make_model("prototype", head_kwargs={"reduction": "sum"})
-    expected = losses_of_recipe(copy.deepcopy(model), digits, optim="sgd", learning_rate=1e-4, momentum=0.0)
-    args = arguments(optim="sgd", learning_rate=1e-4)
-    assert train(SphereTrainer(model, args, train_dataset=digits)) == pytest.approx(expected, rel=0, abs=1e-6)
-
-
-@pytest.mark.parametrize("kind", [DistributedType.FSDP, DistributedType.DEEPSPEED])
-def test_sharded_training_of_a_model_that_is_initialized_from_data_is_rejected(kind, arguments, monkeypatch):
-    trainer = SphereTrainer(make_model("vmf"), arguments(), train_dataset=images())
-    # Sharding needs several GPUs; only its name is set, where all processes have been prepared.
-    monkeypatch.setattr(SphereTrainer, "_prepare_for_training", prepared_as(kind, Trainer._prepare_for_training))
-    message = r"call hf_sphere\.training\.initialize_from_data\(model, batches\) before creating the Trainer"
-    with pytest.raises(ValueError, match=message):
-        trainer.train()
-
-
-def prepared_as(kind: DistributedType, prepare: Callable[..., Any]) -> Callable[..., Any]:
-    def wrapped(self: Trainer, *args: Any) -> Any:
-        prepared = prepare(self, *args)
-        PartialState().distributed_type = kind
-        return prepared
-
-    return wrapped
-
-
-def test_arguments_of_a_recipe_are_rejected(tmp_path):
+def test_bad_input_is_refused(arguments, monkeypatch, tmp_path):
     with pytest.raises(TypeError, match=r"args must be transformers\.TrainingArguments"):
         SphereTrainer(make_model(), training.RecipeArguments(str(tmp_path)))
+    factory = lambda: None  # noqa: E731
+    monkeypatch.setitem(trainer_optimizer._OPTIMIZER_HANDLERS, "adafactor", lambda context: (factory, {}))
+    with pytest.raises(ValueError, match=r"optim adafactor .* the options of head\..* would be lost"):
+        create_optimizer(make_model(), arguments(optim="adafactor"))
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    with pytest.raises(ValueError, match=r"could not be saved: safetensors does not save shared tensors: 1\.weight"):
+        SphereTrainer(model, arguments(save_strategy="steps"), train_dataset=images())
+    assert SphereTrainer(model, arguments(save_strategy="no"), train_dataset=images()).model is model
+    trainers = [SphereTrainer(make_model("vmf"), arguments(), train_dataset=images()) for _ in range(2)]
+    prepare, of_process = Trainer._prepare_for_training, PartialState()
+    for kind, trainer in zip((DistributedType.FSDP, DistributedType.DEEPSPEED), trainers, strict=True):
 
+        def prepared(self: Trainer, *args: Any, kind: DistributedType = kind) -> Any:
+            """Sharding needs several GPUs; only its name is set, where all processes have been prepared."""
+            result = prepare(self, *args)
+            monkeypatch.setitem(of_process.__dict__, "distributed_type", kind)
+            return result
 
-def test_bad_input_is_refused(arguments):
+        monkeypatch.setattr(SphereTrainer, "_prepare_for_training", prepared)
+        message = r"call hf_sphere\.training\.initialize_from_data\(model, batches\) before creating the Trainer"
+        with pytest.raises(ValueError, match=message):
+            trainer.train()
+    monkeypatch.undo()
     model = nn.ModuleDict({"first": Own("vmf"), "second": Own("vmf")})
     with pytest.raises(ValueError, match="2 heads require initialization from data"):
         initialize_from_data(model, [])
@@ -520,29 +470,6 @@ def test_bad_input_is_refused(arguments):
     batches = ImagesInMemory(pixels, torch.zeros(8, dtype=torch.long), **options)
     with pytest.raises(ValueError, match=r"the image batches are for 2 process\(es\), but 1 are running"):
         SphereTrainer(make_model(), arguments(), train_dataset=batches).train()
-
-
-def test_image_batches_can_be_evaluated(digits, arguments):
-    metrics = SphereTrainer(make_model(), arguments(), eval_dataset=digits).evaluate()
-    assert metrics["eval_loss"] > 0
-
-
-def test_an_encoder_without_a_head_trains_with_its_own_classifier(arguments):
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    config = SphereViTConfig(**sizes, image_size=8, patch_size=4, num_labels=3)
-    rows = [{"pixel_values": torch.randn(3, 8, 8), "labels": index % 3} for index in range(8)]
-    model = SphereViTForImageClassification(config)
-    before = model.classifier.weight.detach().clone()
-    SphereTrainer(model, arguments(max_steps=1), train_dataset=rows).train()
-    assert not torch.equal(model.classifier.weight, before)
-
-
-def test_a_list_of_batches_can_be_the_dataloader(arguments):
-    class OwnTrainer(SphereTrainer):
-        def get_train_dataloader(self) -> Any:
-            return [{"pixel_values": torch.randn(4, 1, 8, 8), "labels": torch.arange(4)}] * 2
-
-    assert OwnTrainer(make_model(), arguments(max_steps=2), train_dataset=images()).train().global_step == 2
 
 
 def _train(rank: int, folder: str, processes: int) -> None:
@@ -571,19 +498,12 @@ def test_two_processes_match_one(of_two_and_one, head):
     torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("resumes", [False, True])
-def test_a_calibration_does_not_outlive_training(resumes, tmp_path):
-    data = [{"pixel_values": torch.randn(1, 6, 6), "labels": torch.tensor(n % 3)} for n in range(8)]
-    options = {"backbone_kwargs": {"width": 8}, "num_channels": 1, "image_size": 6, "num_labels": 3, "head": "cosine"}
-    config = SphereVisionConfig(backbone="linear_embedding", **options)
-    args = TrainingArguments(
-        str(tmp_path), per_device_train_batch_size=4, max_steps=1, save_steps=1, report_to=[], use_cpu=True
-    )
-    if resumes:
-        SphereTrainer(SphereVisionForImageClassification(config), args, train_dataset=data).train()
-        args.max_steps = 2
-    config.calibration = {"temperature": 4.0}
-    trainer = SphereTrainer(SphereVisionForImageClassification(config), args, train_dataset=data)
-    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1") if resumes else None)
-    trainer.save_model(str(tmp_path / "saved"))
-    assert SphereVisionConfig.from_pretrained(tmp_path / "saved").calibration is None
+def test_a_calibration_does_not_outlive_training_also_of_a_resumed_run(arguments, tmp_path):
+    for options in ({}, {"resume_from_checkpoint": str(tmp_path / "run" / "checkpoint-1")}):
+        model = make_model()
+        model.config.calibration = {"temperature": 4.0}
+        args = arguments(max_steps=1 + len(options), save_strategy="steps", save_steps=1)
+        trainer = SphereTrainer(SphereVisionForImageClassification(model.config), args, train_dataset=images())
+        trainer.train(**options)
+        trainer.save_model(str(tmp_path / "saved"))
+        assert SphereVisionConfig.from_pretrained(tmp_path / "saved").calibration is None

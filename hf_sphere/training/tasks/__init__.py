@@ -1,23 +1,32 @@
 """The tasks that models are trained for, one file each: what a task loads, builds, measures, and writes on the card.
 
-To add a task, add a file to this folder that defines `TASK`; its name is that of the file. In a program of your own, a
-`Task` with a `name` is registered when it is created. Nothing heavy is imported here and by the files, so that
+To add a task, add a file to this folder that defines `TASK`, and a row to `TASKS` with its name. In a program of your
+own, a `Task` with a `name` is registered when it is created. Nothing heavy is imported here and by the files, so that
 arguments are parsed before torch is imported.
 """
 
 import importlib
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hf_sphere.utils.checks import check_not_text
+from hf_sphere.utils.checks import check_choice, check_not_text
 from hf_sphere.utils.imports import check_unique
 
 if TYPE_CHECKING:
     from hf_sphere.data.provenance import DataRecord
     from hf_sphere.training.evaluation import Measure
 
+
+TASKS = {
+    "classification": "image classifiers",
+    "retrieval": "image encoders for retrieval, evaluated on unseen classes",
+    "regression": "predictors of a number",
+    "joint": "predictors of a class and a number",
+    "few_shot": "few-shot classifiers, on episodes",
+    "masked_lm": "masked language models, plain or spherized",
+}
+"""What the tasks of this folder train, by the name of their file."""
 
 OWN_TASKS: dict[str, "Task"] = {}
 """Tasks by name that are defined outside of this folder."""
@@ -126,9 +135,7 @@ def task_names() -> list[str]:
         >>> task_names()
         ['classification', 'few_shot', 'joint', 'masked_lm', 'regression', 'retrieval']
     """
-    names = [module.name for module in pkgutil.iter_modules(__path__)]
-    names = [name for name in names if hasattr(importlib.import_module(f"{__name__}.{name}"), "TASK")]
-    return sorted([*names, *OWN_TASKS])
+    return sorted([*TASKS, *OWN_TASKS])
 
 
 def find_task(name: str) -> Task:
@@ -144,10 +151,7 @@ def find_task(name: str) -> Task:
         >>> find_task("retrieval").metric
         'recall_at_1'
     """
-    if name in OWN_TASKS:
-        return OWN_TASKS[name]
-    if any(module.name == name for module in pkgutil.iter_modules(__path__)):
-        task = getattr(importlib.import_module(f"{__name__}.{name}"), "TASK", None)  # and no other task
-        if task is not None:
-            return task
-    raise ValueError(f"unknown task {name!r}; the tasks are: {', '.join(task_names())}.")
+    if name in TASKS:
+        return importlib.import_module(f"{__name__}.{name}").TASK
+    check_choice("the task", name, task_names())
+    return OWN_TASKS[name]
