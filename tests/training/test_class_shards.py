@@ -32,7 +32,7 @@ def images(count: int, **options: Any) -> ImagesInMemory:
 
 
 def train(head: str, folder: str, processes: int = 1, rank: int = 0, **arguments: Any) -> dict[str, Any]:
-    """Train for six steps with 12 images each, over all processes; return states, losses and metrics."""
+    """Train for four steps with 12 images each, over all processes; return states, losses and metrics."""
     torch.manual_seed(0)
     config = SphereVisionConfig(
         backbone="linear_embedding", backbone_kwargs={"width": 4}, num_channels=1, image_size=6, num_labels=CLASSES,
@@ -44,7 +44,7 @@ def train(head: str, folder: str, processes: int = 1, rank: int = 0, **arguments
     batches = images(24, batch_size=12 // processes, shuffle=True, **share)
     initialize_from_data(model, batches)
     args = RecipeArguments(
-        output_dir=folder, num_train_epochs=3, optim="adam", learning_rate=0.02, max_grad_norm=0.5, save_epochs=2,
+        output_dir=folder, num_train_epochs=2, optim="adam", learning_rate=0.02, max_grad_norm=0.5, save_epochs=1,
         save_total_limit=9, disable_tqdm=True, **arguments,
     )  # fmt: skip
     loop = TrainingLoop(model, batches, args, accelerator, evaluate=lambda model: {"accuracy": 0.0})
@@ -101,7 +101,7 @@ class TestTwoProcesses:
         torch.testing.assert_close(two["state"], one["state"], **TOLERANCE)
 
     def test_one_process_resumes_their_checkpoint(self, results, folder, head):
-        resumed = train(head, f"{folder}/{head}", resume_from_checkpoint=f"{folder}/{head}/checkpoint-4")
+        resumed = train(head, f"{folder}/{head}", resume_from_checkpoint=f"{folder}/{head}/checkpoint-2")
         two = results[0][head]
         torch.testing.assert_close(resumed["losses"], two["losses"], **TOLERANCE)
         torch.testing.assert_close(resumed["state"], two["state"], **TOLERANCE)

@@ -79,7 +79,7 @@ def _train_head(
     sharded: bool = False,
     **arguments,
 ) -> Trained:
-    """Return the state and the losses of 20 steps in ten epochs, with 12 images per step over all processes."""
+    """Return the state and the losses of 8 steps in four epochs, with 12 images per step over all processes."""
     torch.manual_seed(0)
     config = SphereVisionConfig(
         backbone="linear_embedding", backbone_kwargs={"width": 4}, num_channels=1, image_size=6, num_labels=3,
@@ -98,7 +98,7 @@ def _train_head(
     accelerator = sharding_accelerator() if sharded else Accelerator(cpu=True)
     initialize_from_data(model, batches)
     args = RecipeArguments(
-        output_dir=folder, num_train_epochs=10, optim="sgd", learning_rate=0.02, save_epochs=10,
+        output_dir=folder, num_train_epochs=4, optim="sgd", learning_rate=0.02, save_epochs=4,
         gradient_accumulation_steps=batches_per_step, save_total_limit=9, disable_tqdm=True, **arguments,
     )  # fmt: skip
     loop = TrainingLoop(model, batches, args, accelerator, evaluate=lambda model: {"accuracy": 0.0})
@@ -110,9 +110,9 @@ def _train_all(rank: int, folder: str) -> None:
     trained: dict[str, Any] = {run: _train_head(run, f"{folder}/{run}", divisor=2, rank=rank) for run in RUNS}
     trained["batch norm"] = _train_normalized(rank, f"{folder}/batch_norm")
     for run in SHARDED:  # last, since the state of Accelerate changes
-        options: dict[str, Any] = {"divisor": 2, "rank": rank, "sharded": True, "save_steps": 13}
+        options: dict[str, Any] = {"divisor": 2, "rank": rank, "sharded": True, "save_steps": 5}
         trained[f"{run} sharded"] = _train_head(run, f"{folder}/{run}-sharded", **options)
-    checkpoint = f"{folder}/{run}-sharded/checkpoint-13"
+    checkpoint = f"{folder}/{run}-sharded/checkpoint-5"
     resumed = _train_head(run, f"{folder}/{run}-sharded", resume_from_checkpoint=checkpoint, **options)
     trained["resumed"] = {run: resumed}
     torch.save(trained, f"{folder}/{rank}.pt")
@@ -161,8 +161,8 @@ def test_a_resumed_run_with_a_sharded_model_matches_an_uninterrupted_one(of_two_
 
 @pytest.mark.parametrize("run", RUNS)
 def test_resumed_run_matches_an_uninterrupted_one(run, tmp_path):
-    whole = _train_head(run, str(tmp_path), save_steps=13)
-    resumed = _train_head(run, str(tmp_path), resume_from_checkpoint=str(tmp_path / "checkpoint-13"))
+    whole = _train_head(run, str(tmp_path), save_steps=5)
+    resumed = _train_head(run, str(tmp_path), resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
     torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
     if run == "vmf":  # its samples depend on the seed
         other, _ = _train_head(run, str(tmp_path / "other"), seed=1)

@@ -165,44 +165,48 @@ def check_head(
 def build_classifier(
     setup: image.Setup,
     model_class: Any = None,
-    settings: "Callable[[SphereVisionConfig | None], dict[str, Any]] | None" = None,
     *,
+    default_head: str = "spherized",
     is_open_set: bool = False,
+    **settings: Any,
 ) -> Any:
     """Build a model with a head for the data, by default a classifier, or load the saved one; see `build_model`.
 
     If the evaluation images have other classes (`is_open_set`), a saved model needs no other head for them.
     """
-    new_head = partial(needs_new_head, setup, is_open_set=is_open_set)
+    new_head, args = needs_new_head(setup, is_open_set=is_open_set), setup.model_args
+    if new_head and args.head is not None:
+        saved: Any = setup.saved
+        saved.head, saved.head_kwargs = args.head, dict(args.head_kwargs)
     model_class = model_class or models.SphereVisionForImageClassification
-    model = image.build_model(setup, model_class, settings or partial(head_settings, setup), needs_new_head=new_head)
-    if setup.model_args.prototypes_file is not None:
-        set_prototypes(model, setup.model_args.prototypes_file, setup.images.class_names)
+    settings |= head_settings(setup, default_head)
+    model = image.build_model(setup, model_class, settings, has_new_head=new_head)
+    if args.prototypes_file is not None:
+        set_prototypes(model, args.prototypes_file, setup.images.class_names)
     return model
 
 
-def head_settings(
-    setup: image.Setup, saved: "SphereVisionConfig | None", *, default_head: str = "spherized"
-) -> dict[str, Any]:
+def head_settings(setup: image.Setup, default_head: str = "spherized") -> dict[str, Any]:
     """Return head, its options and the names of the classes; see `settings` of `build_model`."""
-    settings: dict[str, Any] = {}
-    if saved is not None:
-        loss = _loss_options(saved.head, setup)
-        if saved.head_kwargs or loss:
-            kept = {k: v for k, v in (saved.head_kwargs or {}).items() if k not in image.OF_THE_RUN}
-            settings["head_kwargs"] = kept | loss
+    args, saved, settings = setup.model_args, setup.saved, dict[str, Any]()
+    if saved is None:
+        settings["head"] = args.head or default_head
+        settings["head_kwargs"] = args.head_kwargs | _loss_options(settings["head"], setup)
     else:
-        settings["head"] = setup.model_args.head or default_head
-        settings["head_kwargs"] = setup.model_args.head_kwargs | _loss_options(settings["head"], setup)
+        loss = _loss_options(saved.head, setup)
+        kept = {k: v for k, v in (saved.head_kwargs or {}).items() if k not in image.OF_THE_RUN}
+        if saved.head_kwargs or loss:
+            settings["head_kwargs"] = kept | loss
     names = dict(enumerate(setup.images.class_names))
     return settings | {"id2label": names, "label2id": {name: index for index, name in names.items()}}
 
 
-def needs_new_head(setup: image.Setup, saved: "SphereVisionConfig", *, is_open_set: bool = False) -> bool:
-    """Return whether the data has other classes than a saved model, and log it."""
+def needs_new_head(setup: image.Setup, *, is_open_set: bool = False) -> bool:
+    """Return whether the data has other classes than the saved model, and log it."""
+    if (saved := setup.saved) is None:
+        return False
     before, now = [saved.id2label[index] for index in range(saved.num_labels)], setup.images.class_names
-    unnamed = before == [f"LABEL_{index}" for index in range(len(now))]
-    if before == now or unnamed:
+    if before in (now, [f"LABEL_{index}" for index in range(len(now))]):  # the latter are unnamed
         return False
     name, evaluates = setup.model_args.model_name_or_path, setup.args.num_train_epochs == 0
     if evaluates and not is_open_set:

@@ -13,7 +13,6 @@ from hf_sphere.utils.arguments import Options, argument
 
 if TYPE_CHECKING:
     from hf_sphere.data import Episodes
-    from hf_sphere.models import SphereVisionConfig
     from hf_sphere.training.run import Run
 
 VALIDATION_EPISODES = 500
@@ -92,24 +91,19 @@ def prepare(
 
 def build_few_shot(setup: Setup, few_shot: FewShotArguments) -> Any:
     """Build a few-shot model, or load the encoder of a saved model of any class; see `build_model`."""
-
-    def settings(saved: "SphereVisionConfig | None") -> dict[str, Any]:
-        requested = {"metric": few_shot.metric, "temperature": few_shot.temperature}
-        before = (saved.few_shot_kwargs or {}) if saved is not None else {}
-        default = {"metric": "euclidean", "temperature": 1.0}
-        classifier = default | before | {k: v for k, v in requested.items() if v is not None}
-        spherization = None if few_shot.spherization is None else dict(few_shot.spherization)
-        if saved is None:
-            return {"head": None, "few_shot_kwargs": classifier, "spherization": spherization}
-        if spherization is None:
-            return {"few_shot_kwargs": classifier}
-        if saved.spherization not in (None, spherization):
-            raise ValueError(
-                f"spherization is {spherization} but {setup.model_args.model_name_or_path} has "
-                f"{saved.spherization}; leave spherization out."
-            )
-        return {"few_shot_kwargs": classifier, "spherization": spherization}
-
+    saved, spherization = setup.saved, None if few_shot.spherization is None else dict(few_shot.spherization)
+    requested = {"metric": few_shot.metric, "temperature": few_shot.temperature}
+    before = (saved.few_shot_kwargs or {}) if saved is not None else {}
+    classifier = {"metric": "euclidean", "temperature": 1.0} | before
+    classifier |= {k: v for k, v in requested.items() if v is not None}
+    settings = {"few_shot_kwargs": classifier} | ({"head": None} if saved is None else {})
+    if saved is None or spherization is not None:
+        settings["spherization"] = spherization
+    if saved is not None and spherization is not None and saved.spherization not in (None, spherization):
+        raise ValueError(
+            f"spherization is {spherization} but {setup.model_args.model_name_or_path} has "
+            f"{saved.spherization}; leave spherization out."
+        )
     return build_model(setup, models.SphereVisionForFewShotClassification, settings, from_any_class=True)
 
 

@@ -1,9 +1,9 @@
 """What the image tasks share: encoder arguments, loading images, building a model or loading a saved one."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -93,6 +93,12 @@ class Setup:
     images: "ImageData"
     default_backbone: str = "lenet5"  # the backbone if the argument is not set
 
+    @cached_property
+    def saved(self) -> "SphereVisionConfig | None":
+        """The configuration of the model to start from, which `build_model` changes."""
+        name = self.model_args.model_name_or_path
+        return None if name is None else load_pretrained(models.SphereVisionConfig, name)
+
 
 def load_images(
     run: "Run",
@@ -158,25 +164,20 @@ def load_images(
 def build_model(
     setup: Setup,
     model_class: Any,
-    settings: "Callable[[SphereVisionConfig | None], dict[str, Any]]",
+    settings: Mapping[str, Any],
     *,
-    needs_new_head: "Callable[[SphereVisionConfig], bool]" = lambda saved: False,
+    has_new_head: bool = False,
     from_any_class: bool = False,
 ) -> Any:
     """Build a new model for the data, or load the saved one, which may be one `from_any_class`.
 
-    `settings` returns the settings of the configuration that depend on the task, its arguments and the data, from the
-    configuration of the model to start from, or None; and `needs_new_head`, whether the head of that model is for other
-    classes than the data. An argument that does not apply, or contradicts the saved model or the data, is an error.
+    `settings` are those of the configuration that depend on the task, its arguments and the data; `has_new_head` is
+    whether the head of the saved model is for other classes than the data. An argument that does not apply, or
+    contradicts the saved model or the data, is an error.
     """
-    args, shape = setup.model_args, setup.images.shape
-    saved = args.model_name_or_path
-    if saved is not None:
-        config = load_pretrained(models.SphereVisionConfig, saved)
-        has_new_head = needs_new_head(config)
-        if has_new_head and getattr(args, "head", None) is not None:
-            config.head, config.head_kwargs = args.head, dict(args.head_kwargs)
-        architecture = (config.architectures or [None])[0]
+    args, shape, config = setup.model_args, setup.images.shape, setup.saved
+    if config is not None:
+        saved, architecture = args.model_name_or_path, (config.architectures or [None])[0]
         if not from_any_class and architecture not in (model_class.__name__, "SphereVisionModel", None):
             raise ValueError(
                 f"{saved} is a {architecture}, but this task trains a {model_class.__name__}; use the task of that "
@@ -189,12 +190,11 @@ def build_model(
             if getattr(config, fitted) is not None:
                 logger.warning(f"The model is trained further, so its {fitted} is removed.")
                 setattr(config, fitted, None)
-        for name, value in settings(config).items():
+        for name, value in settings.items():
             setattr(config, name, value)
-        if not has_new_head:
-            return load_model(model_class, saved, config=config)
-        model: Any = load_model(model_class, saved, config=config, ignore_mismatched_sizes=True)
-        model.head.reset_parameters()
+        model: Any = load_model(model_class, saved, config=config, ignore_mismatched_sizes=has_new_head)
+        if has_new_head:
+            model.head.reset_parameters()
         return model
     config = models.SphereVisionConfig(
         backbone=args.backbone or setup.default_backbone,
@@ -205,7 +205,7 @@ def build_model(
         final_activation=args.final_activation,
         freeze_batch_norm=bool(args.freeze_batch_norm),
         initialization=args.initialization,
-        **settings(None),
+        **settings,
     )
     pretrained: bool | str = args.backbone_weights or args.pretrained_backbone
     if pretrained is True and args.backbone is not None and Path(args.backbone).is_dir():

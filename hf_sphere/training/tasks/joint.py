@@ -14,14 +14,12 @@ from hf_sphere.training.tasks.classification import (
     calibration,
     check_head,
     describe_head,
-    head_settings,
 )
 from hf_sphere.training.tasks.image import HeadDescription, Setup, load_images, provide
 from hf_sphere.training.tasks.regression import RegressionArguments, check_values, describe_regression, value_settings
 from hf_sphere.utils.arguments import argument
 
 if TYPE_CHECKING:
-    from hf_sphere.models import SphereVisionConfig
     from hf_sphere.training.run import Run
 
 
@@ -53,11 +51,8 @@ def prepare(
 
 def build_joint(setup: Setup, values: JointArguments) -> Any:
     """Build a model with a head and a regression for the data, or load the saved one; see `build_model`."""
-
-    def settings(saved: "SphereVisionConfig | None") -> dict[str, Any]:
-        return head_settings(setup, saved, default_head="prototype") | value_settings(setup, values, saved)
-
-    return build_classifier(setup, models.SphereVisionForJointPrediction, settings)
+    settings = value_settings(setup, values)
+    return build_classifier(setup, models.SphereVisionForJointPrediction, default_head="prototype", **settings)
 
 
 def describe_joint(model: Any) -> HeadDescription:

@@ -13,7 +13,6 @@ from hf_sphere.utils.arguments import argument
 
 if TYPE_CHECKING:
     from hf_sphere.data import ImageData
-    from hf_sphere.models import SphereVisionConfig
     from hf_sphere.training.run import Run
 
 
@@ -52,18 +51,16 @@ def prepare(
 
 def build_regression(setup: Setup, values: RegressionArguments) -> Any:
     """Build a regression for the data, or load the saved one; see `build_model`."""
-
-    def settings(saved: "SphereVisionConfig | None") -> dict[str, Any]:
-        return ({} if saved is not None else {"head": None}) | value_settings(setup, values, saved)
-
-    return build_model(setup, models.SphereVisionForRegression, settings)
+    no_head = {"head": None} if setup.saved is None else {}
+    return build_model(setup, models.SphereVisionForRegression, no_head | value_settings(setup, values))
 
 
-def value_settings(setup: Setup, values: RegressionArguments, saved: "SphereVisionConfig | None") -> dict[str, Any]:
+def value_settings(setup: Setup, values: RegressionArguments) -> dict[str, Any]:
     """Return the range of the values and the options of the regression; see `settings` of `build_model`.
 
     Values that the arguments do not set are taken from the saved model, else from the data and the defaults.
     """
+    saved = setup.saved
     before = (saved.regression_kwargs or {}) if saved is not None else {}
     limits = values.value_range or (saved.value_range if saved is not None else None)
     # The range of the training values does not bound other values.
