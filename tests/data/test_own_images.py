@@ -44,6 +44,7 @@ from hf_sphere.data.provenance import fingerprint
 from hf_sphere.data.sources import as_splits, load_splits
 from hf_sphere.data.text import load_text_splits
 from hf_sphere.search import ImageSource
+from hf_sphere.utils.model_sources import preprocessing_of
 from hf_sphere.utils.pixels import convert_image
 
 
@@ -453,7 +454,7 @@ class TestPreprocessingOfAModel:
             PoolFormerImageProcessor(**CROPPED, crop_pct=0.5),  # not of the sizes
         ],
     )
-    def test_they_are_those_of_the_image_processor(self, photos, processor):
+    def test_they_are_those_of_the_image_processor(self, photos, processor, caplog):
         batches = load_image_split(photos, "all", like=processor).batches
         images = [PILImage.open(path) for path in sorted(photos.iterdir())]
         if not isinstance(processor, SphereVisionImageProcessor):
@@ -462,26 +463,19 @@ class TestPreprocessingOfAModel:
         difference = (next(batches.epoch())["pixel_values"] - expected).abs().amax()
         level = processor.rescale_factor / min(processor.image_std if processor.do_normalize else [1.0])  # one of 255
         assert difference <= 1.01 * level
+        assert "otherwise than by" not in caplog.text
 
-    @pytest.mark.parametrize(
-        ("processor", "is_other"),
-        [
-            (ViTImageProcessor(), False),
-            (CLIPImageProcessor(), False),
-            (ConvNextImageProcessor(), False),
-            (PoolFormerImageProcessor(), False),
-            (SphereVisionImageProcessor(**SPHERE), False),
-            (DeiTImageProcessor(), True),  # stretches, and crops
-            (LevitImageProcessor(), True),  # larger by 256 / 224 than its size
-            (EfficientNetImageProcessor(), True),  # nearest pixels, and normalized twice
-            (ViTImageProcessor(resample=0), True),
-            (ViTImageProcessor(do_resize=False), True),
-        ],
-        ids=lambda value: type(value).__name__,
-    )
-    def test_a_warning_says_that_they_are_prepared_otherwise(self, processor, is_other, photos, caplog):
-        load_image_split(photos, "all", like=processor)
-        assert (f"otherwise than by {type(processor).__name__}" in caplog.text) is is_other
+    def test_a_warning_says_that_they_are_prepared_otherwise(self, photos, caplog):
+        for processor in (
+            DeiTImageProcessor(),  # stretches, and crops
+            LevitImageProcessor(),  # larger by 256 / 224 than its size
+            EfficientNetImageProcessor(),  # nearest pixels, and normalized twice
+            ViTImageProcessor(resample=0),
+            ViTImageProcessor(do_resize=False),
+        ):
+            caplog.clear()
+            preprocessing_of(processor, ImageSourceOptions())
+            assert f"otherwise than by {type(processor).__name__}" in caplog.text
 
     @pytest.mark.parametrize("like", ["timm:test_resnet", "model"])
     def test_they_are_those_of_timm(self, photos, like):
@@ -506,10 +500,8 @@ class TestPreprocessingOfAModel:
             with pytest.raises(ValueError, match=f"image processor, which sets --{next(iter(option))}; leave it out"):
                 load_image_split(options, like=SphereVisionImageProcessor(**SPHERE))
         for like in (SphereVisionForImageClassification(TINY), torch.nn.Linear(2, 2), 5):
-            message = (
-                rf"this {type(like).__name__} was not loaded by its name, .*Use load_image_split\(\.\.\., like=proc"
-            )
-            with pytest.raises(ValueError, match=message):
+            named = f"this {type(like).__name__} was not loaded by its name"
+            with pytest.raises(ValueError, match=rf"{named}, .*Use load_image_split\(\.\.\., like=proc"):
                 load_image_split(photos, like=like)
         with pytest.raises(ValueError, match=r"image_mean and image_std are required .* or a model \(like\)"):
             load_image_split(photos)
@@ -523,29 +515,20 @@ class TestSplitExpressions:
         assert sorted(labels_of(data.train)) == [0] * 6 + [1] * 6
         assert load_one("digits", "all").num_images == 1797
 
-    def test_unfit_parts_cause_a_warning(self, folder, load_named, caplog):
+    def test_unfit_parts_cause_a_warning_and_invalid_ones_an_error(self, folder, load_named, caplog):
         path = str(folder(cats=10, dogs=10))
         load_named(path, train_split="train[:50%]", eval_split="train[50%:]")
         assert "1 class(es) of the evaluation images have no training image: dogs." in caplog.text
+        assert "in common" not in caplog.text
         parts = {"train_split": "train[:80%]", "validation_split": "train[70%:80%]", "eval_split": "train[80%:]"}
         load_named(path, **parts)
         both = "training images (train[:80%]) and validation images (train[70%:80%])"
         assert f"The {both} have 2 images in common." in caplog.text
-
-    @pytest.mark.parametrize(
-        ("train", "evaluation", "shared"),
-        [("train[:60%]", "train[50%:]", 2), ("all", "train", 20), ("train[:50%]", "train[50%:]", 0)],
-    )
-    def test_overlapping_parts_cause_a_warning(self, train, evaluation, shared, folder, load_named, caplog):
-        load_named(str(folder(cats=10, dogs=10)), train_split=train, eval_split=evaluation)
-        both = f"training images ({train}) and evaluation images ({evaluation})"
-        warning = f"The {both} have {shared} images in common."
-        assert (warning in caplog.text) == (shared > 0)
-
-    @pytest.mark.parametrize("name", ["train[:200%]", "test[:5]", "train[", "held_out(train, 7, seed=0)"])
-    def test_an_invalid_expression_is_an_error_that_names_it_and_the_splits(self, name, folder, load_named):
-        with pytest.raises(ValueError, match=r"split '.* of train \(--eval_split\) cannot be read: "):
-            load_named(str(folder(cats=10, dogs=10)), eval_split=name)
+        load_named(path, train_split="all", eval_split="train")
+        assert "training images (all) and evaluation images (train) have 20 images in common." in caplog.text
+        for name in ("train[:200%]", "test[:5]", "train[", "held_out(train, 7, seed=0)"):
+            with pytest.raises(ValueError, match=r"split '.* of train \(--eval_split\) cannot be read: "):
+                load_named(path, eval_split=name)
 
 
 class TestDataSetsInPython:
@@ -559,23 +542,18 @@ class TestDataSetsInPython:
         options = ImageDataOptions(cache_dir=str(tmp_path), **options)
         return load_image_data(options, dataset=data, progress=False)
 
-    def test_a_transform_of_the_data_set_is_not_applied(self, rows, tmp_path):
+    def test_a_data_set_keeps_its_splits_or_is_divided_and_its_transform_is_not_applied(self, rows, tmp_path):
         changed = rows.with_transform(lambda batch: {"pixel_values": batch["image"]})
-        first = [next(self.load(data, tmp_path).train.epoch(0))["pixel_values"] for data in (rows, changed)]
-        assert torch.equal(*first)
+        divided = [self.load(data, tmp_path) for data in (rows, changed)]
+        assert torch.equal(*(next(data.train.epoch(0))["pixel_values"] for data in divided))
+        divided.append(self.load(DatasetDict(train=rows, test=rows.select(range(10))), tmp_path))
+        sizes = [(data.train.num_examples, data.evaluation.num_examples) for data in divided]
+        assert sizes == [(32, 8), (32, 8), (40, 10)]
 
-    @pytest.mark.parametrize(("test", "sizes"), [(None, (32, 8)), (10, (40, 10))], ids=["divided", "with splits"])
-    def test_a_data_set_keeps_its_splits_or_is_divided(self, test, sizes, rows, tmp_path):
-        data = rows if test is None else DatasetDict(train=rows, test=rows.select(range(test)))
-        data = self.load(data, tmp_path)
-        assert (data.train.num_examples, data.evaluation.num_examples) == sizes
-
-    def test_streams_are_read_to_the_requested_number(self, rows, tmp_path):
+    def test_streams_are_read_to_the_requested_number_or_to_their_end(self, rows, tmp_path):
         data = self.load(rows.to_iterable_dataset(), tmp_path, max_train_samples=20)
         assert (data.train.num_examples, data.evaluation.num_examples) == (16, 4)
         assert sorted(labels_of(data.evaluation)) == [0, 0, 1, 1]
-
-    def test_a_stream_for_evaluation_is_read_to_the_number_and_one_for_training_to_its_end(self, rows, tmp_path):
         streams = IterableDatasetDict({name: rows.to_iterable_dataset() for name in ("train", "validation")})
         data = self.load(streams, tmp_path, max_eval_samples=10)
         assert sorted(data.evaluation.epoch_rows().tolist()) == list(range(10))
