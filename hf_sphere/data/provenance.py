@@ -98,7 +98,7 @@ class DataRecord:
             return None
         saved = read_json(path)
         try:
-            ids = {key: _unpack(text) + (saved["data"] << ROW_BITS) for key, text in saved["rows"].items()}
+            ids = {key: _read_rows(text) + (saved["data"] << ROW_BITS) for key, text in saved["rows"].items()}
             record = cls(dict(saved["names"]), ids, saved["label_column"])
             if record.data != saved["data"] or not {"train", "eval"} <= record.names.keys() & ids.keys():
                 raise ValueError("it lacks the training or evaluation images")
@@ -108,7 +108,10 @@ class DataRecord:
 
     def save(self, folder: Path) -> None:
         """Write the record to the folder of a model."""
-        rows = {key: _pack(ids & (1 << ROW_BITS) - 1) for key, ids in self.ids.items()}
+        rows = {}  # as text: a compressed bit per row
+        for key, ids in self.ids.items():
+            bits = np.packbits(np.bincount((ids & (1 << ROW_BITS) - 1).numpy()) > 0)
+            rows[key] = base64.b85encode(zlib.compress(bits.tobytes())).decode()
         values = {"data": self.data, "names": self.names, "label_column": self.label_column, "rows": rows}
         write_json(folder / RECORD_FILE, values, strict=True)
 
@@ -138,13 +141,7 @@ def resolve_split(
     raise ValueError(f"no split {split!r}; the data has {', '.join(splits)}. Choose one with --split: {reason}.")
 
 
-def _pack(rows: Tensor) -> str:
-    """Return rows as text: a compressed bit per row."""
-    bits = np.packbits(np.bincount(rows.numpy()) > 0)
-    return base64.b85encode(zlib.compress(bits.tobytes())).decode()
-
-
-def _unpack(text: str) -> Tensor:
+def _read_rows(text: str) -> Tensor:
     stream = zlib.decompressobj()
     bits = np.frombuffer(stream.decompress(base64.b85decode(text), 1 << 24), np.uint8)
     if not stream.eof:

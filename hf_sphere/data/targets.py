@@ -18,9 +18,11 @@ _TASKS_OF = {
     **dict.fromkeys(("value_column_name", "computed_value"), ("regression", "joint")),
     "train_classes": OPEN_SETS,
     **dict.fromkeys(
-        ("label_column_name", "label_noise", "sample_classes", "class_balanced_sampling", "episodes"),
+        ("label_column_name", "label_noise", "class_balanced_sampling", "episodes"),
         ("classification", "joint", *OPEN_SETS),
     ),
+    "sample_classes": ("classification", "joint"),  # in an open set, evaluation images have other classes
+    **dict.fromkeys(("mixup", "cutmix"), ("classification", "retrieval")),
     "rejection_fraction": ("classification",),
 }
 """The tasks of options and arguments that do not apply to all."""
@@ -44,14 +46,9 @@ def check_task(
         if (value := stated.get(name)) and task not in tasks:
             advice = f"leave it out, or choose task {' or '.join(tasks)}"
             raise ValueError(f"--{name} {value} does not apply to {task}: {advice}.")
-    if episodes is not None and stated.get("class_balanced_sampling"):
-        raise ValueError("class_balanced_sampling does not apply to episodes, which draw classes; leave it out.")
-    if task in OPEN_SETS and options.sample_classes is not None:
-        kept = f"--sample_classes {options.sample_classes} keeps the same classes in both splits"
-        raise ValueError(f"{kept}, but {task} evaluates on others: use --train_classes.")
-    if getattr(options, "mixes", False) and (episodes is not None or task not in ("classification", "retrieval")):
-        what = "episodes, whose images are ordered by class" if episodes is not None else task
-        raise ValueError(f"--mixup and --cutmix do not apply to {what}: leave them out.")
+    for name in ("class_balanced_sampling", "mixup", "cutmix") if episodes is not None else ():
+        if stated.get(name):
+            raise ValueError(f"--{name} does not apply to episodes, which draw classes; leave it out.")
     if (value := values.computed_value) is not None and value not in COMPUTED_VALUES:
         raise ValueError(f"no computed value {value!r}; the computed values are: {', '.join(COMPUTED_VALUES)}.")
 

@@ -376,7 +376,7 @@ class TestInvalidOptions:
             ({"sample_classes": 1}, "at least 2; got 1"),
             ({"sample_classes": 11}, "--sample_classes 11 is more than the data has: 10 classes"),
             ({"sample_classes": 3, "task": "regression"}, "--sample_classes 3 does not apply to regression"),
-            ({"sample_classes": 3, "task": "retrieval"}, "--sample_classes 3 .* use --train_classes"),
+            ({"sample_classes": 3, "task": "retrieval"}, "--sample_classes 3 does not apply to retrieval"),
         ],
     )
     def test_invalid_options_are_errors_that_list_valid_values(self, options, message, load_named):
@@ -387,5 +387,5 @@ class TestInvalidOptions:
     def test_invalid_options_are_errors_for_a_single_split(self, load_one):
         with pytest.raises(ValueError, match="more than the data has: 10 classes"):
             load_one("digits", sample_classes=11)
-        with pytest.raises(ValueError, match=r"--sample_classes 3 .* use --train_classes"):
+        with pytest.raises(ValueError, match="--sample_classes 3 does not apply to retrieval"):
             load_one("digits", sample_classes=3, train_classes=4)

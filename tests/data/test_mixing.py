@@ -59,14 +59,13 @@ def test_an_epoch_has_the_same_batches_again_and_leaves_the_random_state():
     assert all(torch.equal(first[name], again[name]) for name in first)
 
 
-@pytest.mark.parametrize("task", ["regression", "joint", "few_shot"])
-def test_tasks_without_class_losses_refuse_it(task):
-    with pytest.raises(ValueError, match="--mixup and --cutmix do not apply"):
-        load_image_data(ImageDataOptions("digits", mixup=0.2), task)
-
-
-def test_episodes_refuse_it():
-    with pytest.raises(ValueError, match="episodes"):
+def test_tasks_without_class_losses_and_episodes_refuse_it():
+    for task in ("regression", "joint", "few_shot"):
+        with pytest.raises(
+            ValueError, match=rf"--mixup 0\.2 does not apply to {task}: leave it out, or choose task cl"
+        ):
+            load_image_data(ImageDataOptions("digits", mixup=0.2), task)
+    with pytest.raises(ValueError, match="--cutmix does not apply to episodes"):
         load_image_data(ImageDataOptions("digits", cutmix=1.0), "retrieval", episodes=Episodes(5, 2, 3))
     images, labels = plain_images()
     sizes = {"mean": [0.0], "std": [1.0], "episodes": Episodes(2, 1, 1)}
