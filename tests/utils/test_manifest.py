@@ -13,6 +13,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "inner").mkdir()
     (tmp_path / "a").write_bytes(bytes(3 << 20))
     (tmp_path / "inner" / "b").write_text("text")
+    (tmp_path / ".DS_Store").touch()  # of a file manager, so it is not in the manifest
     write_manifest(tmp_path)
     return tmp_path
 
