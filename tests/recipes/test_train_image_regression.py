@@ -54,12 +54,6 @@ def error_on_digits(folder: Path, slants: Tensor) -> float:
 # Output
 
 
-def test_the_results_have_the_error_and_no_class_metrics(finished, results_of):
-    results = results_of(finished)
-    assert all(isinstance(results[f"{name}_mean_absolute_error"], (int, float)) for name in ("eval", "train", "best"))
-    assert [name for name in results if "accuracy" in name] == []
-
-
 @pytest.mark.parametrize("words", [[], ["--bf16"]], ids=["float32", "bfloat16"])
 def test_the_model_learns(train, results_of, slants, words):
     always_the_mean = (slants - slants.mean()).abs().mean().item()
@@ -68,9 +62,9 @@ def test_the_model_learns(train, results_of, slants, words):
 
 
 def test_the_saved_model_and_processor_reproduce_the_reported_error(finished, results_of, slants):
-    assert error_on_digits(finished, slants) == pytest.approx(
-        results_of(finished)["eval_mean_absolute_error"], rel=1e-4
-    )
+    results = results_of(finished)
+    assert error_on_digits(finished, slants) == pytest.approx(results["eval_mean_absolute_error"], rel=1e-4)
+    assert [name for name in results if "accuracy" in name] == []
 
 
 def test_the_model_has_the_range_of_the_training_images(finished, cache):
@@ -108,11 +102,6 @@ def test_training_can_start_from_a_saved_model(train, finished, results_of):
     assert results_of(folder)["train_loss"] < results_of(finished)["train_loss"]
 
 
-# From the third epoch on the learning rate ruins the model.
-SPOILED = ["--validation_fraction", "0.2", "--num_train_epochs", "4", *CLIPPED]
-SPOILED += ["--lr_scheduler_type", "multistep", "--lr_milestones", "2", "--lr_gamma", "1e4"]
-
-
 # Values and losses
 
 
@@ -147,19 +136,11 @@ def test_values_outside_the_range_are_refused_with_their_count_or_clipped_on_req
         (["--label_column_name", "label"], "--label_column_name label does not apply to regression"),
         (["--computed_value", "beauty"], "no computed value 'beauty'; the computed values are: slant"),
         (["--value_column_name", "year"], "are two sources of one value"),
+        (["--value_range", "10", "-10"], "value_range must be two numbers, the lower one first; got [10.0, -10.0]"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_invalid_arguments_are_refused(train, words, said):
-    with pytest.raises(ValueError, match=r".") as refusal:
+def test_invalid_arguments_are_refused(train, words, said, capsys):
+    with pytest.raises((ValueError, SystemExit)) as refusal:
         train(*CLIPPED, *words)
-    assert said in str(refusal.value)
-
-
-def test_a_reversed_range_is_refused_by_the_parser(train, capsys):
-    with pytest.raises(SystemExit):
-        train("--value_range", "10", "-10")
-    assert "value_range must be two numbers, the lower one first; got [10.0, -10.0]" in capsys.readouterr().err
-
-
-# Separate processes
+    assert said in f"{refusal.value} {capsys.readouterr().err}"

@@ -17,7 +17,6 @@ from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassi
 from hf_sphere.data import sources as data_sources
 from hf_sphere.data.sources import load_splits
 from hf_sphere.metrics import retrieval_scores
-from hf_sphere.nn import HEADS
 from hf_sphere.training.tasks import retrieval
 from hf_sphere.utils.snapshots import list_snapshots
 
@@ -58,7 +57,9 @@ def held_out(run_in, tmp_path_factory) -> Path:
 
 
 @torch.no_grad()
-def scores_on_digits(folder: Path, classes: range, model: torch.nn.Module | None = None) -> dict[str, float]:
+def scores_on_digits(
+    folder: Path, classes: range, model: torch.nn.Module | None = None, **distance
+) -> dict[str, float]:
     """Retrieval scores on all images of the given digits, computed with public interfaces only."""
     images, labels = [], []
     for split in load_splits("digits").values():
@@ -68,7 +69,7 @@ def scores_on_digits(folder: Path, classes: range, model: torch.nn.Module | None
     processor = AutoImageProcessor.from_pretrained(folder)
     model = model or AutoModelForImageClassification.from_pretrained(folder)
     embeddings = model(**processor(images, return_tensors="pt")).embeddings
-    return retrieval_scores(embeddings, torch.tensor(labels))
+    return retrieval_scores(embeddings, torch.tensor(labels), **distance)
 
 
 # Output
@@ -86,13 +87,6 @@ def test_the_saved_model_and_processor_reproduce_the_reported_scores(finished, r
     assert config.id2label == {index: str(index) for index in range(6)}
 
 
-@pytest.mark.parametrize("metric", ["eval_loss", "eval_accuracy", "train_recall_at_1"])
-def test_a_metric_that_is_not_measured_is_refused_before_training(train, tmp_path, metric):
-    with pytest.raises(ValueError, match=f"metric_for_best_model must be one of eval_recall_at_1, .* got '{metric}'"):
-        train("--metric_for_best_model", metric)
-    assert not (tmp_path / "run").exists()
-
-
 def test_the_card_names_the_classes_of_training_and_evaluation_and_how_they_were_divided(finished):
     card = ModelCard.load(finished / "README.md")
     for text in (
@@ -106,24 +100,11 @@ def test_the_card_names_the_classes_of_training_and_evaluation_and_how_they_were
     assert "num_excluded" not in card.text
 
 
-@pytest.mark.parametrize("head", sorted(HEADS))
-def test_every_head_trains(train, results_of, head):
-    results = results_of(train("--head", head, *EPISODES))
-    assert results["train_accuracy"] > 0.5
-    assert results["eval_recall_at_1"] > 0.6
-
-
 def test_retrieval_with_a_hyperbolic_head_uses_its_distance(train, results_of):
     folder = train("--head", "hyperbolic", "--head_kwargs", "{curvature: 1.0}")
-    images, model = [], AutoModelForImageClassification.from_pretrained(folder)
-    splits = [split.filter(lambda label: label >= 6, input_columns="label") for split in load_splits("digits").values()]
-    images = [image for split in splits for image in split["image"][:]]
-    labels = torch.tensor([label for split in splits for label in split["label"][:]])
-    with torch.no_grad():
-        points = model(**AutoImageProcessor.from_pretrained(folder)(images, return_tensors="pt")).embeddings
-    expected = retrieval_scores(points, labels, distance="hyperbolic", curvature=1.0)["map_at_r"]
+    expected = scores_on_digits(folder, range(6, 10), distance="hyperbolic", curvature=1.0)["map_at_r"]
     assert results_of(folder)["eval_map_at_r"] == pytest.approx(expected, abs=3e-3)
-    assert expected != pytest.approx(retrieval_scores(points, labels)["map_at_r"], abs=5e-3)
+    assert expected != pytest.approx(scores_on_digits(folder, range(6, 10))["map_at_r"], abs=5e-3)
 
 
 # Classes
@@ -167,40 +148,25 @@ def made_up(name: str, config_name: str | None = None, **_: object) -> DatasetDi
     for split, classes in (("train", range(5)), ("test", range(5, 8))):
         labels = [label for label in classes for _ in range(8)]
         pixels = (patterns[labels] + draws.integers(0, 55, (len(labels), 6, 6))).astype(np.uint8)
-        splits[split] = Dataset.from_dict(
-            {"image": [fromarray(image) for image in pixels], "label": labels}, features=features
-        )
+        rows = {"image": [fromarray(image) for image in pixels], "label": labels}
+        splits[split] = Dataset.from_dict(rows, features=features)
     return DatasetDict(splits)
 
 
-@pytest.fixture
-def train_on_splits(run_main, recipe, cache, tmp_path, monkeypatch) -> Train:
-    """Run the recipe on the data above, whose splits have disjoint classes."""
-    monkeypatch.setattr(data_sources, "load_splits", made_up)
+def test_without_train_classes_the_splits_keep_their_classes_and_shared_ones_cause_a_warning(
+    run_main, recipe, cache, tmp_path, monkeypatch, caplog, results_of
+):
     words = ["--dataset_name", "patterns", "--backbone", "linear_embedding", "--backbone_kwargs", "{width: 16}"]
     words += ["--num_train_epochs", "2", "--per_device_train_batch_size", "8", "--disable_tqdm", *cache]
-
-    def train(*more: str, name: str = "run") -> Path:
-        run_main(recipe, [*words, "--output_dir", str(tmp_path / name), *more])
-        return tmp_path / name
-
-    return train
-
-
-def test_without_train_classes_the_splits_keep_their_classes(train_on_splits, results_of):
-    folder = train_on_splits("--head", "cosine")
-    assert list(AutoModelForImageClassification.from_pretrained(folder).config.id2label.values()) == [*"abcde"]
-    assert results_of(folder)["eval_recall_at_1"] > 0.5
-
-
-def test_classes_shared_by_both_splits_cause_a_warning(train_on_splits, monkeypatch, caplog):
-    def shared(name, config_name=None, **_):
-        return DatasetDict({"train": made_up(name)["train"], "test": made_up(name)["train"]})
-
-    train_on_splits()
+    monkeypatch.setattr(data_sources, "load_splits", made_up)
+    run_main(recipe, [*words, "--head", "cosine", "--output_dir", str(tmp_path / "run")])
     assert "not an open set" not in caplog.text
-    monkeypatch.setattr(data_sources, "load_splits", shared)
-    train_on_splits(name="shared")
+    names = AutoModelForImageClassification.from_pretrained(tmp_path / "run").config.id2label.values()
+    assert list(names) == [*"abcde"]
+    assert results_of(tmp_path / "run")["eval_recall_at_1"] > 0.5
+    shared = DatasetDict(dict.fromkeys(("train", "test"), made_up("patterns")["train"]))
+    monkeypatch.setattr(data_sources, "load_splits", lambda *_, **__: shared)
+    run_main(recipe, [*words, "--output_dir", str(tmp_path / "shared")])
     assert "5 of the 5 classes of the evaluation split are trained on" in caplog.text
 
 
@@ -215,19 +181,15 @@ def test_a_resumed_run_does_not_repeat_the_data_dependent_initialization(train, 
     train(*RANDOM, "--resume_from_checkpoint", "latest")
 
 
-def test_training_from_a_saved_model_keeps_its_scale(train, finished):
-    words = ["--model_name_or_path", str(finished), "--max_train_samples", "150", "--learning_rate", "1e-4"]
-    folder = train(*words, "--num_train_epochs", "1")
+def test_a_saved_model_keeps_its_scale_and_gets_a_new_head_for_other_classes(train, finished, caplog):
+    caplog.set_level("INFO")
+    words = ["--model_name_or_path", str(finished), "--max_train_samples", "150", "--num_train_epochs", "1"]
     scale = weights(finished)["head.embedding_scale"]
     assert scale != 1.0
-    assert torch.equal(weights(folder)["head.embedding_scale"], scale)
-
-
-def test_a_saved_model_gets_a_new_head_for_other_classes(train, finished, caplog):
-    caplog.set_level("INFO")
-    folder = train("--model_name_or_path", str(finished), "--train_classes", "5")
+    assert torch.equal(weights(train(*words, name="same"))["head.embedding_scale"], scale)
+    other = train(*words, "--train_classes", "5")
     assert f"New head for 5 classes (0, 1, 2, 3, 4); {finished} was trained on 6 classes" in caplog.text
-    assert AutoConfig.from_pretrained(folder).num_labels == 5
+    assert AutoConfig.from_pretrained(other).num_labels == 5
 
 
 def test_frozen_batch_norms_keep_their_statistics_and_the_rest_is_trained(train):
@@ -261,13 +223,38 @@ def test_frozen_batch_norms_keep_their_statistics_and_the_rest_is_trained(train)
             ["--head", "hyperbolic", "--head_kwargs", "{curvature: -1}"],
             ["curvature must be a number in (0, inf)", "got -1"],
         ),
+        (["--max_eval_samples", "1"], ["each class of the evaluation images (", ") has a single one"]),
+        (
+            ["--train_classes", "2", "--max_train_samples", "3", "--validation_fraction", "0.5", "--seed", "2"],
+            ["each class of the validation images has a single one"],
+        ),
+        *(
+            (["--metric_for_best_model", name], ["must be one of eval_recall_at_1, ", f"got '{name}'"])
+            for name in ("eval_loss", "eval_accuracy", "train_recall_at_1")
+        ),
     ],
     ids=lambda value: " ".join(value[-2:]) if value[0].startswith("--") else "",
 )
-def test_invalid_arguments_are_errors_that_list_valid_ones(train, words, expected):
+def test_invalid_arguments_are_errors_that_list_valid_ones_before_training(train, words, expected, tmp_path):
     with pytest.raises(ValueError, match=r".") as refusal:
         train(*words)
     assert [part for part in expected if part not in str(refusal.value)] == [], str(refusal.value)
+    assert not [*tmp_path.rglob("run.json")]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--head", "arcfase"], "unknown head 'arcfase'; the heads are: "),
+        (["--head_kwargs", "{marginn: 0.3}"], "head 'spherized' has no option marginn; its options are: "),
+        (["--backbone", "lenet55"], "unknown backbone 'lenet55'; similar names: lenet5"),
+        (["--backbone", "facebook/no-such-model"], "no folder or file facebook/no-such-model"),
+    ],
+)
+def test_an_unknown_name_or_option_is_refused_before_data_is_loaded(train, monkeypatch, words, expected):
+    monkeypatch.setattr("hf_sphere.data.load_image_data", lambda *_, **__: pytest.fail("loaded data"))
+    with pytest.raises((ValueError, OSError), match=expected):
+        train(*words)
 
 
 @pytest.mark.parametrize(
@@ -286,22 +273,9 @@ def test_an_unused_argument_is_a_usage_error(train, capsys, words, expected):
     assert expected in capsys.readouterr().err
 
 
-def test_evaluation_data_without_two_images_of_a_class_is_refused_before_training(train, tmp_path):
-    with pytest.raises(ValueError, match=r"each class of the evaluation images \(.*\) has a single one"):
-        train("--max_eval_samples", "1")
-    assert not [*tmp_path.rglob("run.json")]
-
-
 def test_evaluation_images_of_one_class_are_warned_of(train, caplog):
     train("--train_classes", "9")
     assert "are of one class, so retrieval is 100 % right for any model" in caplog.text
-
-
-def test_validation_data_without_two_images_of_a_class_is_refused_before_training(train, tmp_path):
-    words = ["--train_classes", "2", "--max_train_samples", "3", "--validation_fraction", "0.5"]
-    with pytest.raises(ValueError, match="each class of the validation images has a single one"):
-        train(*words, "--seed", "2")
-    assert not [*tmp_path.rglob("run.json")]
 
 
 def test_a_run_is_not_resumed_with_another_head(train):
@@ -310,21 +284,6 @@ def test_a_run_is_not_resumed_with_another_head(train):
         train("--head", "arcface", "--resume_from_checkpoint", "latest")
     with pytest.raises(ValueError, match=r"has another model; changed are: final_activation \(None -> True\)"):
         train("--head", "cosine", "--final_activation", "true", "--resume_from_checkpoint", "latest")
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--head", "arcfase"], "unknown head 'arcfase'; the heads are: "),
-        (["--head_kwargs", "{marginn: 0.3}"], "head 'spherized' has no option marginn; its options are: "),
-        (["--backbone", "lenet55"], "unknown backbone 'lenet55'; similar names: lenet5"),
-        (["--backbone", "facebook/no-such-model"], "no folder or file facebook/no-such-model"),
-    ],
-)
-def test_an_unknown_name_or_option_is_refused_before_data_is_loaded(train, monkeypatch, words, expected):
-    monkeypatch.setattr("hf_sphere.data.load_image_data", lambda *_, **__: pytest.fail("loaded data"))
-    with pytest.raises((ValueError, OSError), match=expected):
-        train(*words)
 
 
 # Comparison with the frozen model, and certainty

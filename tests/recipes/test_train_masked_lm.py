@@ -1,4 +1,3 @@
-import json
 import math
 import shutil
 import sys
@@ -18,7 +17,7 @@ from transformers import (
     BertModel,
     FunnelConfig,
     GPT2Config,
-    GPT2LMHeadModel,
+    MobileBertConfig,
     PreTrainedTokenizerFast,
     RobertaConfig,
     RobertaForMaskedLM,
@@ -88,9 +87,12 @@ def test_the_saved_model_reproduces_the_reported_loss_and_accuracy(finished, res
         assert results[f"{prefix}_perplexity"] == pytest.approx(math.exp(results[f"{prefix}_loss"]))
 
 
-def test_the_transformers_pipeline_fills_a_mask(finished):
+def test_the_transformers_pipeline_fills_a_mask_by_the_spherized_model(finished):
     fill = pipeline("fill-mask", model=str(finished))
     assert len(fill(f"the cat {fill.tokenizer.mask_token} milk .")) == 5
+    config = fill.model.config
+    found = (config.model_type, config.spherized_layers, config.spherization_scaling, config.spherization_radius)
+    assert found == ("sphere_bert", [-1], 5.0, 5.0)
 
 
 def test_the_card_is_a_text_model_card(finished):
@@ -101,17 +103,6 @@ def test_the_card_is_a_text_model_card(finished):
 
 
 # Models
-
-
-def test_the_spherization_options_are_passed_to_the_model(finished):
-    config = AutoModelForMaskedLM.from_pretrained(finished).config
-    found = (config.model_type, config.spherized_layers, config.spherization_scaling, config.spherization_radius)
-    assert found == ("sphere_bert", [-1], 5.0, 5.0)
-
-
-def test_a_plain_model_starts_from_its_pretrained_weights(train, tiny_bert):
-    found, original = weights(train("--num_train_epochs", "0")), weights(tiny_bert)
-    assert same(found, original)
 
 
 def test_a_roberta_with_byte_level_tokens_can_be_spherized(train, texts, tmp_path):
@@ -140,7 +131,7 @@ def test_a_roberta_with_byte_level_tokens_can_be_spherized(train, texts, tmp_pat
 def test_the_maximum_length_defaults_to_that_of_the_tokenizer(train, tiny_bert, tmp_path):
     FunnelConfig(vocab_size=400, block_sizes=[1], d_model=8, n_head=2, d_head=4, d_inner=8).save_pretrained(tmp_path)
     words = ["--model_name_or_path", str(tmp_path), "--tokenizer_name", str(tiny_bert), "--from_scratch"]
-    train(*words, "--num_train_epochs", "1")
+    train(*words, "--stop_after_steps", "1")
     with pytest.raises(ValueError, match="max_seq_length 65 exceeds the maximum of the model, 64 tokens"):
         train(*words, "--max_seq_length", "65", name="longer")
 
@@ -152,12 +143,11 @@ def test_an_encoder_without_a_head_gets_a_new_one(train, tiny_bert, tmp_path, re
     assert results["eval_loss"] < math.log(400)
 
 
-def test_data_dependent_initialization_starts_closer_to_the_plain_model(train, results_of):
-    words = ["--num_train_epochs", "0", "--fit_tokens", "4000"]
-    plain, spherized, fitted = (
-        results_of(train(*extra, *words[: 4 if FIT in extra else 2], name=str(number)))["eval_loss"]
-        for number, extra in enumerate(([], SPHERIZED, [*SPHERIZED, FIT]))
-    )
+def test_a_plain_model_starts_from_its_weights_and_a_fitted_one_closer_to_it(train, tiny_bert, results_of):
+    fit = [*SPHERIZED, FIT, "--fit_tokens", "4000"]
+    starts = [train("--num_train_epochs", "0", *words, name=str(len(words))) for words in ([], SPHERIZED, fit)]
+    assert same(weights(starts[0]), weights(tiny_bert))
+    plain, spherized, fitted = (results_of(folder)["eval_loss"] for folder in starts)
     assert abs(fitted - plain) < 0.2 * abs(spherized - plain)
 
 
@@ -233,24 +223,21 @@ def test_incompatible_options_are_refused(train, capsys, words, message):
     assert message in capsys.readouterr().err
 
 
-def test_a_model_that_is_not_a_masked_language_model_is_refused(train, tiny_bert, tmp_path):
-    GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=400)).save_pretrained(tmp_path / "gpt2")
-    words = ["--model_name_or_path", str(tmp_path / "gpt2"), "--tokenizer_name", str(tiny_bert)]
-    with pytest.raises(ValueError, match="is a gpt2 model, which has no masked language model"):
-        train(*words)
-
-
-def test_a_spherized_model_is_not_spherized_again(train, finished):
-    with pytest.raises(ValueError, match="is a sphere_bert model: it is spherized already"):
-        train("--model_name_or_path", str(finished), "--spherized")
-
-
-def test_an_unsupported_model_type_cannot_be_spherized(train, tiny_bert, tmp_path):
-    folder = tmp_path / "other"
-    shutil.copytree(tiny_bert, folder)
-    (folder / "config.json").write_text(json.dumps({"model_type": "mobilebert", "vocab_size": 400}))
-    with pytest.raises(ValueError, match=r"a mobilebert model: it has no spherized .*: bert, .* docs/extending.md"):
-        train("--model_name_or_path", str(folder), "--spherized")
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=400), "is a gpt2 model, which has no masked language m"),
+        (None, "is a sphere_bert model: it is spherized already"),
+        (MobileBertConfig(), r"a mobilebert model: it has no spherized .*: bert, .* docs/extending.md"),
+    ],
+    ids=["no masked language model", "spherized", "unsupported"],
+)
+def test_a_model_that_cannot_be_spherized_is_refused(train, tiny_bert, finished, config, message, tmp_path):
+    if config is not None:
+        config.save_pretrained(tmp_path / "model")
+    folder, words = (finished if config is None else tmp_path / "model"), ["--tokenizer_name", str(tiny_bert)]
+    with pytest.raises(ValueError, match=message):
+        train("--model_name_or_path", str(folder), *words, *(["--spherized"] if "gpt2" not in message else []))
 
 
 def test_a_tokenizer_without_a_mask_token_or_with_more_tokens_than_the_model_is_refused(train, tiny_bert, tmp_path):

@@ -30,6 +30,10 @@ Train = Callable[..., Path]
 RUINED = ["--num_train_epochs", "4", "--lr_scheduler_type", "multistep", "--lr_milestones", "2", "--lr_gamma"]
 
 
+ONE_TASK = pytest.mark.parametrize("task", ["classification"], indirect=True)
+"""For what the training loop does for all tasks alike."""
+
+
 def test_every_task_has_a_quick_run():
     assert set(QUICK_RUNS) == set(task_names())
 
@@ -67,8 +71,8 @@ def max_train_samples(quick: QuickRun) -> int:
     return int(quick.argv[quick.argv.index("--max_train_samples") + 1])
 
 
-def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+def contents(folder: Path) -> dict[Path, bytes | None]:
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
 # Outputs
@@ -105,25 +109,31 @@ def test_the_card_has_the_installation_command_metrics_changed_settings_and_lice
     assert "bf16" not in card.content
 
 
-def test_no_published_file_has_an_absolute_path(finished):
+def test_files_have_the_default_mode_and_those_that_are_published_no_absolute_path(finished):
     folders = str(finished.parents[1])
     published = [p for p in finished.iterdir() if p.is_file() and not p.name.startswith(".")]
     assert [path.name for path in published if folders.encode() in path.read_bytes()] == []
+    os.umask(mask := os.umask(0))
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in finished.rglob("*")}
+    assert [path for path, mode in modes.items() if mode != (0o777 if path.is_dir() else 0o666) & ~mask] == []
 
 
-def test_the_last_line_shows_the_headline_metrics(train, capsys, task):
-    folder = train("--num_train_epochs", "1")
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "model and results in" in line]
-    assert line.startswith(f"eval_{find_task(task).headline[0]} ")
-    assert str(folder) in line
+def test_snapshots_of_initialization_and_epochs_are_kept_and_the_last_is_the_saved_model(finished):
+    snapshots = list_snapshots(finished)
+    assert [snapshot.epoch for snapshot in snapshots] == [0, 1, 2]
+    assert same(weights(finished), load_file(snapshots[-1].path))
 
 
 # Reproducibility
 
 
-def test_the_same_seed_gives_the_same_model_and_another_seed_another(finished, train):
-    assert same(weights(finished), weights(train()))
-    assert not same(weights(finished), weights(train("--seed", "1", name="other")))
+def test_the_same_seed_gives_the_same_model_and_its_last_line_the_headline_metrics(finished, train, task, capsys):
+    folder = train()
+    assert same(weights(finished), weights(folder))
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "model and results in" in line]
+    assert line.startswith(f"eval_{find_task(task).headline[0]} ")
+    assert str(folder) in line
+    assert not same(weights(folder), weights(train("--seed", "1", name="other")))
 
 
 def test_a_run_of_zero_epochs_saves_the_model_it_starts_from(finished, train, task):
@@ -146,6 +156,7 @@ def test_a_resumed_run_ends_with_the_model_of_an_uninterrupted_one(finished, tra
     assert results_of(resumed)[metric] == results_of(finished)[metric]
 
 
+@ONE_TASK
 def test_an_interrupted_run_resumes_from_the_checkpoint_it_wrote(finished, train, monkeypatch):
     step = TrainingLoop._train_step
 
@@ -164,31 +175,48 @@ def test_an_interrupted_run_resumes_from_the_checkpoint_it_wrote(finished, train
         assert same(load_file(ours.path), load_file(theirs.path))
 
 
-def test_resuming_without_a_checkpoint_is_refused(train):
-    with pytest.raises(RuntimeError, match="there is no checkpoint in"):
-        train("--resume_from_checkpoint", "latest")
+RESUME, NONSENSE = ["--resume_from_checkpoint", "latest"], ["--metric_for_best_model", "nonsense"]
+FINISHED = "finished and is not trained again with other settings: "
 
 
-def test_a_finished_run_is_not_resumed_with_other_settings(finished, train, tmp_path):
-    shutil.copytree(finished, tmp_path / "run")
-    before = contents(tmp_path / "run")
-    for words in (["--learning_rate", "1"], ["--num_train_epochs", "1"]):
-        with pytest.raises(ValueError, match=f"finished and is not trained again with other settings: {words[0][2:]} "):
-            train(*words, "--resume_from_checkpoint", "latest")
-    assert contents(tmp_path / "run") == before
-
-
-def test_a_run_that_cannot_resume_keeps_its_settings(finished, train, tmp_path):
-    shutil.copytree(finished, tmp_path / "run")
-    words = ["--num_train_epochs", "3", "--lr_scheduler_type", "reduce_lr_on_plateau"]
-    with pytest.raises(CheckpointError, match="another lr_scheduler_type"):
-        train(*words, "--resume_from_checkpoint", "latest")
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["num_train_epochs"] == 2
+@ONE_TASK
+@pytest.mark.parametrize(
+    ("present", "words", "error", "message"),
+    [
+        ([], RESUME, RuntimeError, "there is no checkpoint in"),
+        ([], NONSENSE, ValueError, "metric_for_best_model must be one of"),
+        (["*"], [*NONSENSE, "--overwrite_output_dir"], ValueError, "metric_for_best_model must be one of"),
+        (["*"], ["--seed", "1"], FileExistsError, "--overwrite_output_dir"),
+        (["*"], ["--learning_rate", "1", *RESUME], ValueError, f"{FINISHED}learning_rate "),
+        (["*"], ["--num_train_epochs", "1", *RESUME], ValueError, f"{FINISHED}num_train_epochs "),
+        (
+            ["*"],
+            ["--num_train_epochs", "3", "--lr_scheduler_type", "reduce_lr_on_plateau", *RESUME],
+            CheckpointError,
+            "another lr_scheduler_type",
+        ),
+        (
+            ["config.json", "model.safetensors", "README.md"],
+            ["--model_name_or_path", "RUN"],
+            FileExistsError,
+            "files that no run wrote",
+        ),
+    ],
+)
+def test_a_run_that_is_refused_changes_nothing(present, words, error, message, finished, train, tmp_path):
+    for path in (path for name in present for path in finished.glob(name)):
+        (tmp_path / "run").mkdir(exist_ok=True)
+        (shutil.copytree if path.is_dir() else shutil.copy)(path, tmp_path / "run" / path.name)
+    before = contents(tmp_path)
+    with pytest.raises(error, match=message):
+        train(*(str(tmp_path / "run") if word == "RUN" else word for word in words))
+    assert contents(tmp_path) == before
 
 
 # Divergence
 
 
+@ONE_TASK
 def test_a_diverged_run_stops_without_saving_its_model(train, tmp_path):
     with pytest.raises(TrainingDivergedError, match="not finite"):
         train("--optim", "sgd", "--learning_rate", "1e38")
@@ -199,90 +227,49 @@ def test_a_diverged_run_stops_without_saving_its_model(train, tmp_path):
 # Output directories
 
 
-def test_another_run_is_neither_replaced_nor_changed_unless_requested(train):
-    folder = train("--num_train_epochs", "1")
-    before = contents(folder)
-    with pytest.raises(FileExistsError, match="--overwrite_output_dir"):
-        train("--seed", "1")
-    assert contents(folder) == before
-
-
-def test_an_overwritten_run_leaves_nothing_behind(train, results_of):
-    train("--save_total_limit", "9", "--snapshot_epochs", "1")
+@ONE_TASK
+def test_an_overwritten_run_leaves_nothing_behind(finished, train, results_of, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
     folder = train("--num_train_epochs", "1", "--overwrite_output_dir", "--snapshot_epochs", "1")
     assert results_of(folder)["steps"] == 10
     assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-10"]
     assert [snapshot.epoch for snapshot in list_snapshots(folder)] == [0, 1]
 
 
-def test_a_run_that_does_not_start_replaces_nothing(train):
-    folder = train("--num_train_epochs", "1")
-    before = contents(folder)
-    with pytest.raises(ValueError, match="metric_for_best_model must be one of"):
-        train("--metric_for_best_model", "nonsense", "--overwrite_output_dir")
-    assert contents(folder) == before
-
-
-def test_a_run_that_does_not_start_creates_no_directory(train, tmp_path):
-    with pytest.raises(ValueError, match="metric_for_best_model must be one of"):
-        train("--metric_for_best_model", "nonsense")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_model_is_not_replaced_by_the_run_that_starts_from_it(train, finished, tmp_path):
-    model = tmp_path / "run"
-    model.mkdir()
-    for name in ("config.json", "model.safetensors", "README.md"):
-        shutil.copy(finished / name, model)
-    before = contents(model)
-    with pytest.raises(FileExistsError, match="files that no run wrote"):
-        train("--model_name_or_path", str(model))
-    assert contents(model) == before
-
-
-def test_every_file_has_the_default_mode(finished):
-    os.umask(mask := os.umask(0))
-    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in finished.rglob("*")}
-    assert [path for path, mode in modes.items() if mode != (0o777 if path.is_dir() else 0o666) & ~mask] == []
-
-
 # The best epoch
 
 
-def test_the_model_of_the_best_epoch_is_kept(ruined, results_of):
-    assert results_of(ruined)["best_epoch"] < results_of(ruined)["epoch"]
-    kept, best = weights(ruined), weights(ruined / "best")
-    # Fitted to held-out images after training.
-    kept.pop("head.class_concentration", None), best.pop("head.class_concentration", None)
-    assert same(kept, best)
-
-
-def test_the_best_epoch_is_chosen_on_held_out_data(ruined, results_of, task):
+def test_the_model_of_the_best_epoch_on_held_out_data_is_kept_as_the_card_states(ruined, results_of, task):
     kind, results = find_task(task), results_of(ruined)
     values = [entry[f"validation_{kind.metric}"] for entry in results["history"]]
     best = (max if kind.higher_is_better else min)(values)
-    assert results["best_epoch"] == values.index(best) + 1
+    assert results["best_epoch"] == values.index(best) + 1 < results["epoch"]
     assert results[f"best_{kind.metric}"] == best
     # In retrieval, rounding can swap neighbors at almost equal distances.
     assert results[f"validation_{kind.metric}"] == pytest.approx(best, abs=3e-3 if task == "retrieval" else 0, rel=0)
+    kept, of_best = weights(ruined), weights(ruined / "best")
+    # Fitted to held-out images after training.
+    kept.pop("head.class_concentration", None), of_best.pop("head.class_concentration", None)
+    assert same(kept, of_best)
+    where = "validation" if task == "masked_lm" else "a held-out part of the training split"
+    assert f"chosen by its {kind.metric.replace('_', ' ')} on {where}." in (ruined / "README.md").read_text()
 
 
-def test_a_damaged_model_of_the_best_epoch_is_not_saved_as_the_result(train, quick):
-    words = [*quick.held_out, "--load_best_model_at_end"]
-    best = train("--stop_after_steps", "10", *words) / "best" / "model.safetensors"
-    data = bytearray(best.read_bytes())
-    data[-1] ^= 1
-    best.write_bytes(data)
-    with pytest.raises(CheckpointError, match=r"cannot load the best model .*: model.safetensors is damaged"):
-        train("--resume_from_checkpoint", "latest", *words, "--stop_after_steps", "10")
+@ONE_TASK
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_damaged_or_missing_model_of_the_best_epoch_is_not_saved_as_the_result(kept, train, quick):
+    words, load = [*quick.held_out, "--stop_after_steps", "10"], ["--load_best_model_at_end"]
+    best = train(*words, *load[:kept]) / "best"
+    if kept:
+        data = bytearray((best / "model.safetensors").read_bytes())
+        data[-1] ^= 1
+        (best / "model.safetensors").write_bytes(data)
+    message = "model.safetensors is damaged" if kept else ".* Leave out load_best"
+    with pytest.raises(CheckpointError, match=rf"cannot load the best model .*/best: {message}"):
+        train("--resume_from_checkpoint", "latest", *words, *load)
 
 
-def test_a_run_that_did_not_keep_its_best_model_is_not_resumed_to_load_it(train):
-    train("--stop_after_steps", "10")
-    with pytest.raises(CheckpointError, match=r"cannot load the best model .*/best: .* Leave out load_best"):
-        train("--resume_from_checkpoint", "latest", "--load_best_model_at_end")
-
-
+@ONE_TASK
 def test_the_model_of_another_epoch_is_not_loaded_as_that_of_the_best_one(ruined, train, results_of, quick, tmp_path):
     shutil.copytree(ruined, tmp_path / "run")
     (tmp_path / "run" / "best" / "trainer_state.json").write_text('{"best_epoch": 9}')
@@ -293,16 +280,4 @@ def test_the_model_of_another_epoch_is_not_loaded_as_that_of_the_best_one(ruined
     assert "The model is from the last epoch" in (folder / "README.md").read_text()
 
 
-def test_the_card_states_on_which_data_the_epoch_was_chosen(ruined, task):
-    where = "validation" if task == "masked_lm" else "a held-out part of the training split"
-    metric = find_task(task).metric.replace("_", " ")
-    assert f"chosen by its {metric} on {where}." in (ruined / "README.md").read_text()
-
-
 # Snapshots
-
-
-def test_snapshots_of_initialization_and_epochs_are_kept_and_the_last_is_the_saved_model(finished):
-    snapshots = list_snapshots(finished)
-    assert [snapshot.epoch for snapshot in snapshots] == [0, 1, 2]
-    assert same(weights(finished), load_file(snapshots[-1].path))
