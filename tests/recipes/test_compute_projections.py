@@ -22,6 +22,12 @@ def recipe(load_recipe):
     return load_recipe("compute_projections")
 
 
+@pytest.fixture
+def no_plots(recipe, monkeypatch):
+    """Leave out the plots, which take most of the time."""
+    monkeypatch.setattr(recipe, "plot", lambda *_: None)
+
+
 @pytest.fixture(scope="module")
 def trained(load_recipe, run_quickly, tmp_path_factory):
     """The folder of a training run with snapshots; read only."""
@@ -43,17 +49,18 @@ def compute(recipe, model, folder, *words):
     return json.loads((folder / "all_results.json").read_text())
 
 
-def test_the_output_equals_the_function_result(followed, trained):
-    saved = ProjectionStatistics.load(followed / "projections.json")
-    assert saved == projection_statistics(trained / "model.safetensors")
-
-
-def test_the_saved_model_is_measured_instead_of_the_last_snapshot(recipe, trained, tmp_path):
-    shutil.copytree(trained, tmp_path / "run")
-    shutil.copy(list_snapshots(trained)[1].path, tmp_path / "run" / "model.safetensors")
-    compute(recipe, tmp_path / "run", tmp_path / "out", "--disable_tqdm")
-    saved = ProjectionStatistics.load(tmp_path / "out" / "projections.json")
-    assert saved.net.mean == projection_statistics(list_snapshots(trained)[1]).net.mean
+@pytest.mark.usefixtures("no_plots")
+def test_the_saved_model_is_measured_or_the_last_snapshot_of_an_unfinished_run(recipe, trained, tmp_path, capsys):
+    snapshots = list_snapshots(trained)
+    for name, kept, snapshot in (("run", trained, snapshots[1]), ("unfinished", trained / "snapshots", snapshots[-1])):
+        folder, output = tmp_path / name, tmp_path / f"of-{name}"
+        shutil.copytree(kept, folder / kept.relative_to(trained))
+        if name == "run":
+            shutil.copy(snapshot.path, folder / "model.safetensors")
+        compute(recipe, folder, output, "--disable_tqdm")
+        saved = ProjectionStatistics.load(output / "projections.json")
+        assert saved.net.mean == projection_statistics(snapshot).net.mean
+    assert capsys.readouterr().out.count("snapshot of epoch 3") == 1
 
 
 @pytest.mark.parametrize("results", ["{}", '{"epoch": 3, "history": [3]}', '{"epoch": 3, "history": null}'])
@@ -64,14 +71,6 @@ def test_damaged_results_of_a_run_are_an_error_that_names_the_file(results, reci
         compute(recipe, tmp_path / "run", tmp_path / "out", "--disable_tqdm")
 
 
-def test_an_unfinished_run_is_measured_at_its_last_snapshot(recipe, trained, tmp_path, capsys):
-    shutil.copytree(trained / "snapshots", tmp_path / "run" / "snapshots")
-    compute(recipe, tmp_path / "run", tmp_path / "out", "--disable_tqdm")
-    assert "snapshot of epoch 3" in capsys.readouterr().out
-    saved = ProjectionStatistics.load(tmp_path / "out" / "projections.json")
-    assert saved.net.mean == projection_statistics(list_snapshots(trained)[-1]).net.mean
-
-
 @pytest.mark.parametrize("words", [[], ["--overwrite_output_dir"]])
 def test_results_are_never_written_to_a_model_folder(words, recipe, trained):
     before = {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
@@ -80,17 +79,26 @@ def test_results_are_never_written_to_a_model_folder(words, recipe, trained):
     assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == before
 
 
-def test_files_of_an_earlier_call_are_removed(recipe, trained, tmp_path):
-    compute(recipe, trained, tmp_path / "out", "--disable_tqdm")
-    compute(recipe, trained / "model.safetensors", tmp_path / "out", "--overwrite_output_dir")
-    names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert not names & {"training.json", "along_training.png"}
+def test_results_are_replaced_and_files_of_an_earlier_call_removed_only_if_requested(recipe, trained, tmp_path):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    for name in ("training.json", "along_training.png", "histograms.png", "all_results.json"):
+        (folder / name).write_text("{}")
+    model = trained / "model.safetensors"
+    with pytest.raises(FileExistsError, match="--overwrite_output_dir"):
+        compute(recipe, model, folder)
+    compute(recipe, model, folder, "--normalize", "false", "--overwrite_output_dir")
+    names = {path.name for path in folder.iterdir()}
+    assert "masses.png" in names
+    assert not names & {"training.json", "along_training.png", "histograms.png"}  # raw projections have none
 
 
-def test_random_weights_are_reproducible(recipe, tmp_path):
-    words = ["--random_weights", "--layers", "all"]
+@pytest.mark.usefixtures("no_plots")
+def test_a_timm_model_is_loaded_by_name_with_reproducible_random_weights(recipe, tmp_path):
+    words = ["--random_weights", "--layers", "linear"]
     first, second = (compute(recipe, "timm:test_resnet", tmp_path / name, *words) for name in ("a", "b"))
     assert first == second
+    assert first["num_filters"] == timm.create_model("test_resnet").num_classes
 
 
 @pytest.fixture
@@ -98,10 +106,14 @@ def entries(followed):
     return json.loads((followed / "training.json").read_text())["epochs"]
 
 
-def test_each_snapshot_of_a_run_is_measured(entries, trained):
+def test_each_snapshot_of_a_run_is_measured_with_the_accuracies_of_the_run(entries, trained, results_of):
     assert [entry["epoch"] for entry in entries] == [0, 1, 2, 3]
     for entry, snapshot in zip(entries, list_snapshots(trained), strict=True):
         assert entry["projections"]["net"]["mean"] == projection_statistics(snapshot).net.mean
+    history = results_of(trained)["history"]
+    assert "eval_accuracy" not in entries[0]
+    for name in ("eval_accuracy", "train_accuracy"):
+        assert [entry[name] for entry in entries[1:]] == [entry[name] for entry in history]
 
 
 def test_distances_are_from_the_first_snapshot(entries, trained):
@@ -112,61 +124,44 @@ def test_distances_are_from_the_first_snapshot(entries, trained):
     assert entries[-1]["distances"]["layers"][name]["l2"] == pytest.approx(expected.item())
 
 
-def test_accuracies_match_the_run(entries, trained, results_of):
-    history = results_of(trained)["history"]
-    assert "eval_accuracy" not in entries[0]
-    assert [entry["eval_accuracy"] for entry in entries[1:]] == [entry["eval_accuracy"] for entry in history]
-    assert [entry["train_accuracy"] for entry in entries[1:]] == [entry["train_accuracy"] for entry in history]
-
-
-@pytest.mark.parametrize("picture", ["masses", "histograms", "along_training"])
-def test_plots_are_saved_as_images_and_vector_graphics(picture, followed):
-    with Image.open(followed / f"{picture}.png") as image:
-        assert image.width > 500
-    assert "<svg" in (followed / f"{picture}.svg").read_text()[:1000]
-
-
-def test_the_summary_shows_model_and_data(followed):
+def test_the_output_is_the_result_of_the_function_with_plots_and_a_summary_of_model_and_data(followed, trained):
+    saved = ProjectionStatistics.load(followed / "projections.json")
+    assert saved == projection_statistics(trained / "model.safetensors")
+    for picture in ("masses", "histograms", "along_training"):
+        with Image.open(followed / f"{picture}.png") as image:
+            assert image.width > 500
+        assert "<svg" in (followed / f"{picture}.svg").read_text()[:1000]
     summary = json.loads((followed / "all_results.json").read_text())
-    assert summary["backbone"] == "lenet9"
-    assert summary["dataset_name"] == "digits"
-    assert summary["num_layers"] == 6
-    assert summary["num_filters"] == 2 * (6 + 16 + 64)
+    names = ("backbone", "dataset_name", "num_layers", "num_filters")
+    assert [summary[name] for name in names] == ["lenet9", "digits", 6, 2 * (6 + 16 + 64)]
 
 
-def test_the_table_shows_the_layers_and_the_result(recipe, trained, tmp_path, capsys):
-    compute(recipe, trained / "model.safetensors", tmp_path / "out")
+@pytest.mark.usefixtures("no_plots")
+def test_the_table_shows_the_layers_the_result_and_distances_from_the_given_initial_model(
+    recipe, trained, tmp_path, capsys
+):
+    first = str(list_snapshots(trained)[0].path)
+    compute(recipe, trained / "model.safetensors", tmp_path / "out", "--initial_model", first)
     shown = capsys.readouterr()
     assert "backbone.layers.12" in shown.out
     assert " <= 0 (isotropic: " in shown.out
+    assert "Distance from initialization" in shown.out
     assert "snapshot" not in shown.err  # no bar without snapshots
 
 
-def test_a_saved_transformers_model_is_measured_without_building_it(recipe, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("no_plots")
+def test_saved_transformers_models_are_measured_without_building_them(recipe, tmp_path, monkeypatch):
     config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
     ResNetForImageClassification(config).save_pretrained(tmp_path / "resnet")
-    monkeypatch.setattr(nn.Conv2d, "__init__", lambda *args, **kwargs: pytest.fail("a layer was built"))
-    assert compute(recipe, tmp_path / "resnet", tmp_path / "out")["num_layers"] == 5
-
-
-def test_a_timm_model_is_loaded_by_name(recipe, tmp_path):
-    words = ["--random_weights", "--layers", "linear"]
-    result = compute(recipe, "timm:test_resnet", tmp_path / "out", *words)
-    assert result["num_filters"] == timm.create_model("test_resnet").num_classes
-
-
-def test_a_text_model_has_linear_layers(recipe, tmp_path):
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     BertModel(BertConfig(vocab_size=50, **sizes)).save_pretrained(tmp_path / "bert")
-    assert compute(recipe, tmp_path / "bert", tmp_path / "out", "--layers", "linear")["num_layers"] == 13
+    for layer in (nn.Conv2d, nn.Linear):
+        monkeypatch.setattr(layer, "__init__", lambda *args, **kwargs: pytest.fail("a layer was built"))
+    assert compute(recipe, tmp_path / "resnet", tmp_path / "out")["num_layers"] == 5
+    assert compute(recipe, tmp_path / "bert", tmp_path / "text", "--layers", "linear")["num_layers"] == 13
 
 
-def test_raw_projections_have_no_histograms(recipe, trained, tmp_path):
-    compute(recipe, trained, tmp_path / "out", "--normalize", "false", "--disable_tqdm")
-    assert (tmp_path / "out" / "masses.png").is_file()
-    assert not (tmp_path / "out" / "histograms.png").exists()
-
-
+@pytest.mark.usefixtures("no_plots")
 def test_only_the_given_snapshots_are_measured_and_a_missing_one_is_an_error(recipe, trained, tmp_path):
     paths = [str(snapshot.path) for snapshot in list_snapshots(trained)]
     compute(recipe, trained, tmp_path / "out", "--disable_tqdm", "--snapshots", paths[0], paths[2])
@@ -176,21 +171,8 @@ def test_only_the_given_snapshots_are_measured_and_a_missing_one_is_an_error(rec
         compute(recipe, trained, tmp_path / "new", "--snapshots", paths[0], str(tmp_path / "epoch-0009.safetensors"))
 
 
-def test_distances_are_from_the_given_initial_model(recipe, trained, tmp_path, capsys):
-    first = str(list_snapshots(trained)[0].path)
-    compute(recipe, trained / "model.safetensors", tmp_path / "out", "--initial_model", first)
-    assert "Distance from initialization" in capsys.readouterr().out
-
-
 def test_a_model_without_convolutions_is_refused_before_anything_is_written(recipe, tmp_path):
     save_model(nn.Sequential(nn.Linear(3, 2)), tmp_path / "linear.safetensors")
     with pytest.raises(ValueError, match="linear"):
         compute(recipe, tmp_path / "linear.safetensors", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_results_are_replaced_only_if_requested(recipe, trained, tmp_path):
-    compute(recipe, trained / "model.safetensors", tmp_path / "out")
-    with pytest.raises(FileExistsError, match="--overwrite_output_dir"):
-        compute(recipe, trained / "model.safetensors", tmp_path / "out")
-    compute(recipe, trained / "model.safetensors", tmp_path / "out", "--overwrite_output_dir")

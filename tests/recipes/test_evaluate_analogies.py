@@ -2,10 +2,11 @@ import csv
 import json
 import re
 import shutil
-import signal
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -23,16 +24,10 @@ from hf_sphere.analogies import (
     scoring_names,
     search_configurations,
 )
+from hf_sphere.commands.command_line import run_job
 
-PAIRS = [
-    ("cat", "dog"),
-    ("red", "sea"),
-    ("man", "king"),
-    ("in", "out"),
-    ("eat", "food"),
-    ("one", "two"),
-    ("sun", "day"),
-]
+PAIRS = [("cat", "dog"), ("red", "sea"), ("man", "king"), ("in", "out"), ("eat", "food"), ("one", "two")]
+PAIRS += [("sun", "day")]
 OTHER_PAIRS = [("he", "his"), ("do", "did"), ("old", "new"), ("up", "down")]
 ALL = ["--scorings", *scoring_names(), "--word_embeddings", "both"]
 QUICK = ["--templates", "is-to-what", "--disable_tqdm", "true"]
@@ -107,23 +102,33 @@ def results_by_scoring(folder: Path) -> dict[str, dict]:
 # Metrics
 
 
-def test_every_benchmark_has_a_result_for_every_scoring(entries):
+def test_every_result_has_the_accuracies_of_the_chosen_and_the_default_configuration(entries, model, questions):
     expected = [(benchmark, scoring) for benchmark in ("easy", "hard") for scoring in scoring_names()]
     assert [(entry["benchmark"], entry["scoring"]) for entry in entries] == expected
-
-
-def test_accuracies_are_those_of_the_chosen_configuration(entries, model, questions):
     for entry in entries:
         for split in ("test", "validation"):
             asked = load_questions(str(questions), entry["benchmark"], split)
             reached = score_questions(asked, model, **entry["configuration"]).accuracy(asked)
             assert entry["eval_accuracy" if split == "test" else "validation_accuracy"] == pytest.approx(reached)
-
-
-def test_untuned_results_use_the_default_options(entries, model, questions):
-    for entry in entries:
         asked = load_questions(str(questions), entry["benchmark"], "test")
         assert entry["untuned_accuracy"] == score_questions(asked, model, entry["scoring"]).accuracy(asked)
+
+
+def test_averages_are_over_the_benchmarks_and_answers_table_and_figure_are_written(finished, entries, tiny):
+    for average in json.loads((finished / "all_results.json").read_text())["averages"]:
+        own = [entry for entry in entries if entry["scoring"] == average["scoring"]]
+        for name in ("eval_accuracy", "chance_level", "untuned_accuracy"):
+            assert average[name] == pytest.approx(sum(entry[name] for entry in own) / 2)
+    answered = json.loads((finished / "predictions.json").read_text())
+    for entry in entries:
+        rows = answered[entry["benchmark"]]
+        right = [row["predictions"][str(tiny)][entry["scoring"]] == row["answer"] for row in rows]
+        assert sum(right) / len(rows) == pytest.approx(entry["eval_accuracy"])
+    with (finished / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["eval_accuracy"]) for row in rows] == [entry["eval_accuracy"] for entry in entries]
+    assert [json.loads(row["configuration"]) for row in rows] == [entry["configuration"] for entry in entries]
+    assert (finished / "analogies.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("scoring", ["perplexity", "marginal_bias"])
@@ -150,28 +155,6 @@ def test_the_choice_is_independent_of_the_test_answers(evaluate, questions, tmp_
     assert [row["predictions"] for row in answered[0]] == [row["predictions"] for row in answered[1]]
 
 
-def test_averages_are_over_the_benchmarks(finished, entries):
-    for average in json.loads((finished / "all_results.json").read_text())["averages"]:
-        own = [entry for entry in entries if entry["scoring"] == average["scoring"]]
-        for name in ("eval_accuracy", "chance_level", "untuned_accuracy"):
-            assert average[name] == pytest.approx(sum(entry[name] for entry in own) / 2)
-
-
-def test_answers_are_written_per_question(finished, entries, tiny):
-    answered = json.loads((finished / "predictions.json").read_text())
-    for entry in entries:
-        rows = answered[entry["benchmark"]]
-        right = [row["predictions"][str(tiny)][entry["scoring"]] == row["answer"] for row in rows]
-        assert sum(right) / len(rows) == pytest.approx(entry["eval_accuracy"])
-
-
-def test_the_table_of_results_is_the_same_as_the_json(finished, entries):
-    with (finished / "results.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [float(row["eval_accuracy"]) for row in rows] == [entry["eval_accuracy"] for entry in entries]
-    assert [json.loads(row["configuration"]) for row in rows] == [entry["configuration"] for entry in entries]
-
-
 def test_a_single_result_is_also_at_the_top_level(evaluate, finished, tmp_path):
     words = ["--benchmarks", "easy", "--grid", "none", "--scorings", "embedding_similarity"]
     written = json.loads((evaluate(tmp_path / "run", *words) / "all_results.json").read_text())
@@ -181,49 +164,43 @@ def test_a_single_result_is_also_at_the_top_level(evaluate, finished, tmp_path):
     assert set(json.loads((finished / "all_results.json").read_text())) == {"results", "averages"}
 
 
-def test_the_figure_is_written(finished):
-    assert (finished / "analogies.png").read_bytes().startswith(b"\x89PNG")
-
-
 # Search
 
 
 def test_the_default_scorings_are_the_best_and_a_cheap_one(evaluate, tmp_path):
-    results = results_by_scoring(evaluate(tmp_path / "run", "--benchmarks", "easy", "--grid", "none"))
-    assert list(results) == ["marginal_bias", "embedding_similarity"]
-    assert results["embedding_similarity"]["configuration"] == {
-        "scoring": "embedding_similarity"
-    }  # words without a template
-
-
-def test_without_a_grid_only_templates_are_searched(evaluate, tmp_path):
-    words = ["--benchmarks", "easy", "--grid", "none", "--templates", *TEMPLATES, *ALL]
+    words = ["--benchmarks", "easy", "--grid", "none", "--max_questions", "1"]
     results = results_by_scoring(evaluate(tmp_path / "run", *words))
-    counts = {name: entry["num_configurations"] for name, entry in results.items()}
-    assert counts == {
-        **dict.fromkeys(("perplexity", "pmi", "marginal_bias", "hypothesis_bias"), 6),
-        "embedding_similarity": 7,
-    }
+    assert list(results) == ["marginal_bias", "embedding_similarity"]
+    words_alone = {"scoring": "embedding_similarity"}  # without a template
+    assert results["embedding_similarity"]["configuration"] == words_alone
+    counts = [(entry["num_eval_questions"], entry["num_validation_questions"]) for entry in results.values()]
+    assert counts == [(1, 1)] * 2
 
 
-def test_the_published_grid_is_smaller(evaluate, tmp_path):
-    words = ["--benchmarks", "easy", "--grid", "published", "--scorings", "marginal_bias"]
-    assert results_by_scoring(evaluate(tmp_path / "run", *words))["marginal_bias"]["num_configurations"] == 24_750
+SIMILARITY = ["--scorings", "embedding_similarity", "--templates", "is-to-what", "is-to-as", "--grid", "none"]
 
 
-@pytest.mark.parametrize(("words", "count"), [("alone", 1), ("in_context", 2), ("both", 3)])
-def test_words_are_embedded_alone_or_in_context(evaluate, tmp_path, words, count):
-    given = ["--scorings", "embedding_similarity", "--templates", "is-to-what", "is-to-as", "--grid", "none"]
-    result = results_by_scoring(evaluate(tmp_path / "run", "--benchmarks", "easy", *given, "--word_embeddings", words))
-    assert result["embedding_similarity"]["num_configurations"] == count
-    if words != "both":
-        assert ("template" in result["embedding_similarity"]["configuration"]) == (words == "in_context")
-
-
-def test_max_questions_limits_the_questions(evaluate, tmp_path):
-    words = ["--benchmarks", "easy", "--scorings", "perplexity", "--grid", "none", "--max_questions", "1"]
-    result = results_by_scoring(evaluate(tmp_path / "run", *words))["perplexity"]
-    assert (result["num_eval_questions"], result["num_validation_questions"]) == (1, 1)
+@pytest.mark.parametrize(
+    ("words", "counts"),
+    [
+        (
+            ["--grid", "none", "--templates", *TEMPLATES, *ALL],
+            dict.fromkeys(("perplexity", "pmi", "marginal_bias", "hypothesis_bias"), 6) | {"embedding_similarity": 7},
+        ),
+        (["--grid", "published", "--scorings", "marginal_bias"], {"marginal_bias": 24_750}),
+        *(
+            ([*SIMILARITY, "--word_embeddings", kind], {"embedding_similarity": count})
+            for kind, count in (("alone", 1), ("in_context", 2), ("both", 3))
+        ),
+    ],
+    ids=["no grid", "published grid", "alone", "in_context", "both"],
+)
+@pytest.mark.settings(words=lambda words: {"words": words})
+def test_templates_grids_and_kinds_of_word_embeddings_are_searched(evaluate, tmp_path, words, counts):
+    results = results_by_scoring(evaluate(tmp_path / "run", "--benchmarks", "easy", *words))
+    assert {name: entry["num_configurations"] for name, entry in results.items()} == counts
+    if words[-1] in ("alone", "in_context"):
+        assert ("template" in results["embedding_similarity"]["configuration"]) == (words[-1] == "in_context")
 
 
 # Supported models
@@ -255,24 +232,19 @@ def test_several_models_are_compared_in_one_run(evaluate, tiny, tmp_path, capsys
 # Printed output
 
 
-def test_the_table_shows_chance_and_noise_for_each_accuracy(evaluate, tmp_path, capsys):
-    entry = results_by_scoring(
-        evaluate(tmp_path / "run", "--benchmarks", "easy", "--scorings", "perplexity", "--grid", "none")
-    )["perplexity"]
-    header, line = capsys.readouterr().out.split("\n\n")[1].splitlines()[:2]
+def test_the_table_shows_chance_and_noise_for_each_accuracy_and_the_figure_needs_matplotlib(
+    evaluate, tmp_path, monkeypatch, capsys
+):
+    missing = Mock(side_effect=ImportError("pictures need matplotlib"))
+    monkeypatch.setattr("hf_sphere.visualization.plot_analogy_accuracies", missing)
+    folder = evaluate(tmp_path / "run", "--benchmarks", "easy", "--scorings", "perplexity", "--grid", "none")
+    entry, printed = results_by_scoring(folder)["perplexity"], capsys.readouterr().out
+    header, line = printed.split("\n\n")[1].splitlines()[:2]
     assert header.split() == ["benchmark", "scoring", *benchmarks.COLUMNS]
     names = ("eval_accuracy", "eval_accuracy_low", "eval_accuracy_high", "chance_level", "selection_noise_high")
     assert line.split()[2:7] == [f"{100 * entry[name]:.1f}" for name in names]
-
-
-def test_without_matplotlib_only_the_figure_is_missing(evaluate, recipe, tmp_path, monkeypatch, capsys):
-    def missing(*args, **kwargs):
-        raise ImportError("pictures need matplotlib")
-
-    monkeypatch.setattr("hf_sphere.visualization.plot_analogy_accuracies", missing)
-    folder = evaluate(tmp_path / "run", "--benchmarks", "easy", "--scorings", "perplexity", "--grid", "none")
     assert (folder / "results.csv").is_file()
-    assert "no plot: pictures need matplotlib" in capsys.readouterr().out
+    assert "no plot: pictures need matplotlib" in printed
 
 
 # Caching and resuming
@@ -287,65 +259,62 @@ def searched(recipe, monkeypatch) -> list[str]:
     return seen
 
 
-def test_finished_results_are_not_computed_again(evaluate, tmp_path, searched, results_of):
-    words = ["--benchmarks", "easy", "--grid", "none", "--scorings", "perplexity"]
-    before = results_of(evaluate(tmp_path / "run", *words))
+PERPLEXITY = ["--benchmarks", "easy", "--grid", "none", "--scorings", "perplexity"]
+
+
+def test_finished_results_are_not_computed_again_and_different_runs_not_mixed(evaluate, tmp_path, searched, results_of):
+    folder = tmp_path / "run"
+    before = results_of(evaluate(folder, *PERPLEXITY))
+    assert results_of(evaluate(folder, *PERPLEXITY)) == before
     assert searched == ["perplexity"]
-    assert results_of(evaluate(tmp_path / "run", *words)) == before
-    assert searched == ["perplexity"]
-    evaluate(tmp_path / "run", *words, "pmi")
+    evaluate(folder, *PERPLEXITY, "pmi")
     assert searched == ["perplexity", "pmi"]
+    with pytest.raises(FileExistsError, match="contains another run, which differs in seed"):
+        evaluate(folder, *PERPLEXITY, "--seed", 1)
+    evaluate(folder, *PERPLEXITY, "--seed", 1, "--overwrite_output_dir", "true")
+    assert len(searched) == 3
+    (tmp_path / "run.json").write_text('{"learning_rate": 0.1}')  # of another recipe
+    with pytest.raises(FileExistsError, match="contains another run"):
+        evaluate(tmp_path, "--benchmarks", "easy")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.json"]
 
 
 @pytest.mark.parametrize("changed", ["weights", "questions"])
+@pytest.mark.settings(changed=lambda changed: {"changed": changed})
 def test_changed_inputs_invalidate_finished_results(evaluate, questions, tiny, tmp_path, searched, changed):
     model, data = tmp_path / "model", tmp_path / "data"
     shutil.copytree(tiny, model)
     shutil.copytree(questions, data)
-    words = ["--benchmarks", "easy", "--grid", "none", "--scorings", "perplexity"]
-    evaluate(tmp_path / "run", *words, model=model, data=data)
+    evaluate(tmp_path / "run", *PERPLEXITY, model=model, data=data)
     if changed == "weights":
         tensors = {name: torch.flip(tensor, (0,)) for name, tensor in load_file(model / "model.safetensors").items()}
         save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
     else:
         write_split(data / "easy", "test", (2, 3, 2), (0, 0, 0))
-    evaluate(tmp_path / "run", *words, model=model, data=data)
+    evaluate(tmp_path / "run", *PERPLEXITY, model=model, data=data)
     assert len(searched) == 2
 
 
-def test_results_of_different_runs_are_not_mixed(evaluate, tmp_path, searched):
-    words = ["--benchmarks", "easy", "--grid", "none", "--scorings", "perplexity"]
-    folder = evaluate(tmp_path / "run", *words)
-    with pytest.raises(FileExistsError, match="contains another run, which differs in seed"):
-        evaluate(folder, *words, "--seed", 1)
-    evaluate(folder, *words, "--seed", 1, "--overwrite_output_dir", "true")
-    assert len(searched) == 2
+def test_an_interrupted_run_resumes(evaluate, tiny, questions, tmp_path, monkeypatch, capsys):
+    words, folder = ["--benchmarks", "easy", "--scorings", "embedding_similarity", "marginal_bias"], tmp_path / "run"
+    given = ["--model_name_or_path", tiny, "--dataset_name", questions, "--output_dir", folder, *QUICK, *words]
+    search = benchmarks.search_templates
 
+    def interrupt(*args):
+        if args[2] == "marginal_bias":
+            raise KeyboardInterrupt
+        return search(*args)
 
-def test_a_run_of_another_recipe_is_not_replaced(evaluate, tmp_path):
-    (tmp_path / "run.json").write_text('{"learning_rate": 0.1}')
-    with pytest.raises(FileExistsError, match="contains another run"):
-        evaluate(tmp_path, "--benchmarks", "easy")
-    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
-
-
-def test_an_interrupted_run_resumes(start, evaluate, tiny, tmp_path):
-    data, folder = tmp_path / "data", tmp_path / "run"
-    write_split(data / "long", "validation", (3, 3), (0, 0))
-    write_split(data / "long", "test", (3, 3, 3), (1, 1, 1))
-    words = ["--benchmarks", "long", "--scorings", "embedding_similarity", "marginal_bias"]
-    given = ["--model_name_or_path", tiny, "--dataset_name", data, "--output_dir", folder, *QUICK, *words]
-    process = start("-m", "hf_sphere.commands.main", "analogies", *given, "--batch_size", 1)
-    for line in process.stdout:
-        if line.startswith("long       embedding_similarity"):
-            process.send_signal(signal.SIGINT)  # while sentences are scored one by one
-            break
-    assert "Stopped; finished results are kept" in process.stdout.read()
-    assert process.wait() == 130
+    with monkeypatch.context() as patch:
+        patch.setattr(benchmarks, "search_templates", interrupt)
+        with pytest.raises(SystemExit) as stop:
+            copy_context().run(run_job, "analogies", [*map(str, given)])
+    assert stop.value.code == 130
+    assert "Stopped; finished results are kept" in capsys.readouterr().err
     (kept,) = (folder / "finished").iterdir()
     before = kept.stat().st_mtime_ns
     assert not (folder / "all_results.json").exists()
-    evaluate(folder, *words, data=data)
+    evaluate(folder, *words)
     assert kept.stat().st_mtime_ns == before
     assert list(results_by_scoring(folder)) == ["embedding_similarity", "marginal_bias"]
 
@@ -369,13 +338,10 @@ def test_invalid_arguments_are_refused_before_anything_is_written(evaluate, tmp_
     assert not (tmp_path / "run").exists()
 
 
-def test_a_missing_model_is_refused_before_other_models_are_evaluated(evaluate, tiny, tmp_path, searched):
+def test_questions_without_answers_and_a_missing_model_are_refused(evaluate, tiny, tmp_path, searched):
     with pytest.raises(OSError, match="no-such-model"):
         evaluate(tmp_path / "run", "--benchmarks", "easy", "--model_name_or_path", tiny, tmp_path / "no-such-model")
     assert not searched
-
-
-def test_questions_without_answers_are_refused(evaluate, tmp_path):
     write_split(tmp_path / "data" / "open", "validation", (2, 2), (None, 0))
     write_split(tmp_path / "data" / "open", "test", (2,), (1,))
     with pytest.raises(ValueError, match="has no answer"):

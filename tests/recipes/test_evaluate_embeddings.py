@@ -1,6 +1,7 @@
 import contextlib
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -37,8 +38,10 @@ def recipe(load_recipe) -> ModuleType:
 
 
 @pytest.fixture
-def measure(recipe, run_main, tmp_path) -> Measure:
-    """Run the recipe and return the folder of the results."""
+def measure(recipe, run_main, monkeypatch) -> Measure:
+    """Run the recipe, with empty plots, and return the folder of the results."""
+    for name in ("plot_reliability", "plot_risk_coverage"):
+        monkeypatch.setattr(visualization, name, lambda *_, path, **__: path.touch())
 
     def run(embeddings: Path, *argv: object) -> Path:
         run_main(recipe, ["--embeddings", str(embeddings), *map(str, argv)])
@@ -98,23 +101,23 @@ def test_embeddings_whose_replacement_was_interrupted_are_evaluated(measure, wri
 # Metrics
 
 
-def test_accuracy_is_the_fraction_of_correct_predictions_and_there_is_no_overlap_without_a_threshold(
-    default, results_of
-):
-    columns, results = columns_of(), results_of(default[0])
-    assert results["eval_accuracy"] == pytest.approx((columns["prediction"] == columns["label"]).double().mean().item())
-    assert results["eval_num_unknown_labels"] == 0
-    assert not [name for name in results if name.startswith("eval_overlap")]
-
-
-def test_calibration_and_risk_equal_the_metrics(default, results_of):
-    columns, results = columns_of(), results_of(default[0])
+def test_accuracy_calibration_and_risk_equal_the_metrics_and_are_printed_and_plotted(default, results_of):
+    columns, results, printed = columns_of(), results_of(default[0]), default[1]
     correct = columns["prediction"] == columns["label"]
+    assert results["eval_accuracy"] == pytest.approx(correct.double().mean().item())
+    assert results["eval_num_unknown_labels"] == 0
+    assert not [name for name in results if name.startswith("eval_overlap")]  # without a threshold
     for name, value in calibration_errors(columns["confidence"], correct).items():
         assert results[f"eval_{name}"] == pytest.approx(value)
     for column, suffix in (("confidence", ""), ("concentration", "_concentration")):
         area = area_under_risk_coverage(columns[column], correct)
         assert results[f"eval_area_under_risk_coverage{suffix}"] == pytest.approx(area)
+    for plot in PLOTS:
+        assert (default[0] / plot).read_bytes().startswith(b"\x89PNG")
+    assert "embeddings 60 x 3, classes 3, distance cosine" in printed
+    for name in ("eval_accuracy", "eval_recall_at_1", "eval_map_at_r", "eval_sampled_r_precision"):
+        (line,) = (line for line in printed.splitlines() if line.startswith(f"{name} "))
+        assert line.endswith(f" {100 * results[name]:.2f} %")
 
 
 @pytest.mark.parametrize("distance", ["cosine", "euclidean"])
@@ -167,13 +170,21 @@ def test_class_overlap_equals_the_metric(write, measure, results_of, argv, thres
     assert {name: results[f"eval_overlap_{name}"] for name in expected} == expected
 
 
-def test_overlap_is_computed_on_the_classes_of_the_model(write, measure, results_of):
+def test_unknown_labels_are_counted_and_excluded_from_accuracy_calibration_and_overlap(
+    write, measure, results_of, capsys
+):
     columns = columns_of()
     known = columns["label"] != 2
     correct = (columns["prediction"] == columns["label"])[known]
     results = results_of(measure(write(columns, class_names=["a", "b", "z"]), "--overlap_threshold", 20))
+    assert results["eval_num_unknown_labels"] == 20
+    assert results["eval_accuracy"] == pytest.approx(correct.double().mean().item())
+    expected = calibration_errors(columns["confidence"][known], correct)["calibration_error_equal_mass_l2"]
+    assert results["eval_calibration_error_equal_mass_l2"] == pytest.approx(expected)
+    assert results["eval_num_queries"] == 60
     expected = class_overlap(columns["embedding"][known], columns["label"][known], correct, threshold=20.0)
     assert results["eval_overlap_num_overlaps"] == expected["num_overlaps"]
+    assert "20 of 60 labels are not among the model's classes" in capsys.readouterr().out
 
 
 OVERLAP = ["--overlap_threshold", 20]
@@ -290,19 +301,6 @@ def test_labels_and_predictions_are_compared_by_name(write, measure, results_of)
     assert results["eval_accuracy"] == pytest.approx(expected)
 
 
-def test_unknown_labels_are_counted_and_excluded_from_accuracy_and_calibration(write, measure, results_of, capsys):
-    columns = columns_of()
-    known = columns["label"] != 2
-    correct = (columns["prediction"] == columns["label"])[known]
-    results = results_of(measure(write(columns, class_names=["a", "b", "z"])))
-    assert results["eval_num_unknown_labels"] == 20
-    assert results["eval_accuracy"] == pytest.approx(correct.double().mean().item())
-    expected = calibration_errors(columns["confidence"][known], correct)["calibration_error_equal_mass_l2"]
-    assert results["eval_calibration_error_equal_mass_l2"] == pytest.approx(expected)
-    assert results["eval_num_queries"] == 60
-    assert "20 of 60 labels are not among the model's classes" in capsys.readouterr().out
-
-
 def test_embeddings_without_predictions_have_only_retrieval_with_a_note(measure, results_of, tmp_path, capsys):
     columns = columns_of()
     (tmp_path / "other").mkdir()
@@ -327,56 +325,36 @@ def test_classes_with_one_image_are_counted_and_noted(write, measure, results_of
 # Files and printed output
 
 
-def test_the_plots_are_written(default):
-    for plot in PLOTS:
-        assert (default[0] / plot).read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_caption_has_both_calibration_errors(write, measure, results_of, monkeypatch):
+def test_the_caption_has_both_calibration_errors_and_without_matplotlib_only_the_plots_are_missing(
+    write, measure, results_of, monkeypatch, capsys
+):
     captions = []
-    monkeypatch.setattr(visualization, "plot_reliability", lambda *args, caption, **options: captions.append(caption))
+
+    def missing(*args, caption, **options):
+        captions.append(caption)
+        raise ImportError("plots need matplotlib")
+
+    monkeypatch.setattr(visualization, "plot_reliability", missing)
     results = results_of(measure(write(columns_of())))
+    assert "no plots: plots need matplotlib" in capsys.readouterr().out
     squared, plain = (100 * results[f"eval_calibration_error_{kind}"] for kind in ("equal_mass_l2", "equal_width_l1"))
     mass, width = f"{squared:.2f} % (equal mass, root mean square)", f"{plain:.2f} % (equal width, mean)"
     assert captions == [f"calibration error {mass}, {width}"]
 
 
-def test_fractions_are_printed_in_percent(default, results_of):
-    results, printed = results_of(default[0]), default[1]
-    assert "embeddings 60 x 3, classes 3, distance cosine" in printed
-    for name in ("eval_accuracy", "eval_recall_at_1", "eval_map_at_r", "eval_sampled_r_precision"):
-        (line,) = (line for line in printed.splitlines() if line.startswith(f"{name} "))
-        assert line.endswith(f" {100 * results[name]:.2f} %")
-
-
-def test_a_sample_can_be_evaluated_into_output_dir(write, measure, results_of, tmp_path):
-    folder = write(columns_of())
-    measure(folder, "--output_dir", tmp_path / "results", "--max_samples", 30)
-    assert results_of(tmp_path / "results")["eval_num_queries"] == 30
+def test_results_and_their_plots_are_replaced_only_on_request(write, measure, results_of, tmp_path, capsys):
+    folder, results = write(columns_of()), tmp_path / "results"
+    measure(folder, "--ks", 2, 1, 2, "--output_dir", results)
     assert not (folder / "evaluation").exists()
-
-
-def test_without_matplotlib_only_the_plots_are_missing(write, measure, results_of, monkeypatch, capsys):
-    def missing(*args, **options):
-        raise ImportError("plots need matplotlib")
-
-    monkeypatch.setattr(visualization, "plot_reliability", missing)
-    assert "eval_accuracy" in results_of(measure(write(columns_of())))
-    assert "no plots: plots need matplotlib" in capsys.readouterr().out
-
-
-def test_results_and_their_plots_are_replaced_only_on_request(write, measure, results_of, capsys):
-    folder = write(columns_of())
-    measure(folder, "--ks", 2, 1, 2)
     assert capsys.readouterr().out.count("eval_recall_at_2 ") == 1
-    assert json.loads((folder / "evaluation" / "run.json").read_text())["ks"] == [2, 1]
-    (folder / "evaluation" / "reliability.png").write_bytes(b"old")
+    assert json.loads((results / "run.json").read_text())["ks"] == [2, 1]
+    (results / "reliability.png").write_bytes(b"old")
     with pytest.raises(FileExistsError, match=r"already contains results.*--overwrite_output_dir"):
-        measure(folder, "--max_samples", 30)
-    assert results_of(folder / "evaluation")["eval_num_queries"] == 60
-    measure(folder, "--max_samples", 30, "--overwrite_output_dir")
-    assert results_of(folder / "evaluation")["eval_num_queries"] == 30
-    assert (folder / "evaluation" / "reliability.png").read_bytes() != b"old"
+        measure(folder, "--max_samples", 30, "--output_dir", results)
+    assert results_of(results)["eval_num_queries"] == 60
+    measure(folder, "--max_samples", 30, "--output_dir", results, "--overwrite_output_dir")
+    assert results_of(results)["eval_num_queries"] == 30
+    assert (results / "reliability.png").read_bytes() != b"old"
 
 
 def test_overwriting_removes_plots_that_are_not_written_again(write, measure, tmp_path):
@@ -405,22 +383,6 @@ def test_an_interrupted_run_leaves_no_results(write, measure, monkeypatch):
         (["--curvature", "1"], "--curvature is for the hyperbolic distance; .* has cosine"),
         (["--curvature", "1", "--distance", "cosine"], "--curvature is for the hyperbolic distance"),
         (["--split", "train"], r"no split 'train'; the data has test\. Choose one with --split"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_invalid_arguments_are_refused_before_any_measurement_and_leave_no_results(
-    write, measure, argv, message, capsys
-):
-    folder = write(columns_of())
-    with pytest.raises(ValueError, match=message):
-        measure(folder, *argv)
-    assert "accuracy" not in capsys.readouterr().out
-    assert not (folder / "evaluation").exists()
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
         (["--ks", "2", "0"], "ks must be at least 1; got 0."),
         (["--train_embeddings", "a"], "train_embeddings a has no effect without out_of_distribution"),
         (["--curvature", "-1"], "curvature must be above 0; got -1.0."),
@@ -434,11 +396,16 @@ def test_invalid_arguments_are_refused_before_any_measurement_and_leave_no_resul
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_invalid_options_are_refused_before_anything_is_read(measure, argv, message, capsys):
-    with pytest.raises(SystemExit) as stop:
-        measure(Path("nowhere"), *argv)
-    assert stop.value.code == 2
-    assert message in capsys.readouterr().err
+def test_invalid_arguments_are_refused_before_any_measurement_and_leave_no_results(
+    write, measure, argv, message, capsys
+):
+    folder = write(columns_of())
+    with pytest.raises((ValueError, SystemExit)) as refusal:
+        measure(folder, *argv)
+    printed = capsys.readouterr()
+    assert re.search(message, f"{refusal.value} {printed.err}")
+    assert "accuracy" not in printed.out
+    assert not (folder / "evaluation").exists()
 
 
 BARE = without(columns_of(), "prediction", "confidence", "concentration")

@@ -1,4 +1,5 @@
 import io
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -183,95 +184,76 @@ LAYOUTS = {
     "class_split": put_class_split,
 }
 
-PRODUCT_LIST = "image_id class_id super_class_id path\n"
+PRODUCT_LIST, VALIDATION = "image_id class_id super_class_id path\n", "val/val_annotations.txt"
 
-DAMAGED: list[tuple[str, dict[str, Any], str]] = [
-    ("imagenet200", {"train": None, "test": None}, "No such file or directory: '.*source/train'"),
-    ("imagenet200", {"test": None}, "No such file or directory: '.*source/test'"),
-    ("imagenet200", {"test/n03/0.png": 0}, "the training and the test split must have the same classes.*: n03"),
-    ("imagenet200", {"train/n01": None, "train/n02": None}, "no image of the train split in .*source; is it the right"),
-    ("imagenet200", {"test/n01": None, "test/n02": None}, "no image of the test split in .*source; is it the right"),
-    ("tiny_imagenet", {"val/images/val_1.JPEG": None}, r"1 of 3 rows .* no image file.*val_1\.JPEG.*--skip_missing"),
-    (
-        "tiny_imagenet",
-        {"val/val_annotations.txt": "val_0.JPEG\tn02\nval_1 n01\n"},
-        "each row of val/val_annotations.txt must have file, label; got .'val_1 n01",
-    ),
-    *[
-        ("omniart", {"test_complete.csv": (column, "other")}, rf"lacks the columns \['{column}'\]; .*'other'")
-        for column in ("omni_id", "creation_year", "school")
+DAMAGED: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "imagenet200": [
+        ({"train": None, "test": None}, "No such file or directory: '.*source/train'"),
+        ({"test": None}, "No such file or directory: '.*source/test'"),
+        ({"test/n03/0.png": 0}, "the training and the test split must have the same classes.*: n03"),
+        ({"train/n01": None, "train/n02": None}, "no image of the train split in .*source; is it the right"),
+        ({"test/n01": None, "test/n02": None}, "no image of the test split in .*source; is it the right"),
     ],
-    ("omniart", {"test_complete.csv": None}, "No such file or directory: '.*test_complete.csv'"),
-    ("omniart", {"train_complete.csv": ""}, "train_complete.csv is not a readable table: No columns"),
-    (
-        "omniart",
-        {"train_complete.csv": "omni_id,fran\xe7ais\n".encode("latin-1")},
-        "train_complete.csv is not a readable",
-    ),
-    ("omniart", {"train/2.jpg": None}, r"1 of 3 rows of the train split have no image file.*2\.jpg.*--skip_missing"),
-    ("omniart", {"test_complete.csv": ("dutch", "flemish")}, r"image has.*12\.jpg of 'flemish'.*--skip_missing"),
-    *[
-        (
-            "omniart",
-            {"train_complete.csv": change},
-            "no identifier, school or year; the first: line 3 of train_complete",
-        )
-        for change in (("1500.5", ""), ("1500.5", "about 1600"), ("1500.5", "nan"), ("italian", ""))
+    "tiny_imagenet": [
+        ({"val/images/val_1.JPEG": None}, r"1 of 3 rows .* no image file.*val_1\.JPEG.*--skip_missing"),
+        ({VALIDATION: "val_0.JPEG\tn02\nval_1 n01\n"}, f"row of {VALIDATION} must have file, label; got .'val_1 n01"),
     ],
-    *[
-        ("cub200", {f"{name}.txt": None}, rf"No such file or directory: '.*/{name}\.txt'")
-        for name in ("images", "image_class_labels", "train_test_split", "classes")
+    "omniart": [
+        *[
+            ({"test_complete.csv": (column, "other")}, rf"lacks the columns \['{column}'\]; .*'other'")
+            for column in ("omni_id", "creation_year", "school")
+        ],
+        ({"test_complete.csv": None}, "No such file or directory: '.*test_complete.csv'"),
+        ({"train_complete.csv": ""}, "train_complete.csv is not a readable table: No columns"),
+        ({"train_complete.csv": "omni_id,fran\xe7ais\n".encode("latin-1")}, "train_complete.csv is not a readable"),
+        ({"train/2.jpg": None}, r"1 of 3 rows of the train split have no image file.*2\.jpg.*--skip_missing"),
+        ({"test_complete.csv": ("dutch", "flemish")}, r"image has.*12\.jpg of 'flemish'.*--skip_missing"),
+        *[
+            ({"train_complete.csv": change}, "no identifier, school or year; the first: line 3 of train_complete")
+            for change in (("1500.5", ""), ("1500.5", "about 1600"), ("1500.5", "nan"), ("italian", ""))
+        ],
     ],
-    *[
-        (
-            "cub200",
-            {f"{name}.txt": "1 1\n2 1\n"},
-            rf"images\.txt and {name}\.txt must list the same images; 3 is in one",
-        )
-        for name in ("image_class_labels", "train_test_split")
+    "cub200": [
+        *[
+            ({f"{name}.txt": None}, rf"No such file or directory: '.*/{name}\.txt'")
+            for name in ("images", "image_class_labels", "train_test_split", "classes")
+        ],
+        *[
+            ({f"{name}.txt": "1 1\n2 1\n"}, rf"images\.txt and {name}\.txt must list the same images; 3 is in one")
+            for name in ("image_class_labels", "train_test_split")
+        ],
+        ({"images/002.Blue_Jay/b.jpg": None}, r"1 of 2 rows of the train split have no image file.*b\.jpg"),
+        ({"image_class_labels.txt": "1 1\n2 2\n3 7\n"}, r"classes\.txt lacks class 7"),
+        ({"train_test_split.txt": "1 1\n2 1\n3 x\n"}, r"must contain only 1 \(training\) or 0; got 'x'"),
+        ({"images.txt": "1 a.jpg\n\n2\n"}, r"each row of images\.txt must have id, images; got .'2'"),
+        ({"images/002.Blue_Jay/c.jpg": BROKEN}, r"test split have an unreadable image.*c\.jpg.*--skip_missing"),
     ],
-    ("cub200", {"images/002.Blue_Jay/b.jpg": None}, r"1 of 2 rows of the train split have no image file.*b\.jpg"),
-    ("cub200", {"image_class_labels.txt": "1 1\n2 2\n3 7\n"}, r"classes\.txt lacks class 7"),
-    ("cub200", {"train_test_split.txt": "1 1\n2 1\n3 x\n"}, r"must contain only 1 \(training\) or 0; got 'x'"),
-    ("cub200", {"images.txt": "1 a.jpg\n\n2\n"}, r"each row of images\.txt must have id, images; got .'2'"),
-    ("cub200", {"images/002.Blue_Jay/c.jpg": BROKEN}, r"test split have an unreadable image.*c\.jpg.*--skip_missing"),
-    ("sop", {"Ebay_train.txt": None}, r"No such file or directory: '.*Ebay_train\.txt'"),
-    ("sop", {"Ebay_test.txt": None}, r"No such file or directory: '.*Ebay_test\.txt'"),
-    ("sop", {"bicycle_final/c_0.JPG": None}, r"1 of 3 rows of the test split have no image file.*c_0\.JPG"),
-    ("sop", {"Ebay_test.txt": ("12 1 ", "3 1 ")}, r"and Ebay_test\.txt must be disjoint; 1 are in both: 3\."),
-    ("sop", {"Ebay_train.txt": ""}, "Ebay_train.txt is not a readable table: No columns"),
-    ("sop", {"Ebay_train.txt": (PRODUCT_LIST, "")}, "lacks the columns .*; its first line has .'1', '3'"),
-    (
-        "sop",
-        {"Ebay_train.txt": ("1 bicycle_final", "bicycle_final")},
-        "each row of Ebay_train.txt must have .*; got .'1', '3', 'bicycle",
-    ),
-    ("sop", {"Ebay_train.txt": ("1 3 1", "1 x 1")}, "Ebay_train.txt must have the number .*; got '1 x 1 bicycle"),
-    ("sop", {"Ebay_train.txt": ("bicycle_final/", "")}, "the folder of its super class last; got '1 3 1 a_0.JPG'"),
-    ("sop", {"Ebay_train.txt": PRODUCT_LIST}, "found no image of the train split"),
-    ("class_split", {"val.csv": (",Crow", ",Wren")}, "train.csv and val.csv must be disjoint; 1 are in both: Wren"),
-    ("class_split", {"test.csv": (",Kite", ",Crow")}, "val.csv and test.csv must be disjoint; 1 are in both: Crow"),
-    (
-        "class_split",
-        {"test.csv": "filename,label\nx.jpg,Wren\ny.jpg,Great tit\n"},
-        "train.csv .*; 2 are in both: Great tit, Wren",
-    ),
-    *[
-        ("class_split", {name: None}, f"No such file or directory: '.*{name}'")
-        for name in ("train.csv", "val.csv", "test.csv")
+    "sop": [
+        ({"Ebay_train.txt": None}, r"No such file or directory: '.*Ebay_train\.txt'"),
+        ({"Ebay_test.txt": None}, r"No such file or directory: '.*Ebay_test\.txt'"),
+        ({"bicycle_final/c_0.JPG": None}, r"1 of 3 rows of the test split have no image file.*c_0\.JPG"),
+        ({"Ebay_test.txt": ("12 1 ", "3 1 ")}, r"and Ebay_test\.txt must be disjoint; 1 are in both: 3\."),
+        ({"Ebay_train.txt": ""}, "Ebay_train.txt is not a readable table: No columns"),
+        ({"Ebay_train.txt": (PRODUCT_LIST, "")}, "lacks the columns .*; its first line has .'1', '3'"),
+        ({"Ebay_train.txt": ("1 bicycle_final", "bicycle_final")}, "train.txt must have .*; got .'1', '3', 'bicycle"),
+        ({"Ebay_train.txt": ("1 3 1", "1 x 1")}, "Ebay_train.txt must have the number .*; got '1 x 1 bicycle"),
+        ({"Ebay_train.txt": ("bicycle_final/", "")}, "the folder of its super class last; got '1 3 1 a_0.JPG'"),
+        ({"Ebay_train.txt": PRODUCT_LIST}, "found no image of the train split"),
     ],
-    ("class_split", {"val.csv": ""}, "val.csv is not a readable table: No columns"),
-    (
-        "class_split",
-        {"val.csv": "crow.png,Crow\n"},
-        "val.csv lacks the columns .*; its first line has .'crow.png', 'Crow'",
-    ),
-    ("class_split", {"val.csv": (",Crow", "")}, "each row of val.csv must have filename, label; got .'crow.png', ''"),
-    ("class_split", {"val.csv": (",Crow", ",")}, "each row of val.csv must have filename, label; got .'crow.png', ''"),
-    ("class_split", {"val.csv": "filename,label\n"}, "found no image of the validation split"),
-    ("class_split", {"images/wren/b.jpg": None}, r"1 of 3 rows of the train split have no image file.*b\.jpg"),
-]
-"""Layout, change of its files (None: removed; a pair: one text replaced by another), and message."""
+    "class_split": [
+        ({"val.csv": (",Crow", ",Wren")}, "train.csv and val.csv must be disjoint; 1 are in both: Wren"),
+        ({"test.csv": (",Kite", ",Crow")}, "val.csv and test.csv must be disjoint; 1 are in both: Crow"),
+        ({"test.csv": "filename,label\nx.jpg,Wren\ny.jpg,Great tit\n"}, "train.csv .*; 2 are in both: Great tit, Wren"),
+        *[({name: None}, f"No such file or directory: '.*{name}'") for name in ("train.csv", "val.csv", "test.csv")],
+        ({"val.csv": ""}, "val.csv is not a readable table: No columns"),
+        ({"val.csv": "crow.png,Crow\n"}, "val.csv lacks the columns .*; its first line has .'crow.png', 'Crow'"),
+        ({"val.csv": (",Crow", "")}, "each row of val.csv must have filename, label; got .'crow.png', ''"),
+        ({"val.csv": (",Crow", ",")}, "each row of val.csv must have filename, label; got .'crow.png', ''"),
+        ({"val.csv": "filename,label\n"}, "found no image of the validation split"),
+        ({"images/wren/b.jpg": None}, r"1 of 3 rows of the train split have no image file.*b\.jpg"),
+    ],
+}
+"""By layout, changes of its files (None: removed; a pair: one text replaced by another), and messages."""
 
 
 def change(path: Path, content: Any) -> None:
@@ -285,7 +267,9 @@ def change(path: Path, content: Any) -> None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-@pytest.mark.parametrize(("layout", "changes", "message"), DAMAGED)
+@pytest.mark.parametrize(
+    ("layout", "changes", "message"), [(layout, *row) for layout, rows in DAMAGED.items() for row in rows]
+)
 def test_damaged_data_is_an_error_that_names_the_damage_and_writes_nothing(
     layout, changes, message, source, prepare, tmp_path
 ):
@@ -304,45 +288,43 @@ def test_only_unreadable_images_are_an_error_even_when_skipping(source, prepare)
         prepare("cub200", "--skip_missing")
 
 
-class TestImagenet200:
-    def test_folders_of_classes_load_with_their_labels(self, source, prepare, load):
-        put_imagenet(source)
-        prepare("imagenet200")
-        data = load()
-        assert data.class_names == ["n01", "n02"]
-        assert sorted(seen(data.train)) == [(0, 0), (1, 0), (100, 1), (101, 1)]
-        assert seen(data.evaluation) == [(2, 0), (102, 1)]
+def put_tiny_with_words(source: Path) -> None:
+    put_tiny_imagenet(source)
+    (source / "words.txt").write_text("n00\tentity\nn02\tgoldfish, Carassius auratus\nn01\ttench\n")
 
-    def test_tiny_imagenet_loads_with_its_validation_images_as_test_split(self, source, prepare, load):
-        put_tiny_imagenet(source)
-        prepare("imagenet200")
-        data = load()
-        assert sorted(seen(data.train)) == [(0, 0), (1, 0), (100, 1), (101, 1)]
-        assert seen(data.evaluation) == [(102, 1), (2, 0), (3, 0)]
 
-    def test_classes_of_tiny_imagenet_have_the_names_of_its_word_list(self, source, prepare, load):
-        put_tiny_imagenet(source)
-        (source / "words.txt").write_text("n00\tentity\nn02\tgoldfish, Carassius auratus\nn01\ttench\n")
-        prepare("imagenet200")
-        data = load()
-        assert data.class_names == ["tench", "goldfish, Carassius auratus"]
-        assert sorted(seen(data.train)) == [(0, 0), (1, 0), (100, 1), (101, 1)]
+TINY_TRAIN, TINY_TEST = [(0, 0), (1, 0), (100, 1), (101, 1)], [(102, 1), (2, 0), (3, 0)]
 
-    def test_image_suffixes_are_case_insensitive(self, source, prepare, load):
-        put_imagenet(source)
-        put(source / "train" / "n01" / "a.JPG", 30)
-        put(source / "train" / "n01" / "b.Jpeg", 40)
-        (source / "train" / "n01" / "notes.txt").write_text("no image")
-        (source / "train" / "n01" / "._a.JPG").write_bytes(BROKEN)
-        prepare("imagenet200")
-        assert sorted(gray for gray, _ in seen(load().train)) == [0, 1, 30, 40, 100, 101]
 
-    def test_files_are_stored_unchanged_with_their_names(self, source, prepare, output):
-        put_imagenet(source)
-        encoded = put(source / "train" / "n01" / "a.JPG", 30)
-        prepare("imagenet200")
-        rows = load_dataset(str(output))["train"].cast_column("image", datasets.Image(decode=False))
-        assert {"bytes": encoded, "path": "a.JPG"} in rows["image"][:]
+@pytest.mark.parametrize(
+    ("kind", "make", "names", "train", "test"),
+    [
+        ("imagenet200", put_imagenet, ["n01", "n02"], TINY_TRAIN, [(2, 0), (102, 1)]),
+        ("imagenet200", put_tiny_imagenet, ["n01", "n02"], TINY_TRAIN, TINY_TEST),
+        ("imagenet200", put_tiny_with_words, ["tench", "goldfish, Carassius auratus"], TINY_TRAIN, TINY_TEST),
+        ("cub200", put_cub, ["Black footed Albatross", "Blue Jay"], [(1, 0), (2, 1)], [(3, 1)]),
+    ],
+)
+def test_splits_load_with_class_names_and_labels(kind, make, names, train, test, source, prepare, load):
+    """The validation images of Tiny ImageNet are its test split; numbers and underscores of birds are left out."""
+    make(source)
+    prepare(kind)
+    data = load()
+    assert data.class_names == names
+    assert sorted(seen(data.train)) == train
+    assert seen(data.evaluation) == test
+
+
+def test_image_suffixes_are_case_insensitive_and_files_stored_unchanged_with_their_names(source, prepare, load, output):
+    put_imagenet(source)
+    encoded = put(source / "train" / "n01" / "a.JPG", 30)
+    put(source / "train" / "n01" / "b.Jpeg", 40)
+    (source / "train" / "n01" / "notes.txt").write_text("no image")
+    (source / "train" / "n01" / "._a.JPG").write_bytes(BROKEN)
+    prepare("imagenet200")
+    assert sorted(gray for gray, _ in seen(load().train)) == [0, 1, 30, 40, 100, 101]
+    rows = load_dataset(str(output))["train"].cast_column("image", datasets.Image(decode=False))
+    assert {"bytes": encoded, "path": "a.JPG"} in rows["image"][:]
 
 
 class TestOmniart:
@@ -390,26 +372,19 @@ class TestOmniart:
         assert load(task="regression").value_range == (999.0, 2004.0)
 
 
-class TestCub200:
-    def test_lists_load_as_splits_with_class_names_without_numbers_or_underscores(self, source, prepare, load):
-        put_cub(source)
-        prepare("cub200")
-        data = load()
-        assert data.class_names == ["Black footed Albatross", "Blue Jay"]
-        assert sorted(seen(data.train)) == [(1, 0), (2, 1)]
-        assert seen(data.evaluation) == [(3, 1)]
-
-    def test_retrieval_trains_on_the_first_classes_and_evaluates_on_the_others(self, source, prepare, load):
-        put_cub(source)
-        (source / "train_test_split.txt").write_text("1 0\n2 1\n3 0\n")
-        prepare("cub200")
-        data = load(task="retrieval", train_classes=1)
-        assert (data.class_names, data.eval_class_names) == (["Black footed Albatross"], ["Blue Jay"])
-        assert (seen(data.train), seen(data.evaluation)) == ([(1, 0)], [(2, 0), (3, 0)])
+def test_retrieval_of_birds_trains_on_the_first_classes_and_evaluates_on_the_others(source, prepare, load):
+    put_cub(source)
+    (source / "train_test_split.txt").write_text("1 0\n2 1\n3 0\n")
+    prepare("cub200")
+    data = load(task="retrieval", train_classes=1)
+    assert (data.class_names, data.eval_class_names) == (["Black footed Albatross"], ["Blue Jay"])
+    assert (seen(data.train), seen(data.evaluation)) == ([(1, 0)], [(2, 0), (3, 0)])
 
 
 class TestProducts:
-    def test_lists_load_as_an_open_set_with_numbers_as_class_names(self, source, prepare, load, load_split, caplog):
+    def test_lists_load_as_an_open_set_with_numbers_as_class_names(
+        self, source, prepare, load, load_split, caplog, output
+    ):
         put_products(source)
         prepare("sop")
         data = load(task="retrieval", size=8)
@@ -421,13 +396,9 @@ class TestProducts:
         assert (split.class_names, seen(split.batches)) == (["9", "12"], [(4, 1), (5, 0), (6, 0)])
         with pytest.raises(ValueError, match="'test' has classes that the training split lacks: 12, 9"):
             load(size=8)
-
-    def test_super_classes_are_named_after_their_folders(self, source, prepare, output):
-        put_products(source)
-        prepare("sop")
         splits = load_dataset(str(output))
         for split, expected in (("train", [0, 0, 1]), ("test", [0, 1, 1])):
-            assert splits[split].features["super_class"].names == ["bicycle", "coffee_maker"]
+            assert splits[split].features["super_class"].names == ["bicycle", "coffee_maker"]  # their folders
             assert splits[split]["super_class"][:] == expected
 
     def test_a_missing_image_is_skipped_on_request(self, source, prepare, load):
@@ -440,9 +411,12 @@ class TestProducts:
 
 class TestClassSplit:
     @pytest.mark.parametrize("folder", ["", "split"])
-    def test_three_lists_load_as_splits_with_disjoint_classes(self, folder, source, prepare, output, load_split):
+    def test_three_lists_load_as_splits_with_disjoint_classes_of_any_number(
+        self, folder, source, prepare, output, load, load_split, caplog, capsys
+    ):
         put_class_split(source, folder)
-        prepare("class_split")
+        prepare("class_split", expect_counts=True)
+        assert "Warning" not in capsys.readouterr().out
         expected = {
             "train": (["Great tit", "Wren"], [(1, 1), (2, 1), (3, 0)]),
             "validation": (["Crow"], [(4, 0)]),
@@ -452,11 +426,6 @@ class TestClassSplit:
         for split, (names, pairs) in expected.items():
             loaded = load_split(split)
             assert (loaded.class_names, seen(loaded.batches)) == (names, pairs)
-
-    def test_the_data_of_any_number_of_classes_loads_for_open_set_tasks(self, source, prepare, load, caplog, capsys):
-        put_class_split(source)
-        prepare("class_split", expect_counts=True)
-        assert "Warning" not in capsys.readouterr().out
         data = load(task="retrieval", size=8)
         assert (data.class_names, data.eval_class_names) == (["Great tit", "Wren"], ["Jay", "Kite"])
         assert not caplog.records  # shared classes would cause a warning
@@ -485,7 +454,7 @@ class TestCounts:
         assert not output.exists()
 
     def test_other_counts_and_sizes_than_those_published_are_errors_or_warnings(
-        self, recipe, source, prepare, load, output, monkeypatch, capsys
+        self, source, prepare, load, output, monkeypatch, capsys
     ):
         few = {"images_of_a_class": {"train": 2, "test": 1}}
         put_imagenet(source)
@@ -503,39 +472,33 @@ class TestCounts:
         prepare("imagenet200", "--overwrite_output_dir")
         assert "Warning: 2 train images of each class expected, 1 of n02 found." in capsys.readouterr().out
 
-    def test_disjoint_classes_are_counted_per_split(self, recipe, source, prepare, monkeypatch):
+    def test_classes_are_counted_per_split_and_unreadable_images_not(self, source, prepare, output, monkeypatch):
         put_products(source)
         monkeypatch.setitem(PUBLISHED, "sop", Published(4, {"train": 1, "test": 3}))
         with pytest.raises(ValueError, match="sop as published: 1 train classes expected, 2 found; 3 test classes exp"):
             prepare("sop", expect_counts=True)
         monkeypatch.setitem(PUBLISHED, "sop", Published(4, {"train": 2, "test": 2}, images={"train": 3, "test": 3}))
-        prepare("sop", expect_counts=True)
-
-    def test_unreadable_images_are_not_counted(self, recipe, source, prepare, output, monkeypatch):
-        monkeypatch.setitem(PUBLISHED, "cub200", Published(2, images={"train": 2, "test": 1}))
-        put_cub(source)
-        (source / "images" / "002.Blue_Jay" / "b.jpg").write_bytes(BROKEN)
-        with pytest.raises(ValueError, match="2 train images expected, 1 found"):
-            prepare("cub200", "--skip_missing", expect_counts=True)
+        (source / "bicycle_final" / "a_0.JPG").write_bytes(BROKEN)
+        with pytest.raises(ValueError, match="3 train images expected, 2 found"):
+            prepare("sop", "--skip_missing", expect_counts=True)
         assert not output.exists()
+        put_products(source)
+        prepare("sop", expect_counts=True)
 
 
 class TestOutput:
-    def test_a_table_and_the_command_that_uses_the_data_are_printed(self, source, prepare, output, capsys):
-        put_imagenet(source)
-        prepare("imagenet200")
-        said = [line.split() for line in capsys.readouterr().out.splitlines()]
-        assert ["split", "images", "classes", "size"] in said
-        assert ["train", "4", "2"] in [words[:3] for words in said]
-        assert said[-1][:3] == ["hf-sphere", "train", "classification"]
-        assert said[-1][-2:] == ["--dataset_name", str(output)]
-
     @pytest.mark.parametrize("kind", ["imagenet200", "omniart", "cub200", "sop", "class_split"])
-    def test_the_printed_command_uses_an_existing_recipe_and_configuration(self, kind, source, prepare, capsys):
+    def test_a_table_and_a_command_with_an_existing_configuration_are_printed(
+        self, kind, source, prepare, output, capsys
+    ):
         LAYOUTS[kind](source)
         prepare(kind)
-        words = capsys.readouterr().out.splitlines()[-1].split()
+        said = [line.split() for line in capsys.readouterr().out.splitlines()]
+        assert ["split", "images", "classes", "size"] in said
+        assert "train" in [words[0] for words in said if words]
+        words = said[-1]
         assert COMMANDS[load_config(words[words.index("--config") + 1]).recipe] == " ".join(words[1:3])
+        assert (words[0], words[-2:]) == ("hf-sphere", ["--dataset_name", str(output)])
 
     def test_an_interruption_leaves_no_output(self, source, prepare, tmp_path, monkeypatch):
         put_cub(source)
@@ -544,14 +507,18 @@ class TestOutput:
             prepare("cub200")
         assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
-    def test_prepared_data_is_replaced_only_on_request(self, source, prepare, load):
+    def test_prepared_data_is_replaced_only_on_request_and_loads_at_one_size(self, source, prepare, load):
         put_cub(source)
         prepare("cub200")
         put(source / "images" / "002.Blue_Jay" / "c.jpg", 77)
+        put(source / "images" / "002.Blue_Jay" / "b.jpg", 2, size=(30, 11))
         with pytest.raises(FileExistsError, match=r"already exists.*--overwrite_output_dir"):
             prepare("cub200")
         prepare("cub200", "--overwrite_output_dir")
-        assert seen(load().evaluation) == [(77, 1)]
+        data = load(size=16)
+        assert seen(data.evaluation) == [(77, 1)]
+        pixels = np.concatenate([batch["pixel_values"].numpy() for batch in data.train.epoch()])
+        assert pixels.shape == (2, 1, 16, 16)
 
     def test_a_folder_with_other_contents_is_not_replaced(self, source, prepare, output):
         put_cub(source)
@@ -561,24 +528,20 @@ class TestOutput:
             prepare("cub200", "--overwrite_output_dir")
         assert (output / "thesis.tex").exists()
 
-    @pytest.mark.parametrize("above", ["", ".."])
-    def test_the_source_or_its_parents_are_not_replaced(self, above, source, prepare):
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["cub200", "--overwrite_output_dir", "--output", "SOURCE"], "choose another folder to write to"),
+            (["cub200", "--overwrite_output_dir", "--output", "SOURCE/.."], "choose another folder to write to"),
+            (["cub200", "--source", "nowhere"], r"--source .*nowhere is not a folder"),
+            (["imagenet"], "imagenet200"),
+        ],
+    )
+    def test_an_unknown_kind_or_source_and_an_output_that_has_it_are_refused(
+        self, words, message, source, prepare, capsys
+    ):
         put_cub(source)
-        with pytest.raises(ValueError, match="choose another folder to write to"):
-            prepare("cub200", "--overwrite_output_dir", "--output", str(source / above))
-
-    def test_a_source_that_is_not_a_folder_is_an_error(self, prepare):
-        with pytest.raises(ValueError, match=r"--source .*nowhere is not a folder"):
-            prepare("cub200", "--source", "nowhere")
-
-    def test_an_unknown_kind_is_an_error_that_lists_the_kinds(self, prepare, capsys):
-        with pytest.raises(SystemExit):
-            prepare("imagenet")
-        assert "imagenet200" in capsys.readouterr().err
-
-    def test_images_of_different_sizes_load_at_the_requested_size(self, source, prepare, load):
-        put_cub(source)
-        put(source / "images" / "002.Blue_Jay" / "b.jpg", 2, size=(30, 11))
-        prepare("cub200")
-        pixels = np.concatenate([batch["pixel_values"].numpy() for batch in load(size=16).train.epoch()])
-        assert pixels.shape == (2, 1, 16, 16)
+        with pytest.raises((ValueError, SystemExit)) as refusal:
+            prepare(*(word.replace("SOURCE", str(source)) for word in words))
+        assert re.search(message, f"{refusal.value} {capsys.readouterr().err}")
+        assert (source / "classes.txt").exists()

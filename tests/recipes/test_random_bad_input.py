@@ -2,7 +2,9 @@
 
 import json
 import logging
+import os
 import random
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -59,10 +61,7 @@ def refusal(folder) -> Callable[..., str]:
 @pytest.fixture
 def damaged(folder) -> Path:
     """A copy of the model, to damage."""
-    copy = folder / "damaged"
-    shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree("model", copy)
-    return copy
+    return copy_of("model", folder)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -105,34 +104,30 @@ def test_every_number_of_a_recipe_has_bounds(recipe):
 
 # Saved models
 
+
 READERS = {
     "extract": ("extract_embeddings", []),
     "train": ("train_image_regression", ["--initial_weights"]),
     "reinitialize": ("reinitialize_layers", []),
 }
-CONTENTS = {"empty": b"", "truncated": None, "not safetensors": b"weights" * 50}
+WEIGHTS = {
+    "empty": (lambda file: file.write_bytes(b""), "damaged cannot be loaded as "),
+    "truncated": (lambda file: os.truncate(file, file.stat().st_size - 10), "damaged cannot be loaded as "),
+    "not safetensors": (lambda file: file.write_bytes(b"weights" * 50), "damaged cannot be loaded as "),
+    "no file": (Path.unlink, "damaged has no weights of a|no file named model.safetensors"),
+    "no tensor": (lambda file: save_file({}, file), "damaged has no weights of a"),
+    "other tensors": (lambda file: save_file({"other": torch.ones(2)}, file), "damaged has no weights of a"),
+}
+"""Changes of the weights of a model, and messages."""
 
 
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("content", CONTENTS)
-def test_damaged_weights_are_refused(refusal, damaged, reader, content):
-    weights = damaged / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-10] if CONTENTS[content] is None else CONTENTS[content])
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_missing_and_damaged_weights_are_refused(refusal, damaged, reader, weights):
+    change, message = WEIGHTS[weights]
+    change(damaged / "model.safetensors")
     recipe, words = READERS[reader]
-    message = refusal(recipe, *(words or ["--model_name_or_path"]), "damaged")
-    assert "damaged cannot be loaded as " in message
-
-
-@pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("how", ["no file", "no tensor", "other tensors"])
-def test_model_without_weights_is_refused(refusal, damaged, reader, how):
-    weights = damaged / "model.safetensors"
-    weights.unlink()
-    if how != "no file":
-        save_file({} if how == "no tensor" else {"other": torch.ones(2)}, weights)
-    recipe, words = READERS[reader]
-    message = refusal(recipe, *(words or ["--model_name_or_path"]), "damaged")
-    assert "damaged has no weights of a" in message or "no file named model.safetensors" in message
+    assert re.search(message, refusal(recipe, *(words or ["--model_name_or_path"]), "damaged"))
 
 
 def test_model_to_evaluate_needs_all_its_weights(refusal, damaged):
@@ -140,19 +135,21 @@ def test_model_to_evaluate_needs_all_its_weights(refusal, damaged):
     assert "damaged has no sphere_vision.backbone" in refusal("extract_embeddings", "--model_name_or_path", "damaged")
 
 
-@pytest.mark.parametrize("content", ["", "[1]", "{", "null", '"text"'])
-@pytest.mark.parametrize("recipe", ["reinitialize_layers", "compute_projections"])
-def test_damaged_settings_of_a_run_are_refused(refusal, damaged, recipe, content):
-    (damaged / "run.json").write_text(content)
-    assert "run.json is damaged" in refusal(recipe, "--model_name_or_path", "damaged")
+DESCRIPTIONS = ["", "[1]", '{"model": 3}', '{"dataset": "digits"}', '{"distance": null}']
+DAMAGED = [
+    *[
+        (f"{recipe} --model_name_or_path", "model", "run.json", content)
+        for recipe in ("reinitialize_layers", "compute_projections")
+        for content in ("", "[1]", "{", "null", '"text"')
+    ],
+    *[("evaluate_embeddings --embeddings", "embeddings", "embeddings.json", content) for content in DESCRIPTIONS],
+]
 
 
-@pytest.mark.parametrize("content", ["", "[1]", '{"model": 3}', '{"dataset": "digits"}', '{"distance": null}'])
-def test_damaged_description_of_embeddings_is_refused(refusal, folder, content):
-    shutil.rmtree("damaged", ignore_errors=True)
-    shutil.copytree("embeddings", "damaged")
-    Path("damaged", "embeddings.json").write_text(content)
-    assert "embeddings.json is damaged" in refusal("evaluate_embeddings", "--embeddings", "damaged")
+@pytest.mark.parametrize(("reader", "kind", "file", "content"), DAMAGED)
+def test_damaged_settings_and_descriptions_are_refused(refusal, folder, reader, kind, file, content):
+    (copy_of(kind, folder) / file).write_text(content)
+    assert f"{file} is damaged" in refusal(*reader.split(), "damaged")
 
 
 def test_damaged_progress_of_a_run_is_refused(refusal, folder):
@@ -165,9 +162,11 @@ def test_damaged_progress_of_a_run_is_refused(refusal, folder):
 
 # Options
 
+
 REFUSED = {
     "--dataset_name=": "the name of the dataset must not be empty",
     "--head_kwargs={bias: null}": "option bias of head 'softmax' must be of type bool; got None",
+    "--head=vmf --head_kwargs={num_samples: null}": "option num_samples of head 'vmf' must be of type int; got None",
     "--label_column_name=image": "class labels are integers or names",
     "--image_size=100000": "image_size must be at least 1 and at most 16384; got 100000",
     "--warmup_epochs=inf": "warmup_epochs must be at least 0 and finite; got inf",
@@ -180,26 +179,18 @@ REFUSED = {
     "--occlusion=9": "occlusion 9 exceeds what images of 8 x 8 pixels allow, 8",
     "--backbone=conv4": "conv4",
     "--hub_model_id=a\nb": "Repo id must",
+    "--lr_scheduler_type=multistep --lr_milestones 5 3": "increase; got [5, 3]",
+    "reinitialize_layers --drop=nan": "drop must be at least 0 and at most 1; got nan",
+    "place_prototypes --device=nothing": "nothing",
 }
+"""Messages by options of classification, or of the recipe that comes first."""
 
 
-@pytest.mark.parametrize("option", REFUSED)
-def test_wrong_option_is_refused(refusal, option):
-    assert REFUSED[option] in refusal("train_image_classification", option)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "words", "message"),
-    [
-        ("train_image_classification", "--lr_scheduler_type multistep --lr_milestones 5 3", "increase; got [5, 3]"),
-        ("reinitialize_layers", "--drop nan", "drop must be at least 0 and at most 1; got nan"),
-        ("place_prototypes", "--device nothing", "nothing"),
-    ],
-)
-def test_wrong_options_of_other_recipes_are_refused(refusal, recipe, words, message):
-    assert message in refusal(recipe, *words.split())
-    message = refusal("train_image_classification", "--head", "vmf", "--head_kwargs", "{num_samples: null}")
-    assert "option num_samples of head 'vmf' must be of type int; got None" in message
+@pytest.mark.parametrize("options", REFUSED)
+def test_wrong_options_are_refused(refusal, options):
+    words = re.split(" (?!null)", options)
+    recipe = "train_image_classification" if words[0].startswith("--") else words.pop(0)
+    assert REFUSED[options] in refusal(recipe, *words)
 
 
 @pytest.mark.parametrize("recipe", ["reinitialize_layers", "train_image_classification"])

@@ -1,7 +1,7 @@
 import json
-import signal
-import time
-from dataclasses import replace
+import shutil
+from contextvars import copy_context
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,8 +12,10 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from hf_sphere import SphereVisionForImageClassification
+from hf_sphere.commands.command_line import run_job
 from hf_sphere.data import ImageDataOptions, load_image_data
 from hf_sphere.hyperplanes import ReinitializationRobustness
+from hf_sphere.training import find_task
 from hf_sphere.utils.model_sources import load_classifier
 from hf_sphere.utils.snapshots import list_snapshots
 
@@ -61,18 +63,20 @@ def measured(measure, trained, tmp_path_factory):
     return folder
 
 
-def test_the_trained_model_has_the_accuracy_of_its_run(measured, trained, results_of):
-    result = ReinitializationRobustness.load(measured / "reinitialization.json")
-    assert result.accuracy == pytest.approx(results_of(trained)["eval_accuracy"])
-
-
-def test_every_layer_is_reset_to_every_snapshot_and_random_weights(measured):
-    result = json.loads((measured / "reinitialization.json").read_text())
+def test_every_layer_is_reset_to_every_snapshot_and_random_weights(measured, trained, results_of):
+    names = ("reinitialization", "all_results")
+    result, summary = (json.loads((measured / f"{name}.json").read_text()) for name in names)
+    assert result["accuracy"] == pytest.approx(results_of(trained)["eval_accuracy"])
     assert len(result["layers"]) == 9
     for layer in result["layers"].values():
         assert list(layer["snapshots"]) == ["0", "3", "6"]
         assert layer["snapshots"]["6"] == result["accuracy"]  # the last one changes nothing
         assert len(layer["random"]["values"]) == 2
+    lost = {name: summary["accuracy"] - layer["snapshots"]["0"] for name, layer in result["layers"].items()}
+    assert set(summary["critical_layers"]) == {name for name, drop in lost.items() if drop > 0.05} != set()
+    with Image.open(measured / "reinitialization.png") as image:
+        assert image.width > 500
+    assert "<svg" in (measured / "reinitialization.svg").read_text()[:1000]
 
 
 def test_a_cell_is_the_accuracy_of_the_model_with_that_layer_reset(measured, trained, recipe, parsed, tmp_path):
@@ -156,6 +160,7 @@ def by_hand(corrupted):
 
 @pytest.mark.parametrize("split", ["train", "eval", "validation"])
 @pytest.mark.parametrize("words", [[], ["--seed", "8"]])
+@pytest.mark.settings(split=lambda split: {"split": split}, words=lambda words: {"words": words})
 def test_images_and_labels_are_those_of_the_run(split, words, measure, corrupted, by_hand, tmp_path):
     result = measure(corrupted, tmp_path / "out", "--split", split, "--layers", "linear", "--num_random", "0", *words)
     assert result.accuracy == pytest.approx(by_hand[split])
@@ -171,17 +176,14 @@ def test_the_best_model_of_a_run_uses_the_snapshots_of_the_run(measure, corrupte
     assert len(result.layers["head.linear"].snapshots) == 3
 
 
-def test_a_model_without_a_run_requires_a_dataset(measure, corrupted, tmp_path):
+def test_a_model_without_a_run_requires_a_dataset(measure, recipe, corrupted, tmp_path, monkeypatch):
     for file in ("config.json", "preprocessor_config.json", "model.safetensors"):
         (tmp_path / file).write_bytes((corrupted / file).read_bytes())
     with pytest.raises(ValueError, match="--dataset_name"):
         measure(tmp_path, tmp_path / "out")
-
-
-def test_a_library_model_never_has_a_run(recipe, trained, monkeypatch):
-    monkeypatch.chdir(trained)
+    monkeypatch.chdir(corrupted)
     assert recipe.find_run("timm:test_resnet") is None
-    assert recipe.find_run(".").resolve() == trained
+    assert recipe.find_run(".").resolve() == corrupted
 
 
 def test_max_samples_limits_the_images(measure, trained, tmp_path, capsys):
@@ -220,12 +222,13 @@ def test_results_are_never_written_to_a_model_folder(words, measure, trained):
     assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == before
 
 
-def test_a_run_of_another_task_is_refused(measure, load_recipe, run_quickly, tmp_path):
-    words = ["--dataset_name", "digits", "--max_train_samples", "60", "--train_classes", "5", "--backbone", "lenet9"]
-    words += ["--head", "softmax", "--num_train_epochs", "1", "--max_eval_samples", "60", "--disable_tqdm"]
-    run_quickly(load_recipe("train_image_retrieval"), words)(tmp_path / "retrieval")
+@pytest.mark.parametrize("task", ["retrieval", "few_shot", "regression", "joint"])
+def test_a_run_of_another_task_is_refused(task, measure, trained, tmp_path):
+    run = shutil.copytree(trained, tmp_path / "other")
+    names = [field.name for kind in find_task(task).arguments for field in fields(kind)]
+    (run / "run.json").write_text(json.dumps(dict.fromkeys(names)))
     with pytest.raises(ValueError, match=r"not a run of hf-sphere train classification"):
-        measure(tmp_path / "retrieval", tmp_path / "out")
+        measure(run, tmp_path / "out")
 
 
 def test_results_are_replaced_only_if_requested(measured, measure, trained, tmp_path):
@@ -238,19 +241,6 @@ def test_results_are_replaced_only_if_requested(measured, measure, trained, tmp_
     assert "@random0" in second
 
 
-def test_the_heat_map_can_be_opened(measured):
-    with Image.open(measured / "reinitialization.png") as image:
-        assert image.width > 500
-    assert "<svg" in (measured / "reinitialization.svg").read_text()[:1000]
-
-
-def test_critical_layers_are_listed(measured, capsys):
-    summary = json.loads((measured / "all_results.json").read_text())
-    cells = json.loads((measured / "reinitialization.json").read_text())["layers"]
-    lost = {name: summary["accuracy"] - layer["snapshots"]["0"] for name, layer in cells.items()}
-    assert set(summary["critical_layers"]) == {name for name, drop in lost.items() if drop > 0.05} != set()
-
-
 def test_a_finished_run_is_not_measured_again(measured, measure, trained, monkeypatch, recipe):
     before = (measured / "cells.jsonl").read_text()
     monkeypatch.setattr(recipe, "accuracy", lambda *_: pytest.fail("a model was run"))
@@ -258,7 +248,7 @@ def test_a_finished_run_is_not_measured_again(measured, measure, trained, monkey
     assert (measured / "cells.jsonl").read_text() == before
 
 
-def test_an_interrupted_run_resumes(measured, measure, trained, monkeypatch, recipe, tmp_path):
+def test_an_interrupted_run_resumes(measured, measure, trained, monkeypatch, recipe, tmp_path, capsys, cache):
     whole, calls = recipe.accuracy, []
 
     def stop_at_the_fifth(model, *images):
@@ -267,9 +257,12 @@ def test_an_interrupted_run_resumes(measured, measure, trained, monkeypatch, rec
             raise KeyboardInterrupt
         return whole(model, *images)
 
+    words = ["--model_name_or_path", str(trained), "--output_dir", str(tmp_path / "out"), "--num_random", "2", *cache]
     monkeypatch.setattr(recipe, "accuracy", stop_at_the_fifth)
-    with pytest.raises(KeyboardInterrupt):
-        measure(trained, tmp_path / "out", "--num_random", "2")
+    with pytest.raises(SystemExit) as stop:
+        copy_context().run(run_job, "reinitialize", words)
+    assert stop.value.code == 130
+    assert "Stopped; finished accuracies are saved; the same command" in capsys.readouterr().err
     kept = (tmp_path / "out" / "cells.jsonl").read_text()
     assert kept
     monkeypatch.setattr(recipe, "accuracy", whole)
@@ -306,17 +299,3 @@ def test_a_timm_model_requires_no_snapshots(measure, tmp_path, monkeypatch, reci
     words = ["--dataset_name", "digits", "--max_eval_samples", "20", "--layers", "linear", "--num_random", "2"]
     result = measure("timm:test_resnet", tmp_path / "out", *words)
     assert len(result.layers["fc"].random) == 2
-
-
-@pytest.mark.slow
-def test_ctrl_c_in_a_new_process_keeps_finished_accuracies(start, trained, tmp_path):
-    words = ["--model_name_or_path", trained, "--output_dir", tmp_path / "out", "--num_random", "30"]
-    process = start("-m", "hf_sphere.commands.main", "reinitialize", *words)
-    cells = tmp_path / "out" / "cells.jsonl"
-    while process.poll() is None and not (cells.is_file() and cells.read_text()):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    shown, _ = process.communicate()
-    assert process.returncode == 130, shown
-    assert "Stopped; finished accuracies are saved; the same command" in shown
-    assert cells.read_text()

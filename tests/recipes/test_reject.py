@@ -1,6 +1,7 @@
 """The rejection of unknown images by `hf-sphere train classification --reject` and `hf-sphere reject`."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -8,9 +9,10 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoImageProcessor
+from two_processes import run_two
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
-from hf_sphere.commands import reject
+from hf_sphere.commands import reject, train as commands_train
 from hf_sphere.data.provenance import DataRecord
 from hf_sphere.data.sources import load_splits
 from hf_sphere.training.output_dir import LOCK_FILE
@@ -96,10 +98,13 @@ class TestTraining:
         assert json.loads((trained / "run.json").read_text())["rejection_fraction"] == 0.1
         assert sum(len(part) for part in ids.values()) == 1797 == len(torch.cat([*ids.values()]).unique())
 
-    def test_the_rejection_does_not_depend_on_the_calibration(self, train, trained):
-        calibrated = train("--reject", "0.1", "--validation_fraction", "0.2", "--calibrate", "temperature")
+    def test_the_rejection_does_not_depend_on_the_calibration_and_on_a_resumption(self, train, trained):
+        words = ["--reject", "0.1", "--validation_fraction", "0.2"]
+        calibrated = train(*words, "--calibrate", "temperature", name="calibrated")
         assert SphereVisionConfig.from_pretrained(calibrated).calibration is not None
         assert same(calibrated, trained)
+        train(*words, "--stop_after_steps", "20")
+        assert same(train(*words, "--resume_from_checkpoint", "latest"), trained)
 
     def test_the_rejection_is_that_of_the_best_epoch(self, train, fit):
         words = ["--load_best_model_at_end", "--learning_rate", "1e3", "--num_train_epochs", "3"]
@@ -117,18 +122,16 @@ class TestTraining:
             (["--reject", "0.1", "--eval_split", "train[:30%]"], "reserved for rejection are among the 433 eval"),
             (["--reject", "0.1", "--validation_split", "train[:50%]"], "among the 721 validation images"),
             (["--reject", "0.1", "--shard_classes"], "reject does not apply to num_train_epochs 0 or shard_classes"),
+            *((["--reject", level], "reject must be above 0 and below 1") for level in ("0", "1", "1.5", "-0.1")),
         ],
     )
-    def test_a_rejection_that_cannot_be_fitted_is_refused_before_training(self, train, tmp_path, words, message):
-        with pytest.raises(ValueError, match=message):
+    def test_a_rejection_that_cannot_be_fitted_is_refused_before_training(
+        self, train, tmp_path, words, message, capsys
+    ):
+        with pytest.raises((ValueError, SystemExit)) as refusal:
             train(*words)
+        assert re.search(message, f"{refusal.value} {capsys.readouterr().err}")
         assert not (tmp_path / "run" / "config.json").exists()
-
-    @pytest.mark.parametrize("level", ["0", "1", "1.5", "-0.1"])
-    def test_a_level_is_above_zero_and_below_one(self, train, level, capsys):
-        with pytest.raises(SystemExit):
-            train("--reject", level)
-        assert "reject must be above 0 and below 1" in capsys.readouterr().err
 
     def test_evaluation_keeps_the_rejection_of_a_saved_model_and_training_removes_it(self, train, trained, results_of):
         evaluated = train("--num_train_epochs", "0", *self.start(trained), name="evaluated")
@@ -152,29 +155,20 @@ class TestTraining:
 
 
 class TestResuming:
-    def test_a_resumed_run_has_the_rejection_of_an_uninterrupted_one(self, train, trained):
-        words = ["--reject", "0.1", "--validation_fraction", "0.2"]
-        train(*words, "--stop_after_steps", "20")
-        assert same(train(*words, "--resume_from_checkpoint", "latest"), trained)
-
-    def test_images_that_the_earlier_part_was_trained_on_are_refused(self, train):
-        train("--stop_after_steps", "20")
+    def test_images_that_the_earlier_part_was_trained_on_and_a_run_without_a_record_are_refused(self, train):
+        folder, resume = train("--stop_after_steps", "2"), ["--resume_from_checkpoint", "latest"]
+        trained_on = r"145 of the 145 images reserved .* are among the 1,442 training images"
         for words in (["--reject", "0.1"], ["--reject", "0.1", "--seed", "1"]):
-            with pytest.raises(
-                ValueError, match=r"145 of the 145 images reserved .* are among the 1,442 training images"
-            ):
-                train(*words, "--resume_from_checkpoint", "latest")
+            with pytest.raises(ValueError, match=trained_on):
+                train(*words, *resume)
+        (folder / RECORD).unlink()
+        with pytest.raises(ValueError, match=r"the images of the run to resume, in .* are not recorded"):
+            train("--reject", "0.1", *resume)
 
     def test_the_record_has_the_training_images_of_all_parts(self, train):
         train("--train_split", "train[:50%]", "--num_train_epochs", "1")
         folder = train("--train_split", "train[50%:]", "--resume_from_checkpoint", "latest")
         assert len(DataRecord.read(folder).ids["train"]) == 1442
-
-    def test_a_run_without_a_record_is_refused(self, train):
-        folder = train("--stop_after_steps", "20")
-        (folder / "training_data.json").unlink()
-        with pytest.raises(ValueError, match=r"the images of the run to resume, in .* are not recorded"):
-            train("--reject", "0.1", "--resume_from_checkpoint", "latest")
 
 
 class TestCommand:
@@ -184,7 +178,7 @@ class TestCommand:
         assert "split train, reserved by its training: 145 images of 10 classes" in printed
         assert "(AUROC against classes left out in turn, a proxy)" in printed
 
-    def test_a_new_folder_has_all_files_of_the_model(self, trained, fit, tmp_path):
+    def test_a_new_folder_has_all_files_of_the_model(self, trained, fit):
         folder = fit(trained, "--level", "0.2", "--score", "energy")
         names = {path.name for path in folder.iterdir() if path.name[0] != "."}
         assert names == {*("config.json", "model.safetensors", "preprocessor_config.json"), "README.md", RECORD}
@@ -194,6 +188,11 @@ class TestCommand:
         assert "eval_rejected" not in card  # of the rejection of the training
         assert f'"{folder}"' not in card
         assert 'model_id = "rejecting"' in card
+
+    def test_the_share_of_unknown_images_is_measured(self, trained, fit, capsys):
+        folder = fit(trained, "--unknown", "two_clusters")
+        measured = SphereVisionConfig.from_pretrained(folder).rejection["unknown"]
+        assert f"unknown   {100 * measured['rejected']:.1f} % of 200 images are rejected" in capsys.readouterr().out
 
     def test_a_model_is_changed_in_place_with_its_other_files_and_record(self, plain, fit_in_place, tmp_path):
         folder = copied(plain, tmp_path)
@@ -233,11 +232,6 @@ class TestCommand:
         assert (of_threes[:, 3] > 0.1).float().mean() > 0.8
         assert (of_threes[:, 0] > 0.1).float().mean() < 0.2
 
-    def test_the_share_of_unknown_images_is_measured(self, trained, fit, capsys):
-        folder = fit(trained, "--unknown", "two_clusters")
-        measured = SphereVisionConfig.from_pretrained(folder).rejection["unknown"]
-        assert f"unknown   {100 * measured['rejected']:.1f} % of 200 images are rejected" in capsys.readouterr().out
-
     @pytest.mark.parametrize(
         ("words", "message"),
         [
@@ -252,42 +246,32 @@ class TestCommand:
             (["--by_class"], "level 0.05 needs 19 images.* of each class"),
             (["--score", "enrgy"], "score must be one of auto, max_softmax"),
             (["--score", "concentration"], "the score concentration needs concentrations"),
+            *((["--level", level], "level must be") for level in ("0", "1", "-1", "nan")),
         ],
     )
-    def test_images_and_options_that_do_not_fit_are_refused(self, trained, fit, tmp_path, words, message):
-        with pytest.raises((ValueError, OSError), match=message):
+    def test_images_and_options_that_do_not_fit_are_refused(self, trained, fit, tmp_path, words, message, capsys):
+        with pytest.raises((ValueError, OSError, SystemExit)) as refusal:
             fit(trained, *words)
+        assert re.search(message, f"{refusal.value} {capsys.readouterr().err}")
         assert not (tmp_path / "rejecting").exists()
 
-    @pytest.mark.parametrize("level", ["0", "1", "-1", "nan"])
-    def test_a_level_is_above_zero_and_below_one(self, trained, fit, level, capsys):
-        with pytest.raises(SystemExit):
-            fit(trained, "--level", level)
-        assert "level must be" in capsys.readouterr().err
-
-    def test_an_unreadable_image_is_refused(self, plain, fit_in_place, tmp_path):
-        folder, images = copied(plain, tmp_path), tmp_path / "images" / "3"
-        images.mkdir(parents=True)
-        Image.new("L", (8, 8)).save(images / "a.png")
-        (images / "b.png").write_bytes(b"no image")
-        before = (folder / "config.json").read_bytes()
-        words = ["--images", images.parent, "--score", "energy", "--level", "0.6"]
-        with pytest.raises(ValueError, match=r"b\.png.*--skip_unreadable_images"):
-            fit_in_place(folder, *words)
-        assert (folder / "config.json").read_bytes() == before
-        fit_in_place(folder, *words, "--skip_unreadable_images")
-        assert SphereVisionConfig.from_pretrained(folder).rejection["num_images"] == 1
-
-    def test_images_without_labels_suffice_for_a_named_score(self, plain, fit_in_place, tmp_path, capsys):
+    def test_an_unreadable_image_is_refused_and_labels_are_needed_to_choose(
+        self, plain, fit_in_place, tmp_path, capsys
+    ):
         folder, images = copied(plain, tmp_path), tmp_path / "images"
         images.mkdir()
         for row in range(3):
             Image.new("L", (8, 8), 80 * row).save(images / f"{row}.png")
-        words = ["--images", images, "--level", "0.3"]
+        before, words = (folder / "config.json").read_bytes(), ["--images", images, "--level", "0.3"]
         with pytest.raises(ValueError, match=r"needs labels .* A score such as energy needs none"):
             fit_in_place(folder, *words)
-        fit_in_place(folder, *words, "--score", "energy")
+        (images / "b.png").write_bytes(b"no image")
+        with pytest.raises(ValueError, match=r"b\.png.*--skip_unreadable_images"):
+            fit_in_place(folder, *words, "--score", "energy")
+        assert (folder / "config.json").read_bytes() == before
+        fit_in_place(folder, *words, "--score", "energy", "--skip_unreadable_images")
         assert "3 images without labels" in capsys.readouterr().out
+        assert SphereVisionConfig.from_pretrained(folder).rejection["num_images"] == 3
 
     def test_a_folder_with_files_is_not_replaced(self, trained, fit, tmp_path):
         (tmp_path / "rejecting").mkdir()
@@ -296,15 +280,15 @@ class TestCommand:
             fit(trained)
 
     def test_a_folder_is_locked_before_the_model_is_loaded(self, plain, fit_in_place, tmp_path, monkeypatch):
-        folder, is_locked = copied(plain, tmp_path), []
+        folder = copied(plain, tmp_path)
 
-        def load(name, encoder=reject.search.ImageEncoder):
-            is_locked.append((folder / LOCK_FILE).exists())
-            return encoder(name)
+        def load(name):
+            assert (folder / LOCK_FILE).exists()
+            raise ValueError("loaded")
 
         monkeypatch.setattr(reject.search, "ImageEncoder", load)
-        fit_in_place(folder, "--images", "digits", "--split", "train[700:]", "--score", "energy")
-        assert is_locked == [True]
+        with pytest.raises(ValueError, match="loaded"):
+            fit_in_place(folder, "--images", "digits", "--split", "train[700:]", "--score", "energy")
 
     def test_a_model_of_the_hub_needs_an_output_folder(self, fit_in_place):
         with pytest.raises(FileNotFoundError, match="is not a folder to write to; name a new one with --output_dir"):
@@ -319,17 +303,13 @@ class TestCommand:
             fit(folder)
 
 
-def test_the_commands_work_in_processes(start, tmp_path, cache, trained):
-    words = [*QUICK, *cache, "--reject", "0.1", "--output_dir", tmp_path / "two"]
-    launched = start("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "-m",
-                     "hf_sphere.commands.train", "classification", *words)  # fmt: skip
-    printed, _ = launched.communicate(timeout=200)
-    assert launched.returncode == 0, printed
-    assert printed.count("rejection  score") == 1
-    again = start("-m", "hf_sphere.commands.main", "reject", "--model_name_or_path", tmp_path / "two",
-                  "--images", "digits", "--level", "0.1", "--output_dir", tmp_path / "one")  # fmt: skip
-    printed, _ = again.communicate(timeout=200)
-    assert again.returncode == 0, printed
-    assert "Traceback" not in printed
-    first, second = buffers(tmp_path / "one"), buffers(tmp_path / "two")
+def train_in_one_of_two(rank: int, words: list[str]) -> None:
+    commands_train.main(["classification", *words])
+
+
+def test_a_model_of_two_processes_has_the_rejection_that_the_command_fits(fit, cache, tmp_path):
+    words = [*QUICK, *cache, "--reject", "0.1", "--output_dir", str(tmp_path / "two")]
+    printed = run_two(train_in_one_of_two, words)
+    assert "".join(printed).count("rejection  score") == 1
+    first, second = buffers(fit(tmp_path / "two", "--level", "0.1")), buffers(tmp_path / "two")
     assert all(torch.allclose(first[name], second[name], atol=1e-4) for name in first | second)

@@ -37,8 +37,33 @@ def test_snapshots_of_the_initial_requested_and_last_epochs_are_kept_and_identif
     assert json.loads((finished / "run.json").read_text())["corruption_seed"] is None
 
 
-def test_a_run_keeps_no_snapshots_by_default(train):
-    assert not (train() / SNAPSHOT_FOLDER).exists()
+def test_resuming_a_finished_run_leaves_its_snapshots_unchanged_and_no_other_run_overwrites_them(
+    finished, train, tmp_path
+):
+    folder = shutil.copytree(finished, tmp_path / "run")
+    before = [snapshot.path.read_bytes() for snapshot in list_snapshots(folder)]
+    train(*KEPT, "--resume_from_checkpoint", "latest")
+    assert [snapshot.path.read_bytes() for snapshot in list_snapshots(folder)] == before
+    for path in folder.iterdir():
+        if path.name != SNAPSHOT_FOLDER:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(FileExistsError, match=SNAPSHOT_FOLDER):
+        train()
+    assert epochs_of(folder) == [0, 1, 4, 5]
+
+
+@pytest.mark.parametrize("name", ["accuracy", "validation_accuracy", "train_acuracy", "eval_r2"])
+def test_an_unknown_metric_is_refused_before_anything_is_replaced(name, finished, train, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "run")
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    with pytest.raises(ValueError, match=rf"one of eval_accuracy, eval_loss, train_accuracy, train_loss; got '{name}'"):
+        train("--metric_for_best_model", name, "--overwrite_output_dir")
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_a_corruption_seed_without_corruption_is_refused(train):
+    with pytest.raises(SystemExit):
+        train("--corruption_seed", "3")
 
 
 def test_resuming_from_an_earlier_checkpoint_removes_later_snapshots(train):
@@ -47,26 +72,18 @@ def test_resuming_from_an_earlier_checkpoint_removes_later_snapshots(train):
     assert epochs_of(folder) == [0, 1, 3]
 
 
-def test_the_best_epoch_can_be_chosen_by_a_training_metric(train, results_of):
-    results = results_of(train("--metric_for_best_model", "train_loss", "--load_best_model_at_end"))
+def test_the_best_epoch_can_be_chosen_by_a_training_metric_and_no_snapshots_are_kept(train, results_of):
+    results = results_of(folder := train("--metric_for_best_model", "train_loss", "--load_best_model_at_end"))
     best = min(results["history"], key=lambda entry: entry["train_loss"])
     assert results["best_train_loss"] == best["train_loss"]
     assert results["best_epoch"] == best["epoch"]
+    assert not (folder / SNAPSHOT_FOLDER).exists()
 
 
 def test_a_run_stops_early_when_the_training_loss_plateaus(train, results_of):
     still = ["--learning_rate", "0", "--early_stopping_patience", "2", "--metric_for_best_model", "train_loss"]
     results = results_of(train(*still, "--num_train_epochs", "9"))
     assert results["epoch"] == results["best_epoch"] + 2 < 9
-
-
-@pytest.mark.parametrize("name", ["accuracy", "validation_accuracy", "train_acuracy", "eval_r2"])
-def test_an_unknown_metric_is_refused_before_anything_is_replaced(name, train):
-    folder = train(*KEPT)
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    with pytest.raises(ValueError, match=rf"one of eval_accuracy, eval_loss, train_accuracy, train_loss; got '{name}'"):
-        train("--metric_for_best_model", name, "--overwrite_output_dir")
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 
 def test_resuming_with_another_metric_restarts_the_choice_of_the_best_epoch(train, results_of):
@@ -82,28 +99,6 @@ def test_the_corruption_seed_is_saved_with_the_run_and_kept_when_it_is_resumed(t
     for words in (["--seed", "7", "--num_train_epochs", "2"], ["--seed", "8", "--resume_from_checkpoint", "latest"]):
         folder = train("--label_noise", "0.5", *words)
         assert json.loads((folder / "run.json").read_text())["corruption_seed"] == 7
-
-
-def test_snapshots_without_a_model_are_not_overwritten_by_default(train):
-    folder = train(*KEPT)
-    for path in folder.iterdir():
-        if path.name != SNAPSHOT_FOLDER:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    with pytest.raises(FileExistsError, match=SNAPSHOT_FOLDER):
-        train()
-    assert epochs_of(folder) == [0, 1, 4, 5]
-
-
-def test_resuming_a_finished_run_leaves_its_snapshots_unchanged(train):
-    folder = train(*KEPT)
-    before = [snapshot.path.read_bytes() for snapshot in list_snapshots(folder)]
-    train(*KEPT, "--resume_from_checkpoint", "latest")
-    assert [snapshot.path.read_bytes() for snapshot in list_snapshots(folder)] == before
-
-
-def test_a_corruption_seed_without_corruption_is_refused(train):
-    with pytest.raises(SystemExit):
-        train("--corruption_seed", "3")
 
 
 def test_random_labels_are_memorized_without_generalizing(train, results_of):

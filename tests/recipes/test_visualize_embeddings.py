@@ -17,7 +17,6 @@ from datasets import Dataset
 from hf_sphere.search.store import embeddings_writer, read_embeddings
 
 pytest.importorskip("matplotlib")
-COMMAND = ("-m", "hf_sphere.commands.main", "visualize")
 HAS_PLOTLY = importlib.util.find_spec("plotly") is not None
 needs_plotly = pytest.mark.skipif(not HAS_PLOTLY, reason="plotly is not installed")
 
@@ -108,18 +107,17 @@ def test_two_dimensions_are_drawn_on_the_circle_and_more_on_the_sphere(dim, word
     assert {path.name for path in folder.glob("*.png")} == {name}
 
 
-def test_lengths_changes_the_figure_of_the_plane(draw, tmp_path):
-    own = write(tmp_path / "own", *clusters(2))
-    rose = (draw(own, "--pictures", "sphere") / "circle.png").read_bytes()
-    plane = draw(own, "--pictures", "sphere", "--lengths", "--overwrite_output_dir") / "circle.png"
-    assert plane.read_bytes() != rose
-
-
-@needs_plotly
-def test_the_page_shows_images_by_default(draw, embeddings):
-    with_images = (draw(embeddings, "--pictures", "interactive") / "sphere.html").stat().st_size
-    words = ("--pictures", "interactive", "--no_thumbnails", "--overwrite_output_dir")
-    assert (draw(embeddings, *words) / "sphere.html").stat().st_size < with_images
+def test_lengths_and_directions_change_the_figure_and_images_the_page(draw, embeddings, tmp_path):
+    plane = write(tmp_path / "own", *clusters(2))
+    for folder, picture, file, option in (
+        (plane, "sphere", "circle.png", "--lengths"),
+        (embeddings, "sphere", "sphere.png", "--no_directions"),
+        *([(embeddings, "interactive", "sphere.html", "--no_thumbnails")] if HAS_PLOTLY else []),
+    ):
+        words = ("--pictures", picture, "--overwrite_output_dir")
+        before, after = ((draw(folder, *words, *more) / file).read_bytes() for more in ((), (option,)))
+        assert before != after
+        assert option != "--no_thumbnails" or len(after) < len(before)
 
 
 @needs_plotly
@@ -133,16 +131,13 @@ def test_the_page_has_the_texts_of_a_table_of_embeddings(draw, tmp_path):
     assert content["texts"] == [f"sentence {row}" for row in range(5)] + [""]
 
 
-def test_class_directions_are_drawn_by_default(draw, embeddings):
-    with_directions = (draw(embeddings, "--pictures", "sphere") / "sphere.png").read_bytes()
-    words = ("--pictures", "sphere", "--no_directions", "--overwrite_output_dir")
-    assert (draw(embeddings, *words) / "sphere.png").read_bytes() != with_directions
-
-
-def test_the_gallery_is_drawn_with_several_embeddings(draw, tmp_path):
+def test_the_gallery_is_drawn_with_several_embeddings_of_the_same_classes(draw, embeddings, tmp_path):
     both = [write(tmp_path / name, *clusters(dim)) for name, dim in (("one", 3), ("other", 5))]
-    folder = draw(both[0], "--beside", both[1])
+    with pytest.raises(ValueError, match=r"different classes \(0, 1, 2.* and a, b, c\), but one legend in a gall"):
+        draw(both[0], "--beside", embeddings)
+    folder = draw(both[0], "--beside", both[1], "--pictures", "gallery", "--max_samples", "50")
     assert (folder / "gallery.png").is_file()
+    assert results_of(folder)["num_embeddings"] == 50
 
 
 # Metrics
@@ -193,19 +188,17 @@ def test_undefined_metrics_are_noted_and_the_rest_is_computed(labels, missing, d
     assert capsys.readouterr().out.count("Note: no ") == len(missing) + 1
 
 
-def test_max_samples_limits_the_embeddings(draw, embeddings):
-    assert results_of(draw(embeddings, "--pictures", "angles", "--max_samples", 50))["num_embeddings"] == 50
-
-
 # Errors and missing parts
 
 
 def test_existing_figures_are_not_replaced_by_default(draw, tmp_path):
-    own = write(tmp_path / "own", *clusters(3))
-    draw(own, "--pictures", "sphere")
+    own, words = write(tmp_path / "own", *clusters(3)), ["--pictures", "angles"]
+    (tmp_path / "pictures").mkdir()
+    for name in ("sphere.png", "all_results.json"):
+        (tmp_path / "pictures" / name).write_text("{}")
     with pytest.raises(FileExistsError, match="overwrite_output_dir"):
-        draw(own, "--pictures", "sphere")
-    folder = draw(own, "--pictures", "angles", "--overwrite_output_dir")
+        draw(own, *words)
+    folder = draw(own, *words, "--overwrite_output_dir")
     assert {path.name for path in folder.glob("*.png")} == {"angles.png"}
 
 
@@ -228,11 +221,6 @@ def test_embeddings_that_cannot_be_drawn_are_refused_before_anything_is_written(
     with pytest.raises(ValueError, match=message):
         draw(write(tmp_path / "own", points, labels), "--pictures", "sphere", *words)
     assert not (tmp_path / "pictures").exists()
-
-
-def test_a_gallery_requires_the_same_classes(draw, embeddings, tmp_path):
-    with pytest.raises(ValueError, match=r"different classes \(0, 1, 2.* and a, b, c\), but one legend in a gall"):
-        draw(write(tmp_path / "own", *clusters(3)), "--beside", embeddings)
 
 
 @pytest.mark.parametrize(
@@ -261,28 +249,16 @@ def test_a_missing_extra_is_noted_or_an_error_if_its_figure_is_requested(draw, t
 
 
 @needs_plotly
-def test_a_missing_dataset_or_model_omits_only_the_thumbnails_or_directions(draw, embeddings, tmp_path, capsys):
+def test_a_missing_dataset_or_model_and_other_classes_omit_only_thumbnails_or_directions(
+    draw, embeddings, tmp_path, capsys
+):
     moved = write(tmp_path / "own", *clusters(3))
     write_about(moved, embeddings, dataset=str(tmp_path / "gone"), model=str(tmp_path / "gone"))
     folder = draw(moved, "--pictures", "interactive", "sphere")
-    assert (folder / "sphere.html").is_file()
-    assert (folder / "sphere.png").is_file()
+    assert {"sphere.html", "sphere.png"} <= {path.name for path in folder.iterdir()}
     printed = capsys.readouterr().out
     assert "Note: no thumbnails" in printed
     assert "Note: no directions of the classes" in printed
-
-
-def test_directions_of_other_classes_are_omitted(draw, embeddings, run_of_digits, tmp_path, capsys):
-    other = write(tmp_path / "own", *clusters(3))
-    write_about(other, embeddings)
-    draw(other, "--pictures", "sphere")
+    write_about(moved, embeddings, model=json.loads((embeddings / "embeddings.json").read_text())["model"])
+    draw(moved, "--pictures", "sphere", "--overwrite_output_dir")
     assert "the data and the model have different classes" in capsys.readouterr().out
-
-
-def test_the_script_runs_as_a_separate_process(start, embeddings, tmp_path):
-    words = ("--embeddings", embeddings, "--output_dir", tmp_path / "pictures", "--pictures", "sphere", "angles")
-    process = start(*COMMAND, *words)
-    text, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, text
-    assert text.count("drew") == 2
-    assert math.isfinite(results_of(tmp_path / "pictures")["uniformity"])
