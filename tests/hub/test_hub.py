@@ -33,8 +33,9 @@ def folder(tmp_path_factory) -> Path:
 def run_client(hub: Hub, folder: Path, *words: object) -> str:
     own = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
     own |= {"HF_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "NO_PROXY": "*"}
-    command, options = [sys.executable, CLIENT, *words], {"env": os.environ | own, "hugging_face": False}
-    ended = run_fresh(command, capture_output=True, text=True, timeout=600, **options)
+    ended = run_fresh(
+        [sys.executable, CLIENT, *words], capture_output=True, text=True, timeout=600, env=os.environ | own
+    )
     printed = ended.stdout + ended.stderr
     assert ended.returncode == 0, printed
     return printed

@@ -73,31 +73,24 @@ def test_heads_optimizers_tasks_and_placement_methods_are_used_by_name(model, fo
 OUTPUTS = ("own-head", "parity", "prototypes/5-3")
 
 
-def test_a_saved_model_names_the_module_of_its_head_and_one_of_the_library_none(model):
+def test_a_saved_model_and_its_card_name_the_module_of_its_head_and_one_of_the_library_none(model):
     assert json.loads((model / "config.json").read_text())["requires_import"] == ["my_head"]
     assert "requires_import" not in SphereVisionConfig(head="vmf").to_dict()
-
-
-def test_the_snippets_of_the_card_begin_with_the_import_which_its_command_has(model):
     blocks = code_blocks.read_page(model / "README.md")[1]
     assert {b.code.splitlines()[0] for b in blocks if b.language == "python"} == {"import my_head"}
     assert "--import=my_head" in (model / "README.md").read_text()
 
 
-def test_the_model_is_loaded_in_python_after_the_import(model, folder, here, monkeypatch):
-    monkeypatch.syspath_prepend(folder)
-    importlib.import_module("my_head")
-    assert type(SphereVisionForImageClassification.from_pretrained(model).head).__name__ == "ScaledCosineHead"
-
-
 NAMES_BOTH_WAYS = r"head 'scaled_cosine'.*`import my_head` before loading in Python, or pass --import my_head to"
 
 
-def test_the_error_in_python_names_the_module_and_does_not_import_it(model, folder, here, monkeypatch):
+def test_the_error_in_python_names_the_module_after_whose_import_the_model_is_loaded(model, folder, here, monkeypatch):
     monkeypatch.syspath_prepend(folder)
     with pytest.raises(ValueError, match=NAMES_BOTH_WAYS):
         SphereVisionForImageClassification.from_pretrained(model)
     assert "my_head" not in sys.modules
+    importlib.import_module("my_head")
+    assert type(SphereVisionForImageClassification.from_pretrained(model).head).__name__ == "ScaledCosineHead"
 
 
 @pytest.mark.parametrize(
@@ -121,10 +114,22 @@ def test_a_run_resumes_with_the_modules(folder):
     assert "epoch 2/3" not in resumed.stdout
 
 
+LAUNCH = """
+import forked
+from accelerate.commands import launch
+from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+subprocess_handler.Popen = forked.Forked
+launch.main()
+"""
+
+
 def test_several_processes_are_started_as_a_module_and_each_imports_the_modules(folder):
-    launcher = (sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2")
+    launcher = (sys.executable, "-P", "-c", LAUNCH, "--multi_gpu", "--num_processes", "2", "--num_machines", "1")
     words = [*COMMANDS[0][1:-1], "outputs/two", "--max_train_samples", "200"]
-    ended = run(folder, "-m", "hf_sphere.commands.train", *words, launcher=launcher, HF_SPHERE_IMPORT="my_head")
+    path = os.pathsep.join(filter(None, sys.path))
+    given = {"launcher": launcher, "HF_SPHERE_IMPORT": "my_head", "PYTHONPATH": path}
+    ended = run(folder, "-m", "hf_sphere.commands.train", *words, **given)
     assert (folder / "outputs" / "two" / "model.safetensors").exists(), ended.stderr
     card = (folder / "outputs" / "two" / "README.md").read_text()
     assert "| num_processes | 2 |" in card
@@ -135,29 +140,24 @@ def test_several_processes_are_started_as_a_module_and_each_imports_the_modules(
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "names", "returned"),
     [
-        ["--import", "empty_one", "--dim", "3"],
-        ["--dim", "3", "--import=empty_one"],
-        ["--import", "empty_one", "--dim", "3", "--import", "empty_one"],
+        (["--import", "empty_1", "--dim", "3"], "", ["--dim", "3", "--import=empty_1"]),
+        (["--dim", "3", "--import=empty_1"], "", ["--dim", "3", "--import=empty_1"]),
+        (["--import", "empty_1", "--dim", "3", "--import", "empty_1"], "", ["--dim", "3", "--import=empty_1"]),
+        (["--dim", "3"], "", ["--dim", "3"]),
+        ([], "empty_1, empty_2", ["--import=empty_1", "--import=empty_2"]),
     ],
 )
-def test_the_option_can_stand_anywhere(words, here):
-    (here / "empty_one.py").touch()
-    assert import_modules(words) == ["--dim", "3", "--import=empty_one"]
-    assert "empty_one" in sys.modules
-
-
-def test_the_environment_variable_has_several_names(here, monkeypatch):
-    for name in ("empty_one", "empty_two"):
+@pytest.mark.settings(words=lambda words: {"words": words})
+def test_the_option_can_stand_anywhere_and_the_environment_names_several(words, names, returned, here, monkeypatch):
+    for name in ("empty_1", "empty_2"):
         (here / f"{name}.py").touch()
-    monkeypatch.setenv("HF_SPHERE_IMPORT", "empty_one, empty_two")
-    assert import_modules([]) == ["--import=empty_one", "--import=empty_two"]
-
-
-def test_the_path_is_unchanged_without_modules(here):
-    import_modules(["--dim", "3"])
-    assert str(here) not in sys.path
+    monkeypatch.setenv("HF_SPHERE_IMPORT", names)
+    assert import_modules(words) == returned
+    imported = {word.removeprefix("--import=") for word in returned if word.startswith("--import")}
+    assert {"empty_1", "empty_2"} & sys.modules.keys() == imported
+    assert (str(here) in sys.path) == bool(imported)
 
 
 def test_a_package_can_have_relative_imports(here):
@@ -237,12 +237,9 @@ def test_only_valid_names_of_a_file_are_shown(kind):
         kind.from_dict({"head": "theirs", "requires_import": names})
 
 
-def test_the_module_of_a_backbone_is_named():
+def test_the_module_of_a_backbone_is_named_and_not_saved_again():
     with pytest.raises(ValueError, match=r"unknown backbone 'theirs'.*`import their_module`"):
         SphereVisionConfig.from_dict({"backbone": "theirs", "requires_import": ["their_module"]})
-
-
-def test_names_of_a_file_are_not_saved_again():
     config = SphereVisionConfig.from_dict({"head": "vmf", "requires_import": ["their_module"]})
     assert "requires_import" not in config.to_dict()
 
