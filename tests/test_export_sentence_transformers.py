@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import ViTConfig, ViTImageProcessor, ViTModel
+from transformers import AutoTokenizer, ViTConfig, ViTImageProcessor, ViTModel
 
 from hf_sphere import SphereBertModel, SphereViTConfig, SphereViTModel
 from hf_sphere.commands import export as command
@@ -58,37 +58,51 @@ def read(path: Path) -> dict[str, str]:
     return runtime.InferenceSession(path).get_modelmeta().custom_metadata_map
 
 
+@pytest.fixture
+def spherized(folder, tmp_path) -> str:
+    """Folder of a spherized encoder and its tokenizer."""
+    SphereBertModel.from_pretrained(folder).save_pretrained(tmp_path / "encoder")
+    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "encoder")
+    return str(tmp_path / "encoder")
+
+
 MODES = ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
-CHAINS: dict[str, Any] = {
-    "every pooling": lambda: ([], MODES),
-    "dense": lambda: ([Dense(32, 12), Normalize()], "cls"),
-    "centered": lambda: (
-        [Spherize(32, delta=0.1), Dense(33, 33, activation_function=None, init_bias=-torch.rand(33)), Normalize()],
-        "mean",
-    ),
-}
 
 
-@pytest.mark.parametrize("chain", list(CHAINS))
-def test_file_returns_the_embeddings_of_the_whole_chain_at_any_batch_size_and_length(chain, folder, tmp_path):
-    modules, pooling = CHAINS[chain]()
-    model, path = build(folder, *modules, pooling=pooling), tmp_path / "model.onnx"
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_file_returns_the_embeddings_of_the_whole_chain_at_any_batch_size_and_length(side, spherized, tmp_path):
+    dense = Dense(33, 33, activation_function=None, init_bias=-torch.rand(33))
+    model, path = build(spherized, Spherize(32, delta=0.1), dense, Normalize()).train(), tmp_path / "new" / "model.onnx"
+    model.tokenizer.truncation_side = side
+    model.preprocess(TEXTS)  # sets the truncation
+    before = model.tokenizer.backend_tokenizer.to_str()
     export_onnx(model, path)
+    assert model.tokenizer.backend_tokenizer.to_str() == before
+    assert model.training
     for texts in (TEXTS[:1], TEXTS, [" ".join(TEXTS)] * 5):  # the last is longer than max_seq_length
         np.testing.assert_allclose(run_file(path, texts), model.encode(texts), rtol=0.0, atol=1e-4)
-    assert [*tmp_path.iterdir()] == [path]
+    assert [*path.parent.iterdir()] == [path]
 
 
-def test_file_of_a_spherized_encoder_returns_its_embeddings(folder, tmp_path):
-    SphereBertModel.from_pretrained(folder).save_pretrained(tmp_path / "encoder")
-    transformers = pytest.importorskip("transformers")
-    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "encoder")
-    model = build(str(tmp_path / "encoder"), Spherize(32))
-    export_onnx(model, tmp_path / "model.onnx")
-    np.testing.assert_allclose(run_file(tmp_path / "model.onnx", TEXTS), model.encode(TEXTS), rtol=0.0, atol=1e-4)
+def test_file_of_every_pooling_has_the_settings_that_its_user_needs(folder, tmp_path):
+    prompts = {"query": "search: ", "document": ""}
+    options = {"prompts": prompts, "default_prompt_name": "query", "truncate_dim": 12, "similarity_fn_name": "dot"}
+    model = build(folder, Dense(32 * len(MODES), 16), Normalize(), pooling=MODES, **options)
+    export_onnx(model, tmp_path / "model.onnx", {"license": "mine"})
+    metadata = read(tmp_path / "model.onnx")
+    settings = json.loads(metadata["embedding"])
+    assert [module["type"] for module in settings["modules"]] == ["Transformer", "Pooling", "Dense", "Normalize"]
+    assert [*settings["modules"][1]["pooling_mode"]] == MODES
+    expected = {"dimension": 12, "max_seq_length": 8, "similarity": "dot", "default_prompt_name": "query"}
+    assert {name: settings[name] for name in expected} == expected
+    assert settings["prompts"] == prompts
+    assert metadata["license"] == "mine"
+    texts = [prompts["query"] + text for text in TEXTS]
+    found = run_file(tmp_path / "model.onnx", texts)
+    np.testing.assert_allclose(found, model.encode_query(TEXTS), rtol=0.0, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["vit", "sphere_vit"])
+@pytest.mark.parametrize("kind", ["sphere_vit", "vit"])
 def test_file_of_an_image_encoder_returns_its_embeddings_and_states_its_preprocessing(kind, tmp_path):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
     sizes |= {"image_size": 16, "patch_size": 8, "num_channels": 1}
@@ -105,55 +119,7 @@ def test_file_of_an_image_encoder_returns_its_embeddings_and_states_its_preproce
     embeddings = runtime.InferenceSession(path).run(["sentence_embedding"], {"pixel_values": pixels})[0]
     np.testing.assert_allclose(embeddings, model.encode(images), rtol=0.0, atol=1e-4)
     assert json.loads(read(path)["preprocessing"])["image_std"] == [0.25]
-    with pytest.raises(ValueError, match="int8 is for text models"):
-        export_onnx(model, path, int8=True)
-
-
-def test_metadata_has_the_settings_that_a_user_of_the_file_needs(folder, tmp_path):
-    prompts = {"query": "search: ", "document": ""}
-    options = {"prompts": prompts, "default_prompt_name": "query", "truncate_dim": 12, "similarity_fn_name": "dot"}
-    model, path = build(folder, Normalize(), pooling="cls", **options), tmp_path / "model.onnx"
-    export_onnx(model, path, {"license": "mine"})
-    metadata = read(path)
-    settings = json.loads(metadata["embedding"])
-    assert [module["type"] for module in settings["modules"]] == ["Transformer", "Pooling", "Normalize"]
-    assert settings["modules"][1]["pooling_mode"] == "cls"
-    expected = {"dimension": 12, "max_seq_length": 8, "similarity": "dot", "default_prompt_name": "query"}
-    assert {name: settings[name] for name in expected} == expected
-    assert settings["prompts"] == prompts
-    assert metadata["license"] == "mine"
-    texts = [prompts["query"] + text for text in TEXTS]
-    np.testing.assert_allclose(run_file(path, texts), model.encode_query(TEXTS), rtol=0.0, atol=1e-4)
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_the_tokenizer_of_the_file_truncates_on_the_side_of_the_model(side, folder, tmp_path):
-    model = build(folder)
-    model.tokenizer.truncation_side = side
-    export_onnx(model, tmp_path / "model.onnx")
-    longer = [" ".join(TEXTS)]
-    np.testing.assert_allclose(run_file(tmp_path / "model.onnx", longer), model.encode(longer), rtol=0.0, atol=1e-4)
-
-
-def test_export_changes_neither_tokenizer_nor_mode(folder, tmp_path):
-    model = build(folder).train()
-    model.preprocess(TEXTS)  # sets the truncation
-    before = model.tokenizer.backend_tokenizer.to_str()
-    export_onnx(model, tmp_path / "model.onnx")
-    assert model.tokenizer.backend_tokenizer.to_str() == before
-    assert model.training
-
-
-def test_int8_file_is_smaller_and_keeps_directions(folder, tmp_path):
-    model = build(folder, Normalize())
-    export_onnx(model, tmp_path / "float.onnx")
-    export_onnx(model, tmp_path / "int8.onnx", int8=True)
-    sizes = [(tmp_path / f"{name}.onnx").stat().st_size for name in ("float", "int8")]
-    tokenizer = len(read(tmp_path / "int8.onnx")["tokenizer"])
-    assert sizes[1] - tokenizer < 0.8 * (sizes[0] - tokenizer)
-    cosines = (run_file(tmp_path / "int8.onnx", TEXTS) * model.encode(TEXTS)).sum(1)
-    assert cosines.min() > 0.99
-    assert read(tmp_path / "int8.onnx").items() >= read(tmp_path / "float.onnx").items()
+    cannot_export(model, "int8 is for text models", path, int8=True)
 
 
 def test_an_int8_file_without_the_information_of_long_unit_embeddings_is_refused(folder, tmp_path):
@@ -166,19 +132,6 @@ def test_an_int8_file_without_the_information_of_long_unit_embeddings_is_refused
     with pytest.raises(RuntimeError, match=r"sentence_embedding differ from the model by .* Leave out int8"):
         export_onnx(model, tmp_path / "model.onnx", int8=True)
     assert not list(tmp_path.iterdir())
-
-
-def test_int8_leaves_the_maps_after_a_spherization_in_float32(folder, tmp_path):
-    onnx = pytest.importorskip("onnx")
-    SphereBertModel.from_pretrained(folder).save_pretrained(tmp_path / "encoder")
-    model = SphereBertModel.from_pretrained(tmp_path / "encoder").eval()
-    export_onnx(model, tmp_path / "model.onnx", int8=True)
-    weights = {each.name: each for each in onnx.load(tmp_path / "model.onnx").graph.initializer}
-    kept = [name for name, each in weights.items() if each.data_type == 1 and len(each.dims) == 2]
-    shapes = {tuple(weights[name].dims) for name in kept}
-    linear = next(module.linear for module in model.modules() if isinstance(module, SphericalLinear))
-    assert shapes & {tuple(linear.weight.shape), tuple(linear.weight.T.shape)}
-    assert any(each.data_type == 3 for each in weights.values())
 
 
 # What is refused
@@ -201,10 +154,15 @@ class OfOneSize(torch.nn.Module):
         return features
 
 
-@pytest.mark.parametrize("kind", [Branching, OfOneSize])
+def cannot_export(model: torch.nn.Module, message: str, path: Path, **options: Any) -> None:
+    with pytest.raises(ValueError, match=message):
+        export_onnx(model, path, **options)
+
+
+@pytest.mark.parametrize("kind", ["OfOneSize", "Branching"])
 def test_a_module_without_a_forward_that_exports_is_named(kind, folder, tmp_path):
-    with pytest.raises(ValueError, match=rf"module 3 \({kind.__name__}\) cannot be exported: "):
-        export_onnx(build(folder, Normalize(), kind(), Normalize()), tmp_path / "model.onnx")
+    model = build(folder, globals()[kind](), Normalize())
+    cannot_export(model, rf"module 2 \({kind}\) cannot be exported: ", tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
 
 
@@ -222,28 +180,37 @@ def test_modules_that_a_file_cannot_have_are_refused_by_name(folder, tmp_path):
         (prompted, r"module 1 \(Pooling\) leaves out prompts"),
         (torch.nn.Linear(2, 2), "Linear requires input"),
     ):
-        with pytest.raises(ValueError, match=message):
-            export_onnx(model, tmp_path / "model.onnx")
+        cannot_export(model, message, tmp_path / "model.onnx")
 
 
 @pytest.mark.parametrize("options", [{"max_length": 4}, {"add_special_tokens": False}])
 def test_a_tokenizer_with_options_that_the_file_lacks_is_refused(options, folder, tmp_path):
     transformer = Transformer(folder, max_seq_length=8, processing_kwargs={"text": options})
     model = st.SentenceTransformer(modules=[transformer, Pooling(32)], device="cpu")
-    with pytest.raises(ValueError, match=r"module 0 \(Transformer\) changes what its tokenizer returns"):
-        export_onnx(model, tmp_path / "model.onnx")
+    cannot_export(model, r"module 0 \(Transformer\) changes what its tokenizer returns", tmp_path / "model.onnx")
 
 
-# The command
+# The command, and int8
 
 
-def test_the_command_exports_a_model_with_spherize(folder, tmp_path, capsys):
-    model = build(folder, Spherize(32))
+def test_the_command_exports_a_model_whose_int8_file_is_smaller_and_keeps_spherized_maps(spherized, tmp_path, capsys):
+    onnx = pytest.importorskip("onnx")
+    model, files = build(spherized, Spherize(32)), [tmp_path / f"{name}.onnx" for name in ("float", "int8")]
     model.save_pretrained(str(tmp_path / "model"))
-    for int8 in (False, True):
-        words = ["--model_name_or_path", str(tmp_path / "model"), "--output", str(tmp_path / "model.onnx")]
-        command.main([*words, "--overwrite_output", *["--int8"] * int8])
-        found = run_file(tmp_path / "model.onnx", TEXTS)
-        np.testing.assert_allclose(found, model.encode(TEXTS), rtol=0.0, atol=0.1 if int8 else 1e-4)
+    for path in files:
+        words = ["--model_name_or_path", str(tmp_path / "model"), "--output", str(path)]
+        path.write_text("earlier")
+        command.main([*words, "--overwrite_output", *["--int8"] * (path.stem == "int8")])
     assert "with the metadata model, embedding" in capsys.readouterr().out
-    assert read(tmp_path / "model.onnx")["model"] == "SentenceTransformer"
+    assert read(files[0])["model"] == "SentenceTransformer"
+    assert read(files[1]).items() >= read(files[0]).items()
+    expected, length = model.encode(TEXTS), len(read(files[1])["tokenizer"])
+    np.testing.assert_allclose(run_file(files[0], TEXTS), expected, rtol=0.0, atol=1e-4)
+    assert (run_file(files[1], TEXTS) * expected).sum(1).min() > 0.99  # of unit vectors
+    sizes = [path.stat().st_size - length for path in files]
+    assert sizes[1] < 0.9 * sizes[0]
+    weights = {each.name: each for each in onnx.load(files[1]).graph.initializer}
+    shapes = {tuple(each.dims) for each in weights.values() if each.data_type == 1 and len(each.dims) == 2}
+    linear = next(module.linear for module in model.modules() if isinstance(module, SphericalLinear))
+    assert shapes & {tuple(linear.weight.shape), tuple(linear.weight.T.shape)}
+    assert any(each.data_type == 3 for each in weights.values())

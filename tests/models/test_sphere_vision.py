@@ -173,10 +173,9 @@ def test_spherized_head_replaces_the_last_activation(head, replaces):
     assert (model.sphere_vision(torch.randn(8, 3, 32, 32)).embeddings.min() < 0) == replaces
 
 
-@pytest.mark.parametrize("head", sorted(HEADS))
-def test_model_exports(head):
+def test_exported_samples_are_always_the_same_and_no_cache_is_filled_with_them():
     small = {"backbone": "linear_embedding", "backbone_kwargs": {"width": 8}, "embedding_dim": 11}
-    model, x = small_model(**small, head=head), torch.randn(4, 1, 28, 28)  # no other test has filled its cache
+    model, x = small_model(**small, head="vmf"), torch.randn(4, 1, 28, 28)  # no other test has filled its cache
     program = torch.export.export(model, (x,))
     exported = program.module()
     torch.testing.assert_close(exported(x).logits, model(x).logits, rtol=1e-4, atol=1e-5)
