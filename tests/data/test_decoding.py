@@ -2,6 +2,7 @@ import logging
 import os
 import random
 import struct
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -48,20 +49,16 @@ def forbid_decoding(monkeypatch):
 
 
 class TestProbing:
-    def test_each_shape_is_found_once_in_the_order_of_the_images(self, make_dataset):
+    def test_each_shape_is_found_once_in_the_order_of_the_images_gray_ones_with_one_channel(self, make_dataset):
         images = [noise(9, 9, 3), noise(3, 7), noise(9, 9, 3)]
         assert probe_shapes(make_dataset(images), "image") == [ImageShape(3, 9, 9), ImageShape(1, 3, 7)]
+        for mode, channels in PIL_MODES.items():
+            assert probe_shapes(make_dataset([PILImage.new(mode, (5, 4))]), "image")[0].channels == channels
 
-    @pytest.mark.parametrize(("mode", "channels"), PIL_MODES.items())
-    def test_gray_modes_have_one_channel_and_color_modes_three(self, mode, channels, make_dataset):
-        assert probe_shapes(make_dataset([PILImage.new(mode, (5, 4))]), "image")[0].channels == channels
-
-    @pytest.mark.parametrize("first", [NOT_AN_IMAGE, b"", None])
-    def test_probing_skips_unreadable_images(self, first, make_dataset):
-        assert probe_shapes(make_dataset([first, noise(3, 7, 3)]), "image") == [ImageShape(3, 3, 7)]
-        assert probe_shapes(make_dataset([first, noise(3, 7)]), "image", 1) == [ImageShape(1, 3, 7)]
-
-    def test_only_unreadable_images_are_an_error_that_names_the_column(self, make_dataset):
+    def test_unreadable_images_are_skipped_and_alone_an_error_that_names_the_column(self, make_dataset):
+        for first in (NOT_AN_IMAGE, b"", None):
+            assert probe_shapes(make_dataset([first, noise(3, 7, 3)]), "image") == [ImageShape(3, 3, 7)]
+            assert probe_shapes(make_dataset([first, noise(3, 7)]), "image", 1) == [ImageShape(1, 3, 7)]
         with pytest.raises(CorruptImageError, match="no image of column 'image'"):
             probe_shapes(make_dataset([NOT_AN_IMAGE, NOT_AN_IMAGE]), "image")
 
@@ -128,19 +125,15 @@ class TestMetadata:
         images, _ = decode(make_dataset(photos), ImageShape(1, 16, 8))
         assert abs(images[:, 0].int() - torch.from_numpy(turned.astype(int))).max() <= 3
 
-    @pytest.mark.parametrize("file_format", ["PNG", "WEBP", "JPEG"])
-    def test_an_image_with_damaged_metadata_is_read(self, file_format, encode, make_dataset, decode):
-        image = encode(flat(9), file_format, exif=b"Exif\0\0no EXIF")
-        assert decode(make_dataset([image]))[0].unique().tolist() == [9]
+    def test_an_image_with_damaged_metadata_is_read(self, encode, make_dataset, decode):
+        images = [encode(flat(9), kind, exif=b"Exif\0\0no EXIF") for kind in ("PNG", "WEBP", "JPEG")]
+        assert decode(make_dataset(images))[0].unique().tolist() == [9]
 
-    @pytest.mark.parametrize("error", [TypeError("odd"), struct.error("odd"), KeyError("odd"), AttributeError("odd")])
-    def test_whatever_pil_raises_names_the_image(self, error, make_dataset, decode, monkeypatch):
-        def fail(*_):
-            raise error
-
-        monkeypatch.setattr(decoding, "convert_image", fail)
-        with pytest.raises(CorruptImageError, match=r"image 0 of the split cannot be decoded \('?odd'?\)"):
-            decode(make_dataset([flat(0)]))
+    def test_whatever_pil_raises_names_the_image(self, make_dataset, decode, monkeypatch):
+        for error in (TypeError("odd"), struct.error("odd"), KeyError("odd"), AttributeError("odd")):
+            monkeypatch.setattr(decoding, "convert_image", mock.Mock(side_effect=error))
+            with pytest.raises(CorruptImageError, match=r"image 0 of the split cannot be decoded \('?odd'?\)"):
+                decode(make_dataset([flat(0)]))
 
 
 class TestTransparency:

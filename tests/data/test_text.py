@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from datasets import Dataset, DatasetDict, Features, Value
+from datasets import Dataset, Features, Value
 from tokenizers import ByteLevelBPETokenizer, Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import WordLevel, WordPiece
 from tokenizers.processors import TemplateProcessing
@@ -95,23 +95,14 @@ def tokens_of(batches: TextBatches) -> list[int]:
 # Tokenization and blocks
 
 
-def test_blocks_are_the_concatenated_tokens_without_the_remainder(load, tokenizer):
+def test_blocks_are_the_concatenated_tokens_without_the_remainder_between_special_tokens(load, tokenizer):
     expected = plain_tokens(tokenizer, LINES)
     assert len(expected) % 6  # so there is a remainder
-    assert tokens_of(load().train) == expected[: len(expected) // 6 * 6]
-
-
-def test_a_missing_text_is_treated_as_empty(load):
-    some = Dataset.from_dict({"text": [*LINES[:9], None]}, Features({"text": Value("string")}))
-    assert tokens_of(load({"train": LINES, "test": some}).evaluation) == tokens_of(load().evaluation)
-
-
-def test_several_processes_tokenize_to_the_same_blocks(load):
-    assert tokens_of(load(preprocessing_num_workers=2).train) == tokens_of(load().train)
-
-
-def test_blocks_have_the_special_tokens_of_the_tokenizer(load):
-    (batch,) = load(batch_size=100).train.epoch()
+    missing = Dataset.from_dict({"text": [None, *LINES]}, Features({"text": Value("string")}))  # as an empty text
+    data = load({"train": LINES, "test": missing}, batch_size=100)
+    assert tokens_of(data.train) == tokens_of(data.evaluation) == expected[: len(expected) // 6 * 6]
+    assert tokens_of(load(preprocessing_num_workers=2).train) == tokens_of(data.train)
+    (batch,) = data.train.epoch()
     assert batch["input_ids"].shape[1] == 8
     assert (set(batch["input_ids"][:, 0].tolist()), set(batch["input_ids"][:, -1].tolist())) == ({2}, {3})
 
@@ -171,11 +162,13 @@ def test_a_text_file_with_any_suffix_loads_as_a_training_split(load, tokenizer, 
     assert (data.eval_split, data.validation) == ("the last 25% of train", None)
 
 
-def test_a_folder_of_text_files_loads_as_its_splits(load, tmp_path):
+def test_a_folder_of_text_files_loads_as_its_splits_and_a_subfolder_as_a_configuration(load, tmp_path):
+    folder = tmp_path / "both" / "texts"
+    folder.mkdir(parents=True)
     for split in ("train", "test"):
-        (tmp_path / "texts").mkdir(exist_ok=True)
-        (tmp_path / "texts" / f"{split}.txt").write_text("\n".join(LINES))
-    assert load(name=str(tmp_path / "texts")).eval_split == "test"
+        (folder / f"{split}.txt").write_text("\n".join(LINES))
+    assert load(name=str(folder)).eval_split == "test"
+    assert load(name=str(tmp_path / "both"), dataset_config_name="texts").eval_split == "test"
 
 
 def test_a_file_or_folder_whose_name_is_a_pattern_is_not_read_as_another(tmp_path):
@@ -200,14 +193,6 @@ def test_files_that_are_in_no_split_are_logged(tmp_path, caplog):
     assert f"2 of 3 files in {folder} are in no split, such as 1.txt" in caplog.text
 
 
-def test_a_configuration_is_a_subfolder_of_the_data_set(load, tmp_path):
-    load()
-    (tmp_path / "data0").rename(tmp_path / "of-two")
-    (tmp_path / "both").mkdir()
-    (tmp_path / "of-two").rename(tmp_path / "both" / "two")
-    assert len(load(name=str(tmp_path / "both"), dataset_config_name="two").train.tokens)
-
-
 def test_other_text_columns_are_found_or_specified(load):
     for column, options in (("sentence", {}), ("words", {"text_column_name": "words"})):
         rows = Dataset.from_dict({"number": [1] * len(LINES), column: LINES})
@@ -217,46 +202,36 @@ def test_other_text_columns_are_found_or_specified(load):
 # Splits
 
 
-@pytest.mark.parametrize(
-    ("splits", "train", "evaluation", "validation"),
-    [
-        (["train", "validation", "test"], "train", "test", "validation"),
-        (["train", "validation"], "train", "validation", None),
-        (["validation", "test"], "validation", "test", None),
-    ],
-)
-def test_the_validation_split_selects_and_the_test_split_reports(load, splits, train, evaluation, validation):
-    data = load(dict.fromkeys(splits, LINES), train_split=train)
-    assert (data.eval_split, data.validation_split) == (evaluation, validation)
-    assert (data.validation is None) == (validation is None)
+def test_the_validation_split_selects_and_the_test_split_reports(load):
+    for splits, evaluation, validation in (
+        (["train", "validation", "test"], "test", "validation"),
+        (["train", "validation"], "validation", None),
+        (["validation", "test"], "test", None),
+    ):
+        data = load(dict.fromkeys(splits, LINES), train_split=splits[0])
+        assert (data.eval_split, data.validation_split) == (evaluation, validation)
+        assert (data.validation is None) == (validation is None)
 
 
-def test_the_end_of_the_training_text_is_held_out_if_requested(load):
-    whole = load().train
-    data = load({"train": LINES, "validation": LINES, "test": LINES}, validation_fraction=0.3)
+def test_the_end_of_the_training_text_is_held_out_and_the_requested_number_of_blocks_used(load):
+    splits = {"train": LINES, "validation": LINES, "test": LINES}
+    whole, data = load().train, load(splits, validation_fraction=0.3)
     held_out = round(0.3 * len(whole.tokens))
     assert torch.equal(data.train.tokens, whole.tokens[:-held_out])
     assert torch.equal(data.validation.tokens, whole.tokens[-held_out:])
     assert data.validation_split == "the last 30% of train"
-
-
-def test_the_requested_number_of_blocks_is_used(load):
-    data = load({"train": LINES, "validation": LINES, "test": LINES}, max_train_samples=5, max_eval_samples=2)
+    data = load(splits, max_train_samples=5, max_eval_samples=2)
     assert [part.num_examples for part in (data.train, data.evaluation, data.validation)] == [5, 2, 2]
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
+def test_the_options_determine_the_masking(load):
+    for options, expected in (
         ({}, Masking(0.15, whole_words=False)),
         ({"mask_probability": 0.3, "whole_word_masking": True}, Masking(0.3, whole_words=True)),
         ({"objective": "reconstruction"}, None),
-    ],
-    ids=["default", "given", "none"],
-)
-def test_the_options_determine_the_masking(load, options, expected):
-    data = load(**options)
-    assert data.train.masking == data.evaluation.masking == expected
+    ):
+        data = load(**options)
+        assert data.train.masking == data.evaluation.masking == expected
 
 
 # Errors
@@ -290,13 +265,6 @@ NUMBERS, PIXELS = Dataset.from_dict({"text": [1, 2]}), Dataset.from_dict({"pixel
 def test_invalid_options_are_refused(load, splits, options, message):
     with pytest.raises(ValueError, match=message):
         load(splits, **options)
-
-
-def test_an_empty_split_is_refused(load, monkeypatch):
-    splits = DatasetDict({"train": Dataset.from_dict({"text": LINES}), "test": Dataset.from_dict({"text": []})})
-    monkeypatch.setattr(text, "load_text_splits", lambda *_: splits)
-    with pytest.raises(ValueError, match="split 'test' is empty; choose another one with --eval_split"):
-        load(name="unused")
 
 
 def test_an_unreadable_file_is_refused_with_the_reason(load, tmp_path):

@@ -26,32 +26,21 @@ def offer(monkeypatch, *images) -> str:
     return "made_up"
 
 
-def test_small_images_are_unchanged_in_the_order_of_the_rows(load):
-    images = load_splits("digits")["test"]["image"]
-    thumbnails = load("digits", ["test"], torch.tensor([7, 0, 7]))
+def test_small_images_are_unchanged_in_the_order_of_the_rows_which_are_numbered_across_splits(load):
+    splits = load_splits("digits")
+    images, count = splits["test"]["image"], len(splits["train"])
+    thumbnails = load("digits", ["train", "test"], count + torch.tensor([7, 0, 7]))
     expected = np.stack([np.asarray(images[row]) for row in (7, 0, 7)])
     assert thumbnails.dtype == torch.uint8
     assert np.array_equal(thumbnails[:, 0].numpy(), expected)
+    for row in (-1, 355):
+        with pytest.raises(ValueError, match=rf"rows run from {row} to {row}, but digits has 355 images in test"):
+            load("digits", ["test"], torch.tensor([row]))
 
 
-def test_rows_are_numbered_across_two_splits(load):
-    splits = load_splits("digits")
-    first_of_test = load("digits", ["train", "test"], torch.tensor([len(splits["train"])]))
-    assert np.array_equal(first_of_test[0, 0].numpy(), np.asarray(splits["test"]["image"][0]))
-
-
-def test_large_images_shrink_to_the_longest_side_and_keep_their_aspect_ratio(load, monkeypatch):
+def test_large_images_shrink_with_their_aspect_ratio_and_one_that_cannot_be_decoded_is_black(load, monkeypatch):
     large = np.zeros((100, 50, 3), dtype=np.uint8)
     assert load(offer(monkeypatch, large), ["test"], torch.tensor([0]), side=20).shape == (1, 3, 20, 10)
-
-
-def test_an_image_that_cannot_be_decoded_is_black(load, monkeypatch):
     name = offer(monkeypatch, np.full((8, 8), 200, dtype=np.uint8), b"no picture", np.full((8, 8), 90, dtype=np.uint8))
     thumbnails = load(name, ["test"], torch.tensor([2, 1, 0]))
     assert thumbnails[:, 0, 0, 0].tolist() == [90, 0, 200]
-
-
-@pytest.mark.parametrize("row", [-1, 355])
-def test_rows_out_of_range_are_refused(row, load):
-    with pytest.raises(ValueError, match=rf"rows run from {row} to {row}, but digits has 355 images in test"):
-        load("digits", ["test"], torch.tensor([row]))

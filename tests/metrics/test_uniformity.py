@@ -41,11 +41,9 @@ class TestAlignment:
         labels = torch.randint(-1, 3, (20,), generator=generator)
         assert alignment(points, labels) == pytest.approx(plain_alignment(points, labels))
 
-    def test_collapsed_classes_have_zero_alignment(self):
+    def test_collapsed_and_opposite_points_have_the_extremes_and_near_ones_are_accurate(self):
         points = torch.eye(3).repeat_interleave(5, 0) * torch.rand(15, 1)
         assert alignment(points, torch.arange(3).repeat_interleave(5)) == pytest.approx(0.0, abs=1e-12)
-
-    def test_opposite_points_have_the_largest_distance_and_near_ones_are_accurate(self):
         assert alignment([[1.0, 0.0], [-2.0, 0.0]], [4, 4]) == pytest.approx(4.0)
         angle = 1e-7
         points = torch.tensor([[1.0, 0.0], [math.cos(angle), math.sin(angle)]], dtype=torch.float64)
@@ -89,13 +87,11 @@ class TestUniformity:
         assert uniformity(torch.ones(10, 4)) == pytest.approx(0.0, abs=1e-12)
         assert uniformity([[1.0, 0.0], [-1.0, 0.0]], t=1000.0) == pytest.approx(-4000.0)
 
-    def test_the_block_size_has_no_effect(self, monkeypatch):
+    def test_the_block_size_has_no_effect_and_bad_input_is_refused(self, monkeypatch):
         points = unit(61, 3)
         whole = uniformity(points)
         monkeypatch.setattr(MODULE, "_BLOCK_NUMEL", 200)
         assert uniformity(points) == pytest.approx(whole, rel=1e-12)
-
-    def test_a_single_point_or_a_decay_that_is_not_positive_is_rejected(self):
         with pytest.raises(ValueError, match=r"shape \(N, d\) with N >= 2 and d >= 1; got \(1, 3\)"):
             uniformity(torch.ones(1, 3))
         for t in (0.0, -1.0, math.inf, math.nan):
@@ -105,15 +101,12 @@ class TestUniformity:
 
 @pytest.mark.parametrize("measure", [uniformity, lambda points: alignment(points, torch.zeros(len(points)).long())])
 class TestBoth:
-    @pytest.mark.parametrize("scale", [1e-200, 1e200])
-    def test_norms_have_no_effect_at_any_scale(self, measure, scale):
+    def test_norms_have_no_effect_and_every_dtype_is_computed_in_float64(self, measure):
         points = unit(20, 4)
-        assert measure(scale * points) == pytest.approx(measure(points))
-
-    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-    def test_every_dtype_is_computed_in_float64(self, measure, dtype):
-        points = unit(20, 4).to(dtype)
-        assert measure(points) == measure(points.double())
+        for scale in (1e-200, 1e200):
+            assert measure(scale * points) == pytest.approx(measure(points))
+        for dtype in (torch.float16, torch.bfloat16, torch.float32):
+            assert measure(points.to(dtype)) == measure(points.to(dtype).double())
 
     @pytest.mark.parametrize(
         ("points", "error", "message"),

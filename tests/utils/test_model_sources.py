@@ -23,13 +23,10 @@ def resnet(tmp_path):
     return tmp_path / "resnet"
 
 
-def test_an_existing_file_or_folder_is_returned(tmp_path):
+def test_an_existing_file_or_folder_is_returned_and_a_model_of_timm_can_have_random_weights(tmp_path):
     save_file({"weight": torch.ones(1)}, tmp_path / "model.safetensors")
     for path in (tmp_path, tmp_path / "model.safetensors"):
         assert find_weights(str(path)) == path
-
-
-def test_a_model_of_timm_can_have_random_weights():
     assert isinstance(find_weights("timm:test_resnet", random_weights=True), nn.Module)
 
 
@@ -88,15 +85,14 @@ def test_the_image_size_is_the_crop_size_or_a_square_of_the_shortest_edge(resnet
         assert load_classifier(str(resnet)).preprocessing["image_size"] == [size, size]
 
 
-@pytest.mark.parametrize(
-    "options", [{"do_normalize": False}, {"do_rescale": False}, {"do_normalize": False, "do_rescale": False}], ids=str
-)
-def test_the_statistics_are_those_of_a_processor_that_leaves_out_a_step(options):
-    processor = ViTImageProcessor(image_mean=[0.2, 0.4, 0.6], image_std=[0.5, 0.6, 0.7], do_resize=False, **options)
+def test_the_statistics_are_those_of_a_processor_that_leaves_out_a_step():
+    statistics = {"image_mean": [0.2, 0.4, 0.6], "image_std": [0.5, 0.6, 0.7]}
     pixels = torch.arange(0, 240, 5, dtype=torch.uint8).reshape(3, 4, 4)
-    found = processor_options(processor)
-    ours = normalize(pixels / 255, found["image_mean"], found["image_std"])
-    torch.testing.assert_close(ours, processor(pixels, return_tensors="pt")["pixel_values"][0].float())
+    for steps in (["do_normalize"], ["do_rescale"], ["do_normalize", "do_rescale"]):
+        processor = ViTImageProcessor(**statistics, do_resize=False, **dict.fromkeys(steps, False))
+        found = processor_options(processor)
+        ours = normalize(pixels / 255, found["image_mean"], found["image_std"])
+        torch.testing.assert_close(ours, processor(pixels, return_tensors="pt")["pixel_values"][0].float())
 
 
 def test_the_preprocessing_of_a_timm_model_in_a_repository_is_found(tmp_path):

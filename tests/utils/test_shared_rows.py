@@ -50,18 +50,14 @@ def test_a_few_duplicates_are_logged_and_one_input_may_be_that_of_the_fit(values
         check(Rows.of(values[:2]), Rows.of(values))
 
 
-@pytest.mark.parametrize("width", [3, 84, 2048])
-def test_most_values_that_differ_by_rounding_are_equal(width):
-    values = torch.randn(500, width, generator=torch.Generator().manual_seed(0)).relu()
-    rounded = values * (1 + 3e-7 * torch.randn(500, width, generator=torch.Generator().manual_seed(1)))
-    assert torch.isin(Rows.of(rounded).digests, Rows.of(values).digests).double().mean() > 0.5
-
-
-@pytest.mark.parametrize("width", [2, 3, 16])
-def test_near_values_are_not_equal(width):
-    """Ten thousand directions of one class, within 0.1 of each other."""
+@pytest.mark.parametrize("width", [2, 3, 16, 84, 2048])
+def test_most_values_that_differ_by_rounding_are_equal_and_near_values_are_not(width):
     generator = torch.Generator().manual_seed(0)
-    points = torch.eye(width)[0] + 0.1 * torch.rand(20_000, width, generator=generator)
+    values = torch.randn(500, width, generator=generator).relu()
+    rounded = values * (1 + 3e-7 * torch.randn(500, width, generator=generator))
+    assert torch.isin(Rows.of(rounded).digests, Rows.of(values).digests).double().mean() > 0.5
+    # Ten thousand directions of one class, within 0.1 of each other.
+    points = torch.eye(width)[0] + 0.1 * torch.rand(20_000 if width < 84 else 1000, width, generator=generator)
     one, two = torch.nn.functional.normalize(points, dim=1).chunk(2)
     check(Rows.of(one), Rows.of(two))
 
