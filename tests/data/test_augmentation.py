@@ -62,18 +62,13 @@ class TestAugmentation:
 
     @pytest.mark.parametrize(("padding", "mode"), [(1, "zeros"), (2, "zeros"), (7, "zeros"), (3, "reflect")])
     @pytest.mark.parametrize("shape", [(1, 5, 5), (3, 4, 7)])
-    def test_a_crop_is_a_window_of_the_padded_image(self, shape, padding, mode):
-        images = noise(20, *shape)
-        change = Augmentation(crop_padding=padding, crop_padding_mode=mode)
-        for image, crop in zip(images, change(images, torch.Generator().manual_seed(1)), strict=True):
-            assert any(
-                np.array_equal(crop, window) for window in windows(image, padding, mode.replace("zeros", "constant"))
-            )
-
-    def test_every_window_occurs(self):
-        image = noise(1, 5, 4)
-        crops = Augmentation(crop_padding=1)(image.expand(300, -1, -1, -1), torch.Generator().manual_seed(1))
-        assert {crop.numpy().tobytes() for crop in crops} == {window.tobytes() for window in windows(image, 1)}
+    def test_a_crop_is_any_window_of_the_padded_image(self, shape, padding, mode):
+        change, image = Augmentation(crop_padding=padding, crop_padding_mode=mode), noise(*shape)
+        expected = {window.tobytes() for window in windows(image, padding, mode.replace("zeros", "constant"))}
+        crops = change(image.expand(500, -1, -1, -1), torch.Generator().manual_seed(1))
+        seen = {crop.numpy().tobytes() for crop in crops}
+        assert seen <= expected
+        assert seen == expected or padding > 2
 
     def test_a_flip_mirrors_half_of_the_images_and_leaves_the_others_unchanged(self):
         images = noise(4000, 3, 2, 3)
@@ -134,13 +129,11 @@ class TestRandomResizedCrop:
         assert torch.equal(crops, crops[:, :1].expand(-1, 3, -1, -1))
         assert torch.equal(crops, again)
 
-    @pytest.mark.parametrize("smallest_share", [0.01, 0.08, 0.5, 0.9, 1.0])
-    def test_boxes_lie_inside_the_image(self, smallest_share):
-        size, center = drawn(5000, smallest_share)
-        assert (center - size / 2).min() >= -1e-6
-        assert (center + size / 2).max() <= 1 + 1e-6
-
-    def test_aspect_ratios_are_log_uniform_from_3_4_to_4_3(self):
+    def test_boxes_lie_inside_the_image_with_log_uniform_aspect_ratios_from_3_4_to_4_3(self):
+        for smallest_share in (0.01, 0.08, 0.5, 0.9, 1.0):
+            size, center = drawn(5000, smallest_share)
+            assert (center - size / 2).min() >= -1e-6
+            assert (center + size / 2).max() <= 1 + 1e-6
         size, _ = drawn(40000, 0.08)
         ratio = (size[:, 0] / size[:, 1])[size.prod(1) < 0.7].log() / math.log(4 / 3)
         assert -1.0001 <= ratio.min() < -0.99
@@ -148,10 +141,8 @@ class TestRandomResizedCrop:
         assert ratio.mean().item() == pytest.approx(0, abs=0.03)
         # The variance of a uniform number from -1 to 1.
         assert ratio.square().mean().item() == pytest.approx(1 / 3, abs=0.01)
-
-    def test_square_crops_have_the_aspect_ratio_of_the_image(self):
-        boxes = augmentation._draw_boxes(100, 0.16, torch.Generator().manual_seed(1), largest_ratio=1.0)
-        torch.testing.assert_close(boxes[0][:, 0], boxes[0][:, 1], atol=0, rtol=0)
+        size, _ = augmentation._draw_boxes(100, 0.16, torch.Generator().manual_seed(1), largest_ratio=1.0)
+        torch.testing.assert_close(size[:, 0], size[:, 1], atol=0, rtol=0)
 
     @pytest.mark.parametrize(
         ("draws", "side"),
@@ -223,26 +214,21 @@ class TestColorJitter:
             used.add(order)
         assert len(used) > 12
 
-    def test_amounts_cover_both_directions(self):
-        images = torch.full((2000, 3, 1, 1), 100, dtype=torch.uint8)
-        strengths = (0.3, 0.0, 0.0, 0.0)
-        brightness = Augmentation(color_jitter=strengths)(images, torch.Generator().manual_seed(1))[:, 0, 0, 0]
-        assert (brightness.min().item(), brightness.max().item()) == (70, 130)
-        assert brightness.float().mean().item() == pytest.approx(100, abs=2)
-
-    def test_gray_images_keep_one_channel_and_change_in_brightness_only(self):
-        images = torch.full((50, 1, 2, 2), 100, dtype=torch.uint8)
-        generator = torch.Generator().manual_seed(1)
+    def test_amounts_cover_both_directions_and_gray_images_change_in_brightness_only(self):
+        images, generator = torch.full((2000, 1, 1, 1), 100, dtype=torch.uint8), torch.Generator().manual_seed(1)
+        for channels, strengths in ((3, (0.3, 0.0, 0.0, 0.0)), (1, (0.3, 0.3, 0.3, 0.1))):
+            of_channels = images.expand(-1, channels, -1, -1)
+            brightness = Augmentation(color_jitter=strengths)(of_channels, generator)[:, 0, 0, 0]
+            assert (brightness.min().item(), brightness.max().item()) == (70, 130)
+            assert brightness.float().mean().item() == pytest.approx(100, abs=2)
         assert torch.equal(Augmentation(color_jitter=(0.0, 0.3, 0.3, 0.1))(images, generator), images)
-        assert not torch.equal(Augmentation(color_jitter=(0.3, 0.3, 0.3, 0.1))(images, generator), images)
 
 
 class TestOcclusion:
     def test_exactly_one_square_of_the_color_is_covered_in_each_image(self):
         images = torch.full((300, 3, 9, 6), 255, dtype=torch.uint8)
-        covered = Augmentation(occlusion=4, occlusion_color=(10.4, 20.6, 30.0))(
-            images, torch.Generator().manual_seed(1)
-        )
+        change = Augmentation(occlusion=4, occlusion_color=(10.4, 20.6, 30.0))
+        covered = change(images, torch.Generator().manual_seed(1))
         corners = set()
         for image in covered:
             rows, columns = (image[0] != 255).nonzero(as_tuple=True)
