@@ -32,6 +32,7 @@ from hf_sphere.ood import SCORES, OODDetector, Outputs, compare_scores, model_ou
 from hf_sphere.ood.scores import FITTED, UNFITTED
 
 DIM, CLASSES = 12, 4
+SIZES = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 
 
 @pytest.fixture(scope="module")
@@ -299,22 +300,14 @@ class TestModels:
         assert torch.allclose(outputs.embeddings, features, atol=1e-5)
         assert torch.equal(outputs.labels, torch.arange(6))
 
-    def test_transformers_images(self):
-        config = ViTConfig(
-            hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=16, patch_size=8
-        )
-        model = ViTForImageClassification(config).train()
+    def test_transformers(self):
+        model = ViTForImageClassification(ViTConfig(**SIZES, image_size=16, patch_size=8)).train()
         batches = [{"pixel_values": torch.randn(3, 3, 16, 16), "labels": torch.tensor([0, 1, 1])} for _ in range(2)]
         outputs = model_outputs(model, batches)
         assert model.training
         assert torch.allclose(model.classifier(outputs.embeddings), outputs.logits, atol=1e-6)
         assert outputs.labels.tolist() == [0, 1, 1] * 2
-
-    def test_transformers_texts(self):
-        config = BertConfig(
-            vocab_size=30, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, num_labels=3
-        )
-        model = BertForSequenceClassification(config)
+        model = BertForSequenceClassification(BertConfig(**SIZES, vocab_size=30, num_labels=3))
         outputs = model_outputs(model, [{"input_ids": torch.randint(30, (4, 5))}])
         assert torch.allclose(model.classifier(outputs.embeddings), outputs.logits, atol=1e-6)
         assert outputs.labels is None
@@ -329,23 +322,15 @@ class TestModels:
             assert torch.allclose(outputs.logits, model(images).logits, atol=1e-4)
         assert (outputs.concentrations is not None) == (head in ("adaface", "vmf"))
 
-    def test_fit_and_score_with_a_model(self):
-        model = sphere_vision("softmax")
-        images, labels = torch.randn(20, 1, 8, 8), torch.arange(20) % 3
-        detector = OODDetector("knn", k=1).fit(model, [(images, labels)])
+    def test_a_model_is_scored_but_not_on_the_images_of_the_fit(self):
+        model, (images, others) = timm.create_model("test_resnet", num_classes=3), torch.randn(2, 20, 3, 32, 32)
+        detector = OODDetector("knn", k=1).fit(model, [(images, torch.arange(20) % 3)])
         expected = OODDetector("knn", k=1).fit_embeddings(model_outputs(model, images).embeddings)
-        others = torch.randn(20, 1, 8, 8)
         scores = expected.score_embeddings(model_outputs(model, others).embeddings)
         assert torch.equal(detector.score(model, [others]), scores)
-
-    @pytest.mark.parametrize("batch", [20, 7])
-    def test_a_model_is_not_scored_on_the_images_of_the_fit(self, batch):
-        model, images = timm.create_model("test_resnet", num_classes=3), torch.randn(20, 3, 32, 32)
-        detector = OODDetector("knn", k=1).fit(model, [images])
-        with pytest.raises(
-            ValueError, match=r"(1[0-9]|20) of the 20 inputs are among the 20 inputs that the score knn was fitted"
-        ):
-            detector.score(model, images.split(batch))
+        for batch in (20, 7):
+            with pytest.raises(ValueError, match=r"(1[0-9]|20) of the 20 inputs are among the 20 .* knn was fitted"):
+                detector.score(model, images.split(batch))
 
     def test_labels_missing_from_a_batch_are_missing_and_a_tensor_is_one_batch_and_no_batch_an_error(self):
         model, images = sphere_vision("softmax"), torch.randn(2, 1, 8, 8)
@@ -367,11 +352,10 @@ class TestModels:
 
     @pytest.mark.parametrize("kind", ["timm", "transformers"])
     def test_the_mean_of_two_classifiers_has_logits_without_embeddings(self, kind):
-        sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=32)
         if kind == "timm":
             model = timm.create_model("deit_tiny_distilled_patch16_224", img_size=32, num_classes=3).eval()
         else:
-            model = DeiTForImageClassificationWithTeacher(DeiTConfig(**sizes, num_labels=3)).eval()
+            model = DeiTForImageClassificationWithTeacher(DeiTConfig(**SIZES, image_size=32, num_labels=3)).eval()
         images = torch.randn(2, 3, 32, 32)
         outputs = model_outputs(model, [images])
         expected = model(images)
@@ -501,8 +485,7 @@ class TestImageFiles:
                 model_outputs(saved, [folder / "known/a/1.jpg", folder / name])
         with pytest.raises(ValueError, match=r"this Linear was not loaded by its name, .*like=processor"):
             model_outputs(nn.Linear(2, 2), folder / "known")
-        sizes = dict(vocab_size=30, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
-        BertForSequenceClassification(BertConfig(**sizes)).save_pretrained(tmp_path / "texts")
+        BertForSequenceClassification(BertConfig(**SIZES, vocab_size=30)).save_pretrained(tmp_path / "texts")
         with pytest.raises(ValueError, match=r"cannot be loaded as AutoModelForImageClassification: .*BertConfig"):
             model_outputs(tmp_path / "texts", [{"input_ids": torch.randint(30, (4, 5))}])
 

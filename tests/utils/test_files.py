@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -285,25 +286,16 @@ def test_a_reader_restores_a_replacement_that_was_killed(is_linked, interrupted,
     assert names(tmp_path) == ["folder", "folder/old", "link"]
 
 
-def test_a_reader_that_may_not_restore_names_the_last_version(interrupted, monkeypatch):
-    def fail(self, target):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "rename", fail)
-    with pytest.raises(OSError, match=r"rename .*/\.folder\.replaced, its last version, to folder"):
-        read_whole(interrupted, names)
-
-
-def test_an_error_of_a_reader_is_raised_if_nothing_was_replaced(folder, tmp_path):
+def test_an_error_of_a_reader_is_raised_if_nothing_was_replaced_or_may_not_be_restored(folder, tmp_path, monkeypatch):
     for error in (ValueError("damaged"), FileNotFoundError("no file")):
-
-        def read(current: Path, error=error) -> None:
-            raise error
-
         with pytest.raises(type(error), match=str(error)):
-            read_whole(folder, read)
+            read_whole(folder, mock.Mock(side_effect=error))
     with pytest.raises(FileNotFoundError):
         read_whole(tmp_path / "none", lambda current: (current / "file").read_text())
+    folder.rename(tmp_path / ".folder.replaced")
+    monkeypatch.setattr(Path, "rename", mock.Mock(side_effect=PermissionError(13, "Permission denied")))
+    with pytest.raises(OSError, match=r"rename .*/\.folder\.replaced, its last version, to folder"):
+        read_whole(folder, names)
 
 
 def test_a_writer_that_waits_says_for_whom(folder, caplog, monkeypatch):
@@ -411,10 +403,7 @@ def test_a_probe_writes_nothing_and_may_be_removed_by_another_writer(folder, lin
 
 
 def test_a_full_disk_is_found_by_the_probe(tmp_path, monkeypatch):
-    def fail(path: Path, data: bytes) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", fail)
+    monkeypatch.setattr(Path, "write_bytes", mock.Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space left on device"):
         check_writable(tmp_path / "index")
     assert names(tmp_path) == []
