@@ -181,7 +181,7 @@ def test_the_files_and_the_printed_plan(run, backbone, photos):
 
 
 def test_trained_arms_are_compared_by_their_final_models(run, tmp_path):
-    words = ["--training", "{image_size: 16, max_train_samples: 600, per_device_train_batch_size: 16}"]
+    words = ["--training", "{image_size: 16, max_train_samples: 400, per_device_train_batch_size: 16}"]
     _, out = run("digits", *table(tmp_path, TABLE), *words)
     found = results(out)
     assert [len(arm["runs"]) for arm in found["arms"].values()] == [2, 2]
