@@ -127,7 +127,8 @@ def test_a_killed_comparison_resumes_with_the_results_of_an_uninterrupted_one(
     command = [sys.executable, "-m", "hf_sphere.commands.main", "compare", *words, *SHORT, "--output_dir", str(out)]
     environment = os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{tmp_path}", "OMP_NUM_THREADS": "1"}
     with (tmp_path / "log").open("w") as log:
-        started = FreshPython(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        streams = {"stdout": log, "stderr": log, "start_new_session": True}
+        started = FreshPython(command, hugging_face=False, env=environment, **streams)
     trials, end = out / "trials.jsonl", time.monotonic() + 120
     while not (trials.exists() and trials.read_bytes().count(b"\n") > 1):
         assert started.poll() is None, (tmp_path / "log").read_text()
@@ -331,8 +332,10 @@ def test_a_wrong_table_of_arms_is_refused(refused, tmp_path, text, words, messag
 
 
 def test_backbones_that_cannot_be_frozen_or_have_other_weights_and_folders_with_another_run_are_refused(
-    run, backbone, tmp_path
+    run, refused, backbone, tmp_path
 ):
+    words = [*HEADS, *frozen_words(backbone), "--finetune", "2", "--training", "{no_option: 1}"]
+    assert "the arm softmax does not fit" in refused("digits", *words)
     save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors")
     other = f"resnet10t={tmp_path / 'a.safetensors'}"
     for words, message in (
@@ -341,14 +344,10 @@ def test_backbones_that_cannot_be_frozen_or_have_other_weights_and_folders_with_
         (["--frozen", "--backbones", "resnet10t=none.safetensors"], r"none\.safetensors"),
         (["--frozen", "--backbones", other], "does not fit the backbone resnet10t"),
         (["--backbones", other], "does not fit the backbone resnet10t"),
-        (
-            [*frozen_words(backbone), "--finetune", "2", "--training", "{no_option: 1}"],
-            "the arm softmax does not fit",
-        ),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             run("digits", *HEADS, *words)
-    (tmp_path / "out").mkdir()
+    (tmp_path / "out").mkdir(exist_ok=True)
     (tmp_path / "out" / "run.json").write_text('{"dataset_name": "a"}')
     with pytest.raises(FileExistsError, match="contains another run, which differs in dataset_name"):
         run("digits", *HEADS)

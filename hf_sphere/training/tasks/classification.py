@@ -31,14 +31,6 @@ HEAD_NAMES = (  # those of `hf_sphere.nn.HEADS`, which would import torch
 )  # fmt: skip
 
 
-OF_THE_LOSS = {"class_weights": "class_weights", "label_smoothing": "label_smoothing_factor"}
-OF_THE_LOSS |= {"reduction": "loss_reduction"}
-"""Options of heads, and the training arguments that set them."""
-
-SAMPLING = ("class_balanced_sampling", "episode_classes")
-"""Arguments that draw the same number of images of each class."""
-
-
 @dataclass
 class ModelArguments(image.EncoderArguments):
     """Head."""
@@ -80,9 +72,8 @@ class ImageDataArguments(ImageDataOptions):
     @property
     def episodes(self) -> "Episodes | None":
         """The episodes of P x K sampling, if requested."""
-        if self.episode_classes is None or self.episode_examples is None or self.episodes_per_epoch is None:
-            return None
-        return data.Episodes(self.episode_classes, self.episode_examples, self.episodes_per_epoch)
+        numbers: Any = self.episode_classes, self.episode_examples, self.episodes_per_epoch
+        return None if None in numbers else data.Episodes(*numbers)
 
 
 @dataclass
@@ -128,7 +119,17 @@ def prepare(
     setup = image.load_images(run, model_args, data_args, "classification", episodes=data_args.episodes)
     model = build_classifier(setup)
     functions = {"measure": measure_classification, **calibration(run, setup, evaluation.calibrate)}
-    functions["compare"] = partial(report_rejection, run)
+
+    def report_rejection(model: Any, results: Mapping[str, Any]) -> dict[str, Any]:
+        if (rejection := getattr(model, "rejection", None)) is None:
+            return {}
+        summary = f"{rejection.describe()}, rejects {100 * results['eval_rejected']:.1f} % of the evaluation images"
+        run.accelerator.print(f"rejection  {summary}")
+        names = ("score", "level", "num_images", "ranking", "ranked_by")
+        kept = {name: rejection.settings[name] for name in names if name in rejection.settings}
+        return {"rejection": kept | {"summary": summary}}
+
+    functions["compare"] = report_rejection
     if level is not None:
         check_reserved(setup.images, level)
         functions["finish"] = partial(fit_to_reserved, setup.images, level, functions.get("finish"))
@@ -149,9 +150,11 @@ def check_head(
 
     settings = vars(model_args) | vars(args)
     settings |= {f"head_kwargs {option}": value for option, value in model_args.head_kwargs.items()}
-    for option, name in OF_THE_LOSS.items():
+    of_the_loss = {"class_weights": "class_weights", "label_smoothing": "label_smoothing_factor"}
+    for option, name in {**of_the_loss, "reduction": "loss_reduction"}.items():
         check_exclusive(f"set {option}", {each: settings.get(each) for each in (name, f"head_kwargs {option}")})
-    for weights, sampled in product(("class_weights", "head_kwargs class_weights"), SAMPLING):
+    sampling = ("class_balanced_sampling", "episode_classes")
+    for weights, sampled in product(("class_weights", "head_kwargs class_weights"), sampling):
         check_exclusive("balance classes", {weights: settings.get(weights), sampled: getattr(data_args, sampled)})
     name, saved = model_args.head or default_head, model_args.model_name_or_path
     if saved is None:
@@ -354,17 +357,6 @@ def fit_to_reserved(
     order = torch.cat(rows).argsort()  # so that the halves do not depend on the number of processes
     fit_rejection(model, Outputs(*(None if each[0] is None else torch.cat(each)[order] for each in values)), level)
     return {} if calibrate is None else calibrate(model)
-
-
-def report_rejection(run: "Run", model: Any, results: Mapping[str, Any]) -> dict[str, Any]:
-    """Print which rejection a trained model has, if any, and return it as further results."""
-    if (rejection := getattr(model, "rejection", None)) is None:
-        return {}
-    summary = f"{rejection.describe()}, rejects {100 * results['eval_rejected']:.1f} % of the evaluation images"
-    run.accelerator.print(f"rejection  {summary}")
-    names = ("score", "level", "num_images", "ranking", "ranked_by")
-    kept = {name: rejection.settings[name] for name in names if name in rejection.settings}
-    return {"rejection": kept | {"summary": summary}}
 
 
 def describe_head(config: "SphereVisionConfig", *, is_open_set: bool = False) -> image.HeadDescription:
