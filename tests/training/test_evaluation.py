@@ -37,14 +37,6 @@ def plain_evaluation(model: nn.Module, batches) -> dict[str, float]:
     return {"accuracy": (logits.argmax(-1) == labels).float().mean().item(), "loss": loss}
 
 
-@pytest.mark.parametrize("batch_size", [7, 1, 100])
-def test_evaluation_matches_a_single_full_batch(make_model, make_batches, batch_size):
-    model = make_model()
-    expected = plain_evaluation(model, make_batches(shuffle=False, augment=False))
-    batches = make_batches(40, batch_size, shuffle=False, augment=False)
-    assert evaluate(model, batches) == pytest.approx(expected)
-
-
 def test_flips_at_test_time_average_the_logits_of_mirror_images(make_batches):
     config = SphereVisionConfig(backbone="simple_fnn", num_channels=1, image_size=6, head="softmax", num_labels=3)
     model = SphereVisionForImageClassification(config).eval()
@@ -190,22 +182,18 @@ def plain_task_evaluation(task: str, model: nn.Module) -> dict[str, float]:
     return expected
 
 
-@pytest.mark.parametrize("batch_size", [7, 40])
 @every_task
-def test_task_evaluation_matches_a_single_full_batch(task, batch_size):
-    model = task_model(task)
-    measured = evaluate_on(model, task_batches(task, batch_size), Accelerator(cpu=True), TASKS[task][1])
-    assert measured == pytest.approx(plain_task_evaluation(task, model), rel=1e-5)
-
-
-@every_task
-def test_summed_loss_is_reported_as_the_mean_over_images(task, make_model):
-    model = task_model(task, "sum")
-    measured = evaluate_on(model, task_batches(task, 7), Accelerator(cpu=True), TASKS[task][1])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.settings(reduction=lambda reduction: {"reduction": reduction})
+def test_task_evaluation_matches_a_single_full_batch_and_reports_a_summed_loss_as_its_mean(task, reduction, make_model):
+    model = task_model(task, reduction)
     expected = plain_task_evaluation(task, model)
-    assert measured == pytest.approx(expected | {"loss": expected["loss"] / 40}, rel=1e-5)
-    assert [loss_is_sum(each) for each in (model, task_model(task, "mean"), make_model())] == [True, False, False]
-    module = nn.ModuleDict({"auxiliary": nn.MSELoss(reduction="sum"), "own": task_model(task, "mean")})
-    assert not loss_is_sum(module)
+    expected["loss"] /= 40 if reduction == "sum" else 1
+    for batch_size in (7, 1, 100):
+        measured = evaluate_on(model, task_batches(task, batch_size), Accelerator(cpu=True), TASKS[task][1])
+        assert measured == pytest.approx(expected, rel=1e-5)
+    assert [loss_is_sum(each) for each in (model, make_model())] == [reduction == "sum", False]
+    module = nn.ModuleDict({"auxiliary": nn.MSELoss(reduction="sum"), "own": model})
+    assert loss_is_sum(module) == (reduction == "sum")
     module.loss_reduction = "sum"
     assert loss_is_sum(module)

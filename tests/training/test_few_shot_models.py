@@ -53,12 +53,6 @@ def saved(tmp_path: Path) -> Callable[..., str]:
     return save
 
 
-def test_default_backbone_of_a_new_model_is_conv4_and_embedding_dim_is_applied():
-    assert build(side=16).config.backbone == "conv4"
-    model = build(**TINY, embedding_dim=5)
-    assert (model.config.embedding_dim, model.base_model.embedding_dim) == (5, 5)
-
-
 @pytest.mark.parametrize("pretrained", [True, False])
 def test_pretrained_weights_are_requested_from_timm_on_demand(pretrained, monkeypatch):
     asked = []
@@ -69,8 +63,9 @@ def test_pretrained_weights_are_requested_from_timm_on_demand(pretrained, monkey
         return create(*names, **options)
 
     monkeypatch.setattr(timm, "create_model", spy)
-    build(**TINY, pretrained_backbone=pretrained)
-    assert asked == [pretrained]
+    model = build(**TINY, pretrained_backbone=pretrained, embedding_dim=5)
+    assert (asked, model.config.embedding_dim, model.base_model.embedding_dim) == ([pretrained], 5, 5)
+    assert build(side=16).config.backbone == "conv4"
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hf_sphere.nn import HeadOutput
+from hf_sphere.optim.optimizers import optimizer_names
 from hf_sphere.training import (
     CheckpointError,
     TrainingDivergedError,
@@ -35,6 +36,7 @@ def everything(loop: TrainingLoop) -> dict:
     """Final state of a run, except its duration."""
     return {
         "weights": weights(loop),
+        "average": {name: value.clone() for name, value in loop.trained_model.state_dict().items()},
         "optim": loop.optimizer.state_dict(),
         "scheduler": loop.scheduler.state_dict(),
         "history": loop.state.history,
@@ -107,13 +109,13 @@ def test_training_reduces_the_loss_on_learnable_data_also_in_bf16(make_loop, mak
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
-@pytest.mark.parametrize("schedule", ["constant", "cosine", "reduce_lr_on_plateau"])
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_run_resumed_mid_epoch_is_bitwise_equal_to_an_uninterrupted_one(
-    make_loop, make_model, tmp_path, optimizer, schedule
-):
-    options = {"optim": optimizer, "lr_scheduler_type": schedule, "learning_rate": 0.02}
-    options |= {"lr_patience": 0} if schedule == "reduce_lr_on_plateau" else {}
+SCHEDULES = {"adam": "constant", "sgd": "reduce_lr_on_plateau"}
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", *optimizer_names()])
+def test_run_resumed_mid_epoch_is_bitwise_equal_to_an_uninterrupted_one(make_loop, make_model, tmp_path, optimizer):
+    options = {"optim": optimizer, "lr_scheduler_type": SCHEDULES.get(optimizer, "cosine"), "learning_rate": 0.02}
+    options |= {"lr_patience": 0} if optimizer == "sgd" else {"ema_decay": 0.9}
     options |= {"num_train_epochs": 4, "weight_decay": 0.01, "gradient_accumulation_steps": 2}
     unbroken = make_loop(make_model(seed=1), output_dir=str(tmp_path / "unbroken"), **options)
     unbroken.run()
@@ -370,14 +372,6 @@ def test_model_is_evaluated_in_eval_mode_and_trained_in_training_mode_in_each_ep
     assert [(entry["epoch"], entry["step"]) for entry in history] == [(1.0, 5), (2.0, 10)]
 
 
-def test_plateau_reduces_the_learning_rate_based_on_the_metric(make_loop):
-    options = {"lr_scheduler_type": PLATEAU, "lr_patience": 0, "lr_gamma": 0.5, "learning_rate": 0.4}
-    loop = make_loop(num_train_epochs=3, evaluate=scores(0.5, 0.5, 0.5), **options)
-    # The learning rate of each epoch, and the one after the last epoch.
-    rates = [entry["learning_rate"] for entry in loop.run().history]
-    assert [*rates, loop.optimizer.param_groups[0]["lr"]] == pytest.approx([0.4, 0.4, 0.2, 0.1])
-
-
 def test_checkpoints_are_saved_by_the_intervals_up_to_the_limit(make_loop, tmp_path):
     for name, options, steps in (
         ("epochs", {"num_train_epochs": 5, "save_epochs": 2}, [10, 20, 25]),  # the end is always saved
@@ -513,3 +507,35 @@ def test_resuming_with_or_without_plateau_is_rejected(make_loop, first, then):
     make_loop(num_train_epochs=1, lr_scheduler_type=first).run()
     with pytest.raises(CheckpointError, match="has another lr_scheduler_type; `reduce_lr_on_plateau` cannot be"):
         make_loop(num_train_epochs=2, lr_scheduler_type=then, resume_from_checkpoint="latest")
+
+
+def test_average_of_the_steps_is_evaluated_and_saved_and_does_not_change_the_training(make_loop, make_model, tmp_path):
+    evaluated, saved = [], []
+
+    def evaluate(model) -> dict[str, float]:
+        evaluated.append(model)
+        return {"accuracy": float(len(evaluated))}
+
+    options = {"num_train_epochs": 2, "learning_rate": 0.1}
+    plain = make_loop(make_model(dropout=0.0), output_dir=str(tmp_path / "plain"), **options)
+    plain.run()
+    options |= {"evaluate": evaluate, "loop": {"save_best": saved.append}}
+    loop = make_loop(make_model(dropout=0.0), ema_decay=0.8, **options)
+    steps = []
+    original = loop.average.update_parameters
+
+    def record(model) -> None:
+        steps.append({name: value.double().clone() for name, value in model.state_dict().items()})
+        original(model)
+
+    loop.average.update_parameters = record
+    loop.run()
+    expected = steps[0]
+    for step in steps[1:]:
+        expected = {name: 0.8 * expected[name] + 0.2 * step[name] for name in expected}
+    del expected["norm.num_batches_tracked"]
+    for name, value in expected.items():
+        torch.testing.assert_close(loop.trained_model.state_dict()[name].double(), value, rtol=1e-5, atol=1e-6)
+    assert [model is loop.average.module for model in evaluated + saved] == [True] * 4
+    for name, value in plain.model.state_dict().items():
+        assert torch.equal(loop.model.state_dict()[name], value)

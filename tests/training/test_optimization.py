@@ -1,8 +1,8 @@
+import itertools
 import math
 
 import pytest
 import torch
-from hypothesis import given, strategies as st
 from torch import nn
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
@@ -60,32 +60,14 @@ def test_factor_matches_hand_computed_values(options, epoch, factor):
     assert learning_rate_factor(arguments(num_train_epochs=10, **options), epoch) == pytest.approx(factor, abs=1e-12)
 
 
-OF_SCHEDULES = {
-    "lr_step_epochs": (["step"], st.integers(1, 100)),
-    "lr_milestones": (["multistep"], st.lists(st.integers(1, 300), min_size=1, unique=True).map(sorted)),
-    "lr_gamma": (["step", "multistep"], st.floats(0, 1)),
-}
-schedules = st.sampled_from(["constant", "linear", "cosine", "step", "multistep"]).flatmap(
-    lambda schedule: st.builds(
-        arguments,
-        lr_scheduler_type=st.just(schedule),
-        num_train_epochs=st.integers(0, 300),
-        warmup_epochs=st.floats(0, 400),
-        **{name: values for name, (of, values) in OF_SCHEDULES.items() if schedule in of},
-    )
-)
-
-
-@given(schedules.filter(lambda args: args.warmup_epochs > 1e-3), st.floats(0, 0.999))
-def test_warmup_is_linear_for_every_schedule(args, share):
-    assert learning_rate_factor(args, share * args.warmup_epochs) == pytest.approx(share)
-
-
-@given(schedules, st.floats(0, 1000), st.floats(0, 400), st.floats(0, 400))
-def test_factor_lies_between_0_and_1_and_never_increases_after_warmup(args, epoch, later, more):
-    assert 0.0 <= learning_rate_factor(args, epoch) <= 1.0
-    start = args.warmup_epochs + later
-    assert learning_rate_factor(args, start + more) <= learning_rate_factor(args, start) + 1e-12
+def test_factor_lies_between_0_and_1_and_never_increases_after_warmup():
+    every = [{"lr_scheduler_type": name} for name in ("constant", "linear", "cosine")] + [STEP, MULTISTEP]
+    for options, warmup, epochs in itertools.product(every, (0.0, 0.3, 4.0, 40.0), (0, 1, 10)):
+        args = arguments(num_train_epochs=epochs, warmup_epochs=warmup, **options)
+        factors = [learning_rate_factor(args, warmup * step / 20) for step in range(20)] * (warmup > 0)
+        assert factors == pytest.approx([step / 20 for step in range(20)] * (warmup > 0))
+        factors = [learning_rate_factor(args, warmup + step / 7) for step in range(150)]
+        assert all(1 >= first >= second >= 0 for first, second in itertools.pairwise(factors))
 
 
 def rates(scheduler: torch.optim.lr_scheduler.LRScheduler, steps: int) -> list[list[float]]:
@@ -243,17 +225,14 @@ def test_arguments_that_an_optimizer_does_not_use_are_errors(name, given):
     ("options", "reference"),
     [
         ({"optim": "sgd", "momentum": 0.0}, lambda g: torch.optim.SGD(g, lr=0.1)),
-        ({"optim": "sgd"}, lambda g: torch.optim.SGD(g, lr=0.1, momentum=0.9)),
         (
             {"optim": "sgd", "momentum": 0.8, "nesterov": True},
             lambda g: torch.optim.SGD(g, lr=0.1, momentum=0.8, nesterov=True),
         ),
-        ({"optim": "adam"}, lambda g: torch.optim.Adam(g, lr=0.1)),
         ({"optim": "adam", **ADAM}, lambda g: torch.optim.Adam(g, lr=0.1, betas=(0.8, 0.95), eps=1e-6)),
-        ({"optim": "adamw"}, lambda g: torch.optim.AdamW(g, lr=0.1)),
         ({"optim": "adamw", **ADAM}, lambda g: torch.optim.AdamW(g, lr=0.1, betas=(0.8, 0.95), eps=1e-6)),
     ],
-    ids=["sgd", "sgd-momentum", "sgd-nesterov", "adam", "adam-options", "adamw", "adamw-options"],
+    ids=["sgd", "sgd-nesterov", "adam-options", "adamw-options"],
 )
 def test_steps_match_torch_with_the_same_settings(options, reference):
     models = []
