@@ -17,7 +17,6 @@ from typing import Any
 from hf_sphere import search
 from hf_sphere.commands.search import write_table
 from hf_sphere.utils.arguments import Arguments, argument, named_first, parse_arguments
-from hf_sphere.utils.checks import check_exclusive
 from hf_sphere.utils.files import check_writable
 
 
@@ -40,17 +39,14 @@ class DuplicateArguments(Arguments):
     group_column: str | None = argument(
         None, "Column of groups that contain the duplicates of their rows, such as the product; not the class."
     )
-    threshold: float | None = argument(None, "Smallest cosine of a duplicate; if not set, chosen.", gt=-1, le=1)
+    threshold: float | None = argument(
+        None, "Smallest cosine of a duplicate; if not set, chosen.", gt=-1, le=1, not_with=["expected_false"]
+    )
     expected_false: float | None = argument(
         None, "Number of false pairs that a chosen threshold is expected to find; 1 if not set.", gt=0
     )
     table: str | None = argument(None, "CSV file for the table; printed if not set.")
     skip_unreadable_images: bool = argument(False, "Leave out images that cannot be read.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        names = ("threshold", "expected_false")
-        check_exclusive("choose the pairs", {name: getattr(self, name) is not None for name in names})
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -54,7 +54,9 @@ class ExtractionArguments(Arguments):
         "all classes after the first train_classes, on which the model was evaluated.",
         ge=1,
     )
-    train_split: str | None = argument(None, "Training split, only for --train_classes; train if not set.")
+    train_split: str | None = argument(
+        None, "Training split, only for --train_classes; train if not set.", only_with=["train_classes"]
+    )
     image_column_name: str | None = argument(None, "Image column; detected by name by default.")
     label_column_name: str | None = argument(None, "Label column, if any; detected by name by default.")
     image_mean: list[float] | None = argument(None, "Mean per channel, 0 to 1; for models without an image processor.")
@@ -72,11 +74,6 @@ class ExtractionArguments(Arguments):
     skip_unreadable_images: bool = argument(False, "Skip images that cannot be decoded.")
     overwrite_output_dir: bool = argument(False, "Replace the embeddings in output_dir.")
     disable_tqdm: bool = argument(False, "Disable progress bars.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.train_split is not None and self.train_classes is None:
-            raise ValueError(f"--train_split {self.train_split} has no effect without --train_classes; leave it out.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -41,19 +41,23 @@ class IndexArguments(Arguments):
         None,
         "Column of the groups of a new index, whose rows match each other, or `label` for the class. If not set, each "
         "row is a group.",
+        only_with=["output_dir"],
     )
     calibration: str | None = argument(
-        None, "Images, texts or vectors without a match in the index, to calibrate it, with groups by its group_column."
+        None,
+        "Images, texts or vectors without a match in the index, to calibrate it, with groups by its group_column.",
+        not_with=["remove_from"],
     )
     output_dir: str | None = argument(None, "Folder of a new index.")
-    overwrite_output_dir: bool = argument(False, "Replace the index in output_dir.")
+    overwrite_output_dir: bool = argument(False, "Replace the index in output_dir.", only_with=["output_dir"])
     add_to: str | None = argument(None, "Instead, folder of an index to which the images are added.")
     remove_from: str | None = argument(None, "Instead, folder of an index from which the images are removed.")
-    split: str | None = argument(None, "Split of a dataset; the evaluation split if not set.")
+    split: str | None = argument(None, "Split of a dataset; the evaluation split if not set.", not_with=["remove_from"])
     kind: Literal["torch", "flat", "ivf", "hnsw"] | None = argument(
         None,
         "Search: exact with torch or FAISS, or approximate with an inverted file or graph of FAISS. If not set, exact "
         "up to 200,000 images, else ivf.",
+        only_with=["output_dir"],
     )
     batch_size: int = argument(64, "Images per batch.", ge=1)
     num_workers: int | None = argument(None, "Number of decoding processes; one per core if not set.", ge=0, le=1024)
@@ -66,14 +70,6 @@ class IndexArguments(Arguments):
             raise ValueError("give one of --output_dir for a new index, --add_to and --remove_from.")
         if self.output_dir is not None and self.model_name_or_path is None and self.column is None:
             raise ValueError("a new index needs --model_name_or_path, or the --column of vectors.")
-        for name in ("kind", "group_column"):
-            if self.output_dir is None and (value := getattr(self, name)) is not None:
-                raise ValueError(f"--{name} {value} is for a new index; another one has its own. Leave it out.")
-        for name in ("split", "calibration") if self.remove_from is not None else ():
-            if (value := getattr(self, name)) is not None:
-                raise ValueError(f"--{name} {value} has no effect with --remove_from. Leave it out.")
-        if self.output_dir is None and self.overwrite_output_dir:
-            raise ValueError("--overwrite_output_dir is for --output_dir; other indices are changed. Leave it out.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

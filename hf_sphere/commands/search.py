@@ -37,7 +37,9 @@ class SearchArguments(Arguments):
     false_accept: float | None = argument(
         None, "Mark matches: chance to accept anything for a query whose group is not in the index.", gt=0, lt=1
     )
-    leave_out_query: bool = argument(False, "Leave out a neighbor that is the same file, or row of a dataset.")
+    leave_out_query: bool = argument(
+        False, "Leave out a neighbor that is the same file, or row of a dataset.", only_with=["query"]
+    )
     classes: list[str] | None = argument(
         None, "Find only images of these classes; that of an image without a label is its prediction, shown with a '?'."
     )
@@ -50,8 +52,6 @@ class SearchArguments(Arguments):
         super().__post_init__()
         if (self.query is None) == (self.text is None):
             raise ValueError("give either --query or --text.")
-        if self.leave_out_query and self.text is not None:
-            raise ValueError("--leave_out_query is for --query; a text is not in the index.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -370,7 +370,7 @@ def test_a_model_without_image_processor_uses_its_configured_size(extract, save)
         (["--label_column_name", "lable"], "Did you mean 'label'?"),
         (["--train_classes", "10"], "--train_classes 10 does not divide 10 classes"),
         (["--model_name_or_path", "nowhere"], "nowhere"),
-        (["--train_split", "train", "--model_name_or_path", "nowhere"], "train has no effect without --train_classes"),
+        (["--train_split", "train", "--model_name_or_path", "nowhere"], "train has no effect without train_classes"),
         *(
             ([f"--{name}", "0"], f"{name} must be at least 1; got 0.")
             for name in ("max_samples", "batch_size", "train_classes")

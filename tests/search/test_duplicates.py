@@ -291,7 +291,7 @@ def test_invalid_words_are_one_error(words, message, tmp_path, monkeypatch):
 def test_a_given_and_a_chosen_threshold_exclude_each_other(capsys):
     with pytest.raises(SystemExit):
         command.main(["space", "--threshold", "0.9", "--expected_false", "1"])
-    assert "threshold and expected_false are two ways to choose the pairs; use only one" in capsys.readouterr().err
+    assert "threshold and expected_false exclude each other; leave one of them out" in capsys.readouterr().err
 
 
 def test_the_other_split_is_of_the_same_dataset(tmp_path, capsys):
