@@ -121,13 +121,6 @@ def test_retrieval_with_a_hyperbolic_head_uses_the_hyperbolic_distance(curvature
     assert expected != pytest.approx(expected_scores(model, batches))
 
 
-def test_images_that_are_alone_in_their_class_are_counted_and_skipped():
-    labels = torch.arange(40) // 4
-    labels[:3] = torch.tensor([100, 101, 102])
-    scores = evaluate_retrieval(retrieval_model(), images_in_pairs(40, labels=labels), Accelerator(cpu=True))
-    assert scores["num_excluded"] == 4  # these three, and the remaining image of their class
-
-
 def test_certainty_is_evaluated_in_batches_of_logits(monkeypatch):
     model, batches, sizes = retrieval_model("vmf"), images_in_pairs(7), []
     expected = evaluate_certainty(model, batches, Accelerator(cpu=True))

@@ -104,16 +104,6 @@ def test_evaluation_is_reproducible_in_eval_mode_without_the_augmentation_of_tra
     assert (math.isnan(measured["accuracy_interval"]), measured["num_episodes"]) == (True, 1)
 
 
-def test_perfectly_separating_model_has_accuracy_1():
-    """Images with one gray value per class, embedded as their mean."""
-    images = (LABELS * 40).to(torch.uint8)[:, None, None, None].expand(-1, 1, 2, 2).contiguous()
-    options = {"mean": [0.0], "std": [1.0], "episodes": Episodes(4, 5, 6, distinct=True)}
-    model = make_model()
-    model.base_model.forward = lambda pixels: SimpleNamespace(embeddings=pixels.mean((2, 3)))
-    measured = evaluate(model, FewShotBatches(ImagesInMemory(images, LABELS, **options), 1))
-    assert (measured["accuracy"], measured["accuracy_interval"]) == (1.0, 0.0)
-
-
 @pytest.mark.parametrize("processes", [2, 3])
 def test_processes_share_the_images_and_gather_them_in_order(processes, monkeypatch):
     model, batches = make_model().eval(), make_batches()

@@ -249,6 +249,10 @@ def test_saved_model_keeps_value_settings_missing_from_the_arguments_and_a_run_o
     model = build("joint", model_name_or_path=saved("joint", values=own, reduction="sum"))
     assert (model.config.task_weight, model.config.value_range) == (0.75, [0.0, 9.0])
     assert (model.regression.out_of_range, model.regression.reduction, model.head.reduction) == ("clip", "sum", "sum")
+    for head in ("vmf", "cosine", "arcface", "hyperbolic"):
+        options = {"curvature": 0.5} if head == "hyperbolic" else {"log_temperature": -2.0, "temperature_lr": 0.1}
+        folder = saved("classification", head=head, head_kwargs=options)
+        assert build("classification", model_name_or_path=folder).config.head_kwargs == options
     head = {"head": "prototype", "head_kwargs": {"reduction": "sum"}}
     folder = saved("classification", **head)
     assert build("classification", model_name_or_path=folder).head.reduction == "sum"
@@ -312,13 +316,6 @@ def test_freeze_batch_norm_is_that_of_the_arguments_else_of_the_saved_model(task
         for now, frozen in ((None, before), (not before, not before)):
             model = build(task, model_name_or_path=folder, freeze_batch_norm=now)
             assert model.config.freeze_batch_norm is frozen
-
-
-@pytest.mark.parametrize("head", ["vmf", "cosine", "arcface", "hyperbolic"])
-def test_saved_model_keeps_the_options_of_its_head(head, saved):
-    options = {"curvature": 0.5} if head == "hyperbolic" else {"log_temperature": -2.0, "temperature_lr": 0.1}
-    folder = saved("classification", head=head, head_kwargs=options)
-    assert build("classification", model_name_or_path=folder).config.head_kwargs == options
 
 
 def test_bad_input_is_refused(saved):

@@ -62,12 +62,16 @@ def test_the_metadata_have_the_accuracy_task_dataset_library_tags_and_license(wr
     assert found == [("other", "accuracy", 0.5), ("other", "mean_absolute_error", 2.5)]
 
 
-@pytest.mark.parametrize("dataset", ["digits", "a/folder/of/images"])
-def test_data_that_are_not_on_the_hub_are_not_linked_and_have_no_results_for_it(write, tmp_path, dataset):
-    assert write().data.datasets == ["someone/a-dataset"]
-    assert write(dataset="imdb").data.datasets == ["imdb"]
-    assert write(dataset=dataset).data.datasets is None
-    assert not (tmp_path / ".eval_results" / "results.yaml").exists()
+def test_data_that_are_not_on_the_hub_are_not_linked_and_paths_are_not_published(write, tmp_path, monkeypatch):
+    results = tmp_path / ".eval_results" / "results.yaml"
+    for dataset, is_on_hub in {"someone/a-dataset": True, "imdb": True, "digits": False, "a/folder/of": False}.items():
+        assert write(dataset=dataset).data.datasets == ([dataset] if is_on_hub else None)
+        assert results.exists() == is_on_hub
+    (tmp_path / "my-images").mkdir()
+    assert str(tmp_path) not in write(dataset=str(tmp_path / "my-images")).content
+    monkeypatch.chdir(tmp_path)
+    Path("someone/a-dataset").mkdir(parents=True)
+    assert write().data.datasets is None
 
 
 BREAKOUT = "x\n```\n# injected | cell"
@@ -80,15 +84,6 @@ def test_line_break_and_bar_do_not_leave_their_place(write, place):
     assert not [line for line in text.splitlines() if line.startswith("# injected")]
     assert text.count("\n```") == write().text.count("\n```")
     assert r"| a | x \| y |" in write(settings={"a": "x | y"}).text
-
-
-def test_path_of_a_local_folder_is_not_published_nor_mistaken_for_a_hub_dataset(write, tmp_path, monkeypatch):
-    folder = tmp_path / "my-images"
-    folder.mkdir()
-    assert str(tmp_path) not in write(dataset=str(folder)).content
-    monkeypatch.chdir(tmp_path)
-    Path("someone/a-dataset").mkdir(parents=True)
-    assert write().data.datasets is None
 
 
 def test_the_text_has_the_details_of_the_run(write):

@@ -135,12 +135,8 @@ def test_a_folder_in_use_is_refused_with_the_process_and_host_until_it_is_killed
     other_run.kill()
     other_run.wait()
     assert names(tmp_path) == [LOCK_FILE]
-    lock(tmp_path)
-
-
-def test_a_process_can_lock_a_folder_again_and_its_lock_file_is_removed_at_the_end(tmp_path):
     with locked(tmp_path):
-        lock(tmp_path)
+        lock(tmp_path)  # again by the same process
         assert names(tmp_path) == [LOCK_FILE]
     assert names(tmp_path) == []
 

@@ -47,11 +47,13 @@ def prepared(*args) -> Run:
 def test_a_run_creates_the_output_dir_flushes_denormal_numbers_and_writes_all_settings(make_args, tmp_path):
     smallest_normal = torch.tensor(torch.finfo(torch.float32).tiny)
     assert smallest_normal / 2 > 0
-    args = make_args(learning_rate=0.25)
+    args, lock = make_args(learning_rate=0.25), tmp_path / "run" / LOCK_FILE
     start_run(args)
     assert smallest_normal / 2 == 0
     assert not (tmp_path / "run").exists()
-    prepared(args, ImageDataArguments(crop_padding=3))
+    with prepared(args, ImageDataArguments(crop_padding=3)):
+        assert lock.read_text().startswith(f" process {os.getpid()} on ")
+    assert not lock.exists()
     settings = read(tmp_path / "run", "run.json")
     assert (settings["learning_rate"], settings["crop_padding"]) == (0.25, 3)
 
@@ -87,13 +89,6 @@ def test_bad_input_is_refused_before_anything_is_written(make_args, tmp_path, mo
     monkeypatch.setattr("hf_sphere.training.run.start_accelerator", pytest.fail)  # which would warn
     with pytest.raises(ImportError, match=r"package of tracker tensorboard is not installed.*hf_sphere\[trackers\]"):
         start_run(make_args(report_to=["tensorboard"]))
-
-
-def test_output_dir_is_locked_until_the_end_of_the_run(make_args):
-    with start_run(make_args()) as run:
-        run.prepare_output_dir()
-        assert (run.output_dir / LOCK_FILE).read_text().startswith(f" process {os.getpid()} on ")
-    assert not (run.output_dir / LOCK_FILE).exists()
 
 
 @pytest.mark.parametrize("options", [{"overwrite_output_dir": True}, {"resume_from_checkpoint": "latest"}])

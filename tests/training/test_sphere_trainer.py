@@ -154,13 +154,16 @@ def test_optimizer_has_the_loss_curve_of_the_recipe(ours, theirs, digits, argume
     assert losses == pytest.approx(expected, rel=0, abs=1e-9)
 
 
-def test_callback_and_optimizer_train_like_the_trainer(arguments):
-    options = {"num_train_epochs": 2, "per_device_train_batch_size": 4}
-    models = [make_model("vmf", head_kwargs={"temperature_lr": 0.1}) for _ in range(2)]
-    args = arguments(**options)
+@pytest.mark.parametrize(("head", "options"), [("vmf", {"temperature_lr": 0.1}), ("adaface", {})])
+def test_callback_and_optimizer_train_like_the_trainer_also_if_it_is_passed_the_callback(arguments, head, options):
+    models, given = [make_model(head, head_kwargs=options) for _ in range(3)], {"train_dataset": images()}
+    args = arguments(num_train_epochs=2, per_device_train_batch_size=4)
     own = {"callbacks": [SphereCallback()], "optimizers": (create_optimizer(models[0], args), None)}
-    losses = train(Trainer(models[0], args, train_dataset=images(), **own))
-    assert losses == train(SphereTrainer(models[1], arguments(**options), train_dataset=images()))
+    losses = train(Trainer(models[0], args, **given, **own))
+    assert losses == train(SphereTrainer(models[1], args, **given))
+    assert losses == train(SphereTrainer(models[2], args, **given, callbacks=[SphereCallback()]))
+    for model in models[1:]:
+        torch.testing.assert_close(dict(model.named_buffers()), dict(models[0].named_buffers()), rtol=0, atol=0)
 
 
 VALUES = {"embedding_dim": 4, "value_range": [0.0, 1.0]}
@@ -245,13 +248,6 @@ def test_run_is_not_resumed_at_another_place_of_the_data(change, step, arguments
     refusal = pytest.raises(ValueError, match=rf"was at epoch \S+ after {step} steps, which are \S+ epochs now; repeat")
     with nullcontext() if change == "the same, in equal steps" else refusal:
         resumed.train(resume_from_checkpoint=str(tmp_path / "run" / f"checkpoint-{step}"))
-
-
-def test_running_statistics_are_updated_once_per_step_if_the_callback_is_passed_too(arguments):
-    models = [make_model("adaface"), make_model("adaface")]
-    for model, callbacks in zip(models, [[], [SphereCallback()]], strict=True):
-        SphereTrainer(model, arguments(max_steps=3), train_dataset=images(), callbacks=callbacks).train()
-    torch.testing.assert_close(*(dict(model.named_buffers()) for model in models), rtol=0, atol=0)
 
 
 # Optimizer
