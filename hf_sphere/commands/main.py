@@ -17,7 +17,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     if name in ("-h", "--help", "help"):
-        run_main(lambda _: print(_overview()))
+        lines = ["Learning on the hypersphere. Usage: hf-sphere JOB [options]"]  # 24 lines in all, a small terminal
+        lines += [f"  {name:<13}{job.summary}" for name, job in JOBS.items()]
+        lines += ["", "hf-sphere JOB --help shows the options of a job, hf-sphere --version the version."]
+        lines += ["On several devices: accelerate launch -m hf_sphere.commands.train classification ..."]
+        run_main(lambda _: print("\n".join(lines)))
     elif name == "--version":
         from hf_sphere import __version__
 
@@ -32,14 +36,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         hint = f"did you mean {jobs[nearest[0]]!r}?" if nearest else "run hf-sphere to see the jobs."
         hint = "options follow the job." if name.startswith("-") else hint
         sys.exit(f"hf-sphere: there is no job {name!r}; {hint}")
-
-
-def _overview() -> str:
-    lines = ["Learning on the hypersphere. Usage: hf-sphere JOB [options]"]  # 24 lines in all, a small terminal
-    lines += [f"  {name:<13}{job.summary}" for name, job in JOBS.items()]
-    lines += ["", "hf-sphere JOB --help shows the options of a job, hf-sphere --version the version."]
-    lines += ["On several devices: accelerate launch -m hf_sphere.commands.train classification ..."]
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

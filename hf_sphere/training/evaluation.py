@@ -182,7 +182,7 @@ def evaluate_retrieval(model: nn.Module, batches: "ImageBatches", accelerator: A
         >>> evaluate_retrieval(model, data.test, Accelerator())["recall_at_1"]  # doctest: +SKIP
     """
     any_model: Any = model.eval()
-    embeddings, labels = _gather_embeddings(any_model, batches, accelerator)
+    embeddings, labels = _gather(any_model, batches, accelerator)
     head = any_model.head
     scores = retrieval_scores(head.transform(embeddings), labels, **head.metric())
     return {name: float(value) for name, value in scores.items() if name != "num_queries"}
@@ -191,8 +191,8 @@ def evaluate_retrieval(model: nn.Module, batches: "ImageBatches", accelerator: A
 @torch.inference_mode()
 def evaluate_frozen(model: nn.Module, batches: "ImageBatches", accelerator: Accelerator) -> dict[str, float]:
     """Compute retrieval metrics of the features of a model's backbone, with the cosine distance; see above."""
-    backbone: Any = model.eval().base_model.backbone  # type: ignore[union-attr]
-    scores = retrieval_scores(*_gather(lambda pixels: backbone(pixels), batches, accelerator))
+    any_model: Any = model.eval()
+    scores = retrieval_scores(*_gather(any_model, batches, accelerator, any_model.base_model.backbone))
     return {name: float(scores[name]) for name in ("recall_at_1", "map_at_r")}
 
 
@@ -205,7 +205,7 @@ def evaluate_certainty(model: nn.Module, batches: "ImageBatches", accelerator: A
     the Recall@1 of each decile by measure, or nothing for a head without a concentration.
     """
     any_model: Any = model.eval()
-    embeddings, labels = _gather_embeddings(any_model, batches, accelerator)
+    embeddings, labels = _gather(any_model, batches, accelerator)
     measured = []
     for some in embeddings.split(max(1, _NUMBERS_AT_ONCE // any_model.config.num_labels)):
         output = any_model.head(some)
@@ -270,13 +270,11 @@ def _gather_images(model: Any, batches: "FewShotBatches", indices: Tensor, accel
     return torch.cat(embeddings)[torch.cat(positions).argsort()].to(accelerator.device)
 
 
-def _gather_embeddings(model: Any, batches: "ImageBatches", accelerator: Accelerator) -> tuple[Tensor, Tensor]:
-    """Return the inputs of the model's head for a split, (N, d), float32, and the labels (N,), over all processes."""
-    return _gather(lambda pixels: model.head_inputs(model.base_model(pixels).embeddings), batches, accelerator)
-
-
-def _gather(embed: Callable[..., Tensor], batches: "ImageBatches", accelerator: Accelerator) -> tuple[Tensor, Tensor]:
-    """Return the embeddings of a split, (N, d), float32, and the labels (N,), over all processes."""
+def _gather(
+    model: Any, batches: "ImageBatches", accelerator: Accelerator, embed: Callable[..., Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the embeddings of a split, by default the inputs of the model's head, (N, d), float32, and the labels."""
+    embed = embed or (lambda pixels: model.head_inputs(model.base_model(pixels).embeddings))
     seen = [(embed(batch["pixel_values"]).float().cpu(), batch["labels"].cpu()) for batch in batches.epoch()]
     embeddings, labels = zip(*gather_object(seen), strict=True)
     return torch.cat(embeddings).to(accelerator.device), torch.cat(labels).to(accelerator.device)
@@ -286,7 +284,7 @@ def _gather(embed: Callable[..., Tensor], batches: "ImageBatches", accelerator: 
 def gather_logits(model: nn.Module, batches: "ImageBatches", accelerator: Accelerator) -> tuple[Tensor, Tensor]:
     """Return the logits of a split, (N, K), float32, and the labels (N,), over all processes."""
     any_model: Any = model.eval()
-    return _gather(lambda pixels: any_model(pixel_values=pixels).logits, batches, accelerator)
+    return _gather(any_model, batches, accelerator, lambda pixels: any_model(pixel_values=pixels).logits)
 
 
 @torch.no_grad()

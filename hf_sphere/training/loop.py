@@ -304,12 +304,12 @@ class TrainingLoop:
 
     def _train_metrics(self) -> dict[str, float]:
         """Means over the epoch so far and over all processes."""
-        names = [name for name in self._totals if name != "examples"]
-        if not names:
+        if not self._totals:
             return {}
-        sums = torch.stack([self._totals["examples"], *(self._totals[name] for name in names)])
-        count, *values = self.accelerator.reduce(sums, "sum").tolist()
-        means = {name: value / count for name, value in zip(names, values, strict=True)}
+        sums = self.accelerator.reduce(torch.stack([*self._totals.values()]), "sum").tolist()
+        totals = dict(zip(self._totals, sums, strict=True))
+        count = totals.pop("examples")
+        means = {name: value / count for name, value in totals.items()}
         return {f"train_{name}": value for name, value in (means | dict(self.derive(means))).items()}
 
     def _check_losses(self) -> None:

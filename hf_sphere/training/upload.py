@@ -60,7 +60,12 @@ def upload(folder: Path, files: Sequence[Path], repo_id: str, *, private: bool |
         operations = [CommitOperationAdd(p.relative_to(folder).as_posix(), _public_content(p, repo_id)) for p in files]
         hub.create_commit(repo_id, operations, commit_message="Upload trained model")
     except Exception as error:  # huggingface_hub also raises the errors of its HTTP library
-        raise ConnectionError(f"the upload failed: {_explain(error, repo_id)}.") from error
+        status, why = getattr(getattr(error, "response", None), "status_code", None), error_text(error).rstrip(".")
+        if status == 401 or isinstance(error, LocalTokenNotFoundError):
+            why = "the Hub does not accept your token, or there is none; log in with hf auth login, or set HF_TOKEN"
+        elif status == 403:
+            why = f"your token may not write to {repo_id}; use one that may, or another name"
+        raise ConnectionError(f"the upload failed: {why}.") from error
     return repo_id
 
 
@@ -91,12 +96,3 @@ def rename_model(card: str, name: str) -> str:
     """Return the text of a card whose code loads the model by another name."""
     model = re.search(r'\bmodel(?:_id)? ?= ?("[^"\n]+")', card)
     return card.replace(model[1], json.dumps(name)) if model else card
-
-
-def _explain(error: Exception, repo_id: str) -> str:
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if status == 401 or isinstance(error, LocalTokenNotFoundError):
-        return "the Hub does not accept your token, or there is none; log in with hf auth login, or set HF_TOKEN"
-    if status == 403:
-        return f"your token may not write to {repo_id}; use one that may, or another name"
-    return error_text(error).rstrip(".")

@@ -83,12 +83,17 @@ def prepare(
 ) -> Prepared:
     """Load tokenizer and data, build the model, and fit its spherized layers if requested."""
     from hf_sphere.training.evaluation import measure_tokens, perplexity
+    from hf_sphere.utils.modules import longest_input
 
     accelerator = run.accelerator
     tokenizer = load_tokenizer(model_args)
     model = build_language_model(model_args, tokenizer).to(accelerator.device)
+    longest, length = longest_input(model, tokenizer), data_args.max_seq_length
+    if length is None:
+        length = min(longest or LONGEST_BLOCK, LONGEST_BLOCK)
+    elif longest is not None and length > longest:
+        raise ValueError(f"max_seq_length {length} exceeds the maximum of the model, {longest} tokens.")
     with accelerator.main_process_first():
-        length = choose_block_length(data_args.max_seq_length, model, tokenizer)
         text = data.load_text_data(data_args, tokenizer, block_length=length, **run.loading)
     accelerator.print(summarize(model, text))
     if model_args.fit_spherization and args.resume_from_checkpoint is None:
@@ -172,16 +177,6 @@ def fit_to_plain_model(model: Any, args: TextModelArguments, text: "TextData") -
     finally:
         logging.set_verbosity(verbosity)
     return models.fit_spherization(model, reference, text.train.epoch(), max_tokens=args.fit_tokens or FIT_TOKENS)
-
-
-def choose_block_length(requested: int | None, model: Any, tokenizer: Any) -> int:
-    """Return the requested length, which the model must support, else its maximum, but at most 512 tokens."""
-    from hf_sphere.utils.modules import longest_input
-
-    longest = longest_input(model, tokenizer)
-    if requested is not None and longest is not None and requested > longest:
-        raise ValueError(f"max_seq_length {requested} exceeds the maximum of the model, {longest} tokens.")
-    return min(longest or LONGEST_BLOCK, LONGEST_BLOCK) if requested is None else requested
 
 
 def summarize(model: Any, text: "TextData") -> str:
