@@ -98,13 +98,19 @@ class TestOrder:
             for one, other in zip(training.epoch(2, start=start), whole[start:], strict=True):
                 assert all(torch.equal(one[name], other[name]) for name in one)
 
-    def test_an_epoch_has_the_requested_number_of_images(self, shards):
-        data = load(shards(), max_train_samples=10, max_eval_samples=5, **STATED)
+    def test_an_epoch_has_the_requested_number_of_images_and_a_stream_that_is_too_short_is_an_error(self, shards):
+        folder = shards()
+        data = load(folder, max_train_samples=10, max_eval_samples=5, **STATED)
         epochs = [{mark for mark, _ in seen(data.train, epoch=epoch)} for epoch in range(8)]
         assert {len(epoch) for epoch in epochs} == {10}
         assert set.union(*epochs) == set(range(23))
         assert [mark for mark, _ in seen(data.evaluation)] == [0, 1, 2, 3, 4]
         assert (data.train.num_examples, data.train.examples_per_epoch, data.record) == (10, 10, None)
+        data = load(folder, **STATED, max_train_samples=24, max_eval_samples=40)
+        with pytest.raises(ValueError, match="'train' ended after 23 images of 24; set max_train_samples"):
+            list(data.train.epoch())
+        with pytest.raises(ValueError, match="'train' ended after 23 images of 40; set max_eval_samples"):
+            list(data.evaluation.epoch())
 
 
 def noise_png(seed: int) -> bytes:
@@ -171,11 +177,6 @@ class TestSources:
 
 
 class TestErrors:
-    def test_what_is_not_stated_is_one_error(self, shards):
-        needed = "image_size, num_channels, image_mean, image_std, max_train_samples .*max_eval_samples .*class_names"
-        with pytest.raises(ValueError, match=f"a stream is not read before training, so set {needed}"):
-            load(shards())
-
     @pytest.mark.parametrize(
         ("options", "said"),
         [
@@ -195,13 +196,6 @@ class TestErrors:
     def test_what_needs_all_images_is_refused_by_name(self, options, said, shards):
         with pytest.raises(ValueError, match=f"{said} needs all images or labels before training; leave it or stream"):
             load(shards(), **STATED, **COUNTS, **options)
-
-    def test_a_stream_that_is_too_short_is_an_error_with_its_size(self, shards):
-        data = load(shards(), **STATED, max_train_samples=24, max_eval_samples=40)
-        with pytest.raises(ValueError, match="'train' ended after 23 images of 24; set max_train_samples"):
-            list(data.train.epoch())
-        with pytest.raises(ValueError, match="'train' ended after 23 images of 40; set max_eval_samples"):
-            list(data.evaluation.epoch())
 
     @pytest.mark.parametrize("label", [7, -1])
     def test_an_unknown_label_names_the_image(self, label, shards, encode):
@@ -225,8 +219,11 @@ class TestErrors:
         with pytest.raises(ValueError, match="cannot be decoded"):
             list(data.train.epoch())
 
-    def test_splits_that_cannot_be_streamed_are_errors(self, shards, make_dataset):
+    def test_what_is_not_stated_and_splits_that_cannot_be_streamed_are_errors(self, shards, make_dataset):
         folder = shards()
+        needed = "image_size, num_channels, image_mean, image_std, max_train_samples .*max_eval_samples .*class_names"
+        with pytest.raises(ValueError, match=f"a stream is not read before training, so set {needed}"):
+            load(folder)
         with pytest.raises(ValueError, match=r"eval_split \(no images can be held out\)"):
             load(folder, **STATED, **COUNTS, eval_split=None)
         with pytest.raises(ValueError, match=r"train_split 'train\[:80%\]' must be a whole split"):

@@ -159,7 +159,7 @@ class TestInput:
         train = train._replace(embeddings=train.embeddings.clone().index_fill_(0, torch.tensor([0]), 0.0))
         assert compute(fit(name, train), inside._replace(embeddings=0 * inside.embeddings)).isfinite().all()
 
-    def test_more_neighbors_than_embeddings_are_an_error_and_than_half_of_a_class_reported(self, sets, draw, caplog):
+    def test_few_points_per_class_and_more_neighbors_are_reported_or_refused(self, draw, sets, caplog):
         few = Outputs(sets[0].embeddings[:20])
         with pytest.raises(ValueError, match="k must be an integer from 1 to 20; got 21"):
             fit("knn", few, k=21)
@@ -168,8 +168,6 @@ class TestInput:
         assert not caplog.text
         fit("knn", draw(100), k=50)
         assert "knn: k = 50 is large for" in caplog.text
-
-    def test_one_point_per_class(self, draw, sets):
         train = draw(CLASSES)._replace(labels=torch.arange(CLASSES))
         assert compute(fit("vmf", train), sets[1]).isfinite().all()
         assert compute(fit("knn", train, k=1), sets[1]).isfinite().all()
@@ -265,14 +263,12 @@ class TestRowsOfTheFit:
         del detector._rows  # as in files of earlier versions
         assert compute(detector, sets[0]).isfinite().all()
 
-    def test_numbers_distinguish_inputs_with_equal_values(self, sets):
+    def test_numbers_distinguish_inputs_and_a_comparison_is_refused_by_values_or_numbers(self, sets):
         embeddings, rows = sets[0].embeddings, torch.arange(800)
         detector = OODDetector("knn").fit_embeddings(embeddings, ids=rows)
         assert len(detector.score_embeddings(embeddings, ids=rows + 800)) == 800
         with pytest.raises(ValueError, match=r"10 of the 400 inputs are among the 800 inputs that .* fitted to\. "):
             detector.score_embeddings(sets[1].embeddings, ids=rows[:400] + 790)
-
-    def test_a_comparison_is_refused_by_values_or_numbers_also_for_earlier_fits_and_names_the_set(self, sets):
         train, inside, outside = sets
         for held_out, other, named in ((train, outside, "held-out inputs"), (inside, train, "inputs near")):
             with pytest.raises(ValueError, match=f"800 of the 800 {named} are among"):
@@ -350,17 +346,14 @@ class TestModels:
             OODDetector("knn").fit(model, images)
         assert not any(layer._forward_hooks for layer in model.modules())
 
-    @pytest.mark.parametrize("kind", ["timm", "transformers"])
-    def test_the_mean_of_two_classifiers_has_logits_without_embeddings(self, kind):
-        if kind == "timm":
-            model = timm.create_model("deit_tiny_distilled_patch16_224", img_size=32, num_classes=3).eval()
-        else:
-            model = DeiTForImageClassificationWithTeacher(DeiTConfig(**SIZES, image_size=32, num_labels=3)).eval()
+    def test_the_mean_of_two_classifiers_has_logits_without_embeddings(self):
         images = torch.randn(2, 3, 32, 32)
-        outputs = model_outputs(model, [images])
-        expected = model(images)
-        assert torch.allclose(outputs.logits, expected if kind == "timm" else expected.logits, atol=1e-6)
-        assert outputs.embeddings is None
+        of_timm = timm.create_model("deit_tiny_distilled_patch16_224", img_size=32, num_classes=3).eval()
+        other = DeiTForImageClassificationWithTeacher(DeiTConfig(**SIZES, image_size=32, num_labels=3)).eval()
+        for model, expected in ((of_timm, of_timm(images)), (other, other(images).logits)):
+            outputs = model_outputs(model, [images])
+            assert torch.allclose(outputs.logits, expected, atol=1e-6)
+            assert outputs.embeddings is None
 
 
 class Takes(nn.Module):
@@ -398,28 +391,23 @@ class TestBatchesOfLoaders:
         assert torch.allclose(outputs.logits, model.logits(images))
         assert outputs.labels.tolist() == [2, 0, 1, 1]
 
-    @pytest.mark.parametrize(
-        "wrap", [lambda model: get_peft_model(model, LoraConfig(target_modules=["fc1"])), DataParallel]
-    )
-    def test_of_wrapped_models_too(self, wrap):
-        model = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=3, depth=1)
+    def test_of_wrapped_models_too(self):
         images = torch.randn(2, 3, 32, 32)
-        outputs = model_outputs(wrap(model), [{"pixel_values": images, "index": torch.arange(2)}])
-        assert torch.allclose(outputs.logits, model.eval()(images), atol=1e-6)
+        for wrap in (DataParallel, lambda model: get_peft_model(model, LoraConfig(target_modules=["fc1"]))):
+            model = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=3, depth=1)
+            outputs = model_outputs(wrap(model), [{"pixel_values": images, "index": torch.arange(2)}])
+            assert torch.allclose(outputs.logits, model.eval()(images), atol=1e-6)
 
-    @pytest.mark.parametrize(
-        ("batch", "message"),
-        [
-            ({"a": torch.zeros(2, 3), "b": torch.zeros(2, 3)}, r"takes x, but a batch has a, b; name the inputs so"),
-            ({"index": torch.zeros(2)}, r"takes x, but a batch has index; name the inputs so"),
-            ({"x": [[0.0] * 3]}, r"takes x, but a batch has no tensors; name the inputs so"),
+    def test_batches_that_do_not_fit_are_an_error_that_says_what_does(self):
+        for batch, message in (
+            ({"a": torch.zeros(2, 3), "b": torch.zeros(2, 3)}, "takes x, but a batch has a, b; name the inputs so"),
+            ({"index": torch.zeros(2)}, "takes x, but a batch has index; name the inputs so"),
+            ({"x": [[0.0] * 3]}, "takes x, but a batch has no tensors; name the inputs so"),
             ([["a.png"], ["b.png"]], "mappings of these, or a list of paths without batches; got list"),
             (None, "got NoneType"),
-        ],
-    )
-    def test_batches_that_do_not_fit_are_an_error_that_says_what_does(self, batch, message):
-        with pytest.raises(ValueError, match=message):
-            model_outputs(Takes(lambda self, x: self.logits(x)), [batch])
+        ):
+            with pytest.raises(ValueError, match=message):
+                model_outputs(Takes(lambda self, x: self.logits(x)), [batch])
 
     def test_names_of_classes_are_labels_if_the_model_has_them_and_a_model_without_logits_an_error(self):
         model, images = SphereVisionForImageClassification(TINY), torch.zeros(3, 1, 8, 8)

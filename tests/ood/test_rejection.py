@@ -276,12 +276,6 @@ def test_twice_the_images_of_each_class_that_the_level_needs_are_enough(score, l
         fit_rejection(linear, [draw(53)], 0.1, score, by_class=True)
 
 
-def test_outputs_can_be_those_of_unknown_inputs(linear):
-    unknown = 3 * torch.randn(60, DIM, generator=torch.Generator().manual_seed(3))
-    known, expected = model_outputs(linear, [draw(200)]), fit_rejection(linear, [draw(200)], 0.1, unknown=[unknown])
-    assert fit_rejection(linear, known, 0.1, unknown=model_outputs(linear, [unknown])).settings == expected.settings
-
-
 def test_memory_does_not_grow_with_the_product_of_classes_and_images():
     logits = torch.randn(20000, 2, generator=torch.Generator().manual_seed(0))
     rejection = fit_rejection(Identity(), [(logits, torch.zeros(20000).long())], 0.05, "max_logit")
@@ -306,6 +300,8 @@ def test_auto_is_deterministic_for_a_seed(has_unknown, linear):
         shares = first.settings["unknown"]
         assert shares["num_images"] == 30
         assert shares["low"] <= shares["rejected"] <= shares["high"]
+        known, others = (model_outputs(linear, batches) for batches in ([draw(200)], unknown))  # computed before
+        assert fit_rejection(linear, known, 0.1, unknown=others, seed=4).settings == first.settings
 
 
 # Files
@@ -381,16 +377,6 @@ def test_invalid_settings_are_an_error(settings, message, classifier, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(StrictDataclassError, match=message):
         SphereVisionForImageClassification.from_pretrained(tmp_path)
-
-
-def test_training_removes_the_rejection_and_says_so(classifier, caplog):
-    fit_rejection(classifier, [images(100)], 0.1, "max_logit")
-    classifier.train().eval()
-    assert classifier.rejection is not None
-    nn.init.normal_(next(classifier.train().parameters()))
-    classifier.eval()
-    assert classifier.rejection is None
-    assert "weights of the model are not those that its rejection was fitted to, so it is removed" in caplog.text
 
 
 @pytest.mark.parametrize("score", ["max_softmax", "knn"])
@@ -486,10 +472,16 @@ def test_a_compiled_model_decides_the_same(by_class, classifier):
         torch.testing.assert_close(output[name], expected[name])
 
 
-@pytest.mark.parametrize("trainer_class", [Trainer, SphereTrainer])
-def test_a_trainer_predicts_logits_alone(trainer_class, classifier, tmp_path):
+def test_a_trainer_predicts_logits_alone_and_training_removes_the_rejection_and_says_so(classifier, tmp_path, caplog):
     fit_rejection(classifier, [images(100)], 0.1, "max_logit")
     x, labels = images(6)
     rows = [{"pixel_values": pixels, "labels": label} for pixels, label in zip(x, labels, strict=True)]
-    trainer = trainer_class(classifier, TrainingArguments(tmp_path, report_to=[], use_cpu=True))
-    np.testing.assert_allclose(trainer.predict(rows).predictions, classifier(x).logits.detach(), atol=1e-6)
+    for trainer_class in (Trainer, SphereTrainer):
+        trainer = trainer_class(classifier, TrainingArguments(tmp_path, report_to=[], use_cpu=True))
+        np.testing.assert_allclose(trainer.predict(rows).predictions, classifier(x).logits.detach(), atol=1e-6)
+    classifier.train().eval()
+    assert classifier.rejection is not None
+    nn.init.normal_(next(classifier.train().parameters()))
+    classifier.eval()
+    assert classifier.rejection is None
+    assert "weights of the model are not those that its rejection was fitted to, so it is removed" in caplog.text
