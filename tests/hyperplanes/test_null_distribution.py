@@ -30,13 +30,6 @@ def test_the_cdf_matches_the_integrated_density(dim):
             assert projection_cdf(np.array(p), dim) == pytest.approx(expected, rel=1e-8, abs=1e-13)
 
 
-@pytest.mark.parametrize("dim", [2, 5, 27])
-def test_random_directions_follow_the_distribution(dim):
-    vectors = np.random.default_rng(dim).standard_normal((4000, dim))
-    projections = vectors.sum(1) / (np.linalg.norm(vectors, axis=1) * math.sqrt(dim))
-    assert scipy.stats.kstest(projection_cdf(projections, dim), "uniform").pvalue > 0.01
-
-
 @pytest.mark.parametrize("dim", [2, 3, 4, 9])
 def test_uniform_weights_nearly_follow_the_distribution(dim):
     weights = np.random.default_rng(dim).uniform(-1, 1, (200_000, dim))

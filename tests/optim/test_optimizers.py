@@ -284,7 +284,7 @@ def test_the_compiled_update_matches_the_eager_one(kind, options, make_weights, 
 @ONE_BACKEND
 @pytest.mark.slow
 @pytest.mark.parametrize("decay", [{"weight_decay": 0.1}, DECOUPLED], ids=["L2", "decoupled"])
-def test_fifty_compiled_steps_match_the_eager_ones_if_gradients_are_missing(
+def test_compiled_steps_match_the_eager_ones_if_gradients_are_missing(
     kind, decay, backend, make_weights, give_gradients
 ):
     results = []
@@ -293,11 +293,11 @@ def test_fifty_compiled_steps_match_the_eager_ones_if_gradients_are_missing(
         with torch.no_grad():
             weights[0][1] = 0.0  # a filter without a direction
         optimizer = kind([{"params": weights[:1], **INVARIANT}], lr=0.005, compile=compiles, **decay)
-        for step in range(50):
+        for step in range(20):
             if step == 1:
                 optimizer.add_param_group({"params": weights[1:], **INVARIANT})
             give_gradients(weights, step)
-            weights[step % 5 % 3].grad = None
+            weights[1 - step % 2].grad = None
             optimizer.step()
         results.append([*weights, *(value for state in optimizer.state.values() for value in state.values())])
     for compiled, eager in zip(*results, strict=True):

@@ -198,31 +198,6 @@ def test_directions_are_invariant_to_scale_with_an_adjusted_learning_rate(scaled
     torch.testing.assert_close(other, scale * plain, rtol=1e-9, atol=0)
 
 
-@pytest.mark.parametrize("adam", [AdamS, AdamSRT, AdamG])
-def test_adam_variants_are_invariant_to_the_gradient_scale(adam):
-    x, gradients = weights_and_gradients((4, 3, 3, 2), seed=4)
-    paths = [by_the_optimizer(adam, x, scale * gradients, [0], lr=0.1, eps=0.0) for scale in (1, 1000)]
-    torch.testing.assert_close(*paths, rtol=1e-9, atol=1e-12)
-
-
-def test_a_step_of_adam_s_has_the_direction_of_the_momentum():
-    x, gradients = weights_and_gradients((4, 3, 3, 2), seed=5)
-    optimizer = AdamS([x.requires_grad_()], lr=0.1, channel_dims=[0])
-    before, after = steps_of(optimizer, gradients, [0])[-2:]
-    cosine = torch.cosine_similarity(before - after, rows(optimizer.state[x]["exp_avg"], [0]))
-    torch.testing.assert_close(cosine, torch.ones_like(cosine))
-
-
-@pytest.mark.parametrize("adam", [AdamS, AdamSRT, AdamG])
-def test_the_first_step_of_adam_variants_has_a_fixed_length(adam):
-    x, gradients = weights_and_gradients((4, 18), seed=6, steps=1)
-    x = x / x.norm(dim=1, keepdim=True)
-    gradients -= inner(gradients[0], x) * x  # like gradients of weights before a normalization
-    (y,) = by_the_optimizer(adam, x, gradients, [0], lr=0.1)
-    angle = torch.atan(torch.tensor(0.1 * (1.0 if adam is AdamG else 18**0.5), dtype=torch.float64))
-    torch.testing.assert_close(torch.cosine_similarity(x, y), angle.cos().expand(4))
-
-
 @pytest.mark.parametrize("decay", ["no decay", "L2", "decoupled"])
 @pytest.mark.parametrize("shape", [(), (1,)], ids=str)
 @pytest.mark.parametrize("capturable", [True, False])

@@ -237,19 +237,16 @@ def visible_classes(page):
     return [index for index, seen in enumerate(traces) if seen is True]
 
 
-def test_the_page_draws_every_class_without_errors(page):
+def test_the_page_draws_every_class_without_errors_and_names_literally(page):
     traces = page.evaluate("element('sphere').data.map(({name, x, showlegend}) => [name, x.length, showlegend])")
     assert [trace[0] for trace in traces if trace[2]][1:] == NAMES[1:]
     assert [trace[1] for trace in traces if trace[2]] == [3] * 10
     assert "30 points, 10 classes" in page.inner_text("header")
     assert page.locator("#message").is_hidden()
-    assert page.wrong == []
-
-
-def test_names_are_shown_literally_in_title_legend_and_sphere(page):
     legend = page.locator("#legend button").first.text_content()
     assert legend == page.inner_text("h1") == page.title() == page.locator("#names span").first.text_content() == EVIL
     assert page.locator("b").count() == 0
+    assert page.wrong == []
 
 
 def test_hovering_over_a_point_shows_its_image_and_text(page):
