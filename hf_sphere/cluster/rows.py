@@ -42,7 +42,12 @@ class DirectionRows:
         min_features = 2 if reset and for_density else 1
         self.matrix: Block
         if isinstance(X, Tensor):
-            self.matrix = _check_tensor(estimator, X.detach(), reset, min_features)
+            X = check_embeddings(X.detach(), what="X")
+            if X.shape[1] < min_features:
+                raise ValueError(f"X must have at least {min_features} features; got {X.shape[1]}.")
+            self.matrix = X.to(torch.promote_types(X.dtype, torch.float32))
+            _check_feature_names(estimator, X, reset=reset)
+            _check_n_features(estimator, X, reset=reset)
         else:
             if not sp.issparse(X):
                 check_dense("X", X)
@@ -155,17 +160,6 @@ def _within_range(matrix: Block) -> Block:
     matrix = sp.csr_matrix(matrix, copy=True)
     matrix.data /= np.repeat(divisors.numpy(), np.diff(matrix.indptr))
     return matrix
-
-
-def _check_tensor(estimator: Any, X: Tensor, reset: bool, min_features: int) -> Tensor:
-    """Check a tensor as scikit-learn checks arrays."""
-    X = check_embeddings(X, what="X")
-    if X.shape[1] < min_features:
-        raise ValueError(f"X must have at least {min_features} features; got {X.shape[1]}.")
-    X = X.to(torch.promote_types(X.dtype, torch.float32))
-    _check_feature_names(estimator, X, reset=reset)
-    _check_n_features(estimator, X, reset=reset)
-    return X
 
 
 class DirectionEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):

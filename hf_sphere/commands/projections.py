@@ -51,16 +51,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     (args,) = parse_arguments((ProjectionArguments,), argv, __doc__ or "")
     from hf_sphere.utils.model_sources import file_name, find_weights
     from hf_sphere.utils.progress import progress_bar
+    from hf_sphere.utils.snapshots import list_snapshots, read_snapshot
 
     name = args.model_name_or_path
     output_dir = Path(args.output_dir or f"outputs/projections/{file_name(name)}")
     check_results_dir(output_dir, overwrite=args.overwrite_output_dir)
     source: Any = find_weights(name, random_weights=args.random_weights, seed=args.seed)
-    snapshots = read_snapshots(args, source)
+    folder = source if isinstance(source, Path) and source.is_dir() else None
+    if args.snapshots is None:
+        snapshots = list_snapshots(folder) if folder else []
+    else:
+        snapshots = [read_snapshot(path) for path in args.snapshots]
     initial: Any = next((one for one in snapshots if one.epoch == 0), None)
     if args.initial_model is not None:
         initial = find_weights(args.initial_model, option="initial_model")
-    if snapshots and isinstance(source, Path) and source.is_dir() and not any(source.glob("*.safetensors*")):
+    if snapshots and folder and not any(folder.glob("*.safetensors*")):
         source = snapshots[-1]
         print(f"{name} has no final model yet; these are the results of its snapshot of epoch {source.epoch}.\n")
 
@@ -91,15 +96,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         plot(args, statistics.to_dict(), training, output_dir)
         write_json(output_dir / "all_results.json", {"model": name, **metadata, **statistics.summary()})
     print(f"\nResults in {output_dir}")
-
-
-def read_snapshots(args: ProjectionArguments, source: Any) -> list[Any]:
-    """Return the snapshots of the arguments, by default those in the folder of the training run."""
-    from hf_sphere.utils.snapshots import list_snapshots, read_snapshot
-
-    if args.snapshots is None:
-        return list_snapshots(source) if isinstance(source, Path) and source.is_dir() else []
-    return [read_snapshot(path) for path in args.snapshots]
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], dict[int, dict[str, float]]]:

@@ -13,35 +13,25 @@ from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import torch
 
-from hf_sphere.comparison.arms import TUNING_SEED, Arm, Division, Parts
-from hf_sphere.comparison.measures import MEASURES, Evaluated, mean_or_none, measure
+from hf_sphere.comparison.arms import TUNING_SEED, Arm, Division
+from hf_sphere.comparison.frozen import FrozenRuns
+from hf_sphere.comparison.measures import MEASURES, mean_or_none, measure
 from hf_sphere.comparison.plan import UNSEEN, Plan
+from hf_sphere.comparison.trained import TrainingRuns
 from hf_sphere.comparison.tuning import Setting, Tuned, describe_setting, tune
 from hf_sphere.utils.imports import import_modules, imported
 from hf_sphere.utils.json_lines import JsonLines
-
-
-class Runs(Protocol):
-    """Trains and evaluates an arm; None if it diverges. It can be sent to other processes."""
-
-    training: ClassVar[str]  # what is trained and how, after the number of epochs
-
-    def run(self, arm: Arm, setting: Setting, parts: Parts, *, seed: int, epochs: int) -> Evaluated | None:
-        """Train an arm on a part of the data and evaluate it on another."""
-
-    def save(self, arm: Arm, setting: Setting, parts: Parts, *, epochs: int, folder: Path) -> None:
-        """Save the model of an arm and the first seed."""
 
 
 @dataclass(frozen=True)
 class Study:
     """Arms that are tuned and run on the same parts of the data."""
 
-    runs: Runs
+    runs: FrozenRuns | TrainingRuns
     arms: Sequence[Arm]
     division: Division
     plan: Plan
