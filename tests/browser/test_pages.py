@@ -48,27 +48,29 @@ MEASURE = """([tallestRow, leastContrast]) => {
 DARK = """document.body.dataset.mdColorScheme &&= "slate" """
 
 
-@pytest.fixture
-def context(chromium: Any) -> Iterator[Any]:
-    """A context of the browser."""
-    with chromium.new_context(viewport={"width": WIDE, "height": 900}, color_scheme="light") as context:
-        yield context
+@pytest.fixture(scope="module")
+def page(chromium: Any) -> Iterator[Any]:
+    """A page of the browser for all addresses, and the errors that it has had since they were last cleared."""
+    with chromium.new_context() as context, context.new_page() as page:
+        page.wrong = []
+        page.on("console", lambda message: page.wrong.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: page.wrong.append(str(error)))
+        yield page
 
 
-def problems(context: Any, address: str) -> Iterator[tuple[int, str]]:
+def problems(page: Any, address: str) -> Iterator[tuple[int, str]]:
     """Yield what is wrong with a page, with the width of the window: wide in light colors, then narrow in dark ones."""
-    errors: list[str] = []
-    with context.new_page() as page:
-        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto(address)
-        page.add_style_tag(content="* { transition: none !important }")
-        found = {WIDE: page.evaluate(MEASURE, [TALLEST_ROW, LEAST_CONTRAST])}
-        page.set_viewport_size({"width": NARROW, "height": 900})
-        page.emulate_media(color_scheme="dark")
-        page.evaluate(DARK)
-        found[NARROW] = page.evaluate(MEASURE, [TALLEST_ROW, LEAST_CONTRAST])
-    yield from ((WIDE, f"an error: {error}") for error in errors)
+    page.wrong.clear()
+    page.emulate_media(color_scheme="light")
+    page.set_viewport_size({"width": WIDE, "height": 900})
+    page.goto(address)
+    page.add_style_tag(content="* { transition: none !important }")
+    found = {WIDE: page.evaluate(MEASURE, [TALLEST_ROW, LEAST_CONTRAST])}
+    page.set_viewport_size({"width": NARROW, "height": 900})
+    page.emulate_media(color_scheme="dark")
+    page.evaluate(DARK)
+    found[NARROW] = page.evaluate(MEASURE, [TALLEST_ROW, LEAST_CONTRAST])
+    yield from ((WIDE, f"an error: {error}") for error in page.wrong)
     if found[WIDE]["height"] > TALLEST_PAGE:
         yield WIDE, f"{found[WIDE]['height']} pixels high"
     yield from ((WIDE, f"cut code: {code}") for code in found[WIDE]["cut"])
@@ -118,25 +120,23 @@ SCHEMES = """<style>[data-md-color-scheme=slate] td { background: black; color: 
         (WIDE, "<img src='missing.png'>", "an error: Failed to load resource"),
     ],
 )
-def test_a_problem_of_a_page_is_found(served, context, width, content, problem):
+def test_a_problem_of_a_page_is_found(served, page, width, content, problem):
     folder, address = served
     (folder / "page.html").write_text(
         f"<!doctype html><link rel=icon href='data:,'><body style='margin: 0'><article>{content}"
     )
-    found = [line for at, line in problems(context, f"{address}/page.html") if at == width]
+    found = [line for at, line in problems(page, f"{address}/page.html") if at == width]
     assert [problem if problem in line else line for line in found] == [problem][: bool(problem)]
 
 
 @pytest.mark.slow
-def test_every_page_fits_its_window_and_can_be_read(served, context, site):
+def test_every_page_fits_its_window_and_can_be_read(served, page, site):
     folder, address = served
     shutil.copytree(site, folder, dirs_exist_ok=True)
     (folder / "search" / "search_index.json").write_text(EMPTY_INDEX)
     pages = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.html"))
     assert len(pages) > 50
     found = [
-        f"{page}, {width} pixels: {problem}"
-        for page in pages
-        for width, problem in problems(context, f"{address}/{page}")
+        f"{name}, {width} pixels: {problem}" for name in pages for width, problem in problems(page, f"{address}/{name}")
     ]
     assert found == []
