@@ -29,6 +29,11 @@ HEAD_FILES = pytest.mark.settings(name=lambda name: {"file": import_module("hf_s
 """For what the heads of a file share."""
 
 
+def each(name: str) -> pytest.MarkDecorator:
+    """Return a mark of a parameter all of whose values run by default, such as the rows of a table."""
+    return pytest.mark.settings(**{name: lambda value: {"value": value}})
+
+
 @functools.cache
 def setting_names() -> frozenset[str]:
     """Return the names that are settings wherever they are the value of a parameter."""

@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ import case_selection
 import hypothesis
 import pytest
 from filelock import FileLock
+from fresh_python import run_fresh
 from safetensors import safe_open
 
 import hf_sphere  # noqa: F401  (registers the models)
@@ -127,7 +127,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if not folder.exists():
             environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
             command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
-            subprocess.run(command, env=environment, cwd=ROOT, check=True)
+            run_fresh(command, env=environment, cwd=ROOT, check=True)
     return folder
 
 

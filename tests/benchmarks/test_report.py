@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import report
 import yaml
+from case_selection import each
 from reproduction.claims import Claim
 from reproduction.entries import Entry
 from reproduction.published import read_published
@@ -40,13 +41,10 @@ def source(tmp_path):
         for group, values in groups.items():
             for seed, value in values.items():
                 content = {"name": f"{group}-seed{seed}", "group": group, "seed": seed, "digest": ""}
-                content |= {
-                    "metrics": {"eval_accuracy": value, "eval_loss": 1 - value},
-                    "device": "one core",
-                    "core_minutes": 2.0,
-                }
+                content |= {"metrics": {"eval_accuracy": value, "eval_loss": 1 - value}, "device": "one core"}
                 content |= {"versions": {"torch": "2.0"}, "commit": "abc-modified" if seed == 7 else "abc"}
-                results.write({**content, "data": data or {"name": "ylecun/mnist", "encoding": "PNG"}})
+                content |= {"core_minutes": 2.0, "data": data or {"name": "ylecun/mnist", "encoding": "PNG"}}
+                results.write(content)
         return Measured.read(results, [])
 
     return make
@@ -96,11 +94,41 @@ def test_every_claim_is_on_the_page_of_its_paper():
         assert f"| {claim.claim} |" in (report.ROOT / "docs" / "results" / report.page_name(claim.paper)).read_text()
 
 
-def test_runs_that_were_timed_only_in_part_are_not_in_the_mean_time(source):
-    found = source({"a": {0: 0.9, 1: 0.8}})
-    found.results.runs["a-seed1"] |= {"core_minutes": 0.1, "time_is_incomplete": True}
-    assert "2 core-minutes each on average" in (text := render(table("a"), found))
-    assert "1 run timed only in part, which the average leaves out." in text
+PARTLY = {"core_minutes": 0.1, "time_is_incomplete": True}
+OTHER_METRIC = {"metrics": {"eval_accuracy": 0.9, "other": 3.0}}
+TWO, PAIRS = {"a": {0: 0.9, 1: 0.8}}, {"a": {0: 0.5, 1: 0.52}, "b": {0: 0.4, 1: 0.42}, "c": {0: 0.7, 1: 0.72}}
+
+
+@each("texts")
+@pytest.mark.parametrize(
+    ("rows", "groups", "run", "changes", "texts"),
+    [
+        (["a"], TWO, "a-seed1", PARTLY, ["2 core-minutes each on average", "1 run timed only in part, which the aver"]),
+        (["a"], TWO, "a-seed0", PARTLY, ["| 2 (1 of 2 seeds) |"]),
+        (["a"], TWO, "a-seed0", OTHER_METRIC, ["| 3 (1 of 2 seeds) |"]),
+        (
+            ["a"],
+            {"a": {0: 0.5, 7: 0.7}},
+            "a-seed0",
+            {},
+            ["2 runs on one core, 2 core-minutes each on average, torch 2.0; 1 of them with uncommitted changes."],
+        ),
+        (
+            ["b", "a - b", "c - b"],
+            PAIRS,
+            "c-seed1",
+            {"versions": {"torch": "2.1"}},
+            ["Compared with runs of other processors, torch versions or copies of the data: `c`."],
+        ),
+        (["a - b", "a - c"], PAIRS, "a-seed0", {}, ["`b`: +10.00", "`c`: -20.00", " 2 runs on one core"]),
+    ],
+)
+def test_notes_and_columns_name_what_differs_between_runs(source, rows, groups, run, changes, texts):
+    measured = source(groups)
+    measured.results.runs[run] |= changes
+    columns = {"accuracy %": "eval_accuracy", "core-minutes": "core_minutes", "x": "other"}
+    text = render(Table("name", "README.md", rows, columns), measured)
+    assert [part for part in texts if part not in text] == []
 
 
 @pytest.fixture
@@ -124,14 +152,8 @@ def test_check_fails_if_a_comparison_breaks_a_rule(repository, monkeypatch, caps
     assert ("entry 'a': 6 settings" in found.err, "Known exception: b: grid: why" in found.out) == (True, True)
 
 
-def test_check_fails_if_a_file_is_not_what_the_results_say(repository):
+def test_check_fails_if_a_file_is_not_what_the_results_say_or_a_card_has_none(repository):
     report.main(["--check"])
-    (repository / "RESULTS.md").write_text("something else")
-    with pytest.raises(SystemExit, match=r"RESULTS.md: not what the results files say"):
-        report.main(["--check"])
-
-
-def test_a_card_without_results_is_removed(repository):
     card = repository / "hub_cards" / "a" / "README.md"
     card.parent.mkdir()
     card.write_text("of results that are no longer there")
@@ -139,6 +161,9 @@ def test_a_card_without_results_is_removed(repository):
         report.main(["--check"])
     report.main([])
     assert not list(card.parent.parent.iterdir())
+    (repository / "RESULTS.md").write_text("something else")
+    with pytest.raises(SystemExit, match=r"RESULTS.md: not what the results files say"):
+        report.main(["--check"])
 
 
 def test_damaged_result_files_are_named(repository, capsys):
@@ -165,54 +190,28 @@ def test_a_published_number_stands_beside_its_difference_and_interval(source):
     assert found["measured minus published"] == f"-0.20 ({mean - 99.1 - half:+.2f} to {mean - 99.1 + half:+.2f})"
 
 
-def test_runs_with_the_same_seeds_are_compared_in_pairs(source):
+def test_runs_are_compared_in_pairs_on_the_seeds_that_both_have(source):
     groups = {"a": {0: 0.5, 1: 0.7, 2: 0.9}, "b": {2: 0.8, 0: 0.41, 1: 0.59}}
+    half = T_QUANTILES[2] * statistics.stdev([9.0, 11.0, 10.0]) / math.sqrt(3)
+    interval = f"+10.00 ({10 - half:+.2f} to {10 + half:+.2f})"
+    assert cells(render(table("a - b"), source(groups)))["a"]["minus `b`"] == interval
+    groups = {"a": groups["a"] | {7: 0.1}, "b": groups["b"] | {9: 0.9}}
     row = cells(render(table("a - b"), source(groups)))["a"]
-    differences = [9.0, 11.0, 10.0]
-    half = T_QUANTILES[2] * statistics.stdev(differences) / math.sqrt(3)
-    assert row["minus `b`"] == f"+10.00 ({10 - half:+.2f} to {10 + half:+.2f})"
-
-
-def test_runs_are_compared_on_the_seeds_that_both_have(source):
-    groups = {"a": {0: 0.5, 1: 0.7, 2: 0.9, 7: 0.1}, "b": {2: 0.8, 0: 0.41, 1: 0.59, 9: 0.9}}
-    row = cells(render(table("a - b"), source(groups)))["a"]
-    assert row["minus `b`"] == "+10.00 (+7.52 to +12.48), seeds 0, 1, 2"
-    assert row["verdict"] == "better"
-
-
-def test_runs_without_common_seeds_are_not_compared(source):
-    row = cells(render(table("a - b"), source({"a": {0: 0.5, 1: 0.7}, "b": {5: 0.3, 6: 0.5}})))["a"]
-    assert row["minus `b`"] == "no common seed"
+    assert (row["minus `b`"], row["verdict"]) == (f"{interval}, seeds 0, 1, 2", "better")
+    row = cells(render(table("c - d"), source({"c": {0: 0.5, 1: 0.7}, "d": {5: 0.3, 6: 0.5}})))["c"]
+    assert row["minus `d`"] == "no common seed"
     assert "verdict" not in row
 
 
-def test_a_run_that_is_compared_with_two_others_has_a_row_for_each(source):
-    found = source({"a": {0: 0.5, 1: 0.52}, "b": {0: 0.4, 1: 0.42}, "c": {0: 0.7, 1: 0.72}})
-    lines = render(table("a - b", "a - c"), found).splitlines()
-    assert ["`b`: +10.00" in lines[2], "`c`: -20.00" in lines[3]] == [True, True]
-    assert " 2 runs on one core" in lines[-1]
-
-
-def test_p_values_are_corrected_within_a_table(source):
+def test_p_values_are_corrected_within_a_table_with_planned_tests_without_results(source):
     groups = {"a": {0: 0.5, 1: 0.7, 2: 0.9}, "b": {0: 0.41, 1: 0.59, 2: 0.8}, "c": {0: 0.51, 1: 0.69, 2: 0.95}}
-    alone = compare_rows(table("a - b"), source(groups))
-    both = compare_rows(table("a - b", "c - b"), source(groups))
+    found = source(groups)
+    alone, both = compare_rows(table("a - b"), found), compare_rows(table("a - b", "c - b"), found)
     assert alone[0].corrected["paired"] == alone[0].p_value("paired")
     assert [row.corrected["welch"] for row in both] == holm([row.p_value("welch") for row in both])
-
-
-def test_planned_tests_without_results_count_in_the_correction(source):
-    found = source({"a": {0: 0.5, 1: 0.7, 2: 0.9}, "b": {0: 0.41, 1: 0.59, 2: 0.8}})
     found.planned = {"later": [SimpleNamespace(seed=seed) for seed in range(3)], "one seed": [SimpleNamespace(seed=0)]}
     (row,) = compare_rows(table("a - b", "later - b", "one seed - b", "not in the queue - b"), found)
     assert (row.tests, row.corrected["paired"]) == (2, 2 * row.p_value("paired"))
-
-
-def test_runs_compared_under_other_conditions_are_named(source):
-    measured = source({"a": {0: 0.5, 1: 0.6}, "b": {0: 0.4, 1: 0.7}, "c": {0: 0.5, 1: 0.5}})
-    measured.results.runs["c-seed1"]["versions"] = {"torch": "2.1"}
-    text = render(table("b", "a - b", "c - b"), measured)
-    assert "Compared with runs of other processors, torch versions or copies of the data: `c`." in text
 
 
 @pytest.mark.parametrize(("name", "other"), [("data_hash", "1f"), ("threads", 2), ("processor", "family 7")])
@@ -222,14 +221,6 @@ def test_runs_are_alike_if_only_one_has_a_fact_recorded(source, name, other):
     assert "Compared with runs of other" not in render(table("b", "a - b"), measured)
     measured.results.runs["b-seed0"][name] = other
     assert "copies of the data: `a`." in render(table("b", "a - b"), measured)
-
-
-def test_the_duration_of_the_last_part_of_an_interrupted_run_is_left_out(source):
-    measured = source({"a": {0: 0.9, 1: 0.8}})
-    measured.results.runs["a-seed0"] |= {"core_minutes": 0.4, "time_is_incomplete": True}
-    columns = {"accuracy %": "eval_accuracy", "core-minutes": "core_minutes"}
-    text = render(Table("name", "README.md", ["a"], columns), measured)
-    assert cells(text)["a"]["core-minutes"] == "2 (1 of 2 seeds)"
 
 
 def test_the_accuracy_of_the_last_epochs_is_that_of_the_history(source):
@@ -246,22 +237,27 @@ def test_exceptions_to_the_rule_stand_below_the_table(finished):
     assert "Besides selected settings, compared runs differ in `head`, `momentum`." in text
 
 
-def test_the_note_names_machines_versions_and_uncommitted_changes(source):
-    text = render(table("a"), source({"a": {0: 0.5, 7: 0.7}}))
-    assert "2 runs on one core, 2 core-minutes each on average, torch 2.0; 1 of them with uncommitted changes." in text
+QUEUED = Entry("mnist", 1, "classification", ["spherization/mnist-lenet5-plain"], 1.0)
 
 
-def test_results_of_no_entry_are_not_reported(source, tmp_path):
-    source({"mnist-lenet5-plain": {0: 0.9}})
-    text = render(table("mnist-lenet5-plain"), Source.read(Results.read(tmp_path), []))
+@each("values")
+@each("entries")
+@pytest.mark.parametrize(
+    ("values", "entries", "command"),
+    [
+        ({0: 0.9}, [], ""),
+        ({0: 0.9}, [QUEUED], ""),  # of other settings
+        ({}, [QUEUED], "`python benchmarks/reproduce.py --only mnist`"),
+        ({}, [], "`hf-sphere train classification --config spherization/<run>`"),
+    ],
+)
+def test_results_of_no_entry_are_not_reported_and_a_missing_run_has_its_command(
+    source, tmp_path, values, entries, command
+):
+    source({"mnist-lenet5-plain": values})
+    text = render(table("mnist-lenet5-plain"), Source.read(Results.read(tmp_path), entries))
     assert "accuracy %" not in cells(text)["mnist-lenet5-plain"]
-
-
-def test_a_metric_that_some_runs_lack_has_the_number_of_its_seeds(source):
-    measured = source({"a": {0: 0.9, 1: 0.8}})
-    measured.results.runs["a-seed0"]["metrics"]["other"] = 3.0
-    text = render(Table("name", "README.md", ["a"], {"accuracy %": "eval_accuracy", "x": "other"}), measured)
-    assert cells(text)["a"]["x"] == "3 (1 of 2 seeds)"
+    assert command in text
 
 
 def test_a_run_that_diverged_is_named(source):
@@ -294,26 +290,6 @@ def test_an_invalid_definition_is_an_error(rows, message, tmp_path):
     path.write_text(yaml.safe_dump(rows))
     with pytest.raises(ValueError, match=re.escape(message)):
         read_rows(path, Table)
-
-
-def test_a_run_without_results_is_not_run_and_has_its_command(source):
-    text = render(table("mnist-lenet5-plain"), source({}))
-    assert "accuracy %" not in cells(text)["mnist-lenet5-plain"]
-    config = "spherization/<run>"
-    assert f"`hf-sphere train classification --config {config}`" in text
-
-
-def test_a_missing_run_of_the_queue_has_the_command_of_the_queue(tmp_path):
-    entry = Entry("mnist", 1, "classification", ["spherization/mnist-lenet5-plain"], 1.0)
-    text = render(table("mnist-lenet5-plain"), Source.read(Results(tmp_path), [entry]))
-    assert "`python benchmarks/reproduce.py --only mnist`" in text
-
-
-def test_results_of_other_settings_than_the_queue_has_are_not_reported(source, tmp_path):
-    source({"mnist-lenet5-plain": {0: 0.9}})
-    entry = Entry("mnist", 1, "classification", ["spherization/mnist-lenet5-plain"], 1.0)
-    text = render(table("mnist-lenet5-plain"), Source.read(Results.read(tmp_path), [entry]))
-    assert "accuracy %" not in cells(text)["mnist-lenet5-plain"]
 
 
 @pytest.mark.parametrize(("encoding", "noted"), [("JPEG", True), ("PNG", False)])

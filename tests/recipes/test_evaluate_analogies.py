@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from case_selection import each
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel
@@ -195,7 +196,7 @@ SIMILARITY = ["--scorings", "embedding_similarity", "--templates", "is-to-what",
     ],
     ids=["no grid", "published grid", "alone", "in_context", "both"],
 )
-@pytest.mark.settings(words=lambda words: {"words": words})
+@each("words")
 def test_templates_grids_and_kinds_of_word_embeddings_are_searched(evaluate, tmp_path, words, counts):
     results = results_by_scoring(evaluate(tmp_path / "run", "--benchmarks", "easy", *words))
     assert {name: entry["num_configurations"] for name, entry in results.items()} == counts
@@ -280,7 +281,7 @@ def test_finished_results_are_not_computed_again_and_different_runs_not_mixed(ev
 
 
 @pytest.mark.parametrize("changed", ["weights", "questions"])
-@pytest.mark.settings(changed=lambda changed: {"changed": changed})
+@each("changed")
 def test_changed_inputs_invalidate_finished_results(evaluate, questions, tiny, tmp_path, searched, changed):
     model, data = tmp_path / "model", tmp_path / "data"
     shutil.copytree(tiny, model)

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from case_selection import each
 from PIL import Image
 from transformers import ViTConfig, ViTImageProcessor, ViTModel, pipeline
 from two_processes import run_two
@@ -266,7 +268,7 @@ def test_an_interrupted_run_continues(predict, monkeypatch, caplog, tmp_path):
 
 
 @pytest.mark.parametrize("change", ["another image", "other contents", "another option", "rejection", "calibration"])
-@pytest.mark.settings(change=lambda change: {"change": change})
+@each("change")
 def test_batches_of_an_interrupted_run_on_other_data_or_with_other_decisions_are_not_used(
     change, predict, photos, rejecting, tmp_path, monkeypatch, caplog
 ):
@@ -804,18 +806,17 @@ def test_an_exported_file_says_unknown_without_torch(run, predict, rejecting, ex
     assert json.loads(metadata["rejection"]) == about
 
 
-def test_an_exported_encoder_of_transformers_states_its_preprocessing(run, tmp_path):
-    onnx = pytest.importorskip("onnx")
-    pytest.importorskip("onnxscript")
+def test_an_exported_encoder_of_transformers_states_its_preprocessing_if_it_is_known(run, tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr("hf_sphere.export.export_onnx", lambda model, output, metadata, **_: written.append(metadata))
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     ViTModel(ViTConfig(**sizes, image_size=8, patch_size=4)).save_pretrained(tmp_path / "vit")
     words = ["--model_name_or_path", tmp_path / "vit", "--output", tmp_path / "vit.onnx"]
     run("export_onnx", *words)
-    assert "preprocessing" not in {entry.key for entry in onnx.load(tmp_path / "vit.onnx").metadata_props}
     ViTImageProcessor(size={"height": 8, "width": 8}, resample=3).save_pretrained(tmp_path / "vit")
-    run("export_onnx", *words, "--overwrite_output")
-    metadata = {entry.key: entry.value for entry in onnx.load(tmp_path / "vit.onnx").metadata_props}
-    assert json.loads(metadata["preprocessing"])["resample"] == 3
+    run("export_onnx", *words)
+    assert "preprocessing" not in written[0]
+    assert json.loads(written[1]["preprocessing"])["resample"] == 3
 
 
 # The page
@@ -846,20 +847,21 @@ def test_a_query_that_is_left_out_needs_another_image_to_find(build, search, que
 
 
 @pytest.fixture(scope="module")
-def address(folder, start):
-    """URL of the search page, served by a separate process."""
-    pytest.importorskip("gradio")
+def address(run, folder) -> Iterator[str]:
+    """URL of the search page, which is served by a thread."""
+    gradio, pages = pytest.importorskip("gradio"), []
+    launch = gradio.Blocks.launch
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    process = start("-m", "hf_sphere.commands.main", "page", "--index", folder, "--port", port)
-    said = ""
-    for line in process.stdout:
-        said += line
-        if "Running on local URL" in line:
-            break
-    assert process.poll() is None, said
-    return f"http://127.0.0.1:{port}"
+    with pytest.MonkeyPatch.context() as patch:
+        options = {"prevent_thread_lock": True, "quiet": True}
+        patch.setattr(
+            gradio.Blocks, "launch", lambda page, **more: pages.append(page) or launch(page, **more | options)
+        )
+        run("search_page", "--index", folder, "--port", port)
+    yield f"http://127.0.0.1:{port}"
+    pages[0].close(verbose=False)
 
 
 @pytest.mark.parametrize(

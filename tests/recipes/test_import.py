@@ -12,6 +12,7 @@ from unittest import mock
 
 import code_blocks
 import pytest
+from case_selection import each
 from fresh_python import run_fresh
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
@@ -149,7 +150,7 @@ def test_several_processes_are_started_as_a_module_and_each_imports_the_modules(
         ([], "empty_1, empty_2", ["--import=empty_1", "--import=empty_2"]),
     ],
 )
-@pytest.mark.settings(words=lambda words: {"words": words})
+@each("words")
 def test_the_option_can_stand_anywhere_and_the_environment_names_several(words, names, returned, here, monkeypatch):
     for name in ("empty_1", "empty_2"):
         (here / f"{name}.py").touch()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from case_selection import each
 from safetensors.torch import save_file
 
 from hf_sphere.data.sources import load_splits
@@ -97,7 +98,7 @@ def test_number_and_names_come_from_the_data_set_also_if_the_number_is_given(pla
 
 
 @pytest.mark.parametrize("ordering", ["ranking", "assignment"])
-@pytest.mark.settings(ordering=lambda ordering: {"ordering": ordering})
+@each("ordering")
 def test_with_class_vectors_the_results_report_how_well_their_order_is_preserved(place, results_of, vectors, ordering):
     dtype = torch.float16 if ordering == "assignment" else torch.float32
     words = ["--num_classes", "10", "--dim", "4", "--class_vectors", vectors(dtype=dtype), "--restarts", "1"]

@@ -15,6 +15,7 @@ import pytest
 import torch
 from bad_calls import RECIPES, Call, copy_of, declared_arguments, reading, valid
 from bad_input import attack, run
+from case_selection import each
 from crafted_folders import INVALID
 from safetensors.torch import save_file
 
@@ -74,7 +75,7 @@ ATTACKS = {"line": 14, "config": 8, "file": 4, "folder": 16, "input": 8, "output
 
 
 @pytest.mark.parametrize(("kind", "seed"), [(kind, seed) for kind, count in ATTACKS.items() for seed in range(count)])
-@pytest.mark.settings(kind=lambda kind: {"kind": kind})
+@each("kind")
 def test_random_call_works_or_is_refused_on_one_line(folder, kind, seed):
     assert attack(kind, seed, folder)[1] is None
 
@@ -121,6 +122,8 @@ WEIGHTS = {
 """Changes of the weights of a model, and messages."""
 
 
+@each("reader")
+@each("weights")
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_missing_and_damaged_weights_are_refused(refusal, damaged, reader, weights):
@@ -146,6 +149,8 @@ DAMAGED = [
 ]
 
 
+@each("reader")
+@each("content")
 @pytest.mark.parametrize(("reader", "kind", "file", "content"), DAMAGED)
 def test_damaged_settings_and_descriptions_are_refused(refusal, folder, reader, kind, file, content):
     (copy_of(kind, folder) / file).write_text(content)
@@ -186,6 +191,7 @@ REFUSED = {
 """Messages by options of classification, or of the recipe that comes first."""
 
 
+@each("options")
 @pytest.mark.parametrize("options", REFUSED)
 def test_wrong_options_are_refused(refusal, options):
     words = re.split(" (?!null)", options)

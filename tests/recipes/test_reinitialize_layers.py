@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate import Accelerator
+from case_selection import each
 from datasets import Dataset
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -160,7 +161,8 @@ def by_hand(corrupted):
 
 @pytest.mark.parametrize("split", ["train", "eval", "validation"])
 @pytest.mark.parametrize("words", [[], ["--seed", "8"]])
-@pytest.mark.settings(split=lambda split: {"split": split}, words=lambda words: {"words": words})
+@each("split")
+@each("words")
 def test_images_and_labels_are_those_of_the_run(split, words, measure, corrupted, by_hand, tmp_path):
     result = measure(corrupted, tmp_path / "out", "--split", split, "--layers", "linear", "--num_random", "0", *words)
     assert result.accuracy == pytest.approx(by_hand[split])

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from case_selection import each
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
 from huggingface_hub import ModelCard
 from huggingface_hub.errors import StrictDataclassError
@@ -157,6 +158,7 @@ def test_the_epoch_can_be_chosen_on_a_validation_split(run_main, recipe, cache, 
 # Randomness, resuming, starting from a saved model
 
 
+@each("metric")
 @pytest.mark.parametrize("metric", [[], ["--metric", "euclidean"]])
 def test_a_run_of_zero_epochs_evaluates_a_saved_model_with_its_metric_or_another(train, finished, results_of, metric):
     folder = train("--model_name_or_path", str(finished), "--num_train_epochs", "0", *metric)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from case_selection import each
 from huggingface_hub import ModelCard
 from training_runs import weights
 
@@ -92,7 +93,7 @@ def test_at_weight_0_the_loss_is_the_regression_loss_and_a_sum_applies_to_both(t
     ],
     ids=["classes only", "softmax", "spherized", "half precision"],
 )
-@pytest.mark.settings(words=lambda words: {"words": words})
+@each("words")
 def test_classes_are_learned_by_other_weights_heads_and_precisions(words, accuracy, train, results_of):
     results = results_of(train(*words, "--num_train_epochs", "6"))
     assert results["eval_accuracy"] > accuracy
