@@ -175,7 +175,11 @@ def place_prototypes(
         Mettes, van der Pol and Snoek, "Hyperspherical prototype networks", NeurIPS 2019.
     """
     num_classes, dim = check_integer("num_classes", num_classes, 2), check_integer("dim", dim, 2)
-    seed, device = check_seed(seed), torch.device(device)
+    seed = check_seed(seed)
+    try:
+        device = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device must be one of torch, such as cpu or cuda:0; got {device!r}.") from error
     names = None if class_names is None else tuple(text_list("class_names", class_names))
     if names is not None and len(names) != num_classes:
         raise ValueError(f"there are {len(names)} class names for {num_classes} prototypes.")

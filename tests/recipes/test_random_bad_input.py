@@ -186,7 +186,7 @@ REFUSED = {
     "--hub_model_id=a\nb": "Repo id must",
     "--lr_scheduler_type=multistep --lr_milestones 5 3": "increase; got [5, 3]",
     "reinitialize_layers --drop=nan": "drop must be at least 0 and at most 1; got nan",
-    "place_prototypes --device=nothing": "nothing",
+    "place_prototypes --device=nothing": "device must be one of torch, such as cpu or cuda:0; got 'nothing'",
 }
 """Messages by options of classification, or of the recipe that comes first."""
 

@@ -204,7 +204,7 @@ TOO_MANY = "a training episode takes 100 different images of a class, but 6 of 6
         (["--per_device_train_batch_size", "20"], ["20 does not match episodes of 3 classes and 7 images"]),
         (["--label_smoothing_factor", "0.1"], ["label_smoothing_factor 0.1 has no effect in this task"]),
         (["--loss_reduction", "sum"], ["loss_reduction sum has no effect in this task"]),
-        (["--sample_classes", "4"], ["few_shot evaluates on others", "--train_classes"]),
+        (["--sample_classes", "4"], ["--sample_classes 4 does not apply to few_shot"]),
         (["--spherization", "{scale: 5.0}"], ["spherization has no option scale", "scaling"]),
         (["--validation_split", "test"], ["--train_classes divides all classes"]),
         (
