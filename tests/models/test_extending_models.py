@@ -1,4 +1,4 @@
-"""A backbone is a decorated function; for an encoder see `docs/extending.md`, whose example is run by the tests."""
+"""A head is a named subclass of `Head`, and a backbone a decorated function; for encoders see `docs/extending.md`."""
 
 import importlib
 import sys
@@ -9,10 +9,30 @@ import torch
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.models.backbones import BACKBONES
+from hf_sphere.nn import HEADS, build_head, heads
 
-TOY_BACKBONE = '''
+TOY_HEAD = """
 from torch import nn
 
+from hf_sphere.nn import Head
+
+
+class ToyHead(Head):
+    name = "toy"
+
+    def __init__(self, embedding_dim, num_classes, *, factor=1.0, **options):
+        super().__init__(embedding_dim, num_classes, **options)
+        self.factor = factor
+        self.linear = nn.Linear(embedding_dim, num_classes)
+
+    def compute_logits(self, embeddings):
+        return self.factor * self.linear(embeddings)
+
+
+class BaseOfToys(ToyHead):
+    pass
+"""
+TOY_BACKBONE = '''
 from hf_sphere.models.backbones import EmbeddingNet, register_backbone
 
 
@@ -25,26 +45,45 @@ def toy_backbone(*, in_chans=3, width=6, **net):
 
 
 @pytest.fixture(scope="module")
-def toy_backbone(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("backbones")
-    (folder / "toy_backbones.py").write_text(TOY_BACKBONE)
+def toys(tmp_path_factory):
+    """Module of the toys, which are unregistered afterwards."""
+    folder = tmp_path_factory.mktemp("toys")
+    (folder / "toys.py").write_text(TOY_HEAD + TOY_BACKBONE)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        importlib.import_module("toy_backbones")
-        yield
-    del sys.modules["toy_backbones"], BACKBONES["toy_backbone"]
+        yield importlib.import_module("toys")
+    del sys.modules["toys"], HEADS["toy"], BACKBONES["toy_backbone"]
 
 
-def test_decorated_function_is_a_timm_backbone_and_in_the_shared_tests(toy_backbone):
+def test_parts_are_found_by_name_with_their_options(toys):
+    head = build_head("toy", 5, 3, factor=2.0, label_smoothing=0.1)
+    assert type(head) is HEADS["toy"] is toys.ToyHead  # and not the subclass without a name
+    assert (head.factor, head.label_smoothing) == (2.0, 0.1)
+    with pytest.raises(ValueError, match="head 'toy' has no option margin; its options are: factor, label_smoothing"):
+        build_head("toy", 5, 3, margin=1.0)
     assert timm.create_model("toy_backbone", num_classes=7, width=5)(torch.rand(2, 3, 8, 8)).shape == (2, 7)
     assert BACKBONES["toy_backbone"] is timm.model_entrypoint("toy_backbone")
 
 
-def test_model_with_a_new_backbone_is_saved_and_loaded(toy_backbone, tmp_path):
-    config = SphereVisionConfig(backbone="toy_backbone", backbone_kwargs={"width": 9}, num_channels=1, num_labels=4)
-    model = SphereVisionForImageClassification(config).eval()
-    model.save_pretrained(tmp_path)
-    loaded = SphereVisionForImageClassification.from_pretrained(tmp_path)
+def test_model_with_new_parts_is_saved_and_loaded(toys, tmp_path):
+    options = {"backbone": "toy_backbone", "backbone_kwargs": {"width": 9}, "head": "toy", "head_kwargs": {"factor": 3}}
+    model = SphereVisionForImageClassification(SphereVisionConfig(**options, num_channels=1, num_labels=4)).eval()
+    assert type(model.head) is toys.ToyHead
+    model.save_pretrained(tmp_path / "model")
+    loaded = SphereVisionForImageClassification.from_pretrained(tmp_path / "model")
     images = torch.rand(2, 1, 32, 32)
-    assert loaded.base_model.embedding_dim == 9
+    assert (loaded.base_model.embedding_dim, loaded.head.factor) == (9, 3.0)
     assert torch.equal(loaded(images).logits, model(images).logits)
+
+
+def test_files_in_the_heads_folder_are_imported(tmp_path, monkeypatch):
+    (tmp_path / "doll.py").write_text(TOY_HEAD.replace("toy", "doll").replace("Toy", "Doll"))
+    monkeypatch.setattr(heads, "__path__", [*heads.__path__, str(tmp_path)])
+    before = dict(HEADS)
+    try:
+        heads.import_heads()
+        assert heads.DollHead is HEADS["doll"]
+    finally:
+        HEADS.clear()
+        HEADS.update(before)
+        del sys.modules["hf_sphere.nn.heads.doll"]

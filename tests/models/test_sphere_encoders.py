@@ -143,14 +143,6 @@ def test_gradient_checkpointing_gives_the_same_gradients(family):
     torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-7)
 
 
-@every_kind
-def test_half_precision_is_close(family, kind):
-    model = family.model(kind)
-    expected, result = family.output(model), family.output(model.bfloat16())
-    assert result.dtype == torch.bfloat16
-    torch.testing.assert_close(result.float(), expected, rtol=0.05, atol=0.05)
-
-
 # PEFT uses a deprecated name of transformers.
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_adapters_target_the_layers_of_the_plain_model_and_are_trained_with_the_classifier(family):

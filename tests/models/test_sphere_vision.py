@@ -89,17 +89,27 @@ def test_xavier_initialization_applies_to_backbone_embedding_and_linear_classifi
         assert layer.bias.abs().max() == 0
 
 
-def test_missing_layers_get_the_xavier_initialization_on_loading(tmp_path):
-    model = small_model(embedding_dim=60, head="softmax", initialization="xavier")
+@pytest.mark.parametrize(
+    ("options", "missing", "expected"),
+    [
+        ({"embedding_dim": 60, "head": "softmax", "initialization": "xavier"}, "layers.0.bias", 0.0),
+        ({"embedding_dim": 60, "head": "softmax", "initialization": "xavier"}, "projection.bias", 0.0),
+        ({}, "spherization.scaling", 5.0),
+        ({"backbone": "resnet20_cifar"}, "layer1.0.bn2.weight", 0.0),  # timm zero-initializes residual branches
+    ],
+)
+def test_missing_tensors_alone_are_initialized_on_loading(options, missing, expected, tmp_path):
+    model = small_model(**options)
+    for value in model.state_dict().values():
+        value += 1
     model.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
-    missing = {name for name in tensors if "layers.0" in name or "projection" in name}
-    save_file({k: v for k, v in tensors.items() if k not in missing}, tmp_path / "model.safetensors", {"format": "pt"})
-    loaded = SphereVisionForImageClassification.from_pretrained(tmp_path).state_dict()
-    assert len(missing) == 4
-    assert all(loaded[name].abs().max() == 0 for name in missing if name.endswith("bias"))
-    kept = set(tensors) - missing
-    assert all(torch.equal(loaded[name], tensors[name]) for name in kept)
+    [name] = [name for name in tensors if name.endswith(missing)]
+    kept = {key: value for key, value in tensors.items() if key != name}
+    save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
+    loaded = AutoModelForImageClassification.from_pretrained(tmp_path).state_dict()
+    assert (loaded[name] == expected).all()
+    assert all(torch.equal(loaded[key], value) for key, value in kept.items())
 
 
 @pytest.mark.parametrize("backbone", ["resnet20_cifar", "resnet18_cifar", "resnet18", "vgg16_cifar"])
@@ -113,28 +123,6 @@ def test_torch_initialization_resets_every_layer_of_the_backbone(backbone):
         elif isinstance(layer, nn.BatchNorm2d):
             assert (layer.weight == 1).all()  # timm sets those at the end of a residual branch to 0
             assert (layer.bias == 0).all()
-
-
-def test_weight_is_loaded_if_the_scaling_is_missing(saved):
-    model, folder = saved
-    weights = load_file(folder / "model.safetensors")
-    del weights["head.classifier.spherization.scaling"]
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    loaded = AutoModelForImageClassification.from_pretrained(folder)
-    assert loaded.head.classifier.spherization.scaling.item() == 5.0  # its initial value
-    assert torch.equal(loaded.head.classifier.linear.weight, model.head.classifier.linear.weight)
-
-
-def test_missing_backbone_weight_gets_timm_initialization(tmp_path):
-    model = SphereVisionForImageClassification(SphereVisionConfig(backbone="resnet20_cifar"))
-    nn.init.ones_(model.sphere_vision.backbone.layer1[0].bn2.weight)
-    model.save_pretrained(tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    del weights["sphere_vision.backbone.layer1.0.bn2.weight"]
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    loaded = AutoModelForImageClassification.from_pretrained(tmp_path).sphere_vision.backbone
-    assert loaded.layer1[0].bn2.weight.abs().max() == 0  # timm zero-initializes residual branches
-    assert torch.equal(loaded.conv1.weight, model.sphere_vision.backbone.conv1.weight)
 
 
 def test_buffers_that_are_not_saved_are_rebuilt_on_loading(tmp_path):

@@ -79,33 +79,6 @@ def test_batched_episodes_match_single_ones_and_are_encoded_in_one_batch():
     assert not loss_is_sum(model)
 
 
-def test_model_learns_the_support_classes():
-    model = small_model(spherization={}, few_shot_kwargs={"metric": "cosine", "temperature": 64.0}).train()
-    optimizer, marks = torch.optim.Adam(model.parameters(), lr=3e-3), torch.randn(5, 1, 8, 8)
-    losses = []
-    for _ in range(40):
-        classes = torch.randperm(5)[:3]
-        labels = torch.arange(6) % 3
-        support = marks[classes][:, None] + torch.randn(3, 2, 1, 8, 8)
-        output = model(marks[classes][labels] + torch.randn(6, 1, 8, 8), support, labels)
-        optimizer.zero_grad()
-        output.loss.backward()
-        optimizer.step()
-        losses.append(output.loss.item())
-    assert sum(losses[-10:]) < 0.5 * sum(losses[:10])
-
-
-@pytest.mark.parametrize("backbone", ["conv4", "resnet12"])
-@pytest.mark.parametrize(("channels", "side"), [(1, 28), (3, 84)])
-def test_paper_encoders_classify_an_episode(backbone, channels, side):
-    options = {"backbone": backbone, "backbone_kwargs": None, "num_channels": channels, "image_size": side}
-    model = small_model(spherization={}, **options)
-    shape = (channels, side, side)
-    output = model(torch.randn(2, *shape), torch.randn(2, 1, *shape), torch.tensor([0, 1]))
-    assert output.logits.shape == (2, 2)
-    torch.testing.assert_close(output.embeddings.norm(dim=-1), torch.ones(2))
-
-
 @pytest.mark.parametrize(
     ("queries", "examples"),
     [((6, 1, 8, 8), (6, 1, 8, 8)), ((6, 1, 8, 8), (3, 2, 1, 8, 9)), ((1, 8, 8), (2, 1, 8, 8))],
@@ -169,13 +142,6 @@ def test_spherization_replaces_the_last_activation_or_follows_the_projection(tmp
     assert features.min() == 0  # the activation is kept if the linear map follows it
     torch.testing.assert_close(model(x).embeddings, Spherization(3)(model.projection(features)))
     assert model.embedding_dim == 4
-
-
-def test_meta_device_model_can_be_printed():
-    with torch.device("meta"):
-        text = repr(small_model(spherization={"radius": 5.0}))
-    assert "Spherization(12 -> 13, scaling=1 (learned), radius=5" in text
-    assert "PrototypicalClassifier(metric='euclidean', temperature=1)" in text
 
 
 @pytest.mark.parametrize("keeps", [True, False])
