@@ -49,9 +49,7 @@ class _Normalize(Transform):
         return y
 
 
-@transform_to.register(unit_vector)
-def _transform_to_unit_vector(constraint: Constraint) -> Transform:
-    return _Normalize()
+transform_to.register(unit_vector, lambda _: _Normalize())
 
 
 class HypersphericalUniform(Distribution):

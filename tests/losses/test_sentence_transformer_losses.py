@@ -177,6 +177,7 @@ def test_the_margin_begins_after_its_warm_up_epochs(model, tmp_path):
 SEVERAL = [[1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0]] * 4
 
 
+@pytest.mark.settings(labels=lambda labels: {"several": labels is SEVERAL})
 @pytest.mark.parametrize("labels", [CLASSES, SEVERAL], ids=["one class", "several"])
 @pytest.mark.parametrize("column", ["label", "labels", "score", "scores"])
 def test_labels_are_taken_from_each_column_of_the_trainer(column, labels, model, tmp_path):

@@ -97,6 +97,7 @@ def explained_variance(points: np.ndarray, targets: np.ndarray, solution: np.nda
 # Fit
 
 
+@pytest.mark.settings(layers=lambda layers: {"layers": str(layers)})
 @pytest.mark.parametrize(("layers", "ridge"), [([1], 0.0), ([0, 1], 1e-4)])
 def test_map_is_the_ridge_regression_on_the_layer_inputs_layer_by_layer(load, tokenizer, layers, ridge):
     model, reference = (half.double() for half in load(spherized_layers=layers))

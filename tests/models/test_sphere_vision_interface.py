@@ -40,6 +40,7 @@ def classifier(**options) -> SphereVisionForImageClassification:
 SIZES = {"alexnet": 64, "conv4": 84, "conv4_maxpool": 84, "resnet12": 84, "wrn28": 80, "lenet9": 28}
 
 
+@pytest.mark.settings(backbone=lambda name: {"backbone": name if name in BACKBONES else "timm"})
 @pytest.mark.parametrize("backbone", [*BACKBONES, "vit_tiny_patch16_224", "convnext_atto", "resnet18"])
 def test_every_backbone_returns_hidden_states_that_lead_to_the_same_embeddings(backbone):
     side = SIZES.get(backbone, 32)

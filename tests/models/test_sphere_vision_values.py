@@ -90,6 +90,7 @@ def plain_classification(embeddings: Tensor, prototypes: Tensor, labels: Tensor)
     return (1 - (points * prototypes.double()[labels]).sum(-1)).square().mean()
 
 
+@pytest.mark.settings(weight=lambda weight: {"weight": weight})
 @pytest.mark.parametrize("weight", [None, 0, 0.3, 1])
 def test_loss_and_gradient_are_the_weighted_sum_of_those_of_both_tasks(weight):
     kind = "regression" if weight is None else "joint"

@@ -43,6 +43,7 @@ def test_spherical_conv_is_spherization_and_a_bias_free_convolution_also_of_one_
     torch.testing.assert_close(layer(x[0]), layer(x)[0])
 
 
+@pytest.mark.settings(scaling=lambda value: {"learned": value}, radius=lambda value: {"learned": value})
 @pytest.mark.parametrize("scaling", [True, False])
 @pytest.mark.parametrize("radius", [True, False])
 def test_scaling_and_radius_are_saved_and_parameters_with_gradients_only_if_learned(scaling, radius):

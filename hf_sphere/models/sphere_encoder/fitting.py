@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,8 @@ HELD_OUT = 5
 
 Batch = tuple[dict[str, Tensor], Tensor]
 """Inputs of the model, and a mask (B, L) of the tokens that count."""
+Call = tuple[tuple[Tensor, ...], Tensor]
+"""Inputs and output of a module."""
 
 
 @dataclass(frozen=True)
@@ -205,10 +207,7 @@ def _layer_pairs(
     modules = [spherical, plain.get_submodule(encoder.plain_map_path)]
     modules += [each.get_submodule(encoder.feed_forward_path) for each in (layer, plain)]
     for inputs, mask in batches:
-        with ExitStack() as stack:
-            calls = [stack.enter_context(_record(module)) for module in modules]
-            _run(model, inputs)
-            _run(reference, inputs)
+        calls = _record([model, reference], modules, inputs)
         # A chunked feed-forward calls its modules several times.
         values, _, residual, plain_residual = (torch.cat([args[0] for args, _ in each], dim=1) for each in calls)
         outputs = torch.cat([output for _, output in calls[1]], dim=1)
@@ -223,18 +222,12 @@ def _explained_variance(model: Any, reference: Any, layer: Any, plain: Any, batc
 
     BERT's layers end with a norm; before it, a few coordinates with most of the variance would dominate.
     """
-    count, error, total, square = 0, 0.0, torch.zeros(()), 0.0
+    outputs: tuple[list[Tensor], list[Tensor]] = ([], [])
     for inputs, mask in batches:
-        with _record(layer) as spherized, _record(plain) as original:
-            _run(model, inputs)
-            _run(reference, inputs)
-        outputs = (calls[0][1] for calls in (spherized, original))
-        fitted, target = (_to_float64(output[mask.bool().to(output.device)]).cpu() for output in outputs)
-        count += len(target)
-        error += float((fitted - target).square().sum())
-        total = total + target.sum(0)
-        square += float(target.square().sum())
-    return 1 - error / (square - float(total.square().sum()) / count)
+        for kept, [(_, output)] in zip(outputs, _record([model, reference], [layer, plain], inputs), strict=True):
+            kept.append(_to_float64(output[mask.bool().to(output.device)]).cpu())
+    fitted, target = map(torch.cat, outputs)
+    return 1 - float((fitted - target).square().sum() / (target - target.mean(0)).square().sum())
 
 
 def _run(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -242,15 +235,15 @@ def _run(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
     return encoder(**{name: value.to(encoder.device) for name, value in inputs.items()}).last_hidden_state
 
 
-@contextmanager
-def _record(module: nn.Module) -> Iterator[list[tuple[tuple[Tensor, ...], Tensor]]]:
-    """Record inputs and output of every call of a module."""
-    calls: list[tuple[tuple[Tensor, ...], Tensor]] = []
-    hook = module.register_forward_hook(lambda _, inputs, output: calls.append((inputs, output)))
-    try:
-        yield calls
-    finally:
-        hook.remove()
+def _record(models: list[Any], modules: list[nn.Module], inputs: Mapping[str, Tensor]) -> list[list[Call]]:
+    """Run the models, and return inputs and output of every call of each module."""
+    calls: list[list[Call]] = [[] for _ in modules]
+    with ExitStack() as stack:
+        for module, own in zip(modules, calls, strict=True):
+            stack.enter_context(module.register_forward_hook(lambda _, *call, own=own: own.append(call)))
+        for model in models:
+            _run(model, inputs)
+    return calls
 
 
 def _to_float64(tensor: Tensor) -> Tensor:

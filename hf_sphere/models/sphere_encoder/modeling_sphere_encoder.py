@@ -13,7 +13,7 @@ import functools
 import itertools
 import re
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -175,19 +175,17 @@ class SphereEncoderMixin(PreTrainedModel):
         returns_info = kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
         configured = set(model.config.spherized_layer_indices)
-        missing, unexpected = (cls._spherical_layers(info[keys]) for keys in ("missing_keys", "unexpected_keys"))
+        pattern = re.compile(r"(?:.*\.)?(\d+)\.\w+\.spherical\.linear\.weight")
+        missing, unexpected = (
+            {int(match[1]) for match in map(pattern.fullmatch, info[keys]) if match}
+            for keys in ("missing_keys", "unexpected_keys")
+        )
         saved = (configured - missing) | unexpected
         if saved and saved != configured:
             found = f"in the checkpoint {pretrained_model_name_or_path} the layers {sorted(saved)} are spherized"
             given = f"the configuration has spherized_layers {sorted(configured)}"
             raise ValueError(f"{found}, but {given}. Load it with the settings of the checkpoint.")
         return (model, info) if returns_info else model
-
-    @staticmethod
-    def _spherical_layers(keys: Iterable[str]) -> set[int]:
-        """Return the layers with a spherical map among the keys of a checkpoint."""
-        matches = (re.search(r"\.(\d+)\.\w+\.spherical\.linear\.weight$", f".{key}") for key in keys)
-        return {int(match.group(1)) for match in matches if match}
 
 
 def _in_layers(layers: Collection[int], plain: Any, spherized: Any) -> Callable[..., Any]:

@@ -35,11 +35,7 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _is_filled(tensor: Tensor) -> bool:
-    return getattr(tensor, "_is_hf_initialized", False)
-
-
-def _mark_filled(tensor: Tensor, filled: bool) -> None:
-    tensor._is_hf_initialized = filled  # type: ignore[attr-defined]  # the flag of transformers
+    return getattr(tensor, "_is_hf_initialized", False)  # the flag of transformers
 
 
 def build_backbone(config: SphereVisionConfig, *, pretrained: bool | str = False) -> nn.Module:
@@ -66,7 +62,7 @@ def build_backbone(config: SphereVisionConfig, *, pretrained: bool | str = False
             if (reset := getattr(module, "reset_parameters", None)) is not None:
                 reset()
     for tensor in _tensors(backbone).values():
-        _mark_filled(tensor, not tensor.is_meta)
+        tensor._is_hf_initialized = not tensor.is_meta  # type: ignore[attr-defined]
     return backbone
 
 
@@ -79,7 +75,7 @@ def initialize_missing(backbone: nn.Module, config: SphereVisionConfig) -> None:
         fresh = _tensors(build_backbone(config))
     for name, tensor in missing.items():
         init.copy_(tensor, fresh[name])
-        _mark_filled(tensor, True)
+        tensor._is_hf_initialized = True  # type: ignore[attr-defined]
 
 
 def remove_final_activation(backbone: nn.Module, name: str) -> None:
