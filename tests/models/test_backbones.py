@@ -6,14 +6,18 @@ import torch
 import torchvision
 from timm.models.resnet import BasicBlock
 from torch import nn
+from transformers import Trainer, TrainingArguments
 
 from hf_sphere.models import (
     SphereVisionConfig,
+    SphereVisionForImageClassification,
     SphereVisionModel,
     backbones,
 )
-from hf_sphere.models.backbones import EmbeddingNet, create_backbone
+from hf_sphere.models.backbones import EmbeddingNet, create_backbone, ends_in_activation
+from hf_sphere.models.backbones.airbench import PatchWhitening
 from hf_sphere.nn import AngularLinear, SphericalLinear
+from hf_sphere.training import initialize_from_data
 
 # name -> channels, image size, features, parameters without classifier (counted by hand for small networks)
 PUBLISHED = {
@@ -380,3 +384,156 @@ def test_options_that_are_not_possible_are_rejected(name, options, message):
 def test_images_of_sizes_that_are_not_possible_are_rejected(name, size, message):
     with pytest.raises(ValueError, match=rf"{name}'? {message}"):
         create_backbone(name, num_channels=1, image_size=size)
+
+
+# Backbones of timm in image models
+
+
+def test_backbones_support_an_image_size_that_is_not_their_own(tmp_path):
+    names = ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "convnext_atto", "mobilenetv3_small_050"]
+    for backbone, image_size in ((name, size) for name in names for size in (64, [96, 32])):
+        config = SphereVisionConfig(backbone=backbone, image_size=image_size, num_labels=5)
+        model, x = SphereVisionForImageClassification(config).eval(), torch.randn(1, 3, *config.input_size)
+        assert model(x).logits.shape == (1, 5)
+        if backbone == names[0]:
+            model.save_pretrained(tmp_path)
+            loaded = SphereVisionForImageClassification.from_pretrained(tmp_path).eval()
+            assert torch.equal(loaded(x).logits, model(x).logits)
+    net = create_backbone("vit_tiny_patch16_224", num_channels=3, image_size=64, img_size=32)  # an option overrides it
+    assert net.patch_embed.img_size == (32, 32)
+
+
+class Shared(nn.Module):
+    """A backbone that uses one norm and one matrix twice, the matrix in two modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_features = 8
+        self.first, self.last = nn.Linear(64, 8), nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+        self.last[1].weight = self.last[0].weight
+        self.norm = nn.BatchNorm1d(8)
+        self.norms = nn.ModuleList([self.norm, self.norm])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x.flatten(1))
+        for layer, norm in zip(self.last, self.norms, strict=True):
+            x = norm(layer(x))
+        return x
+
+
+@pytest.fixture
+def shared(monkeypatch) -> None:
+    """Register the backbone."""
+    from timm.models import _registry
+
+    monkeypatch.setitem(_registry._model_entrypoints, "shared", lambda pretrained=False, **options: Shared())
+
+
+@pytest.mark.parametrize("backbone", ["coat_lite_tiny", "shared"])
+@torch.no_grad()
+def test_a_backbone_with_shared_tensors_is_saved_and_loaded(backbone, shared, tmp_path):
+    side, channels = (8, 1) if backbone == "shared" else (32, 3)
+    config = SphereVisionConfig(backbone=backbone, image_size=side, num_channels=channels, num_labels=3)
+    model, x = SphereVisionForImageClassification(config), torch.randn(4, channels, side, side)
+    model(x)  # changes the statistics of batch norms
+    model.eval().save_pretrained(tmp_path)
+    loaded, report = SphereVisionForImageClassification.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values())
+    torch.testing.assert_close(loaded.eval()(x).logits, model(x).logits)
+    assert sum(p.numel() for p in loaded.parameters()) == sum(p.numel() for p in model.parameters())
+
+
+def test_training_of_a_backbone_with_shared_tensors_is_resumed_exactly(shared, tmp_path):
+    config = SphereVisionConfig(backbone="shared", image_size=8, num_channels=1, num_labels=3, head="cosine")
+    rows = [{"pixel_values": torch.randn(1, 8, 8), "labels": index % 3} for index in range(8)]
+    options = {"max_steps": 2, "save_steps": 1, "per_device_train_batch_size": 4, "report_to": [], "use_cpu": True}
+    models = [SphereVisionForImageClassification(config) for _ in range(2)]
+    for model, checkpoint in zip(models, (None, str(tmp_path / "checkpoint-1")), strict=True):
+        args = TrainingArguments(str(tmp_path), disable_tqdm=True, **options)
+        Trainer(model, args, train_dataset=rows).train(resume_from_checkpoint=checkpoint)
+    trained, resumed = (model.state_dict() for model in models)
+    assert all(torch.equal(trained[name], resumed[name]) for name in trained)
+
+
+ENDS = {"vit_tiny_patch16_224": False, "swin_tiny_patch4_window7_224": False, "convnext_atto": False}
+ENDS |= {"mixer_s32_224": False, "resnet18": True, "vgg11": True, "densenet121": True, "mobilenetv3_small_050": True}
+
+
+def test_last_activation_is_recognized():
+    for backbone, expected in ENDS.items():
+        with torch.device("meta"):
+            net = create_backbone(backbone, num_channels=3, image_size=224)
+        assert ends_in_activation(net) == expected, backbone
+
+
+# The network that trains in minutes
+
+
+@pytest.fixture
+def pictures() -> torch.Tensor:
+    """Images whose pixels are correlated within and between channels, with different variances."""
+    torch.manual_seed(0)
+    mixed = torch.einsum("dc,bchw->bdhw", torch.randn(3, 3), torch.randn(200, 3, 12, 12))
+    return nn.functional.avg_pool2d(mixed, 3, 1)
+
+
+def new_model(**options) -> SphereVisionForImageClassification:
+    config = SphereVisionConfig(backbone="airbench_cifar", image_size=16, num_labels=4, **options)
+    return SphereVisionForImageClassification(config)
+
+
+def responses(layer: PatchWhitening, images: torch.Tensor) -> torch.Tensor:
+    """Responses of the filters, (patches, filters)."""
+    return layer(images).movedim(1, -1).flatten(0, 2).detach()
+
+
+def test_responses_of_untrained_filters_are_uncorrelated_with_unit_variance(pictures):
+    layer = PatchWhitening(3, epsilon=0.0)
+    layer.initialize_from_data(pictures)
+    torch.testing.assert_close(responses(layer, pictures)[:, :12].T.cov(), torch.eye(12), rtol=0, atol=1e-4)
+    assert torch.equal(layer.weight[:12], -layer.weight[12:])
+    assert dict(layer.named_parameters()).keys() == {"bias"}
+    layer = PatchWhitening(1, epsilon=0.25)
+    layer.initialize_from_data(torch.ones(4, 1, 5, 5))
+    torch.testing.assert_close(layer.weight.flatten(1).norm(dim=1), torch.full((8,), 2.0))
+
+
+def test_convolutions_begin_as_identities_and_gains_of_batch_norms_are_fixed():
+    net = create_backbone("airbench_cifar", num_channels=3, image_size=32)
+    convs = [m for m in net.modules() if isinstance(m, nn.Conv2d)]
+    widths = [(24, 64), (64, 64), (64, 256), (256, 256), (256, 256), (256, 256)]
+    assert [(c.in_channels, c.out_channels) for c in convs] == widths
+    for conv in convs:
+        x = torch.randn(2, conv.in_channels, 5, 5)
+        torch.testing.assert_close(conv(x)[:, : conv.in_channels], x)
+    norms = [m for m in net.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert [list(dict(n.named_parameters())) for n in norms] == [["bias"]] * 6
+    narrow = create_backbone("airbench_cifar", num_channels=3, image_size=12, widths=[16, 40])
+    assert narrow(torch.rand(2, 3, 12, 12)).shape == (2, 40)
+
+
+def test_recipes_whiten_a_new_network_once_also_if_it_is_saved(pictures, tmp_path):
+    model = new_model(head="softmax").eval()
+    backbone = model.base_model.backbone
+    assert backbone.needs_data_initialization
+    initialize_from_data(model, [{"pixel_values": pictures}])
+    expected = PatchWhitening(3)
+    expected.initialize_from_data(pictures)
+    assert torch.equal(backbone.layers[0].weight, expected.weight)
+    assert not backbone.needs_data_initialization
+    initialize_from_data(model, [{"pixel_values": 2 * pictures}])
+    assert torch.equal(backbone.layers[0].weight, expected.weight)
+    model.save_pretrained(tmp_path)
+    loaded = SphereVisionForImageClassification.from_pretrained(tmp_path)
+    assert not loaded.base_model.backbone.needs_data_initialization
+    assert loaded.num_parameters(only_trainable=True) == model.num_parameters(only_trainable=True)
+    torch.testing.assert_close(loaded(pictures).logits, model(pictures).logits)
+
+
+def test_head_is_initialized_from_embeddings_of_the_whitened_network(pictures):
+    model, whitened = new_model(head="vmf"), new_model(head="vmf")
+    whitened.load_state_dict(model.state_dict())
+    whitened.base_model.backbone.initialize_from_data(pictures)
+    for each in (model, whitened):
+        initialize_from_data(each, [{"pixel_values": pictures}])
+    torch.testing.assert_close(model.state_dict(), whitened.state_dict())

@@ -58,15 +58,6 @@ def test_a_share_of_0_is_the_loss_without_mixing_in_training(name, batch):
     torch.testing.assert_close(mixed, plain)
 
 
-@pytest.mark.parametrize("name", ["cosine", "softmax"])
-def test_the_cross_entropy_is_that_of_soft_targets_of_torch(name, batch):
-    embeddings, labels, others, share = batch
-    head = build(name, label_smoothing=0.1)
-    targets = (1 - share)[:, None] * F.one_hot(labels, CLASSES) + share[:, None] * F.one_hot(others, CLASSES)
-    output = head(embeddings, labels, mixed_labels=others, mixed_share=share)
-    torch.testing.assert_close(output.loss, F.cross_entropy(output.logits, targets, label_smoothing=0.1))
-
-
 def test_class_weights_are_those_of_each_label_and_an_ignored_label_has_no_share_also_in_blocks(batch):
     embeddings, labels, others, share = batch
     weights = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0], dtype=torch.float64)
