@@ -75,18 +75,16 @@ def test_seed_epoch_and_number_determine_an_episode_without_the_global_random_st
     assert len(set(drawn)) == len(drawn) == 320
 
 
-class TestProcesses:
-    @given(count=st.integers(1, 20), processes=st.integers(1, 5), epoch=st.integers(0, 9))
-    def test_processes_together_sample_the_episodes_of_one_and_then_wrap_around(self, count, processes, epoch):
-        episodes = Episodes(4, 3, count)
-        alone = EpisodeSampler(TEN_OF_TEN, episodes).indices(epoch).tolist()
-        shares = [
-            EpisodeSampler(TEN_OF_TEN, episodes, process_index=i, num_processes=processes).indices(epoch).tolist()
-            for i in range(processes)
-        ]
-        assert {len(share) for share in shares} == {-(-count // processes)}
-        together = [episode for turn in zip(*shares, strict=True) for episode in turn]
-        assert together == [alone[number % count] for number in range(len(together))]
+@given(count=st.integers(1, 20), processes=st.integers(1, 5), epoch=st.integers(0, 9))
+def test_processes_together_sample_the_episodes_of_one_and_then_wrap_around(count, processes, epoch):
+    episodes, sharing = (
+        Episodes(4, 3, count),
+        [{"process_index": i, "num_processes": processes} for i in range(processes)],
+    )
+    alone, *shares = (EpisodeSampler(TEN_OF_TEN, episodes, **each).indices(epoch).tolist() for each in ({}, *sharing))
+    assert {len(share) for share in shares} == {-(-count // processes)}
+    together = [episode for turn in zip(*shares, strict=True) for episode in turn]
+    assert together == [alone[number % count] for number in range(len(together))]
 
 
 def test_only_the_first_process_warns_once_of_too_small_classes_and_lists_a_few(caplog):
@@ -101,34 +99,25 @@ def test_only_the_first_process_warns_once_of_too_small_classes_and_lists_a_few(
     assert "(class 5 has 1, class 8 has 1, class 11 has 1, ...)" in caplog.text
 
 
-class TestDistinctImages:
-    @pytest.mark.parametrize("counts", [[6, 3, 6, 2, 4], [5, 5, 4]])
-    def test_too_small_classes_are_an_error_that_lists_the_smallest_first(self, counts):
-        with pytest.raises(ValueError, match="takes 5 different images of a class") as refusal:
+def test_of_distinct_images_too_small_classes_are_an_error_that_lists_the_smallest_first_and_its_origin():
+    for counts, smallest in (([6, 3, 6, 2, 4], r"\(class 14 has 2"), ([5, 5, 4], r"\(class 11 has 4")):
+        with pytest.raises(ValueError, match=rf"takes 5 different .*{smallest}.*Use at most {min(counts)}"):
             EpisodeSampler(labels_of(counts), Episodes(2, 5, 3, distinct=True))
-        smallest = min(range(len(counts)), key=counts.__getitem__)
-        assert f"(class {3 * smallest + 5} has {counts[smallest]}" in str(refusal.value)
-        assert f"Use at most {min(counts)}" in str(refusal.value)
-
-    @pytest.mark.parametrize("asked", [(3, 2), (2, 5)], ids=["classes", "images"])
-    def test_the_error_includes_the_origin_of_the_numbers(self, asked):
+    for numbers in ((3, 2), (2, 5)):
         with pytest.raises(ValueError, match=r"\. Set by the user\.$"):
-            EpisodeSampler(labels_of([4, 4]), Episodes(*asked, 3, distinct=True, origin="Set by the user."))
-
-    def test_classes_that_are_just_large_enough_are_accepted(self):
-        drawn = EpisodeSampler(labels_of([4, 5]), Episodes(2, 4, 3, distinct=True)).indices(0)
-        assert all(len(episode.unique()) == 8 for episode in drawn)
+            EpisodeSampler(labels_of([4, 4]), Episodes(*numbers, 3, distinct=True, origin="Set by the user."))
+    drawn = EpisodeSampler(labels_of([4, 5]), Episodes(2, 4, 3, distinct=True)).indices(0)  # just large enough
+    assert all(len(episode.unique()) == 8 for episode in drawn)
 
 
-class TestSeveralPerBatch:
-    @given(count=st.integers(1, 20), processes=st.integers(1, 4), per_batch=st.integers(1, 6), epoch=st.integers(0, 9))
-    def test_batches_are_the_episodes_of_a_process_in_order(self, count, processes, per_batch, epoch):
-        sampler = EpisodeSampler(TEN_OF_TEN, Episodes(4, 3, count, per_batch), process_index=0, num_processes=processes)
-        sampler.set_epoch(epoch)
-        batches = list(sampler)
-        assert len(batches) == len(sampler) == -(-sampler.num_episodes // per_batch)
-        assert [len(batch) for batch in batches[:-1]] == [12 * per_batch] * (len(batches) - 1)
-        assert [index for batch in batches for index in batch] == sampler.indices(epoch).flatten().tolist()
+@given(count=st.integers(1, 20), processes=st.integers(1, 4), per_batch=st.integers(1, 6), epoch=st.integers(0, 9))
+def test_batches_are_the_episodes_of_a_process_in_order(count, processes, per_batch, epoch):
+    sampler = EpisodeSampler(TEN_OF_TEN, Episodes(4, 3, count, per_batch), process_index=0, num_processes=processes)
+    sampler.set_epoch(epoch)
+    batches = list(sampler)
+    assert len(batches) == len(sampler) == -(-sampler.num_episodes // per_batch)
+    assert [len(batch) for batch in batches[:-1]] == [12 * per_batch] * (len(batches) - 1)
+    assert [index for batch in batches for index in batch] == sampler.indices(epoch).flatten().tolist()
 
 
 def test_bad_input_is_refused():
@@ -186,12 +175,6 @@ class TestBatches:
         for start in (0, 2, 7):
             for one, other in zip(of.epoch(2, start=start), whole[start:], strict=True):
                 assert all(torch.equal(one[name], other[name]) for name in one)
-
-    def test_two_processes_sample_the_episodes_of_one(self):
-        shares = [batches(process_index=i, num_processes=2, episodes=Episodes(4, 3, 8)) for i in range(2)]
-        turns = zip(*(share.epoch_rows(1).split(12) for share in shares), strict=True)
-        together = torch.cat([rows for turn in turns for rows in turn])
-        assert torch.equal(together, batches(episodes=Episodes(4, 3, 8)).epoch_rows(1))
 
     @pytest.mark.parametrize(("processes", "examples"), [(1, 84), (2, 96), (3, 108)])
     def test_sizes_match_the_episodes(self, processes, examples):

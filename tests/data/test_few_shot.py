@@ -39,32 +39,20 @@ class TestBatch:
             ):
                 assert len(torch.cat([support.flatten(), query]).unique()) == 3 * 12
 
-    def test_shapes_match_the_model_inputs(self):
-        first, *_, last = make().epoch()
-        assert first["pixel_values"].shape == (2, 12, 1, 1, 1)
-        assert first["support_pixel_values"].shape == (2, 3, 2, 1, 1, 1)
-        assert (first["labels"].shape, first["labels"].dtype) == ((2, 12), torch.int64)
-        assert {len(values) for values in last.values()} == {1}
-
     def test_any_image_of_a_class_can_be_in_the_support(self):
-        seen = torch.cat(
-            [indices(batch["support_pixel_values"]).flatten() for e in range(30) for batch in make().epoch(e)]
-        )
-        assert len(seen.unique()) == 96
+        drawn = [indices(batch["support_pixel_values"]).flatten() for e in range(30) for batch in make().epoch(e)]
+        assert len(torch.cat(drawn).unique()) == 96
 
 
 class TestEpoch:
     def test_an_epoch_has_all_episodes_in_batches_of_the_requested_size(self):
         batches = make()
-        assert (batches.num_examples, batches.examples_per_epoch, len(batches)) == (96, 7 * 18, 4)
-        assert [len(batch["labels"]) for batch in batches.epoch()] == [2, 2, 2, 1]
-        assert list(batches.each_image(torch.empty(0, dtype=torch.int64))) == []
-
-    def test_an_epoch_resumed_at_a_batch_is_the_tail_of_the_full_epoch(self):
-        batches = make(augmentation=Augmentation(crop_padding=1))
-        whole = list(batches.epoch(3))
-        for one, other in zip(batches.epoch(3, start=2), whole[2:], strict=True):
-            assert all(torch.equal(one[name], other[name]) for name in one)
+        first, *_, last = whole = list(batches.epoch())
+        assert first["pixel_values"].shape == (2, 12, 1, 1, 1)
+        assert first["support_pixel_values"].shape == (2, 3, 2, 1, 1, 1)
+        assert (first["labels"].shape, first["labels"].dtype) == ((2, 12), torch.int64)
+        assert {len(values) for values in last.values()} == {1}
+        assert (batches.num_examples, batches.examples_per_epoch, len(batches), len(whole)) == (96, 7 * 18, 4, 4)
 
     @pytest.mark.parametrize("processes", [1, 2, 3])
     def test_processes_split_the_same_episodes_into_equally_many_batches_of_any_size(self, processes):
@@ -78,13 +66,16 @@ class TestEpoch:
 
 
 class TestSingleImages:
-    def test_images_are_read_by_index_without_augmentation(self):
+    def test_images_are_read_by_index_without_augmentation_which_a_resumed_epoch_has(self):
         batches = make(augmentation=Augmentation(crop_padding=1))
         batches.eval_batch_size = 3
         wanted = torch.tensor([5, 1, 90, 7])
         some = list(batches.each_image(wanted))
         assert [len(pixels) for pixels in some] == [3, 1]
         assert torch.equal(indices(torch.cat(some)), wanted)
+        assert list(batches.each_image(wanted[:0])) == []
+        for one, other in zip(batches.epoch(3, start=2), list(batches.epoch(3))[2:], strict=True):
+            assert all(torch.equal(one[name], other[name]) for name in one)
 
     @pytest.mark.parametrize("process", [0, 1])
     def test_the_indices_cover_all_processes(self, process):
@@ -106,13 +97,9 @@ class TestLoading:
         return make_dataset(list(images), [index % 10 for index in range(60)])
 
     def load(self, load, dataset, *, count: int = 6, **options) -> FewShotData:
-        drawn = {"episodes": self.EPISODES, "validation_episodes": self.EPISODES, "eval_episodes": self.EPISODES}
-        options = (
-            {"image_mean": [0.0], "image_std": [1.0], "train_classes": count, "validation_fraction": 0.5}
-            | drawn
-            | options
-        )
-        return FewShotData.of(load(dataset, task="few_shot", **options), shot=1)
+        defaults = dict.fromkeys(("episodes", "validation_episodes", "eval_episodes"), self.EPISODES)
+        defaults |= {"image_mean": [0.0], "image_std": [1.0], "train_classes": count, "validation_fraction": 0.5}
+        return FewShotData.of(load(dataset, task="few_shot", **defaults | options), shot=1)
 
     def test_training_validation_and_evaluation_have_disjoint_classes(self, load, dataset):
         data = self.load(load, dataset)

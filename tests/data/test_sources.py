@@ -104,11 +104,9 @@ class TestClassNamesOfFiles:
         with pytest.raises(ValueError, match="such as 'dog' and 'cat'"):
             load_splits(str(tmp_path / "pets"))
 
-    def test_names_that_begin_alike_are_read(self, splits, save):
+    def test_names_that_begin_alike_are_read_and_files_of_other_configurations_not_compared(self, splits, save):
         loaded = load_splits(save(**splits(["cat", "dog", "eel"], ["cat", "dog"])))
         assert loaded["test"].features["label"].int2str(loaded["test"]["label"][:]) == ["cat", "dog"]
-
-    def test_files_of_other_configurations_are_not_compared(self, splits, save):
         folder = Path(save(**splits(["cat", "dog"], ["dog", "cat"])))
         files = "configs:\n- config_name: {0}\n  data_files: {0}-00000-of-00001.parquet\n"
         (folder / "README.md").write_text(f"---\n{files.format('train')}  default: true\n---\n")

@@ -126,12 +126,6 @@ def test_a_fitted_score_uses_one_half_and_the_level_the_other(linear):
     assert p_values.tolist() == pytest.approx([plain_p_value(own, score) for score in scores], abs=1e-6)
 
 
-def test_equal_scores_count_as_at_most(linear):
-    x = torch.ones(40, DIM)
-    rejection = fit_rejection(linear, [x], 0.1, "max_logit")
-    assert decide(rejection, linear, x).p_value.unique().tolist() == [1.0]
-
-
 @pytest.mark.parametrize("by_class", [False, True])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_outputs_that_are_not_finite_are_unknown(value, by_class, linear):
@@ -196,7 +190,10 @@ def test_a_set_by_class_has_the_classes_above_the_level_and_a_pooled_one_the_pre
     assert chosen[decision.known].gather(1, prediction[decision.known, None]).all()
 
 
-def test_a_p_value_that_equals_one_minus_the_coverage_is_not_above_it():
+def test_equal_scores_count_as_at_most_and_a_p_value_that_equals_one_minus_the_coverage_is_not_above_it(linear):
+    x = torch.ones(40, DIM)
+    rejection = fit_rejection(linear, [x], 0.1, "max_logit")
+    assert decide(rejection, linear, x).p_value.unique().tolist() == [1.0]
     logits = torch.arange(9.0)[:, None] * torch.tensor([1.0, 0.0])
     rejection = fit_rejection(Identity(), [(logits, torch.zeros(9).long())], 0.1, "max_softmax")
     decision = rejection(None, torch.tensor([[-1.0, 0.0]]))  # below all but the rejected one: p is 2 / 10
