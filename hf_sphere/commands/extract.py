@@ -54,9 +54,7 @@ class ExtractionArguments(Arguments):
         "all classes after the first train_classes, on which the model was evaluated.",
         ge=1,
     )
-    train_split: str | None = argument(
-        None, "Training split, only for --train_classes; train if not set.", only_with=["train_classes"]
-    )
+    train_split: str | None = argument(None, "Training split; train if not set.", only_with=["train_classes"])
     image_column_name: str | None = argument(None, "Image column; detected by name by default.")
     label_column_name: str | None = argument(None, "Label column, if any; detected by name by default.")
     image_mean: list[float] | None = argument(None, "Mean per channel, 0 to 1; for models without an image processor.")

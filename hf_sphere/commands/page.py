@@ -46,9 +46,7 @@ class PageArguments(Arguments):
     model_name_or_path: str | None = argument(None, "Model of the index, if it was moved.")
     host: str | None = argument(None, "Address to listen on; localhost if not set.")
     port: int | None = argument(None, "Port; the first free one if not set.", ge=1, le=65535)
-    allowed_hosts: list[str] | None = argument(
-        None, "Further names by which visitors reach the page, such as that of a proxy."
-    )
+    allowed_hosts: list[str] | None = argument(None, "Further names of the page for its visitors, such as a proxy's.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -44,15 +44,11 @@ class PlacementArguments(Arguments):
     dataset_name: str | None = argument(None, "Dataset that defines the number and names of the classes.")
     dataset_config_name: str | None = argument(None, "Configuration of the dataset.", only_with=["dataset_name"])
     train_split: str = argument("train", "Split that defines the classes.", only_with=["dataset_name"])
-    label_column_name: str | None = argument(
-        None, "Column of the labels; detected by default.", only_with=["dataset_name"]
-    )
+    label_column_name: str | None = argument(None, "Label column; detected by default.", only_with=["dataset_name"])
     text_model: str | None = argument(
         None, "Preserve the similarity order of the class names in this text model.", only_with=["dataset_name"]
     )
-    template: str | None = argument(
-        None, "Text around a class name, for instance 'a photo of a {}'.", only_with=["text_model"]
-    )
+    template: str | None = argument(None, "Text around a name, such as 'a photo of a {}'.", only_with=["text_model"])
     class_vectors: str | None = argument(
         None, "Preserve the similarity order of `class_vectors` in this file.", not_with=["text_model"]
     )

@@ -37,9 +37,7 @@ class SearchArguments(Arguments):
     false_accept: float | None = argument(
         None, "Mark matches: chance to accept anything for a query whose group is not in the index.", gt=0, lt=1
     )
-    leave_out_query: bool = argument(
-        False, "Leave out a neighbor that is the same file, or row of a dataset.", only_with=["query"]
-    )
+    leave_out_query: bool = argument(False, "Leave out a neighbor that is the same file or row.", only_with=["query"])
     classes: list[str] | None = argument(
         None, "Find only images of these classes; that of an image without a label is its prediction, shown with a '?'."
     )

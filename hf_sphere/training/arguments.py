@@ -50,9 +50,7 @@ class _RunArguments(Arguments):
 class PrecisionArguments(Arguments):
     """Precision."""
 
-    bf16: bool | None = argument(
-        None, "Forward pass in bfloat16; if neither it nor fp16 is set, as in `accelerate launch`."
-    )
+    bf16: bool | None = argument(None, "Forward pass in bfloat16; if neither is set, that of `accelerate launch`.")
     fp16: bool | None = argument(None, "Forward pass in float16.", not_with=["bf16"])
 
     @property
@@ -78,7 +76,7 @@ class _OptimizerArguments(Arguments):
     )
     weight_decay: float = argument(0.0, "Weight decay; not applied to norms, biases and scalars.", ge=0)
     momentum: float = argument(
-        0.9, "Momentum of sgd, sgd_mrt, muon and muon_hyperball; for Muon, 0.95 is usual.", ge=0, lt=1
+        0.9, "Momentum of sgd, sgd_mrt, muon, muon_hyperball; for Muon 0.95 is usual.", ge=0, lt=1
     )
     nesterov: bool = argument(False, "Nesterov momentum of sgd.")
     adam_beta1: float = argument(0.9, "First beta of Adam and its variants.", ge=0, lt=1)
@@ -114,9 +112,7 @@ class _ScheduleArguments(Arguments):
     warmup_epochs: float = argument(
         0.0, "Epochs of linear warmup.", not_with=["lr_scheduler_type=reduce_lr_on_plateau"], ge=0
     )
-    lr_step_epochs: int = argument(
-        30, "Epochs between two decays of `step`.", only_with=["lr_scheduler_type=step"], ge=1
-    )
+    lr_step_epochs: int = argument(30, "Epochs between decays of `step`.", only_with=["lr_scheduler_type=step"], ge=1)
     lr_milestones: list[int] | None = argument(
         None, "Epochs of the decays of `multistep`.", only_with=["lr_scheduler_type=multistep"], ge=1
     )

@@ -38,7 +38,7 @@ class TextModelArguments(Arguments):
     """Language model."""
 
     model_name_or_path: str = argument(
-        help="Start from this masked language model, Hub id or folder: a plain or a spherized one."
+        help="Masked language model to start from, plain or spherized: Hub id or folder."
     )
     from_scratch: bool = argument(False, "Use only its configuration and tokenizer; the weights are random.")
     tokenizer_name: str | None = argument(None, "Tokenizer, Hub id or folder; by default of the model.")
