@@ -28,9 +28,12 @@ def list_checkpoints(output_dir: Path) -> list[Path]:
 
 def checkpoint_folders(output_dir: Path) -> list[Path]:
     """Return the folders with the name of a checkpoint, sorted by step, whether complete or not."""
-    folders = [path for path in output_dir.glob(f"{CHECKPOINT_PREFIX}*") if path.is_dir()]
-    steps = {path: path.name.removeprefix(CHECKPOINT_PREFIX) for path in folders}
-    return sorted((path for path in folders if steps[path].isdigit()), key=lambda path: int(steps[path]))
+    folders: dict[int, Path] = {}
+    for path in output_dir.glob(f"{CHECKPOINT_PREFIX}*"):
+        step = path.name.removeprefix(CHECKPOINT_PREFIX)
+        if step.isdigit() and path.is_dir():
+            folders[int(step)] = path
+    return [folders[step] for step in sorted(folders)]
 
 
 @contextmanager

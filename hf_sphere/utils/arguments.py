@@ -62,19 +62,15 @@ class Arguments:
                 if isinstance(number, (int, float)) and not isinstance(number, bool):
                     _check_number(field.name, number, getattr(field.metadata.get("help"), "bounds", {}))
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            self._check_effect(field)
-
-    def _check_effect(self, field: dataclasses.Field) -> None:
-        """Raise an error if a field is set that another one excludes, or that none reads."""
-        about, value, default = field.metadata.get("help"), getattr(self, field.name), _default(field)
-        if value == default or not isinstance(about, _Help):
-            return
-        if others := [each.replace("=", " ") for each in about.not_with if _is_set(self, each)]:
-            raise ValueError(f"{field.name} and {others[0]} exclude each other; leave one of them out.")
-        if about.only_with and not any(_is_set(self, each) for each in about.only_with):
-            others = [each.replace("=", " ") for each in about.only_with]
-            advice = "" if default is None else f", or set it to {default} if it is in a configuration"
-            raise ValueError(f"{field.name} {value} has no effect without {' or '.join(others)}; leave it out{advice}.")
+            about, value, default = field.metadata.get("help"), getattr(self, field.name), _default(field)
+            if value == default or not isinstance(about, _Help):
+                continue
+            if others := [each.replace("=", " ") for each in about.not_with if _is_set(self, each)]:
+                raise ValueError(f"{field.name} and {others[0]} exclude each other; leave one of them out.")
+            if about.only_with and not any(_is_set(self, each) for each in about.only_with):
+                needed = " or ".join(each.replace("=", " ") for each in about.only_with)
+                advice = "" if default is None else f", or set it to {default} if it is in a configuration"
+                raise ValueError(f"{field.name} {value} has no effect without {needed}; leave it out{advice}.")
 
 
 class Options(dict[str, Any]):

@@ -261,13 +261,22 @@ def test_a_name_in_two_tables_is_ambiguous_and_neither_a_missing_file_nor_a_pipe
     assert "is not a regular file" in refusal("--config", str(tmp_path / "config.yaml"))
 
 
-def test_a_file_starts_from_its_base_and_writes_to_a_folder_of_its_own_name(tables, config, refusal):
+def test_a_file_starts_from_its_base_and_writes_to_a_folder_of_its_own_name(
+    tables, config, refusal, tmp_path, monkeypatch
+):
     (tables / "d.yaml").write_text(TABLE % "mnist-a")
     for base in ("mnist-b", config("base: d/mnist-b\nmomentum: null", "first.yaml")):
         file = config(f"base: {base}\nlearning_rate: 2.0", "own.yaml")
         args = parse_arguments((RecipeArguments,), ["--config", file])[0]
         assert (args.seed, args.learning_rate, args.output_dir) == (1, 2.0, "outputs/own")
         assert args.momentum == (0.2 if base == "mnist-b" else RecipeArguments("out").momentum)
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path / "folder")  # a base is relative to the file that names it
+    config("base: mnist-b", "first.yaml")
+    config("base: first.yaml\nlearning_rate: 2.0", "own.yaml")
+    assert parse("--config", "../own.yaml")[2].momentum == 0.2
+    config("base: folder/../own.yaml", "own.yaml")
+    assert "own.yaml: its base leads back to itself" in refusal("--config", "../own.yaml")
     config("rotation: 5.0", "first.yaml")
     without_output = parse_arguments((AugmentationOptions,), ["--config", config("base: first.yaml")])
     assert without_output[0].rotation == 5.0
@@ -284,17 +293,6 @@ def test_the_output_dir_of_one_configuration_is_not_replaced_by_the_name_of_anot
     files = {"first": config("output_dir: there", "first.yaml"), "own": config("base: mnist-b", "own.yaml")}
     words = [word for name in configs for word in ("--config", files[name])]
     assert parse_arguments((RecipeArguments,), words)[0].output_dir == "there"
-
-
-def test_a_base_is_relative_to_the_file_that_names_it(tables, config, tmp_path, monkeypatch, refusal):
-    (tables / "d.yaml").write_text(TABLE % "mnist-a")
-    (tmp_path / "folder").mkdir()
-    monkeypatch.chdir(tmp_path / "folder")
-    config("base: mnist-b", "first.yaml")
-    config("base: first.yaml\nlearning_rate: 2.0", "own.yaml")
-    assert parse("--config", "../own.yaml")[2].momentum == 0.2
-    config("base: folder/../own.yaml", "own.yaml")
-    assert "own.yaml: its base leads back to itself" in refusal("--config", "../own.yaml")
 
 
 def test_a_recipe_refuses_the_configurations_of_others(tables, config, capsys):

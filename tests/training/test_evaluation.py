@@ -104,21 +104,17 @@ def expected_scores(model: SphereVisionForImageClassification, batches: ImagesIn
     return {name: scores[name] for name in ("recall_at_1", "r_precision", "map_at_r", "num_excluded")}
 
 
-@pytest.mark.parametrize("batch_size", [7, 1, 100])
-@pytest.mark.parametrize("head", ["softmax", "spherized", "prototype", "cosine", "arcface", "vmf"])
-def test_retrieval_compares_cosines_of_all_images(head, batch_size):
-    model, batches = retrieval_model(head).train(), images_in_pairs(batch_size)
-    expected = expected_scores(model, batches)
-    assert evaluate_retrieval(model.train(), batches, Accelerator(cpu=True)) == pytest.approx(expected)
-    assert 0.0 < expected["map_at_r"] < 1.0
-
-
-@pytest.mark.parametrize("curvature", [1e-5, 0.05, 1.0])
-def test_retrieval_with_a_hyperbolic_head_uses_the_hyperbolic_distance(curvature):
-    model, batches = retrieval_model("hyperbolic", curvature=curvature), images_in_pairs(7)
-    expected = expected_scores(model, batches, distance="hyperbolic", curvature=curvature)
-    assert evaluate_retrieval(model, batches, Accelerator(cpu=True)) == pytest.approx(expected)
-    assert expected != pytest.approx(expected_scores(model, batches))
+@pytest.mark.parametrize("head", ["softmax", "spherized", "prototype", "cosine", "arcface", "vmf", "hyperbolic"])
+def test_retrieval_compares_all_images_by_the_distance_of_the_head(head):
+    for curvature in (1e-5, 0.05, 1.0) if head == "hyperbolic" else (None,):
+        options = {"curvature": curvature} if curvature else {}
+        model, distance = retrieval_model(head, **options), {"distance": "hyperbolic", **options} if curvature else {}
+        for batch_size in (7, 1, 100):
+            batches = images_in_pairs(batch_size)
+            expected = expected_scores(model, batches, **distance)
+            assert evaluate_retrieval(model.train(), batches, Accelerator(cpu=True)) == pytest.approx(expected)
+            assert 0.0 < expected["map_at_r"] < 1.0
+        assert not curvature or expected != pytest.approx(expected_scores(model, batches))
 
 
 def test_certainty_is_evaluated_in_batches_of_logits(monkeypatch):

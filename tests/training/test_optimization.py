@@ -106,20 +106,6 @@ def test_plateau_decays_only_after_the_patience_without_improvement():
             assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1**decay)
 
 
-class WithOptions(nn.Linear):
-    """Linear layer with separate optimizer options for its bias."""
-
-    def parameter_options(self) -> dict:
-        return {"bias": {"lr": 0.5, "weight_decay": 0.25}}
-
-
-@pytest.mark.parametrize("kind", ["adam", "adamw", "sgd"])
-def test_per_parameter_options_of_the_model_are_used(kind):
-    optimizer = optimizer_from_arguments(WithOptions(2, 3), arguments(optim=kind, learning_rate=1e-3, weight_decay=0.1))
-    (own,) = [group for group in optimizer.param_groups if group["param_names"] == ["bias"]]
-    assert (own["lr"], own["weight_decay"]) == (0.5, 0.25)
-
-
 # Heads with a temperature
 
 
