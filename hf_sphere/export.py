@@ -241,9 +241,7 @@ def _check_file(file: Path, inputs: dict[str, Tensor], expected: dict[str, Tenso
         # The values of long unit embeddings are small.
         if not difference <= tolerance * min(max(1.0, sizes.max().item()), 20 * sizes.mean().item()) + 1e-6:
             hint = "Use other versions of torch and onnxscript." if tolerance < 1e-2 else "Leave out int8."
-            raise RuntimeError(
-                f"in onnxruntime the {name} differ from the model by {difference:.2g} on average. {hint}"
-            )
+            raise RuntimeError(f"in onnxruntime the {name} differ from the model by {difference:.2g}. {hint}")
 
 
 class _TupleOfTensors(nn.Module):

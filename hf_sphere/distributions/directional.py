@@ -41,8 +41,7 @@ class DirectionalDistribution(Distribution):
             check_devices(loc=loc, concentration=concentration)
             loc = loc.to(torch.promote_types(loc.dtype, concentration.dtype))
         elif isinstance(concentration, int | float) and torch.finfo(loc.dtype).max < concentration < math.inf:
-            problem = f"the concentration {concentration} is infinite in {loc.dtype}, the dtype of loc"
-            raise ValueError(f"{problem}. Convert loc to a wider dtype.")
+            raise ValueError(f"{concentration} is infinite in {loc.dtype}, the dtype of loc. Convert loc to float32.")
         concentration = torch.as_tensor(concentration, dtype=loc.dtype, device=loc.device)
         check_dense("concentration", concentration)
         if loc.ndim > 1 and concentration.shape == (*loc.shape[:-1], 1):  # would broadcast to all pairs

@@ -66,9 +66,8 @@ def trainer_loss(loss: nn.Module) -> Callable[..., Tensor]:
     """
     trained = [name for name, parameter in loss.named_parameters() if parameter.requires_grad]
     if trained:
-        problem = f"the Trainer would not train the parameters {', '.join(trained)} of the loss"
-        other = "a loss without parameters, such as InfoNCELoss(learn_temperature=False)"
-        raise ValueError(f"{problem}: use a model that contains it, or {other}.")
+        names, advice = ", ".join(trained), "leave them out, as by learn_temperature=False"
+        raise ValueError(f"the Trainer would not train the parameters {names} of the loss; {advice}.")
 
     is_checked = False
 

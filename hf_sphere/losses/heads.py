@@ -88,9 +88,8 @@ class HeadLoss(nn.Module, PyTorchModelHubMixin, library_name="hf_sphere"):  # ty
 def require_all_classes(loss: nn.Module) -> None:
     """Raise a `ValueError` if this process has only some of the class vectors of a loss."""
     if any(head.is_sharded for head in class_shards(loss).values()):
-        reason = "with shard_classes, each process has only a part of its class vectors"
-        advice = "Save the `state_dict()` of each process yourself, or train a model with this head by the recipes"
-        raise ValueError(f"the loss cannot be saved: {reason}. {advice}.")
+        advice = "save the `state_dict()` of each"
+        raise ValueError(f"with shard_classes, each process has only a part of the class vectors; {advice}.")
 
 
 class CosineSoftmaxLoss(HeadLoss, head="cosine"):

@@ -57,9 +57,7 @@ class TransformersBackbone(nn.Module):
             encoder = load_model(AutoModel, pretrained, config=config, dtype=dtype, **checks)
         if encoder.main_input_name != "pixel_values":
             kind = type(encoder).__name__
-            raise ValueError(
-                f"{kind} of transformers is no image encoder, such as DINOv2; texts need sentence-transformers."
-            )
+            raise ValueError(f"{kind} of transformers is no image encoder; texts need sentence-transformers.")
         pooler = getattr(encoder, "pooler", None)
         if pooler is not None and any(isinstance(layer, nn.Linear) for layer in pooler.modules()):
             encoder.pooler = None

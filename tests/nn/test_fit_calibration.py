@@ -188,7 +188,7 @@ def test_use_without_training_keeps_the_calibration(tmp_path):
     model.save_pretrained(tmp_path)
     loaded = SphereVisionForImageClassification.from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert loaded.eval().config.calibration["temperature"] == 4.0
-    with pytest.raises(ValueError, match="the logits that it returns are calibrated already"):
+    with pytest.raises(ValueError, match="the model's logits are calibrated already"):
         model.set_calibration({"temperature": 1.02})
 
 

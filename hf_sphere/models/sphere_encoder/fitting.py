@@ -131,8 +131,7 @@ def fit_spherization(
                 if (weight := train.solve(candidate)) is not None
             ]
             if not candidates:
-                problem = f"the equations of layer {index} have no unique solution with ridge {ridge}"
-                raise ValueError(f"{problem}; use a larger one, or more varied texts.")
+                raise ValueError(f"layer {index} has no unique solution with ridge {ridge}; use a larger one.")
             _, best = min(candidates)
             linear: Any = _spherical_map(layer).linear
             linear.weight.copy_(train.solve(best))

@@ -169,9 +169,8 @@ class SphereEncoderMixin(PreTrainedModel):
         """
         config = kwargs.get("config")
         if isinstance(config, PreTrainedConfig) and not isinstance(config, cls.config_class):
-            kind = cls.config_class.__name__
-            problem = f"config must be a {kind}; got a {type(config).__name__}"
-            raise ValueError(f"{problem}. Omit it, or read it with {kind}.from_pretrained.")
+            kind, got = cls.config_class.__name__, type(config).__name__
+            raise ValueError(f"config must be a {kind}; got a {got}. Omit it, or read it with {kind}.from_pretrained.")
         returns_info = kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
         configured = set(model.config.spherized_layer_indices)
@@ -182,9 +181,8 @@ class SphereEncoderMixin(PreTrainedModel):
         )
         saved = (configured - missing) | unexpected
         if saved and saved != configured:
-            found = f"in the checkpoint {pretrained_model_name_or_path} the layers {sorted(saved)} are spherized"
-            given = f"the configuration has spherized_layers {sorted(configured)}"
-            raise ValueError(f"{found}, but {given}. Load it with the settings of the checkpoint.")
+            found = f"the layers {sorted(saved)} are spherized, but the configuration has spherized_layers"
+            raise ValueError(f"in {pretrained_model_name_or_path} {found} {sorted(configured)}; use those of the file.")
         return (model, info) if returns_info else model
 
 

@@ -176,15 +176,13 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
             **kwargs: Ignored; accepted for compatibility with transformers.
         """
         refuse_mixed(kwargs)  # of a task without such a loss
-        if pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.num_channels:
+        shape, (height, width) = tuple(pixel_values.shape), self.config.input_size
+        if len(shape) != 4 or shape[1] != self.config.num_channels:
             expected = f"(batch, {self.config.num_channels}, height, width)"
-            raise ValueError(f"expected pixel_values of shape {expected}; got {tuple(pixel_values.shape)}.")
-        size = self.config.input_size
-        if getattr(self.backbone, "has_fixed_size", False) and tuple(pixel_values.shape[2:]) != size:
-            raise ValueError(
-                f"backbone {self.config.backbone} was built for images of {size[0]} x {size[1]} pixels; got "
-                f"{tuple(pixel_values.shape)}. The model's image processor resizes images."
-            )
+            raise ValueError(f"expected pixel_values of shape {expected}; got {shape}.")
+        if getattr(self.backbone, "has_fixed_size", False) and shape[2:] != (height, width):
+            needed = f"was built for images of {height} x {width} pixels"
+            raise ValueError(f"backbone {self.config.backbone} {needed}; got {shape}. Resize them.")
         dtypes = (parameter.dtype for parameter in self.parameters() if parameter.is_floating_point())
         pixel_values, hidden_states = pixel_values.to(next(dtypes, torch.float32)), None  # none if all are quantized
         if self.config.output_hidden_states if output_hidden_states is None else output_hidden_states:
@@ -221,10 +219,8 @@ class ModelWithHead(nn.Module):
         if isinstance(head, ClassVectorHead):
             head.keep_own_classes()
         if (rejection := getattr(model, "rejection", None)) is not None and not rejection.is_fitted:
-            raise ValueError(
-                f"{model.name_or_path} has no values of its rejection, which its configuration has; fit it again, "
-                "or remove `rejection` from config.json."
-            )
+            advice = "fit it again, or remove `rejection` from config.json"
+            raise ValueError(f"{model.name_or_path} has no values of its rejection; {advice}.")
         if rejection is not None and len(rejection.settings.get("class_names", [])) not in (0, model.config.num_labels):
             logger.warning("The model gets other classes, so its rejection is removed.")
             model.set_rejection(None)
@@ -238,9 +234,7 @@ class ModelWithHead(nn.Module):
         head = getattr(self, "head", None)
         self.remove_outdated(state_dict)
         if state_dict is None and isinstance(head, ClassVectorHead) and head.is_sharded:
-            raise ValueError(
-                "the class vectors are spread over processes; pass the result of gather_classes(model) as `state_dict`."
-            )
+            raise ValueError("the class vectors are spread over processes; pass state_dict=gather_classes(model).")
         options = self.config.head_kwargs
         if options and "shard_classes" in options:
             self.config.head_kwargs = {name: value for name, value in options.items() if name != "shard_classes"}
@@ -268,10 +262,7 @@ class ModelWithHead(nn.Module):
         """
         if calibration is not None:
             if getattr(self.config, "calibration", None) is not None:
-                raise ValueError(
-                    "the model has a calibration, so the logits that it returns are calibrated already. Call "
-                    "set_calibration(None), compute them again, and fit the calibration to these."
-                )
+                raise ValueError("the model's logits are calibrated already; compute them after set_calibration(None).")
             calibration = {**calibration, "weights": digest_weights(self, is_widened=True)}
         self.config.calibration = calibration
 
@@ -349,10 +340,7 @@ class ModelWithHead(nn.Module):
             without = "SphereVisionForRegression and SphereVisionForFewShotClassification need none"
             raise ValueError(f"the model needs a head: {', '.join(HEADS)}; {without}.")
         if getattr(config, "spherization", None) is not None and issubclass(HEADS[config.head], SpherizedHead):
-            raise ValueError(
-                f"head {config.head!r} would spherize embeddings that are spherized already: set spherization=None, or "
-                "use another head such as 'softmax'."
-            )
+            raise ValueError(f"head {config.head!r} would spherize embeddings again; set spherization=None.")
         if config.problem_type not in (None, "single_label_classification"):
             HEADS[config.head].require_cross_entropy(f"problem_type {config.problem_type!r}")
         options = config.head_kwargs or {}

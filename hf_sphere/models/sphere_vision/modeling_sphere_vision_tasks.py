@@ -86,11 +86,9 @@ class SphereVisionForJointPrediction(ModelWithHead, SphereVisionPreTrainedModel)
             check_integer("embedding_dim of a joint prediction", config.embedding_dim, 3)
         self.sphere_vision, self.regression = _build_regression(config, pretrained)
         self.head = self._build_head(config, self.sphere_vision.embedding_dim - 1)
-        if self.head.reduction != self.regression.reduction:
-            raise ValueError(
-                f"the losses of the two tasks are a {self.head.reduction} and a {self.regression.reduction} over the "
-                "batch; set the same `reduction` in head_kwargs and regression_kwargs."
-            )
+        if (of_head := self.head.reduction) != (of_values := self.regression.reduction):
+            got = f"got {of_head} and {of_values}"
+            raise ValueError(f"set the same `reduction` in head_kwargs and regression_kwargs; {got}.")
         self.post_init()
 
     def head_inputs(self, embeddings: Tensor) -> Tensor:
@@ -126,15 +124,10 @@ class SphereVisionForJointPrediction(ModelWithHead, SphereVisionPreTrainedModel)
 
 def _build_regression(config: SphereVisionConfig, pretrained: bool | str) -> tuple[SphereVisionModel, PoleRegression]:
     if config.embedding_dim is None or config.value_range is None:
-        raise ValueError(
-            "regression on the sphere needs embedding_dim (the sphere's dimension plus one, for instance 2) and "
-            f"value_range (lowest and highest value); got {config.embedding_dim} and {config.value_range}."
-        )
+        got = f"got {config.embedding_dim} and {config.value_range}"
+        raise ValueError(f"a regression needs embedding_dim (at least 2) and value_range (lowest, highest); {got}.")
     if config.spherization is not None:
-        raise ValueError(
-            "spherized embeddings have no negative coordinates, so a regression could not predict values below the "
-            "middle of the range; set spherization to None."
-        )
+        raise ValueError("spherized embeddings have no negative coordinates for a regression; set spherization=None.")
     low, high = config.value_range
     regression = PoleRegression(config.embedding_dim, (low, high), **(config.regression_kwargs or {}))
     return SphereVisionModel(config, pretrained=pretrained), regression
