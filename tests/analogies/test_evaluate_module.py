@@ -142,10 +142,7 @@ def test_predictions_have_a_chance_level_if_choices_are_passed(metric):
         ({"stem": None}, "give predictions and references, or model_id, stem, choice and references"),
         ({"choice": None}, "give predictions and references, or model_id, stem, choice and references"),
         ({"model_id": None}, "give predictions and references, or model_id, stem, choice and references"),
-        (
-            {"choice": [*CHOICE[:2], [["a", "b"], ["c"]]]},
-            r"has \('c',\) instead of a pair of two words",
-        ),
+        ({"choice": [*CHOICE[:2], [["a", "b"], ["c"]]]}, r"has \('c',\) instead of a pair of two words"),
         ({"choice": [*CHOICE[:2], []]}, "the question .* has no choices"),
         ({"stem": [*STEM[:2], ["a", ""]]}, "the question .* has an entry in .* that is not a word"),
         ({"template": "is"}, "'is' is not a template. Use one of is-to-what"),

@@ -1,13 +1,7 @@
 import pytest
 from datasets import Dataset
 
-from hf_sphere.analogies.questions import (
-    Question,
-    answers_of,
-    chance_level,
-    load_questions,
-    make_questions,
-)
+from hf_sphere.analogies.questions import Question, answers_of, chance_level, load_questions, make_questions
 
 STEM = ("word", "language")
 CHOICES = (("paint", "portrait"), ("note", "music"), ("tale", "story"))

@@ -239,24 +239,9 @@ def test_a_nan_perplexity_is_rejected(monkeypatch):
 @pytest.mark.parametrize(
     ("scoring", "options", "kind", "message"),
     [
-        (
-            "ppl",
-            {},
-            None,
-            "unknown scoring 'ppl'; the scorings are: embedding_similarity, hypothesis_bias",
-        ),
-        (
-            "perplexity",
-            {"alpha": 0.2},
-            None,
-            "'perplexity' has no option alpha; its options are: positive_",
-        ),
-        (
-            "pmi",
-            {"weight_head": 0.2},
-            None,
-            "'pmi' has no option weight_head; its options are: .*alpha, pmi_agg",
-        ),
+        ("ppl", {}, None, "unknown scoring 'ppl'; the scorings are: embedding_similarity, hypothesis_bias"),
+        ("perplexity", {"alpha": 0.2}, None, "'perplexity' has no option alpha; its options are: positive_"),
+        ("pmi", {"weight_head": 0.2}, None, "'pmi' has no option weight_head; its options are: .*alpha, pmi_agg"),
         ("perplexity", {"template": "is-to"}, None, "'is-to' is not a template. Use one of is-to-what"),
         ("embedding_similarity", {"template": "{a} {b}"}, None, "is not a template"),
         (

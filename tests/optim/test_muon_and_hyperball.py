@@ -307,33 +307,15 @@ def load(other: torch.optim.Optimizer) -> None:
         (lambda: AdamWHyperball(net().parameters(), amsgrad=True), "AdamWHyperball does not support amsgrad"),
         (lambda: build_optimizer(net(), "shampoo"), "unknown optimizer 'shampoo'; the optimizers are: adam, .*muon"),
         (lambda: build_optimizer(net(), "muon", TOKENS, beta=1), "muon has no option beta; its options are: .*lr"),
-        (
-            lambda: build_optimizer(net(), "muon", TOKENS, decoupled_weight_decay=True),
-            "no option decoupled",
-        ),
-        (
-            lambda: build_optimizer(net(), "muon_hyperball", TOKENS, hyperball_on="all"),
-            "scale_invariant or matrices",
-        ),
+        (lambda: build_optimizer(net(), "muon", TOKENS, decoupled_weight_decay=True), "no option decoupled"),
+        (lambda: build_optimizer(net(), "muon_hyperball", TOKENS, hyperball_on="all"), "scale_invariant or matrices"),
         (lambda: build_optimizer(net(), "muon", TOKENS, momentum=1.0), r"momentum must lie in \[0, 1\); got 1.0"),
-        (
-            lambda: by_pattern({"attention.*": "adamw"}),
-            r"'attention\.\*' matches no parameter; the names are like",
-        ),
+        (lambda: by_pattern({"attention.*": "adamw"}), r"'attention\.\*' matches no parameter; the names are like"),
         (lambda: by_pattern({"*.bias": "muon"}), r"'\*\.bias' matches no parameter with two or more axes"),
-        (
-            lambda: by_pattern({"conv.*": "sgd"}),
-            r"rule 'sgd' of pattern 'conv\.\*' is unknown; .*: muon, adamw",
-        ),
+        (lambda: by_pattern({"conv.*": "sgd"}), r"rule 'sgd' of pattern 'conv\.\*' is unknown; .*: muon, adamw"),
         (lambda: load(torch.optim.AdamW(net().parameters())), "not a state of MuonHyperball: its groups lack momentum"),
-        (
-            lambda: load(build_optimizer(net(), "muon", TOKENS)),
-            "hyperball of parameter group 0 is None in the",
-        ),
-        (
-            lambda: step_of(AdamWHyperball, torch.zeros(2, 3), hyperball=True),
-            r"w has the norm 0\.0, which cannot",
-        ),
+        (lambda: load(build_optimizer(net(), "muon", TOKENS)), "hyperball of parameter group 0 is None in the"),
+        (lambda: step_of(AdamWHyperball, torch.zeros(2, 3), hyperball=True), r"w has the norm 0\.0, which cannot"),
     ],
 )
 def test_wrong_names_and_options_are_errors(call: Callable, message):

@@ -45,10 +45,7 @@ def test_the_guessing_line_spans_the_group_and_the_noise_line_one_bar():
     axes = plot_analogy_accuracies([result("a"), result("b", selection_noise_high=0.31)]).axes[0]
     (guessing,) = lines_of(axes, "guessing")
     assert guessing[2] == pytest.approx(20)
-    assert lines_of(axes, "noise level") == [
-        pytest.approx((-0.4, 0.0, 27)),
-        pytest.approx((0.0, 0.4, 31)),
-    ]
+    assert lines_of(axes, "noise level") == [pytest.approx((-0.4, 0.0, 27)), pytest.approx((0.0, 0.4, 31))]
     assert guessing[0] < -0.4
     assert guessing[1] > 0.4
 
@@ -71,10 +68,7 @@ def test_a_model_without_a_result_for_a_scoring_leaves_a_gap():
 
 @pytest.mark.parametrize(
     ("results", "message"),
-    [
-        ([], "there are no accuracies to draw"),
-        ([result(), result()], "there are two results of bert, sat, pmi"),
-    ],
+    [([], "there are no accuracies to draw"), ([result(), result()], "there are two results of bert, sat, pmi")],
 )
 def test_invalid_input_is_rejected(results, message):
     with pytest.raises(ValueError, match=message):
