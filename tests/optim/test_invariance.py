@@ -371,22 +371,12 @@ class TinyToken(nn.Module):
         return self.last(x + self.linear(self.norm(x)))
 
 
-def test_a_nearly_zero_weight_is_not_scale_invariant():
-    assert found_in(TinyToken(), torch.randn(4, 3, 64)) == {}
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_a_single_group_is_not_scale_invariant_by_chance(seed):
     """One check passes by chance in about 1 of 100 cases; a token embedding of one token has one group."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Embedding(20, 512), nn.Linear(512, 512, bias=False), nn.GELU())
     assert found_in(model, torch.zeros(4, 1, dtype=torch.long)) == {}
-
-
-def test_the_check_is_reliable_for_a_large_matrix():
-    """In many dimensions, independent random directions are nearly orthogonal."""
-    model = nn.Sequential(nn.Linear(2048, 2048, bias=False), MyLayerNorm(2048))
-    assert found_in(model, torch.randn(8, 2048)) == {}
 
 
 class BatchNormConvLayer(nn.Module):
@@ -400,9 +390,22 @@ class BatchNormConvLayer(nn.Module):
         return self.norm(self.conv(x)).tanh()
 
 
-def test_submodules_of_a_layer_named_like_a_norm_are_searched():
-    model = nn.Sequential(BatchNormConvLayer(), nn.Flatten(), nn.Linear(18, 2))
-    assert found_in(model, torch.randn(4, 6, 5)) == {"0.conv.weight": (0,)}
+WHOLE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Dims]] = {
+    "a nearly zero weight": (TinyToken, (4, 3, 64), {}),
+    # In many dimensions, independent random directions are nearly orthogonal.
+    "a large matrix": (lambda: nn.Sequential(nn.Linear(2048, 2048, bias=False), MyLayerNorm(2048)), (8, 2048), {}),
+    "submodules of a layer named like a norm": (
+        lambda: nn.Sequential(BatchNormConvLayer(), nn.Flatten(), nn.Linear(18, 2)),
+        (4, 6, 5),
+        {"0.conv.weight": (0,)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_the_check_is_reliable_in_whole_models(name):
+    build, shape, expected = WHOLE[name]
+    assert found_in(build(), torch.randn(shape)) == expected
 
 
 def test_batch_norms_are_checked_in_training_mode_unless_one_is_in_evaluation_mode_which_is_named(caplog):

@@ -150,16 +150,14 @@ def test_interrupted_search_returns_the_best_so_far(monkeypatch, caplog, call, o
 
 
 @pytest.mark.parametrize("name", ["assign_to_classes", "compare_orders"])
-def test_interruption_after_the_search_keeps_the_result(monkeypatch, name):
+def test_interruption_after_the_search_keeps_the_result_and_one_before_still_measures_the_order(monkeypatch, name):
+    vectors = torch.randn(6, 4)
     interrupt_at(monkeypatch, placement, name, 1)
-    placed = place_prototypes(6, 3, class_vectors=torch.randn(6, 4), ordering="assignment")
+    placed = place_prototypes(6, 3, class_vectors=vectors, ordering="assignment")
     assert placed.interrupted
     assert placed.separation == pytest.approx(0.0)
-
-
-def test_interrupted_ranking_search_still_measures_the_order(monkeypatch):
     interrupt_at(monkeypatch, searches, "soft_separation", 30)
-    placed = place_prototypes(6, 3, class_vectors=torch.randn(6, 4))
+    placed = place_prototypes(6, 3, class_vectors=vectors)
     assert placed.interrupted
     assert placed.order is not None
 
