@@ -173,8 +173,13 @@ def decode_all(
     Corrupt images are a `CorruptImageError`, or skipped and logged. The cache, by default in the Hugging Face home, has
     the decoded data by the fingerprint of the dataset. Decoding processes are one per core, or 0 for small data.
     """
-    cache = cache_file(images, cache_dir)
-    stored = _read_cache(cache)
+    cache, stored = cache_file(images, cache_dir), None
+    if cache.is_file():
+        try:
+            tensors = read_tensors(cache)
+            stored = {name: tensors[name] for name in ("images", "indices", "transparent")}
+        except (OSError, SafetensorError, KeyError):
+            logger.warning("The cache file %s is damaged; decoding again.", cache)
     if stored is not None and (skip_corrupt or len(stored["indices"]) == len(images)):
         images.num_transparent = int(stored["transparent"])
         log_transparent(images.num_transparent, len(images), images.shape.background)
@@ -193,7 +198,11 @@ def decode_all(
     _report_left_out(images, indices)
     result = {"images": decoded[:filled].clone() if filled < len(decoded) else decoded, "indices": indices}
     result["transparent"] = torch.tensor(images.num_transparent)
-    _write_cache(cache, result)
+    try:
+        with atomic_file(cache) as unfinished:
+            save_file(result, unfinished)
+    except (OSError, SafetensorError) as error:
+        logger.warning("Could not write the cache of decoded images (%s); continuing without it.", error)
     return result["images"], result["indices"]
 
 
@@ -306,22 +315,3 @@ def state_of_files(records: Dataset, column: str) -> str:
     files = [(path, os.stat(path)) for path in paths if os.path.isfile(path)]
     states = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in files]
     return "-" + hashlib.sha256(repr(states).encode()).hexdigest()[:16] if states else ""
-
-
-def _read_cache(path: Path) -> dict[str, Tensor] | None:
-    if not path.is_file():
-        return None
-    try:
-        stored = read_tensors(path)
-        return {name: stored[name] for name in ("images", "indices", "transparent")}
-    except (OSError, SafetensorError, KeyError):
-        logger.warning("The cache file %s is damaged; decoding again.", path)
-        return None
-
-
-def _write_cache(path: Path, tensors: dict[str, Tensor]) -> None:
-    try:
-        with atomic_file(path) as unfinished:
-            save_file(tensors, unfinished)
-    except (OSError, SafetensorError) as error:
-        logger.warning("Could not write the cache of decoded images (%s); continuing without it.", error)

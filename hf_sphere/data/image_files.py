@@ -116,16 +116,15 @@ def _examine(record: dict[str, Any] | None) -> bool | str:
     """Return whether an image has transparency, or the error of a damaged file."""
     try:
         with open_image(record) as image:
-            if image.format not in _ENDS or not _ends_with(image.fp, _ENDS[image.format]):
+            file: Any = image.fp
+            end, is_whole = _ENDS.get(image.format or ""), False
+            if end is not None:
+                position = file.tell()
+                file.seek(-len(end), os.SEEK_END)
+                is_whole = file.read() == end
+                file.seek(position)
+            if not is_whole:
                 image.load()
             return image.has_transparency_data
     except Exception as error:  # of PIL and its plugins, of many classes
         return damage(error)
-
-
-def _ends_with(file: Any, end: bytes) -> bool:
-    position = file.tell()
-    file.seek(-len(end), os.SEEK_END)
-    last = file.read()
-    file.seek(position)
-    return last == end

@@ -160,7 +160,12 @@ def load_image_data(
     opened: Any = streams.open_streams(dataset, options, task, any(drawn.values())) if options.streaming else None
     loaded, shape = opened or splits.open_parts(dataset, options, task, values, train_classes, corruption)
     augmentation.check_size(shape.height, shape.width)
-    _warn_of_augmentation(augmentation, loaded["train"].class_names, values.computed_value)
+    class_names = loaded["train"].class_names
+    if (options.horizontal_flip or options.alternating_flip) and set("0123456789") <= set(class_names):
+        logger.warning("Mirrored digits are not digits: images of classes named %s are flipped.", class_names)
+    if changing := [f"--{name}" for name in CHANGED_BY.get(values.computed_value or "", ()) if getattr(options, name)]:
+        message = "Values are computed before augmentation, and %s change(s) the %s of an image but not its value."
+        logger.warning(message, " and ".join(changing), values.computed_value)
     limits = {"train": options.max_train_samples, "eval": options.max_eval_samples}
     reading: dict[str, Any] = {"computed_value": values.computed_value, "seed": seed, "progress": progress}
     for key, split in loaded.items() if not options.streaming else ():
@@ -343,13 +348,3 @@ def _load_splits(options: ImageSourceOptions, dataset: Any, *, streaming: bool =
     # The training split last, since it can be named `validation` as well.
     max_rows = {evaluation: options.max_eval_samples, options.train_split: options.max_train_samples}
     return sources.as_splits(dataset, max_rows)
-
-
-def _warn_of_augmentation(augmentation: Augmentation, class_names: list[str], computed_value: str | None) -> None:
-    flips = augmentation.horizontal_flip or augmentation.alternating_flip
-    if flips and set("0123456789") <= set(class_names):
-        logger.warning("Mirrored digits are not digits: images of classes named %s are flipped.", class_names)
-    changing = [f"--{name}" for name in CHANGED_BY.get(computed_value or "", ()) if getattr(augmentation, name)]
-    if changing:
-        message = "Values are computed before augmentation, and %s change(s) the %s of an image but not its value."
-        logger.warning(message, " and ".join(changing), computed_value)

@@ -95,10 +95,14 @@ def load_text_data(
         column = common_column(rows, options.text_column_name, TEXT_COLUMNS, "text")
         workers = options.preprocessing_num_workers
         blocks = {key: _read_blocks(each, column, tokenizer, room, workers) for key, each in rows.items()}
-    if fraction := options.validation_fraction:
-        held_out = "validation" if "eval" in names else "eval"
-        blocks["train"], blocks[held_out] = _hold_out(blocks["train"], fraction)
-        names[held_out] = f"the last {fraction:.0%} of {options.train_split}"
+    if fraction := options.validation_fraction:  # the last blocks: contiguous text limits leakage between the parts
+        count, key = len(blocks["train"][0]), "validation" if "eval" in names else "eval"
+        kept = count - round(fraction * count)
+        if not 0 < kept < count:
+            raise ValueError(f"validation_fraction={fraction} does not split {count} blocks; use more text.")
+        tokens, starts = blocks["train"]
+        blocks["train"], blocks[key] = (tokens[:kept], starts[:kept]), (tokens[kept:], starts[kept:])
+        names[key] = f"the last {fraction:.0%} of {options.train_split}"
     for key, (tokens, starts) in blocks.items():
         count, size = len(tokens), options.max_train_samples if key == "train" else options.max_eval_samples
         if count == 0:
@@ -179,7 +183,10 @@ def _read_blocks(rows: Dataset, column: str, tokenizer: Any, room: int, num_proc
         num_proc=num_proc,
         desc="Tokenizing",
     )
-    joined = [_join(tokenized, name) for name in ("input_ids", "starts")]
+    joined = []
+    for name, dtype in (("input_ids", np.int32), ("starts", np.bool_)):
+        lists = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in tokenized.data.column(name).chunks]
+        joined.append(np.concatenate([np.empty(0, dtype), *lists]))
     whole = len(joined[0]) // room * room
     tokens, starts = (torch.from_numpy(values[:whole].reshape(-1, room)) for values in joined)
     return tokens, starts
@@ -196,22 +203,6 @@ def _tokenize(batch: dict[str, list], tokenizer: Any, column: str) -> dict[str, 
     words = [encoded.word_ids(index) for index in range(len(texts))]
     starts = [[a != b for a, b in zip([None, *ids], ids, strict=False)] for ids in words]
     return {"input_ids": tokens, "starts": starts}
-
-
-def _join(rows: Dataset, column: str) -> np.ndarray:
-    """Return all lists of a column as one array."""
-    arrays = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in rows.data.column(column).chunks]
-    return np.concatenate([np.empty(0, np.int32 if column == "input_ids" else np.bool_), *arrays])
-
-
-def _hold_out(blocks: tuple[Tensor, Tensor], fraction: float) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Split off the last fraction of the blocks; contiguous text limits leakage between the parts."""
-    count = len(blocks[0])
-    held_out = round(fraction * count)
-    if not 0 < held_out < count:
-        raise ValueError(f"validation_fraction={fraction} does not split {count} blocks; use more text.")
-    (train, first), (validation, last) = ((values[:-held_out], values[-held_out:]) for values in blocks)
-    return (train, validation), (first, last)
 
 
 @contextmanager

@@ -189,15 +189,11 @@ def _calibrate(settings: dict[str, Any], fitted_to: Any, known: Any) -> Rejectio
             ranks = torch.searchsorted(rejection.calibration, values, right=True)
             is_known = ranks > rejected_ranks(torch.tensor(len(values)), settings["level"])
             own = own.where(is_known, torch.finfo(own.dtype).min)
-        rows = own.sort().values[None] if not settings["by_class"] else _pad(own, known.labels, classes.shape[1])
+        groups = [known.labels == label for label in range(classes.shape[1])] if settings["by_class"] else [...]
+        ordered = [own[group].sort().values for group in groups]
+        rows = torch.nn.utils.rnn.pad_sequence(ordered, batch_first=True, padding_value=math.inf)
         rejection.class_calibration.copy_(rows)  # type: ignore[union-attr]  # its shape was set above
     return rejection.eval()
-
-
-def _pad(scores: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Return the scores of each class in increasing order, (K, n), filled up with infinity."""
-    rows = [scores[labels == label].sort().values for label in range(classes)]
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=math.inf)
 
 
 def _options(name: str, fitted_to: Any) -> dict[str, int]:

@@ -355,8 +355,11 @@ def _read_config(
     removed = stated - set(config.settings)  # by null, and those about the configuration
     for place, layer in config.layers.items():
         for key, value in layer.items():
-            if key == "import" and value is not None:
-                _check_imported(value, place)
+            needed = [] if key != "import" or value is None else value if isinstance(value, list) else [value]
+            if missing := [f"--import {name}" for name in needed if str(name) not in sys.modules]:  # it is data
+                raise ValueError(
+                    f"{place} requires modules that it does not import by itself; pass {' '.join(missing)}."
+                )
             if key not in (*actions, *ABOUT, *removed):
                 problem = f"unknown key {key!r} in {place}"
                 raise ValueError(f"{other}: {problem}." if other else f"{problem}.{_hint(key, [*actions])}")
@@ -365,13 +368,6 @@ def _read_config(
     # The output directory that the name of a configuration implies does not replace one that a configuration states.
     values = {k: v for k, v in config.settings.items() if k in stated or (k in actions and k not in places)}
     return {name: _check_value(actions[name], value) for name, value in values.items()}
-
-
-def _check_imported(value: Any, place: str) -> None:
-    """Raise an error unless the modules that a configuration names are imported: it is data, and runs no code."""
-    names = value if isinstance(value, list) else [value]
-    if missing := [f"--import {name}" for name in names if str(name) not in sys.modules]:
-        raise ValueError(f"{place} requires modules that it does not import by itself; pass {' '.join(missing)}.")
 
 
 def _hint(name: str, names: list[str]) -> str:

@@ -291,24 +291,19 @@ def _finalize(path: Path) -> None:
     files = [file for file in paths if file.is_file() and not file.is_symlink()]
     private = [file for file in files if stat.S_IMODE(file.stat().st_mode) == 0o600]
     if private:
+        # That of new files, by creating one: the umask cannot be read without changing it.
+        probe = private[0].parent / f".mode.{os.getpid()}{UNFINISHED}"
         with suppress(OSError):  # some mounted file systems have no modes
-            mode = _default_mode(private[0].parent)
-            for file in private:
-                file.chmod(mode)
+            try:
+                os.close(os.open(probe, os.O_CREAT | os.O_WRONLY, 0o666))
+                for file in private:
+                    file.chmod(stat.S_IMODE(probe.stat().st_mode))
+            finally:
+                probe.unlink(missing_ok=True)
     for file in files:
         _flush(file)
     for folder in (path for path in paths if path.is_dir()):
         _flush_folder(folder)
-
-
-def _default_mode(folder: Path) -> int:
-    """Return the mode of new files in a folder, by creating one: the umask cannot be read without changing it."""
-    probe = folder / f".mode.{os.getpid()}{UNFINISHED}"
-    try:
-        os.close(os.open(probe, os.O_CREAT | os.O_WRONLY, 0o666))
-        return stat.S_IMODE(probe.stat().st_mode)
-    finally:
-        probe.unlink(missing_ok=True)
 
 
 def _flush(path: Path) -> None:
