@@ -63,10 +63,8 @@ class Source:
         for split, bad in rows[~is_good].groupby("split", sort=False):
             if not self.skip_missing:
                 total, first = (rows["split"] == split).sum(), bad[column].iloc[0]
-                raise ValueError(
-                    f"{len(bad):,} of {total:,} rows of the {split} split {why}; the first: {first}. Complete the "
-                    "data, or leave such rows out with --skip_missing."
-                )
+                what = f"{len(bad):,} of {total:,} rows of the {split} split {why}; the first: {first}"
+                raise ValueError(f"{what}. Complete the data, or leave them out with --skip_missing.")
             self.left_out[f"rows of the {split} split that {why}"] += len(bad)
         return rows[is_good]
 

@@ -139,35 +139,29 @@ def _retrieval_distance(data: Embeddings, options: EvaluationOptions) -> dict[st
 
 def _evaluate_predictions(evaluation: Evaluation, data: Embeddings, num_bins: int) -> Tensor | None:
     """Add accuracy, calibration and risk; return a mask (N,) of the labels that are classes of the model."""
-    skipped = "accuracy, calibration and risk are skipped"
+    skipped, note = "accuracy, calibration and risk are skipped", evaluation.notes.append
     if reason := why_no_accuracy(data.problem_type):
-        evaluation.notes.append(f"{skipped}: {reason}.")
+        note(f"{skipped}: {reason}.")
         return None
     if data.predictions is None:
-        evaluation.notes.append(f"{skipped}: there is no column prediction.")
+        note(f"{skipped}: there is no column prediction.")
         return None
     is_known, correct = data.match_predictions()
     unknown = int((~is_known).sum())
     evaluation.results["eval_num_unknown_labels"] = unknown
     if not is_known.any():
-        evaluation.notes.append(f"{skipped}: no label is one of the model's classes (an open set).")
+        note(f"{skipped}: no label is one of the model's classes (an open set).")
         return None
     if unknown:
-        evaluation.notes.append(
-            f"{unknown:,} of {len(is_known):,} labels are not among the model's classes; accuracy, calibration and "
-            "risk exclude them."
-        )
+        what = f"{unknown:,} of {len(is_known):,} labels are not among the model's classes"
+        note(f"{what}; accuracy, calibration and risk exclude them.")
     if trained := data.about.get("num_training_images"):
-        evaluation.notes.append(
-            f"the model was trained on {trained:,} of these images, so these are not the results for new images."
-        )
+        note(f"the model was trained on {trained:,} of these images, so these are not the results for new images.")
     correct = correct[is_known]
     certainties = {name: values[is_known] for name, values in data.certainties.items()}
     evaluation.results["eval_accuracy"] = correct.double().mean().item()
     if fitted := data.about.get("num_calibration_images"):
-        evaluation.notes.append(
-            f"calibration is skipped: the model was calibrated on {fitted:,} of these images; evaluate other ones."
-        )
+        note(f"calibration is skipped: the model was calibrated on {fitted:,} of these images; evaluate other ones.")
     else:
         evaluation.add("eval", metrics.calibration_errors(certainties["confidence"], correct))
         evaluation.reliability = metrics.reliability_bins(certainties["confidence"], correct, num_bins=num_bins)
@@ -181,24 +175,23 @@ def _evaluate_predictions(evaluation: Evaluation, data: Embeddings, num_bins: in
 def _evaluate_retrieval(
     evaluation: Evaluation, data: Embeddings, labels: Tensor, options: EvaluationOptions, retrieval: dict[str, Any]
 ) -> None:
-    counts = labels.unique(return_counts=True)[1]
+    counts, note = labels.unique(return_counts=True)[1], evaluation.notes.append
     if len(counts) < 2 or counts.max() < 2:
-        found = "all images are of one class" if len(counts) < 2 else "no class has two images"
-        evaluation.notes.append(f"retrieval is skipped: {found}.")
+        note(
+            f"retrieval is skipped: {'all images are of one class' if len(counts) < 2 else 'no class has two images'}."
+        )
         return
     if data.row_ids is not None and (repeated := len(data.row_ids) - len(data.row_ids.unique())):
-        evaluation.notes.append(
-            f"retrieval is skipped: {repeated:,} row(s) repeat an image, which would be its own neighbor."
-        )
+        note(f"retrieval is skipped: {repeated:,} row(s) repeat an image, which would be its own neighbor.")
         return
     scores = metrics.retrieval_scores(data.embeddings, labels, **retrieval)
     evaluation.add("eval", scores)
     if excluded := scores["num_excluded"]:
-        evaluation.notes.append(f"{excluded:,} image(s) are not retrieval queries, since each is alone in its class.")
+        note(f"{excluded:,} image(s) are not retrieval queries, since each is alone in its class.")
     if data.concentrations is None or options.num_samples == 0 or evaluation.distance == "hyperbolic":
         return
     if zero := int((~data.embeddings.any(-1)).sum()):
-        evaluation.notes.append(f"sampled retrieval is skipped: {zero:,} embedding(s) are zero vectors (no direction).")
+        note(f"sampled retrieval is skipped: {zero:,} embedding(s) are zero vectors (no direction).")
         return
     retrieval |= {"num_samples": options.num_samples, "seed": options.seed}
     sampled = metrics.sampled_retrieval_scores(data.embeddings, data.concentrations, labels, **retrieval)
@@ -217,10 +210,8 @@ def _evaluate_overlap(
     points, correct = data.embeddings[is_known], data.match_predictions()[1][is_known]
     zero = int((~points.any(-1)).sum())
     if zero and options.overlap_distance == "angular":
-        evaluation.notes.append(
-            f"class overlap is skipped: {zero:,} embedding(s) are zero vectors, which have no direction; use "
-            "--overlap_distance euclidean."
-        )
+        what = f"class overlap is skipped: {zero:,} embedding(s) are zero vectors, which have no direction"
+        evaluation.notes.append(f"{what}; use --overlap_distance euclidean.")
         return
     threshold: dict[str, Any] = {"threshold": options.overlap_threshold, "distance": options.overlap_distance}
     evaluation.add("eval_overlap", metrics.class_overlap(points, labels[is_known], correct, **threshold))

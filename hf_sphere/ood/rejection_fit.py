@@ -75,9 +75,7 @@ def fit_rejection(
     model = extract_model_from_parallel(model, keep_torch_compile=False)
     config: Any = getattr(model, "config", None)
     if getattr(config, "problem_type", None) not in (None, "single_label_classification"):
-        raise ValueError(
-            f"a rejection needs a model of one class for each input; this one is for {config.problem_type}."
-        )
+        raise ValueError(f"a rejection needs a model of one class per input; this one is for {config.problem_type}.")
     needs = () if score == "auto" else SCORES[score].needs
     known = _uncalibrated_outputs(model, batches).checked(needs, score)
     others = None if unknown is None else _uncalibrated_outputs(model, unknown)._replace(labels=None).checked()
@@ -147,10 +145,8 @@ def _check_labels(known: Any) -> Tensor | None:
     """Return the labels of known inputs, if they are classes of the model."""
     labels, classes = known.labels, known.logits.shape[1]
     if labels is not None and (wrong := int(((labels < 0) | (labels >= classes)).sum())):
-        raise ValueError(
-            f"{wrong:,} of {len(labels):,} labels are none of the model's classes, 0 to {classes - 1}. Leave these "
-            "inputs out; inputs of other classes are `unknown`."
-        )
+        what = f"{wrong:,} of {len(labels):,} labels are none of the model's classes, 0 to {classes - 1}"
+        raise ValueError(f"{what}; pass inputs of other classes as `unknown`.")
     return labels
 
 

@@ -46,9 +46,8 @@ def _import(name: str) -> None:
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
             where = f"neither the folder {os.getcwd()} nor the Python environment has it"
-            raise ValueError(
-                f"--import {name}: there is no module {error.name}; {where}. Start in its folder, or install it."
-            ) from error
+            where += ", so start in its folder, or install it"
+            raise ValueError(f"--import {name}: there is no module {error.name}; {where}.") from error
         # The deepest line of a module itself, not that of a function which it calls.
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.name == "<module>"]
         file, line = (frames[-1].filename, frames[-1].lineno) if frames else (name, None)

@@ -138,10 +138,8 @@ def preprocessing_of(model: Any, given: Any) -> dict[str, Any]:
         what = f"{name or type(model).__name__} has an image processor"
         raise ValueError(f"{what}, which sets --{changed[0]}; leave it out.")
     if (difference := _compare(source, options)) > 0.002:
-        logger.warning(
-            f"The images are prepared otherwise than by {type(source).__name__}: on the scale from 0 to 1, pixels of a "
-            f"test image differ by {difference:.3f} on average. Where this matters, use batches that it prepared."
-        )
+        text = f"on the scale from 0 to 1, pixels of a test image differ by {difference:.3f} on average"
+        logger.warning(f"The images are prepared otherwise than by {type(source).__name__}: {text}.")
     return options
 
 
