@@ -212,16 +212,15 @@ class TestSampling:
         assert not torch.equal(samples[0][:100], samples[2][:100])
 
     @pytest.mark.parametrize("seed", [None, 3])
-    def test_a_compiled_sampled_loss_is_that_without_compilation(self, seed):
-        head, (x, labels) = make("arcface", sample_rate=0.4), example(torch.float32)
-        losses = []
-        for run in (head, torch.compile(head, backend="inductor")):
+    def test_compiled_code_samples_the_same_classes(self, seed):
+        head, (_, labels) = make("arcface", sample_rate=0.4), example(torch.float32)
+        samples = []
+        for run in (head.select_classes, torch.compile(head.select_classes, backend="inductor")):
             torch.manual_seed(0)
             if seed is not None:
                 head.before_forward(seed, torch.arange(5))
-            with torch.no_grad():
-                losses.append(run(x, labels).loss)
-        torch.testing.assert_close(*losses)
+            samples.append(run(labels))
+        torch.testing.assert_close(*samples)
 
     def test_all_classes_are_used_in_evaluation(self):
         sampled, full = (make("cosine", sample_rate=rate).eval()(*example(torch.float32)).loss for rate in (0.4, 1.0))
