@@ -47,8 +47,6 @@ class CrossBatchSupConLoss(SupConLoss):
             return super().compute_loss(points, labels)
         others, rows = gather_points(points)
         count, size, labels = len(others), len(self.memory), Exchange(labels, shared=True).gather(labels).long()
-        if points.shape[1:] != self.memory.shape[1:]:
-            raise ValueError(f"embeddings must have the length {self.memory.shape[1]}; got {points.shape[1]}.")
         if count > size:
             raise ValueError(f"a memory of {size} embeddings is smaller than a batch of {count}; increase its size.")
         all_points = torch.cat([others, self.memory.to(others.dtype)])

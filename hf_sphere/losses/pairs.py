@@ -13,6 +13,7 @@ from hf_sphere.nn.class_softmax import BLOCK, class_blocks, sum_over_other_class
 from hf_sphere.nn.heads.base import Head
 from hf_sphere.nn.layers import read_scalar
 from hf_sphere.nn.processes import Exchange, count_processes, scale_gradient
+from hf_sphere.utils.checks import check_number
 
 logger = logging.getLogger(__name__)
 
@@ -40,9 +41,7 @@ class PairLoss(nn.Module):
 
     def __init__(self, temperature: float, learn_temperature: bool) -> None:
         super().__init__()
-        if not 0.0 < temperature < math.inf:
-            raise ValueError(f"temperature must be positive; got {temperature}.")
-        self.initial_log_temperature = math.log(temperature)
+        self.initial_log_temperature = math.log(check_number("temperature", temperature, "(0, inf)"))
         value = torch.tensor(self.initial_log_temperature)
         if learn_temperature:
             self.log_temperature = nn.Parameter(value)

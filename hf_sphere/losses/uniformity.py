@@ -17,6 +17,7 @@ from hf_sphere.losses.pairs import gather_points
 from hf_sphere.nn.class_softmax import BLOCK, class_blocks
 from hf_sphere.nn.heads.base import Head
 from hf_sphere.nn.processes import count_processes
+from hf_sphere.utils.checks import check_integer, check_number
 
 
 class UniformityLoss(nn.Module):
@@ -58,9 +59,7 @@ class HeatKernelLoss(UniformityLoss):
 
     def __init__(self, time: float | None = None) -> None:
         super().__init__()
-        if time is not None and not 0.0 < time < math.inf:
-            raise ValueError(f"time must be positive; got {time}.")
-        self.time = time
+        self.time = None if time is None else check_number("time", time, "(0, inf)")
 
     def compute_loss(self, points: Tensor) -> Tensor:
         """Sum the harmonics over all pairs, in blocks."""
@@ -163,9 +162,7 @@ class SlicedUniformityLoss(UniformityLoss):
 
     def __init__(self, num_circles: int = 64) -> None:
         super().__init__()
-        if num_circles < 1:
-            raise ValueError(f"num_circles must be at least 1; got {num_circles}.")
-        self.num_circles = num_circles
+        self.num_circles = check_integer("num_circles", num_circles, 1)
 
     def compute_loss(self, points: Tensor) -> Tensor:
         """Compute the distances from the sorted positions on each circle."""

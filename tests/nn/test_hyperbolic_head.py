@@ -1,5 +1,4 @@
 import math
-import warnings
 
 import pytest
 import torch
@@ -55,19 +54,6 @@ def test_logits_and_their_cross_entropy_match_the_formula_also_in_float32(curvat
     torch.testing.assert_close(head(x).logits.double(), plain_logits(x, head), rtol=1e-4, atol=1e-4)
     expected = F.cross_entropy(plain_logits(x[:5], head), LABELS)
     torch.testing.assert_close(head(x[:5], LABELS).loss.double(), expected, rtol=1e-4, atol=1e-4)
-
-
-@CURVATURES
-def test_logits_match_geoopt_hyperplane_distances(curvature):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        geoopt = pytest.importorskip("geoopt")
-    head, x = make(curvature).double(), embeddings(curvature)
-    ball = geoopt.PoincareBall(c=curvature)
-    offsets = ball.expmap0(head.offsets.detach())
-    distances = ball.dist2plane(ball.expmap0(x)[:, None], offsets, head.weight.detach(), signed=True)
-    expected = 2 * head.weight.norm(dim=-1) * distances
-    torch.testing.assert_close(head(x).logits, expected, rtol=1e-5, atol=1e-4)  # the curvature is float32
 
 
 def test_zero_curvature_limit_is_a_linear_classifier():

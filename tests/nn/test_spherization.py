@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, grad, vmap
 
 from hf_sphere import SphereVisionConfig
 from hf_sphere.geometry import spherize
@@ -152,18 +151,6 @@ def test_exported_map_equals_the_layer_also_where_angles_are_saturated(size, del
     program = torch.export.export(layer, (x,))
     torch.testing.assert_close(program.module()(x), layer(x), rtol=1e-5, atol=1e-7)
     assert not any("cumprod" in str(node.target) for node in program.graph.nodes)  # which ONNX lacks
-
-
-def test_per_example_gradients_match_a_loop():
-    layer, x = SphericalLinear(6, 3), torch.randn(4, 6)
-    parameters = dict(layer.named_parameters())
-
-    def loss(parameters, x):
-        return functional_call(layer, parameters, (x,)).square().sum()
-
-    together = vmap(grad(loss), (None, 0))(parameters, x)
-    for name, gradients in together.items():
-        torch.testing.assert_close(gradients, torch.stack([grad(loss)(parameters, row)[name] for row in x]))
 
 
 @pytest.mark.parametrize("name", SPHERIZATION_SETTINGS)
