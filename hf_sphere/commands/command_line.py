@@ -36,19 +36,18 @@ def train(task_name: str, argv: Sequence[str] | None = None, *, script: str | No
     A `script` of one's own passes its `__file__`, and reads the configurations of all tasks.
     """
     argv = import_modules(sys.argv[1:] if argv is None else argv)
-    task = find_task(task_name)
-    command = f"train {task_name.replace('_', '-')}"
-    recipe = {words: name for name, words in COMMANDS.items()}.get(command) if script is None else None
+    task, name = find_task(task_name), task_name.replace("_", "-")
+    recipe = {words: name for name, words in COMMANDS.items()}.get(f"train {name}") if script is None else None
     if recipe is not None:
-        running.set(f"hf-sphere {command}")
+        running.set(f"hf-sphere train {name}")
     arguments = parse_arguments(task.arguments, argv, task.summary, recipe)
 
     from hf_sphere.training.run import Command, run_training
 
     if script is None:
-        # That of several processes is started by accelerate.
-        module = ["accelerate", "launch", "-m", f"hf_sphere.commands.{command.split()[0]}", *command.split()[1:]]
-        words = ["hf-sphere", *command.split()] if os.environ.get("WORLD_SIZE", "1") == "1" else module
+        is_single = os.environ.get("WORLD_SIZE", "1") == "1"
+        words = ["hf-sphere", "train"] if is_single else ["accelerate", "launch", "-m", "hf_sphere.commands.train"]
+        words.append(name)
     else:
         path = Path(script).resolve()
         words = ["accelerate", "launch", f"{path.parent.name}/{path.name}"]

@@ -100,15 +100,6 @@ def test_rotation_keeps_the_newest_checkpoints_and_the_one_just_written_despite_
     assert names(tmp_path) == ["checkpoint-15"]
 
 
-def test_saving_a_step_again_replaces_the_checkpoint_also_after_a_kill(save, tmp_path):
-    (tmp_path / ".checkpoint-5.unfinished").mkdir()
-    (tmp_path / ".checkpoint-5.unfinished" / "half").touch()
-    (save(5) / "old").touch()
-    assert "half" not in names(tmp_path / "checkpoint-5")
-    save(5)
-    assert "old" not in names(tmp_path / "checkpoint-5")
-
-
 @pytest.mark.parametrize("step", [1, 4, None])
 def test_full_disk_leaves_only_the_earlier_checkpoints_unchanged_which_the_error_names(save, request, tmp_path, step):
     before = contents(save(1, 3).parent) if step else {}

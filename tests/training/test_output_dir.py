@@ -139,12 +139,3 @@ def test_a_folder_in_use_is_refused_with_the_process_and_host_until_it_is_killed
         lock(tmp_path)  # again by the same process
         assert names(tmp_path) == [LOCK_FILE]
     assert names(tmp_path) == []
-
-
-def test_a_folder_that_cannot_be_locked_is_used_with_a_warning(tmp_path, monkeypatch, caplog):
-    def fail(lock, **options):
-        raise OSError(37, "No locks available")
-
-    monkeypatch.setattr("filelock.UnixFileLock.acquire", fail)
-    lock(tmp_path)
-    assert f"{tmp_path} cannot be locked ([Errno 37] No locks available)" in caplog.text
