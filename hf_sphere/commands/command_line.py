@@ -37,7 +37,7 @@ def train(task_name: str, argv: Sequence[str] | None = None, *, script: str | No
     """
     argv = import_modules(sys.argv[1:] if argv is None else argv)
     task, name = find_task(task_name), task_name.replace("_", "-")
-    recipe = {words: name for name, words in COMMANDS.items()}.get(f"train {name}") if script is None else None
+    recipe = dict(zip(COMMANDS.values(), COMMANDS, strict=True)).get(f"train {name}") if script is None else None
     if recipe is not None:
         running.set(f"hf-sphere train {name}")
     arguments = parse_arguments(task.arguments, argv, task.summary, recipe)

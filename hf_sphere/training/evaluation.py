@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -145,9 +146,11 @@ def evaluate(
             sums[name] = sums.get(name, 0) + value.to(wide) * count
         sums["count"] += count
     # Gathered by name, since a process without a batch has no metrics.
-    gathered = gather_object([{name: float(value) for name, value in sums.items()}])
-    total = sum(each.pop("count") for each in gathered)
-    return {name: sum(each.get(name, 0.0) for each in gathered) / total for name in max(gathered, key=len)}
+    totals: Counter[str] = Counter()
+    for each in gather_object([{name: float(value) for name, value in sums.items()}]):
+        totals.update(each)  # which adds
+    count = totals.pop("count")
+    return {name: value / count for name, value in totals.items()}
 
 
 def _in_step(batches: Batches, model: nn.Module) -> Iterator[tuple[Any, bool]]:

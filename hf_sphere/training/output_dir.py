@@ -184,5 +184,4 @@ def _check_directory(output_dir: Path) -> None:
 def _traces_of_a_run(output_dir: Path) -> list[Path]:
     """Return the files and folders of a run in a directory."""
     names = (RUN_FILE, RESULTS_FILE, files.RECORD_FILE, BEST_FOLDER, files.SNAPSHOT_FOLDER)
-    traces = [*checkpoint_folders(output_dir), *(output_dir / name for name in names)]
-    return [trace for trace in traces if trace.exists()]
+    return [*checkpoint_folders(output_dir), *filter(Path.exists, map(output_dir.joinpath, names))]

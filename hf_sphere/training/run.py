@@ -90,10 +90,11 @@ class Run(ExitStack):
     @property
     def settings(self) -> dict[str, Any]:
         """All arguments by name, with the values that the task has set."""
-        settings = {name: value for each in self._arguments for name, value in asdict(each).items()}
-        precision = self.accelerator.mixed_precision
-        used = {name: precision == name for name in ("bf16", "fp16")}
-        return settings | {"num_processes": self.accelerator.num_processes} | used
+        settings, precision = dict[str, Any](), self.accelerator.mixed_precision
+        for each in self._arguments:
+            settings |= asdict(each)
+        settings |= {"bf16": precision == "bf16", "fp16": precision == "fp16"}
+        return settings | {"num_processes": self.accelerator.num_processes}
 
     @property
     def loading(self) -> dict[str, Any]:
@@ -183,8 +184,11 @@ def start_run(args: RecipeArguments, *others: Any, recipe: str | None = None) ->
     # Weights that decay towards zero become denormal, and CPUs are much slower with these. Set before torch starts its
     # threads, which inherit it.
     torch.set_flush_denormal(True)
+    options: dict[str, Any] = {}
+    for each in others:
+        options |= vars(each)
     # In the linear probe, the parameters of the backbone have no gradients.
-    unused = any(getattr(each, "linear_probe_epochs", 0) for each in others)
+    unused = bool(options.get("linear_probe_epochs"))
     accelerator = start_accelerator(
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)] if unused else None,
         mixed_precision=args.mixed_precision,
@@ -204,7 +208,7 @@ def start_run(args: RecipeArguments, *others: Any, recipe: str | None = None) ->
     set_seed(args.seed)
     if args.push_to_hub or args.hub_model_id is not None:
         validate_repo_id(args.hub_model_id or Path(args.output_dir).name)
-    shard_classes = any(getattr(each, "shard_classes", False) for each in others)
+    shard_classes = options.get("shard_classes", False)
     if shard_classes or accelerator.distributed_type in _SHARDED:
         _check_sharding(accelerator, args, shard_classes=shard_classes)
     folder, resume = Path(args.output_dir), args.resume_from_checkpoint
