@@ -63,15 +63,6 @@ def test_a_search_matches_each_configuration_alone(searched, scoring, data):
     assert float(result.accuracy[number]) == alone.accuracy(questions)
 
 
-@pytest.mark.parametrize("scoring", SCORINGS_OF_SENTENCES)
-def test_a_search_counts_a_tie_one_kth(scoring):
-    repeated = [Question(("a", f"b{k}"), (("c", "d"),) * k, k - 1) for k in (1, 2, 3, 3)]
-    result = search(repeated, scoring)
-    assert result.accuracy.tolist() == pytest.approx([(1 + 1 / 2 + 1 / 3 + 1 / 3) / 4] * len(result))
-    selection = select_configuration(result)
-    assert (selection.configuration, selection.tied) == (result.configurations[0], len(result))
-
-
 def test_the_grids_have_the_documented_sizes(searched):
     questions, results = searched
     sizes = {scoring: len(result) for scoring, result in results.items()}

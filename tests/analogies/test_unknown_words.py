@@ -16,8 +16,6 @@ from hf_sphere.analogies import (
     scoring_names,
     search_configurations,
 )
-from hf_sphere.analogies.benchmarks import BenchmarkRun
-from hf_sphere.analogies.scoring.base import Engine
 
 STEMS = [("犬", "鮪"), ("鯨", "麒")]
 CHOICES = [[("麟", "鱗"), ("鶴", "龍")], [("鶴", "鼈"), ("鷹", "麟"), ("鮪", "鱗")]]
@@ -47,16 +45,6 @@ def test_unknown_words_are_guessed_with_every_configuration(tiny, scoring, batch
         assert all(len(set(costs)) == 1 for costs in scores.by_question())  # exactly equal
     accuracy = search_configurations(measure_questions(QUESTIONS, tiny, scoring, batch_size=batch_size)).accuracy
     assert accuracy.tolist() == pytest.approx([5 / 12] * len(accuracy))
-
-
-@ignored
-@pytest.mark.parametrize("grid", ["none", "full"])
-def test_a_report_counts_ties_on_validation_and_test_questions(tiny, grid, tmp_path):
-    run = BenchmarkRun(Engine(tiny), grid, {"odd": (QUESTIONS, QUESTIONS)}, {"perplexity": [None]}, tmp_path, True)
-    report = run.compute("odd", "perplexity")
-    names = ("eval_accuracy", "untuned_accuracy", "validation_accuracy", "chance_level")
-    assert [report[name] for name in names] == pytest.approx([5 / 12] * 4)
-    assert report["eval_accuracy_low"] <= 5 / 12 <= report["eval_accuracy_high"]
 
 
 @pytest.mark.parametrize("scoring", ["perplexity", "embedding_similarity"])
