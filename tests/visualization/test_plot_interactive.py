@@ -445,7 +445,7 @@ def test_at_every_width_the_legend_is_beside_the_ball_points_are_in_it_and_no_na
     assert page.wrong == []
 
 
-def test_a_tap_on_a_phone_shows_the_text_beside_the_point(open_page, crowded):
+def test_on_a_phone_a_tap_shows_the_text_beside_the_point_and_names_follow_a_rotation(open_page, crowded):
     page = open_page(crowded / "names.html", viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
     nearest = page.evaluate(IN_FRONT)
     page.touchscreen.tap(nearest["x"], nearest["y"])
@@ -456,6 +456,20 @@ def test_a_tap_on_a_phone_shows_the_text_beside_the_point(open_page, crowded):
     sides = [card[side] for side in ("left", "top", "right", "bottom")]
     assert within(sides, [0, 0, 390, 844])
     assert not overlap(sides, [nearest["x"] - 3, nearest["y"] - 3, nearest["x"] + 3, nearest["y"] + 3])
+    places = "[...document.querySelectorAll('#names span')].map((tag) => tag.hidden + tag.style.transform)"
+    turned = "element('sphere').layout.scene.camera.eye"
+    before, start = page.evaluate(places), page.evaluate(turned)
+    session = page.context.new_cdp_session(page)
+    for step in range(7):  # plotly emits no event while a touch rotates the sphere
+        kind = "touchMove" if step else "touchStart"
+        points = [{"x": 120 + 20 * step, "y": 300 + 5 * step}]
+        session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+        page.wait_for_timeout(60)
+    session.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    page.wait_for_function(f"JSON.stringify({turned}) !== '{json.dumps(start, separators=(',', ':'))}'")
+    live = page.evaluate("element('sphere')._fullLayout.scene._scene.getCamera().eye")
+    assert page.evaluate(turned) == pytest.approx(live, abs=1e-6)
+    assert page.evaluate(places) != before
     page.close()
 
 
@@ -468,27 +482,3 @@ def test_a_saved_picture_has_the_legend(page, tmp_path):
     height, width = image.shape
     assert (image[: height // 4, 4 * width // 5 :] < 80).sum() > 200  # names of classes, right of the ball
     assert (image[height // 3 : 2 * height // 3, width // 3 : 2 * width // 3] < 220).sum() > 1000  # points
-
-
-def test_names_and_layout_follow_a_touch_rotation(chromium, drawn):
-    """plotly emits no event while a touch rotates the sphere."""
-    context = chromium.new_context(viewport={"width": 400, "height": 700}, has_touch=True, is_mobile=True)
-    page = context.new_page()
-    page.set_default_timeout(60_000)
-    page.goto(drawn.url)
-    page.wait_for_selector("html[data-drawn]")
-    places = "[...document.querySelectorAll('#names span')].map((tag) => tag.hidden + tag.style.transform)"
-    before, start = page.evaluate(places), page.evaluate("element('sphere').layout.scene.camera.eye")
-    session = context.new_cdp_session(page)
-    for step in range(7):
-        kind = "touchMove" if step else "touchStart"
-        points = [{"x": 120 + 20 * step, "y": 300 + 5 * step}]
-        session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
-        page.wait_for_timeout(60)
-    session.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
-    turned = "element('sphere').layout.scene.camera.eye"
-    page.wait_for_function(f"JSON.stringify({turned}) !== '{json.dumps(start, separators=(',', ':'))}'")
-    live = page.evaluate("element('sphere')._fullLayout.scene._scene.getCamera().eye")
-    assert page.evaluate(turned) == pytest.approx(live, abs=1e-6)
-    assert page.evaluate(places) != before
-    context.close()
