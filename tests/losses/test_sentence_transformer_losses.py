@@ -154,10 +154,10 @@ def test_every_head_and_pair_loss_trains_in_the_trainer_whose_evaluation_changes
     trained = {key: value.clone() for key, value in loss.state_dict().items()}
     value = trainer.evaluate()["eval_loss"]
     assert all(torch.equal(value, trained[key]) for key, value in loss.state_dict().items())
-    loss.eval()  # without a margin
-    points = model.encode(data["image" if kind == "images" else "sentence"], convert_to_tensor=True).clone()
-    assert value == pytest.approx(loss(points, torch.tensor(CLASSES)).item(), rel=1e-4)
-    if name != "InfoNCELoss":
+    if name != "InfoNCELoss":  # which depends on the order of the examples, and needs pairs
+        loss.eval()  # without a margin
+        points = model.encode(data["image" if kind == "images" else "sentence"], convert_to_tensor=True).clone()
+        assert value == pytest.approx(loss(points, torch.tensor(CLASSES)).item(), rel=1e-4)
         assert loss.train()(points, torch.full((8,), 2)).isfinite()  # of one class only
 
 
