@@ -74,13 +74,10 @@ def test_a_wrong_word_is_refused_with_a_hint(capsys, words, message):
     assert message in refused(capsys, *words)
 
 
-def test_a_configuration_states_the_task_that_is_left_out(capsys):
+def test_a_configuration_states_the_task_that_is_left_out_also_printed_in_a_file(capsys, tmp_path):
     with pytest.raises(SystemExit) as stop:
         main(["train", "--config", "vmf/mnist-vmf", "--print_config"])
     assert (stop.value.code, 'head: "vmf"' in capsys.readouterr().out) == (0, True)
-
-
-def test_a_printed_configuration_in_a_file_states_its_job(capsys, tmp_path):
     main(["configs", "digits-vmf"])
     (tmp_path / "copy.yaml").write_text(capsys.readouterr().out)
     assert "copy.yaml is for hf-sphere train classification." in refused(

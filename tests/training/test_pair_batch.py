@@ -73,33 +73,18 @@ def test_a_loss_of_pairs_is_added_to_that_of_the_head(tmp_path):
     torch.testing.assert_close(models[0].eval()(**batch).loss, models[2].eval()(**batch).loss)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_models_losses_and_options_that_do_not_fit_are_rejected_before_training(tmp_path):
+    for options, message in (
         ({"pair_batch": 15}, r"multiple of the batches of 4 examples, on 1 process\(es\); got 15"),
         ({"pair_batch": 3}, "multiple of the batches of 4 examples"),
         ({"pair_batch": 16, "gradient_accumulation_steps": 2}, "cannot be combined with gradient_accumulation_steps"),
         ({"pair_batch": 16, "torch_compile": True}, "cannot be combined with .*torch_compile"),
-        (
-            {"pair_batch": None, "supcon_weight": 1.0, "gradient_accumulation_steps": 2},
-            "use pair_batch to accumulate",
-        ),
-    ],
-)
-def test_what_does_not_fit_is_rejected_before_training(options, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        train(tmp_path, 4, **options)
-
-
-class TwoHeads(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = make_model(), make_model()
-
-
-def test_models_and_losses_that_do_not_fit_are_rejected(tmp_path):
+        ({"pair_batch": None, "supcon_weight": 1.0, "gradient_accumulation_steps": 2}, "use pair_batch to accumulate"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train(tmp_path, 4, **options)
     start = lambda model, data, args: TrainingLoop(model, data, args, Accelerator(cpu=True), evaluate=lambda _: {})  # noqa: E731
-    for make in (TwoHeads, lambda: nn.Linear(36, 4)):
+    for make in (lambda: nn.ModuleList([make_model(), make_model()]), lambda: nn.Linear(36, 4)):
         with pytest.raises(ValueError, match="pair_batch is for models with the loss of one head"):
             start(make(), make_batches(4), RecipeArguments(str(tmp_path), pair_batch=16, disable_tqdm=True))
     model = make_model("prototype", head_kwargs={"reduction": "sum"})
