@@ -22,18 +22,9 @@ from hf_sphere.nn import HEADS
 
 ROOT = Path(hf_sphere.__file__).parent
 # Public names that have no example and are neither dataclasses nor exceptions, and why.
-REASONS = dict.fromkeys(
-    [
-        "hf_sphere.data.ImageBatches",
-        "hf_sphere.data.TextBatches",
-        "hf_sphere.training.Run",
-        "hf_sphere.training.Task",
-        "hf_sphere.training.TrainingLoop",
-        "hf_sphere.training.prepare_output_dir",
-        "hf_sphere.training.start_run",
-    ],
-    "part of the recipes, which show it in use",
-)
+NAMES = ["data.ImageBatches", "data.TextBatches"]
+NAMES += [f"training.{name}" for name in ("Run", "Task", "TrainingLoop", "prepare_output_dir", "start_run")]
+REASONS = dict.fromkeys([f"hf_sphere.{name}" for name in NAMES], "part of the recipes, which show it in use")
 for loss in HeadLoss.__subclasses__():
     if loss.__module__ == HeadLoss.__module__:  # not one of another test
         REASONS[f"hf_sphere.losses.{loss.__name__}"] = "a HeadLoss, whose example shows the use"

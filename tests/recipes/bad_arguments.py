@@ -157,15 +157,8 @@ INSTANCES: dict[str, Callable[[], Any]] = {
 }
 """Makers of instances whose public methods are called; of modules only `forward` is."""
 
-MADE = {
-    "optim.SphereOptimizer",
-    "search.CompressedSpace",
-    "search.LanceSpace",
-    "search.ImageEncoder",
-    "search.TextEncoder",
-    "ood.Rejection",
-    "nn.Head",
-}
+MADE = {"optim.SphereOptimizer", "ood.Rejection", "nn.Head"}
+MADE |= {f"search.{name}" for name in ("CompressedSpace", "LanceSpace", "ImageEncoder", "TextEncoder")}
 """Classes that functions make, of what they have checked, and abstract ones."""
 
 INTERNAL = {"check_groups", "distances", "refresh", "update", "checked", "expand"}
