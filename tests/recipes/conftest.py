@@ -89,17 +89,36 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def run_quickly(run_main, cache: list[str]) -> Callable[[ModuleType, list[str]], Callable[..., Path]]:
+def run_quickly(run_main, cache: list[str], texts: Path) -> Callable[[ModuleType, list[str]], Callable[..., Path]]:
     """Return a factory of functions that run a training recipe with quick and extra arguments into a folder."""
 
     def make(recipe: ModuleType, quick: list[str]) -> Callable[..., Path]:
         def run(folder: Path, *words: str) -> Path:
-            run_main(recipe, [*quick, *cache, "--output_dir", str(folder), *words])
+            argv = [str(texts) if word == "TEXTS" else word for word in quick]
+            run_main(recipe, [*argv, *cache, "--output_dir", str(folder), *words])
             return folder
 
         return run
 
     return make
+
+
+@pytest.fixture(scope="module")
+def recipe(request, load_recipe) -> ModuleType:
+    """The job that `RECIPE` of the test module names."""
+    return load_recipe(request.module.RECIPE)
+
+
+@pytest.fixture(scope="module")
+def run_in(request, recipe: ModuleType, run_quickly) -> Callable[..., Path]:
+    """Run the recipe of the test module with its words `QUICK`, and others, into a folder."""
+    return run_quickly(recipe, request.module.QUICK)
+
+
+@pytest.fixture(scope="module")
+def finished(request, run_in: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run with the words `FINISHED` of the test module; read only."""
+    return run_in(tmp_path_factory.mktemp("finished") / "run", *getattr(request.module, "FINISHED", []))
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from hf_sphere.data.sources import load_splits
 from hf_sphere.metrics import probability_scores
 from hf_sphere.nn import calibration
 
+RECIPE = "train_image_classification"
 QUICK = ["--dataset_name", "digits", "--max_train_samples", "400", "--per_device_train_batch_size", "20"]
 QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", "--learning_rate", "0.01"]
 QUICK += ["--num_train_epochs", "2", "--disable_tqdm", "--validation_fraction", "0.5", "--head", "cosine"]
@@ -16,11 +17,6 @@ QUICK += ["--head_kwargs", "{scale: 64.0}"]
 JOINT = ["--embedding_dim", "9", "--computed_value", "slant", "--out_of_range", "clip"]
 HELD_OUT = ["--num_train_epochs", "0", "--eval_split", "test[:40%]", "--validation_split", "test[40%:]"]
 SCORES = ["nll", "brier", "calibration_error_equal_mass_l2", "calibration_error_equal_width_l1"]
-
-
-@pytest.fixture(scope="module")
-def run_in(load_recipe, run_quickly):
-    return run_quickly(load_recipe("train_image_classification"), QUICK)
 
 
 @pytest.fixture(scope="module")

@@ -11,15 +11,12 @@ from transformers import BertConfig, BertModel, ResNetConfig, ResNetForImageClas
 from hf_sphere.hyperplanes import ProjectionStatistics, projection_statistics
 from hf_sphere.utils.snapshots import list_snapshots
 
+RECIPE = "compute_projections"
+
 # LeNet with nine layers on the bundled digits: 200 images per epoch in 4 steps.
 TRAIN = ["--dataset_name", "digits", "--max_train_samples", "200", "--max_eval_samples", "100", "--backbone", "lenet9"]
 TRAIN += ["--head", "softmax", "--optim", "sgd", "--per_device_train_batch_size", "50", "--disable_tqdm"]
 TRAIN += ["--num_train_epochs", "3", "--snapshot_epochs", "1"]
-
-
-@pytest.fixture(scope="module")
-def recipe(load_recipe):
-    return load_recipe("compute_projections")
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from pathlib import Path
-from types import ModuleType
 from unittest.mock import Mock
 
 import pytest
@@ -27,6 +26,8 @@ from hf_sphere.analogies import (
 )
 from hf_sphere.commands.command_line import run_job
 
+RECIPE = "evaluate_analogies"
+
 PAIRS = [("cat", "dog"), ("red", "sea"), ("man", "king"), ("in", "out"), ("eat", "food"), ("one", "two")]
 PAIRS += [("sun", "day")]
 OTHER_PAIRS = [("he", "his"), ("do", "did"), ("old", "new"), ("up", "down")]
@@ -34,11 +35,6 @@ ALL = ["--scorings", *scoring_names(), "--word_embeddings", "both"]
 QUICK = ["--templates", "is-to-what", "--disable_tqdm", "true"]
 
 Run = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def recipe(load_recipe) -> ModuleType:
-    return load_recipe("evaluate_analogies")
 
 
 @pytest.fixture(scope="module")

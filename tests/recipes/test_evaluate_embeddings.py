@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from unittest.mock import Mock
 
 import pytest
@@ -24,17 +23,14 @@ from hf_sphere.metrics import (
 from hf_sphere.ood import SCORES, OODDetector
 from hf_sphere.search.store import embeddings_writer
 
+RECIPE = "evaluate_embeddings"
+
 CLASSES = ["a", "b", "c"]
 PLOTS = ["reliability.png", "risk_coverage.png"]
 
 Columns = dict[str, torch.Tensor]
 Write = Callable[..., Path]
 Measure = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def recipe(load_recipe) -> ModuleType:
-    return load_recipe("evaluate_embeddings")
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -43,15 +42,12 @@ from hf_sphere.search import extract as extraction
 from hf_sphere.search.pipeline import finished_batches
 from hf_sphere.search.store import read_embeddings
 
+RECIPE = "extract_embeddings"
+
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 COLUMNS = ["embedding", "label", "prediction", "confidence", "logits", "index", "row_id"]
 
 Extract = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def recipe(load_recipe) -> ModuleType:
-    return load_recipe("extract_embeddings")
 
 
 def config_of(**options) -> SphereVisionConfig:

@@ -35,20 +35,31 @@ from hf_sphere.search.encoder import VectorEncoder
 from hf_sphere.search.pipeline import finished_batches
 from hf_sphere.search.store import read_embeddings
 
+SIZE = {"height": 8, "width": 8}
+
+
+def save(folder: Path, **options: Any) -> str:
+    """Save a small untrained classifier of digits with its processor."""
+    torch.manual_seed(0)
+    given = {"backbone": "linear_embedding", "backbone_kwargs": {"width": 16}, "num_channels": 1, "image_size": 8}
+    model = SphereVisionForImageClassification(SphereVisionConfig(**given, **options)).eval()
+    if options["head"] == "vmf":
+        model.head.initialize_from_data(torch.randn(20, 6))
+    model.save_pretrained(folder)
+    SphereVisionImageProcessor(num_channels=1, size=SIZE, image_mean=[0.5], image_std=[0.5]).save_pretrained(folder)
+    return str(folder)
+
+
+def save_problem(folder: Path, problem_type: str) -> str:
+    """Save a model of a problem type, with its processor."""
+    return save(folder, head="cosine", problem_type=problem_type, id2label={0: "a", 1: "b", 2: "c"})
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
-    """A small untrained classifier of digits with a concentration."""
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    options = {"backbone": "linear_embedding", "backbone_kwargs": {"width": 16}, "num_channels": 1, "image_size": 8}
-    config = SphereVisionConfig(**options, embedding_dim=6, head="vmf", id2label={0: "low", 1: "middle", 2: "high"})
-    model = SphereVisionForImageClassification(config).eval()
-    model.head.initialize_from_data(torch.randn(20, 6))
-    model.save_pretrained(folder)
-    size = {"height": 8, "width": 8}
-    SphereVisionImageProcessor(num_channels=1, size=size, image_mean=[0.5], image_std=[0.5]).save_pretrained(folder)
-    return str(folder)
+    """A classifier with a concentration."""
+    names = {0: "low", 1: "middle", 2: "high"}
+    return save(tmp_path_factory.mktemp("model"), embedding_dim=6, head="vmf", id2label=names)
 
 
 @pytest.fixture(scope="module")
@@ -148,9 +159,8 @@ def _files(photos: Path) -> list[str]:
 
 def test_of_equally_probable_classes_the_first_are_predicted(load_recipe, tmp_path):
     batches = [(torch.arange(2), {"logits": torch.zeros(2, 50)})]
-    encoder = SimpleNamespace(
-        weights="", model=None, class_names=list(map(str, range(50))), encode=lambda *_, **__: batches
-    )
+    about = {"weights": "", "model": None, "class_names": list(map(str, range(50)))}
+    encoder = SimpleNamespace(**about, encode=lambda *_, **__: batches)
     encoder.name_cells = lambda _, rows, columns: {"row": rows.tolist(), "prediction": ["0", "0"]}
     source = MagicMock(names=["a", "b"], split=None)
     source.name, source.__len__.return_value = "", 2
@@ -158,19 +168,6 @@ def test_of_equally_probable_classes_the_first_are_predicted(load_recipe, tmp_pa
     args = recipe.PredictionArguments(model_name_or_path="", images="", output="table.csv", top_k=3)
     rows = recipe.predict(args, encoder, source, tmp_path / "unfinished")
     assert [[row[name] for name in ("prediction", "prediction_2", "prediction_3")] for row in rows] == [list("012")] * 2
-
-
-def save_problem(folder: Path, problem_type: str) -> str:
-    """Save a model of a problem type, with its processor."""
-    torch.manual_seed(0)
-    options = {"num_channels": 1, "image_size": 8, "head": "cosine", "id2label": {0: "a", 1: "b", 2: "c"}}
-    config = SphereVisionConfig(
-        backbone="linear_embedding", backbone_kwargs={"width": 8}, problem_type=problem_type, **options
-    )
-    SphereVisionForImageClassification(config).save_pretrained(folder)
-    size = {"height": 8, "width": 8}
-    SphereVisionImageProcessor(num_channels=1, size=size, image_mean=[0.5], image_std=[0.5]).save_pretrained(folder)
-    return str(folder)
 
 
 def test_classes_of_a_multi_label_model_have_the_probabilities_of_the_pipeline(predict, photos, tmp_path, capsys):
@@ -228,21 +225,16 @@ def test_an_exported_file_is_read_by_its_problem_type_without_torch(kind, run, p
     np.testing.assert_allclose(found, table[names], rtol=1e-3, atol=1e-3)
 
 
-def test_parquet_has_the_same_rows_as_csv(predict):
-    by_suffix = [pd.read_csv(predict("table.csv")), pd.read_parquet(predict("table.parquet"))]
-    pd.testing.assert_frame_equal(*by_suffix, check_dtype=False)
-    assert "prediction_3" in by_suffix[0]
-    assert "prediction_4" not in by_suffix[0]  # there are three classes
-    assert not {"known", "p_value", "classes"} & {*by_suffix[0]}  # without a rejection
-
-
-def test_names_that_look_like_formulas_are_texts_in_the_table(predict, photos, tmp_path):
+def test_parquet_has_the_same_rows_as_csv_which_quotes_names_that_look_like_formulas(predict, photos, tmp_path):
     shutil.copytree(photos / "a", tmp_path / "images" / "=1+1")
     tables = {name: predict(name, "--images", str(tmp_path / "images")) for name in ("table.csv", "table.parquet")}
     table, exact = pd.read_csv(tables["table.csv"]), pd.read_parquet(tables["table.parquet"])
-    for column in ("file", "label"):
-        assert table[column].tolist() == [f"'{name}" for name in exact[column]]
     assert exact["label"].tolist() == ["=1+1"] * 4
+    quoted = exact.assign(**{column: "'" + exact[column] for column in ("file", "label")})
+    pd.testing.assert_frame_equal(table, quoted, check_dtype=False)
+    assert "prediction_3" in table
+    assert "prediction_4" not in table  # there are three classes
+    assert not {"known", "p_value", "classes"} & {*table}  # without a rejection
 
 
 def test_an_interrupted_run_continues(predict, monkeypatch, caplog, tmp_path):
@@ -756,13 +748,9 @@ def test_an_exported_file_classifies_without_torch(exported, model, photos, tmp_
     deep = tmp_path / "16_bits.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 2**16, (8, 8), dtype=np.uint16)).save(deep)
     files = [*_files(photos), str(deep)]
-    result = subprocess.run(
-        [sys.executable, str(root / "examples" / "onnx_without_torch.py"), str(exported), *files],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command = [sys.executable, str(root / "examples" / "onnx_without_torch.py"), str(exported), *files]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     lines = [line.split() for line in result.stdout.splitlines()]
     reference = SphereVisionForImageClassification.from_pretrained(model)
     processor = SphereVisionImageProcessor.from_pretrained(model)

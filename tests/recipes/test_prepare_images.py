@@ -20,12 +20,9 @@ from hf_sphere.data.published_images import PUBLISHED, Published
 from hf_sphere.utils.commands import COMMANDS
 from hf_sphere.utils.configs import load_config
 
+RECIPE = "prepare_images"
+
 BROKEN = b"not an image"
-
-
-@pytest.fixture(scope="module")
-def recipe(load_recipe) -> ModuleType:
-    return load_recipe("prepare_images")
 
 
 @pytest.fixture

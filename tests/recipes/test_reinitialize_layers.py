@@ -20,15 +20,12 @@ from hf_sphere.training import find_task
 from hf_sphere.utils.model_sources import load_classifier
 from hf_sphere.utils.snapshots import list_snapshots
 
+RECIPE = "reinitialize_layers"
+
 # LeNet with nine layers on the bundled digits: 200 images per epoch in 4 steps.
 TRAIN = ["--dataset_name", "digits", "--max_train_samples", "200", "--max_eval_samples", "100", "--backbone", "lenet9"]
 TRAIN += ["--head", "softmax", "--optim", "adam", "--per_device_train_batch_size", "50", "--disable_tqdm"]
 TRAIN += ["--num_train_epochs", "6", "--learning_rate", "0.003", "--snapshot_epochs", "3", "--label_noise", "0.5"]
-
-
-@pytest.fixture(scope="module")
-def recipe(load_recipe):
-    return load_recipe("reinitialize_layers")
 
 
 @pytest.fixture(scope="module")

@@ -17,14 +17,10 @@ from hf_sphere.data.provenance import DataRecord
 from hf_sphere.data.sources import load_splits
 from hf_sphere.training.output_dir import LOCK_FILE
 
+RECIPE = "train_image_classification"
 QUICK = ["--dataset_name", "digits", "--per_device_train_batch_size", "40", "--num_train_epochs", "2"]
 QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", "--learning_rate", "0.01"]
 QUICK += ["--disable_tqdm", "--head", "cosine", "--head_kwargs", "{scale: 64.0}"]
-
-
-@pytest.fixture(scope="module")
-def run_in(load_recipe, run_quickly):
-    return run_quickly(load_recipe("train_image_classification"), QUICK)
 
 
 @pytest.fixture(scope="module")

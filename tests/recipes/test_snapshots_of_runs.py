@@ -7,22 +7,12 @@ import pytest
 
 from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER, list_snapshots
 
+RECIPE = "train_image_classification"
 # A linear map to 32 units on the bundled digits: 200 images per epoch in 10 steps.
 QUICK = ["--dataset_name", "digits", "--max_train_samples", "200", "--per_device_train_batch_size", "20"]
 QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", "--learning_rate", "0.01"]
 QUICK += ["--head", "softmax", "--num_train_epochs", "5", "--disable_tqdm"]
-KEPT = ["--snapshot_epochs", "4", "--snapshot_until", "1"]
-
-
-@pytest.fixture(scope="module")
-def run_in(load_recipe, run_quickly):
-    """Run the recipe with quick settings into the given folder."""
-    return run_quickly(load_recipe("train_image_classification"), QUICK)
-
-
-@pytest.fixture(scope="module")
-def finished(run_in, tmp_path_factory):
-    return run_in(tmp_path_factory.mktemp("finished") / "run", *KEPT)
+KEPT = FINISHED = ["--snapshot_epochs", "4", "--snapshot_until", "1"]
 
 
 def epochs_of(folder) -> list[int]:

@@ -17,32 +17,16 @@ from hf_sphere import SphereVisionForFewShotClassification, SphereVisionImagePro
 from hf_sphere.data import sources as data_sources
 from hf_sphere.data.sources import load_splits
 
+RECIPE = "train_few_shot"
 # Six digits for training and four for evaluation: 12 episodes per epoch in 6 steps.
 QUICK = ["--dataset_name", "digits", "--train_classes", "6", "--max_train_samples", "300", "--disable_tqdm"]
 QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 16}", "--learning_rate", "0.003"]
 QUICK += ["--way", "3", "--shot", "2", "--query", "5", "--episodes_per_epoch", "12", "--episodes_per_step", "2"]
 QUICK += ["--eval_episodes", "60", "--num_train_epochs", "2"]
 HELD_OUT = ["--validation_fraction", "0.5", "--validation_episodes", "40"]
-COSINE = ["--metric", "cosine", "--temperature", "64", "--spherization", "{scaling: 5.0, radius: 5.0}"]
+FINISHED = ["--metric", "cosine", "--temperature", "64", "--spherization", "{scaling: 5.0, radius: 5.0}"]
 
 Train = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def recipe(load_recipe):
-    return load_recipe("train_few_shot")
-
-
-@pytest.fixture(scope="module")
-def run_in(recipe, run_quickly) -> Train:
-    """Run the recipe with quick settings into the given folder."""
-    return run_quickly(recipe, QUICK)
-
-
-@pytest.fixture(scope="module")
-def finished(run_in, tmp_path_factory) -> Path:
-    """The folder of a finished spherized run with the cosine metric; read only."""
-    return run_in(tmp_path_factory.mktemp("finished") / "run", *COSINE)
 
 
 @pytest.fixture(scope="module")

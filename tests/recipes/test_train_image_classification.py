@@ -21,6 +21,7 @@ from hf_sphere.training import RecipeArguments
 from hf_sphere.training.tasks.classification import ModelArguments, build_classifier
 from hf_sphere.training.tasks.image import Setup
 
+RECIPE = "train_image_classification"
 # A linear map to 32 units and a head on the bundled digits: 200 images per epoch in 10 steps.
 QUICK = ["--dataset_name", "digits", "--max_train_samples", "200", "--per_device_train_batch_size", "20"]
 QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", "--learning_rate", "0.01"]
@@ -31,23 +32,6 @@ EXAMPLE += ["--disable_tqdm"]
 RANDOM = ["--backbone_kwargs", "{width: 32, drop_rate: 0.3}", "--head", "softmax", "--crop_padding", "1"]
 
 Train = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def recipe(load_recipe):
-    return load_recipe("train_image_classification")
-
-
-@pytest.fixture(scope="module")
-def run_in(recipe, run_quickly) -> Train:
-    """Run the recipe with quick settings into the given folder."""
-    return run_quickly(recipe, QUICK)
-
-
-@pytest.fixture(scope="module")
-def finished(run_in, tmp_path_factory) -> Path:
-    """The folder of a finished run; read only."""
-    return run_in(tmp_path_factory.mktemp("finished") / "run")
 
 
 @torch.no_grad()

@@ -12,26 +12,15 @@ from hf_sphere import SphereVisionForRegression, SphereVisionImageProcessor
 from hf_sphere.data import ImageDataOptions, ValueOptions, load_image_data
 from hf_sphere.data.sources import load_splits
 
+RECIPE = "train_image_regression"
 # A linear map to a circle for the slant of the bundled digits: 200 images per epoch in 10 steps.
 QUICK = ["--dataset_name", "digits", "--max_train_samples", "200", "--per_device_train_batch_size", "20"]
 QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", "--embedding_dim", "2"]
 QUICK += ["--computed_value", "slant", "--learning_rate", "0.01", "--num_train_epochs", "2", "--disable_tqdm"]
 # Slants of the evaluation images exceed the range of those 200.
-CLIPPED = ["--out_of_range", "clip"]
+CLIPPED = FINISHED = ["--out_of_range", "clip"]
 
 Train = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def run_in(load_recipe, run_quickly) -> Train:
-    """Run the recipe with quick settings into the given folder."""
-    return run_quickly(load_recipe("train_image_regression"), QUICK)
-
-
-@pytest.fixture(scope="module")
-def finished(run_in, tmp_path_factory) -> Path:
-    """The folder of a finished run; read only."""
-    return run_in(tmp_path_factory.mktemp("finished") / "run", *CLIPPED)
 
 
 @pytest.fixture(scope="module")

@@ -20,32 +20,17 @@ from hf_sphere.metrics import retrieval_scores
 from hf_sphere.training.tasks import retrieval
 from hf_sphere.utils.snapshots import list_snapshots
 
+RECIPE = "train_image_retrieval"
 # Six digits for training and four for retrieval: 200 images per epoch in 10 steps.
 QUICK = ["--dataset_name", "digits", "--train_classes", "6", "--max_train_samples", "200", "--disable_tqdm"]
 QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", "--embedding_dim", "8"]
 QUICK += ["--per_device_train_batch_size", "20", "--learning_rate", "0.01", "--num_train_epochs", "2"]
 EPISODES = ["--episode_classes", "4", "--episode_examples", "5", "--episodes_per_epoch", "10"]
+FINISHED = [*EPISODES, "--head", "vmf"]
 # All sources of randomness and data-dependent initialization: episodes, dropout, augmentation, samples, a scale.
 RANDOM = [*EPISODES, "--backbone_kwargs", "{width: 32, drop_rate: 0.3}", "--crop_padding", "1", "--head", "vmf"]
 
 Train = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def recipe(load_recipe):
-    return load_recipe("train_image_retrieval")
-
-
-@pytest.fixture(scope="module")
-def run_in(recipe, run_quickly) -> Train:
-    """Run the recipe with quick settings into the given folder."""
-    return run_quickly(recipe, QUICK)
-
-
-@pytest.fixture(scope="module")
-def finished(run_in, tmp_path_factory) -> Path:
-    """The folder of a finished run with a vmf head; read only."""
-    return run_in(tmp_path_factory.mktemp("finished") / "run", *EPISODES, "--head", "vmf")
 
 
 @pytest.fixture(scope="module")

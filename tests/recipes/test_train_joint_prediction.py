@@ -14,6 +14,8 @@ from hf_sphere.data import ImageDataOptions, ValueOptions, load_image_data
 from hf_sphere.data.sources import load_splits
 from hf_sphere.prototypes import Placement, place_prototypes
 
+RECIPE = "train_joint_prediction"
+FINISHED = ["--num_train_epochs", "6"]
 # A linear map to 4 dimensions for class and slant of the bundled digits: 200 images per epoch in 10 steps.
 QUICK = ["--dataset_name", "digits", "--max_train_samples", "200", "--per_device_train_batch_size", "20"]
 QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", "--embedding_dim", "4"]
@@ -21,18 +23,6 @@ QUICK += ["--computed_value", "slant", "--learning_rate", "0.01", "--num_train_e
 QUICK += ["--out_of_range", "clip"]  # slants of the evaluation images exceed the range of those 200
 
 Train = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def run_in(load_recipe, run_quickly) -> Train:
-    """Run the recipe with quick settings into the given folder."""
-    return run_quickly(load_recipe("train_joint_prediction"), QUICK)
-
-
-@pytest.fixture(scope="module")
-def finished(run_in, tmp_path_factory) -> Path:
-    """The folder of a finished run; read only."""
-    return run_in(tmp_path_factory.mktemp("finished") / "run", "--num_train_epochs", "6")
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from fresh_python import run_fresh
 from tokenizers import ByteLevelBPETokenizer
 from tokenizers.processors import TemplateProcessing
-from training_runs import same, weights
+from training_runs import TINY_BERT, same, weights
 from transformers import (
     AutoModelForMaskedLM,
     AutoTokenizer,
@@ -29,37 +29,17 @@ from hf_sphere.training.tasks import masked_lm
 
 Train = Callable[..., Path]
 
-SPHERIZED = ["--spherized", "--spherized_layers", "-1", "--spherization_kwargs", "{scaling: 5.0, radius: 5.0}"]
+RECIPE = "train_masked_lm"
+QUICK = ["--model_name_or_path", str(TINY_BERT), "--dataset_name", "TEXTS", "--max_seq_length", "32", "--disable_tqdm"]
+QUICK += ["--per_device_train_batch_size", "8", "--num_train_epochs", "2", "--learning_rate", "0.003"]
+SPHERIZED = FINISHED = [
+    "--spherized",
+    "--spherized_layers",
+    "-1",
+    "--spherization_kwargs",
+    "{scaling: 5.0, radius: 5.0}",
+]
 FIT = "--fit_spherization"
-
-
-@pytest.fixture(scope="module")
-def tiny_bert(root: Path) -> Path:
-    return root / "tests" / "golden" / "analogy" / "tiny-bert"
-
-
-@pytest.fixture(scope="module")
-def quick(texts: Path, tiny_bert: Path) -> list[str]:
-    words = ["--model_name_or_path", str(tiny_bert), "--dataset_name", str(texts), "--max_seq_length", "32"]
-    words += ["--per_device_train_batch_size", "8", "--num_train_epochs", "2", "--learning_rate", "0.003"]
-    return [*words, "--disable_tqdm"]
-
-
-@pytest.fixture(scope="module")
-def recipe(load_recipe):
-    return load_recipe("train_masked_lm")
-
-
-@pytest.fixture(scope="module")
-def run_in(recipe, run_quickly, quick) -> Train:
-    """Run the recipe with quick settings into the given folder."""
-    return run_quickly(recipe, quick)
-
-
-@pytest.fixture(scope="module")
-def finished(run_in, tmp_path_factory) -> Path:
-    """The folder of a finished run of a spherized model; read only."""
-    return run_in(tmp_path_factory.mktemp("finished") / "run", *SPHERIZED)
 
 
 @torch.no_grad()
@@ -128,25 +108,25 @@ def test_a_roberta_with_byte_level_tokens_can_be_spherized(train, texts, tmp_pat
         train(*words, "--max_seq_length", "33", name="longer")
 
 
-def test_the_maximum_length_defaults_to_that_of_the_tokenizer(train, tiny_bert, tmp_path):
+def test_the_maximum_length_defaults_to_that_of_the_tokenizer(train, tmp_path):
     FunnelConfig(vocab_size=400, block_sizes=[1], d_model=8, n_head=2, d_head=4, d_inner=8).save_pretrained(tmp_path)
-    words = ["--model_name_or_path", str(tmp_path), "--tokenizer_name", str(tiny_bert), "--from_scratch"]
+    words = ["--model_name_or_path", str(tmp_path), "--tokenizer_name", str(TINY_BERT), "--from_scratch"]
     train(*words, "--stop_after_steps", "1")
     with pytest.raises(ValueError, match="max_seq_length 65 exceeds the maximum of the model, 64 tokens"):
         train(*words, "--max_seq_length", "65", name="longer")
 
 
-def test_an_encoder_without_a_head_gets_a_new_one(train, tiny_bert, tmp_path, results_of):
-    shutil.copytree(tiny_bert, tmp_path / "encoder")
-    BertModel.from_pretrained(tiny_bert).save_pretrained(tmp_path / "encoder")
+def test_an_encoder_without_a_head_gets_a_new_one(train, tmp_path, results_of):
+    shutil.copytree(TINY_BERT, tmp_path / "encoder")
+    BertModel.from_pretrained(TINY_BERT).save_pretrained(tmp_path / "encoder")
     results = results_of(train("--model_name_or_path", str(tmp_path / "encoder")))
     assert results["eval_loss"] < math.log(400)
 
 
-def test_a_plain_model_starts_from_its_weights_and_a_fitted_one_closer_to_it(train, tiny_bert, results_of):
+def test_a_plain_model_starts_from_its_weights_and_a_fitted_one_closer_to_it(train, results_of):
     fit = [*SPHERIZED, FIT, "--fit_tokens", "4000"]
     starts = [train("--num_train_epochs", "0", *words, name=str(len(words))) for words in ([], SPHERIZED, fit)]
-    assert same(weights(starts[0]), weights(tiny_bert))
+    assert same(weights(starts[0]), weights(TINY_BERT))
     plain, spherized, fitted = (results_of(folder)["eval_loss"] for folder in starts)
     assert abs(fitted - plain) < 0.2 * abs(spherized - plain)
 
@@ -232,20 +212,20 @@ def test_incompatible_options_are_refused(train, capsys, words, message):
     ],
     ids=["no masked language model", "spherized", "unsupported"],
 )
-def test_a_model_that_cannot_be_spherized_is_refused(train, tiny_bert, finished, config, message, tmp_path):
+def test_a_model_that_cannot_be_spherized_is_refused(train, finished, config, message, tmp_path):
     if config is not None:
         config.save_pretrained(tmp_path / "model")
-    folder, words = (finished if config is None else tmp_path / "model"), ["--tokenizer_name", str(tiny_bert)]
+    folder, words = (finished if config is None else tmp_path / "model"), ["--tokenizer_name", str(TINY_BERT)]
     with pytest.raises(ValueError, match=message):
         train("--model_name_or_path", str(folder), *words, *(["--spherized"] if "gpt2" not in message else []))
 
 
-def test_a_tokenizer_without_a_mask_token_or_with_more_tokens_than_the_model_is_refused(train, tiny_bert, tmp_path):
+def test_a_tokenizer_without_a_mask_token_or_with_more_tokens_than_the_model_is_refused(train, tmp_path):
     for change, message in (
         (lambda tokenizer: tokenizer.add_tokens(["sphere"]), r"the tokenizer has 401 tokens, but .* only 400"),
         (lambda tokenizer: setattr(tokenizer, "mask_token", None), "has no mask token"),
     ):
-        change(tokenizer := AutoTokenizer.from_pretrained(tiny_bert))
+        change(tokenizer := AutoTokenizer.from_pretrained(TINY_BERT))
         tokenizer.save_pretrained(tmp_path / "tokenizer")
         with pytest.raises(ValueError, match=message):
             train("--tokenizer_name", str(tmp_path / "tokenizer"))
@@ -266,7 +246,8 @@ print("of images:", sorted(name for name in ours if any(word in name for word in
 
 
 @pytest.mark.slow
-def test_text_training_does_not_require_image_dependencies(root, environment, quick, cache, tmp_path):
+def test_text_training_does_not_require_image_dependencies(root, environment, texts, cache, tmp_path):
+    quick = [str(texts) if word == "TEXTS" else word for word in QUICK]
     words = [*quick, *cache, *SPHERIZED, "--num_train_epochs", "1", "--max_train_samples", "16"]
     command = [sys.executable, "-c", WITHOUT_IMAGES, SCRIPT, *words, "--output_dir", tmp_path / "run"]
     ended = run_fresh(command, hugging_face=False, cwd=root, env=environment, capture_output=True, text=True)

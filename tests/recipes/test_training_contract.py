@@ -26,6 +26,7 @@ from hf_sphere.utils.files import write_manifest
 from hf_sphere.utils.snapshots import list_snapshots
 
 Train = Callable[..., Path]
+FINISHED = ["--snapshot_epochs", "1"]
 # From the third epoch on the learning rate ruins the model.
 RUINED = ["--num_train_epochs", "4", "--lr_scheduler_type", "multistep", "--lr_milestones", "2", "--lr_gamma"]
 
@@ -49,15 +50,9 @@ def quick(task: str) -> QuickRun:
 
 
 @pytest.fixture(scope="module")
-def run_in(quick: QuickRun, load_recipe, run_quickly, texts) -> Train:
+def run_in(quick: QuickRun, load_recipe, run_quickly) -> Train:
     """Run the recipe into a given folder."""
-    return run_quickly(load_recipe(quick.recipe), [str(texts) if word == "TEXTS" else word for word in quick.argv])
-
-
-@pytest.fixture(scope="module")
-def finished(run_in: Train, tmp_path_factory) -> Path:
-    """The folder of a finished run with snapshots; read only."""
-    return run_in(tmp_path_factory.mktemp("finished") / "run", "--snapshot_epochs", "1")
+    return run_quickly(load_recipe(quick.recipe), quick.argv)
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +171,7 @@ def test_an_interrupted_run_resumes_from_the_checkpoint_it_wrote(finished, train
 
 
 RESUME, NONSENSE = ["--resume_from_checkpoint", "latest"], ["--metric_for_best_model", "nonsense"]
-FINISHED = "finished and is not trained again with other settings: "
+REFUSED = "finished and is not trained again with other settings: "
 
 
 @ONE_TASK
@@ -187,8 +182,8 @@ FINISHED = "finished and is not trained again with other settings: "
         ([], NONSENSE, ValueError, "metric_for_best_model must be one of"),
         (["*"], [*NONSENSE, "--overwrite_output_dir"], ValueError, "metric_for_best_model must be one of"),
         (["*"], ["--seed", "1"], FileExistsError, "--overwrite_output_dir"),
-        (["*"], ["--learning_rate", "1", *RESUME], ValueError, f"{FINISHED}learning_rate "),
-        (["*"], ["--num_train_epochs", "1", *RESUME], ValueError, f"{FINISHED}num_train_epochs "),
+        (["*"], ["--learning_rate", "1", *RESUME], ValueError, f"{REFUSED}learning_rate "),
+        (["*"], ["--num_train_epochs", "1", *RESUME], ValueError, f"{REFUSED}num_train_epochs "),
         (
             ["*"],
             ["--num_train_epochs", "3", "--lr_scheduler_type", "reduce_lr_on_plateau", *RESUME],

@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -16,16 +15,13 @@ from datasets import Dataset
 
 from hf_sphere.search.store import embeddings_writer, read_embeddings
 
+RECIPE = "visualize_embeddings"
+
 pytest.importorskip("matplotlib")
 HAS_PLOTLY = importlib.util.find_spec("plotly") is not None
 needs_plotly = pytest.mark.skipif(not HAS_PLOTLY, reason="plotly is not installed")
 
 Draw = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def recipe(load_recipe) -> ModuleType:
-    return load_recipe("visualize_embeddings")
 
 
 @pytest.fixture(scope="module")
