@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -14,10 +14,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_sphere.geometry.checks import to_tensor
+from hf_sphere.search.fitted import (
+    BLOCK,
+    CANDIDATES as FITTED_CANDIDATES,
+    FittedScore,
+    GroupCohorts,
+    Groups,
+    above_cohorts,
+    best_groups,
+    best_without,
+    summarize,
+)
 from hf_sphere.utils.checks import check_integer
 
 CANDIDATES = 20
-"""Rows with the largest cosines, from which the density-corrected score and the rows of other groups are chosen."""
+"""Rows with the largest cosines, from which the rows of other groups are chosen."""
+
+MOST_CANDIDATES = 1_600
+"""Candidates of a query, at most, if those before are of too few groups."""
+
+Rule = Literal["sharp", "strict"]
+
+COSINE = FittedScore(torch.empty(0))
+"""What groups are scored by if no score is fitted: the cosine of the best row."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +45,11 @@ class Matches:
 
     Attributes:
         rows: (Q, k) int64, rows of the space; -1 where an approximate search found none.
-        scores: (Q, k) float64, larger for better matches: the cosine, the density-corrected cosine, or for another
-            distance its negative.
+        scores: (Q, k) float64, larger for better matches: the cosine, the fitted score of the row's group, or for
+            another distance its negative.
         p_values: (Q, k) float64, or None if the space has no calibration yet and no level was given.
         accepted: (Q, k) bool, whether the p-value is at most the level; None without a level.
-        measure: What is compared: `cosine`, `density`, or another distance.
+        measure: What is compared: `cosine`, `fitted`, or another distance.
         queries: Of an `ImageIndex`, columns of the queries as in its `images`, and `embedding`, (Q, d).
     """
 
@@ -46,11 +65,28 @@ class Matches:
         """The distances, (Q, k) float64; infinite where there is no row.
 
         Raises:
-            ValueError: If the score is the density-corrected cosine, which has no distance.
+            ValueError: If the score is a fitted one, which has no distance.
         """
-        if self.measure == "density":
-            raise ValueError("density-corrected cosines have no distances; fit with score='cosine', or use scores.")
+        if self.measure == "fitted":
+            raise ValueError("fitted scores have no distances; fit with score='cosine', or use scores.")
         return 1 - self.scores if self.measure == "cosine" else -self.scores
+
+
+class ExpectedFound(NamedTuple):
+    """What a level finds: see `EmbeddingSpace.expected_found`; `str` returns it in words."""
+
+    level: float
+    share: float  # of queries of groups in the space, that are accepted with their group
+    low: float  # of the 95 % interval over groups
+    high: float
+
+    def __str__(self) -> str:
+        share, low, high = (f"{100 * value:.0f}" for value in self[1:])
+        text = f"finds about {share} of 100 queries of known groups ({low} to {high})"
+        text += f"; of 100 others, {100 * self.level:g} pass"
+        if self.level >= 0.1 and self.share < 0.1:
+            text += "; these embeddings do not separate the groups: use a reranker, or fine-tune the model"
+        return text
 
 
 @dataclass(frozen=True)
@@ -67,11 +103,18 @@ class Calibration:
     r"""Best scores of queries whose group is not searched, and the p-values that follow from them.
 
     Let $s$ be the best score of a query $q$ of a new group, and $S_1, ..., S_C$ those of the calibration queries, each
-    among the rows of other groups. Each of the $G$ groups has the weight 1, divided among its queries. Then
-    $p = (1 + \sum_i w_i [S_i \geq s]) / (G + 1)$.
+    among the rows of other groups. Each of the $G$ groups has the weight 1, divided among its queries, so
+    $Q(s) = \sum_i w_i [S_i \geq s]$ is the number of groups that match as well as $q$ does.
 
-    If the calibration queries are rows of the gallery, they are searched among one group fewer than $q$. Only the group
-    of the best row of $q$ makes a difference, and the larger of two counts is taken for it:
+    `sharp`: $p = \max(1 / (G + 1), \sum_i w_i [Q_i \leq Q(s)] / G)$, where $Q_i$ is what $Q$ would be for the
+    calibration query $i$ if its group were the new one: without this group, and with the next best match of the queries
+    whose best match it is. The share of the queries that stand out as much as $q$ is counted, not the groups above it.
+
+    `strict`: $p = (1 + Q(s)) / (G + 1)$. For separate calibration queries, whose groups are exchangeable with that of
+    $q$, the probability that it is at most a level is at most this level (hierarchical conformal prediction: Lee,
+    Barber and Willett, 2023). If the calibration queries are rows of the gallery, they are searched among one group
+    fewer than $q$. Only the group of the best row of $q$ makes a difference, and the larger of two counts is taken for
+    it:
 
     - With $q$ as one more row of the gallery, all scores would be exchangeable for one row per group, and so $p$
       uniform or larger. That changes $S_i$ to $\max(S_i, s(x_i, q))$, which is at least $s$ for the best row only. So
@@ -79,13 +122,17 @@ class Calibration:
     - $q$ and $x_i$ are compared in the same groups: those that are neither of the two. So $S_i$ is compared with the
       best score of $q$ in other groups than that of $x_i$ (the jackknife+ of Barber, Candes, Ramdas and Tibshirani,
       Annals of Statistics 2021). That matters for groups of almost equal rows.
+
+    With one calibration query per group the strict rule is exact, and both rules are this one.
     """
 
     groups: Tensor  # (C,) int64, number of the group of each query
-    scores: Tensor  # (C,) float64, its best score among other groups
-    matches: Tensor  # (C,) int64, id of the row with that score
     ids: Tensor  # (C,) int64, the id of the row that is the query; -1 for separate queries
+    scores: Tensor  # (C, 2) float64, its best score among other groups, and the best one without that group
+    match_groups: Tensor  # (C, 2) int64, numbers of these groups; -1 for none
+    matches: Tensor  # (C, 2) int64, ids of the best rows of these groups; -1 for none
     next_id: int  # of the next new row when the scores were computed: rows from it on are not searched yet
+    rule: Rule = "sharp"
     is_chosen: bool = False  # the score, by a third of the groups, which do not calibrate
 
     @property
@@ -99,9 +146,19 @@ class Calibration:
         return bool((self.ids < 0).all())
 
     @property
+    def is_sharp(self) -> bool:
+        """Whether the p-values are those of the sharp rule."""
+        return self.rule == "sharp" and self.num_groups < len(self.groups)
+
+    @property
+    def needs_best(self) -> bool:
+        """Whether p-values depend on the best row of the query."""
+        return not (self.is_sharp or self.is_separate)
+
+    @property
     def smallest_p_value(self) -> float:
-        """The p-value of a query that matches better than all calibration queries do."""
-        own = 0.0 if self.is_separate else float(self._weights.amax())
+        """The lowest level that is not refused: the p-value of a query that matches better than all others do."""
+        own = float(self._weights.amax()) if self.needs_best else 0.0
         return (1 + own) / (self.num_groups + 1)
 
     def check_level(self, level: float, smallest: float | None = None) -> None:
@@ -114,7 +171,7 @@ class Calibration:
             needed = int(np.ceil((1 + own) / level * (1 - 1e-12))) - 1
             found, more = f"{self.num_groups:,}, whose smallest p-value is {smallest:.3g}", "more groups"
             if self.is_chosen:
-                found += ", since score='auto' spent a third of the groups on the choice"
+                found += ", since a third of the groups chose the score"
                 more = "score='cosine', which calibrates by all of them, and more groups if these are too few"
             raise ValueError(
                 f"false_accept={level:g} needs {needed:,} calibration groups; there are {found}. Choose a higher "
@@ -122,31 +179,55 @@ class Calibration:
                 "--calibration)."
             )
 
-    def p_values(self, scores: Tensor, best: Best | None) -> Tensor:
-        """Return the p-values of scores (Q, k) of queries, (Q, k) float64; separate ones need no best row."""
-        order = self.scores.argsort()
-        below = F.pad(self._weights[order].cumsum(0), (1, 0))
-        counts = self.num_groups - below[torch.searchsorted(self.scores[order], scores.contiguous())]
-        if best is not None and not self.is_separate:
-            names, members = self.members
-            at = torch.searchsorted(names, best.groups).clamp_max(len(names) - 1)
-            queries = members[at].where((names[at] == best.groups)[:, None], -1)  # of the group of the best row
-            weights = self._weights[queries].masked_fill(queries < 0, 0.0)[..., None]
-            own, lowest = self.scores[queries][..., None], torch.minimum(scores, best.elsewhere[:, None])
-            at_least = own >= scores[:, None]
-            is_best = (self.ids[queries] == best.ids[:, None])[..., None]
-            by_row, by_group = (weights * (at_least | is_best)).sum(1), (weights * (own >= lowest[:, None])).sum(1)
-            counts += torch.maximum(by_row, by_group) - (weights * at_least).sum(1)
+    def p_values(self, scores: Tensor, best: Best | None = None) -> Tensor:
+        """Return the p-values of scores (Q, k) of queries, (Q, k) float64, of their best rows where these count."""
+        counts = self._counts(scores)
+        if self.is_sharp:
+            ranks, shares = self._ranks
+            # Sums of weights are equal up to rounding.
+            share = shares[torch.searchsorted(ranks, counts + 1e-9, right=True)]
+            return share.clamp(1 / (self.num_groups + 1), 1.0)
+        if best is not None:
+            counts = counts + self._counts_of_best(scores, best)
         return ((1 + counts) / (self.num_groups + 1)).clamp_max(1.0)
 
+    def _counts(self, scores: Tensor) -> Tensor:
+        """Return the number of groups whose queries have at least the scores."""
+        order = self.scores[:, 0].argsort()
+        below = F.pad(self._weights[order].cumsum(0), (1, 0))
+        return self.num_groups - below[torch.searchsorted(self.scores[order, 0].contiguous(), scores.contiguous())]
+
+    def _counts_of_best(self, scores: Tensor, best: Best) -> Tensor:
+        """Return what the group of the best row counts more."""
+        names, members = self.members
+        at = torch.searchsorted(names, best.groups).clamp_max(len(names) - 1)
+        queries = members[at].where((names[at] == best.groups)[:, None], -1)
+        weights = self._weights[queries].masked_fill(queries < 0, 0.0)[..., None]
+        own, lowest = self.scores[queries, 0][..., None], torch.minimum(scores, best.elsewhere[:, None])
+        at_least = own >= scores[:, None]
+        is_best = (self.ids[queries] == best.ids[:, None])[..., None]
+        by_row, by_group = (weights * (at_least | is_best)).sum(1), (weights * (own >= lowest[:, None])).sum(1)
+        return torch.maximum(by_row, by_group) - (weights * at_least).sum(1)
+
+    @cached_property
+    def _ranks(self) -> tuple[Tensor, Tensor]:
+        """The Q_i of the sharp rule in increasing order, (C,), and the share of queries below each, (C + 1,)."""
+        ranks = torch.empty(len(self.groups), dtype=torch.float64)
+        for rows in torch.arange(len(ranks)).split(max(1, BLOCK // len(ranks))):
+            own, scores = self.groups[rows, None], self.scores[rows, :1]
+            others = self.scores[:, 1].where(self.match_groups[:, 0] == own, self.scores[:, 0])
+            ranks[rows] = ((others >= scores) & (self.groups != own)).double() @ self._weights
+        order = ranks.argsort()
+        return ranks[order], F.pad(self._weights[order].cumsum(0), (1, 0)) / self.num_groups
+
     def threshold(self, level: float) -> float:
-        """Return the smallest score that is accepted even if the whole group of the best row counts."""
-        own = 0 if self.is_separate else 1
+        """Return the smallest score that is accepted; for `strict` even if the whole group of the best row counts."""
+        own = 1 if self.needs_best else 0
         self.check_level(level, (1 + own) / (self.num_groups + 1))
-        order = self.scores.argsort(descending=True)
-        rejected = ~accepts((1 + own + self._weights[order].cumsum(0)) / (self.num_groups + 1), level)
+        scores = self.scores[:, 0].sort(descending=True).values
+        p_values = self.p_values(scores[:, None])[:, 0] + own / (self.num_groups + 1)
         # Just above the best score that is rejected; all are accepted if none is.
-        highest = self.scores[order][rejected][:1]
+        highest = scores[~accepts(p_values, level)][:1]
         return float(np.nextafter(highest.numpy(), np.inf)[0]) if len(highest) else -np.inf
 
     @cached_property
@@ -178,14 +259,20 @@ class CalibratedSearch(ABC):
     """Search for matches, with decisions by a `Calibration`.
 
     Attributes:
-        score: `cosine`, or `density` for the density-corrected cosine.
         metric: Distance, as options of `NeighborSearch`.
+        fitted: The score of groups if it is a fitted one, else None.
     """
 
-    score: str
     metric: dict[str, Any]
+    fitted: FittedScore | None = None
+    _cohorts: GroupCohorts | None = None
     _names: list[Any] | None  # of groups, by their numbers
     _groups: Tensor  # number of the group of each row
+
+    @property
+    def score(self) -> str:
+        """`cosine`, or `fitted`."""
+        return "cosine" if self.fitted is None else "fitted"
 
     @property
     @abstractmethod
@@ -205,12 +292,12 @@ class CalibratedSearch(ABC):
         """Return valid vectors (n, d) to compare with the rows; of one (d,) too."""
 
     @abstractmethod
-    def _candidates(self, queries: Tensor, count: int) -> Candidates:
-        """Return the rows with the best scores."""
+    def _candidates(self, queries: Tensor, count: int, left_out: Tensor | None = None) -> Candidates:
+        """Return the rows with the largest similarities; of other groups than those of number `left_out`, if given."""
 
-    @abstractmethod
-    def _search_elsewhere(self, queries: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the best score of each query, and the id of its row, in other groups than those of number `groups`."""
+    @property
+    def _num_candidates(self) -> int:
+        return min(len(self), CANDIDATES if self.fitted is None else FITTED_CANDIDATES)
 
     @property
     def _measure(self) -> str:
@@ -222,10 +309,6 @@ class CalibratedSearch(ABC):
             raise ValueError("the rows have no names; fit with groups=.")
         return [self._names[number] for number in self._groups[rows].tolist()]
 
-    def _scores_without(self, queries: Tensor, found: Candidates, groups: Tensor) -> Tensor:
-        """Return the scores of rows, (Q, c), as they are if one group (Q,) does not influence those of the others."""
-        return found.scores
-
     @property
     def smallest_p_value(self) -> float:
         """The lowest level of false accepts for which the calibration has enough groups."""
@@ -233,6 +316,9 @@ class CalibratedSearch(ABC):
 
     def search(self, queries: Any, k: int = 10, *, false_accept: float | None = None) -> Matches:
         """Find the rows with the largest scores.
+
+        With a fitted score, the groups of the first 50 rows by their similarity are scored, and rows of other groups
+        have the score -inf. The rows of a group have its score, and are in the order of their similarity.
 
         Args:
             queries: (Q, d), or (d,) for one.
@@ -243,33 +329,47 @@ class CalibratedSearch(ABC):
             ValueError: If a query or k is invalid, or the calibration has too few groups for the level.
         """
         queries = self._check_search(queries, k, false_accept)
-        if false_accept is None and not self.is_calibrated:
+        if false_accept is None and not self.is_calibrated and self.fitted is None:
             found = self._candidates(queries, k)
             return Matches(found.rows, found.scores, measure=self._measure)
-        found = self._candidates(queries, min(max(k, CANDIDATES), len(self)))
-        return self.judge(queries, found.scores[:, :k], found.rows[:, :k], false_accept, found)
+        found = self._candidates(queries, max(k, self._num_candidates))
+        return self.judge(queries, found, k, false_accept, found)
 
     def judge(
-        self,
-        queries: Tensor,
-        scores: Tensor,
-        rows: Tensor,
-        false_accept: float | None,
-        candidates: Candidates | None = None,
+        self, queries: Tensor, found: Candidates, k: int, false_accept: float | None, all_rows: Candidates | None = None
     ) -> Matches:
-        """Return rows and scores (Q, k) that another search found for queries (Q, d), with p-values at a level.
+        """Return the best k of rows that queries (Q, d) found, also of a part of the rows, with p-values at a level.
 
-        The first `candidates` among all rows are searched if they are not given and make a difference.
+        The first candidates among all rows are searched if they are not given and make a difference.
         """
-        queries, best = self._check("queries", queries), None
-        if not self.calibration.is_separate:
-            candidates = candidates or self._candidates(queries, min(CANDIDATES, len(self)))
-            found = Candidates(*(column[:, :CANDIDATES] for column in candidates))
-            groups = found.groups[:, 0].contiguous()
-            best = Best(found.ids[:, 0], groups, self._best_elsewhere(queries, groups, found)[0])
-        p_values = self.calibration.p_values(scores, best).masked_fill(rows < 0, 1.0).cummax(1).values
+        calibration = self.calibration if false_accept is not None or self.is_calibrated else None
+        needs_best = calibration is not None and calibration.needs_best
+        if self.fitted is not None or needs_best:
+            count = self._num_candidates
+            first = Candidates(*(column[:, :count] for column in all_rows or self._candidates(queries, count)))
+            groups = self._find_groups(queries, first)
+        if self.fitted is not None:
+            found = self._scored(self.fitted, found, first, groups)
+        found = Candidates(*(column[:, :k] for column in found))
+        if calibration is None:
+            return Matches(found.rows, found.scores, measure=self._measure)
+        best = None
+        if needs_best:
+            top = self._best(groups)
+            best = Best(top.ids[:, 0], top.groups[:, 0].contiguous(), top.scores[:, 1])
+        p_values = calibration.p_values(found.scores, best).masked_fill(found.rows < 0, 1.0).cummax(1).values
         accepted = None if false_accept is None else accepts(p_values, false_accept)
-        return Matches(rows, scores, p_values, accepted, self._measure)
+        return Matches(found.rows, found.scores, p_values, accepted, self._measure)
+
+    def _scored(self, score: FittedScore, found: Candidates, first: Candidates, groups: Groups) -> Candidates:
+        """Return rows in the order of the scores of their groups, by those of the first candidates."""
+        of_rows, is_first = summarize(first.scores, first.groups, score.summary)
+        every = best_groups(of_rows, is_first, first.groups, first.ids, first.rows.shape[1])
+        values = above_cohorts(every, groups, score.cohort, self._cohorts)
+        is_same = found.groups[:, :, None] == every.groups[:, None]
+        scores = values[:, None].where(is_same, -torch.inf).amax(2).masked_fill(found.rows < 0, -torch.inf)
+        order = scores.argsort(dim=1, descending=True, stable=True)
+        return Candidates(*(column.gather(1, order) for column in (scores, *found[1:])))
 
     def threshold(self, false_accept: float) -> float:
         """Return the cosine from which on a row is a match, to filter by where another program searches.
@@ -305,23 +405,47 @@ class CalibratedSearch(ABC):
             raise ValueError(f"k must be from 1 to the number of rows, {len(self):,}; got {k}.")
         return queries
 
-    def _best_elsewhere(self, queries: Tensor, groups: Tensor, found: Candidates) -> tuple[Tensor, Tensor]:
-        """Return the best score of each query, and the id of its row, in other groups than those of number `groups`.
+    def _find(self, queries: Tensor, left_out: Tensor | None) -> Groups:
+        return self._find_groups(queries, self._candidates(queries, self._num_candidates, left_out), left_out)
 
-        More candidates are searched for those queries whose candidates are all of that group.
-        """
-        is_other = (found.groups != groups[:, None]) & (found.rows >= 0)
-        scores, at = self._scores_without(queries, found, groups).where(is_other, -torch.inf).max(1)
-        ids = found.ids.gather(1, at[:, None])[:, 0].where(is_other.any(1), -1)
-        lacking = ~is_other.any(1) & (found.rows[:, -1] >= 0)
-        if lacking.any():
-            queries, groups, count = queries[lacking], groups[lacking], 4 * found.rows.shape[1]
-            if count <= 100 * CANDIDATES:  # much faster for few queries than a search without the group
-                more = self._candidates(queries, min(count, len(self)))
-                scores[lacking], ids[lacking] = self._best_elsewhere(queries, groups, more)
-            else:
-                scores[lacking], ids[lacking] = self._search_elsewhere(queries, groups)
-        return scores, ids
+    def _find_best(self, queries: Tensor, left_out: Tensor | None, rows: Tensor, groups: Tensor) -> Groups:
+        """Return the best two groups of queries, after the cohorts of groups, by vectors (n, d) of their rows."""
+        if self.fitted is not None and self.fitted.cohort == "both":
+            self._cohorts = GroupCohorts.of(groups, self._find(rows, groups))
+        return self._best(self._find(queries, left_out), left_out)
+
+    def _find_groups(self, queries: Tensor, found: Candidates, left_out: Tensor | None = None) -> Groups:
+        """Return the best groups among candidates; more are searched for queries whose candidates are of too few."""
+        score = self.fitted or COSINE
+        of_rows, is_first = summarize(found.scores, found.groups, score.summary)
+        top = best_groups(of_rows, is_first, found.groups, found.ids, score.num_groups)
+        count = 4 * found.rows.shape[1]
+        lacking = (top.groups[:, -1] < 0) & (found.rows[:, -1] >= 0)
+        if lacking.any() and count <= MOST_CANDIDATES and found.rows.shape[1] < len(self):
+            without = None if left_out is None else left_out[lacking]
+            more = self._candidates(queries[lacking], min(count, len(self)), without)
+            for column, wider in zip(top, self._find_groups(queries[lacking], more, without), strict=True):
+                column[lacking] = wider
+        elif lacking.any() and left_out is None:  # all of one group
+            other = self._candidates(queries[lacking], 1, top.groups[lacking, 0])
+            for column, of_other in zip(top, (other.scores, other.groups, other.ids), strict=True):
+                column[lacking, 1] = of_other[:, 0]
+        return top
+
+    def _best(self, found: Groups, left_out: Tensor | None = None) -> Groups:
+        """Return the best group of each query and the best one without it, (Q, 2)."""
+        if self.fitted is None:
+            return Groups(*(column[:, :2] for column in found))
+        return best_without(found, self.fitted.cohort, self._cohorts, left_out)
+
+
+def merge_groups(known: Groups, found: Candidates) -> Groups:
+    """Return the best two groups of two known ones and of candidates, by their best rows."""
+    pairs = zip(known, (found.scores, found.groups, found.ids), strict=True)
+    columns = [torch.cat(pair, 1) for pair in pairs]
+    order = columns[0].argsort(dim=1, descending=True, stable=True)
+    scores, groups, ids = (column.gather(1, order) for column in columns)
+    return best_groups(*summarize(scores, groups, "best"), groups, ids, 2)
 
 
 def accepts(p_values: Tensor, level: float) -> Tensor:

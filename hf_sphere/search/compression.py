@@ -13,21 +13,23 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.search.calibration import CANDIDATES, CalibratedSearch, Calibration, Candidates, independent_rows
+from hf_sphere.search.calibration import CalibratedSearch, Calibration, Candidates, independent_rows
+from hf_sphere.search.fitted import pack, unpack
 from hf_sphere.search.index_files import CODES_FILE, check_replaceable
 from hf_sphere.search.rows import GroupedVectors
 from hf_sphere.search.vectors import check_names, check_vectors
 from hf_sphere.utils import files
-from hf_sphere.utils.checks import check_integer, check_seed, error_text
+from hf_sphere.utils.checks import check_choice, check_integer, check_seed, error_text
 
-HELD_OUT, SMALLEST, TRAINING, BLOCK = 500, 100, 100_000, 8192
-"""Largest number of queries for the recall, smallest of rows, and numbers of rows that fit codes and of a block."""
+HELD_OUT, SMALLEST, TRAINING, BLOCK, MOST = 500, 100, 100_000, 8192, 1 << 24
+"""Largest number of queries for the recall, smallest of rows, numbers of rows that fit codes and of a block, and of
+scores in memory."""
 
 ABOUT_FILE = "compressed.json"
 
 BITS = (1, 2, 4, 8)
 
-CALIBRATION = ("groups", "scores", "matches", "ids")
+CALIBRATION = ("groups", "ids", "scores", "match_groups", "matches")
 """Tensors of a `Calibration`."""
 
 
@@ -50,21 +52,23 @@ class CompressedSpace(CalibratedSearch):
         torch.Size([2, 3])
     """
 
-    score, metric = "cosine", {"distance": "cosine"}
+    metric = {"distance": "cosine"}
     calibration: Calibration = None  # type: ignore[assignment]
     groups = GroupedVectors.groups
 
     def __init__(self, about: Mapping[str, Any], tensors: dict[str, Tensor]) -> None:
         self.bits, self.recall, self._names = about["bits"], tuple(about["recall"]), about["names"]
         self.ids, self._groups, self._rotation = (tensors[name] for name in ("ids", "groups", "rotation"))
+        self.fitted, self._cohorts = unpack(about["fitted"], tensors, len(self._rotation))
         faiss, self._index = load_faiss(), make_index(self.bits, len(self._rotation))
         self.bytes_per_vector = int(self._index.code_size)
         faiss.copy_array_to_vector(tensors["learned"].numpy(), _learned(self._index))
         faiss.copy_array_to_vector(tensors["codes"].numpy().ravel(), self._index.codes)
         self._index.ntotal, self._index.is_trained = len(self.ids), True
         if "known_ids" in tensors:
-            stored: dict[str, Any] = {name: tensors[f"known_{name}"] for name in CALIBRATION}
-            self.calibration = Calibration(next_id=0, **stored)
+            groups, ids, scores, numbers, matches = (tensors[f"known_{name}"] for name in CALIBRATION)
+            options = about["rule"], about["is_chosen"]
+            self.calibration = Calibration(groups, ids, scores, numbers, matches, 0, *options)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -86,7 +90,10 @@ class CompressedSpace(CalibratedSearch):
         tensors = {"ids": self.ids, "groups": self._groups.clone(), "rotation": self._rotation}
         tensors |= {"codes": torch.from_numpy(codes), "learned": torch.from_numpy(learned)}
         tensors |= {f"known_{name}": getattr(self.calibration, name) for name in CALIBRATION}
-        about = {"bits": self.bits, "recall": self.recall, "names": self._names}
+        tensors |= pack(self.fitted, self._cohorts)
+        about = {"bits": self.bits, "recall": self.recall, "names": self._names, "rule": self.calibration.rule}
+        about["fitted"] = self.fitted and (self.fitted.name, self.fitted.summary, self.fitted.cohort)
+        about["is_chosen"] = self.calibration.is_chosen
         _check_contents(about, tensors)  # somebody may have set attributes
         with files.lock_folder(folder):
             check_replaceable(Path(folder), {ABOUT_FILE, CODES_FILE, files.MANIFEST_FILE})
@@ -108,25 +115,40 @@ class CompressedSpace(CalibratedSearch):
     def _check(self, what: str, vectors: Any) -> Tensor:
         return check_vectors(what, vectors, len(self._rotation), "cosine")
 
-    def _candidates(self, queries: Tensor, count: int) -> Candidates:
-        scores, found = self._index.search(_rotate(queries, self._rotation), count)
+    def _candidates(self, queries: Tensor, count: int, left_out: Tensor | None = None) -> Candidates:
+        points = queries if self.fitted is None else self.fitted.transform(queries)
+        if left_out is None:
+            return self._search_codes(points, count)
+        return self._search_others(points, count, left_out, min(2 * count, len(self)))
+
+    def _search_codes(self, points: Tensor, count: int) -> Candidates:
+        scores, found = self._index.search(_rotate(points, self._rotation), count)
         rows = torch.from_numpy(found)
         return Candidates(torch.from_numpy(scores).double(), rows, self.ids[rows], self._groups[rows])
 
-    def _search_elsewhere(self, queries: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
-        best, ids = torch.empty(len(queries), dtype=torch.float64), torch.empty(len(queries), dtype=torch.long)
-        for number, query in enumerate(queries.split(1)):
-            found = self._candidates(query, len(self))
-            best[number], at = found.scores[0].where(found.groups[0] != groups[number], -torch.inf).max(0)
-            ids[number] = found.ids[0, at]
-        return best, ids
+    def _search_others(self, points: Tensor, count: int, left_out: Tensor, fetched: int) -> Candidates:
+        """Search rows of other groups among `fetched` ones, and among more for those points that find too few."""
+        parts = []
+        for block, own in zip(*(column.split(max(1, MOST // fetched)) for column in (points, left_out)), strict=True):
+            found = self._search_codes(block, fetched)
+            scores = found.scores.masked_fill(found.groups == own[:, None], -torch.inf)
+            order = scores.argsort(dim=1, descending=True, stable=True)[:, :count]
+            scores, exists = scores.gather(1, order), scores.gather(1, order) > -torch.inf
+            parts.append(Candidates(scores, *(column.gather(1, order).where(exists, -1) for column in found[1:])))
+        best = Candidates(*map(torch.cat, zip(*parts, strict=True)))
+        lacking = best.rows[:, -1] < 0
+        if lacking.any() and fetched < len(self):
+            more = self._search_others(points[lacking], count, left_out[lacking], min(4 * fetched, len(self)))
+            for column, wider in zip(best, more, strict=True):
+                column[lacking] = wider
+        return best
 
 
 def compress(space: Any, bits: int, max_recall_loss: float | None, seed: int) -> CompressedSpace:
     """Measure the recall of codes and make a space of them; see `EmbeddingSpace.compress`."""
     from scipy.stats import t  # slow to import
 
-    vectors, groups, count = space.vectors, space._groups, len(space)
+    vectors, groups, count = space.points, space._groups, len(space)
     if (bits := check_integer("bits", bits, 1)) not in BITS:
         raise ValueError(f"bits must be 1, 2, 4 or 8; got {bits}.")
     if max_recall_loss is not None and not 0 <= max_recall_loss < 1:
@@ -168,14 +190,19 @@ def compress(space: Any, bits: int, max_recall_loss: float | None, seed: int) ->
     index = encode(torch.arange(count))  # also fitted to the queries, which may be beyond the ranges of the others
     codes, learned = (torch.from_numpy(faiss.vector_to_array(values)) for values in (index.codes, _learned(index)))
     tensors = {"codes": codes.view(count, -1), "learned": learned, "rotation": rotation}
-    about = {"bits": bits, "recall": (recall, low, high), "names": space._names}
-    small = CompressedSpace(about, tensors | {"ids": space.ids, "groups": groups})
-    rows, is_separate = space._sample(), space._queries is not None
-    points, numbers = space._queries or (vectors[rows], groups[rows])
-    nearest = small._candidates(project_to_sphere(points), min(CANDIDATES, count))
-    best = small._best_elsewhere(points, torch.full_like(numbers, -1) if is_separate else numbers, nearest)
-    ids = torch.full_like(numbers, -1) if is_separate else space.ids[rows]
-    small.calibration = Calibration(numbers, *best, ids, next_id=0)  # which is for spaces that grow
+    score = space.fitted and (space.fitted.name, space.fitted.summary, space.fitted.cohort)
+    about = {"bits": bits, "recall": (recall, low, high), "names": space._names, "fitted": score}
+    small = CompressedSpace(about, tensors | {"ids": space.ids, "groups": groups} | pack(space.fitted, None))
+    if space._queries is None:
+        rows, numbers = space._calibration_rows(), groups[space._calibration_rows()]
+        queries, ids, left_out = space.vectors[rows], space.ids[rows], numbers
+    else:
+        (queries, numbers), left_out = space._queries, None
+        ids = torch.full_like(numbers, -1)
+    sample = space._sample()
+    best = small._find_best(queries, left_out, space.vectors[sample], groups[sample])
+    # Rows are not added to codes, so there is no next id.
+    small.calibration = Calibration(numbers, ids, *best, 0, space.rule, space._is_chosen)
     return small
 
 
@@ -223,14 +250,16 @@ def _check_contents(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> 
     count, dim, size = len(groups), len(tensors["rotation"]), len(tensors["known_ids"])
     shapes = {"ids": (count,), "groups": (count,), "rotation": (dim, dim), "learned": (dim * (1 + (bits == 8)),)}
     shapes |= {"codes": (count, make_index(bits, dim).code_size)}
-    shapes |= {f"known_{name}": (size,) for name in CALIBRATION}
+    shapes |= {f"known_{name}": (size,) if name in ("groups", "ids") else (size, 2) for name in CALIBRATION}
     dtypes = dict.fromkeys(("rotation", "learned"), torch.float32)
     dtypes |= {"codes": torch.uint8, "known_scores": torch.float64}
     for name, shape in shapes.items():
         tensor = tensors[name]
         is_valid = tensor.dtype == dtypes.get(name, torch.int64) and tensor.shape == shape and 0 not in shape
-        if not is_valid or not tensor.isfinite().all():
+        lowest = -torch.inf if name == "known_scores" else torch.finfo(torch.float32).min  # no second group
+        if not is_valid or not ((tensor >= lowest) & (tensor < torch.inf)).all():
             raise ValueError(f"{name} of {CODES_FILE} is invalid")
+    check_choice("rule", about["rule"], ("sharp", "strict"))
     if tensors["ids"].min() < 0 or len(tensors["ids"].unique()) < count:
         raise ValueError(f"ids of {CODES_FILE} are negative or repeated")
     if names is not None and not 0 <= groups.min() <= groups.max() < len(check_names("names", names, len(names))):

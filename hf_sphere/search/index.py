@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.search.calibration import CANDIDATES, Matches
+from hf_sphere.search.calibration import Matches
 from hf_sphere.search.encoder import load_encoder
 from hf_sphere.search.index_files import read_index, write_index
 from hf_sphere.search.indexed_images import ImageState, IndexedImages, identify, place_of, predicted_class, table_states
@@ -370,20 +370,18 @@ class ImageIndex(IndexedImages):
         self.space.calibration.check_level(level)
 
     def _find(self, queries: Cells, embeddings: Tensor, k: int, classes: Classes, level: float | None) -> Matches:
-        queries, found = queries | {"embedding": embeddings}, None
+        queries, space = queries | {"embedding": embeddings}, self.space
+        count = k if level is None else max(k, space._num_candidates)
         if classes is None:
             check_integer("k", k, 1)
-            found = self.space._candidates(embeddings, k if level is None else max(k, min(CANDIDATES, len(self))))
-            scores, rows = found.scores[:, :k], found.rows[:, :k]
+            found = all_rows = space._candidates(embeddings, count)
         else:
             classes = text_list("classes", classes)
             matching = torch.tensor([n for n, name in enumerate(self.classes()) if name in classes], dtype=torch.long)
             if len(matching) == 0:
                 names = ", ".join(sorted(set(self.classes())))
                 raise ValueError(f"no image has the class {' or '.join(classes)}; there are {names}.")
-            metric = self.encoder.metric
-            distances, rows = NeighborSearch(self.embeddings[matching], kind="torch", **metric).search(embeddings, k)
-            scores, rows = 1 - distances if metric["distance"] == "cosine" else -distances, matching[rows]
+            found, all_rows = space._candidates(embeddings, k, among=matching), None
         if level is None:  # p-values of queries of other content would be wrong
-            return Matches(rows, scores, measure=self.space._measure, queries=queries)
-        return replace(self.space.judge(embeddings, scores, rows, level, found), queries=queries)
+            return Matches(found.rows, found.scores, measure=space._measure, queries=queries)
+        return replace(space.judge(embeddings, found, k, level, all_rows), queries=queries)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from os import PathLike
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,7 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hf_sphere.metrics.neighbors import Distance
-from hf_sphere.search.calibration import Calibration
+from hf_sphere.search.calibration import Calibration, Rule
+from hf_sphere.search.fitted import Cohort, Summary, Transform, pack, unpack
 from hf_sphere.search.neighbor_search import APPROXIMATE, NeighborSearch, SearchKind
 from hf_sphere.search.source import Content
 from hf_sphere.search.vectors import positions
@@ -86,7 +87,8 @@ class About:
     calibrated_with: Content = "image"
     calibration_settings: str = ""  # of the encoder of separate calibration queries
     columns: dict[str, str] = field(default_factory=dict)
-    score: Literal["cosine", "density"]
+    rule: Rule
+    fitted: tuple[Transform, Summary, Cohort] | None  # if the score is not the cosine
     is_chosen: bool  # the score, by a third of the groups
     rows_per_group: int
     calibration_rows: int
@@ -142,11 +144,18 @@ def _check_embeddings(path: Path, embeddings: Tensor, distance: str) -> None:
 
 def _check_calibration(tensors: Tensors, dim: int, distance: str) -> None:
     for name, tensor in tensors.items():
-        shape = (len(tensors["scores"]), dim)[: 1 + (name == "queries")]
-        is_valid = tensor.dtype == CALIBRATION[name] and tensor.shape == shape and len(tensor) > 0
+        shape = (len(tensors["scores"]), {"queries": dim, "scores": 2, "matches": 2}.get(name, 1))
+        is_valid = tensor.dtype == CALIBRATION[name] and len(tensor) > 0
+        is_valid &= tensor.shape == (shape if name in ("queries", "scores", "matches") else shape[:1])
         is_valid &= name != "queries" or distance != "cosine" or bool(tensor.any(1).all())
         if not is_valid or not (tensor < torch.inf).all():
             raise ValueError(f"{EMBEDDINGS_FILE} has invalid {name} of the calibration")
+
+
+def _numbers_of(ids: Tensor, space: Any) -> Tensor:
+    """Return the number of the group of each row with an id, -1 for those that are not there."""
+    rows = positions(ids.flatten(), space.ids)
+    return space._groups[rows].where(rows >= 0, -1).reshape(ids.shape)
 
 
 def check_replaceable(folder: Path, files: Collection[str] = FILES) -> None:
@@ -162,7 +171,8 @@ def write_index(folder: str | PathLike, space: Any, images: dict[str, list[Any]]
     Rows of several groups are calibrated first. An index that has changed since it was loaded is not replaced.
     """
     folder, search = Path(folder), space.neighbor_search
-    options = dict(zip(OPTIONS, space._options, strict=True), score=space.score, is_chosen=space._is_chosen)
+    options = dict(zip(OPTIONS, space._options, strict=True), rule=space.rule, is_chosen=space._is_chosen)
+    options["fitted"] = (score := space.fitted) and (score.name, score.summary, score.cohort)
     values = {"model": "", "weights": "", "sources": [], "tables": [], **about, **space.metric, **options}
     description = About(kind=space.kind, search=search.kind, recall=search.recall, next_id=space.next_id, **values)
     with lock_folder(folder):
@@ -196,6 +206,12 @@ def _write_files(folder: Path, about: About, images: dict[str, list[Any]], space
         tensors = {name: getattr(space.calibration, name) for name in ("groups", "matches", "ids", "scores")}
     if space._queries is not None:
         tensors["queries"] = space._queries[0]
+    cohorts = space._cohorts
+    if cohorts is not None:  # groups by the id of a row, since loading numbers them again
+        member = torch.full((int(space._groups.max()) + 1,), -1).scatter(0, space._groups, space.ids)
+        nearest = member[cohorts.nearest].where(cohorts.nearest >= 0, -1)
+        cohorts = cohorts._replace(groups=member[cohorts.groups], nearest=nearest)
+    tensors |= pack(space.fitted, cohorts)
     tensors["embeddings"] = space.vectors
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / EMBEDDINGS_FILE)
     table = pa.table({name: pa.array(cells, TYPES[name]) for name, cells in images.items()})
@@ -209,6 +225,7 @@ def _write_files(folder: Path, about: About, images: dict[str, list[Any]], space
 def _read_about(folder: Path) -> About:
     values = read_json(folder / ABOUT_FILE)
     values["sources"] = [tuple(source) for source in values["sources"]]
+    values["fitted"] = values["fitted"] and tuple(values["fitted"])
     about = About(**values)
     _check_about(about)
     return about
@@ -266,7 +283,12 @@ def _read_space(space_class: Any, folder: Path, about: About, images: dict[str, 
     space = space_class(embeddings, images.get("group"), metric=about.metric, kind=kind, **options)
     space.ids, space.next_id = torch.tensor(images["id"]), about.next_id
     space._groups = space._groups if "group" in images else space.ids
-    space.score, space._is_chosen = about.score, about.is_chosen
+    space.rule = about.rule
+    for name in {"cohort_groups", "cohort_nearest"} & tensors.keys():
+        tensors[name] = _numbers_of(tensors[name], space)
+    score, cohorts = unpack(about.fitted, tensors, embeddings.shape[1])
+    space._use(score, about.is_chosen)
+    space._cohorts = cohorts
     _check_calibration(tensors, embeddings.shape[1], about.distance)
     if "queries" in tensors:
         space._queries = tensors.pop("queries"), tensors["groups"]
@@ -277,11 +299,13 @@ def _read_space(space_class: Any, folder: Path, about: About, images: dict[str, 
         tensors["groups"] = space._groups[rows]
     if tensors:
         is_chosen = about.is_chosen and space._queries is None
-        space._calibration = Calibration(**tensors, next_id=about.next_id, is_chosen=is_chosen)
+        numbers = _numbers_of(tensors["matches"], space)
+        columns = (tensors["groups"], tensors["ids"], tensors["scores"], numbers, tensors["matches"])
+        space._calibration = Calibration(*columns, about.next_id, about.rule, is_chosen)
         space._is_current = True
     if about.search in APPROXIMATE and has_faiss:
         check_regular(folder / SEARCH_FILE)
-        space._search = NeighborSearch(embeddings, kind=about.search, file=folder / SEARCH_FILE, **about.metric)
+        space._search = NeighborSearch(space.points, kind=about.search, file=folder / SEARCH_FILE, **about.metric)
         space._search.recall = about.recall
     return space
 

@@ -13,7 +13,18 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from hf_sphere.search.calibration import CalibratedSearch, Calibration, Candidates, Matches, mix, name_keys, sample_rows
+from hf_sphere.search.calibration import (
+    CANDIDATES,
+    CalibratedSearch,
+    Calibration,
+    Candidates,
+    Matches,
+    merge_groups,
+    mix,
+    name_keys,
+    sample_rows,
+)
+from hf_sphere.search.fitted import Groups
 from hf_sphere.search.neighbor_search import SPARE, TARGET_RECALL, NeighborSearch
 from hf_sphere.search.vectors import as_names, check_vectors, positions, unit_vectors
 from hf_sphere.utils.checks import check_extra, check_integer, error_text
@@ -27,7 +38,7 @@ WRITTEN, COMPARED = 1 << 23, 1 << 14
 PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 """Name of a column of row numbers that a table of pandas without some rows has in Arrow."""
 
-CALIBRATION, EFFORTS = ("group", "score", "match", "id"), tuple(2**step for step in range(5))
+CALIBRATION, EFFORTS = ("groups", "ids", "scores", "match_groups", "matches"), tuple(2**step for step in range(5))
 """Columns of the calibration, and how much of an index is searched."""
 
 SMALLEST_INDEX, TUNING_QUERIES = 5_000, 200
@@ -51,7 +62,7 @@ class LanceSpace(CalibratedSearch):
         torch.Size([2, 3])
     """
 
-    score, metric = "cosine", {"distance": "cosine"}
+    metric = {"distance": "cosine"}
 
     def __init__(self, database: Any, table: Any) -> None:
         about = (table.schema.metadata or {}).get(b"hf_sphere")
@@ -205,13 +216,11 @@ class LanceSpace(CalibratedSearch):
         queries = self._check_search(queries, k, false_accept)
         try:
             self._rows(["_rowid"], f"_rowid < 0 AND coalesce({where}, false)")  # `a) OR (b` is an error
-            found = self._candidates(queries, k, where)
+            found = self._candidates(queries, k, where=where)
         except (ValueError, RuntimeError) as error:  # the latter for a row, such as a division by zero
             names = self.table.schema.names
             raise ValueError(f"where={where!r} is no condition on {names}: {error_text(error)}") from error
-        if false_accept is None and not self.is_calibrated:
-            return Matches(found.rows, found.scores, measure=self._measure)
-        return self.judge(queries, found.scores, found.rows, false_accept)
+        return self.judge(queries, found, k, false_accept)
 
     @property
     def is_calibrated(self) -> bool:
@@ -225,30 +234,44 @@ class LanceSpace(CalibratedSearch):
         if old is not None and self._version == version:
             return old
         groups, ids, next_id = self._sample(*self._options)
-        queries, is_kept = self._vectors(ids), torch.full((len(ids),), False)
-        scores, matches = torch.empty(len(ids), dtype=torch.float64), torch.empty_like(ids)
+        queries, is_fresh = self._vectors(ids), torch.full((len(ids),), True)
+        none = torch.full((len(ids), 2), -1)
+        found = Groups(none.double(), none.clone(), none.clone())
         if old is not None:  # scores that cannot have changed are kept
-            at, present = positions(ids, old.ids), self._rows(["_rowid"], _is_in("_rowid", old.matches.tolist()))
-            is_kept = (at >= 0) & torch.isin(old.matches[at], self._unpack(present)[0])
-            kept, of_kept = old.scores[at[is_kept]], old.matches[at[is_kept]]
-            added, of_added = self._search_elsewhere(queries[is_kept], groups[is_kept], old.next_id)
-            scores[is_kept], matches[is_kept] = torch.maximum(added, kept), of_added.where(added > kept, of_kept)
-        scores[~is_kept], matches[~is_kept] = self._search_elsewhere(queries[~is_kept], groups[~is_kept])
-        if (matches < 0).any():
+            at, present = (
+                positions(ids, old.ids),
+                self._rows(["_rowid"], _is_in("_rowid", old.matches.flatten().tolist())),
+            )
+            at, is_fresh = at.clamp_min(0), at < 0
+            is_fresh |= ~torch.isin(old.matches[at], self._unpack(present)[0]).all(1)
+            kept, before = ~is_fresh, Groups(old.scores, old.match_groups, old.matches)
+            added = self._compare(queries[kept], CANDIDATES, self._blocks(start=old.next_id), groups[kept])
+            merged = merge_groups(Groups(*(column[at[kept]] for column in before)), added)
+            for column, values in zip(found, merged, strict=True):
+                column[kept] = values
+        for column, values in zip(found, self._find(queries[is_fresh], groups[is_fresh]), strict=True):
+            column[is_fresh] = values
+        if (found.ids[:, 0] < 0).any():
             raise ValueError("the rows are of one group, so no query without a match is known; add other groups.")
-        columns = [column.numpy() for column in (groups, scores, matches, ids)]
-        table = pa.table(columns, [*CALIBRATION])
+        calibration = Calibration(groups, ids, *found, next_id)
+        columns = [getattr(calibration, name) for name in CALIBRATION]
+        pairs = [
+            column if column.ndim == 1 else pa.FixedSizeListArray.from_arrays(column.flatten(), 2) for column in columns
+        ]
+        table = pa.table([array.numpy() if isinstance(array, Tensor) else array for array in pairs], [*CALIBRATION])
         with suppress(RuntimeError, ValueError, OSError):  # another process writes its own, or nobody may write
             self._write("calibration", table.replace_schema_metadata({"hf_sphere": json.dumps([version, next_id])}))
-        self._calibration, self._version = Calibration(groups, scores, matches, ids, next_id), version
-        return self._calibration
+        self._calibration, self._version = calibration, version
+        return calibration
 
     def _check(self, what: str, vectors: Any) -> Tensor:
         return check_vectors(what, vectors, self._dim, "cosine")
 
-    def _candidates(self, queries: Tensor, count: int, where: str | None = None) -> Candidates:
-        if not self._effort:
-            return self._compare(queries, count, self._blocks(where))
+    def _candidates(
+        self, queries: Tensor, count: int, left_out: Tensor | None = None, where: str | None = None
+    ) -> Candidates:
+        if not self._effort or left_out is not None:
+            return self._compare(queries, count, self._blocks(where), left_out)
         found = []
         for query in queries:
             search = self.table.search(query.numpy(), self._column).distance_type("l2").limit(count + SPARE)
@@ -258,10 +281,6 @@ class LanceSpace(CalibratedSearch):
             table = search.select([*self._columns, "_distance"]).to_arrow()
             found.append(self._compare(query[None], count, [table]))
         return Candidates(*map(torch.cat, zip(*found, strict=True)))
-
-    def _search_elsewhere(self, queries: Tensor, groups: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
-        found = self._compare(queries, 1, self._blocks(start=start), groups)
-        return found.scores[:, 0], found.ids[:, 0]
 
     def _names_of(self, rows: Tensor) -> list[Any]:
         if self._group_column is None:
@@ -353,15 +372,19 @@ def _read_effort(table: Any) -> tuple[int, float]:
 def _read_calibration(table: Any) -> tuple[int, Calibration]:
     """Return the version of the rows that were calibrated, and the calibration."""
     (version, next_id), rows = json.loads(table.schema.metadata[b"hf_sphere"]), table.to_arrow()
-    groups, scores, matches, ids = (torch.tensor(rows[name].to_numpy()) for name in CALIBRATION)
-    are_integers = all(column.dtype == torch.int64 for column in (groups, matches, ids))
-    if not are_integers or scores.dtype != torch.float64 or not (scores.abs() < 1 + 1e-6).all():
+    columns = {name: rows[name].combine_chunks() for name in CALIBRATION}
+    pairs = {name: column.flatten() if pa.types.is_nested(column.type) else column for name, column in columns.items()}
+    groups, ids, scores, numbers, matches = (torch.tensor(pairs[name].to_numpy()) for name in CALIBRATION)
+    are_integers = all(column.dtype == torch.int64 for column in (groups, ids, numbers, matches))
+    if not are_integers or scores.dtype != torch.float64 or not (scores < 1 + 1e-6).all():
         raise ValueError("the scores of the calibration are no cosines, or groups and ids no integers")
-    if not len(ids) or min(matches.min(), ids.min(), version) < 0 or max(matches.max(), ids.max()) >= next_id:
+    scores, numbers, matches = (column.reshape(len(ids), 2) for column in (scores, numbers, matches))
+    best = matches[:, 0]
+    if not len(ids) or min(best.min(), ids.min(), version) < 0 or max(matches.max(), ids.max()) >= next_id:
         raise ValueError("the ids of the calibration are not those of rows")
-    if len(ids.unique()) < len(ids):
-        raise ValueError("ids of the calibration are repeated")
-    return version, Calibration(groups, scores, matches, ids, next_id)
+    if len(ids.unique()) < len(ids) or not (scores[:, 0] > -1 - 1e-6).all():
+        raise ValueError("ids of the calibration are repeated, or scores no cosines")
+    return version, Calibration(groups, ids, scores, numbers, matches, next_id)
 
 
 def _connect(uri: str | os.PathLike) -> Any:

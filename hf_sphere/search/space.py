@@ -10,15 +10,24 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.checks import check_embeddings, check_labels
-from hf_sphere.search.calibration import CalibratedSearch, Calibration, Candidates, name_numbers
+from hf_sphere.search.calibration import (
+    CalibratedSearch,
+    Calibration,
+    Candidates,
+    ExpectedFound,
+    Rule,
+    merge_groups,
+    name_numbers,
+)
 from hf_sphere.search.compression import CompressedSpace, compress
 from hf_sphere.search.drift import Comparison, compare, compare_samples
+from hf_sphere.search.fitted import FEWEST, FittedScore, Groups
 from hf_sphere.search.index_files import read_index, write_index
 from hf_sphere.search.neighbor_search import SearchKind
 from hf_sphere.search.report import VectorReport, report_vectors
 from hf_sphere.search.rows import GroupedVectors
 from hf_sphere.search.vectors import as_list, as_names, check_names, positions, unit_vectors
-from hf_sphere.utils.checks import check_integer, check_seed
+from hf_sphere.utils.checks import check_choice, check_integer, check_seed
 
 if TYPE_CHECKING:
     from hf_sphere.search.duplicates import Duplicates
@@ -32,13 +41,14 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
     query. By default the calibration queries are rows of the space, each searched without its own group. So an index of
     an approximate search, which may miss the best row, accepts at most less.
 
-    With one row per group and `score="cosine"` this holds exactly. For larger groups, and for the density-corrected
-    score, it was measured to hold.
+    With one row per group this is a theorem, and for `rule="strict"` with separate calibration queries, too. In all
+    other cases it was measured to hold.
 
     Attributes:
         vectors: (N, d) float32.
         ids: (N,) int64. A row keeps its id when others are added or removed.
-        score: `cosine` or `density`.
+        fitted: The `FittedScore` of groups, or None for the cosine.
+        rule: `sharp` or `strict`.
 
     Example:
         >>> space = EmbeddingSpace.fit(embeddings, groups=labels)
@@ -56,6 +66,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         self._calibration: Calibration | None = None
         self._is_current = False
         self._is_chosen = False  # the score, by a third of the groups, which do not calibrate then
+        self.rule: Rule = "sharp"
         self._loaded: tuple[Path, str | None] | None = None  # folder and version of the last load or save
 
     @classmethod
@@ -66,7 +77,8 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         *,
         calibration: Any = None,
         calibration_groups: Any = None,
-        score: str = "auto",
+        score: Literal["auto", "cosine", "fitted"] = "auto",
+        rule: Rule = "sharp",
         rows_per_group: int = 8,
         calibration_rows: int = 5_000,
         kind: SearchKind | None = None,
@@ -84,9 +96,10 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
             calibration: (C, d) vectors like the queries to come, which have no match in the space. If None, rows of the
                 space take their place.
             calibration_groups: (C,) names of their groups, which are none of the space; if None, each is a group.
-            score: `cosine`; `density`, 2 s - r(query) - r(row) with the cosine s and the mean cosine r to the ten
-                nearest rows, of other groups; or `auto`: the one with the smaller area under the risk-coverage curve
-                on a third of the groups, and the calibration by the others.
+            score: `cosine`; `fitted`, a score of groups that is fitted to a third of the groups, which do not calibrate
+                then, or to all with separate calibration; or `auto`: the fitted one if it names more of the rows of
+                that third than the cosine does, beyond its standard error, else the cosine, calibrated by all groups.
+            rule: `sharp`, which accepts more, or `strict`; see `Calibration`.
             rows_per_group: Maximum number of rows of a group that are calibration queries.
             calibration_rows: Maximum number of calibration queries that are rows of the space.
             kind: Kind of the search, see `NeighborSearch`; if None, chosen by the number of rows.
@@ -99,20 +112,27 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         options = {name: check_integer(name, count, 1) for name, count in counts.items()}
         options["seed"] = check_seed(seed)
         space = cls(unit_vectors("vectors", vectors), groups, kind=kind, **options)
-        space.calibrate(calibration, calibration_groups, score=score)
+        space.calibrate(calibration, calibration_groups, score=score, rule=rule)
         return space
 
-    def calibrate(self, queries: Any = None, groups: Any = None, *, score: str = "auto") -> None:
-        """Calibrate the p-values again; the arguments are `calibration`, `calibration_groups` and `score` of `fit`.
+    def calibrate(
+        self,
+        queries: Any = None,
+        groups: Any = None,
+        *,
+        score: Literal["auto", "cosine", "fitted"] = "auto",
+        rule: Rule = "sharp",
+    ) -> None:
+        """Calibrate the p-values again, by `calibration`, `calibration_groups`, `score` and `rule` of `fit`.
 
         Raises:
             ValueError: If there is only one group, or an argument is invalid.
             TypeError: If queries are no dense numbers.
         """
-        if score not in ("auto", "cosine", "density"):
-            raise ValueError(f"unknown score {score!r}; choose auto, cosine or density.")
-        if score == "density" and self.metric["distance"] != "cosine":
-            raise ValueError(f"the density score corrects cosines, not the {self.metric['distance']} distance.")
+        check_choice("score", score, ("auto", "cosine", "fitted"))
+        check_choice("rule", rule, ("sharp", "strict"))
+        if score == "fitted" and self.metric["distance"] != "cosine":
+            raise ValueError(f"a score is fitted to cosines, not to the {self.metric['distance']} distance.")
         if queries is None and groups is not None:
             raise ValueError("calibration_groups are the groups of calibration, which is missing.")
         separate = None
@@ -123,10 +143,30 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
                 numbers = name_numbers(check_names("calibration_groups", groups, len(queries)))
                 self.check_groups(self.groups, numbers)
             separate = queries, numbers
-        self._queries, self._calibration = separate, None
-        self.score = "cosine" if score == "auto" else score
-        self._is_chosen = score == "auto" and self._choose_score(separate is not None)
+        fitted = None
+        if score != "cosine" and self.metric["distance"] == "cosine":
+            fitted = self._fit_score(separate is not None, always=score == "fitted")
+        if score == "fitted" and fitted is None:
+            which = "a third of the groups" if separate is None else "the groups"
+            raise ValueError(f"{which} fit the score, of which {FEWEST} need two rows or more; use score='cosine'.")
+        self._queries, self._calibration, self.rule = separate, None, rule
+        self._use(fitted, is_chosen=fitted is not None and separate is None)
         self._calibration, self._is_current = self._updated(), True
+
+    def _use(self, fitted: FittedScore | None, is_chosen: bool) -> None:
+        """Compare vectors by a score."""
+        if fitted is not None or self.fitted is not None:
+            self._points = self._search = None
+        self.fitted, self._is_chosen, self._cohorts = fitted, is_chosen, None
+
+    def transform(self, vectors: Any) -> Tensor:
+        """Return vectors (n, d) as the score compares them, unit vectors (n, d): for another engine, with `threshold`.
+
+        Raises:
+            ValueError: If they are invalid.
+        """
+        vectors = self._check("vectors", vectors)
+        return vectors if self.fitted is None else self.fitted.transform(vectors)
 
     def check_groups(self, groups: Any, calibration: Tensor | None = None) -> None:
         """Raise an error if groups of rows, names or None, are also those of separate calibration queries."""
@@ -162,15 +202,36 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         """Whether searches without a level have p-values; others calibrate first."""
         return self._calibration is not None
 
-    def _candidates(self, queries: Tensor, count: int) -> Candidates:
-        scores, rows = self._nearest(queries, count)
-        return Candidates(scores, rows, self.ids[rows].where(rows >= 0, -1), self._groups[rows.clamp_min(0)])
+    def expected_found(self, level: float) -> ExpectedFound:
+        """Return the share of queries of known groups that a level accepts with the right group, before any query.
 
-    def _scores_without(self, queries: Tensor, found: Candidates, groups: Tensor) -> Tensor:
-        if self.score != "density":
-            return found.scores
-        both = (self._densities(queries, found.rows, left_out) for left_out in (None, (self._groups, groups)))
-        return found.scores + next(both) - next(both)
+        It is measured on the rows that calibrate, each searched without itself, and on a sample of all rows if separate
+        queries do; the mean over groups of two rows or more, with a 95 % interval over groups. Queries that differ from
+        the rows, such as questions, find another share.
+
+        Raises:
+            ValueError: If the calibration has too few groups for the level, or there are no two groups of two rows.
+        """
+        from scipy.stats import t  # slow to import
+
+        self.calibration.check_level(level)
+        rows = self._calibration_rows() if self._queries is None else self._sample()
+        group, sizes = self._groups.unique(return_inverse=True, return_counts=True)[1:]
+        rows = rows[sizes[group[rows]] > 1]
+        own, counts = self._groups[rows].unique(return_inverse=True, return_counts=True)[1:]
+        if len(counts) < 2:
+            raise ValueError("there are no two groups of two rows or more, one of which finds the other.")
+        count = min(self._num_candidates + 1, len(self))
+        found = self._candidates(self.vectors[rows], count)
+        is_other = (found.rows != rows[:, None]).int()
+        order = is_other.argsort(dim=1, descending=True, stable=True)[:, : count - 1]  # the row itself is the last one
+        found = Candidates(*(column.gather(1, order) for column in found))
+        best = self.judge(self.vectors[rows], found, 1, level, found)
+        assert best.accepted is not None
+        hits = best.accepted[:, 0] & (self._groups[best.rows[:, 0]] == self._groups[rows])
+        shares = torch.zeros(len(counts)).double().index_add(0, own, hits.double()) / counts
+        mean, half = float(shares.mean()), float(shares.std() / len(shares) ** 0.5 * t.ppf(0.975, len(shares) - 1))
+        return ExpectedFound(level, mean, max(0.0, mean - half), min(1.0, mean + half))
 
     def check_queries(self, queries: Any, *, seed: int = 0) -> float:
         """Return the p-value of a two-sample test between queries and the calibration queries.
@@ -291,7 +352,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         if is_same and torch.equal(ids, self.ids):
             return
         if self._calibration is not None and not is_same:
-            self._calibration = replace(self._calibration, matches=torch.full_like(self._calibration.matches, -1))
+            self._calibration = replace(self._calibration, matches=torch.full_like(self._calibration.matches, -2))
         self._set(vectors, ids, numbers, at.where(equal, -1))
         self.next_id = max(self.next_id, int(ids.max()) + 1)
 
@@ -324,7 +385,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
             self._calibration = None  # so that a search without a level needs none
 
     def _calibration_rows(self) -> Tensor:
-        """Return the rows that calibrate: none if there are no two groups, or only those that chose the score."""
+        """Return the rows that calibrate: none if there are no two groups, or only those that fit the score."""
         rows = self._sample()
         if self._is_chosen:
             rows = rows[torch.from_numpy(self._keys()[rows.numpy()] % 3 > 0)]
@@ -335,7 +396,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         old = self._calibration
         if self._queries is not None:
             queries, groups = self._queries
-            ids, is_row = torch.full((len(queries),), -1), False
+            ids, left_out = torch.full((len(queries),), -1), None
             known = torch.arange(len(queries))
         else:
             rows = self._calibration_rows()
@@ -344,22 +405,35 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
                     "the vectors are of one group, or of groups that all chose the score, so no query without a match "
                     "is known. Give groups=, score='cosine', or calibration queries without a match (calibration=)."
                 )
-            queries, groups, ids, is_row = self.vectors[rows], self._groups[rows], self.ids[rows], True
+            queries, ids = self.vectors[rows], self.ids[rows]
+            groups = left_out = self._groups[rows]
             known = positions(ids, old.ids) if old is not None else ids
-        scores, matches = torch.empty(len(ids), dtype=torch.float64), torch.full((len(ids),), -1)
-        is_known = torch.full((len(ids),), False)
-        if old is not None and self.score == "cosine":
-            is_known = known >= 0
-            scores[is_known], matches[is_known] = old.scores[known[is_known]], old.matches[known[is_known]]
-            is_known &= torch.isin(matches, self.ids)  # not if the best row was removed
-            added = (self.ids >= old.next_id).nonzero()[:, 0]
-            if len(added):
-                best, found = self._search_elsewhere(queries, groups if is_row else None, added)
-                better = is_known & (best > scores)
-                scores[better], matches[better] = best[better], found[better]
-        own = groups[~is_known] if is_row else None
-        scores[~is_known], matches[~is_known] = self._search_elsewhere(queries[~is_known], own)
-        return Calibration(groups, scores, matches, ids, self.next_id, self._is_chosen and is_row)
+        if self.fitted is not None:
+            sample = self._sample()
+            found = self._find_best(queries, left_out, self.vectors[sample], self._groups[sample])
+        else:
+            found, is_fresh = self._find_added(old, known, queries, left_out)
+            if is_fresh.any():
+                fresh = self._find(queries[is_fresh], None if left_out is None else left_out[is_fresh])
+                for column, values in zip(found, fresh, strict=True):
+                    column[is_fresh] = values
+        return Calibration(groups, ids, *found, self.next_id, self.rule, self._is_chosen)
+
+    def _find_added(
+        self, old: Calibration | None, known: Tensor, queries: Tensor, left_out: Tensor | None
+    ) -> tuple[Groups, Tensor]:
+        """Return the best two groups of queries before and by rows that were added, and whether they must be found."""
+        if old is None:
+            none = torch.full((len(queries), 2), -1)
+            return Groups(none.double(), none.clone(), none.clone()), torch.full((len(queries),), True)
+        at = known.clamp_min(0)
+        found = Groups(old.scores[at], old.match_groups[at], old.matches[at])
+        is_fresh = (known < 0) | ~torch.isin(found.ids, self.ids).all(1)  # also if the best row was removed
+        added = (self.ids >= old.next_id).nonzero()[:, 0]
+        if len(added):
+            new = self._candidates(queries, min(self._num_candidates, len(added)), left_out, added)
+            found = merge_groups(found, new)
+        return found, is_fresh
 
     def report(self, *, seed: int = 0) -> VectorReport:
         """Describe the directions of the vectors and what is wrong with them; see `hf_sphere.search.report_vectors`.

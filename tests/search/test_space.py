@@ -15,7 +15,7 @@ from huggingface_hub.errors import StrictDataclassError
 from scipy import stats
 
 from hf_sphere.metrics import energy_test
-from hf_sphere.search import EmbeddingSpace, ImageSource, NeighborSearch, neighbor_search
+from hf_sphere.search import EmbeddingSpace, ImageSource, NeighborSearch, fitted, neighbor_search
 from hf_sphere.search.calibration import sample_rows
 
 
@@ -31,6 +31,15 @@ def clusters(num_groups=40, size=5, dim=16, noise=0.15, seed=0):
     points = unit(num_groups, dim, generator=generator)[groups]
     points = points + noise * torch.randn(points.shape, generator=generator)
     return points / points.norm(dim=1, keepdim=True), groups
+
+
+def with_score(space, transform, summary, cohort):
+    """Calibrate a space by a score that is fitted to a third of its groups."""
+    is_fitted = torch.from_numpy(space._keys() % 3 == 0)
+    fit = dict(fitted.transforms(space.vectors[is_fitted], space._groups[is_fitted]))[transform]
+    space._use(fitted.FittedScore(*fit(), summary, cohort, transform), is_chosen=True)
+    space._calibration = None
+    return space
 
 
 @pytest.fixture
@@ -78,13 +87,16 @@ def test_strangers_stay_at_the_level_with_groups_of_almost_equal_rows(noise):
 
 
 def test_a_level_below_the_smallest_p_value_is_refused_and_the_best_match_has_it(space):
-    assert space.smallest_p_value == pytest.approx(1.2 / 41)
-    with pytest.raises(ValueError, match=r"false_accept=0.01 needs 119 calibration groups; there are 40"):
+    assert space.smallest_p_value == pytest.approx(1 / 41)
+    with pytest.raises(ValueError, match=r"false_accept=0.01 needs 99 calibration groups; there are 40"):
         space.search(unit(1, 16), 1, false_accept=0.01)
     found = space.search(space.vectors[:1], 3, false_accept=0.1)
     assert found.rows[0, 0] == 0
     assert found.scores[0, 0] == pytest.approx(1)
-    assert found.p_values[0, 0] == pytest.approx(space.smallest_p_value)
+    assert found.p_values[0, 0] >= space.smallest_p_value - 1e-12
+    space.calibrate(score="cosine", rule="strict")
+    assert space.smallest_p_value == pytest.approx(1.2 / 41)
+    assert space.search(space.vectors[:1], 1).p_values[0, 0] == pytest.approx(1.2 / 41)
     assert found.accepted.dtype == torch.bool
     assert found.p_values.shape == (1, 3)
 
@@ -100,7 +112,7 @@ def test_rows_above_the_threshold_are_accepted_and_few_below_it(separate):
     assert above.sum() == found.accepted.sum() if separate else above.sum() >= found.accepted.sum() / 2
 
 
-@pytest.mark.parametrize("score", ["cosine", "density"])
+@pytest.mark.parametrize("score", ["cosine", "fitted"])
 def test_a_changed_space_has_the_calibration_of_a_new_one(score):
     vectors, groups = clusters()
     space = EmbeddingSpace.fit(vectors, groups, score=score, calibration_rows=100)
@@ -110,8 +122,8 @@ def test_a_changed_space_has_the_calibration_of_a_new_one(score):
     assert space.remove([3, 101]) == 8
     assert space.remove(ids=[0, 229]) == 2
     changed = space.calibration
-    space.calibrate(score=score)
-    for name in ("groups", "scores", "matches", "ids"):
+    space._calibration = None
+    for name in ("groups", "scores", "match_groups", "matches", "ids"):
         torch.testing.assert_close(getattr(changed, name), getattr(space.calibration, name))
 
 
@@ -171,7 +183,7 @@ def test_each_row_of_a_column_is_identified(column):
 
 def test_a_dozen_names_are_identified_with_separate_calibration():
     vectors, groups = clusters(12, 3, noise=0.02)
-    with pytest.raises(ValueError, match="needs 26 calibration groups; there are 12"):
+    with pytest.raises(ValueError, match="needs 19 calibration groups; there are 12"):
         EmbeddingSpace.fit(vectors, groups, score="cosine").identify(vectors[0], 0.05)
     space = EmbeddingSpace.fit(vectors, groups, calibration=unit(60, 16, seed=4), score="cosine")
     assert space.identify(vectors[0], 0.05) == 0
@@ -179,45 +191,31 @@ def test_a_dozen_names_are_identified_with_separate_calibration():
     assert space.identify(-vectors[0], 0.05) == 99
 
 
-def test_auto_chooses_the_smaller_area_on_a_third_of_the_groups():
-    vectors, groups = clusters(60, 6, 16, 0.3)
-    space = EmbeddingSpace.fit(vectors, groups)
-    assert space.calibration.num_groups < 60
-    areas = {}
-    keys = space._keys() % 3 == 0
-    for score in ("cosine", "density"):
-        chosen = EmbeddingSpace.fit(vectors, groups, score=score)
-        scores, rows = chosen._nearest(vectors[keys], 1, (chosen.ids, chosen.ids[keys]))
-        order = scores[:, 0].argsort(descending=True)
-        wrong = (groups[rows[:, 0]] != groups[keys])[order].double()
-        areas[score] = float((wrong.cumsum(0) / torch.arange(1, len(wrong) + 1)).mean())
-    assert areas["cosine"] != areas["density"]
-    assert space.score == min(areas, key=areas.get)
-
-
 def test_rows_without_others_of_their_group_have_the_cosine():
     assert EmbeddingSpace.fit(unit(50, 8)).score == "cosine"
 
 
-def test_densities_are_those_of_the_directions():
+def test_fitted_scores_are_those_of_the_directions():
     vectors, groups = clusters()
     lengths = 1 + torch.arange(len(vectors))[:, None] % 7
     spaces = [EmbeddingSpace(points, groups) for points in (vectors, lengths * vectors)]  # as an index holds them
     for space in spaces:
-        space.calibrate(score="density")
+        space.calibrate(score="fitted")
     scores = [space.calibration.scores for space in spaces]  # of float32 cosines
-    torch.testing.assert_close(*scores, atol=1e-6, rtol=0)
+    torch.testing.assert_close(*scores, atol=1e-5, rtol=0)
 
 
-def test_density_is_refused_for_another_distance_and_has_neither_threshold_nor_distances():
+def test_a_fitted_score_is_refused_for_another_distance_and_has_neither_threshold_nor_distances():
     space = EmbeddingSpace(*clusters(), metric={"distance": "euclidean"})
-    with pytest.raises(ValueError, match="the density score corrects cosines, not the euclidean distance"):
-        space.calibrate(score="density")
-    with pytest.raises(ValueError, match="only cosines have a threshold, not the density score"):
-        EmbeddingSpace.fit(*clusters(), score="density").threshold(0.2)
+    with pytest.raises(ValueError, match="a score is fitted to cosines, not to the euclidean distance"):
+        space.calibrate(score="fitted")
     assert torch.equal((found := space.search(space.vectors[:2], 3)).distances, -found.scores)
-    with pytest.raises(ValueError, match="density-corrected cosines have no distances"):
-        EmbeddingSpace.fit(*clusters(), score="density").search(space.vectors[:2], 3).distances  # noqa: B018
+    space = EmbeddingSpace.fit(*clusters(), score="cosine")
+    with_score(space, "none", "three", "query")
+    with pytest.raises(ValueError, match="score='cosine'"):
+        space.threshold(0.2)
+    with pytest.raises(ValueError, match="fitted scores have no distances"):
+        space.search(space.vectors[:2], 3).distances  # noqa: B018
 
 
 def test_an_approximate_search_accepts_no_stranger_more():
@@ -280,7 +278,7 @@ def test_a_saved_space_gives_equal_results(tmp_path, space):
     assert torch.equal(loaded.add(5, unit(1, 16)), torch.tensor([203]))
 
 
-@pytest.mark.parametrize("score", ["cosine", "density"])
+@pytest.mark.parametrize("score", ["cosine", "fitted"])
 def test_a_loaded_space_is_changed_like_the_saved_one(tmp_path, score):
     space = EmbeddingSpace.fit(*clusters(), score=score)
     space.save(tmp_path / "space")
@@ -344,14 +342,25 @@ INVALID = {
     "a name of 65 bits": (lambda: EmbeddingSpace.fit(unit(3, 4), [1, 2**63, 2]), "or integers of 64 bits with a sign"),
     "half a character": (lambda: EmbeddingSpace.fit(unit(2, 4), ["a", "\ud800"]), "must be texts of Unicode"),
     "mixed names": (lambda: EmbeddingSpace.fit(unit(3, 4), [1, "a", 2]), "all texts or all integers; got int, str"),
-    "score": (lambda: EmbeddingSpace.fit(unit(5, 4), score="dot"), "unknown score 'dot'"),
+    "score": (
+        lambda: EmbeddingSpace.fit(unit(5, 4), score="dot"),
+        "score must be one of auto, cosine, fitted; got 'dot'",
+    ),
     "rows": (lambda: EmbeddingSpace.fit(unit(5, 4), rows_per_group=0), "rows_per_group must be an integer"),
     "fraction of rows": (lambda: EmbeddingSpace.fit(unit(5, 4), calibration_rows=2.5), "must be an integer"),
     "negative seed": (lambda: EmbeddingSpace.fit(unit(5, 4), seed=-1), "seed must be an integer from 0 to"),
     "text as names": (lambda: EmbeddingSpace.fit(unit(4, 4), "auto"), "must be a list, an array or a column"),
     "set of names": (lambda: EmbeddingSpace.fit(unit(4, 4), {1, 2, 3, 4}), "must be a list, an array or a column"),
     "one name": (lambda: EmbeddingSpace.fit(unit(4, 4), torch.tensor(3)), "must be a list, an array or a column"),
-    "score of calibrate": (lambda: EmbeddingSpace.fit(unit(5, 4)).calibrate(score="dot"), "unknown score 'dot'"),
+    "rule": (lambda: EmbeddingSpace.fit(unit(5, 4), rule="exact"), "rule must be one of sharp, strict; got 'exact'"),
+    "score of few groups": (
+        lambda: EmbeddingSpace.fit(unit(8, 4), np.arange(8) // 2, score="fitted"),
+        "a third of the groups fit the score, of which 5 need two rows",
+    ),
+    "score of calibrate": (
+        lambda: EmbeddingSpace.fit(unit(5, 4)).calibrate(score="dot"),
+        "score must be one of auto, cosine, fitted; got 'dot'",
+    ),
     "other names": (lambda: EmbeddingSpace.fit(unit(4, 4), range(4)).add("a", unit(4)), "old and new.*got int, str"),
     "one query to compare": (lambda: EmbeddingSpace.fit(unit(5, 4)).check_queries(unit(4)), "queries must.*N >= 2"),
     "calibration groups": (lambda: EmbeddingSpace.fit(unit(5, 4), calibration_groups=[1]), "calibration_groups"),
@@ -406,7 +415,7 @@ def test_the_last_group_is_searched_without_a_level_and_saved(tmp_path, space):
 
 def test_without_the_groups_that_calibrate_there_is_no_level(tmp_path):
     vectors, groups = clusters()
-    space = EmbeddingSpace.fit(vectors, groups)
+    space = EmbeddingSpace.fit(vectors, groups, score="fitted")
     space.remove(groups[space.calibration.ids].unique())
     with pytest.raises(ValueError, match="groups that all chose the score"):
         space.search(vectors[:1], 1, false_accept=0.9)
@@ -414,25 +423,23 @@ def test_without_the_groups_that_calibrate_there_is_no_level(tmp_path):
     assert len(EmbeddingSpace.load(tmp_path / "space").search(vectors[:1], 1).rows) == 1
 
 
-def test_decisions_by_density_do_not_depend_on_k():
-    generator = torch.Generator().manual_seed(0)
-    dense = unit(1, 16) + 0.1 * torch.randn(300, 16, generator=generator)
-    vectors = torch.nn.functional.normalize(torch.cat([dense, unit(100, 16, seed=1)]))
-    space = EmbeddingSpace.fit(vectors, score="density")
-    queries = torch.nn.functional.normalize(unit(1, 16) + unit(50, 16, seed=2))
+def test_decisions_by_a_fitted_score_do_not_depend_on_k():
+    space = EmbeddingSpace.fit(*clusters(80, 5, noise=0.3), score="cosine")
+    with_score(space, "mean", "three", "both")
+    queries = unit(50, 16, seed=2)
     one, many = space.search(queries, 1), space.search(queries, 400)
     torch.testing.assert_close(many.p_values[:, :1], one.p_values)
     assert torch.equal(many.rows[:, :1], one.rows)
     assert torch.equal(many.p_values.amin(1, keepdim=True), one.p_values)
 
 
-def test_a_query_whose_best_rows_are_of_one_group_needs_no_search_without_it(monkeypatch):
-    vectors, groups = clusters(5, 60, noise=0.02)
+def test_a_query_whose_best_rows_are_of_one_group_finds_the_next_group():
+    vectors, groups = clusters(5, 600, noise=0.01)
     space = EmbeddingSpace.fit(vectors, groups, score="cosine")
-    expected = space._nearest(vectors[:4], 1, (space._groups, space._groups[:4]))[0][:, 0]
-    monkeypatch.setattr(NeighborSearch, "search_others", None)
-    scores, _ = space._best_elsewhere(vectors[:4], space._groups[:4], space._candidates(vectors[:4], 20))
-    torch.testing.assert_close(scores, expected)
+    found = space._find_groups(vectors[:4], space._candidates(vectors[:4], 20))
+    expected = (vectors[:4] @ vectors[600:].T).max(1).values.double()
+    torch.testing.assert_close(found.scores[:, 1], expected)
+    assert (found.groups[:, 1] == groups[600:][(vectors[:4] @ vectors[600:].T).argmax(1)]).all()
 
 
 def test_a_group_of_the_calibration_cannot_be_added_later(tmp_path):
@@ -451,11 +458,11 @@ def test_a_group_of_the_calibration_cannot_be_added_later(tmp_path):
 
 def test_an_error_of_too_few_groups_says_that_the_choice_of_the_score_spent_some(tmp_path):
     vectors, groups = clusters(30, 8)
-    EmbeddingSpace.fit(vectors, groups).save(tmp_path / "space")
+    EmbeddingSpace.fit(vectors, groups, score="fitted").save(tmp_path / "space")
     space = EmbeddingSpace.load(tmp_path / "space")
-    with pytest.raises(ValueError, match=r"spent a third of the groups on the choice.* score='cosine'"):
-        space.search(vectors, 1, false_accept=0.05)
-    assert EmbeddingSpace.fit(vectors, groups, score="cosine").smallest_p_value <= 0.05
+    with pytest.raises(ValueError, match=r"since a third of the groups chose the score.* score='cosine'"):
+        space.search(vectors, 1, false_accept=0.04)
+    assert EmbeddingSpace.fit(vectors, groups, score="cosine").smallest_p_value <= 0.04
 
 
 def test_nothing_is_changed_by_an_invalid_addition_or_calibration(space):
@@ -611,7 +618,7 @@ CHANGES = {
     "equal ids": (lambda space: setattr(space, "ids", torch.zeros_like(space.ids)), "column id .* equal"),
     "fewer ids": (lambda space: setattr(space, "ids", space.ids[1:]), "same shape"),
     "ids of new rows": (lambda space: setattr(space, "next_id", 5), "column id .* out of range"),
-    "an unknown score": (lambda space: setattr(space, "score", "distance"), "score"),
+    "an unknown rule": (lambda space: setattr(space, "rule", "exact"), "rule"),
     "a calibration with NaN": (
         lambda space: setattr(
             space, "_calibration", replace(space.calibration, scores=space.calibration.scores * torch.nan)
@@ -652,5 +659,5 @@ def test_a_space_searches_once_to_choose_its_score_and_samples_its_rows_once():
         mock.patch("hf_sphere.search.rows.sample_rows", side_effect=sample_rows) as sample,
     ):
         EmbeddingSpace.fit(vectors, groups)
-    assert search.call_count == 2  # by the rows that choose, and by those that calibrate
+    assert search.call_count == 1  # by the rows that calibrate
     assert sample.call_count == 1
