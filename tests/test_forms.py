@@ -207,17 +207,13 @@ CASES = {
     "search.EmbeddingSpace.compare.other": lambda x: search.EmbeddingSpace.fit(X).compare(x).p_value,
     "search.EmbeddingSpace.search.queries": lambda x: found(SPACE.search(x, 2)),
     "search.EmbeddingSpace.identify.queries": lambda x: SPACE.identify(x, 0.5),
-    "search.EmbeddingSpace.judge.queries": lambda x: SPACE.judge(x, *NEIGHBORS.search(X, 2), 0.5).p_values,
+    "search.EmbeddingSpace.transform.vectors": lambda x: SPACE.transform(x),
     "search.CompressedSpace.search.queries": lambda x: found(COMPRESSED.search(x, 2)),
     "search.CompressedSpace.identify.queries": lambda x: COMPRESSED.identify(x, 0.5),
-    "search.CompressedSpace.judge.queries": lambda x: COMPRESSED.judge(x, *NEIGHBORS.search(X, 2), 0.5).p_values,
     "search.LanceSpace.create.batches": lambda x: lance(x, lambda space: space.search(NEW, 2).scores),
     "search.LanceSpace.add.batches": lambda x: lance(X, lambda space: space.add({"vector": x, "name": LABELS})),
     "search.LanceSpace.search.queries": lambda x: lance(X, lambda space: space.search(x, 2).scores),
     "search.LanceSpace.identify.queries": lambda x: lance(X, lambda space: space.identify(x, 0.5)),
-    "search.LanceSpace.judge.queries": lambda x: lance(
-        X, lambda space: space.judge(x, *NEIGHBORS.search(X, 2), 0.5).p_values
-    ),
     "search.ImageSource.of.images": lambda x: search.ImageSource.of(x, content="vector").encoded,
     "search.NeighborSearch.__init__.references": lambda x: search.NeighborSearch(x, kind="torch").search(NEW, 3)[0],
     "search.NeighborSearch.search.queries": lambda x: NEIGHBORS.search(x, 3)[0],

@@ -333,9 +333,9 @@ class CalibratedSearch(ABC):
             found = self._candidates(queries, k)
             return Matches(found.rows, found.scores, measure=self._measure)
         found = self._candidates(queries, max(k, self._num_candidates))
-        return self.judge(queries, found, k, false_accept, found)
+        return self._judge(queries, found, k, false_accept, found)
 
-    def judge(
+    def _judge(
         self, queries: Tensor, found: Candidates, k: int, false_accept: float | None, all_rows: Candidates | None = None
     ) -> Matches:
         """Return the best k of rows that queries (Q, d) found, also of a part of the rows, with p-values at a level.
@@ -365,7 +365,7 @@ class CalibratedSearch(ABC):
         """Return rows in the order of the scores of their groups, by those of the first candidates."""
         of_rows, is_first = summarize(first.scores, first.groups, score.summary)
         every = best_groups(of_rows, is_first, first.groups, first.ids, first.rows.shape[1])
-        values = above_cohorts(every, groups, score.cohort, self._cohorts)
+        values = above_cohorts(every, groups, score.cohort, self._known_cohorts())
         is_same = found.groups[:, :, None] == every.groups[:, None]
         scores = values[:, None].where(is_same, -torch.inf).amax(2).masked_fill(found.rows < 0, -torch.inf)
         order = scores.argsort(dim=1, descending=True, stable=True)
@@ -408,11 +408,13 @@ class CalibratedSearch(ABC):
     def _find(self, queries: Tensor, left_out: Tensor | None) -> Groups:
         return self._find_groups(queries, self._candidates(queries, self._num_candidates, left_out), left_out)
 
-    def _find_best(self, queries: Tensor, left_out: Tensor | None, rows: Tensor, groups: Tensor) -> Groups:
-        """Return the best two groups of queries, after the cohorts of groups, by vectors (n, d) of their rows."""
-        if self.fitted is not None and self.fitted.cohort == "both":
-            self._cohorts = GroupCohorts.of(groups, self._find(rows, groups))
+    def _find_best(self, queries: Tensor, left_out: Tensor | None) -> Groups:
+        """Return the best two groups of queries, above their cohorts."""
         return self._best(self._find(queries, left_out), left_out)
+
+    def _known_cohorts(self) -> GroupCohorts | None:
+        """Return the nearest groups of groups if the score needs them."""
+        return self._cohorts
 
     def _find_groups(self, queries: Tensor, found: Candidates, left_out: Tensor | None = None) -> Groups:
         """Return the best groups among candidates; more are searched for queries whose candidates are of too few."""
@@ -436,7 +438,7 @@ class CalibratedSearch(ABC):
         """Return the best group of each query and the best one without it, (Q, 2)."""
         if self.fitted is None:
             return Groups(*(column[:, :2] for column in found))
-        return best_without(found, self.fitted.cohort, self._cohorts, left_out)
+        return best_without(found, self.fitted.cohort, self._known_cohorts(), left_out)
 
 
 def merge_groups(known: Groups, found: Candidates) -> Groups:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.search.calibration import CalibratedSearch, Calibration, Candidates, independent_rows
-from hf_sphere.search.fitted import pack, unpack
+from hf_sphere.search.fitted import GroupCohorts, pack, unpack
 from hf_sphere.search.index_files import CODES_FILE, check_replaceable
 from hf_sphere.search.rows import GroupedVectors
 from hf_sphere.search.vectors import check_names, check_vectors
@@ -199,8 +199,11 @@ def compress(space: Any, bits: int, max_recall_loss: float | None, seed: int) ->
     else:
         (queries, numbers), left_out = space._queries, None
         ids = torch.full_like(numbers, -1)
-    sample = space._sample()
-    best = small._find_best(queries, left_out, space.vectors[sample], groups[sample])
+    if space.fitted is not None and space.fitted.cohort == "both":
+        sample = space._sample()
+        nearest = small._find(project_to_sphere(space.vectors[sample]), groups[sample])
+        small._cohorts = GroupCohorts.of(groups[sample], nearest)
+    best = small._find_best(project_to_sphere(queries), left_out)
     # Rows are not added to codes, so there is no next id.
     small.calibration = Calibration(numbers, ids, *best, 0, space.rule, space._is_chosen)
     return small

@@ -384,4 +384,4 @@ class ImageIndex(IndexedImages):
             found, all_rows = space._candidates(embeddings, k, among=matching), None
         if level is None:  # p-values of queries of other content would be wrong
             return Matches(found.rows, found.scores, measure=space._measure, queries=queries)
-        return replace(space.judge(embeddings, found, k, level, all_rows), queries=queries)
+        return replace(space._judge(embeddings, found, k, level, all_rows), queries=queries)

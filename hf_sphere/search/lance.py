@@ -220,7 +220,7 @@ class LanceSpace(CalibratedSearch):
         except (ValueError, RuntimeError) as error:  # the latter for a row, such as a division by zero
             names = self.table.schema.names
             raise ValueError(f"where={where!r} is no condition on {names}: {error_text(error)}") from error
-        return self.judge(queries, found, k, false_accept)
+        return self._judge(queries, found, k, false_accept)
 
     @property
     def is_calibrated(self) -> bool:
@@ -254,11 +254,9 @@ class LanceSpace(CalibratedSearch):
         if (found.ids[:, 0] < 0).any():
             raise ValueError("the rows are of one group, so no query without a match is known; add other groups.")
         calibration = Calibration(groups, ids, *found, next_id)
-        columns = [getattr(calibration, name) for name in CALIBRATION]
-        pairs = [
-            column if column.ndim == 1 else pa.FixedSizeListArray.from_arrays(column.flatten(), 2) for column in columns
-        ]
-        table = pa.table([array.numpy() if isinstance(array, Tensor) else array for array in pairs], [*CALIBRATION])
+        columns = [getattr(calibration, name).numpy() for name in CALIBRATION]
+        pairs = [pa.FixedSizeListArray.from_arrays(c.ravel(), 2) if c.ndim == 2 else pa.array(c) for c in columns]
+        table = pa.table(pairs, [*CALIBRATION])
         with suppress(RuntimeError, ValueError, OSError):  # another process writes its own, or nobody may write
             self._write("calibration", table.replace_schema_metadata({"hf_sphere": json.dumps([version, next_id])}))
         self._calibration, self._version = calibration, version
@@ -376,7 +374,8 @@ def _read_calibration(table: Any) -> tuple[int, Calibration]:
     pairs = {name: column.flatten() if pa.types.is_nested(column.type) else column for name, column in columns.items()}
     groups, ids, scores, numbers, matches = (torch.tensor(pairs[name].to_numpy()) for name in CALIBRATION)
     are_integers = all(column.dtype == torch.int64 for column in (groups, ids, numbers, matches))
-    if not are_integers or scores.dtype != torch.float64 or not (scores < 1 + 1e-6).all():
+    are_whole = len(groups) == len(ids) and {len(scores), len(numbers), len(matches)} == {2 * len(ids)}
+    if not are_integers or not are_whole or scores.dtype != torch.float64 or not (scores < 1 + 1e-6).all():
         raise ValueError("the scores of the calibration are no cosines, or groups and ids no integers")
     scores, numbers, matches = (column.reshape(len(ids), 2) for column in (scores, numbers, matches))
     best = matches[:, 0]

@@ -21,7 +21,7 @@ from hf_sphere.search.calibration import (
 )
 from hf_sphere.search.compression import CompressedSpace, compress
 from hf_sphere.search.drift import Comparison, compare, compare_samples
-from hf_sphere.search.fitted import FEWEST, FittedScore, Groups
+from hf_sphere.search.fitted import FEWEST, FittedScore, GroupCohorts, Groups
 from hf_sphere.search.index_files import read_index, write_index
 from hf_sphere.search.neighbor_search import SearchKind
 from hf_sphere.search.report import VectorReport, report_vectors
@@ -226,7 +226,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         is_other = (found.rows != rows[:, None]).int()
         order = is_other.argsort(dim=1, descending=True, stable=True)[:, : count - 1]  # the row itself is the last one
         found = Candidates(*(column.gather(1, order) for column in found))
-        best = self.judge(self.vectors[rows], found, 1, level, found)
+        best = self._judge(self.vectors[rows], found, 1, level, found)
         assert best.accepted is not None
         hits = best.accepted[:, 0] & (self._groups[best.rows[:, 0]] == self._groups[rows])
         shares = torch.zeros(len(counts)).double().index_add(0, own, hits.double()) / counts
@@ -380,7 +380,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
 
     def _set(self, vectors: Tensor, ids: Tensor, groups: Tensor, old: Tensor | None = None) -> None:
         super()._set(vectors, ids, groups, old)
-        self._is_current = False
+        self._is_current, self._cohorts = False, None
         if self._calibration is not None and self._queries is None and not len(self._calibration_rows()):
             self._calibration = None  # so that a search without a level needs none
 
@@ -409,8 +409,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
             groups = left_out = self._groups[rows]
             known = positions(ids, old.ids) if old is not None else ids
         if self.fitted is not None:
-            sample = self._sample()
-            found = self._find_best(queries, left_out, self.vectors[sample], self._groups[sample])
+            found = self._find_best(queries, left_out)
         else:
             found, is_fresh = self._find_added(old, known, queries, left_out)
             if is_fresh.any():
@@ -418,6 +417,12 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
                 for column, values in zip(found, fresh, strict=True):
                     column[is_fresh] = values
         return Calibration(groups, ids, *found, self.next_id, self.rule, self._is_chosen)
+
+    def _known_cohorts(self) -> GroupCohorts | None:
+        if self._cohorts is None and self.fitted is not None and self.fitted.cohort == "both":
+            rows = self._sample()
+            self._cohorts = GroupCohorts.of(self._groups[rows], self._find(self.vectors[rows], self._groups[rows]))
+        return self._cohorts
 
     def _find_added(
         self, old: Calibration | None, known: Tensor, queries: Tensor, left_out: Tensor | None

@@ -100,10 +100,6 @@ VALID_OF: dict[str, dict[str, Any]] = {
     **{key: {"labels": PAIRS} for key in ["losses.InfoNCELoss.forward", "losses.SigLIPLoss.forward"]},
     **{key: {"groups": [*"abcdefghijkl"]} for key in ["search.EmbeddingSpace.add", "search.EmbeddingSpace.replace"]},
     **{
-        f"search.{name}Space.judge": {"rows": ONE.long(), "scores": ONE.double()}
-        for name in ("Compressed", "Embedding")
-    },
-    **{
         f"search.{name}Space.{job}": {"folder": name}
         for name in ("Compressed", "Embedding")
         for job in ("load", "save")

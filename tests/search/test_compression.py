@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hf_sphere.search import CompressedSpace, EmbeddingSpace
+from hf_sphere.search import CompressedSpace, EmbeddingSpace, fitted
 from hf_sphere.utils.files import write_manifest
 
 faiss = pytest.importorskip("faiss", minversion="1.14.2")
@@ -61,7 +61,7 @@ def test_calibration_scores_are_of_the_codes_without_the_group(space):
     found = small.search(space.vectors, len(space))
     scores = torch.empty(len(space), len(space), dtype=torch.float64).scatter_(1, found.rows, found.scores)
     scores[space._groups[:, None] == space._groups] = -torch.inf
-    torch.testing.assert_close(small.calibration.scores, scores.amax(1)[known.ids], atol=1e-6, rtol=0)
+    torch.testing.assert_close(small.calibration.scores[:, 0], scores.amax(1)[known.ids], atol=1e-6, rtol=0)
     assert small.smallest_p_value == space.smallest_p_value
 
 
@@ -70,7 +70,7 @@ def test_all_rows_but_one_group_can_be_far_from_a_query():
     small = EmbeddingSpace.fit(vectors, groups, score="cosine").compress(8)
     cosines = vectors[small.calibration.ids] @ vectors.T
     cosines[groups[small.calibration.ids][:, None] == groups] = -1
-    torch.testing.assert_close(small.calibration.scores, cosines.amax(1).double(), atol=0.02, rtol=0)
+    torch.testing.assert_close(small.calibration.scores[:, 0], cosines.amax(1).double(), atol=0.02, rtol=0)
 
 
 def test_separate_queries_calibrate_the_codes():
@@ -79,7 +79,8 @@ def test_separate_queries_calibrate_the_codes():
     small = EmbeddingSpace.fit(vectors, groups, calibration=queries, score="cosine").compress(8)
     assert small.calibration.is_separate
     assert small.smallest_p_value == pytest.approx(1 / 41)
-    torch.testing.assert_close(small.calibration.scores, (queries @ vectors.T).amax(1).double(), atol=0.02, rtol=0)
+    best = (queries @ vectors.T).amax(1).double()
+    torch.testing.assert_close(small.calibration.scores[:, 0], best, atol=0.02, rtol=0)
 
 
 def test_codes_are_saved_to_their_folder_where_mapped_files_are_locked(space, tmp_path, monkeypatch, refused_renames):
@@ -254,3 +255,21 @@ def test_a_missing_or_old_faiss_is_one_error(space, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"needs FAISS: pip install"):
         space.compress()
+
+
+@pytest.mark.parametrize("cohort", ["both", "query"])
+def test_codes_keep_the_fitted_score_and_its_decisions(tmp_path, cohort):
+    groups = torch.arange(60).repeat_interleave(5)
+    points = torch.randn(60, 16, generator=torch.Generator().manual_seed(0))[groups]
+    vectors = points + 0.5 * torch.randn(points.shape, generator=torch.Generator().manual_seed(1))
+    space = EmbeddingSpace.fit(vectors, groups, score="cosine")
+    fit = dict(fitted.transforms(space.vectors, groups))["whitening"]
+    space._use(fitted.FittedScore(*fit(), "three", cohort, "whitening"), is_chosen=True)
+    space._calibration = None
+    space.compress(8).save(tmp_path)
+    small = CompressedSpace.load(tmp_path)
+    queries = torch.cat([vectors[::5] + 0.2 * points[::5], torch.randn(60, 16)])
+    found, expected = (each.search(queries, 3, false_accept=0.2) for each in (small, space))
+    torch.testing.assert_close(found.scores[:, 0], expected.scores[:, 0], atol=0.05, rtol=0)
+    assert (found.accepted[:, 0] == expected.accepted[:, 0]).double().mean() > 0.95
+    assert torch.equal(small.calibration.ids, space.calibration.ids)

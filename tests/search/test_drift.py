@@ -85,7 +85,7 @@ def test_rows_that_are_outside_are_found():
     assert f"{len(found.outside)} of 200 rows are outside" in str(found)
 
 
-@pytest.mark.parametrize("options", [{"score": "fitted"}, {"calibration": unit(30, 6, seed=9)}])
+@pytest.mark.parametrize("options", [{"rule": "strict"}, {"calibration": unit(30, 6, seed=9)}])
 def test_rows_outside_do_not_depend_on_how_matches_are_calibrated(options):
     vectors, others = unit(200, 6, shift=2.0), unit(50, 6, seed=1)
     spaces = EmbeddingSpace.fit(vectors, score="cosine"), EmbeddingSpace.fit(vectors, **options)

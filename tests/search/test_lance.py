@@ -357,14 +357,27 @@ def calibrated(folder):
 def test_columns_of_the_calibration_are_read_by_their_names(tmp_path):
     space, threshold, table = calibrated(tmp_path)
     space._write(
-        "calibration", table.select(["id", "match", "score", "group"]).replace_schema_metadata(table.schema.metadata)
+        "calibration",
+        table.select(["ids", "matches", "scores", "match_groups", "groups"]).replace_schema_metadata(
+            table.schema.metadata
+        ),
     )
     assert LanceSpace.open(tmp_path).threshold(0.1) == threshold
 
 
 @pytest.mark.parametrize(
     ("column", "value"),
-    [("score", np.nan), ("score", 7.0), ("id", -1), ("match", 10**9), ("id", 0.5), ("group", None), ("score", None)],
+    [
+        ("scores", [np.nan, 0.1]),
+        ("scores", [7.0, 0.1]),
+        ("ids", -1),
+        ("matches", [10**9, 1]),
+        ("matches", [-1, 1]),
+        ("ids", 0.5),
+        ("groups", None),
+        ("scores", [None, 0.1]),
+        ("scores", [0.1]),
+    ],
 )
 def test_a_calibration_that_cannot_be_is_damaged(tmp_path, column, value):
     space, _, table = calibrated(tmp_path)
