@@ -6,7 +6,8 @@ READY := $(VENV)/.ready
 DEMO := $(VENV)/.demo
 # Python compiles what it imports; compiling all that is installed would take as long as the rest of the installation.
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile
-RUN := HF_HUB_OFFLINE=1 $(VENV)/bin/python
+# Compiled files are kept, also where the environment forbids it: otherwise each process would compile what it imports.
+RUN := HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python
 
 .PHONY: demo test test-all test-browser test-devices test-oldest test-transformers test-peers soak bad-input lint format bench docs notebooks package
 

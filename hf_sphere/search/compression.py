@@ -190,9 +190,9 @@ def compress(space: Any, bits: int, max_recall_loss: float | None, seed: int) ->
     index = encode(torch.arange(count))  # also fitted to the queries, which may be beyond the ranges of the others
     codes, learned = (torch.from_numpy(faiss.vector_to_array(values)) for values in (index.codes, _learned(index)))
     tensors = {"codes": codes.view(count, -1), "learned": learned, "rotation": rotation}
-    score = space.fitted and (space.fitted.name, space.fitted.summary, space.fitted.cohort)
-    about = {"bits": bits, "recall": (recall, low, high), "names": space._names, "fitted": score}
-    small = CompressedSpace(about, tensors | {"ids": space.ids, "groups": groups} | pack(space.fitted, None))
+    about = {"bits": bits, "recall": (recall, low, high), "names": space._names, "fitted": None}
+    small = CompressedSpace(about, tensors | {"ids": space.ids, "groups": groups})
+    small.fitted = space.fitted
     if space._queries is None:
         rows, numbers = space._calibration_rows(), groups[space._calibration_rows()]
         queries, ids, left_out = space.vectors[rows], space.ids[rows], numbers

@@ -427,7 +427,7 @@ def test_decisions_by_a_fitted_score_do_not_depend_on_k():
     space = EmbeddingSpace.fit(*clusters(80, 5, noise=0.3), score="cosine")
     with_score(space, "mean", "three", "both")
     queries = unit(50, 16, seed=2)
-    one, many = space.search(queries, 1), space.search(queries, 400)
+    one, many = (space.search(queries, k, false_accept=0.2) for k in (1, 400))
     torch.testing.assert_close(many.p_values[:, :1], one.p_values)
     assert torch.equal(many.rows[:, :1], one.rows)
     assert torch.equal(many.p_values.amin(1, keepdim=True), one.p_values)
