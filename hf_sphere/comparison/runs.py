@@ -272,6 +272,8 @@ def observed_power(
 
 def _check(values: Mapping[str, Mapping[int, Any]], reference: str, test: str, **limited: Any) -> None:
     """Check the arguments of `compare_runs`; `limited` are a number or None, and its limits, which are excluded."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"values must be a mapping of runs, {{name: {{seed: value}}}}; got a {type(values).__name__}.")
     if reference not in values or len(values) < 2:
         raise ValueError(f"there is no run {reference!r} to compare others with; the runs are {', '.join(values)}.")
     check_choice("test", test, get_args(Test))

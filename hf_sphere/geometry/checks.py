@@ -85,8 +85,11 @@ def to_tensor(name: str, values: Any, kind: str = "numbers") -> Tensor:
     try:
         values = values[:] if isinstance(values, Sequence) else values  # a column of datasets, which is read at once
         if not isinstance(values, (Tensor, list, tuple)):
-            array = np.asarray(values)  # columns of vectors of pandas, polars and pyarrow become arrays of objects
-            values = array.tolist() if array.dtype == object and array.ndim else array
+            try:
+                array = np.asarray(values)  # columns of vectors of pandas, polars and pyarrow become arrays of objects
+                values = array.tolist() if array.dtype == object and array.ndim else array
+            except ValueError:  # of polars before 1.35, for a column that lacks a row
+                values = [*values]
         if isinstance(values, (list, tuple)):
             values = _stack(name, values)
         if not isinstance(values, Tensor):

@@ -57,7 +57,8 @@ def check_exclusive(purpose: str, options: Mapping[str, Any]) -> None:
 def check_integer(name: str, value: Any, minimum: int, maximum: int | None = None) -> int:
     """Return an integer in a range as `int` (numpy integers included), or raise a ValueError."""
     try:
-        integer = None if isinstance(value, bool) else operator.index(value)
+        is_bool = type(value).__name__ in ("bool", "bool_")  # of numpy, too, which has two names for it
+        integer = None if is_bool else operator.index(value)
     except TypeError:
         integer = None
     if integer is None or integer < minimum or (maximum is not None and integer > maximum):

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from hf_sphere.comparison import compare_runs, holm, power
 from hf_sphere.comparison.runs import show_p_value
@@ -207,6 +208,7 @@ def test_a_p_value_is_shown_with_two_digits(p_value, shown):
         ({**RUNS, "run": {0: 93.0, np.True_: 94.0}}, {}, "run needs a mapping of integer seeds"),
         ({**RUNS, "run": {0: 1e154, 1: 2e154}}, {}, r"largest value must be between 1e-100 and 1e100; got 2e\+154"),
         ({"softmax": {0: 1e-200}, "run": {0: 2e-200}}, {}, "largest value must be .*; got 2e-200. Change the unit"),
+        (torch.zeros(3), {}, r"values must be a mapping of runs, {name: {seed: value}}; got a Tensor"),
         (RUNS, {"test": "t"}, "test must be one of welch, paired; got 't'"),
         (RUNS, {"minimum": 0.0}, "minimum must be above 0 and below inf; got 0.0"),
         (RUNS, {"margin": -1.0}, "margin must be above 0 .*; got -1.0"),

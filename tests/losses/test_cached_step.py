@@ -135,6 +135,7 @@ def of_constant(embeddings: Tensor, labels: Tensor) -> Tensor:
     [
         ({"batch": (torch.randn(4, 6), torch.arange(3))}, r"same number of examples.*'labels': 3"),
         ({"batch": (torch.randn(0, 6), torch.arange(0))}, "at least one"),
+        ({"chunk_size": -1}, "chunk_size must be an integer of at least 1; got -1"),
         ({"loss": of_constant}, "the loss does not depend on the embeddings"),
         ({"loss": lambda e, _: e.detach().sum()}, "the loss does not depend on the embeddings"),
         # Chunks would have two embeddings per example in another order than the whole batch.
@@ -144,7 +145,7 @@ def of_constant(embeddings: Tensor, labels: Tensor) -> Tensor:
 def test_input_that_would_give_other_gradients_is_rejected(change, message):
     usual = {"model": network(), "loss": SupConLoss(), "batch": (torch.randn(4, 6), torch.arange(4) // 2)}
     with pytest.raises(ValueError, match=message):
-        cached_step(**usual | change, chunk_size=2)
+        cached_step(**usual | {"chunk_size": 2} | change)
 
 
 # Two processes, with batches and numbers of chunks of different sizes

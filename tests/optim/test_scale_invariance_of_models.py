@@ -9,6 +9,7 @@ import re
 
 import pytest
 import torch
+import transformers
 from reproduction.summaries import BENCHMARKS
 from scale_invariance import MODELS, find_groups, merge_layers
 from torch import nn
@@ -44,7 +45,11 @@ READ = {
 }
 
 
-@pytest.mark.parametrize("name", READ)
+KNOWN = [name for name in MODELS if name != "dory" or hasattr(transformers, "DoryForCausalLM")]
+"""Without those that an older version of transformers lacks."""
+
+
+@pytest.mark.parametrize("name", [name for name in READ if name in KNOWN])
 def test_the_check_finds_what_the_code_of_the_model_says(name):
     found = find_groups(name)
     expected = {
@@ -56,7 +61,9 @@ def test_the_check_finds_what_the_code_of_the_model_says(name):
 
 def test_the_published_table_has_the_groups_that_are_found():
     published = json.loads((BENCHMARKS / "scale_invariance.json").read_text("utf-8"))["groups"]
-    assert published == {name: merge_layers(find_groups(name)) for name in MODELS}
+    for name in KNOWN:
+        assert published[name] == merge_layers(find_groups(name))
+    assert published.keys() == MODELS.keys()
 
 
 class Heads(nn.Module):

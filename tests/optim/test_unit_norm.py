@@ -18,6 +18,8 @@ AXES = {"embed_tokens": 1, "lm_head": 1, "q_proj": 1, "k_proj": 1, "v_proj": 1, 
 
 
 def dory() -> nn.Module:
+    if not hasattr(transformers, "DoryForCausalLM"):
+        pytest.skip("this version of transformers has no Dory")
     torch.manual_seed(0)
     return MODELS["dory"]()
 

@@ -137,6 +137,8 @@ class SphereVisionImageProcessor(TorchvisionBackend):
             except Exception as error:  # of PIL and its plugins, of many classes
                 name = getattr(image, "filename", "") or "an image"
                 raise ValueError(f"{name} cannot be read as an image: {damage(error)}.") from error
+        elif image.ndim == 2:  # not all versions of transformers add the axis
+            image = image[None]
         elif kwargs.get("input_data_format") is None and {1, 3}.isdisjoint((image.shape[0], image.shape[-1])):
             # With alpha, which transformers does not recognize, or only some versions of it.
             kwargs["input_data_format"] = "channels_first" if image.shape[0] in (2, 4) else "channels_last"
