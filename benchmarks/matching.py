@@ -8,11 +8,12 @@ python benchmarks/matching.py --parts digits
 
 Omniglot (242 characters) and the test images of CIFAR-10 are embedded by EfficientNet-Lite0 at 224 pixels, the
 sentences of WikiText-2 (122 articles of validation and test, at most 42 sentences of each) by all-MiniLM-L6-v2; the
-embeddings are kept in `--output_dir`. CIFAR-10 has no groups: near-duplicates (cosine above 0.85, or correlation of the
-pixels with an image or its mirror image above 0.92) are removed. In each split, a random half of the groups is the
-gallery, and rows of the others are queries without a match; for identification, half of the rows of the gallery's
-groups are queries with a match. Standard errors are over groups, each with its mean over the splits. The part `digits`
-needs no file: it is the example of the front page.
+embeddings are kept in `--output_dir`. Omniglot is also compared by its pixels. CIFAR-10 has no groups: near-duplicates
+(cosine above 0.85, or correlation of the pixels with an image or its mirror image above 0.92) are removed. In each
+split, a random half of the groups is the gallery, and rows of the others are queries without a match; for
+identification, half of the rows of the gallery's groups are queries with a match. Standard errors are over groups, each
+with its mean over the splits; those of the identification are over splits. The part `digits` needs no file: it is the
+example of the front page.
 Writes `results/matching.json` (about half an hour; a part of it replaces its rows) and `results/matching_speed.json`.
 """
 
@@ -32,6 +33,7 @@ import torch
 import torch.nn.functional as F
 from common import RESULTS, report, row, time_in_turn
 from datasets import concatenate_datasets, load_dataset
+from PIL import Image
 from safetensors.torch import load_file
 from scipy.sparse.csgraph import connected_components
 from scipy.stats import beta, betabinom, kstest
@@ -44,7 +46,19 @@ ROOT = Path(__file__).parent.parent
 DATA = ROOT.parent / "shared" / "data"
 LEVELS = {"omniglot": (0.01, 0.05, 0.10), "wikitext": (0.05, 0.10), "cifar10": (0.01, 0.05, 0.10)}
 NOMINAL = [0.02, 0.03, 0.05, 0.07, 0.10, 0.15, 0.20, 0.30]
+LEVELS_OF_CURVES = np.array(NOMINAL) * (1 + 1e-12)
 TITLES = {"omniglot": "Omniglot", "wikitext": "WikiText-2", "cifar10": "CIFAR-10 without groups"}
+TITLES |= {"omniglot_pixels": "Omniglot pixels"}
+ENROLLED = {"wikitext": 61, "omniglot": 100, "omniglot_pixels": 100}
+"""Number of enrolled groups of the identification."""
+
+GOALS = {
+    ("wikitext", "auto, sharp"): 0.34,
+    ("wikitext", "auto, strict"): 0.22,
+    ("wikitext", "auto, sharp, 20 separate groups"): 0.32,
+    ("omniglot_pixels", "auto, sharp"): 0.16,
+}
+"""Least share of known queries that are named at 5 %."""
 
 
 def embed_images(images: list[Any], weights: str) -> Tensor:
@@ -61,6 +75,12 @@ def embed_images(images: list[Any], weights: str) -> Tensor:
             pixels = torch.stack([transform(image.convert("RGB")) for image in images[start : start + 64]])
             features.append(model(pixels.to(memory_format=torch.channels_last)))
     return torch.cat(features)
+
+
+def ink(images: list[Any]) -> Tensor:
+    """Return how much ink is in each of 28 x 28 pixels, (N, 784)."""
+    small = [np.asarray(image.convert("L").resize((28, 28), Image.Resampling.BOX), np.float32) for image in images]
+    return torch.from_numpy(1 - np.stack(small).reshape(len(small), -1) / 255)
 
 
 def load(name: str, split: str, data: Path) -> Any:
@@ -108,11 +128,12 @@ def corpus(name: str, args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]
             lines = [load("Salesforce/wikitext", split, args.data)["text"] for split in ("validation", "test")]
             texts, groups = sentences([line for part in lines for line in part])
             vectors = torch.from_numpy(SentenceTransformer(str(MODEL_DIR), device="cpu").encode(texts))
-        elif name == "omniglot":
+        elif name.startswith("omniglot"):
             parts = [load("brendenlake/omniglot", split, args.data) for split in ("train", "test")]
             names = [f"{number} {label}" for number, part in enumerate(parts) for label in part["label"]]
             groups = np.unique(names, return_inverse=True)[1].tolist()
-            vectors = embed_images(list(concatenate_datasets(parts)["image"]), args.weights)
+            images = list(concatenate_datasets(parts)["image"])
+            vectors = embed_images(images, args.weights) if name == "omniglot" else ink(images)
         else:
             images = list(load("uoft-cs/cifar10", "test", args.data)["img"])
             vectors = F.normalize(embed_images(images, args.weights))
@@ -142,7 +163,7 @@ def levels(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, An
         vectors, groups = corpus(name, args)
         count = int(groups.max()) + 1
         is_alone = count == len(groups)
-        for score in ["cosine"] if is_alone else ["cosine", "density"]:
+        for score in ["cosine"] if is_alone else ["cosine", "auto"]:
             sums: dict[tuple[str, float], list[np.ndarray]] = {}
             random = np.random.default_rng(0)
             for split in range(args.splits // (5 if is_alone else 1)):
@@ -234,50 +255,69 @@ def identification(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict
     """Search half of the rows of enrolled groups in the other half, among rows of groups that are not enrolled."""
     rows: list[dict[str, Any]] = []
     curves: dict[str, Any] = {}
-    random = np.random.default_rng(0)
-    for name, num_enrolled in (("omniglot", 100), ("wikitext", 61)):
-        vectors, groups = corpus(name, args)
+    corpora = {name: (corpus(name, args), enrolled) for name, enrolled in ENROLLED.items()}
+    for path in args.npz:
+        file = np.load(path)
+        corpora[path.stem] = (file["vectors"], file["groups"]), len(np.unique(file["groups"])) // 2
+    for name, ((vectors, groups), num_enrolled) in corpora.items():
+        random = np.random.default_rng(0)
         count = int(groups.max()) + 1
-        points: dict[str, list[tuple[float, float]]] = {}
-        right: dict[str, list[tuple[float, float]]] = {}
+        points: dict[str, list[Any]] = {}
+        promised: list[tuple[float, float]] = []
         for split in range(args.splits // 2):
-            enrolled = np.isin(groups, random.permutation(count)[:num_enrolled])
+            order_of_groups = random.permutation(count)
+            enrolled = np.isin(groups, order_of_groups[:num_enrolled])
             order = random.permutation(np.flatnonzero(enrolled))
             is_gallery = 2 * rank_in_group(groups[order]) < np.bincount(groups)[groups[order]]
             gallery, known = order[is_gallery], order[~is_gallery]
-            bounds = [pair_threshold(vectors[gallery], groups[gallery], level) for level in NOMINAL]
-            for score in ("cosine", "density"):
-                space = EmbeddingSpace.fit(vectors[gallery], groups[gallery], score=score, seed=split)
-                found, strangers = (space.search(vectors[queries], 1) for queries in (known, np.flatnonzero(~enrolled)))
+            others = np.isin(groups, order_of_groups[num_enrolled : num_enrolled + 20])
+            strangers = np.flatnonzero(~enrolled & ~others)
+            calibration = {"calibration": vectors[others], "calibration_groups": groups[others]}
+            for rule, options in {
+                "cosine, strict": {"score": "cosine", "rule": "strict"},
+                "cosine, sharp": {"score": "cosine"},
+                "auto, strict": {"rule": "strict"},
+                "auto, sharp": {},
+                "cosine, sharp, 20 separate groups": {"score": "cosine", **calibration},
+                "auto, sharp, 20 separate groups": calibration,
+            }.items():
+                space = EmbeddingSpace.fit(vectors[gallery], groups[gallery], seed=split, **options)
+                found, unknown = (space.search(vectors[queries], 1) for queries in (known, strangers))
                 is_right = groups[gallery][found.rows[:, 0].numpy()] == groups[known]
-                p, p_strangers = found.p_values.numpy()[:, 0], strangers.p_values.numpy()[:, 0]
-                top, top_strangers = found.scores.numpy()[:, 0], strangers.scores.numpy()[:, 0]
-                surer = is_right[np.argsort(-top, kind="stable")[: len(top) // 2]]
-                right.setdefault(score, []).append((surer.mean(), is_right.mean()))
-                for level, bound in zip(NOMINAL, bounds, strict=True):
-                    best = np.quantile(top_strangers, 1 - level)  # it knows the strangers
-                    accepted = {
-                        "by p-values": (p_strangers <= level + 1e-12, p <= level + 1e-12),
-                        "best threshold": (top_strangers > best, top > best),
-                    }
+                p, p_unknown = found.p_values.numpy()[:, 0], unknown.p_values.numpy()[:, 0]
+                accepted = {rule: (p_unknown[:, None] <= LEVELS_OF_CURVES, p[:, None] <= LEVELS_OF_CURVES)}
+                if rule == "auto, sharp":
+                    promised.append((space.expected_found(0.05).share, ((p <= 0.05 + 1e-12) & is_right).mean()))
+                if rule in ("cosine, sharp", "auto, sharp"):
+                    top, top_unknown = found.scores.numpy()[:, 0], unknown.scores.numpy()[:, 0]
+                    score = rule.split(",")[0]
+                    bounds = {f"{score}, best threshold": np.quantile(top_unknown, 1 - np.array(NOMINAL))}
                     if score == "cosine":
-                        accepted["by pooled pairs"] = top_strangers > bound, top > bound
-                    for rule, (is_false, is_hit) in accepted.items():
-                        points.setdefault(f"{score}, {rule}", []).append((is_false.mean(), (is_hit & is_right).mean()))
-        title = f"{num_enrolled} of {count} groups of {TITLES[name]} enrolled"
-        for score, shares in right.items():
-            for which, share in zip(("the surer half of the answers", "all answers"), np.mean(shares, 0), strict=True):
-                rows.append(row(f"{title}, {score}: right of {which}", float(share)))
+                        best = space.calibration.scores[:, 0].numpy()
+                        bounds["cosine, quantile over rows"] = np.quantile(best, 1 - np.array(NOMINAL))
+                        pooled = [pair_threshold(vectors[gallery], groups[gallery], level) for level in NOMINAL]
+                        bounds["cosine, pooled pairs"] = np.array(pooled)
+                    accepted |= {key: (top_unknown[:, None] > b, top[:, None] > b) for key, b in bounds.items()}
+                for key, (is_false, is_hit) in accepted.items():
+                    points.setdefault(key, []).append((is_false.mean(0), (is_hit & is_right[:, None]).mean(0)))
+        title = f"{num_enrolled} of {count} groups of {TITLES.get(name, name)} enrolled"
         for rule, found_points in points.items():
-            means = np.reshape(found_points, (-1, len(NOMINAL), 2)).mean(0)
+            means = np.mean(found_points, 0).T
+            errors = np.std(found_points, 0, ddof=1).T / len(found_points) ** 0.5
             curve = [
                 {"level": level, "false_accepts": float(x), "hits": float(y)}
                 for level, (x, y) in zip(NOMINAL, means, strict=True)
             ]
-            curves[f"{TITLES[name]}, {rule}"] = curve
-            at = curve[NOMINAL.index(0.05)]
-            rows.append(row(f"{title}, {rule}: false accepts at 5%", at["false_accepts"]))
-            rows.append(row(f"{title}, {rule}: hits at 5%", at["hits"]))
+            curves[f"{TITLES.get(name, name)}, {rule}"] = curve
+            at = NOMINAL.index(0.05)
+            most = 0.05 + 2 * errors[at][0] if "sharp" in rule or "strict" in rule else None
+            rows.append(row(f"{title}, {rule}: false accepts at 5%", float(means[at][0]), at_most=most))
+            rows.append(row(f"{title}, {rule}: standard error of false accepts at 5%", float(errors[at][0])))
+            rows.append(row(f"{title}, {rule}: hits at 5%", float(means[at][1]), at_least=GOALS.get((name, rule))))
+            print(title, rule, *(f"{line['value']:.3f}" for line in rows[-3:]), flush=True)
+        expected, measured = np.mean(promised, 0)
+        rows.append(row(f"{title}: expected_found at 5%", float(expected)))
+        rows.append(row(f"{title}: found at 5%", float(measured)))
     return rows, {"identification": curves}
 
 
@@ -339,7 +379,7 @@ def speed(args: argparse.Namespace) -> None:
     vectors = F.normalize(centers[groups] + torch.randn(count, 384, generator=generator))
     queries = F.normalize(torch.randn(256, 384, generator=generator))
     rows = []
-    for score in ("cosine", "density", "auto"):
+    for score in ("cosine", "auto"):
         start = time.perf_counter()
         space = EmbeddingSpace.fit(vectors, groups, score=score)
         rows.append(row(f"{score}: seconds to fit", time.perf_counter() - start, at_most=60))
@@ -373,6 +413,7 @@ def main() -> None:
         "--data", type=Path, default=DATA, help="folder of datasets; those that it lacks are downloaded"
     )
     parser.add_argument("--output_dir", type=Path, default=ROOT / "outputs" / "matching")
+    parser.add_argument("--npz", type=Path, nargs="*", default=[], help="files of vectors (N, d) and groups (N,)")
     parser.add_argument("--splits", type=int, default=40)
     parser.add_argument("--queries", type=int, default=5, help="queries per group and split")
     parser.add_argument("--repetitions", type=int, default=400, help="draws of a separate calibration")

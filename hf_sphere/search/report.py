@@ -205,7 +205,7 @@ def _remedies(fit: Tensor, points: Tensor) -> Iterator[tuple[str, Tensor, Tensor
     for count in range(1, min(4, dim)):
         removed = centered @ axes[:, :count] @ axes[:, :count].T
         yield f"mean and {count} component{'s' * (count > 1)} removed", F.normalize(centered - removed), 0.0
-    yield "CSLS (score='density')", points, (points @ fit.T).topk(min(K, len(fit))).values.mean(1)
+    yield "CSLS", points, (points @ fit.T).topk(min(K, len(fit))).values.mean(1)
     for size in sorted({max(1, dim // 2), max(1, dim // 4)}, reverse=True):
         yield f"first {size} dimensions", F.normalize(points[:, :size]), 0.0
         yield f"{size} dimensions by PCA", F.normalize(centered @ axes[:, :size]), 0.0

@@ -88,7 +88,7 @@ def test_remedies_are_fitted_to_one_half_of_the_groups_and_measured_on_the_other
         views |= {"8 dimensions by PCA": (rest - mean) @ axes[:8].T}
         views |= {"mean and 2 components removed": (rest - mean) @ (np.eye(32) - axes[:2].T @ axes[:2])}
         scores = {name: (y := v / np.linalg.norm(v, axis=1)[:, None]) @ y.T for name, v in views.items()}
-        scores["CSLS (score='density')"] = 2 * rest @ rest.T - np.sort(rest @ fit.T)[:, -10:].mean(1)
+        scores["CSLS"] = 2 * rest @ rest.T - np.sort(rest @ fit.T)[:, -10:].mean(1)
         for name, matrix in scores.items():
             np.fill_diagonal(matrix, -np.inf)
             hits[name] += (labels[matrix.argmax(1)] == labels).sum()
