@@ -1072,11 +1072,12 @@ def test_the_slider_is_disabled_with_the_reason_if_the_calibration_has_no_level(
     gradio = pytest.importorskip("gradio")
     page = load_recipe("search_page")
     for groups, calibrated_with, reason in [
-        (["a", "b"] * 2, "text", "2 groups, whose lowest one is 50 %"),
+        (["a", "b"], "text", "2 groups, whose lowest one is 66.7 %"),
         (["a"] * 4, "text", "one group"),
         (["a", "b", "c", "d"], "image", "the index is calibrated with images, whose similarities differ from texts"),
     ]:
-        index = ImageIndex.build(Letters(), ["abcd", "bcde", "cdef", "defg"], groups=groups, progress=False)
+        texts = ["abcd", "bcde", "cdef", "defg"][: len(groups)]
+        index = ImageIndex.build(Letters(), texts, groups=groups, progress=False)
         index.calibrated_with = calibrated_with
         built = page.build_page(index)
         (slider,) = (block for block in built.blocks.values() if getattr(block, "label", "") == "False accepts")
