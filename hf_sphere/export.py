@@ -212,7 +212,10 @@ def _quantize(file: Path, kept: set[str]) -> None:
     import onnx
     from onnxruntime.quantization import quantize_dynamic
 
-    nodes = onnx.load(file, load_external_data=False).graph.node
+    model = onnx.load(file)
+    del model.graph.value_info[:]  # older versions take shapes of transposed weights for others
+    onnx.save(model, file)
+    nodes = model.graph.node
     scopes = {node.name: " ".join(entry.value for entry in node.metadata_props) for node in nodes}
     quantize_dynamic(
         *(file, file),

@@ -85,11 +85,8 @@ def to_tensor(name: str, values: Any, kind: str = "numbers") -> Tensor:
     try:
         values = values[:] if isinstance(values, Sequence) else values  # a column of datasets, which is read at once
         if not isinstance(values, (Tensor, list, tuple)):
-            try:
-                array = np.asarray(values)  # columns of vectors of pandas, polars and pyarrow become arrays of objects
-                values = array.tolist() if array.dtype == object and array.ndim else array
-            except ValueError:  # of polars before 1.35, for a column that lacks a row
-                values = [*values]
+            array = np.asarray(values)  # columns of vectors of pandas, polars and pyarrow become arrays of objects
+            values = array.tolist() if array.dtype == object and array.ndim else array
         if isinstance(values, (list, tuple)):
             values = _stack(name, values)
         if not isinstance(values, Tensor):
@@ -121,8 +118,10 @@ def _stack(name: str, rows: Sequence[Any]) -> Any:
             check_dense(f"each row of {name}", row)
         rows = [row.to_numpy() if hasattr(row, "to_numpy") else row for row in rows]
     if any(hasattr(row, "__len__") for row in rows):
+        widest = max(len(row) for row in rows if hasattr(row, "__len__"))
         for number, row in enumerate(rows):
-            if not hasattr(row, "__len__"):  # None, and NaN in a column of pandas
+            # None, NaN in a column of pandas, and nothing in one of an older polars
+            if not hasattr(row, "__len__") or (widest and not len(row)):
                 raise ValueError(f"row {number} has none")
     return np.asarray(rows)
 

@@ -317,8 +317,8 @@ class CalibratedSearch(ABC):
     def search(self, queries: Any, k: int = 10, *, false_accept: float | None = None) -> Matches:
         """Find the rows with the largest scores.
 
-        With a fitted score, the groups of the first 50 rows by their similarity are scored, and rows of other groups
-        have the score -inf. The rows of a group have its score, and are in the order of their similarity.
+        With a fitted score, the 12 best groups are scored, and rows of other groups have the score -inf. The rows of a
+        group have its score, and are in the order of their similarity.
 
         Args:
             queries: (Q, d), or (d,) for one.
@@ -349,7 +349,7 @@ class CalibratedSearch(ABC):
             first = Candidates(*(column[:, :count] for column in all_rows or self._candidates(queries, count)))
             groups = self._find_groups(queries, first)
         if self.fitted is not None:
-            found = self._scored(self.fitted, found, first, groups)
+            found = self._scored(self.fitted, found, groups)
         found = Candidates(*(column[:, :k] for column in found))
         if calibration is None:
             return Matches(found.rows, found.scores, measure=self._measure)
@@ -361,12 +361,10 @@ class CalibratedSearch(ABC):
         accepted = None if false_accept is None else accepts(p_values, false_accept)
         return Matches(found.rows, found.scores, p_values, accepted, self._measure)
 
-    def _scored(self, score: FittedScore, found: Candidates, first: Candidates, groups: Groups) -> Candidates:
-        """Return rows in the order of the scores of their groups, by those of the first candidates."""
-        of_rows, is_first = summarize(first.scores, first.groups, score.summary)
-        every = best_groups(of_rows, is_first, first.groups, first.ids, first.rows.shape[1])
-        values = above_cohorts(every, groups, score.cohort, self._known_cohorts())
-        is_same = found.groups[:, :, None] == every.groups[:, None]
+    def _scored(self, score: FittedScore, found: Candidates, groups: Groups) -> Candidates:
+        """Return rows in the order of the scores of their groups."""
+        values = above_cohorts(groups, groups, score.cohort, self._known_cohorts())
+        is_same = found.groups[:, :, None] == groups.groups[:, None]
         scores = values[:, None].where(is_same, -torch.inf).amax(2).masked_fill(found.rows < 0, -torch.inf)
         order = scores.argsort(dim=1, descending=True, stable=True)
         return Candidates(*(column.gather(1, order) for column in (scores, *found[1:])))
@@ -428,7 +426,7 @@ class CalibratedSearch(ABC):
             more = self._candidates(queries[lacking], min(count, len(self)), without)
             for column, wider in zip(top, self._find_groups(queries[lacking], more, without), strict=True):
                 column[lacking] = wider
-        elif lacking.any() and left_out is None:  # all of one group
+        elif (lacking := lacking & (top.groups[:, 1] < 0)).any() and left_out is None:  # all of one group
             other = self._candidates(queries[lacking], 1, top.groups[lacking, 0])
             for column, of_other in zip(top, (other.scores, other.groups, other.ids), strict=True):
                 column[lacking, 1] = of_other[:, 0]

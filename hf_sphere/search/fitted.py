@@ -67,8 +67,8 @@ class FittedScore:
 
     @property
     def num_groups(self) -> int:
-        """Number of groups that a query is compared with: with the best left out, the cohort is of the next ones."""
-        return 2 if self.cohort == "none" else COHORT + 2
+        """Number of groups that are scored: with the best left out, the cohort is of the next ones."""
+        return 2 if self.name == "none" and self.is_cosine else COHORT + 2
 
     def transform(self, vectors: Tensor) -> Tensor:
         """Return the transformed directions of vectors, (n, d) float32, which do not depend on the number of rows."""

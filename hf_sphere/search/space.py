@@ -78,7 +78,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         calibration: Any = None,
         calibration_groups: Any = None,
         score: Literal["auto", "cosine", "fitted"] = "auto",
-        rule: Rule = "sharp",
+        rule: Rule | None = None,
         rows_per_group: int = 8,
         calibration_rows: int = 5_000,
         kind: SearchKind | None = None,
@@ -99,7 +99,9 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
             score: `cosine`; `fitted`, a score of groups that is fitted to a third of the groups, which do not calibrate
                 then, or to all with separate calibration; or `auto`: the fitted one if it names more of the rows of
                 that third than the cosine does, beyond its standard error, else the cosine, calibrated by all groups.
-            rule: `sharp`, which accepts more, or `strict`; see `Calibration`.
+            rule: `sharp`, which accepts more, or `strict`; see `Calibration`. If None, `sharp` if rows of the space
+                calibrate, and `strict` for separate calibration, for which it is a theorem and `sharp` can exceed
+                the level (by half where a few groups have many almost equal rows and some scattered ones).
             rows_per_group: Maximum number of rows of a group that are calibration queries.
             calibration_rows: Maximum number of calibration queries that are rows of the space.
             kind: Kind of the search, see `NeighborSearch`; if None, chosen by the number of rows.
@@ -121,7 +123,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         groups: Any = None,
         *,
         score: Literal["auto", "cosine", "fitted"] = "auto",
-        rule: Rule = "sharp",
+        rule: Rule | None = None,
     ) -> None:
         """Calibrate the p-values again, by `calibration`, `calibration_groups`, `score` and `rule` of `fit`.
 
@@ -130,7 +132,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
             TypeError: If queries are no dense numbers.
         """
         check_choice("score", score, ("auto", "cosine", "fitted"))
-        check_choice("rule", rule, ("sharp", "strict"))
+        check_choice("rule", rule, (None, "sharp", "strict"))
         if score == "fitted" and self.metric["distance"] != "cosine":
             raise ValueError(f"a score is fitted to cosines, not to the {self.metric['distance']} distance.")
         if queries is None and groups is not None:
@@ -149,7 +151,8 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         if score == "fitted" and fitted is None:
             which = "a third of the groups" if separate is None else "the groups"
             raise ValueError(f"{which} fit the score, of which {FEWEST} need two rows or more; use score='cosine'.")
-        self._queries, self._calibration, self.rule = separate, None, rule
+        self._queries, self._calibration = separate, None
+        self.rule = rule or ("sharp" if separate is None else "strict")
         self._use(fitted, is_chosen=fitted is not None and separate is None)
         self._calibration, self._is_current = self._updated(), True
 
@@ -438,6 +441,8 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         if len(added):
             new = self._candidates(queries, min(self._num_candidates, len(added)), left_out, added)
             found = merge_groups(found, new)
+            if len(added) > new.rows.shape[1]:
+                is_fresh |= (new.groups == new.groups[:, :1]).all(1)  # the next group may be beyond these candidates
         return found, is_fresh
 
     def report(self, *, seed: int = 0) -> VectorReport:

@@ -59,11 +59,10 @@ def test_the_check_finds_what_the_code_of_the_model_says(name):
     assert found == expected
 
 
+@pytest.mark.skipif(not hasattr(transformers, "DoryForCausalLM"), reason="older versions name weights differently")
 def test_the_published_table_has_the_groups_that_are_found():
     published = json.loads((BENCHMARKS / "scale_invariance.json").read_text("utf-8"))["groups"]
-    for name in KNOWN:
-        assert published[name] == merge_layers(find_groups(name))
-    assert published.keys() == MODELS.keys()
+    assert published == {name: merge_layers(find_groups(name)) for name in MODELS}
 
 
 class Heads(nn.Module):

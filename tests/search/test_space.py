@@ -352,7 +352,7 @@ INVALID = {
     "text as names": (lambda: EmbeddingSpace.fit(unit(4, 4), "auto"), "must be a list, an array or a column"),
     "set of names": (lambda: EmbeddingSpace.fit(unit(4, 4), {1, 2, 3, 4}), "must be a list, an array or a column"),
     "one name": (lambda: EmbeddingSpace.fit(unit(4, 4), torch.tensor(3)), "must be a list, an array or a column"),
-    "rule": (lambda: EmbeddingSpace.fit(unit(5, 4), rule="exact"), "rule must be one of sharp, strict; got 'exact'"),
+    "rule": (lambda: EmbeddingSpace.fit(unit(5, 4), rule="exact"), "rule must be one of None, sharp, strict"),
     "score of few groups": (
         lambda: EmbeddingSpace.fit(unit(8, 4), np.arange(8) // 2, score="fitted"),
         "a third of the groups fit the score, of which 5 need two rows",
@@ -661,3 +661,29 @@ def test_a_space_searches_once_to_choose_its_score_and_samples_its_rows_once():
         EmbeddingSpace.fit(vectors, groups)
     assert search.call_count == 1  # by the rows that calibrate
     assert sample.call_count == 1
+
+
+def test_separate_calibration_has_the_strict_rule_by_default():
+    vectors, groups = clusters()
+    calibration = {"calibration": unit(60, 16, seed=3), "calibration_groups": 100 + np.arange(60) // 3}
+    assert EmbeddingSpace.fit(vectors, groups, score="cosine", **calibration).calibration.rule == "strict"
+    assert EmbeddingSpace.fit(vectors, groups, score="cosine", rule="sharp", **calibration).calibration.rule == "sharp"
+    assert EmbeddingSpace.fit(vectors, groups, score="cosine").calibration.rule == "sharp"
+
+
+@pytest.mark.parametrize(("summary", "cohort"), [("three", "both"), ("exponential", "query"), ("three", "none")])
+def test_queries_and_calibration_are_scored_alike_with_large_groups(summary, cohort):
+    """The first 50 rows are of few groups of 60, so that more are searched."""
+    space = with_score(EmbeddingSpace.fit(*clusters(30, 60, noise=0.3), score="cosine"), "mean", summary, cohort)
+    queries = unit(40, 16, seed=5)
+    found = space.search(queries, 1, false_accept=0.2)
+    as_calibration = space._find_best(queries, torch.full((40,), 10**9))
+    torch.testing.assert_close(found.scores[:, 0], as_calibration.scores[:, 0], atol=1e-9, rtol=0)
+
+
+def test_fewer_groups_than_a_cohort_are_found_once_each():
+    space = with_score(EmbeddingSpace.fit(*clusters(10, 30, noise=0.5), score="cosine"), "mean", "three", "query")
+    groups = space._find_groups(space.vectors[:40], space._candidates(space.vectors[:40], 50)).groups
+    for row in groups.tolist():
+        names = [name for name in row if name >= 0]
+        assert len(set(names)) == len(names)
