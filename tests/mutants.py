@@ -1,0 +1,125 @@
+"""Change lines of logic of `hf_sphere` one at a time, run the tests that reach them, and print what no test noticed.
+
+python tests/mutants.py --number 100 --seed 0
+
+Lines and changes are drawn at random, and made in a temporary copy of the repository. Imports, messages and type hints
+are left alone. Tests that name what the file defines run first, then those of its package, of others that name it, and
+of trainings if trainings use it. A survivor is a missing test, or a change that changes no result, which only a reader
+can tell. A later call adds to the same results.
+"""
+
+import argparse
+import ast
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
+
+import pytest
+import transformers  # noqa: F401  (before the tests are forked, which then need not import it)
+from mutations import mutants
+
+ROOT = Path(__file__).parents[1]
+TESTS = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests").rglob("test_*.py"))}
+NOTICED = "noticed"
+LEFT_OUT = {"benchmarks", "browser", "devices", "docs", "peers"}
+
+
+def stages(file: Path) -> Iterator[list[str]]:
+    """Yield the test files that reach a file, the nearest first."""
+    package, tree = file.relative_to(ROOT).parts[1], ast.parse(file.read_text(encoding="utf-8"))
+    words = [re.escape(node.name) for node in tree.body if getattr(node, "name", "_")[0] != "_"]
+    pattern = re.compile(rf"\b({'|'.join([*words, f'{file.parent.name}.{file.stem}'])})\b")
+    named = {path for path, text in TESTS.items() if pattern.search(text) or path.stem.startswith(f"test_{file.stem}")}
+    own = {path for path in TESTS if path.parent.name == package}
+    others = {path for path in named - own if path.parent.name not in LEFT_OUT}
+    runs = {path for path in TESTS if path.parent.name in ("training", "recipes")} - own - others
+    for stage in (own & named, own - named, others, runs if package in ("commands", "data", "training") else ()):
+        if stage:
+            yield sorted(str(path.relative_to(ROOT)) for path in stage)
+
+
+def run_tests(home: Path, *args: str, seconds: float) -> tuple[int, list[str]]:
+    """Run pytest in the copy; return its exit code, negative if it took too long, and the tests that failed."""
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        signal.alarm(max(1, round(seconds)))
+        os.chdir(home / "tree")
+        os.dup2(os.open(home / "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
+        os.environ["PYTHONPATH"] = sys.path[0] = str(home / "tree")
+        options = ["-q", "-n0", "-p", "no:cacheprovider", "--tb=no", f"--basetemp={home / 'files'}"]
+        os._exit(pytest.main([*options, *args]))
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with contextlib.suppress(ProcessLookupError):  # what the tests started
+        os.killpg(pid, signal.SIGKILL)
+    printed = (home / "output").read_text(encoding="utf-8", errors="replace")
+    return code, re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", printed, re.MULTILINE)
+
+
+def judge(home: Path, file: Path, text: str, args: argparse.Namespace) -> str:
+    """Return which test notices the text of a file, or that none does."""
+    copied, end = home / "tree" / file.relative_to(ROOT), time.monotonic() + args.limit
+    copied.write_text(text, encoding="utf-8")
+    verdict, failed = "survived", []
+    for stage in stages(file):
+        code, failed = run_tests(home, "-x", *args.cases, *stage, seconds=end - time.monotonic())
+        if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            verdict = "out of time" if code == -signal.SIGALRM else f"{NOTICED}: {' '.join(failed)}"
+            break
+    shutil.copy(file, copied)
+    if failed and run_tests(home, *args.cases, *failed, seconds=args.limit)[0]:
+        return f"failed without a change, too: {failed[0]}"
+    return verdict
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--number", type=int, default=100, help="number of lines")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--under", default="hf_sphere", help="folder")
+    parser.add_argument("--all-cases", dest="cases", action="store_const", const=["--all-cases"], default=[])
+    parser.add_argument("--limit", type=float, default=120, help="seconds for a line")
+    parser.add_argument("--results", type=Path, default="mutants.jsonl", help="file that results are added to")
+    args = parser.parse_args()
+    lines: dict[str, list[tuple[Path, str, str, str]]] = {}
+    for file in sorted((ROOT / args.under).rglob("*.py")):
+        for line, *change in mutants(file):
+            lines.setdefault(f"{file.relative_to(ROOT)}:{line}", []).append((file, *change))
+    places = random.Random(args.seed).sample(list(lines), len(lines))[: args.number]
+    args.results.touch()
+    rows = [json.loads(line) for line in args.results.read_text(encoding="utf-8").splitlines()]
+    known = {(row["place"], row["after"]): row["verdict"] for row in rows}
+    verdicts: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        shutil.copytree(ROOT, home / "tree", ignore=shutil.ignore_patterns(".*", "build", "__pycache__"))
+        (home / "shared").symlink_to(ROOT.parent / "shared")
+        for place in places:
+            file, before, after, text = random.Random(f"{args.seed} {place}").choice(lines[place])
+            verdict = known.get((place, after))
+            if verdict is None:
+                verdict = judge(home, file, text, args)
+                row = {"place": place, "before": before, "after": after, "verdict": verdict}
+                with args.results.open("a", encoding="utf-8") as stream:
+                    stream.write(json.dumps(row) + "\n")
+            kind, _, _ = verdict.partition(": ")
+            verdicts[kind] += 1
+            if kind != NOTICED:
+                print(f"{place}: {verdict}\n  - {before}\n  + {after}", flush=True)
+    print(", ".join(f"{count} {kind}" for kind, count in verdicts.items()))
+
+
+if __name__ == "__main__":
+    main()
