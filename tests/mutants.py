@@ -34,20 +34,24 @@ ROOT = Path(__file__).parents[1]
 TESTS = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests").rglob("test_*.py"))}
 NOTICED = "noticed"
 LEFT_OUT = {"benchmarks", "browser", "devices", "docs", "peers"}
+OF_TRAININGS = {"commands", "data", "training"}
 
 
 def stages(file: Path) -> Iterator[list[str]]:
-    """Yield the test files that reach a file, the nearest first."""
+    """Yield the test files that reach a file, the nearest first: those that name what few others name."""
     package, tree = file.relative_to(ROOT).parts[1], ast.parse(file.read_text(encoding="utf-8"))
-    words = [re.escape(node.name) for node in tree.body if getattr(node, "name", "_")[0] != "_"]
-    pattern = re.compile(rf"\b({'|'.join([*words, f'{file.parent.name}.{file.stem}'])})\b")
-    named = {path for path, text in TESTS.items() if pattern.search(text) or path.stem.startswith(f"test_{file.stem}")}
+    words = {re.escape(node.name) for node in tree.body if getattr(node, "name", "_")[0] != "_"}
+    nearness: Counter[Path] = Counter()
+    for word in {*words, rf"{file.parent.name}\.{file.stem}"}:
+        named = [path for path, text in TESTS.items() if re.search(rf"\b{word}\b", text)]
+        nearness.update({path: 1 / len(named) for path in named})
+    nearness.update({path: 1 for path in TESTS if path.stem.startswith(f"test_{file.stem}")})
     own = {path for path in TESTS if path.parent.name == package}
-    others = {path for path in named - own if path.parent.name not in LEFT_OUT}
-    runs = {path for path in TESTS if path.parent.name in ("training", "recipes")} - own - others
-    for stage in (own & named, own - named, others, runs if package in ("commands", "data", "training") else ()):
+    others = {path for path in nearness.keys() - own if path.parent.name not in LEFT_OUT}
+    runs = {path for path in TESTS if path.parent.name in ("training", "recipes") and package in OF_TRAININGS}
+    for stage in (own & nearness.keys(), own - nearness.keys(), others, runs - own - others):
         if stage:
-            yield sorted(str(path.relative_to(ROOT)) for path in stage)
+            yield [str(path.relative_to(ROOT)) for path in sorted(stage, key=lambda path: (-nearness[path], path))]
 
 
 def run_tests(home: Path, *args: str, seconds: float) -> tuple[int, list[str]]:
