@@ -30,6 +30,22 @@ def named(name):
     return {"ProxyAnchor": "proxy_anchor", "SubCenterArcFace": "subcenter_arcface"}.get(words, words.lower())
 
 
+def test_a_subclass_has_its_head_and_its_own_words_on_the_card():
+    class Named(losses.HeadLoss, head="cosface", library_name="mine"):
+        pass
+
+    assert (Named(6, 4).head.name, Named(6, 4).generate_model_card().data.library_name) == ("cosface", "mine")
+
+
+def test_a_first_batch_that_is_refused_leaves_the_initialization_to_the_next_one():
+    loss, other = make("VMFSoftmaxLoss"), make("VMFSoftmaxLoss")
+    x = torch.randn(5, 6)
+    with pytest.raises(ValueError, match=r"must have shape \(B, 6\); got \(5, 7\)"):
+        loss(100 * torch.randn(5, 7), LABELS)
+    loss(x, LABELS), other(x, LABELS)
+    assert loss.head.embedding_scale == other.head.embedding_scale != 1.0
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "HeadLoss"])
 def test_saved_loss_has_the_same_value_and_names_its_head(name, tmp_path):
     loss, x = make(name), torch.randn(5, 6)

@@ -204,6 +204,8 @@ class TestAlongTraining:
         assert self.lines(below) == {name: [(0, 1.5), (1, 1.5), (2, 1.5)] for name in drawn}
         colors = [{line.get_label(): line.get_color() for line in axes.get_lines()} for axes in (masses, below)]
         assert all(colors[0][name] == colors[1][name] for name in drawn)
+        labels = [masses.get_ylabel(), below.get_ylabel()]
+        assert labels == ["share of projections ≤ 0", "distance from\ninitialization, relative"]
 
     def test_missing_values_leave_a_gap(self):
         training = self.training(1)
