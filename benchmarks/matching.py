@@ -255,7 +255,7 @@ def identification(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict
     """Search half of the rows of enrolled groups in the other half, among rows of groups that are not enrolled."""
     rows: list[dict[str, Any]] = []
     curves: dict[str, Any] = {}
-    corpora = {name: (corpus(name, args), enrolled) for name, enrolled in ENROLLED.items()}
+    corpora = {name: (corpus(name, args), ENROLLED[name]) for name in args.identify}
     for path in args.npz:
         file = np.load(path)
         corpora[path.stem] = (file["vectors"], file["groups"]), len(np.unique(file["groups"])) // 2
@@ -413,6 +413,7 @@ def main() -> None:
         "--data", type=Path, default=DATA, help="folder of datasets; those that it lacks are downloaded"
     )
     parser.add_argument("--output_dir", type=Path, default=ROOT / "outputs" / "matching")
+    parser.add_argument("--identify", nargs="*", choices=ENROLLED, default=[*ENROLLED], help="data for identification")
     parser.add_argument("--npz", type=Path, nargs="*", default=[], help="files of vectors (N, d) and groups (N,)")
     parser.add_argument("--splits", type=int, default=40)
     parser.add_argument("--queries", type=int, default=5, help="queries per group and split")

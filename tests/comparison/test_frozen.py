@@ -93,7 +93,9 @@ def test_the_saved_model_has_the_logits_of_the_trained_head(runs, arm, tmp_path,
     images = load_splits("digits")["test"][:32]["image"]
     with torch.no_grad():
         logits = model(**processor(images, return_tensors="pt")).logits
-    torch.testing.assert_close(logits, expected[:32], atol=1e-4 * float(expected.abs().max()), rtol=0)
+    # Without AVX2 torch resizes to up to one gray level more or less than PIL, which resized the training images.
+    tolerance = 0.03 if torch.backends.cpu.get_cpu_capability() == "DEFAULT" else 1e-4
+    torch.testing.assert_close(logits, expected[:32], atol=tolerance * float(expected.abs().max()), rtol=0)
     assert [*model.config.id2label.values()] == [str(digit) for digit in range(10)]
 
 
