@@ -278,8 +278,9 @@ def identification(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict
                 "cosine, sharp": {"score": "cosine"},
                 "auto, strict": {"rule": "strict"},
                 "auto, sharp": {},
-                "cosine, sharp, 20 separate groups": {"score": "cosine", **calibration},
-                "auto, sharp, 20 separate groups": calibration,
+                "cosine, strict, 20 separate groups": {"score": "cosine", **calibration},
+                "auto, strict, 20 separate groups": calibration,
+                "auto, sharp, 20 separate groups": {"rule": "sharp", **calibration},
             }.items():
                 space = EmbeddingSpace.fit(vectors[gallery], groups[gallery], seed=split, **options)
                 found, unknown = (space.search(vectors[queries], 1) for queries in (known, strangers))
@@ -310,7 +311,7 @@ def identification(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict
             ]
             curves[f"{TITLES.get(name, name)}, {rule}"] = curve
             at = NOMINAL.index(0.05)
-            most = 0.05 + 2 * errors[at][0] if "sharp" in rule or "strict" in rule else None
+            most = 0.05 + 2 * float(errors[at][0]) if "sharp" in rule or "strict" in rule else None
             rows.append(row(f"{title}, {rule}: false accepts at 5%", float(means[at][0]), at_most=most))
             rows.append(row(f"{title}, {rule}: standard error of false accepts at 5%", float(errors[at][0])))
             rows.append(row(f"{title}, {rule}: hits at 5%", float(means[at][1]), at_least=GOALS.get((name, rule))))

@@ -46,15 +46,21 @@ def run_two(function: Callable[..., None], *args: Any) -> list[str]:
     while waiting:
         for connection in wait(waiting):
             waiting.remove(connection)
-            try:
-                error, text = connection.recv()
-            except EOFError:
-                error, text = "it has ended", ""
+            error, text = _receive(connection)
             printed.append(text)
-            if error:
-                _stop()  # the other one may wait for it forever
-                raise RuntimeError(f"in one of two processes: {error}")
+            if error:  # the other one may wait for it forever, or have failed first
+                errors = [error, *(_receive(each)[0] or "" for each in wait(waiting, timeout=1))]
+                _stop()
+                raise RuntimeError(f"in one of two processes: {' and '.join(errors)}")
     return printed
+
+
+def _receive(connection: Any) -> tuple[str | None, str]:
+    """Return the error of a process, and what it printed."""
+    try:
+        return connection.recv()
+    except EOFError:
+        return "it has ended", ""
 
 
 @atexit.register
