@@ -233,7 +233,7 @@ class Spherization(nn.Module):
         """Spherize axis `dim`, from n values to n + 1 coordinates."""
         check_input(self, x)
         if x.shape[self.dim :][:1] != (self.in_features,):
-            raise ValueError(f"expected {self.in_features} features along axis {self.dim}; got {tuple(x.shape)}.")
+            raise ValueError(f"expected {self.in_features} features along axis {self.dim}; got shape {tuple(x.shape)}.")
         scaling = read_scalar(self, "scaling", self.initial_scaling, x.dtype)
         radius = read_scalar(self, "radius", self.initial_radius, x.dtype)
         return spherize(x.movedim(self.dim, -1), scaling, radius, self.delta).movedim(-1, self.dim)

@@ -23,7 +23,7 @@ def test_module_matches_the_function_at_every_pixel_for_its_number_of_features()
     assert torch.equal(Spherization(4, scaling=2.0, radius=3.0, delta=1e-4)(x), spherize(x, 2.0, 3.0, 1e-4))
     expected = spherize(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
     torch.testing.assert_close(Spherization(5, dim=1)(x), expected)
-    with pytest.raises(ValueError, match=r"expected 3 features along axis -1; got \(2, 5, 3, 4\)"):
+    with pytest.raises(ValueError, match=r"expected 3 features along axis -1; got shape \(2, 5, 3, 4\)"):
         Spherization(3)(x)
 
 
