@@ -212,7 +212,7 @@ def _quantize(file: Path, kept: set[str]) -> None:
     import onnx
     from onnxruntime.quantization import quantize_dynamic
 
-    model = onnx.load(file)
+    model = onnx.load(file, load_external_data=False)  # whose weights may be too large for one file
     del model.graph.value_info[:]  # older versions take shapes of transposed weights for others
     onnx.save(model, file)
     nodes = model.graph.node

@@ -372,13 +372,15 @@ class CalibratedSearch(ABC):
     def threshold(self, false_accept: float) -> float:
         """Return the cosine from which on a row is a match, to filter by where another program searches.
 
-        It is a little too high: some rows that `search` accepts are below it, which knows the group of the best row. If
-        rows of the space are the calibration queries, the level needs 2 / level - 1 groups.
+        By the sharp rule, and with separate calibration, it accepts what `search` does. By the strict rule with rows
+        that calibrate it is a little too high, since `search` knows the group of the best row, and needs 2 / level - 1
+        groups.
+        If a fitted score is the cosine of transformed vectors, those of `EmbeddingSpace.transform` are compared.
 
         Raises:
-            ValueError: If the score is not the cosine, or the calibration has too few groups for the level.
+            ValueError: If the score is not such a cosine, or the calibration has too few groups for the level.
         """
-        if self._measure != "cosine":
+        if self.metric["distance"] != "cosine" or not (self.fitted or COSINE).is_cosine:
             raise ValueError(f"only cosines have a threshold, not the {self._measure} score; fit with score='cosine'.")
         return self.calibration.threshold(false_accept)
 

@@ -687,3 +687,12 @@ def test_fewer_groups_than_a_cohort_are_found_once_each():
     for row in groups.tolist():
         names = [name for name in row if name >= 0]
         assert len(set(names)) == len(names)
+
+
+def test_the_cosine_of_transformed_vectors_has_a_threshold():
+    space = with_score(EmbeddingSpace.fit(*clusters(60, 5, noise=0.3), score="cosine"), "whitening", "best", "none")
+    queries = torch.cat([space.vectors[:20] + 0.2 * unit(20, 16, seed=4), unit(60, 16, seed=5)])
+    best = (space.transform(queries).double() @ space.transform(space.vectors).double().T).amax(1)
+    accepted = space.search(queries, 1, false_accept=0.2).accepted[:, 0]
+    assert 0 < accepted.sum() < len(accepted)
+    assert torch.equal(best >= space.threshold(0.2), accepted)
