@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hf_sphere.models.backbones import create_backbone
 from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT, build_optimizer, parameter_groups, scale_invariant_groups
-from hf_sphere.optim.roles import Role, find_roles
+from hf_sphere.optim.roles import find_roles
 
 DECAY = 1e-4
 BACKBONE = "resnet18_cifar"
@@ -137,7 +137,7 @@ def with_gradients(net: nn.Module) -> nn.Module:
 
 def torch_muon(net: nn.Module, *, capturable: bool = False) -> list[torch.optim.Optimizer]:
     """Build torch's Muon, for kernels viewed as matrices, and its AdamW for all other parameters, as `muon` does."""
-    hidden = {name for name, role in find_roles(net, example(net)).items() if role is Role.HIDDEN}
+    hidden = {name for name, role in find_roles(net, example(net)).items() if role.is_matrix}
     matrices = []
     for name, parameter in net.named_parameters():
         if name in hidden:

@@ -40,8 +40,9 @@ def build_optimizer(
         **options: Options of the optimizer, such as `lr` and `weight_decay`, and of its groups. These are, for `muon`
             and the `_hyperball` ones, `adamw_lr_scale`, the learning rate of AdamW relative to `lr`, and `rules`, a
             mapping from patterns of parameter names to rules, such as `{"*.embed*": "adamw"}`; `hyperball_on`,
-            whether `scale_invariant` weights or all hidden `matrices` keep their norm; and `separate`, whether experts
-            in a stack and fused queries, keys and values are separate matrices, see `find_matrices`. Pass schedules
+            whether `scale_invariant` weights or all hidden `matrices` keep their norm; `separate`, whether experts in
+            a stack and fused queries, keys and values are separate matrices, see `find_matrices`; and `base_width` and
+            `base_layers` of the model on which `lr` was tuned, see `rate_factors`. Pass schedules
             that set learning rates, such as `OneCycleLR`, one per group: a single one would replace `adamw_lr_scale`
             and `lr_scales`.
 

@@ -16,6 +16,7 @@ from hf_sphere.optim.invariance import Loss, find_scale_invariant_weights, unwra
 from hf_sphere.optim.layout import ChannelDims, Parts
 from hf_sphere.optim.optimizers import add_optimizer
 from hf_sphere.optim.roles import Role, collect_parameter_options, find_roles
+from hf_sphere.optim.transfer import rate_factors
 
 logger = logging.getLogger(__name__)
 
@@ -172,13 +173,16 @@ def form_groups_by_pattern(
     lr: float = 1e-3,
     adamw_lr_scale: float = 1.0,
     rules: Mapping[str, str] | None = None,
+    base_width: int = 0,
+    base_layers: int = 0,
 ) -> ParameterGroups:
     """Form the groups of the rules that were found, except for parameters whose names match a pattern.
 
     Rule and reason are by name of the parameter, `adamw` for all others, and group options by the name of a rule other
     than `adamw`; `parts` are of `find_matrices`. The patterns of `rules`, such as `*.attn.*`, name rules; later ones
     prevail, and those other than `adamw` apply to parameters with two or more axes. `adamw_lr_scale` is the learning
-    rate of `adamw` relative to `lr`. An unknown rule and a pattern that matches no parameter are errors.
+    rate of `adamw` relative to `lr`. An unknown rule and a pattern that matches no parameter are errors. If `lr` is the
+    one of a narrower or shallower model, `base_width` and `base_layers` are those of that model; see `rate_factors`.
     """
     if not adamw_lr_scale >= 0:
         raise ValueError(f"adamw_lr_scale must be a nonnegative number; got {adamw_lr_scale}.")
@@ -197,6 +201,16 @@ def form_groups_by_pattern(
         if (found := by_name[name]).name != "adamw":
             options_of = {**found.options, "matrices": split}
             by_name[name] = replace(found, reason=f"{found.reason}; {why}", options=options_of)
+    if base_width or base_layers:
+        used = {name: rule.name for name, rule in by_name.items()}
+        factors = rate_factors(model, roles, used, base_width, base_layers)
+        for name in (name for name, factor in factors.items() if factor != 1):
+            role = roles.get(name, Role.NORM)
+            found = by_name.get(name) or Rule("adamw", role.value, options["adamw"], role)
+            scaled: dict[str, Any] = {**found.options, "lr": found.options.get("lr", lr) * factors[name]}
+            if not role.decays:
+                scaled["weight_decay"] = 0.0
+            by_name[name] = replace(found, reason=f"{found.reason}; lr x {factors[name]:.3g}", options=scaled)
     return form_groups(model, by_name, Rule("adamw", options=options["adamw"]), roles)
 
 

@@ -35,7 +35,10 @@ class Hyperball(NamedOptimizer):
     rules_of: ClassVar[tuple[tuple[str, dict[str, Any]], ...]]
     """Name and group options of the rule that keeps the norm, and of that for other hidden matrices, if any."""
     group_key = "hyperball"
-    group_options = {"adamw_lr_scale": 1.0, "hyperball_on": "scale_invariant", "separate": False}
+    group_options = {
+        **{"adamw_lr_scale": 1.0, "hyperball_on": "scale_invariant", "separate": False},
+        **{"base_width": 0, "base_layers": 0},
+    }
 
     def _step(self) -> None:
         kept = []
@@ -96,7 +99,7 @@ class Hyperball(NamedOptimizer):
             if role and not role.decays:
                 rules[name] = "adamw", role.value
             elif role:
-                hidden, invariant = role is Role.HIDDEN, name in scale_invariant.channel_dims
+                hidden, invariant = role.is_matrix, name in scale_invariant.channel_dims
                 if role is Role.STACK and scale_invariant.channel_dims.get(name) == (0,):
                     parts.setdefault(name, ((0, *[1] * len(tensor)), f"{len(tensor)} matrices: invariant each"))
                 keeps = hidden if hyperball_on == "matrices" else invariant and (hidden or of_matrices == "adamw")

@@ -34,7 +34,7 @@ def find_matrices(model: nn.Module, roles: dict[str, Role], separate: bool | Map
     """
     found: Parts = {}
     names = {weight: name for name, weight in model.named_parameters()}
-    axes = {name: 0 for name, role in roles.items() if role in (Role.HIDDEN, Role.STACK)}
+    axes = {name: 0 for name, role in roles.items() if role.is_matrix or role is Role.STACK}
     for prefix, module in model.named_modules() if separate else ():
         path, count = f"{type(module).__module__}.{type(module).__qualname__}", getattr(module, "num_experts", None)
         for name, weight in ((names[weight], weight) for weight in module._parameters.values() if weight is not None):

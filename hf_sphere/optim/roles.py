@@ -24,7 +24,9 @@ class Role(enum.Enum):
     """What a parameter is for, with the description in the printed groups."""
 
     HIDDEN = "hidden matrix"
+    INPUT = "hidden matrix, the first one"
     EMBEDDING = "embedding"
+    TIED = "embedding and output layer"
     INDEXED = "embedding, whose rows are indexed"
     OUTPUT = "output layer"
     STACK = "the axes of its matrices are unknown"
@@ -33,6 +35,11 @@ class Role(enum.Enum):
     ELEMENTWISE = "scale, bias, position or token: no weight decay"
     LISTED = "in no_weight_decay() of the model"
     UNKNOWN = "role unknown: no operation of torch on it in a forward pass"
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether the parameter is a hidden matrix."""
+        return self in (Role.HIDDEN, Role.INPUT)
 
     @property
     def decays(self) -> bool:
@@ -76,7 +83,8 @@ def find_roles(model: nn.Module, batch: Any = None, *, required: bool = True) ->
     """Find what the parameters with two or more axes are for, by name.
 
     The module that owns a parameter determines that if it is one of torch, else the operations on it in a forward pass.
-    A hidden matrix is a factor of matrix products or the kernel of a convolution, also of the first one. Scales,
+    A hidden matrix is a factor of matrix products or the kernel of a convolution, also of the first one, which has a
+    role of its own, as has an embedding that is the output layer, too. Scales,
     biases, positions, tokens and tables are not hidden matrices; nor are output layers, which are the last ones before
     each output, parameters in the `no_weight_decay()` of the model or a part, weights whose first two axes do not both
     exceed 1, such as those of depthwise convolutions, and stacks of matrices, such as those of experts. Matrices in one
@@ -92,7 +100,7 @@ def find_roles(model: nn.Module, batch: Any = None, *, required: bool = True) ->
     is_open = {name for name, role in roles.items() if role is Role.UNKNOWN and weights[name].requires_grad}
     if required or is_open - collect_parameter_options(model).keys():
         try:
-            uses, outputs = trace_uses(model, batch)
+            uses, inputs, outputs = trace_uses(model, batch)
         except ValueError:
             if required:
                 raise
@@ -102,6 +110,8 @@ def find_roles(model: nn.Module, batch: Any = None, *, required: bool = True) ->
                 roles[name] = Role.UNKNOWN
             elif roles[name] is not Role.LISTED:
                 roles[name] = _role(weight, owned[name], uses.get(name, set()), is_output=name in outputs)
+                if roles[name] is Role.HIDDEN and name in inputs:
+                    roles[name] = Role.INPUT
     return roles
 
 
@@ -110,7 +120,7 @@ def _role(weight: Tensor, owned: set[Use], seen: Set[Use] = frozenset(), *, is_o
     if Use.ELEMENTWISE in owned or (weight.ndim > 2 and _is_vector(weight) and not owned):
         return Role.NORM
     if Use.EMBEDDED in owned | seen:
-        return Role.EMBEDDING
+        return Role.TIED if is_output and Use.PRODUCT in owned | seen else Role.EMBEDDING
     if is_output:
         return Role.OUTPUT
     if not owned and Use.INDEXED in seen and Use.PRODUCT in seen:
@@ -184,19 +194,20 @@ class _Value(NamedTuple):
     """All products by weights on which it depends."""
 
 
-def trace_uses(model: nn.Module, batch: Any = None) -> tuple[Uses, set[str]]:
-    """Return uses by name of the parameter in a forward pass, and the names of the weights of output layers.
+def trace_uses(model: nn.Module, batch: Any = None) -> tuple[Uses, set[str], set[str]]:
+    """Return uses by name of the parameter in a forward pass, and the names of the weights of first and output layers.
 
-    Output layers are the last products by weights before the outputs. A product that is added to what it was computed
+    First layers are products by weights before which there is no other one, nor a look-up. Output layers are the last products by weights before the outputs. A product that is added to what it was computed
     from, as at the end of an encoder without head, is not an output layer. See `find_roles`.
     """
     with open_trial(model, batch) as (trial, batch):
-        uses, outputs = _trace(trial, batch)
+        uses, inputs, outputs = _trace(trial, batch)
         if unused := dict(trial.named_parameters()).keys() - uses.keys():  # by layers that training skips at random
-            more, last = _trace(trial.eval(), batch)
+            more, first, last = _trace(trial.eval(), batch)
             uses |= {name: more[name] for name in unused & more.keys()}
+            inputs |= first & unused
             outputs |= last & unused
-    return uses, outputs
+    return uses, inputs, outputs
 
 
 def _run(trial: nn.Module, batch: Any) -> tuple[list[Tensor], dict[Node, set[str]], set[str]]:
@@ -221,7 +232,7 @@ def _run(trial: nn.Module, batch: Any) -> tuple[list[Tensor], dict[Node, set[str
     return differentiable(output), made, called
 
 
-def _trace(trial: nn.Module, batch: Any) -> tuple[Uses, set[str]]:
+def _trace(trial: nn.Module, batch: Any) -> tuple[Uses, set[str], set[str]]:
     """Visit the nodes of the graph of a forward pass, each after its operands; see `trace_uses`.
 
     A value is either computed from weights alone, such as `weight.T` or a sum of two weights, and then stands for these
@@ -289,7 +300,8 @@ def _trace(trial: nn.Module, batch: Any) -> tuple[Uses, set[str]]:
     if any(isinstance(node, BackwardCFunction) for node in values):  # a reentrant checkpoint hides what it calls
         uses.update({name: uses[name] for name in called})
     final = {index for node in ends for index in values[node].last} - inner - {_RESIDUAL}
-    return uses, {name for index in final for name in products[index].weights}
+    first = {name for product in products if len(product.before) == 1 for name in product.weights}
+    return uses, first, {name for index in final for name in products[index].weights}
 
 
 _RESIDUAL = -1

@@ -17,7 +17,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils.checkpoint import checkpoint
 
 from hf_sphere.optim import AdamSRT, Muon, MuonHyperball, build_optimizer, parameter_groups
-from hf_sphere.optim.roles import Role, find_roles
+from hf_sphere.optim.roles import find_roles
 
 REASONS = {
     "output": "output layer",
@@ -70,7 +70,7 @@ class Model(nn.Module):
 
 def roles(model: nn.Module, batch: Any = X) -> dict[str, str]:
     """Role by name, "" for hidden matrices."""
-    return {name: "" if role is Role.HIDDEN else role.value for name, role in find_roles(model, batch).items()}
+    return {name: "" if role.is_matrix else role.value for name, role in find_roles(model, batch).items()}
 
 
 def with_head(layer: nn.Module) -> nn.Sequential:
@@ -132,7 +132,7 @@ def test_a_head_by_the_weights_of_the_embedding_is_the_output_layer():
         embedding=nn.Embedding(9, 6),
         hidden=nn.Linear(6, 6),
     )
-    assert roles(model, IDS) == {"embedding.weight": "embedding", "hidden.weight": ""}
+    assert roles(model, IDS) == {"embedding.weight": "embedding and output layer", "hidden.weight": ""}
 
 
 HEADS = {

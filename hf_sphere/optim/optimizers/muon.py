@@ -14,7 +14,7 @@ from hf_sphere.optim.groups import NamedOptimizer, ParameterGroups, form_groups_
 from hf_sphere.optim.invariance import unwrap
 from hf_sphere.optim.layout import check_axes, whole
 from hf_sphere.optim.matrices import find_matrices, map_matrices
-from hf_sphere.optim.roles import Role, find_roles
+from hf_sphere.optim.roles import find_roles
 
 
 class Muon(NamedOptimizer, torch.optim.AdamW):
@@ -44,7 +44,7 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
     """
 
     group_key = "muon"
-    group_options = {"adamw_lr_scale": 1.0, "separate": False}
+    group_options = {"adamw_lr_scale": 1.0, "separate": False, "base_width": 0, "base_layers": 0}
     unsupported = ("amsgrad", "differentiable", "maximize")
 
     def __init__(
@@ -67,7 +67,7 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
         model = unwrap(model)
         roles = find_roles(model, batch)
         parts = find_matrices(model, roles, options.pop("separate", False))
-        rules = {name: ("muon" if role is Role.HIDDEN else "adamw", role.value) for name, role in roles.items()}
+        rules = {name: ("muon" if role.is_matrix else "adamw", role.value) for name, role in roles.items()}
         groups = form_groups_by_pattern(model, roles, rules, {"muon": {"muon": True}}, parts, **options)
         if all(rule.name == "adamw" for rule in groups.rules.values()):
             warnings.warn(f"{type(model).__name__} has no hidden matrix, so the optimizer is AdamW.", stacklevel=3)
