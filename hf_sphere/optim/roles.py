@@ -83,12 +83,12 @@ def find_roles(model: nn.Module, batch: Any = None, *, required: bool = True) ->
     """Find what the parameters with two or more axes are for, by name.
 
     The module that owns a parameter determines that if it is one of torch, else the operations on it in a forward pass.
-    A hidden matrix is a factor of matrix products or the kernel of a convolution, also of the first one, which has a
-    role of its own, as has an embedding that is the output layer, too. Scales,
+    A hidden matrix is a factor of matrix products or the kernel of a convolution, also of the first one. Scales,
     biases, positions, tokens and tables are not hidden matrices; nor are output layers, which are the last ones before
     each output, parameters in the `no_weight_decay()` of the model or a part, weights whose first two axes do not both
     exceed 1, such as those of depthwise convolutions, and stacks of matrices, such as those of experts. Matrices in one
-    parameter along its first axis, such as queries, keys and values, or the gates of an LSTM, are a single one.
+    parameter along its first axis, such as queries, keys and values, or the gates of an LSTM, are a single one. First
+    matrices, and embeddings that are the output layer, too, have roles of their own.
 
     A forward pass is `required` for the output layers. If it is not required, it is for parameters whose modules do not
     determine their roles, and may fail. The batch is an input of the model; see `find_scale_invariant_weights`.
@@ -197,8 +197,9 @@ class _Value(NamedTuple):
 def trace_uses(model: nn.Module, batch: Any = None) -> tuple[Uses, set[str], set[str]]:
     """Return uses by name of the parameter in a forward pass, and the names of the weights of first and output layers.
 
-    First layers are products by weights before which there is no other one, nor a look-up. Output layers are the last products by weights before the outputs. A product that is added to what it was computed
-    from, as at the end of an encoder without head, is not an output layer. See `find_roles`.
+    First layers are products by weights with neither another one nor a look-up before them. Output layers are the last
+    products by weights before the outputs. A product that is added to what it was computed from, as at the end of an
+    encoder without head, is not an output layer. See `find_roles`.
     """
     with open_trial(model, batch) as (trial, batch):
         uses, inputs, outputs = _trace(trial, batch)
