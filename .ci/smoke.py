@@ -33,6 +33,7 @@ MODEL += " --rejection_fraction 0.1"
 CHAINS = f"""
 hf-sphere
 hf-sphere --version
+hf-sphere check
 hf-sphere configs
 hf-sphere configs spherization/digits-lenet5-spherized
 hf-sphere place --num_classes 10 --dim 3

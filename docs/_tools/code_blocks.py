@@ -264,7 +264,6 @@ def fill_in(word: str) -> str:
 @contextlib.contextmanager
 def _stop_after_parsing() -> Iterator[None]:
     """Let both ways to parse arguments, that of the recipes and argparse's, raise `_ParsedError` when they succeed."""
-    from hf_sphere.commands import command_line
     from hf_sphere.utils import arguments
 
     known = argparse.ArgumentParser.parse_known_args
@@ -277,7 +276,7 @@ def _stop_after_parsing() -> Iterator[None]:
         return wrapper
 
     stop = stopping(arguments.parse_arguments)
-    modules = [command_line, *(importlib.import_module(f"hf_sphere.commands.{job}") for job in JOBS)]
+    modules = [importlib.import_module(f"hf_sphere.commands.{job}") for job in JOBS]
     with (
         contextlib.ExitStack() as stack,
         mock.patch.object(arguments, "parse_arguments", stop),

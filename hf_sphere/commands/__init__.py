@@ -22,6 +22,7 @@ class Job:
 _DECODING = {"OMP_WAIT_POLICY": "passive"}
 
 JOBS = {
+    "check": Job("print versions, extras, devices, and the pretrained weights at hand"),
     "train": Job("train a model: classification, retrieval, regression, joint, few-shot or masked-lm"),
     "predict": Job("classify images into a CSV or parquet file", "repeat the command to continue", _DECODING),
     "extract": Job("embed the images of a dataset with a trained model", "nothing was written"),

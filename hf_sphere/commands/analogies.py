@@ -23,7 +23,7 @@ from hf_sphere import analogies, visualization
 from hf_sphere.analogies.prompts import TEMPLATES, template_text
 from hf_sphere.analogies.scoring import scoring_names
 from hf_sphere.training import output_dir
-from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
+from hf_sphere.utils.arguments import SEED, Arguments, argument, command_arguments
 
 FREE_TO_CHANGE = {
     *("model_name_or_path", "output_dir", "benchmarks", "scorings", "batch_size"),
@@ -82,7 +82,7 @@ class AnalogyArguments(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Evaluate every model, and write the results and a plot."""
-    (args,) = parse_arguments((AnalogyArguments,), argv, "Evaluate language models on word analogies.")
+    (args,) = command_arguments((AnalogyArguments,), argv, __doc__)
     import torch
     import transformers
 

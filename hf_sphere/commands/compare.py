@@ -3,8 +3,7 @@
 hf-sphere compare photos --heads softmax cosine arcface vmf --frozen --backbones timm_model=weights.safetensors
 hf-sphere compare photos --settings table.yaml --output_dir outputs/comparison
 
-Every arm is tuned alike, by scores on images that are never tested, and then run with all seeds. The same
-command resumes.
+Each is tuned alike, by scores on images that are never tested, and then run with all seeds. The same command resumes.
 """
 
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from typing import Any
 from hf_sphere import visualization
 from hf_sphere.comparison.plan import Plan
 from hf_sphere.training import output_dir
-from hf_sphere.utils.arguments import named_first, parse_arguments
+from hf_sphere.utils.arguments import command_arguments, named_first
 from hf_sphere.utils.files import remove_folder
 
 TRIALS = "trials.jsonl"
@@ -25,8 +24,8 @@ FREE = {"output_dir", "overwrite_output_dir", "finetune"}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Check the plan, run it, and write tables, figure and the model of the best arm."""
-    (plan,) = parse_arguments((Plan,), named_first("dataset_name", argv), "Compare settings on a dataset.")
+    """Check the plan, run it, and write tables, figure and the best model."""
+    (plan,) = command_arguments((Plan,), named_first("dataset_name", argv), __doc__)
     from hf_sphere.comparison.planned import PlannedComparison
 
     planned = PlannedComparison(plan)

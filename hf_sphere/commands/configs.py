@@ -25,7 +25,7 @@ class ConfigsArguments(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """List the tables, the configurations of a table, or the settings of a configuration."""
-    (args,) = parse_arguments((ConfigsArguments,), named_first("name", argv), "List configurations, or print one.")
+    (args,) = parse_arguments((ConfigsArguments,), named_first("name", argv), __doc__)
     names = config_names()
     tables = sorted({name.partition("/")[0] for name in names})
     if args.name is None:

@@ -2,7 +2,7 @@
 
 hf-sphere duplicates photos
 hf-sphere duplicates photos/train --other photos/test --label_column label --table duplicates.csv
-hf-sphere duplicates texts.parquet --column text --model_name_or_path all-MiniLM-L6-v2 --threshold 0.95
+hf-sphere duplicates texts.parquet --model_name_or_path sentence-transformers/all-MiniLM-L6-v2 --threshold 0.95
 hf-sphere duplicates outputs/index
 
 Without a model, images are compared by thumbnails, which finds copies that were resized or compressed.
@@ -16,7 +16,7 @@ from typing import Any
 
 from hf_sphere import search
 from hf_sphere.commands.search import write_table
-from hf_sphere.utils.arguments import Arguments, argument, named_first, parse_arguments
+from hf_sphere.utils.arguments import Arguments, argument, command_arguments, named_first
 from hf_sphere.utils.files import check_writable
 
 
@@ -52,7 +52,7 @@ class DuplicateArguments(Arguments):
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and find duplicates."""
     words = named_first("source", argv)
-    (args,) = parse_arguments((DuplicateArguments,), words, "Find near-identical images, texts or vectors.")
+    (args,) = command_arguments((DuplicateArguments,), words, __doc__)
     if args.table is not None:
         check_writable(args.table, is_folder=False)
     images, space, places, labels = read_rows(args)

@@ -1,6 +1,6 @@
 """Embed images or texts for search, or add some to an index or remove them from it.
 
-hf-sphere index texts.parquet --column text --model_name_or_path all-MiniLM-L6-v2 --output_dir outputs/index
+hf-sphere index texts.parquet --model_name_or_path sentence-transformers/all-MiniLM-L6-v2 --output_dir outputs/index
 hf-sphere index vectors.parquet --column embedding --group_column article --output_dir outputs/index
 hf-sphere index --model_name_or_path outputs/birds --images photos --output_dir outputs/index
 hf-sphere index --images more-photos --add_to outputs/index
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hf_sphere.utils.arguments import Arguments, argument, named_first, parse_arguments
+from hf_sphere.utils.arguments import Arguments, argument, command_arguments, named_first
 from hf_sphere.utils.files import check_writable, list_folder, lock_folder, resolve_output, restore_folder
 
 
@@ -74,7 +74,7 @@ class IndexArguments(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Build or change an index, and describe it."""
-    (args,) = parse_arguments((IndexArguments,), named_first("images", argv), "Embed images or texts for search.")
+    (args,) = command_arguments((IndexArguments,), named_first("images", argv), __doc__)
     folder = next(name for name in (args.output_dir, args.add_to, args.remove_from) if name is not None)
     check_writable(folder)
     if args.output_dir is None and not resolve_output(folder).parent.exists():

@@ -20,7 +20,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         lines = ["Learning on the hypersphere. Usage: hf-sphere JOB [options]"]  # 24 lines in all, a small terminal
         lines += [f"  {name:<13}{job.summary}" for name, job in JOBS.items()]
         lines += ["", "hf-sphere JOB --help shows the options of a job, hf-sphere --version the version."]
-        lines += ["On several devices: accelerate launch -m hf_sphere.commands.train classification ..."]
         run_main(lambda _: print("\n".join(lines)))
     elif name == "--version":
         from hf_sphere import __version__

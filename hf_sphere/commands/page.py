@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from hf_sphere import search
 from hf_sphere.commands.search import compare_queries, make_table
-from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
+from hf_sphere.utils.arguments import Arguments, argument, command_arguments
 from hf_sphere.utils.checks import check_extra
 from hf_sphere.utils.privacy import hide_private
 
@@ -51,7 +51,7 @@ class PageArguments(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and launch the page."""
-    (args,) = parse_arguments((PageArguments,), argv, "Search in the browser.")
+    (args,) = command_arguments((PageArguments,), argv, __doc__)
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # before the import of gradio, which sends telemetry
     check_extra("app", "the search page", "gradio")
     import gradio as gr

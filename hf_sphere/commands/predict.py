@@ -19,7 +19,7 @@ from typing import Any
 
 from hf_sphere import search
 from hf_sphere.training.output_dir import check_output_file
-from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
+from hf_sphere.utils.arguments import Arguments, argument, command_arguments
 from hf_sphere.utils.files import atomic_file, lock_folder
 from hf_sphere.utils.problem_types import class_probabilities, problem_type, why_no_accuracy
 from hf_sphere.utils.texts import write_csv
@@ -53,7 +53,7 @@ class PredictionArguments(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and predict."""
-    (args,) = parse_arguments((PredictionArguments,), argv, "Classify images, and write a CSV or parquet file.")
+    (args,) = command_arguments((PredictionArguments,), argv, __doc__)
     output = Path(args.output)
     check_output_file(args.output, overwrite=args.overwrite_output)
     source = search.ImageSource.of(args.images, args.split)

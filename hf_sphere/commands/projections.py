@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from hf_sphere import hyperplanes, visualization
 from hf_sphere.training.output_dir import RESULTS_FILE, check_results_dir, read_settings, results_dir
-from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
+from hf_sphere.utils.arguments import SEED, Arguments, argument, command_arguments
 from hf_sphere.utils.files import read_json, write_json
 
 RUN_SETTINGS = (
@@ -48,7 +48,7 @@ class ProjectionArguments(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure a model and its snapshots, print the results, and write files and plots."""
-    (args,) = parse_arguments((ProjectionArguments,), argv, __doc__ or "")
+    (args,) = command_arguments((ProjectionArguments,), argv, __doc__)
     from hf_sphere.utils.model_sources import file_name, find_weights
     from hf_sphere.utils.progress import progress_bar
     from hf_sphere.utils.snapshots import list_snapshots, read_snapshot

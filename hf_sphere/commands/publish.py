@@ -14,7 +14,7 @@ from pathlib import Path
 
 from huggingface_hub.utils import validate_repo_id
 
-from hf_sphere.utils.arguments import Arguments, argument, named_first, parse_arguments
+from hf_sphere.utils.arguments import Arguments, argument, command_arguments, named_first
 
 
 @dataclass
@@ -33,7 +33,7 @@ class PublishArguments(Arguments):
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line, check the folder and upload it."""
     words = named_first("folder", argv)
-    (args,) = parse_arguments((PublishArguments,), words, "Upload a trained model with its card to the Hub.")
+    (args,) = command_arguments((PublishArguments,), words, __doc__)
     from hf_sphere.models.saved import load_saved
     from hf_sphere.training.upload import CARD_FILE, split_files, upload
 

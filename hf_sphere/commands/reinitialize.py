@@ -24,7 +24,7 @@ from typing import Any, Literal
 from hf_sphere import data, hyperplanes, visualization
 from hf_sphere.data.options import ImageSourceOptions
 from hf_sphere.training import output_dir
-from hf_sphere.utils.arguments import SEED, Arguments, argument, given_arguments, parse_arguments
+from hf_sphere.utils.arguments import SEED, Arguments, argument, command_arguments, given_arguments
 from hf_sphere.utils.files import digest_file, write_json
 from hf_sphere.utils.json_lines import JsonLines
 
@@ -75,7 +75,7 @@ class RobustnessArguments(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure the accuracies, print them, and write files and plots."""
-    args, data_args = parse_arguments((RobustnessArguments, ImageSourceOptions), argv, __doc__ or "")
+    args, data_args = command_arguments((RobustnessArguments, ImageSourceOptions), argv, __doc__)
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     from hf_sphere.training.run import start_accelerator
     from hf_sphere.utils.model_sources import file_name, load_classifier

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_sphere import search, visualization
-from hf_sphere.utils.arguments import Arguments, argument, named_first, parse_arguments
+from hf_sphere.utils.arguments import Arguments, argument, command_arguments, named_first
 from hf_sphere.utils.files import check_writable, write_json
 
 
@@ -29,7 +29,7 @@ class ReportArguments(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Read the vectors, print the report and write it."""
-    (args,) = parse_arguments((ReportArguments,), named_first("source", argv), "Report what is wrong with vectors.")
+    (args,) = command_arguments((ReportArguments,), named_first("source", argv), __doc__)
     for output in (args.figure, args.json):
         if output is not None:
             check_writable(output, is_folder=False)

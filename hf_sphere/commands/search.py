@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_sphere import search
-from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
+from hf_sphere.utils.arguments import Arguments, argument, command_arguments
 from hf_sphere.utils.files import atomic_file, check_writable
 from hf_sphere.utils.texts import write_csv
 
@@ -54,7 +54,7 @@ class SearchArguments(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and search."""
-    (args,) = parse_arguments((SearchArguments,), argv, "Find the most similar images of an index.")
+    (args,) = command_arguments((SearchArguments,), argv, __doc__)
     for output in (args.table, args.contact_sheet):
         if output is not None:
             check_writable(output, is_folder=False)

@@ -24,7 +24,8 @@ def main(argv: Sequence[str]) -> None:
     if name in ("-h", "--help"):
         print("Usage: hf-sphere train TASK [options]\n")
         print("\n".join(f"  {task:<16}{summary}" for task, summary in known.items()))
-        print("\nhf-sphere train TASK --help shows the options of a task.")
+        print("\nhf-sphere train TASK --help shows the options of a task. On several devices:")
+        print("accelerate launch -m hf_sphere.commands.train TASK [options]")
         return
     if name.startswith("--"):  # the configuration states its task
         words, recipes = list(argv), [load_config(config).recipe for config in given_configs(argv)]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from hf_sphere.training.tasks.classification import head_choices
 from hf_sphere.utils.arguments import Arguments, Options, argument
 
 UNSEEN = "unseen_"
@@ -36,25 +37,25 @@ class _DataArguments(Arguments):
 
 @dataclass(kw_only=True)
 class _ArmArguments(Arguments):
-    """Arms."""
+    """What to compare."""
 
-    heads: list[str] = argument(list, "Heads, with each backbone; the first arm is the reference.")
+    heads: list[str] = argument(list, "Heads, with each backbone; the first is the reference.", choices=head_choices)
     backbones: list[str] = argument(
         list, "Backbones: names of timm, name=file of weights, folders or Hub ids of transformers or of saved models."
     )
     settings: str | None = argument(
         None,
-        "YAML file of arms: options of hf-sphere train classification by name, and `grid`, the values to tune.",
+        "YAML file of what to compare, by name: options of hf-sphere train classification, and the `grid` to tune.",
         not_with=["heads", "backbones"],
     )
     frozen: bool = argument(False, "Compute features of pretrained backbones once, and train a linear map and head.")
     finetune: int = argument(
-        0, "Repeat this many best arms of --frozen with trained backbones.", ge=0, le=64, only_with=["frozen"]
+        0, "Repeat this many best ones of --frozen with trained backbones.", ge=0, le=64, only_with=["frozen"]
     )
     embedding_dim: int | None = argument(
         None, "Embedding dimension; 128 with --frozen, else that of the backbone.", ge=1
     )
-    training: Options = argument(Options, "Options of hf-sphere train classification for all arms, a mapping.")
+    training: Options = argument(Options, "Options of hf-sphere train classification for all, a mapping.")
 
 
 @dataclass(kw_only=True)
@@ -65,8 +66,8 @@ class Plan(_ArmArguments, _DataArguments):
     left_out_classes: float | None = argument(
         None, "Fraction of the classes left out, for measures unseen_*; 0.25 if one is tested, else 0.", ge=0, lt=1
     )
-    seeds: int = argument(5, "Seeds of each arm.", ge=2, le=1000)
-    num_settings: int = argument(12, "Settings of each arm in the first round of tuning.", ge=1, le=1000)
+    seeds: int = argument(5, "Seeds of each.", ge=2, le=1000)
+    num_settings: int = argument(12, "Settings of each in the first round of tuning.", ge=1, le=1000)
     num_train_epochs: int = argument(12, "Epochs of a full training.", ge=1)
     learning_rate: float | None = argument(None, "Start of the tuning; 3e-3 with --frozen, else 1e-3.", gt=0)
     output_dir: str = argument("outputs/comparison", "Folder of the results.")

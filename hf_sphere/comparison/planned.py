@@ -59,7 +59,7 @@ class PlannedComparison:
         self.positions = {name: sources.find_rows(self.splits, name, self.label) for name in drawn}
         self.arms = make_arms(plan)
         if len(self.arms) < 2:
-            raise ValueError("a comparison needs at least two arms; name more --heads, --backbones or --settings.")
+            raise ValueError("a comparison needs at least two; name more --heads, --backbones or --settings.")
         self.check_parts()
         for arm in self.arms:
             self.check_arm(arm)
@@ -100,9 +100,9 @@ class PlannedComparison:
         """Raise an error for an arm that cannot be trained on the data."""
         plan = self.plan
         if both := {*arm.grid} & {*plan.training}:
-            raise ValueError(f"{both.pop()} of --training is tuned; state it in the arm {arm.name} to fix it.")
+            raise ValueError(f"{both.pop()} of --training is tuned; state it in {arm.name} to fix it.")
         if planned := PLANNED & {*plan.training, *arm.options}:
-            raise ValueError(f"the plan sets {planned.pop()} of each run; leave it out of --training and the arms.")
+            raise ValueError(f"the plan sets {planned.pop()} of each run; leave it out of --training and --settings.")
         others = {*arm.options} - {"backbone", "embedding_dim", "head", "head_kwargs"}
         others |= {name for name in arm.grid if name not in TUNED and not name.startswith("head_kwargs.")}
         if plan.frozen and (others or "learning_rate" not in arm.grid or not arm.backbone):
@@ -110,7 +110,7 @@ class PlannedComparison:
                 "backbone, head, head_kwargs and embedding_dim, and tunes learning_rate, weight_decay and head_kwargs"
             )
             got = f"got {others.pop()}" if others else "its backbone and the grid of its learning_rate are needed"
-            raise ValueError(f"with --frozen, an arm has {needed}; {got} in {arm.name}.")
+            raise ValueError(f"with --frozen, each one has {needed}; {got} in {arm.name}.")
         try:
             own = self.trained_arm(arm).options if not plan.frozen or plan.finetune else arm.options
             options = apply_setting(own, {name: start for name, (_, start) in arm.grid.items()})
@@ -120,7 +120,7 @@ class PlannedComparison:
                 all_options = {**self.training, **options, "output_dir": str(self.folder)}
                 make_arguments(find_task("classification").arguments, all_options)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"the arm {arm.name} does not fit: {error}") from error
+            raise ValueError(f"{arm.name} does not fit: {error}") from error
 
     def check_records(self) -> None:
         """Raise an error if a saved model whose weights are used was trained or evaluated on these images."""
@@ -170,15 +170,16 @@ class PlannedComparison:
         drawn = "new parts for each seed" if division.test is None else f"test split {division.test}"
         sizes = f"{train:,} images to train on, {tune:,} to tune on, {test:,}{unseen} to test on ({drawn})"
         print(f"data      {plan.dataset_name}: {len(self.class_names)} classes, {sizes}")
-        print(f"arms      {', '.join(arm.name for arm in self.arms)}; reference {self.arms[0].name}")
+        print(f"compared  {', '.join(arm.name for arm in self.arms)}; reference {self.arms[0].name}")
         f = division.test_fraction
         wider = math.sqrt(1 + plan.seeds * f / (1 - f)) if division.test is None else 1.0
         paired: Any = {"tests": len(self.arms) - 1, "test": "paired" if division.is_redrawn else "welch"}
         found = [power(1.0, wider * deviation, plan.seeds, **paired) for deviation in (0.3, 0.5, 0.8)]
-        of = "paired differences" if division.is_redrawn else "values"
-        print(f"power     {plan.seeds} seeds show a difference of one point of {plan.metric} with a probability of")
-        print(f"          {', '.join(f'{each:.2f}' for each in found)} if {of} vary by 0.3, 0.5, 0.8 points over seeds")
-        print("          (standard deviation); the variation of test images comes on top")
+        chances = ", ".join(f"{each:.2f}" for each in found)
+        print(f"seeds     {plan.seeds} seeds show a difference of one point of {plan.metric} with a probability of")
+        print(f"          {chances} if it varies between seeds by 0.3, 0.5, 0.8 points (standard deviation)")
+        trainings, most = len(self.arms) * (2 * plan.num_settings + plan.seeds), plan.num_train_epochs
+        print(f"work      up to {trainings:,} trainings of up to {most} epochs; the time left is printed after each")
 
     def frozen_study(self) -> Study:
         """Compute the features of the backbones, and return the study of heads on them."""

@@ -78,8 +78,8 @@ class Results:
         tuned = {arm.name: self.trials["tuned", arm.name] for arm in arms}
         settings = {name: _describe_tuned(best) for name, best in tuned.items()}
         measures = {arm.name: {name: self.mean(arm, name) for name in MEASURES} for arm in arms}
-        lines += _section("Settings", "arm", settings)
-        lines += _section("Other measures", "arm", measures, "Means over seeds in percent, without a test.")
+        lines += _section("Settings", "compared", settings)
+        lines += _section("Other measures", "compared", measures, "Means over seeds in percent, without a test.")
         about = "Scores of the features themselves, means over seeds in percent."
         lines += _section("Backbones", "backbone", backbones, about) if backbones else []
         lines += ["", "## How measured", "", self.describe()]
@@ -96,12 +96,12 @@ class Results:
         diverged = [arm.name for arm in self.study.arms if arm not in ranked]
         text = f"Diverged or without a value: {', '.join(diverged)}. " if diverged else ""
         if self.comparison is None:
-            return text + "There are not two arms with all seeds, the reference among them, so nothing is tested."
+            return text + "There are not two with all seeds, the reference among them, so nothing is tested."
         reference = self.comparison.reference
         text += f"{ranked[0].name} has the best mean {metric}, {self.mean(ranked[0], metric):.2f} %. "
         better = [name for name, each in self.comparison.items() if each.verdict == "better"]
         if not better:
-            return text + f"No arm is shown to be better than {reference}: keep it."
+            return text + f"None is shown to be better than {reference}: keep it."
         text += f"Better than {reference}: {', '.join(better)}. "
         return text + "Differences among these are not tested." * (len(better) > 1)
 
@@ -145,7 +145,7 @@ class Results:
         kinds = " or ".join(sorted({each.variation for each in found if each.variation}))
         wider = f"The intervals account for {kinds}, the widest that is possible. " if kinds else ""
         return (
-            f"{drawn} Each arm was tuned by {study.tuned_by} on the images for tuning: {study.plan.num_settings} "
+            f"{drawn} Each was tuned by {study.tuned_by} on the images for tuning: {study.plan.num_settings} "
             "settings by successive halving, and then at most as many by steps to better neighbors. The planned runs "
             f"took {study.epochs} epochs and {study.plan.seeds} seeds. {wider}That settings were selected by noisy "
             "scores is in no interval."

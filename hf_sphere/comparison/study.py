@@ -81,7 +81,7 @@ class Study:
         open_arms = [arm for arm in self.arms if ("tuned", arm.name) not in finished]
         if finished:
             done = sum(key[0] == "run" for key in finished)
-            before = f"{len(self.arms) - len(open_arms)} of {len(self.arms)} arms are tuned"
+            before = f"{len(self.arms) - len(open_arms)} of {len(self.arms)} are tuned"
             say(f"resumed   {before}, and {done} of {len(seeds) * len(self.arms)} runs are finished")
         with _pool(workers) as pool:
             for arm, tuned, left in _finished({pool.submit(self.tune, arm): arm for arm in open_arms}):

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from transformers import MODEL_MAPPING, AutoConfig, AutoImageProcessor, AutoModel, PreTrainedConfig
 
 from hf_sphere.utils.checks import error_text
-from hf_sphere.utils.loading import WEIGHTS_PAGE, load_model, load_pretrained
+from hf_sphere.utils.known_weights import PACKAGES, package_file
+from hf_sphere.utils.loading import load_model, load_pretrained
 from hf_sphere.utils.model_sources import processor_options, timm_options
 
 logger = logging.getLogger(__name__)
@@ -180,13 +181,18 @@ def load_backbone_weights(backbone: nn.Module, name: str, file: str) -> None:
     """Load the weights of a backbone from a file, as timm does: converted, and adapted to the number of channels.
 
     The backbone is one of `create_backbone`; messages have its name. The file is safetensors, or a state dict that
-    torch loads with `weights_only`. A classifier in it is not used. Tensors that are missing or have another shape are
+    torch loads with `weights_only`, or the module of a pip package of
+    `hf_sphere.utils.known_weights`. A classifier in it is not used. Tensors that are missing or have another shape are
     an error that names them.
     """
-    if not Path(file).is_file():
-        raise FileNotFoundError(f"backbone_weights {file} is not a file. See {WEIGHTS_PAGE}.")
+    path = package_file(file)
+    if path is None and not Path(file).is_file():
+        packages = " or ".join(PACKAGES)
+        raise FileNotFoundError(f"backbone_weights {file} is neither a file nor an installed package, {packages}.")
     try:
-        state = load_state_dict(file, weights_only=True)
+        state = load_state_dict(str(path or file), weights_only=True)
+        if path is not None:  # its tensors have other names, in the same order
+            state = dict(zip(backbone.state_dict(), state.values(), strict=False))
         if convert := getattr(sys.modules[type(backbone).__module__], "checkpoint_filter_fn", None):
             state = convert(state, backbone)
         tensors, traits = backbone.state_dict(), getattr(backbone, "pretrained_cfg", {})
@@ -204,7 +210,7 @@ def load_backbone_weights(backbone: nn.Module, name: str, file: str) -> None:
     if wrong and not expected:
         advice = f"Their names are not those of the backbone. {advice}"
         if [*shapes.values()][: len(tensors)] == [tuple(value.shape) for value in tensors.values()]:
-            advice = f"The names differ, but the shapes match in order: rename the tensors. See {WEIGHTS_PAGE}."
+            advice = "The names differ, but the shapes match in order: rename the tensors."
     _report_weights(file, name, len(tensors), wrong, unused, advice)
     backbone.load_state_dict(state, strict=False)
 

@@ -16,7 +16,7 @@ from datasets.fingerprint import Hasher
 from PIL.Image import Resampling
 from torch import Tensor
 from torch.utils.data import DataLoader
-from transformers import AutoImageProcessor, AutoTokenizer
+from transformers import AutoTokenizer
 
 from hf_sphere.data import image_files
 from hf_sphere.data.decoding import state_of_files
@@ -25,6 +25,7 @@ from hf_sphere.search.pipeline import Batch, embed_batches
 from hf_sphere.search.source import ImageSource
 from hf_sphere.search.vectors import unit_vectors
 from hf_sphere.utils.checks import check_extra, text_list
+from hf_sphere.utils.known_weights import split_weights
 from hf_sphere.utils.loading import find_file, load_pretrained, load_sentence_transformer
 from hf_sphere.utils.modules import digest_weights
 from hf_sphere.utils.pixels import WHITE
@@ -97,8 +98,7 @@ class ImageEncoder(Encoder):
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         model = extract.load_embedding_model(name)
         try:
-            # Not AutoProcessor, which loads other models that a processor names, and offers to run code.
-            self.processor = load_pretrained(AutoImageProcessor, name)
+            self.processor = extract.load_image_processor(name)
         except OSError as error:
             problem = f"{name} has no image processor, so the preprocessing of its images is unknown"
             raise ValueError(f"{problem}. Save the one of its training there by its `save_pretrained`.") from error
@@ -348,7 +348,8 @@ def load_encoder(model: Any, device: torch.device | str | None = None) -> Any:
         return model
     if not model:
         return VectorEncoder()
-    return ImageEncoder(model, device) if find_file(model, "modules.json") is None else TextEncoder(model, device)
+    is_of_texts = not any(split_weights(model)) and find_file(model, "modules.json") is not None
+    return TextEncoder(model, device) if is_of_texts else ImageEncoder(model, device)
 
 
 class _Prepared(torch.utils.data.Dataset):

@@ -12,14 +12,22 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-from transformers import MODEL_MAPPING, AutoConfig, AutoModel, AutoModelForImageClassification
+from transformers import MODEL_MAPPING, AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification
+from transformers.image_utils import PILImageResampling
 from transformers.modeling_outputs import ModelOutput
 
 from hf_sphere.data import ImagesFromDisk, ImageSplit
 from hf_sphere.data.decoding import cache_file
-from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionModel
+from hf_sphere.models import (
+    SphereVisionConfig,
+    SphereVisionForImageClassification,
+    SphereVisionImageProcessor,
+    SphereVisionModel,
+)
+from hf_sphere.models.pretrained_backbones import pretrained_preprocessing
 from hf_sphere.search.pipeline import Batch, embed_batches, finished_batches
 from hf_sphere.search.store import embeddings_writer
+from hf_sphere.utils.known_weights import split_weights
 from hf_sphere.utils.loading import load_model, load_pretrained
 from hf_sphere.utils.modules import digest_weights
 from hf_sphere.utils.problem_types import SINGLE_LABEL, class_probabilities, problem_type
@@ -41,7 +49,8 @@ def load_embedding_model(name: str) -> Any:
     Args:
         name: Folder or Hub id of a classifier, encoder or few-shot model (whose encoder is used) of type sphere_vision,
             of a model such as CLIP with `get_image_features` and `get_text_features`, or of another image encoder of
-            transformers; see `TransformersBackbone`.
+            transformers; see `TransformersBackbone`. Or `NAME=WEIGHTS`, a backbone of timm and a file or pip package
+            of weights.
 
     Raises:
         ValueError: If the model is another one.
@@ -49,6 +58,13 @@ def load_embedding_model(name: str) -> Any:
     Example:
         >>> model = load_embedding_model("outputs/my-model")  # doctest: +SKIP
     """
+    backbone, weights = split_weights(name)
+    if weights:
+        options = pretrained_preprocessing(backbone)
+        if not options:
+            raise ValueError(f"{backbone} of {name} is no pretrained model of timm, so that its images are unknown.")
+        sizes = {key: options[key] for key in ("num_channels", "image_size")}
+        return SphereVisionModel(SphereVisionConfig(backbone=backbone, head=None, **sizes), pretrained=weights)
     config = load_pretrained(AutoConfig, name)
     if hasattr(MODEL_MAPPING.get(type(config), None), "get_text_features"):
         return load_model(AutoModel, name, complete=True)
@@ -61,6 +77,16 @@ def load_embedding_model(name: str) -> Any:
     if saved not in MODELS:
         raise ValueError(f"{name} is a {saved}; embeddings need a {' or a '.join(MODELS)}.")
     return load_model(MODELS[saved], name, complete=True)
+
+
+def load_image_processor(name: str) -> Any:
+    """Load the image processor of a model that `load_embedding_model` loads."""
+    backbone, weights = split_weights(name)
+    if not weights:  # not AutoProcessor, which loads other models that a processor names, and offers to run code
+        return load_pretrained(AutoImageProcessor, name)
+    options = pretrained_preprocessing(backbone)
+    (height, width), resample = options.pop("image_size"), PILImageResampling[options.pop("interpolation").upper()]
+    return SphereVisionImageProcessor(size={"height": height, "width": width}, resample=resample, **options)
 
 
 @torch.inference_mode()

@@ -16,6 +16,15 @@ from hf_sphere.utils.arguments import SEED, Arguments, argument
 
 OPTIMIZER_HELP = "Optimizer; all except adam, adamw and sgd find scale-invariant weights or hidden matrices."
 
+USUAL = (
+    *("dataset_name", "eval_split", "validation_fraction", "image_size", "model_name_or_path", "backbone"),
+    *("pretrained_backbone", "backbone_weights", "head", "head_kwargs", "output_dir", "overwrite_output_dir"),
+    *("resume_from_checkpoint", "seed", "num_train_epochs", "per_device_train_batch_size", "bf16"),
+    *("optim", "learning_rate", "lr_scheduler_type", "train_classes", "value_column_name", "computed_value"),
+    *("way", "shot", "text_column_name", "max_seq_length", "objective", "from_scratch", "spherized"),
+)
+"""Options that `--help` shows, about twenty of each task; `--help all` shows the others, too."""
+
 
 def optimizer_choices() -> Iterable[str]:
     """Return the valid values of `--optim`."""

@@ -127,6 +127,7 @@ class TrainingLoop:
         self._totals: dict[str, Tensor] = {}
         self._wide = widest_dtype(accelerator.device)
         self._stop_signal = 0
+        self._has_estimate = False
         if args.resume_from_checkpoint:
             self._resume(find_checkpoint(args.resume_from_checkpoint, self.output_dir))
         self.state.metric = self.metric
@@ -183,6 +184,11 @@ class TrainingLoop:
             group = []
             state.batch = batch_count
             bar.update()
+            if not self._has_estimate and (elapsed := time.perf_counter() - started) > 5:
+                self._has_estimate, steps = True, bar.n - bar.initial
+                minutes = elapsed / steps * (self.total_steps - state.step) / 60
+                if minutes > 1 and self.accelerator.is_main_process:
+                    bar.write(f"time      about {minutes:.0f} min for {self.total_steps - state.step:,} more steps")
             at_log = state.step % self.args.logging_steps == 0
             if at_log or state.step == self.total_steps:
                 self._check_losses()

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
@@ -24,12 +24,36 @@ from hf_sphere.utils.checks import check_not_text
 from hf_sphere.utils.commands import command_of, running
 from hf_sphere.utils.configs import ABOUT, YamlLoader, load_config
 from hf_sphere.utils.imports import import_modules
+from hf_sphere.utils.loading import check_source
 
 SEED: dict[str, Any] = {"ge": 0, "le": 2**32 - 1}
 """Bounds of seeds, those of NumPy."""
 
 LARGEST = 2**31 - 1
 """Largest absolute value of integers without another bound; products of two of them fit into 64 bits."""
+
+_SOURCES = {
+    "dataset": (
+        *("dataset_name", "images", "source", "query", "calibration", "other", "compare_with", "unknown"),
+        *("embeddings", "beside", "out_of_distribution", "train_embeddings"),
+    ),
+    "model": ("model_name_or_path", "initial_weights", "initial_model", "text_model"),
+    "": ("index", "settings", "prototypes_file", "class_vectors", "snapshots", "folder"),
+}
+"""Options that name what is read, by the kind of repository on the Hub that it may be instead of a file or folder."""
+
+_OTHER_NAMES = {
+    "max_steps": "stop_after_steps: the learning-rate schedule still spans num_train_epochs",
+    "model": "model_name_or_path",
+    "epochs": "num_train_epochs",
+    "lr": "learning_rate",
+    "batch_size": "per_device_train_batch_size",
+    "optimizer": "optim",
+    "data_dir": "dataset_name",
+    "top_n": "top_k",
+    "k": "top_k",
+}
+"""Options by the name that they have elsewhere, with what is different."""
 
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
@@ -132,18 +156,38 @@ def argument(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def command_arguments(*args: Any, **options: Any) -> tuple[Any, ...]:
+    """Return what `parse_arguments` does, if the files and folders, models and datasets that it names are there."""
+    values = parse_arguments(*args, **options)
+    given = {name: value for each in values for name, value in vars(each).items() if value}
+    for kind, names in _SOURCES.items():
+        for name in names if not given.get("remove_from") else ():  # what is removed may be gone
+            value: Any = given.get(name, ())
+            for each in [value] if isinstance(value, str) else value:
+                check_source(name, each, kind)
+    if running.get() and "torch" not in sys.modules and os.environ.get("RANK", "0") == "0":
+        print(f"{running.get()}: loading libraries ...", file=sys.stderr, flush=True)  # which takes seconds
+    return values
+
+
 def parse_arguments(
-    types: Sequence[type], argv: Sequence[str] | None = None, description: str = "", recipe: str | None = None
+    types: Sequence[type],
+    argv: Sequence[str] | None = None,
+    description: str | None = "",
+    recipe: str | None = None,
+    usual: Collection[str] = (),
 ) -> tuple[Any, ...]:
     """Read argument dataclasses from `--config NAME_OR_FILE` and the command line, which takes precedence.
 
     One instance of each is returned; an unknown key or a value of the wrong type is a `SystemExit`, with a message that
     includes it. `--print_config` prints all of them as YAML, and exits. The command line has no program name; None
-    stands for that of `sys.argv`. Only configurations of the script `recipe` are read, or those of all scripts.
+    stands for that of `sys.argv`. Only configurations of the script `recipe` are read, or those of all scripts. If some
+    options are `usual`, `--help` shows these, and `--help all` all of them.
     """
     argv = import_modules(sys.argv[1:] if argv is None else argv)  # first: it may define choices
     usage = "%(prog)s [--config NAME_OR_FILE] [--OPTION VALUE ...]"
-    parser = _Parser(prog=running.get(), description=description, usage=usage, allow_abbrev=False)
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = _Parser(prog=running.get(), description=description, usage=usage, formatter_class=formatter)
     help_text = "name of a configuration, or YAML file; of several, later ones take precedence."
     parser.add_argument("--config", action="append", default=[], help=help_text)
     parser.add_argument("--print_config", action="store_true", help="print all arguments as YAML, and exit")
@@ -151,6 +195,11 @@ def parse_arguments(
     parser.add_argument("--import", action="append", default=[], dest="modules", metavar="MODULE", help=help_text)
     actions = {action.dest: action for cls in types for action in _add_arguments(parser, cls)}
     names, words, places = list(actions), _words(argv), parser.places
+    hidden = [name for name in names if name not in usual] if usual else []
+    if hidden and "all" not in words[words.index("--help") + 1 if "--help" in words else len(words) :]:
+        for name in hidden:
+            actions[name].help = argparse.SUPPRESS
+        parser.epilog = f"--help all shows the other {len(hidden)} options, too."
     try:
         for config in given_configs(words):
             for name, value in _read_config(config, actions, recipe, places).items():
@@ -256,13 +305,17 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose help and errors are not preceded by the usage, which has a hundred lines."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(allow_abbrev=False, **options)
         self.places: dict[str, str] = {}  # where the configurations state an argument that the command line does not
 
     def error(self, message: str) -> NoReturn:
         place = self.places.get(re.findall(r"\w+", message.removeprefix("argument "))[0])
         message = " ".join((f"{place}: {message}" if place else message).split())
         self.exit(2, f"{self.prog}: error: {message}\nSee {self.prog} --help.\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in (choices := [*map(str, action.choices)]):
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}.{_hint(value, choices, 'choices')}")
 
 
 def _default(field: dataclasses.Field) -> Any:
@@ -313,6 +366,8 @@ def _add_arguments(parser: argparse.ArgumentParser, cls: type) -> Iterator[argpa
             options["choices"] = list(choices() if callable(choices) else choices)
         if get_origin(kind) is list:
             kind, options["nargs"] = get_args(kind)[0], "+"
+        if choices is None:
+            options["metavar"] = {int: "N", float: "X", Options: "MAPPING"}.get(kind, "NAME")
         if kind is bool:
             kind, options["nargs"], options["const"] = _boolean, "?", True
             options["metavar"] = "true|false"
@@ -338,7 +393,7 @@ def _words(argv: Sequence[str] | None) -> list[str]:
 
 def given_configs(words: Sequence[str]) -> list[str]:
     """Return the names or files of `--config` on a command line."""
-    parser = _Parser(prog=running.get(), add_help=False, allow_abbrev=False)
+    parser = _Parser(prog=running.get(), add_help=False)
     parser.add_argument("--config", action="append", default=[])
     return parser.parse_known_args(words)[0].config
 
@@ -370,7 +425,9 @@ def _read_config(
     return {name: _check_value(actions[name], value) for name, value in values.items()}
 
 
-def _hint(name: str, names: list[str]) -> str:
+def _hint(name: str, names: list[str], kind: str = "keys") -> str:
+    if name in _OTHER_NAMES and (own := _OTHER_NAMES[name].split(":")[0]) in names:
+        return f" It is {_OTHER_NAMES[name].replace(own, f'--{own}', 1)}."
     initials = [other for other in names if "".join(word[:1] for word in other.split("_")) == name]  # such as lr
     close = initials or [other for other in names if name in other][:3] or difflib.get_close_matches(name, names, n=3)
-    return f" Did you mean {' or '.join(close)}?" if close else f" The keys are: {', '.join(sorted(names))}."
+    return f" Did you mean {' or '.join(close)}?" if close else f" The {kind} are: {', '.join(sorted(names))}."

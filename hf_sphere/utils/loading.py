@@ -1,5 +1,6 @@
 """Loading of saved models and datasets: whatever a damaged file causes is one error that names the model or data."""
 
+import difflib
 import glob
 import json
 import os
@@ -12,8 +13,9 @@ from typing import Any
 
 from hf_sphere.utils import files
 from hf_sphere.utils.checks import check_regular, error_text
+from hf_sphere.utils.known_weights import PACKAGES, package_file, split_weights
 
-WEIGHTS_PAGE = "docs/weights.md: weights and data without the Hub"
+WITHOUT_HUB = "Copy it from a machine with a network (hf download NAME --local-dir FOLDER), and name the folder"
 SPHERIZE = "hf_sphere.nn.sentence_embedding.Spherize"
 FILE_KINDS = {".txt": "text", ".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
 """Builder of `datasets` for files of rows, by suffix."""
@@ -53,6 +55,44 @@ def check_settings(settings: Any, field: str = "") -> None:
         check_settings(value, field if is_of_field else str(key))
 
 
+def check_source(option: str, name: str, kind: str) -> None:
+    """Raise an error, without heavy imports, unless an option names a file or folder that is there.
+
+    It may also be a `kind` of repository on the Hub, `model` or `dataset`, that is in the cache or can be downloaded.
+    """
+    if (weights := split_weights(name)[1]) in PACKAGES:
+        package_file(weights)  # its error names what to install
+        return
+    name = weights or name
+    if os.path.lexists(name) or ":" in name or (kind == "dataset" and name in ("digits", "two_clusters")):
+        return
+    is_file = Path(name).suffix.lower() in (*FILE_KINDS, ".jpg", ".jpeg", ".png", ".webp", ".safetensors", ".yaml")
+    problem = "there is no such file or folder"
+    if kind and not is_file and re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", name):
+        from huggingface_hub import HfApi, constants
+        from huggingface_hub.errors import HfHubHTTPError
+
+        cache, folder = Path(constants.HF_HUB_CACHE), f"{kind}s--{name.replace('/', '--')}"
+        prepared = os.environ.get("HF_DATASETS_CACHE", Path(constants.HF_HOME, "datasets"))  # of `datasets`
+        if (cache / folder).exists() or Path(prepared, name.replace("/", "___")).exists():
+            return
+        try:
+            HfApi().repo_info(name, repo_type=kind, timeout=10)
+            return
+        except HfHubHTTPError as error:
+            if type(error).__name__ != "RepositoryNotFoundError":  # such as a gated one
+                return
+            problem += f", and no {kind} of this name on the Hub"
+        except Exception:  # of the network, or HF_HUB_OFFLINE
+            reason = "downloads are off (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "the Hub cannot be reached"
+            problem += f"; it is not in the cache of the Hub either, and {reason}"
+    parent = os.path.dirname(name)
+    names = os.listdir(parent or ".") if os.path.isdir(parent or ".") else []
+    near = difflib.get_close_matches(os.path.basename(name), names, 1)
+    hint = f" Did you mean {os.path.join(parent, near[0])}?" if near else ""
+    raise FileNotFoundError(f"--{option} {name}: {problem}.{hint}")
+
+
 def not_found(what: str, error: BaseException) -> FileNotFoundError:
     """Return the error that something, described by `what`, cannot be downloaded: it says why, and what else to do."""
     from huggingface_hub import constants
@@ -61,7 +101,7 @@ def not_found(what: str, error: BaseException) -> FileNotFoundError:
     causes = [error]
     while cause := causes[-1].__cause__ or causes[-1].__context__:
         causes.append(cause)
-    reason = error_text(error).rstrip(".")
+    reason, hint = error_text(error).rstrip("."), ""
     if any(isinstance(cause, RepositoryNotFoundError) for cause in causes):
         reason = "there is no such repository, or it is private"
     elif any(isinstance(cause, LocalEntryNotFoundError | ConnectionError) for cause in causes) or (
@@ -69,8 +109,8 @@ def not_found(what: str, error: BaseException) -> FileNotFoundError:
     ):
         is_off = constants.HF_HUB_OFFLINE
         reason = "downloads are off (HF_HUB_OFFLINE)" if is_off else "the Hub cannot be reached"
-        reason += ", and the cache lacks its files"
-    return FileNotFoundError(f"{what} cannot be loaded from the Hub: {reason}. See {WEIGHTS_PAGE}.")
+        reason, hint = f"{reason}, and the cache lacks its files", f" {WITHOUT_HUB}."
+    return FileNotFoundError(f"{what} cannot be loaded from the Hub: {reason}.{hint}")
 
 
 def load_pretrained(kind: Any, name: str | os.PathLike, *, option: str = "model_name_or_path", **options: Any) -> Any:

@@ -46,7 +46,7 @@ def plot_report(report: VectorReport, *, title: str = "", path: str | Path | Non
     variances.set(xlabel="principal component", ylabel="variance / mean variance")
     counts = np.bincount(drawn["occurrence"].astype(int))
     hubs.bar(range(len(counts)), counts, width=1.0, color=COLORS[0])
-    hubs.set(yscale="log", ylim=(0.5, None), xlabel=f"{K}-occurrence (times among the nearest {K})", ylabel="rows")
+    hubs.set(yscale="log", ylim=(0.5, None), xlabel=f"times among the nearest {K} of others", ylabel="rows")
     for axes in (variances, hubs):
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter("")

@@ -275,18 +275,17 @@ ONE = "b: {head: cosine}\n"
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--heads", "softmax"], "a comparison needs at least two arms"),
-        (["--heads", "softmax", "softmax"], "a comparison needs at least two arms"),
-        (["--heads", "softmax", "softmx"], "the arm softmx does not fit: unknown head 'softmx'"),
-        (["--heads", "softmax", "etf", "--embedding_dim", "8"], "the arm etf does not fit: a simplex of 10 classes"),
+        (["--heads", "softmax"], "a comparison needs at least two;"),
+        (["--heads", "softmax", "softmax"], "a comparison needs at least two;"),
+        (["--heads", "softmax", "etf", "--embedding_dim", "8"], "etf does not fit: a simplex of 10 classes"),
         ([*HEADS, "--train_split", "train+test", "--eval_split", "test"], "355 of the 355 test images are also images"),
         ([*HEADS, "--eval_split", "train"], "1,442 of the 1,442 test images are also images to train or tune on"),
         ([*HEADS, "--metric", "unseen_auroc", "--left_out_classes", "0.9"], "0.9 of the classes cannot be left out"),
         ([*HEADS, "--frozen"], "its backbone and the grid of its learning_rate are needed in softmax"),
         ([*HEADS, "--training", "{eval_split: train}"], "the plan sets eval_split of each run"),
-        ([*HEADS, "--training", "{no_option: 1}"], "the arm softmax does not fit: unknown option 'no_option'"),
-        ([*HEADS, "--training", "{optim: adm}"], "the arm softmax does not fit: optim must be one of adam, "),
-        ([*HEADS, "--training", "{nesterov: 1}"], "the arm softmax does not fit: nesterov must be of type bool; got 1"),
+        ([*HEADS, "--training", "{no_option: 1}"], "softmax does not fit: unknown option 'no_option'"),
+        ([*HEADS, "--training", "{optim: adm}"], "softmax does not fit: optim must be one of adam, "),
+        ([*HEADS, "--training", "{nesterov: 1}"], "softmax does not fit: nesterov must be of type bool; got 1"),
         ([*HEADS, "--training", "{learning_rate: 0.1}"], "learning_rate of --training is tuned"),
         ([*HEADS, "--group_column", "patient"], "no group column 'patient'"),
     ],
@@ -303,6 +302,7 @@ def test_a_plan_that_does_not_fit_the_data_is_refused(refused, words, message):
         (["--frozen", "--training", "{optim: sgd}"], "--training is for trained backbones"),
         (["--settings", "table.yaml"], "settings and heads exclude each other"),
         (["--seeds", "1"], "seeds must be at least 2"),
+        (["--heads", "softmax", "softmx"], "--heads: invalid choice: 'softmx'. Did you mean softmax?"),
     ],
 )
 def test_a_contradictory_command_line_is_refused(words, message, capsys):
@@ -317,11 +317,11 @@ def test_a_contradictory_command_line_is_refused(words, message, capsys):
         ("- softmax", [], "must map names to options"),
         ("a: softmax", [], "must map names to options"),
         ("a: {head: [", [], "cannot read the configuration"),
-        ("a: {backbone: lenet5}\n" + ONE, [], "the arm a does not fit: unknown head 'None'"),
-        ("a: {head: softmax, no_option: 1}\n" + ONE, [], "the arm a does not fit"),
+        ("a: {backbone: lenet5}\n" + ONE, [], "a does not fit: unknown head 'None'"),
+        ("a: {head: softmax, no_option: 1}\n" + ONE, [], "a does not fit"),
         ("a: {head: softmax, head_kwargs: {foo: 1}, embedding_dim: 8}\n" + ONE, [], "head 'softmax' has no option foo"),
         ("a: {head: softmax, grid: {learning_rate: [2, 1]}}\n" + ONE, [], "lists of increasing numbers"),
-        ("a: {head: softmax, grid: {no_option: [1]}}\n" + ONE, [], "the arm a does not fit"),
+        ("a: {head: softmax, grid: {no_option: [1]}}\n" + ONE, [], "a does not fit"),
         ("a: {head: softmax, weight_decay: 0.1}\n" + ONE, ["--frozen"], "got weight_decay in a"),
         ("a: {head: softmax, grid: {seed: [1]}}\n" + ONE, ["--frozen"], "got seed in a"),
         ("a: {head: softmax, grid: {}}\n" + ONE, ["--frozen"], "the grid of its learning_rate are needed in a"),
@@ -335,7 +335,7 @@ def test_backbones_that_cannot_be_frozen_or_have_other_weights_and_folders_with_
     run, refused, backbone, tmp_path
 ):
     words = [*HEADS, *frozen_words(backbone), "--finetune", "2", "--training", "{no_option: 1}"]
-    assert "the arm softmax does not fit" in refused("digits", *words)
+    assert "softmax does not fit" in refused("digits", *words)
     save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors")
     other = f"resnet10t={tmp_path / 'a.safetensors'}"
     for words, message in (

@@ -59,10 +59,10 @@ def test_intervals_are_described_by_their_variation_if_there_are_any(results):
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        (VALUES, "cosine has the best mean accuracy, 91.17 %. No arm is shown to be better than softmax: keep it."),
+        (VALUES, "cosine has the best mean accuracy, 91.17 %. None is shown to be better than softmax: keep it."),
         (VALUES | {"vmf": [99.0, 99.5, 99.9]}, "vmf has the best mean accuracy, 99.47 %. Better than softmax: vmf. "),
         (VALUES | {"vmf": [99.0]}, "Diverged or without a value: vmf. cosine has the best mean accuracy, 91.17 %. "),
-        (VALUES | {"softmax": [99.0]}, "Diverged or without a value: softmax. There are not two arms with all seeds, "),
+        (VALUES | {"softmax": [99.0]}, "Diverged or without a value: softmax. There are not two with all seeds, "),
     ],
 )
 def test_the_conclusion_names_the_best_mean_and_arms_that_are_shown_to_be_better(results, values, text):

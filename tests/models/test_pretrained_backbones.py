@@ -290,7 +290,7 @@ class TestWeightFiles:
             ("resnet18", "renamed.pth", ValueError, r"Their names are not those of the backbone\. Use weights of this"),
             ("resnet10t", "code.pth", ValueError, "cannot be read as weights of the backbone resnet10t: weights_only"),
             ("resnet10t", "a.safetensors", ValueError, r"a\.safetensors cannot be read as weights of the backbone"),
-            ("resnet10t", "nowhere.pth", FileNotFoundError, r"nowhere\.pth is not a file\. See docs/weights"),
+            ("resnet10t", "nowhere.pth", FileNotFoundError, r"nowhere\.pth is neither a file nor"),
         ):
             with pytest.raises(error, match=message):
                 create_backbone(name, num_channels=3, image_size=32, pretrained=str(tmp_path / source))

@@ -151,9 +151,9 @@ def test_final_activation_follows_the_configuration(keeps, options):
     assert (backbone(pictures()).min() == 0) == keeps
 
 
-def test_backbone_that_keeps_the_activation_warns_unless_it_is_loaded(monkeypatch, tmp_path):
+def test_backbone_that_keeps_the_activation_says_so_unless_it_is_loaded(monkeypatch, tmp_path):
     said: list[str] = []
-    monkeypatch.setattr(construction.logger, "warning_once", said.append)
+    monkeypatch.setattr(construction.logger, "info", said.append)
     options = {"backbone": "resnet10t", "num_channels": 3, "image_size": 64, "head": None, "spherization": {}}
     SphereVisionModel(SphereVisionConfig(**options, embedding_dim=8))
     assert said == []

@@ -322,7 +322,7 @@ def test_an_interrupted_run_resumes(evaluate, tiny, questions, tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--scorings", "guess"], "'guess' .choose from .*embedding_similarity"),
+        (["--scorings", "guess"], "'guess'. The choices are: embedding_similarity"),
         (["--templates", "a is b"], "'a is b' is not a template"),
         (["--benchmarks", "sat"], "sat"),
         (["--max_questions", "0"], "max_questions must be at least 1"),

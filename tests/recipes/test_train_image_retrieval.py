@@ -230,7 +230,6 @@ def test_invalid_arguments_are_errors_that_list_valid_ones_before_training(train
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--head", "arcfase"], "unknown head 'arcfase'; the heads are: "),
         (["--head_kwargs", "{marginn: 0.3}"], "head 'spherized' has no option marginn; its options are: "),
         (["--backbone", "lenet55"], "unknown backbone 'lenet55'; similar names: lenet5"),
         (["--backbone", "facebook/no-such-model"], "no folder or file facebook/no-such-model"),

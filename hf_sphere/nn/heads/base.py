@@ -364,6 +364,10 @@ class Head(nn.Module):
             self._warned.add(about)
             logger.warning(f"Head {self.name!r} {message}")
 
+    def explain_loss(self) -> str:
+        """Return why the first loss is far from that of equal probabilities; empty if it is not."""
+        return ""
+
     def initialize_from_data(self, embeddings: Tensor) -> None:
         """Initialize the head from training embeddings (N, d); see `needs_data_initialization`."""
 

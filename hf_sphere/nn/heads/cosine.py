@@ -102,6 +102,15 @@ class MarginHead(CosineHead):
         """Activate the margin once `margin_warmup_epochs` epochs have passed."""
         self.active_margin = self.margin if epoch >= self.margin_warmup_epochs else 0.0
 
+    def explain_loss(self) -> str:
+        """Return what the margin adds to the first loss."""
+        across = torch.eye(2, self.embedding_dim, device=self.weight.device)
+        added = -self.target_logits(*across[:, None]).item() if self.margin else 0.0
+        if added < 5:
+            return ""
+        scale = f"a scale of {self.inverse_temperature().item():.3g} and a margin of {self.margin:g}"
+        return f"starts high, since {scale} add about {added:.0f} to that of equal probabilities; it falls quickly"
+
     def loss_logits(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the logits (B, K) with the margin in that of the own class."""
         labels = labels.clamp_min(0)

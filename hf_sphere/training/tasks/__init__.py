@@ -37,7 +37,8 @@ class Task:
     """One kind of training, as a recipe's command line and `all_results.json` show it.
 
     Attributes:
-        summary: Shown by `--help`.
+        summary: Shown by `--help`, with
+        example: a command.
         arguments: Dataclasses of the command line, `RecipeArguments` or a subclass among them.
         prepare: Loads the data and builds the model; called with the `Run` and an instance of each of `arguments`.
         metric: Metric for selecting the best epoch, without its prefix.
@@ -65,6 +66,7 @@ class Task:
     eval_metrics: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     name: str = ""
+    example: str = ""
 
     def __post_init__(self) -> None:
         for name in ("headline", "train_metrics", "eval_metrics", "unused"):

@@ -1,7 +1,8 @@
 """Image classification."""
 
 import logging
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import product, zip_longest
@@ -31,12 +32,17 @@ HEAD_NAMES = (  # those of `hf_sphere.nn.HEADS`, which would import torch
 )  # fmt: skip
 
 
+def head_choices() -> Iterable[str]:
+    """Return the names of the heads, with one's own if torch is imported."""
+    return getattr(sys.modules.get("hf_sphere.nn.heads"), "HEADS", HEAD_NAMES)
+
+
 @dataclass
 class ModelArguments(image.EncoderArguments):
     """Head."""
 
     head: str | None = argument(
-        None, f"Head: {', '.join(HEAD_NAMES)}; if not set, `spherized`, or `prototype` in joint prediction."
+        None, "Head; if not set, `spherized`, or `prototype` in joint prediction.", choices=head_choices
     )
     head_kwargs: Options = argument(Options, "Options of the head, a mapping.")
     class_weights: Literal["balanced"] | None = argument(
@@ -392,6 +398,7 @@ def set_prototypes(model: Any, path: str, class_names: list[str]) -> None:
 
 TASK = Task(
     summary="Train an image classifier on the sphere.",
+    example="hf-sphere train classification --dataset_name digits --head vmf --output_dir outputs/digits",
     arguments=(ModelArguments, ImageDataArguments, RecipeArguments, EvaluationArguments),
     prepare=prepare,
     metric="accuracy",

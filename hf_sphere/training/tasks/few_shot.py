@@ -122,6 +122,7 @@ def describe_prototypes(model: Any, few_shot: FewShotArguments) -> HeadDescripti
 
 TASK = Task(
     summary="Train embeddings on episodes of a few classes, to recognize unseen classes from a few images of each.",
+    example="hf-sphere train few-shot --config digits-linear-1shot-plain-cosine",
     arguments=(EncoderArguments, ImageDataOptions, RecipeArguments, FewShotArguments),
     prepare=prepare,
     metric="accuracy",

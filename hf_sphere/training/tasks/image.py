@@ -53,7 +53,7 @@ class EncoderArguments(Arguments):
     backbone_weights: str | None = argument(
         None,
         "Start from this file of weights of the backbone, of timm or transformers, likewise with its images: "
-        "safetensors or a state dict of torch, also of a classifier; docs/weights.md names pip packages with weights.",
+        "safetensors or a state dict of torch, also of a classifier.",
     )
     freeze_stages: int = argument(0, "Do not train the stem and this many first stages of the backbone.", ge=0)
     linear_probe_epochs: int = argument(0, "Train only the layers after the backbone in these first epochs.", ge=0)
@@ -257,6 +257,8 @@ def freeze(args: EncoderArguments, model: Any, epoch: int) -> None:
 
 def summarize(model: Any, images: "ImageData", head: HeadDescription, *, shows_pixels: bool = False) -> str:
     """Summarize data and model in a few lines."""
+    from hf_sphere.nn.heads.base import heads_of
+
     shape = images.shape
     held_out = f", {images.validation.num_examples:,} held out" if images.validation is not None else ""
     held_out += f", {images.rejection.num_examples:,} for rejection" if images.rejection is not None else ""
@@ -271,13 +273,14 @@ def summarize(model: Any, images: "ImageData", head: HeadDescription, *, shows_p
     if shows_pixels:
         mean, std = (", ".join(f"{value:.3f}" for value in values) for values in (images.mean, images.std))
         pixels = f"\nimages    crop of {shape.crop_pct:g} of a side, mean {mean}, standard deviation {std}"
+    loss = "".join(f"\nloss      {text}" for head in heads_of(model) if (text := head.explain_loss()))
     return (
         f"data      {images.train.num_examples:,} training images{held_out}, "
         f"{images.evaluation.num_examples:,} for evaluation, "
         f"{shape.channels} x {shape.height} x {shape.width}, {', '.join([*targets, *head.targets])}\n"
         f"model     {', '.join(parts)}\n"
         f"          {sum(p.numel() for p in model.parameters()):,} parameters{untrained} on {model.device}"
-        f"{pixels}"
+        f"{pixels}{loss}"
     )
 
 

@@ -69,6 +69,7 @@ def describe_joint(model: Any) -> HeadDescription:
 
 TASK = Task(
     summary="Train classification and regression on one sphere.",
+    example="hf-sphere train joint --config digits-joint-slant",
     arguments=(ModelArguments, ImageDataArguments, RecipeArguments, JointArguments),
     prepare=prepare,
     metric="loss",

@@ -202,7 +202,7 @@ def _spherized(args: TextModelArguments, config: Any) -> tuple[Any, Any]:
     name = args.model_name_or_path
     if config.model_type not in SPHERIZED:
         done = config.model_type.startswith("sphere_")
-        none = f"it has no spherized form; these have one: {', '.join(SPHERIZED)}. Add it as in docs/extending.md."
+        none = f"it has no spherized form; these have one: {', '.join(SPHERIZED)}."
         advice = "it is spherized already; leave --spherized out." if done else none
         raise ValueError(f"{name} is a {config.model_type} model: {advice}")
     if unknown := [key for key in args.spherization_kwargs if key not in SETTINGS]:
@@ -216,6 +216,8 @@ def _spherized(args: TextModelArguments, config: Any) -> tuple[Any, Any]:
 
 TASK = Task(
     summary="Train a masked language model, plain or spherized.",
+    example="hf-sphere train masked-lm --model_name_or_path bert-base-uncased --spherized \\\n"
+    "    --dataset_name lines.txt --output_dir outputs/bert",
     arguments=(TextModelArguments, TextDataOptions, TextRecipeArguments),
     prepare=prepare,
     metric="loss",

@@ -110,6 +110,7 @@ def describe_regression(model: Any) -> HeadDescription:
 
 TASK = Task(
     summary="Train an image regression: a real value as the angle to a pole of the sphere.",
+    example="hf-sphere train regression --config digits-regression-slant",
     arguments=(ModelArguments, ImageDataArguments, RecipeArguments, RegressionArguments),
     prepare=prepare,
     metric="mean_absolute_error",
