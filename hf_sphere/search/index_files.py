@@ -23,8 +23,7 @@ from hf_sphere.metrics.neighbors import Distance
 from hf_sphere.search.calibration import Calibration, Rule
 from hf_sphere.search.fitted import Cohort, Summary, Transform, pack, unpack
 from hf_sphere.search.neighbor_search import APPROXIMATE, NeighborSearch, SearchKind
-from hf_sphere.search.source import Content
-from hf_sphere.search.vectors import positions
+from hf_sphere.search.vectors import Content, positions
 from hf_sphere.utils.checks import check_regular, error_text
 from hf_sphere.utils.files import (
     MANIFEST_FILE,

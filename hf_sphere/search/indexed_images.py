@@ -16,8 +16,9 @@ from PIL.Image import Image as PILImage
 
 from hf_sphere.data.folders import TABLES, leaves, list_files
 from hf_sphere.data.image_files import open_image
-from hf_sphere.search.source import Content, ImageSource
+from hf_sphere.search.source import ImageSource
 from hf_sphere.search.space import EmbeddingSpace
+from hf_sphere.search.vectors import Content
 from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.pixels import convert_image
 from hf_sphere.utils.progress import progress_bar

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from datasets import Dataset, DatasetDict, Image, IterableDataset, IterableDatasetDict
 from PIL import Image as PILImage
@@ -13,14 +13,12 @@ from torch import Tensor
 
 from hf_sphere.data import folders, image_files, sources
 from hf_sphere.data.targets import has_labels, read_class_names, read_labels
-from hf_sphere.search.vectors import check_names, parse_vectors
+from hf_sphere.search.vectors import Content, check_names, parse_vectors
 from hf_sphere.utils.loading import FILE_KINDS, load_file
 from hf_sphere.utils.pixels import WHITE, convert_image
 from hf_sphere.utils.texts import damage
 
 logger = logging.getLogger(__name__)
-
-Content = Literal["image", "text", "vector"]
 
 Groups = str | Sequence[str | int] | None
 

@@ -4,7 +4,7 @@ import base64
 import hashlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,9 @@ from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.utils.checks import check_integer, error_text
 
 logger = logging.getLogger(__name__)
+
+Content = Literal["image", "text", "vector"]
+"""What rows are."""
 
 
 def read_vectors(

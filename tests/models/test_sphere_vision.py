@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from fresh_python import run_fresh
 from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -264,3 +265,17 @@ def test_importing_the_library_is_lazy():
     heavy = "'torch', 'transformers', 'timm', 'sentence_transformers'"
     program = f"import sys, hf_sphere.losses; print([m for m in ({heavy}) if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_a_search_of_vectors_imports_neither_transformers_nor_datasets_nor_torchvision():
+    program = """
+import sys
+sys.modules.update(dict.fromkeys(("transformers", "datasets", "torchvision", "timm", "accelerate")))  # not importable
+import numpy as np
+from hf_sphere.search import EmbeddingSpace
+vectors = np.random.default_rng(0).standard_normal((100, 8))
+space = EmbeddingSpace.fit(vectors, groups=np.arange(100) // 5)
+print(space.identify(vectors[0], 0.1))
+"""
+    ended = run_fresh([sys.executable, "-c", program], capture_output=True, text=True, hugging_face=False)
+    assert ended.stdout == "0\n", ended.stderr
