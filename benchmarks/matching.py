@@ -49,8 +49,8 @@ NOMINAL = [0.02, 0.03, 0.05, 0.07, 0.10, 0.15, 0.20, 0.30]
 LEVELS_OF_CURVES = np.array(NOMINAL) * (1 + 1e-12)
 TITLES = {"omniglot": "Omniglot", "wikitext": "WikiText-2", "cifar10": "CIFAR-10 without groups"}
 TITLES |= {"omniglot_pixels": "Omniglot pixels"}
-ENROLLED = {"wikitext": 61, "omniglot": 100, "omniglot_pixels": 100}
-"""Number of enrolled groups of the identification."""
+ENROLLED = {"wikitext": 41, "omniglot": 81, "omniglot_pixels": 81}
+"""Number of enrolled groups of the identification, a third."""
 
 GOALS = {
     ("wikitext", "auto, sharp"): 0.34,
@@ -258,7 +258,7 @@ def identification(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict
     corpora = {name: (corpus(name, args), ENROLLED[name]) for name in args.identify}
     for path in args.npz:
         file = np.load(path)
-        corpora[path.stem] = (file["vectors"], file["groups"]), len(np.unique(file["groups"])) // 2
+        corpora[path.stem] = (file["vectors"], file["groups"]), len(np.unique(file["groups"])) // 3
     for name, ((vectors, groups), num_enrolled) in corpora.items():
         random = np.random.default_rng(0)
         count = int(groups.max()) + 1
@@ -276,6 +276,7 @@ def identification(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict
             for rule, options in {
                 "cosine, strict": {"score": "cosine", "rule": "strict"},
                 "cosine, sharp": {"score": "cosine"},
+                "transformed, sharp": {"score": "transformed"},
                 "auto, strict": {"rule": "strict"},
                 "auto, sharp": {},
                 "cosine, strict, 20 separate groups": {"score": "cosine", **calibration},

@@ -17,13 +17,14 @@ from hf_sphere.geometry.checks import to_tensor
 from hf_sphere.search.fitted import (
     BLOCK,
     CANDIDATES as FITTED_CANDIDATES,
+    COSINE,
     FittedScore,
     GroupCohorts,
     Groups,
     above_cohorts,
     best_groups,
     best_without,
-    summarize,
+    group_scores,
 )
 from hf_sphere.utils.checks import check_integer
 
@@ -34,9 +35,6 @@ MOST_CANDIDATES = 1_600
 """Candidates of a query, at most, if those before are of too few groups."""
 
 Rule = Literal["sharp", "strict"]
-
-COSINE = FittedScore(torch.empty(0))
-"""What groups are scored by if no score is fitted: the cosine of the best row."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,8 @@ class Matches:
             another distance its negative.
         p_values: (Q, k) float64, or None if the space has no calibration yet and no level was given.
         accepted: (Q, k) bool, whether the p-value is at most the level; None without a level.
-        measure: What is compared: `cosine`, `fitted`, or another distance.
+        measure: What is compared: `cosine`, `transformed` for the cosine of transformed vectors, `fitted`, or another
+            distance.
         queries: Of an `ImageIndex`, columns of the queries as in its `images`, and `embedding`, (Q, d).
     """
 
@@ -69,7 +68,7 @@ class Matches:
         """
         if self.measure == "fitted":
             raise ValueError("fitted scores have no distances; fit with score='cosine', or use scores.")
-        return 1 - self.scores if self.measure == "cosine" else -self.scores
+        return 1 - self.scores if self.measure in ("cosine", "transformed") else -self.scores
 
 
 class ExpectedFound(NamedTuple):
@@ -271,8 +270,13 @@ class CalibratedSearch(ABC):
 
     @property
     def score(self) -> str:
-        """`cosine`, or `fitted`."""
-        return "cosine" if self.fitted is None else "fitted"
+        """`cosine`, `transformed` or `fitted`."""
+        return "cosine" if self.fitted is None else "transformed" if self.fitted.is_cosine else "fitted"
+
+    @property
+    def _is_of_groups(self) -> bool:
+        """Whether groups are scored, not rows."""
+        return self.fitted is not None and not self.fitted.is_cosine
 
     @property
     @abstractmethod
@@ -297,7 +301,7 @@ class CalibratedSearch(ABC):
 
     @property
     def _num_candidates(self) -> int:
-        return min(len(self), CANDIDATES if self.fitted is None else FITTED_CANDIDATES)
+        return min(len(self), FITTED_CANDIDATES if self._is_of_groups else CANDIDATES)
 
     @property
     def _measure(self) -> str:
@@ -329,11 +333,13 @@ class CalibratedSearch(ABC):
             ValueError: If a query or k is invalid, or the calibration has too few groups for the level.
         """
         queries = self._check_search(queries, k, false_accept)
-        if false_accept is None and not self.is_calibrated and self.fitted is None:
-            found = self._candidates(queries, k)
-            return Matches(found.rows, found.scores, measure=self._measure)
-        found = self._candidates(queries, max(k, self._num_candidates))
+        count = max(k, self._num_candidates) if self._needs_groups(false_accept) else k
+        found = self._candidates(queries, count)
         return self._judge(queries, found, k, false_accept, found)
+
+    def _needs_groups(self, false_accept: float | None) -> bool:
+        """Whether scores or p-values depend on the best groups of a query."""
+        return self._is_of_groups or ((false_accept is not None or self.is_calibrated) and self.calibration.needs_best)
 
     def _judge(
         self, queries: Tensor, found: Candidates, k: int, false_accept: float | None, all_rows: Candidates | None = None
@@ -342,28 +348,25 @@ class CalibratedSearch(ABC):
 
         The first candidates among all rows are searched if they are not given and make a difference.
         """
-        calibration = self.calibration if false_accept is not None or self.is_calibrated else None
-        needs_best = calibration is not None and calibration.needs_best
-        if self.fitted is not None or needs_best:
+        best = None
+        if self._needs_groups(false_accept):
             count = self._num_candidates
             first = Candidates(*(column[:, :count] for column in all_rows or self._candidates(queries, count)))
             groups = self._find_groups(queries, first)
-        if self.fitted is not None:
-            found = self._scored(self.fitted, found, groups)
-        found = Candidates(*(column[:, :k] for column in found))
-        if calibration is None:
-            return Matches(found.rows, found.scores, measure=self._measure)
-        best = None
-        if needs_best:
+            if self._is_of_groups:
+                found = self._scored(found, groups)
             top = self._best(groups)
             best = Best(top.ids[:, 0], top.groups[:, 0].contiguous(), top.scores[:, 1])
-        p_values = calibration.p_values(found.scores, best).masked_fill(found.rows < 0, 1.0).cummax(1).values
+        found = Candidates(*(column[:, :k] for column in found))
+        if false_accept is None and not self.is_calibrated:
+            return Matches(found.rows, found.scores, measure=self._measure)
+        p_values = self.calibration.p_values(found.scores, best).masked_fill(found.rows < 0, 1.0).cummax(1).values
         accepted = None if false_accept is None else accepts(p_values, false_accept)
         return Matches(found.rows, found.scores, p_values, accepted, self._measure)
 
-    def _scored(self, score: FittedScore, found: Candidates, groups: Groups) -> Candidates:
+    def _scored(self, found: Candidates, groups: Groups) -> Candidates:
         """Return rows in the order of the scores of their groups."""
-        values = above_cohorts(groups, groups, score.cohort, self._known_cohorts())
+        values = above_cohorts(groups, groups, (self.fitted or COSINE).cohort, self._known_cohorts())
         is_same = found.groups[:, :, None] == groups.groups[:, None]
         scores = values[:, None].where(is_same, -torch.inf).amax(2).masked_fill(found.rows < 0, -torch.inf)
         order = scores.argsort(dim=1, descending=True, stable=True)
@@ -375,13 +378,14 @@ class CalibratedSearch(ABC):
         By the sharp rule, and with separate calibration, it accepts what `search` does. By the strict rule with rows
         that calibrate it is a little too high, since `search` knows the group of the best row, and needs 2 / level - 1
         groups.
-        If a fitted score is the cosine of transformed vectors, those of `EmbeddingSpace.transform` are compared.
+        For `score="transformed"` it is that of the vectors that `EmbeddingSpace.transform` returns.
 
         Raises:
             ValueError: If the score is not such a cosine, or the calibration has too few groups for the level.
         """
-        if self.metric["distance"] != "cosine" or not (self.fitted or COSINE).is_cosine:
-            raise ValueError(f"only cosines have a threshold, not the {self._measure} score; fit with score='cosine'.")
+        if self.metric["distance"] != "cosine" or self._is_of_groups:
+            hint = "fit with score='cosine' or score='transformed'"
+            raise ValueError(f"only cosines have a threshold, not the {self._measure} score; {hint}.")
         return self.calibration.threshold(false_accept)
 
     def identify(self, queries: Any, false_accept: float) -> Any:
@@ -419,7 +423,7 @@ class CalibratedSearch(ABC):
     def _find_groups(self, queries: Tensor, found: Candidates, left_out: Tensor | None = None) -> Groups:
         """Return the best groups among candidates; more are searched for queries whose candidates are of too few."""
         score = self.fitted or COSINE
-        of_rows, is_first = summarize(found.scores, found.groups, score.summary)
+        of_rows, is_first = group_scores(found.scores, found.groups, score.is_cosine)
         top = best_groups(of_rows, is_first, found.groups, found.ids, score.num_groups)
         count = 4 * found.rows.shape[1]
         lacking = (top.groups[:, -1] < 0) & (found.rows[:, -1] >= 0)
@@ -436,9 +440,7 @@ class CalibratedSearch(ABC):
 
     def _best(self, found: Groups, left_out: Tensor | None = None) -> Groups:
         """Return the best group of each query and the best one without it, (Q, 2)."""
-        if self.fitted is None:
-            return Groups(*(column[:, :2] for column in found))
-        return best_without(found, self.fitted.cohort, self._known_cohorts(), left_out)
+        return best_without(found, (self.fitted or COSINE).cohort, self._known_cohorts(), left_out)
 
 
 def merge_groups(known: Groups, found: Candidates) -> Groups:
@@ -447,7 +449,7 @@ def merge_groups(known: Groups, found: Candidates) -> Groups:
     columns = [torch.cat(pair, 1) for pair in pairs]
     order = columns[0].argsort(dim=1, descending=True, stable=True)
     scores, groups, ids = (column.gather(1, order) for column in columns)
-    return best_groups(*summarize(scores, groups, "best"), groups, ids, 2)
+    return best_groups(*group_scores(scores, groups, True), groups, ids, 2)
 
 
 def accepts(p_values: Tensor, level: float) -> Tensor:

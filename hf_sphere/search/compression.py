@@ -92,7 +92,7 @@ class CompressedSpace(CalibratedSearch):
         tensors |= {f"known_{name}": getattr(self.calibration, name) for name in CALIBRATION}
         tensors |= pack(self.fitted, self._cohorts)
         about = {"bits": self.bits, "recall": self.recall, "names": self._names, "rule": self.calibration.rule}
-        about["fitted"] = self.fitted and (self.fitted.name, self.fitted.summary, self.fitted.cohort)
+        about["fitted"] = self.fitted and (self.fitted.name, self.fitted.cohort)
         about["is_chosen"] = self.calibration.is_chosen
         _check_contents(about, tensors)  # somebody may have set attributes
         with files.lock_folder(folder):

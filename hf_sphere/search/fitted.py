@@ -1,30 +1,28 @@
 """Scores of groups for queries, and the choice of one by groups that do not calibrate."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hf_sphere.geometry.manifold import project_to_sphere
 
 logger = logging.getLogger(__name__)
 
-Summary = Literal["best", "three", "exponential"]
 Cohort = Literal["none", "query", "both"]
-Transform = Literal["none", "mean", "ledoit-wolf", "whitening", "within groups"]
+Transform = Literal["none", "mean", "ledoit-wolf", "within groups"]
+Kind = Literal["auto", "cosine", "transformed", "fitted"]
 
-SUMMARIES: tuple[Summary, ...] = ("best", "three", "exponential")
-"""How the similarities of the rows of a group become one: the best, the mean of the three best, or log-sum-exp."""
+TRANSFORMS: tuple[Transform, ...] = ("mean", "ledoit-wolf", "within groups")
+"""What is done to rows: the mean is subtracted, then the covariance becomes the identity: that of all rows to the power
+1/2, or that within groups."""
 
-COHORTS: tuple[Cohort, ...] = ("none", "query", "both")
-"""Which means are subtracted: that of the next groups of the query, and that of the group's own nearest groups."""
-
-TRANSFORMS: tuple[Transform, ...] = ("none", "mean", "ledoit-wolf", "whitening", "within groups")
-"""What is done to rows: nothing, the mean is subtracted, and their covariance, that of all rows to the power 1/2 or
-wholly, or that within groups, becomes the identity."""
+COHORTS: tuple[Cohort, ...] = ("query", "both")
+"""Which means are subtracted: that of the next groups of the query, or also that of the group's own nearest groups."""
 
 COHORT = 10
 """Number of groups of the mean."""
@@ -33,7 +31,7 @@ CANDIDATES = 50
 """Rows with the largest similarities, from which groups are scored."""
 
 SHRINKAGE, SCALE = 0.3, 20.0
-"""Part of the identity in a covariance, and factor of the cosines in log-sum-exp."""
+"""Part of the identity in the covariance within groups, and factor of the cosines in log-sum-exp."""
 
 FEWEST, FOLDS, LEVEL = 5, 2, 0.05
 """Fewest groups of two rows or more that choose, parts of them, and the level at which scores are compared."""
@@ -44,31 +42,30 @@ BLOCK = 1 << 24
 
 @dataclass(frozen=True)
 class FittedScore:
-    """A score of a group for a query: rows are transformed, compared, summarized, and compared with a cohort.
+    """A score of a group for a query, by the cosines of transformed rows.
 
     Attributes:
         mean: (d,) float32, which is subtracted.
         matrix: (d, d) float32, by which rows are multiplied then; None for none.
-        summary: How the cosines of the rows of a group become one.
-        cohort: Which means over other groups are subtracted.
+        cohort: `none`: the score is the cosine of the best row. Else it is log-sum-exp of the cosines of the rows of
+            the group, less means over other groups.
         name: Name of the transform.
     """
 
     mean: Tensor
     matrix: Tensor | None = None
-    summary: Summary = "best"
     cohort: Cohort = "none"
     name: Transform = "none"
 
     @property
     def is_cosine(self) -> bool:
         """Whether the score is the cosine of transformed vectors, which a threshold can be set on."""
-        return self.summary == "best" and self.cohort == "none"
+        return self.cohort == "none"
 
     @property
     def num_groups(self) -> int:
         """Number of groups that are scored: with the best left out, the cohort is of the next ones."""
-        return 2 if self.name == "none" and self.is_cosine else COHORT + 2
+        return 2 if self.is_cosine else COHORT + 2
 
     def transform(self, vectors: Tensor) -> Tensor:
         """Return the transformed directions of vectors, (n, d) float32, which do not depend on the number of rows."""
@@ -76,15 +73,15 @@ class FittedScore:
             return vectors
         parts = []
         for block in vectors.split(8192):
-            centered = project_to_sphere(block.double()) - self.mean.double()
-            parts.append(
-                project_to_sphere(centered if self.matrix is None else centered @ self.matrix.double()).float()
-            )
+            points = project_to_sphere(block.double()) - self.mean.double()
+            points = points if self.matrix is None else points @ self.matrix.double()
+            parts.append(project_to_sphere(points).float())
         return torch.cat(parts) if parts else vectors
 
     def __str__(self) -> str:
-        parts = [f"{self.name} transform", f"{self.summary} of the rows", f"cohort {self.cohort}"]
-        return ", ".join(parts)
+        means = {"none": "", "query": ", less the next groups", "both": ", less the next groups of query and group"}
+        what = "cosine of the best row" if self.is_cosine else "log-sum-exp of the rows of a group"
+        return f"{what}, {self.name} transform{means[self.cohort]}"
 
 
 class Groups(NamedTuple):
@@ -95,27 +92,20 @@ class Groups(NamedTuple):
     ids: Tensor
 
 
-def summarize(cosines: Tensor, groups: Tensor, summary: Summary) -> tuple[Tensor, Tensor]:
-    """Return the score of the group of each candidate, and whether it is the first of its group, (Q, c) each.
+def group_scores(cosines: Tensor, groups: Tensor, is_best: bool) -> tuple[Tensor, Tensor]:
+    """Return the score of the group of each candidate that is the first of it, and whether it is, (Q, c) each.
 
-    Cosines (Q, c) are in decreasing order, and -inf where there is no row; groups are numbers.
+    Cosines (Q, c) are in decreasing order, and -inf where there is no row; groups are numbers. The score is that of the
+    best row, or log-sum-exp of all candidates of the group.
     """
     order = groups.argsort(dim=1, stable=True)
-    sorted_groups, values = groups.gather(1, order), cosines.gather(1, order).double()
-    starts = torch.ones_like(sorted_groups, dtype=torch.bool)
-    starts[:, 1:] = sorted_groups[:, 1:] != sorted_groups[:, :-1]
-    number = starts.cumsum(1) - 1
-    positions = torch.arange(groups.shape[1]).expand_as(groups)
-    rank = positions - positions.where(starts, 0).cummax(1).values
-    counts = (values > -torch.inf) & (rank < {"best": 1, "three": 3}.get(summary, groups.shape[1]))
-    if summary == "exponential":
-        totals = torch.zeros_like(values).scatter_add(1, number, (SCALE * values).exp().where(counts, 0.0))
-        scores = totals.log() / SCALE
-    else:
-        totals = torch.zeros_like(values).scatter_add(1, number, values.where(counts, 0.0))
-        sizes = torch.zeros_like(values).scatter_add(1, number, counts.double())
-        scores = (totals / sizes).where(sizes > 0, -torch.inf)
+    sorted_groups = groups.gather(1, order)
+    starts = F.pad(sorted_groups[:, 1:] != sorted_groups[:, :-1], (1, 0), value=True)
     back = order.argsort(dim=1)
+    if is_best:
+        return cosines, starts.gather(1, back)
+    number, terms = starts.cumsum(1) - 1, (SCALE * cosines.gather(1, order).double()).exp()
+    scores = torch.zeros_like(terms).scatter_add(1, number, terms).log() / SCALE
     return scores.gather(1, number).gather(1, back), starts.gather(1, back)
 
 
@@ -191,9 +181,7 @@ def above_cohorts(
     scores: Groups, best: Groups, kind: Cohort, cohorts: GroupCohorts | None, left_out: Tensor | None = None
 ) -> Tensor:
     """Return the scores of groups (Q, m) above the cohorts of a query, by its best groups, and of the groups."""
-    values = scores.scores
-    if kind != "none":
-        values = values - cohort_means(best.scores)[:, None]
+    values = scores.scores - cohort_means(best.scores)[:, None]
     if kind == "both":
         assert cohorts is not None
         values = values - cohorts.means(scores.groups, left_out)
@@ -202,6 +190,8 @@ def above_cohorts(
 
 def best_without(found: Groups, kind: Cohort, cohorts: GroupCohorts | None, left_out: Tensor | None = None) -> Groups:
     """Return the best group of each query and the best one if this were not there, (Q, 2), above their cohorts."""
+    if kind == "none":
+        return Groups(*(column[:, :2] for column in found))
     first = above_cohorts(found, found, kind, cohorts, left_out)
     best = first.argmax(1, keepdim=True)
     left = found._replace(scores=found.scores.scatter(1, best, -torch.inf))
@@ -217,34 +207,29 @@ def best_without(found: Groups, kind: Cohort, cohorts: GroupCohorts | None, left
     return Groups(scores, *(column.where(scores > -torch.inf, -1) for column in (groups, ids)))
 
 
-def transforms(
-    vectors: Tensor, groups: Tensor
-) -> Iterator[tuple[Transform, Callable[[], tuple[Tensor, Tensor | None]]]]:
-    """Yield the name of each transform, and a function that fits it to unit vectors (n, d) of groups (n,)."""
+def transforms(vectors: Tensor, groups: Tensor) -> dict[Transform, tuple[Tensor, Tensor | None]]:
+    """Return the mean and the matrix of each transform, fitted to unit vectors (n, d) of groups (n,)."""
     exact = vectors.double()
-    mean, dim = exact.mean(0), vectors.shape[1]
+    mean = exact.mean(0)
     centered = exact - mean
-
-    def power(values: Tensor, axes: Tensor, shrinkage: float, exponent: float) -> tuple[Tensor, Tensor | None]:
-        level = values.mean()
-        shrunk = (1 - shrinkage) * values + shrinkage * level
-        return mean.float(), ((axes * (shrunk / level) ** exponent) @ axes.T).float()
-
-    def spectrum(points: Tensor, freedom: int) -> tuple[Tensor, Tensor]:
-        values, axes = torch.linalg.eigh(points.T @ points / max(1, freedom))
-        return values.clamp_min(0), axes
-
-    yield "none", lambda: (torch.zeros(dim), None)
-    if float(centered.square().mean()) < 1e-12:  # equal rows have no axes
-        return
-    yield "mean", lambda: (mean.float(), None)
-    whole = spectrum(centered, len(exact))
-    yield "ledoit-wolf", lambda: power(*whole, _ledoit_wolf(centered, whole[0]), -0.25)
-    yield "whitening", lambda: power(*whole, SHRINKAGE, -0.5)
     names, group, counts = groups.unique(return_inverse=True, return_counts=True)
-    within = exact - (torch.zeros(len(names), dim).double().index_add(0, group, exact) / counts[:, None])[group]
+    within = (
+        exact - (torch.zeros(len(names), exact.shape[1]).double().index_add(0, group, exact) / counts[:, None])[group]
+    )
+    found: dict[Transform, tuple[Tensor, Tensor | None]] = {"mean": (mean.float(), None)}
+
+    def power(points: Tensor, freedom: int, shrinkage: float | None, exponent: float) -> tuple[Tensor, Tensor]:
+        values, axes = torch.linalg.eigh(points.T @ points / max(1, freedom))
+        values = values.clamp_min(0)
+        share, level = _ledoit_wolf(points, values) if shrinkage is None else shrinkage, values.mean()
+        return mean.float(), ((axes * ((1 - share) * values / level + share) ** exponent) @ axes.T).float()
+
+    # Equal rows have no axes.
+    if float(centered.square().mean()) >= 1e-12:
+        found["ledoit-wolf"] = power(centered, len(exact), None, -0.25)
     if float(within.square().mean()) >= 1e-12:
-        yield "within groups", lambda: power(*spectrum(within, len(exact) - len(names)), SHRINKAGE, -0.5)
+        found["within groups"] = power(within, len(exact) - len(names), SHRINKAGE, -0.5)
+    return found
 
 
 def _ledoit_wolf(centered: Tensor, variances: Tensor) -> float:
@@ -254,48 +239,56 @@ def _ledoit_wolf(centered: Tensor, variances: Tensor) -> float:
     return float((error / distance).clamp(0, 1)) if distance > 0 else 1.0
 
 
-def fit_score(vectors: Tensor, groups: Tensor, rows: Tensor, folds: Tensor, *, always: bool) -> FittedScore | None:
+def fit_score(vectors: Tensor, groups: Tensor, rows: Tensor, folds: Tensor, kind: Kind) -> FittedScore | None:
     """Return the score that names most queries at a level; None if groups are too few, or if the cosine is as good.
 
-    Queries are rows, each among all others. A transform is fitted to the groups of the other folds, so that it is
-    judged as for groups that it has not seen; the one that is returned is fitted to all. It is better if the mean
-    difference over groups is above its standard error.
+    Queries are rows, each among the others of its fold, by transforms that are fitted to the groups of the other folds:
+    rows that fitted a transform lie farther apart than new ones, so they are no fair rows to search. The one that is
+    returned is fitted to all. For the kind `auto` its mean difference over groups is above its standard error.
 
     Args:
         vectors: (n, d), unit vectors of groups that do not calibrate.
         groups: (n,), numbers of their groups.
         rows: (q,), queries.
         folds: (n,), fold of the group of each row, from 0 to FOLDS - 1.
-        always: Whether a score is returned although the cosine is as good.
+        kind: `auto`; `fitted` also if the cosine is as good; or `transformed` for a cosine of transformed vectors.
     """
     labels, counts = groups.unique(return_inverse=True, return_counts=True)[1:]
     rows = rows[counts[labels[rows]] > 1]
-    is_enough = len(own := labels[rows]) and len(own.unique()) >= FEWEST
-    if not is_enough or any((folds != fold).sum() < 2 for fold in range(FOLDS)):
+    if len(labels[rows].unique()) < FEWEST or any(len(labels[folds == fold].unique()) < 2 for fold in range(FOLDS)):
         return None
-    results: dict[tuple[Transform, Summary, Cohort], Tensor] = {}
-    fits = [dict(transforms(vectors[folds != fold], groups[folds != fold])) for fold in range(FOLDS)]
-    for name in (name for name in TRANSFORMS if all(name in fit for fit in fits)):
-        for fold, fit in enumerate(fits):
-            is_judged = folds[rows] == fold
-            points = FittedScore(*fit[name](), name=name).transform(vectors)
-            for key, columns in _search_each(points, labels, rows):
-                results.setdefault((name, *key), torch.zeros(3, len(rows)).double())[:, is_judged] = columns[
-                    :, is_judged
-                ]
-    named = {key: _named(columns, own) for key, columns in results.items()}
-    cosine, choice = named["none", "best", "none"], max(named, key=lambda key: float(named[key].mean()))
+    cohorts: tuple[Cohort, ...] = ("none",) if kind == "transformed" else COHORTS
+    results: dict[tuple[Transform, Cohort], list[Tensor]] = {}
+    judged = []
+    for fold in range(FOLDS):
+        members = (folds == fold).nonzero()[:, 0]
+        queries = torch.isin(members, rows).nonzero()[:, 0]
+        judged.append(labels[members[queries]])
+        fits = transforms(vectors[folds != fold], groups[folds != fold])
+        for name in TRANSFORMS:
+            # A fold of equal rows has no axes: nothing is done to them then.
+            score = FittedScore(*fits[name], name=name) if name in fits else COSINE
+            for cohort, columns in _search_each(score.transform(vectors[members]), labels[members], queries, cohorts):
+                results.setdefault((name, cohort), []).append(columns)
+        (_, columns) = next(_search_each(vectors[members], labels[members], queries, ("none",)))
+        results.setdefault(("none", "none"), []).append(columns)
+    own = torch.cat(judged)
+    named = {key: _named(torch.cat(columns, 1), own) for key, columns in results.items()}
+    cosine = named.pop(("none", "none"))
+    choice = max(named, key=lambda key: float(named[key].mean()))
     gain = named[choice] - cosine
     text = "Named at %.0f %%: %.3f by %s, %.3f by the cosine."
     logger.info(text, 100 * LEVEL, named[choice].mean(), choice, cosine.mean())
-    if not always and not gain.mean() > gain.std() / len(gain) ** 0.5:
+    fitted = transforms(vectors, groups)
+    if choice[0] not in fitted or (kind == "auto" and not gain.mean() > gain.std() / len(gain) ** 0.5):
         return None
-    name, summary, cohort = choice
-    return FittedScore(*dict(transforms(vectors, groups))[name](), summary, cohort, name)
+    return FittedScore(*fitted[choice[0]], choice[1], choice[0])
 
 
-def _search_each(points: Tensor, labels: Tensor, rows: Tensor) -> Iterator[tuple[tuple[Summary, Cohort], Tensor]]:
-    """Yield, for each summary and cohort, what rows find, (3, q): best score, best of other groups, and is it right."""
+def _search_each(
+    points: Tensor, labels: Tensor, rows: Tensor, cohorts: tuple[Cohort, ...]
+) -> Iterator[tuple[Cohort, Tensor]]:
+    """Yield, for each cohort, what rows find, (3, q): best score, best of other groups, and is it right."""
     parts = []
     for block in rows.split(max(1, BLOCK // len(points))):
         cosines = points[block] @ points.T
@@ -304,18 +297,16 @@ def _search_each(points: Tensor, labels: Tensor, rows: Tensor) -> Iterator[tuple
         cosines.masked_fill_(labels[block, None] == labels, -torch.inf)
         parts.append((*nearest, *cosines.topk(min(CANDIDATES, len(points)))))
     of_all, at, of_others, at_others = (torch.cat(columns) for columns in zip(*parts, strict=True))
-    own = labels[rows]
-    for summary in SUMMARIES:
-        found = [
-            best_groups(*summarize(cosines, labels[at], summary), labels[at], at, COHORT + 2)
-            for cosines, at in ((of_all, at), (of_others, at_others))
-        ]
-        cohorts = GroupCohorts.of(own, found[1])
-        for cohort in COHORTS:
-            of_known = best_without(found[0], cohort, cohorts)
-            of_unknown = best_without(found[1], cohort, cohorts, own)
-            is_right = of_known.groups[:, 0] == own
-            yield (summary, cohort), torch.stack([of_known.scores[:, 0], of_unknown.scores[:, 0], is_right.double()])
+    own, is_best = labels[rows], cohorts == ("none",)
+    every, others = (
+        best_groups(*group_scores(cosines.double(), labels[at], is_best), labels[at], at, COHORT + 2)
+        for cosines, at in ((of_all, at), (of_others, at_others))
+    )
+    known = GroupCohorts.of(own, others)
+    for cohort in cohorts:
+        of_known, of_unknown = best_without(every, cohort, known), best_without(others, cohort, known, own)
+        is_right = (of_known.groups[:, 0] == own).double()
+        yield cohort, torch.stack([of_known.scores[:, 0], of_unknown.scores[:, 0], is_right])
 
 
 def _named(columns: Tensor, groups: Tensor) -> Tensor:
@@ -328,6 +319,9 @@ def _named(columns: Tensor, groups: Tensor) -> Tensor:
     hits = ((known > threshold) & (is_right > 0)).double()
     return torch.zeros(len(counts)).double().index_add(0, group, hits) / counts
 
+
+COSINE = FittedScore(torch.empty(0))
+"""What groups are scored by if no score is fitted: the cosine of the best row."""
 
 TENSORS = dict.fromkeys(("mean", "matrix"), torch.float32) | {"cohorts": torch.float64}
 TENSORS |= dict.fromkeys(("cohort_groups", "cohort_nearest"), torch.int64)
@@ -343,20 +337,20 @@ def pack(score: FittedScore | None, cohorts: GroupCohorts | None) -> dict[str, T
 
 
 def unpack(
-    names: tuple[Transform, Summary, Cohort] | None, tensors: dict[str, Tensor], dim: int
+    names: tuple[Transform, Cohort] | None, tensors: dict[str, Tensor], dim: int
 ) -> tuple[FittedScore | None, GroupCohorts | None]:
     """Return the score of `pack`, whose tensors are taken out of others, or raise an error if they are damaged."""
     parts = {name: tensors.pop(name) for name in TENSORS if name in tensors}
     if names is None:
         return None, None
-    transform, summary, cohort = names
+    transform, cohort = names
     shape = (*parts.get("cohorts", torch.empty(0, 0)).shape[:2], COHORT + 1)
     shapes = {"mean": (dim,), "matrix": (dim, dim), "cohort_groups": shape[:1]}
     for name, tensor in parts.items():
         is_valid = tensor.dtype == TENSORS[name] and tensor.shape == shapes.get(name, shape)
         if not is_valid or not (tensor < torch.inf).all():
             raise ValueError(f"{name} of the fitted score is invalid")
-    score = FittedScore(parts["mean"], parts.get("matrix"), summary, cohort, transform)
+    score = FittedScore(parts["mean"], parts.get("matrix"), cohort, transform)
     if cohort != "both":
         return score, None
     order = parts["cohort_groups"].argsort()

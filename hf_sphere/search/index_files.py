@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hf_sphere.metrics.neighbors import Distance
 from hf_sphere.search.calibration import Calibration, Rule
-from hf_sphere.search.fitted import Cohort, Summary, Transform, pack, unpack
+from hf_sphere.search.fitted import Cohort, Transform, pack, unpack
 from hf_sphere.search.neighbor_search import APPROXIMATE, NeighborSearch, SearchKind
 from hf_sphere.search.vectors import Content, positions
 from hf_sphere.utils.checks import check_regular, error_text
@@ -87,7 +87,7 @@ class About:
     calibration_settings: str = ""  # of the encoder of separate calibration queries
     columns: dict[str, str] = field(default_factory=dict)
     rule: Rule
-    fitted: tuple[Transform, Summary, Cohort] | None  # if the score is not the cosine
+    fitted: tuple[Transform, Cohort] | None  # if the score is not the cosine
     is_chosen: bool  # the score, by a third of the groups
     rows_per_group: int
     calibration_rows: int
@@ -171,7 +171,7 @@ def write_index(folder: str | PathLike, space: Any, images: dict[str, list[Any]]
     """
     folder, search = Path(folder), space.neighbor_search
     options = dict(zip(OPTIONS, space._options, strict=True), rule=space.rule, is_chosen=space._is_chosen)
-    options["fitted"] = (score := space.fitted) and (score.name, score.summary, score.cohort)
+    options["fitted"] = (score := space.fitted) and (score.name, score.cohort)
     values = {"model": "", "weights": "", "sources": [], "tables": [], **about, **space.metric, **options}
     description = About(kind=space.kind, search=search.kind, recall=search.recall, next_id=space.next_id, **values)
     with lock_folder(folder):

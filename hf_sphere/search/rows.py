@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.search.calibration import Candidates, mix, name_keys, sample_rows
-from hf_sphere.search.fitted import FOLDS, FittedScore, fit_score
+from hf_sphere.search.fitted import FOLDS, FittedScore, Kind, fit_score
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind
 from hf_sphere.search.vectors import check_names, check_vectors, positions
 
@@ -129,7 +129,7 @@ class GroupedVectors:
         rows = rows if among is None else among[rows].where(exists, -1)
         return Candidates(scores, rows, self.ids[rows].where(exists, -1), self._groups[rows].where(exists, -1))
 
-    def _fit_score(self, is_separate: bool, always: bool) -> FittedScore | None:
+    def _fit_score(self, is_separate: bool, kind: Kind) -> FittedScore | None:
         """Fit a score to a third of the groups, or to all of them if separate queries calibrate."""
         keys, rows = self._keys(), self._sample()
         is_fitted = torch.from_numpy(keys % 3 == 0) if not is_separate else torch.full((len(self),), True)
@@ -137,4 +137,4 @@ class GroupedVectors:
         positions = is_fitted.cumsum(0) - 1
         rows = positions[rows[is_fitted[rows]]]
         vectors = project_to_sphere(self.vectors[is_fitted])
-        return fit_score(vectors, self._groups[is_fitted], rows, folds, always=always)
+        return fit_score(vectors, self._groups[is_fitted], rows, folds, kind)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from hf_sphere.search.calibration import (
 )
 from hf_sphere.search.compression import CompressedSpace, compress
 from hf_sphere.search.drift import Comparison, compare, compare_samples
-from hf_sphere.search.fitted import FEWEST, FittedScore, GroupCohorts, Groups
+from hf_sphere.search.fitted import FEWEST, FittedScore, GroupCohorts, Groups, Kind
 from hf_sphere.search.index_files import read_index, write_index
 from hf_sphere.search.neighbor_search import SearchKind
 from hf_sphere.search.report import VectorReport, report_vectors
@@ -77,7 +77,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         *,
         calibration: Any = None,
         calibration_groups: Any = None,
-        score: Literal["auto", "cosine", "fitted"] = "auto",
+        score: Kind = "auto",
         rule: Rule | None = None,
         rows_per_group: int = 8,
         calibration_rows: int = 5_000,
@@ -97,8 +97,9 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
                 space take their place.
             calibration_groups: (C,) names of their groups, which are none of the space; if None, each is a group.
             score: `cosine`; `fitted`, a score of groups that is fitted to a third of the groups, which do not calibrate
-                then, or to all with separate calibration; or `auto`: the fitted one if it names more of the rows of
-                that third than the cosine does, beyond its standard error, else the cosine, calibrated by all groups.
+                then, or to all with separate calibration; `auto`: the fitted one if it names more of the rows of that
+                third than the cosine does, beyond its standard error, else the cosine, calibrated by all groups; or
+                `transformed`: the cosine of vectors that such a third transforms, for other engines.
             rule: `sharp`, which accepts more, or `strict`; see `Calibration`. If None, `sharp` if rows of the space
                 calibrate, and `strict` for separate calibration, for which it is a theorem and `sharp` can exceed
                 the level (by half where a few groups have many almost equal rows and some scattered ones).
@@ -122,7 +123,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         queries: Any = None,
         groups: Any = None,
         *,
-        score: Literal["auto", "cosine", "fitted"] = "auto",
+        score: Kind = "auto",
         rule: Rule | None = None,
     ) -> None:
         """Calibrate the p-values again, by `calibration`, `calibration_groups`, `score` and `rule` of `fit`.
@@ -131,9 +132,9 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
             ValueError: If there is only one group, or an argument is invalid.
             TypeError: If queries are no dense numbers.
         """
-        check_choice("score", score, ("auto", "cosine", "fitted"))
+        check_choice("score", score, get_args(Kind))
         check_choice("rule", rule, (None, "sharp", "strict"))
-        if score == "fitted" and self.metric["distance"] != "cosine":
+        if score in ("fitted", "transformed") and self.metric["distance"] != "cosine":
             raise ValueError(f"a score is fitted to cosines, not to the {self.metric['distance']} distance.")
         if queries is None and groups is not None:
             raise ValueError("calibration_groups are the groups of calibration, which is missing.")
@@ -147,8 +148,8 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
             separate = queries, numbers
         fitted = None
         if score != "cosine" and self.metric["distance"] == "cosine":
-            fitted = self._fit_score(separate is not None, always=score == "fitted")
-        if score == "fitted" and fitted is None:
+            fitted = self._fit_score(separate is not None, score)
+        if score in ("fitted", "transformed") and fitted is None:
             which = "a third of the groups" if separate is None else "the groups"
             raise ValueError(f"{which} fit the score, of which {FEWEST} need two rows or more; use score='cosine'.")
         self._queries, self._calibration = separate, None
@@ -163,7 +164,9 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         self.fitted, self._is_chosen, self._cohorts = fitted, is_chosen, None
 
     def transform(self, vectors: Any) -> Tensor:
-        """Return vectors (n, d) as the score compares them, unit vectors (n, d): for another engine, with `threshold`.
+        """Return vectors (n, d) as the score compares them, unit vectors (n, d): for another engine.
+
+        With `score="transformed"`, `threshold` is the cosine of these vectors from which on a row is a match.
 
         Raises:
             ValueError: If they are invalid.
@@ -411,7 +414,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
             queries, ids = self.vectors[rows], self.ids[rows]
             groups = left_out = self._groups[rows]
             known = positions(ids, old.ids) if old is not None else ids
-        if self.fitted is not None:
+        if self._is_of_groups:
             found = self._find_best(queries, left_out)
         else:
             found, is_fresh = self._find_added(old, known, queries, left_out)

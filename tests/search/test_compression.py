@@ -257,14 +257,14 @@ def test_a_missing_or_old_faiss_is_one_error(space, monkeypatch):
         space.compress()
 
 
-@pytest.mark.parametrize("cohort", ["both", "query"])
+@pytest.mark.parametrize("cohort", ["both", "query", "none"])
 def test_codes_keep_the_fitted_score_and_its_decisions(tmp_path, cohort):
     groups = torch.arange(60).repeat_interleave(5)
     points = torch.randn(60, 16, generator=torch.Generator().manual_seed(0))[groups]
     vectors = points + 0.5 * torch.randn(points.shape, generator=torch.Generator().manual_seed(1))
     space = EmbeddingSpace.fit(vectors, groups, score="cosine")
-    fit = dict(fitted.transforms(space.vectors, groups))["whitening"]
-    space._use(fitted.FittedScore(*fit(), "three", cohort, "whitening"), is_chosen=True)
+    fit = fitted.transforms(space.vectors, groups)["ledoit-wolf"]
+    space._use(fitted.FittedScore(*fit, cohort, "ledoit-wolf"), is_chosen=True)
     space._calibration = None
     space.compress(8).save(tmp_path)
     small = CompressedSpace.load(tmp_path)

@@ -33,11 +33,11 @@ def clusters(num_groups=40, size=5, dim=16, noise=0.15, seed=0):
     return points / points.norm(dim=1, keepdim=True), groups
 
 
-def with_score(space, transform, summary, cohort):
+def with_score(space, transform, cohort):
     """Calibrate a space by a score that is fitted to a third of its groups."""
     is_fitted = torch.from_numpy(space._keys() % 3 == 0)
-    fit = dict(fitted.transforms(space.vectors[is_fitted], space._groups[is_fitted]))[transform]
-    space._use(fitted.FittedScore(*fit(), summary, cohort, transform), is_chosen=True)
+    fit = fitted.transforms(space.vectors[is_fitted], space._groups[is_fitted])[transform]
+    space._use(fitted.FittedScore(*fit, cohort, transform), is_chosen=True)
     space._calibration = None
     return space
 
@@ -211,7 +211,7 @@ def test_a_fitted_score_is_refused_for_another_distance_and_has_neither_threshol
         space.calibrate(score="fitted")
     assert torch.equal((found := space.search(space.vectors[:2], 3)).distances, -found.scores)
     space = EmbeddingSpace.fit(*clusters(), score="cosine")
-    with_score(space, "none", "three", "query")
+    with_score(space, "mean", "query")
     with pytest.raises(ValueError, match="score='cosine'"):
         space.threshold(0.2)
     with pytest.raises(ValueError, match="fitted scores have no distances"):
@@ -344,7 +344,7 @@ INVALID = {
     "mixed names": (lambda: EmbeddingSpace.fit(unit(3, 4), [1, "a", 2]), "all texts or all integers; got int, str"),
     "score": (
         lambda: EmbeddingSpace.fit(unit(5, 4), score="dot"),
-        "score must be one of auto, cosine, fitted; got 'dot'",
+        "score must be one of auto, cosine, transformed, fitted; got 'dot'",
     ),
     "rows": (lambda: EmbeddingSpace.fit(unit(5, 4), rows_per_group=0), "rows_per_group must be an integer"),
     "fraction of rows": (lambda: EmbeddingSpace.fit(unit(5, 4), calibration_rows=2.5), "must be an integer"),
@@ -359,7 +359,7 @@ INVALID = {
     ),
     "score of calibrate": (
         lambda: EmbeddingSpace.fit(unit(5, 4)).calibrate(score="dot"),
-        "score must be one of auto, cosine, fitted; got 'dot'",
+        "score must be one of auto, cosine, transformed, fitted; got 'dot'",
     ),
     "other names": (lambda: EmbeddingSpace.fit(unit(4, 4), range(4)).add("a", unit(4)), "old and new.*got int, str"),
     "one query to compare": (lambda: EmbeddingSpace.fit(unit(5, 4)).check_queries(unit(4)), "queries must.*N >= 2"),
@@ -425,7 +425,7 @@ def test_without_the_groups_that_calibrate_there_is_no_level(tmp_path):
 
 def test_decisions_by_a_fitted_score_do_not_depend_on_k():
     space = EmbeddingSpace.fit(*clusters(80, 5, noise=0.3), score="cosine")
-    with_score(space, "mean", "three", "both")
+    with_score(space, "mean", "both")
     queries = unit(50, 16, seed=2)
     one, many = (space.search(queries, k, false_accept=0.2) for k in (1, 400))
     torch.testing.assert_close(many.p_values[:, :1], one.p_values)
@@ -671,10 +671,10 @@ def test_separate_calibration_has_the_strict_rule_by_default():
     assert EmbeddingSpace.fit(vectors, groups, score="cosine").calibration.rule == "sharp"
 
 
-@pytest.mark.parametrize(("summary", "cohort"), [("three", "both"), ("exponential", "query"), ("three", "none")])
-def test_queries_and_calibration_are_scored_alike_with_large_groups(summary, cohort):
+@pytest.mark.parametrize("cohort", ["both", "query"])
+def test_queries_and_calibration_are_scored_alike_with_large_groups(cohort):
     """The first 50 rows are of few groups of 60, so that more are searched."""
-    space = with_score(EmbeddingSpace.fit(*clusters(30, 60, noise=0.3), score="cosine"), "mean", summary, cohort)
+    space = with_score(EmbeddingSpace.fit(*clusters(30, 60, noise=0.3), score="cosine"), "mean", cohort)
     queries = unit(40, 16, seed=5)
     found = space.search(queries, 1, false_accept=0.2)
     as_calibration = space._find_best(queries, torch.full((40,), 10**9))
@@ -682,17 +682,38 @@ def test_queries_and_calibration_are_scored_alike_with_large_groups(summary, coh
 
 
 def test_fewer_groups_than_a_cohort_are_found_once_each():
-    space = with_score(EmbeddingSpace.fit(*clusters(10, 30, noise=0.5), score="cosine"), "mean", "three", "query")
+    space = with_score(EmbeddingSpace.fit(*clusters(10, 30, noise=0.5), score="cosine"), "mean", "query")
     groups = space._find_groups(space.vectors[:40], space._candidates(space.vectors[:40], 50)).groups
     for row in groups.tolist():
         names = [name for name in row if name >= 0]
         assert len(set(names)) == len(names)
 
 
-def test_the_cosine_of_transformed_vectors_has_a_threshold():
-    space = with_score(EmbeddingSpace.fit(*clusters(60, 5, noise=0.3), score="cosine"), "whitening", "best", "none")
+def test_the_cosine_of_transformed_vectors_has_a_threshold_and_distances(tmp_path):
+    EmbeddingSpace.fit(*clusters(60, 5, noise=0.3), score="transformed").save(tmp_path / "space")
+    space = EmbeddingSpace.load(tmp_path / "space")
+    assert space.score == "transformed"
     queries = torch.cat([space.vectors[:20] + 0.2 * unit(20, 16, seed=4), unit(60, 16, seed=5)])
-    best = (space.transform(queries).double() @ space.transform(space.vectors).double().T).amax(1)
-    accepted = space.search(queries, 1, false_accept=0.2).accepted[:, 0]
-    assert 0 < accepted.sum() < len(accepted)
-    assert torch.equal(best >= space.threshold(0.2), accepted)
+    cosines = space.transform(queries).double() @ space.transform(space.vectors).double().T
+    found = space.search(queries, 2, false_accept=0.2)
+    assert 0 < found.accepted[:, 0].sum() < len(queries)
+    assert torch.equal(cosines.amax(1) >= space.threshold(0.2), found.accepted[:, 0])
+    torch.testing.assert_close(1 - found.distances, cosines.topk(2).values, atol=1e-6, rtol=0)
+
+
+def test_rows_that_are_added_to_transformed_ones_calibrate_as_if_they_had_always_been_there():
+    vectors, groups = clusters(60, 5, noise=0.3)
+    space = EmbeddingSpace.fit(vectors[:250], groups[:250], score="transformed")
+    space.add(groups[250:], vectors[250:])
+    scores = space.calibration.scores
+    space._calibration = None
+    torch.testing.assert_close(space.calibration.scores, scores, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["fitted", "transformed"])
+def test_equal_rows_of_a_group_need_the_cosine(kind):
+    """Within groups there is no spread, and groups of one row have no other row."""
+    with pytest.raises(ValueError, match="use score='cosine'"):
+        EmbeddingSpace.fit(unit(60, 16), score=kind)
+    space = EmbeddingSpace.fit(unit(40, 16).repeat_interleave(3, 0), torch.arange(40).repeat_interleave(3), score=kind)
+    assert space.fitted.name != "within groups"

@@ -98,7 +98,7 @@ def test_remedies_are_fitted_to_one_half_of_the_groups_and_measured_on_the_other
 
 
 def test_a_remedy_that_does_nothing_is_seldom_recommended(monkeypatch):
-    def noise(fit, points):
+    def noise(fit, groups, points):
         yield "nothing", points + 0.1 * torch.randn(points.shape, generator=generator), 0.0
         for name in ("a", "b", "c"):
             yield name, points + 0.1 * torch.randn(points.shape, generator=generator), 0.0
@@ -262,11 +262,12 @@ def test_the_command_reports_rows_that_are_not_finite_and_an_index_has_its_own_g
         main([str(tmp_path / "a"), "--group_column", "label"])
 
 
-def test_bad_input_is_refused():
+def test_bad_input_is_refused(tmp_path):
+    EmbeddingSpace.fit(*clusters()).save(tmp_path / "a")
     with pytest.raises(ValueError, match="the report is about cosines, not the euclidean distance"):
         EmbeddingSpace(torch.rand(60, 4), metric={"distance": "euclidean"}).report()
     with pytest.raises(ValueError, match=r"nothing to draw: No row is left"):
         plot_report(report_vectors(torch.zeros(4, 4)))
     for option in ("--figure", "--json"):
         with pytest.raises(OSError, match="it cannot be written"):
-            main(["none", option, "/proc/none/a"])
+            main([str(tmp_path / "a"), option, "/proc/none/a"])
