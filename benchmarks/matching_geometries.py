@@ -1,13 +1,13 @@
 """Measure how often `EmbeddingSpace` accepts queries without a match in some hundred simulated geometries.
 
 python benchmarks/matching_geometries.py
-python benchmarks/matching_geometries.py --repetitions 20 --every 10
+python benchmarks/matching_geometries.py --score fitted --every 8
 
 The geometries differ in how groups lie (independent, in nearly equal pairs, in families, around hubs, with heavy tails,
 with unequal spread, with sizes that follow the distance to the center), in their sizes (1, 2, 8, Zipf, uniform, one or
-20, rarely 60), dimension, spread and number. In each repetition, groups are drawn, some are enrolled and calibrate by
-the cosine, and the rows of 20 others are queries. Standard errors are over repetitions.
-Writes `results/matching_geometries.json` (ten minutes).
+20, rarely 60), dimension, spread and number. In each repetition, groups are drawn, some are enrolled and calibrate,
+and the rows of 20 others are queries. Standard errors are over repetitions.
+Writes `results/matching_geometries.json` (half an hour).
 """
 
 import argparse
@@ -95,13 +95,17 @@ def draw(geometry: Geometry, random: np.random.Generator) -> tuple[np.ndarray, n
     return (points / np.linalg.norm(points, axis=1, keepdims=True)).astype(np.float32), groups
 
 
-def accepted(geometry: Geometry, random: np.random.Generator) -> dict[tuple[str, float], float]:
+def accepted(geometry: Geometry, random: np.random.Generator, score: str) -> dict[tuple[str, float], float]:
     """Return the fraction of rows of new groups that is accepted, the mean over groups, by rule and level."""
     points, groups = draw(geometry, random)
     is_known = groups < geometry.groups
     shares = {}
+    space = EmbeddingSpace(torch.from_numpy(points[is_known]), groups[is_known])
     for rule in ("sharp", "strict"):
-        space = EmbeddingSpace.fit(points[is_known], groups[is_known], score="cosine", rule=rule)
+        try:
+            space.calibrate(score=score, rule=rule)
+        except ValueError:  # too few groups of two rows fit a score
+            space.calibrate(score="cosine", rule=rule)
         p_values = space.search(points[~is_known], 1).p_values.numpy()[:, 0]
         new, counts = np.unique(groups[~is_known], return_inverse=True, return_counts=True)[1:]
         for level in LEVELS:
@@ -113,13 +117,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=200)
     parser.add_argument("--every", type=int, default=2, help="measure each geometry, each second one, ...")
+    parser.add_argument("--score", choices=["cosine", "fitted", "transformed"], default="cosine")
     args = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
     worst: dict[tuple[str, float], list[tuple[float, float]]] = {}
     for number, geometry in list(enumerate(geometries()))[:: args.every]:
         random = np.random.default_rng(number)
-        shares = [accepted(geometry, random) for _ in range(args.repetitions)]
+        shares = [accepted(geometry, random, args.score) for _ in range(args.repetitions)]
         for rule, level in shares[0]:
             values = np.array([share[rule, level] for share in shares])
             rate, error = float(values.mean()), float(values.std(ddof=1) / len(values) ** 0.5)
@@ -128,7 +133,8 @@ def main() -> None:
         print(geometry, *(f"{entry['value']:.3f}" for entry in rows[-4:]), flush=True)
     for (rule, level), rates in worst.items():
         rows.append(row(f"largest of {len(rates)} geometries, {rule}: accepted at {level:.0%}", *max(rates)[:1]))
-    report("matching_geometries", rows, repetitions=args.repetitions)
+    name = "matching_geometries" + f"_{args.score}" * (args.score != "cosine")
+    report(name, rows, repetitions=args.repetitions)
 
 
 if __name__ == "__main__":
