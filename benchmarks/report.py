@@ -5,14 +5,15 @@ python benchmarks/report.py --check
 
 The results are in `results/runs`, `results/published` and `benchmarks/results`. Tables are defined in `tables.yaml`,
 `claims.yaml` and `measured.yaml` of `results` and in `benchmarks/reproduction/benchmark_tables.py`, and stand between
-`<!-- table: <name> -->` and `<!-- end of table -->`. `RESULTS.md` is an overview; `docs/results` has a page per system.
-Model cards are in `hub_cards`, one per configuration with results; others are removed. `--check` writes nothing and
-fails if a file is not what the results say, or if a comparison breaks a rule of `benchmarks/reproduction/rules.py`
-without a reason in the queue; the reasons are listed.
+`<!-- table: <name> -->` and `<!-- end of table -->`. `RESULTS.md` is an overview; `docs/results` has a page per system,
+and `docs/results/appendix` all other tables. Model cards are in `hub_cards`, one per configuration with results; others
+are removed. `--check` writes nothing and fails if a file is not what the results say, if a page breaks a rule of
+`benchmarks/reproduction/rules.py`, or if a comparison breaks one without a reason in the queue; the reasons are listed.
 """
 
 import argparse
 import json
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,11 +21,11 @@ from pathlib import Path
 
 from reproduction.benchmark_tables import render_benchmarks
 from reproduction.cards import CARDS, find_weights, read_limits, read_papers, render_cards
-from reproduction.claims import PAPERS, Claim, claim_rows, compare_all, render_claims
+from reproduction.claims import PAPERS, Claim, claim_rows, compare_all, render_claims, render_overview, render_page
 from reproduction.comparisons import RULES
 from reproduction.entries import ROOT, read_queue
 from reproduction.results import Results
-from reproduction.rules import check_rules
+from reproduction.rules import check_pages, check_rules
 from reproduction.summaries import Benchmarks, Measurement, render_front, render_gpu, render_measured, render_missed
 from reproduction.tables import Source, Table, compare_rows, read_rows, render
 
@@ -35,19 +36,19 @@ INTRODUCTION = """# Results
 Written by `python benchmarks/report.py` from the files of `results/runs`, which `python benchmarks/reproduce.py`
 measures, and those of `results/published` and `benchmarks/results`. "Not run" stands where there is no result.
 """
-PAGES = {
+FOLDER = ROOT / "docs" / "results"
+PAGES = {**PAPERS, "losses": "Margin and proxy losses", "rules": "How runs are compared"}
+"""Titles of the pages in `docs/results`."""
+APPENDIX = {
     **PAPERS,
-    "visualization": "Two and three dimensions",
+    "few_shot": "Few-shot learning",
     "angular": "Angular operators",
     "language": "Language models",
-    "few_shot": "Few-shot learning",
-    "heads": "Heads on the fast network",
-    "losses": "Margin and proxy losses",
+    "visualization": "Two and three dimensions",
     "missed": "Goals that were missed",
     "gpu": "Runs that need a GPU",
-    "rules": "How runs are compared",
 }
-"""Titles of the pages in `docs/results`, of which those of the last three are written as a whole."""
+"""Titles of the pages in `docs/results/appendix`, of which the last two are written as a whole."""
 
 COMPARISONS = ROOT / "results" / "comparisons.json"
 
@@ -64,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         files = render_files(source, benchmarks)
         stale = results.stale(source.entries)
         broken, exceptions = check_rules(*read_tables(), source)
+        pages = check_pages(files)
     except (ValueError, OSError) as error:
         sys.exit(f"Error: {error}")
     for problem in (*results.problems, *benchmarks.problems):
@@ -72,6 +74,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"Warning: not reported, of other settings or of no entry: {', '.join(stale)}.", file=sys.stderr)
     for message in broken:
         print(f"Rule of comparisons: {message}", file=sys.stderr)
+    for message in pages:
+        print(f"Rule of pages: {message}", file=sys.stderr)
     outdated = [path for path, text in files.items() if not path.is_file() or path.read_text("utf-8") != text]
     obsolete = [path for path in sorted(CARDS.glob("*/README.md")) if path not in files]
     if args.check and (outdated or obsolete):
@@ -79,8 +83,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(f"{names}: not what the results files say; run python benchmarks/report.py.")
     if args.check:
         print("\n".join(f"Known exception: {text}" for text in exceptions))
-        if broken:
-            sys.exit("A comparison breaks a rule, see above.")
+        if broken or pages:
+            sys.exit("A comparison or a page breaks a rule, see above.")
     for path in outdated:
         path.parent.mkdir(exist_ok=True)
         write_text(path, files[path])
@@ -111,11 +115,12 @@ def render_files(source: Source, benchmarks: Benchmarks) -> dict[Path, str]:
         text = texts[table.table]
         path = ROOT / table.page
         files[path] = insert(files.get(path) or path.read_text("utf-8"), table.table, text, path)
-    claimed = claim_rows(claims, tables, source)
+    claimed = claim_rows(claims, tables, source, benchmarks)
     for name in PAPERS:
-        path = ROOT / "docs" / "results" / page_name(name)
-        files[path] = insert(files.get(path) or path.read_text("utf-8"), "claims", render_claims(claimed, name), path)
-    files |= render_results(measured, render_claims(claimed), render_gpu(source))
+        for page, shown in (("", render_page(claimed, name)), ("appendix/", render_claims(claimed, name))):
+            path = FOLDER / f"{page}{page_name(name)}"
+            files[path] = insert(files.get(path) or path.read_text("utf-8"), "claims", shown, path)
+    files |= render_results(measured, render_overview(claimed), render_gpu(source))
     shorter = {table.table: render(table, source, only_measured=True) for table in tables}
     of_benchmarks = render_benchmarks(benchmarks) | {"missed": render_missed(benchmarks)}
     files |= fill_pages(texts, shorter, of_benchmarks, files)
@@ -134,18 +139,23 @@ def render_results(measured: str, claims: str, gpu: str) -> dict[Path, str]:
         claims: Table of all claims.
         gpu: Table of the runs that need a GPU.
     """
-    texts = {"rules": RULES, "missed": "<!-- table: missed -->\n<!-- end of table -->", "gpu": gpu}
-    pages = {name: f"# {PAGES[name]}\n\n{text}\n" for name, text in texts.items()}
-    links = "\n".join(f"- [{title}](docs/results/{page_name(name)})" for name, title in PAGES.items())
+    missed = "<!-- table: missed -->\n<!-- end of table -->"
+    pages = {"rules": RULES, "appendix/missed": missed, "appendix/gpu": gpu}
+    titles = {**APPENDIX, **PAGES}
+    files = {
+        FOLDER / f"{name}.md": as_page(f"# {titles[name.rpartition('/')[2]]}\n\n{text}\n")
+        for name, text in pages.items()
+    }
+    links = [f"- [{title}](docs/results/{page_name(name)})" for name, title in PAGES.items()]
+    further = [f"[{title}](docs/results/appendix/{page_name(name)})" for name, title in APPENDIX.items()]
     overview = "\n".join(
         [
             INTRODUCTION,
-            f"## Pages\n\n{links}\n",
+            f"## Pages\n\n{chr(10).join(links)}\n- Appendix, all tables: {', '.join(further)}\n",
             f"## In short\n\n{measured}\n",
-            f"## What the papers claim, and what was measured\n\n{claims}\n",
+            f"## Comparisons\n\n{claims}\n",
         ]
-    )
-    files = {ROOT / "docs" / "results" / page_name(name): as_page(text) for name, text in pages.items()}
+    ).replace("](rules.md", "](docs/results/rules.md")
     return {**files, ROOT / "RESULTS.md": overview, ROOT / "docs" / "results.md": as_page(overview)}
 
 
@@ -157,7 +167,7 @@ def page_name(system: str) -> str:
 def as_page(text: str) -> str:
     """Return a text of the root of the repository for the documentation, whose links can only be to its own pages."""
     text = text.replace("](docs/", "](")
-    return re.sub(r"\[[^\]]*\]\((?!results/[\w-]+\.md|http)([^)]*)\)", r"`\1`", text)
+    return re.sub(r"\[[^\]]*\]\((?!results/[\w/-]+\.md|http)([^)]*)\)", r"`\1`", text)
 
 
 def fill_pages(
@@ -180,7 +190,7 @@ def fill_pages(
                     continue
                 if name not in tables and name not in benchmarks:
                     raise ValueError(f"{path}: there is no table {name!r} in results/tables.yaml or of a benchmark.")
-                text = benchmarks.get(name) or (tables if path.parent.name == "results" else shorter)[name]
+                text = benchmarks.get(name) or (tables if FOLDER in path.parents else shorter)[name]
                 pages[path] = page = insert(page, name, text, path)
     return pages
 
@@ -192,6 +202,7 @@ def insert(page: str, name: str, text: str, path: Path) -> str:
         ValueError: If the page does not have exactly one pair of markers for it.
     """
     pattern = re.compile(rf"(<!-- table: {re.escape(name)} -->\n).*?(<!-- end of table -->)", re.DOTALL)
+    text = text.replace("](rules.md", f"]({os.path.relpath(FOLDER / 'rules.md', path.parent)}")
     if len(pattern.findall(page)) != 1:
         raise ValueError(f"{path} needs the markers `<!-- table: {name} -->` and `<!-- end of table -->` once.")
     return pattern.sub(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", page)

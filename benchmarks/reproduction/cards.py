@@ -13,12 +13,11 @@ from safetensors import safe_open
 from hf_sphere.training.model_card import LIBRARY, TEMPLATE, on_one_line, wrap_command
 from hf_sphere.training.tasks import find_task
 from hf_sphere.utils.commands import command_of
-from reproduction.claims import show_seeds
 from reproduction.definitions import define, is_share
 from reproduction.entries import ROOT, WITHOUT_EFFECT, read_settings
 from reproduction.old_options import rename_options
 from reproduction.published import show_published
-from reproduction.tables import CIFAR_NOTE, Source, mean_minutes, read_rows, show_from_published, show_mean
+from reproduction.tables import CIFAR_NOTE, Source, mean_minutes, read_rows, show_from_published, show_mean, show_seeds
 
 CARDS = ROOT / "hub_cards"
 """Folder of the template, and of a folder per card."""

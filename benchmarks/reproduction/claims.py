@@ -1,11 +1,15 @@
-"""The claims of the papers beside what was measured, from `results/claims.yaml`."""
+"""The tables of the pages of results, from `results/claims.yaml`: claims of the papers beside what was measured."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
+from hf_sphere.comparison.runs import show_p_value
 from reproduction.comparisons import Comparison, as_number
+from reproduction.results import is_on_cpu
+from reproduction.summaries import Benchmarks
 from reproduction.tables import (
-    P_VALUE,
+    MARKS,
     Source,
     Table,
     compare_pairs,
@@ -15,23 +19,29 @@ from reproduction.tables import (
     join_lines,
     show_hours,
     show_post_hoc,
+    show_seeds,
     split_row,
 )
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A row of the table.
+    """A row of the table of a page.
 
     Attributes:
-        paper: The paper, a key of `PAPERS`.
+        paper: The paper or page, a key of `PAPERS`.
         claim: The claim, in words.
         compare: `a - b`: the run a is compared with the run b, or with a number; groups, as in `results/tables.yaml`.
             Empty if the results files do not have what would be compared.
         metric: Metric of the comparison.
         published: Ids of the two published records. If there are none, those of `a - b` are used, if they exist.
         takes: What the missing measurement needs, if it is not in the queue: machine, hours and data.
-        note: What differs from the paper, or how settings were selected; folded below the table.
+        note: What differs from the paper, or how settings were selected; in the appendix.
+        setting: Where it is tested, in few words, for the table of the page; empty for claims that are not measured.
+        is_equivalence: Whether the claim is that there is no difference.
+        minimum: The minimum effect, for metrics without an error rate.
+        step_time: Name of a benchmark and of its row with the time of a training step relative to that of b. By
+            default, the times of the runs are compared.
     """
 
     paper: str
@@ -41,6 +51,10 @@ class Claim:
     published: list[str] = field(default_factory=list)
     takes: str = ""
     note: str = ""
+    setting: str = ""
+    is_equivalence: bool = False
+    minimum: float | None = None
+    step_time: dict[str, str] = field(default_factory=dict)
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -57,53 +71,81 @@ PAPERS = {
     "optimizers": "Optimizers on the sphere",
     "von_mises_fisher": "von Mises-Fisher embeddings",
     "hyperplanes": "Hyperplane arrangements",
+    "heads": "Heads on the fast network",
 }
-"""Short titles of the papers, in the order of the table."""
+"""Short titles of the pages with a table of claims, in their order."""
+
+COLUMNS = ["setting", "published difference", "measured: with / without", "difference (95 %)", "verdict", "step time"]
+"""Columns of the table of a page, but for the last one."""
 
 
 @dataclass(frozen=True)
 class ClaimRow:
-    """A claim beside what was measured; the fields are cells of the table, and what is folded below it."""
+    """A claim beside what was measured; the fields are cells of the tables, and what the appendix says of it."""
 
     claim: Claim
     published: str
+    values: str
     measured: str
     p_values: str
     verdict: str
+    time: str
+    hours: str
     post_hoc: str
     runs: str
 
 
-def render_claims(rows: Sequence[ClaimRow], paper: str = "") -> str:
-    """Return the table of a paper in Markdown, with its runs and with what is not measured; or that of all papers."""
-    rows = [row for row in rows if paper in ("", row.claim.paper)]
+def render_page(rows: Sequence[ClaimRow], paper: str) -> str:
+    """Return the table of a page in Markdown: its claims that are measured."""
+    lines = [
+        [row.claim.setting, row.published, row.values, row.measured, row.verdict, row.time, row.hours]
+        for row in rows
+        if row.claim.paper == paper and row.measured and row.claim.setting
+    ]
+    columns = {title: [line[index] for line in lines] for index, title in enumerate([*COLUMNS, "core-hours"])}
+    used = {title: cells for title, cells in columns.items() if any(cells)}
+    return join_lines(
+        list(used),
+        zip(*used.values(), strict=True),
+        [f"Accuracies in %; differences in points. {MARKS}, [verdicts](rules.md#verdicts), [hours](rules.md#costs)."],
+    )
+
+
+def render_overview(rows: Sequence[ClaimRow]) -> str:
+    """Return the table of all claims that are measured, each comparison once, in few words."""
+    measured = {(*row.claim.groups, row.claim.metric): row for row in reversed(rows) if row.measured}
+    lines = [
+        [f"`{row.claim.paper}`", row.claim.setting, row.measured, row.verdict.partition(" (")[0], row.time]
+        for row in reversed(measured.values())
+        if row.claim.setting
+    ]
+    missing = sum(not row.measured for row in rows)
+    left = f"{missing} further claims are not measured; the appendix of each page lists them."
+    return join_lines(["page", "setting", "difference (95 %)", "verdict", "step time"], lines, [left])
+
+
+def render_claims(rows: Sequence[ClaimRow], paper: str) -> str:
+    """Return what the appendix says of the claims of a page: p-values and runs, and those that are not measured."""
+    rows = [row for row in rows if row.claim.paper == paper]
     measured, others = [row for row in rows if row.measured], [row for row in rows if not row.measured]
-    header = ["claim", "published difference", "measured difference", P_VALUE, "verdict"]
-    lines = [[row.claim.claim, row.published, row.measured, row.p_values, row.verdict] for row in measured]
-    if not paper:
-        lines = [[PAPERS[row.claim.paper], *line] for row, line in zip(measured, lines, strict=True)]
-        late = (
-            "The tests of critical layers and of resets (hyperplane arrangements) were stated after the runs. For "
-            'resets, "higher" contradicts the claim.'
-        )
-        left = f"{len(others)} further claims are not measured; the pages of the papers have them."
-        return join_lines(["paper", *header], lines, [late, left])
-    about = [(row.claim.note, f"{row.runs}.", row.post_hoc) for row in measured]
+    about = [(f"{row.p_values}.", row.claim.note, f"{row.runs}.", row.post_hoc) for row in measured]
     runs = [f"- {row.claim.claim} {' '.join(filter(None, parts))}" for row, parts in zip(measured, about, strict=True)]
-    parts = [join_lines(header, lines, []), fold("Runs of each claim, and second analyses", "\n".join(runs))]
+    parts = [fold("p-values, runs and second analyses of each claim", "\n".join(runs))] if runs else []
     if others:
         takes = (" ".join(filter(None, [row.runs, row.claim.note])) for row in others)
         missing = [[row.claim.claim, row.published, runs] for row, runs in zip(others, takes, strict=True)]
         table = join_lines(["claim", "published difference", "what its runs would take"], missing, [])
         parts.append(fold(f"Claims that are not measured: {len(others)}", table))
-    return "\n\n".join(parts if measured else parts[2:])
+    return "\n\n".join(parts)
 
 
-def claim_rows(claims: Sequence[Claim], tables: Sequence[Table], source: Source) -> list[ClaimRow]:
-    """Return the claims in the order of the papers, those with a measured difference first.
+def claim_rows(
+    claims: Sequence[Claim], tables: Sequence[Table], source: Source, benchmarks: Benchmarks
+) -> list[ClaimRow]:
+    """Return the claims in the order of the pages, those with a measured difference first.
 
     Raises:
-        ValueError: If a claim names a paper, run or record that does not exist, or not what its runs take.
+        ValueError: If a claim names a page, run or record that does not exist, or not what its runs take.
     """
     comparisons = {_key(row): row for row in compare_all(claims, tables, source)}
     second = {_key(row)[:2]: row for table in tables for row in compare_rows(table, source, post_hoc=True)}
@@ -111,12 +153,50 @@ def claim_rows(claims: Sequence[Claim], tables: Sequence[Table], source: Source)
     found_of = {claim.claim: comparisons.get((*claim.groups, claim.metric)) for claim in claims}
     for claim in sorted(claims, key=lambda claim: (_index(claim.paper), found_of[claim.claim] is None)):
         found, later = found_of[claim.claim], second.get(claim.groups)
-        cells = [found.show(), found.show_p_values(), found.show_verdict()] if found is not None else ["", "", ""]
+        published, runs = show_published_difference(claim, source), show_runs(claim, source)
+        if found is None:
+            rows.append(ClaimRow(claim, published, "", "", "", _unfinished(claim, source), "", "", "", runs))
+            continue
+        p_values = found.show_p_values()
+        if claim.is_equivalence and found.equivalence_p_value is not None:
+            p_values += f"; equivalence within {found.margin:.2f}, p {show_p_value(found.equivalence_p_value)}"
+        verdict = found.show_verdict(claim.minimum)
         post_hoc = f"Post hoc, `{later.metric}`: {show_post_hoc(later)}." if later is not None else ""
-        cells[-1] = cells[-1] or _unfinished(claim, source)
-        published = show_published_difference(claim, source)
-        rows.append(ClaimRow(claim, published, *cells, post_hoc, show_runs(claim, source)))
+        times = show_step_time(claim, source, benchmarks), show_core_hours(claim, source)
+        row = ClaimRow(claim, published, found.show_means(), found.show(), p_values, verdict, *times, post_hoc, runs)
+        rows.append(row)
     return rows
+
+
+def show_step_time(claim: Claim, source: Source, benchmarks: Benchmarks) -> str:
+    """Return the time of a training step relative to that of the other run, of a benchmark or, roughly, of the runs."""
+    if claim.step_time:
+        row = benchmarks.row(claim.step_time["benchmark"], claim.step_time["row"])
+        return f"{row['value']:.2f}" if row else ""
+    if as_number(claim.groups[1]) is not None:
+        return ""
+    ours, theirs = (source.runs(name) for name in claim.groups)
+    pairs = [
+        [run[seed] for run in (ours, theirs)]
+        for seed in ours.keys() & theirs.keys()
+        if ours[seed].get("processor") == theirs[seed].get("processor")
+        and ours[seed]["device"] == theirs[seed]["device"]
+        and not any(run[seed].get("time_is_incomplete") for run in (ours, theirs))
+    ]
+    if len(pairs) < 2:
+        return ""
+    name = "core_minutes" if is_on_cpu(pairs[0][0]) else "minutes"
+    ratio = fmean(pair[0].get(name, 0) for pair in pairs) / fmean(pair[1].get(name, 0) for pair in pairs)
+    epochs = [fmean(pair[side]["metrics"].get("epoch", 1) for pair in pairs) for side in (0, 1)]
+    return f"≈ {ratio * epochs[1] / epochs[0]:.1f}"
+
+
+def show_core_hours(claim: Claim, source: Source) -> str:
+    """Return the hours of all runs of a claim, of one CPU core or, separately, of a GPU."""
+    runs = [run for name in claim.groups if as_number(name) is None for run in source.runs(name).values()]
+    on_cpu = sum(run["core_minutes"] for run in runs if is_on_cpu(run))
+    on_gpu = sum(run.get("minutes", 0) for run in runs if not is_on_cpu(run))
+    return " + ".join([f"{on_cpu / 60:.1f}"] * bool(on_cpu) + [f"{on_gpu / 60:.1f} GPU"] * bool(on_gpu))
 
 
 def compare_all(claims: Sequence[Claim], tables: Sequence[Table], source: Source) -> list[Comparison]:
@@ -148,13 +228,13 @@ def _key(row: Comparison) -> tuple[str, ...]:
 
 
 def show_published_difference(claim: Claim, source: Source) -> str:
-    """Return the difference of the published values with its unit, or that there is none."""
+    """Return the difference of the published values with its unit; empty if there is none."""
     ids = claim.published or list(claim.groups)
     unknown = [name for name in ids if name not in source.published]
     if unknown and claim.published:
         raise ValueError(f"claim {claim.claim!r}: results/published has no record {', '.join(unknown)}.")
     if unknown or not ids:
-        return "none"
+        return ""
     first, second = (source.published[name] for name in ids)
     if first["unit"] != second["unit"] or first["metric"] != second["metric"]:
         raise ValueError(f"claim {claim.claim!r}: {' and '.join(ids)} are values of different metrics.")
@@ -199,15 +279,6 @@ def show_missing(groups: Sequence[str], source: Source) -> list[str]:
             f"`python benchmarks/reproduce.py --only {entry}`"
         )
     return parts
-
-
-def show_seeds(seeds: Sequence[int]) -> str:
-    """Format seeds: `seed 3`, `seeds 0 to 9`, `seeds 0, 2, 3`."""
-    if len(seeds) == 1:
-        return f"seed {seeds[0]}"
-    if list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
-        return f"seeds {seeds[0]} to {seeds[-1]}"
-    return f"seeds {', '.join(map(str, seeds))}"
 
 
 def _unfinished(claim: Claim, source: Source) -> str:

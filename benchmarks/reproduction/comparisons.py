@@ -1,12 +1,14 @@
 """Comparisons of two groups of runs by the tests of `hf_sphere.comparison`, corrected per table, and their rules."""
 
+import bisect
+import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from hf_sphere.comparison import holm
+from hf_sphere.comparison import holm, power
 from hf_sphere.comparison.runs import SHARES, decide, observed_power, show_p_value
 from hf_sphere.comparison.significance import LEVEL, Test, TestResult, difference_test
 from reproduction.definitions import error_rate, is_higher_better, is_share, scale
@@ -19,40 +21,70 @@ the claims of a paper that no table compares are a family of their own.
 
 The test is planned before the runs. Runs planned before 26 November 2026 have the paired t-test: differences are
 computed for each seed that both have. Later ones have Welch's test of independent groups: runs with the same seed are
-hardly correlated here (0.1 on average over all comparisons), so that pairing only costs power, with three seeds and
-seven tests up to half of it. Two comparisons planned before that day have Welch's test all the same: few-shot accuracy
-with selected settings, and eight classes with more settings; both tests agree on their verdicts. A comparison with a
-number has the one-sample test. The table names the planned test before its p-value and has that of the other one in
-parentheses, corrected in the same way. The verdict and the 95 % interval are those of the planned test.
+hardly correlated here (0.1 on average over all comparisons), so that pairing only costs power. Two comparisons planned
+before that day have Welch's test all the same: few-shot accuracy with selected settings, and eight classes with more
+settings; both tests agree on their verdicts. A comparison with a number has the one-sample test. The tables of the
+appendix name the planned test before its p-value and have that of the other one in parentheses. The verdict and the
+95 % interval are those of the planned test.
 
-- "better" and "worse": the corrected p-value is below 0.05, and the difference is at least 5 % of the reference's error
-  rate, or 0.3 points where that is less: the minimum effect.
-- "equivalent": by two one-sided t-tests at the 5 % level, the difference is smaller than 10 % of the reference's error
-  rate, or than 0.5 points where that is less. These tests are not corrected. The margin is wider than
-  the minimum effect, so that equivalent runs may differ by an effect that is called better elsewhere.
+## Verdicts
+
+- "better" and "worse": the corrected p-value is below 0.05, and the difference is at least the **minimum effect**: 5 %
+  of the reference's error rate, or 0.3 points where that is less.
+- "equivalent": by two one-sided t-tests at the 5 % level, the difference is smaller than the **margin**, which the
+  verdict names: 10 % of the reference's error rate, or 0.5 points where that is less. These tests are not corrected.
+  The margin is wider than the minimum effect: equivalent runs may differ by what is called better elsewhere.
 - "higher" and "lower": the corrected p-value is below 0.05, for metrics that have no error rate.
-- "no significant difference": everything else. It does not mean that there is none. The power is the probability that
-  the test finds a difference of the minimum effect at its level, 0.05 divided by the number of tests of the table, if
-  the deviation between seeds is the observed one.
+- "not decided": everything else, whatever the sign of the difference. The verdict has the number of seeds of each run
+  that would find the minimum effect with a probability of 80 %, at the level 0.05 divided by the number of tests, if
+  the deviation between seeds is the observed one. From three seeds that deviation is uncertain by a factor of about
+  two, and the number of seeds by four.
+
+Claims that accuracy is *retained*, or a loss *competitive*, are claims of equivalence. Only "equivalent" and "better"
+confirm them. The margins were written on 23 November 2026, after the runs of the spherization on MNIST and before the
+comparisons on CIFAR-10 and of the other papers. Runs with fresh seeds decide claims that earlier ones left open; their
+minimum effects and margins are in `benchmarks/queue.yaml`, written before the runs. For metrics without an error rate,
+minimum effects were written on 29 November 2026, after the runs: 0.05 for a mass or a relative loss, 0.5 for a rank
+correlation.
+
+The text of pages says "helps" for better, "hurts" for worse, "does not help" for equivalent, and "not decided".
+
+## Costs
+
+"Step time" is the time of a training step relative to that of the run without the method: with two digits from a
+benchmark on a CPU, after ≈ from the times of whole runs on the same processor, per epoch. "Core-hours" are those of all
+runs of the row, with evaluation, without the selection of settings; hours of a GPU stand apart.
 
 Runs with only one seed, or with equal differences for all seeds, are not tested. The error rate is 100 minus an
 accuracy, Recall@1, MAP@R, AUROC or AUPR in percent; a calibration error or false positive rate is an error rate
 itself. Intervals and tests describe the variation between seeds, with the same training and test images. Runs that
 diverged have no value, and are named below their table.
 
+## Marks
+
+- † CIFAR-10 is a JPEG copy (quality 75, chroma subsampling 4:2:0), which is harder than the original. Its cost in
+  accuracy is not measured; both sides of a comparison have it.
+- ‡ Some seeds were planned when the results of earlier ones were known. The verdict is the same at half the level, for
+  two looks, unless the page says otherwise.
+
+## Which accuracy
+
 Runs without validation images are evaluated on the test images after every epoch, and runs that select a learning rate
 at their end. No epoch of a run and no learning rate was chosen by these numbers. For runs without validation images
 that were planned since 26 November 2026, the planned metric is the mean test accuracy of the last quarter of the
 epochs, rounded up (`eval_accuracy_last_quarter`), which varies less than the last one. For earlier runs it is only a
 second analysis, labelled "post hoc". Settings of the fast network, such as its number of epochs, were compared on test
-images in single runs, so its accuracies may be optimistic. It is a small convolutional network for CIFAR-10
-(`docs/results/heads.md`).
+images in single runs, so its accuracies may be optimistic.
 
 What makes a comparison fair is checked by `python benchmarks/report.py --check`, see `docs/compare.md`. Exceptions to
-these rules, with their reasons, are named below the tables.
+these rules, with their reasons, are named below the tables of the appendix.
 
-Published numbers are those of the authors' repositories, not of the papers; "none" says that these state none for the
-comparison. The file `results/comparisons.json` has the value of each seed and the p-values of both tests."""
+Published numbers are those of the authors' repositories, not of the papers. The file `results/comparisons.json` has the
+value of each seed and the p-values of both tests."""
+
+NOT_DECIDED = "not decided"
+MOST_SEEDS = 1000
+"""Largest number of seeds that a verdict names."""
 
 
 @dataclass
@@ -96,6 +128,11 @@ class Comparison:
         return error_rate(self.metric, statistics.fmean(self._planned[1])) if self.mean is not None else None
 
     @property
+    def margin(self) -> float | None:
+        """Margin of equivalence; None if the metric has no error rate."""
+        return relevant("margin", self.error_rate) if self.error_rate else None
+
+    @property
     def equivalence_p_value(self) -> float | None:
         """The larger p-value of the two one-sided tests; None without a test."""
         result = self.results[self.test]
@@ -123,9 +160,10 @@ class Comparison:
             return "not tested"
         if self.error_rate is None:
             is_significant = corrected < LEVEL
-            return ("higher" if self.mean > 0 else "lower") if is_significant else "no significant difference"
+            return ("higher" if self.mean > 0 else "lower") if is_significant else NOT_DECIDED
         improvement = self.mean if is_higher_better(self.metric) else -self.mean
-        return decide(improvement, relevant("minimum", self.error_rate), corrected, self.equivalence_p_value)
+        found = decide(improvement, relevant("minimum", self.error_rate), corrected, self.equivalence_p_value)
+        return NOT_DECIDED if found == "no significant difference" else found
 
     def p_value(self, test: Test) -> float | None:
         """Return the p-value of a test; None if there is none, or not yet."""
@@ -142,6 +180,10 @@ class Comparison:
         is_partial = self.test == "paired" and len(self.seeds) < len(self.values)
         return f"{found}, seeds {', '.join(map(str, self.seeds))}" if is_partial else found
 
+    def show_means(self) -> str:
+        """Format the means of the run and of the reference."""
+        return " / ".join(f"{statistics.fmean(side):.2f}" for side in self._planned if side)
+
     def show_p_values(self) -> str:
         """Format the corrected p-values: that of the planned test, and in parentheses that of the other one."""
         planned, other = self.corrected.get(self.test), self.corrected.get(_other(self.test))
@@ -153,10 +195,29 @@ class Comparison:
             return first
         return f"{first} ({_name(_other(self.test))} {show_p_value(other)})"
 
-    def show_verdict(self) -> str:
-        """Return the verdict, with the power where there is no significant difference."""
-        power = self.power if self.verdict == "no significant difference" else None
-        return self.verdict if power is None else f"{self.verdict} (power {power:.2f})"
+    def show_verdict(self, minimum: float | None = None) -> str:
+        """Return the verdict, with the margin of an equivalence, or the number of seeds that would decide.
+
+        Args:
+            minimum: The minimum effect, if the metric has no error rate.
+        """
+        if self.verdict == "equivalent":
+            return f"equivalent (within {self.margin:.2f})"
+        minimum = relevant("minimum", self.error_rate) if self.error_rate else minimum
+        if self.verdict != NOT_DECIDED or minimum is None:
+            return self.verdict
+        seeds = self.seeds_to_decide(minimum)
+        count = f"more than {MOST_SEEDS:,}" if seeds is None else f"{seeds}"
+        return f"{self.verdict} ({count} seeds would decide {minimum:.2f})"
+
+    def seeds_to_decide(self, minimum: float) -> int | None:
+        """Return the seeds of each group that find an effect in 80 % of cases; None if they are above `MOST_SEEDS`."""
+        result, seeds = self.results[self.test], min(map(len, self._planned))
+        test: Test = self.test if as_number(self.reference) is None else "paired"
+        if result is None:
+            return None
+        deviation = float(f"{result.error * math.sqrt(seeds / (1 if test == 'paired' else 2)):.6g}")
+        return _count_seeds(minimum, deviation, self.tests, test)
 
     def record(self) -> dict[str, Any]:
         """Return everything as JSON values."""
@@ -184,6 +245,7 @@ class Comparison:
             "smallest_relevant_difference": None if rate is None else _round(relevant("minimum", rate)),
             "equivalence_bound": None if rate is None else _round(relevant("margin", rate)),
             "power": _round(self.power),
+            "seeds_to_decide": self.seeds_to_decide(relevant("minimum", rate)) if rate else None,
             "verdict": self.verdict,
         }
 
@@ -248,6 +310,14 @@ def as_number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
+
+
+@functools.cache
+def _count_seeds(minimum: float, deviation: float, tests: int, test: Test) -> int | None:
+    """Return the smallest number of seeds with a power of 80 %; None if it is above `MOST_SEEDS`."""
+    found = functools.partial(power, minimum, deviation, tests=tests, test=test)
+    seeds = 2 + bisect.bisect_left(range(2, MOST_SEEDS + 1), 0.8, key=found)
+    return None if seeds > MOST_SEEDS else seeds
 
 
 def _other(test: Test) -> Test:

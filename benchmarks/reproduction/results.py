@@ -29,9 +29,14 @@ REQUIRED = {
 
 
 def describe(run: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics of a run with its core-minutes, if they are complete, and the accuracy of its last epochs."""
-    time = {} if run.get("time_is_incomplete") else {"core_minutes": run["core_minutes"]}
+    """Return the metrics of a run, the accuracy of its last epochs, and its core-minutes, if they are comparable."""
+    time = {"core_minutes": run["core_minutes"]} if is_on_cpu(run) and not run.get("time_is_incomplete") else {}
     return last_quarter(run.get("history", {})) | time | run["metrics"]
+
+
+def is_on_cpu(run: Mapping[str, Any]) -> bool:
+    """Return whether a run used no GPU; its core-minutes are comparable with those of other such runs only."""
+    return "core" in run["device"]
 
 
 def last_quarter(history: Mapping[str, list[float]]) -> dict[str, float]:

@@ -1,14 +1,16 @@
-"""The rule of a comparison (`docs/compare.md`), checked for the tables, the claims and the queue."""
+"""The rule of a comparison (`docs/compare.md`), checked for tables, claims and the queue; and those of pages."""
 
 import itertools
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from hf_sphere.training.tasks import find_task
-from reproduction.claims import Claim
-from reproduction.entries import WITHOUT_EFFECT, Entry, PlannedRun, plan, read_settings
+from reproduction.claims import PAPERS, Claim
+from reproduction.entries import ROOT, WITHOUT_EFFECT, Entry, PlannedRun, plan, read_settings
 from reproduction.tables import Source, Table, split_row
 
 RULES = {
@@ -21,6 +23,17 @@ RULES = {
     "options": "the table names the options in which its runs differ",
 }
 """The rules by name, which an entry of the queue can have as a key of `exceptions`."""
+
+
+MOST_WORDS, MOST_WORDS_OF_ALL, MOST_COLUMNS = 1200, 13900, 8
+"""Largest number of words of a page of results, of all of them and `RESULTS.md`, and of columns of their tables."""
+VERDICT = re.compile(
+    r"|-|better|worse|higher|lower|not run|not tested|incomplete"
+    r"|equivalent( \(within [\d.]+\))?|not decided( \([^)]* seeds would decide [^)]*\))?"
+)
+"""A cell of a column of verdicts."""
+ANSWER = re.compile(r"\b(helps?|does not help|do not help|hurts?|not decided)\b", re.IGNORECASE)
+"""What the first paragraph of the page of a paper says."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +67,41 @@ def check_rules(tables: Sequence[Table], claims: Sequence[Claim], source: Source
         elif (entry, rule) not in keys and rule != "grid":  # whose runs may not be finished
             problems.append(f"entry {entry!r}: the exception {rule!r} is not needed; remove it.")
     return problems, [f"{entry}: {rule}: {reason}" for (entry, rule), reason in reasons.items()]
+
+
+def check_pages(files: Mapping[Path, str]) -> list[str]:
+    """Return messages about the pages of results, without the appendix, that are long, wide or say no plain verdict."""
+    folder, problems, total = ROOT / "docs" / "results", [], 0
+    for path, text in files.items():
+        if path.parent != folder and path != ROOT / "RESULTS.md":
+            continue
+        total += (words := len(text.split()))
+        if words > MOST_WORDS and path.parent == folder:
+            problems.append(f"{path.name} has {words} words, more than {MOST_WORDS}; move some to the appendix.")
+        rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+        if (widest := max(map(len, rows), default=0)) > MOST_COLUMNS:
+            problems.append(f"{path.name} has a table of {widest} columns, more than {MOST_COLUMNS}.")
+        paragraph = next(part for part in text.split("\n\n") if not part.startswith(("#", "---")))
+        if path.stem.replace("-", "_") in PAPERS and not (ANSWER.search(paragraph) and paragraph.count("\n") < 5):
+            problems.append(f"{path.name} must say in its first five lines whether the method helps.")
+    if total > MOST_WORDS_OF_ALL:
+        problems.append(f"the pages of results have {total} words, more than {MOST_WORDS_OF_ALL}.")
+    measured = [path for path in files if {"results", "methods"} & {*path.parts} or path.name == "RESULTS.md"]
+    return problems + [f"{path.name}: {text}" for path in measured for text in wrong_verdicts(files[path])]
+
+
+def wrong_verdicts(page: str) -> list[str]:
+    """Return the verdicts of tables, and the phrase in the text, that are not those of the rules."""
+    found, place = [f"write 'not decided' instead of {p!r}." for p in ("no significant difference",) if p in page], None
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not line.startswith("|"):
+            place = None
+        elif "verdict" in cells:
+            place = cells.index("verdict")
+        elif place is not None and set(cells[place]) != {"-"} and not VERDICT.fullmatch(cells[place].rstrip("‡")):
+            found.append(f"{cells[place]!r} is no verdict.")
+    return found
 
 
 def find_violations(tables: Sequence[Table], claims: Sequence[Claim], source: Source) -> Iterator[Violation]:
@@ -93,7 +141,7 @@ def _check_pair(run: PlannedRun, reference: PlannedRun, source: Source) -> Itera
 
 def _count_settings(run: PlannedRun, source: Source) -> int:
     tuning = _tuning(run.entry, source)
-    return math.prod(map(len, tuning.grid.values())) if tuning else 1
+    return math.prod(len(values) for name, values in tuning.grid.items() if name not in run.grid) if tuning else 1
 
 
 def _tuning(entry: Entry, source: Source) -> Entry | None:

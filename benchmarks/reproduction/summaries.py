@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reproduction.claims import show_seeds
-from reproduction.definitions import is_share, scale
+from reproduction.definitions import is_higher_better, is_share, scale
 from reproduction.entries import ROOT, PlannedRun
-from reproduction.tables import Source, Table, compare_rows, join_lines, show_hours
+from reproduction.tables import MARKS, Source, Table, compare_rows, join_lines, mean_minutes, show_hours, show_seeds
 
 BENCHMARKS = ROOT / "benchmarks" / "results"
 
@@ -30,6 +29,8 @@ class Measurement:
         row: A row of it, by its `what`.
         form: Format of the benchmark's value and bound.
         script: Script that writes the file, if its name is another.
+        unit: Unit, unless the value has it.
+        better: `higher` or `lower`, for a benchmark without a goal.
         front: Sentence of the front page, if it has one, with the placeholders `value`, `before` (the value of the
             previous row), `verdict`, `seeds` and `file`.
     """
@@ -43,6 +44,8 @@ class Measurement:
     row: str = ""
     form: str = "{:.2f}"
     script: str = ""
+    unit: str = ""
+    better: str = "lower"
     front: str = ""
 
 
@@ -86,12 +89,18 @@ def render_measured(
     rows: Sequence[Measurement], source: Source, benchmarks: Benchmarks, tables: Sequence[Table] = ()
 ) -> str:
     """Return the table in Markdown, for pages in the root of the repository; `tables` has those that rows name."""
-    lines = _measured_lines(rows, source, benchmarks, tables)
+    lines = []
+    for row, (what, value, compared, seeds, file) in zip(
+        rows, _measured_lines(rows, source, benchmarks, tables), strict=True
+    ):
+        number, _, unit = value.partition(" ") if value[:1].isdigit() else (value, "", "")
+        is_higher = is_higher_better(row.metric) if row.run else "at least" in compared or row.better == "higher"
+        lines.append([what, number, row.unit or unit, "higher" if is_higher else "lower", compared, seeds, file])
     note = (
-        "Deviations are over seeds. Times are relative to those of the other program on the same machine. The goals "
-        "are ours; all that were missed, also on a GPU, [are listed](docs/results/missed.md)."
+        "Intervals and verdicts are over seeds. Times are relative to those of the other program on the same machine. "
+        f"The goals are ours; all that were missed [are listed](docs/results/appendix/missed.md). {MARKS}."
     )
-    return join_lines(["measured", "value", "deviation, verdict or goal", "seeds", "machine", "file"], lines, [note])
+    return join_lines(["measured", "value", "unit", "better", "compared", "seeds", "file"], lines, [note])
 
 
 def render_front(
@@ -99,7 +108,7 @@ def render_front(
 ) -> str:
     """Return the list of the measurements of the front page; the arguments are those of `render_measured`."""
     lines = _measured_lines(rows, source, benchmarks, tables)
-    named = ("what", "value", "verdict", "seeds", "machine", "file")
+    named = ("what", "value", "verdict", "seeds", "file")
     return "\n".join(
         f"- {row.front.format_map({**dict(zip(named, line, strict=True)), 'before': before[1]})}"
         for row, line, before in zip(rows, lines, [lines[-1], *lines[:-1]], strict=True)
@@ -123,10 +132,7 @@ def _measured_lines(
         cells = _of_runs(row, source) if row.run else _of_benchmark(row, benchmarks)
         found = verdicts.get((row.table, row.run))
         if found is not None and found.verdict not in ("", "incomplete"):
-            word = {"no significant difference": "from", "equivalent": "to"}.get(found.verdict, "than")
-            cells[1] += f"; {found.verdict} {word} {row.than}"
-            if found.verdict == "no significant difference" and found.power is not None:
-                cells[1] += f": {found.show()}, power {found.power:.2f}"
+            cells[1] = f"{row.than}: {found.show()}, {found.show_verdict()}"
         lines.append([row.what, *cells])
     return lines
 
@@ -139,7 +145,7 @@ def render_gpu(source: Source) -> str:
             values, runs = source.values(group, "eval_accuracy"), source.runs(group).values()
             shown = f"{scale('eval_accuracy') * statistics.mean(values.values()):.2f}" if values else "not run"
             devices = ", ".join(sorted({run["device"] for run in runs}))
-            minutes = f"{statistics.mean(run.get('minutes', run['core_minutes']) for run in runs):.3g}" if runs else ""
+            minutes = f"{mean_minutes([*runs], 'minutes'):.3g}" if runs else ""
             left = len(source.planned[group]) - len(runs)
             parts = [show_seeds(sorted(values))] if values else []
             parts += [f"diverged: {', '.join(found)}"] if (found := source.diverged(group)) else []
@@ -184,26 +190,23 @@ def _planned(source: Source, entry: str) -> list[PlannedRun]:
 def _of_runs(row: Measurement, source: Source) -> list[str]:
     values = source.values(row.run, row.metric)
     if not values:
-        return ["not run", "", "", "", ""]
+        return ["not run", "", "", ""]
     factor, unit = scale(row.metric), " %" if is_share(row.metric) else ""
     shown = [factor * value for value in values.values()]
     spread = f"± {statistics.stdev(shown):.2f}" if len(shown) > 1 else "one run"
     link = _link(f"results/runs/{source.runs(row.run)[min(values)]['name']}.json")
-    link += f" and {len(values) - 1} more" if len(values) > 1 else ""
-    devices = ", ".join(sorted({run["device"] for run in source.runs(row.run).values()}))
-    return [f"{statistics.mean(shown):.2f}{unit}", spread, str(len(values)), devices, link]
+    return [f"{statistics.mean(shown):.2f}{unit}", spread, str(len(values)), link]
 
 
 def _of_benchmark(row: Measurement, benchmarks: Benchmarks) -> list[str]:
     found = benchmarks.row(row.benchmark, row.row)
     if found is None:
-        return [f"not measured: `python benchmarks/{row.script or row.benchmark}.py`", "", "", "", ""]
+        return [f"not measured: `python benchmarks/{row.script or row.benchmark}.py`", "", "", ""]
     bound = found.get("bound", "")
     if "%" in row.form:  # also of the bound, whose words stay
         bound = re.sub(r"\S+$", lambda number: _as_form(row, float(number[0])), bound)
     goal = f"goal: {bound}{'' if found['holds'] else ', missed'}" if bound else ""
-    device = found["device"].replace(" 1 threads", " 1 thread")
-    return [_as_form(row, found["value"]), goal, "", device, _link(f"benchmarks/results/{row.benchmark}.json")]
+    return [_as_form(row, found["value"]), goal, "", _link(f"benchmarks/results/{row.benchmark}.json")]
 
 
 def _as_form(row: Measurement, value: float) -> str:

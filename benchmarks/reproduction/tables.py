@@ -16,7 +16,7 @@ from reproduction.comparisons import Comparison, as_number, compare, correct
 from reproduction.definitions import is_higher_better, is_share, scale
 from reproduction.entries import SCRIPTS, AliasLoader, Entry, PlannedRun, plan, read_settings
 from reproduction.published import read_published, show_published
-from reproduction.results import Results, describe
+from reproduction.results import Results, describe, is_on_cpu
 
 Row = TypeVar("Row")
 
@@ -30,6 +30,9 @@ LARGEST_GRID = 20
 """Cells of a table of settings; larger ones are folded below their best cell."""
 
 EXCEPTIONS = "Exceptions to the rule of comparisons"
+
+MARKS = "[† and ‡](rules.md#marks)"
+"""Link to the meaning of the marks; `report.insert` makes it relative to the page."""
 
 CIFAR_NOTE = "CIFAR-10 is a JPEG copy here (quality 75, chroma subsampling 4:2:0), which is harder than the original."
 
@@ -174,7 +177,8 @@ def render(table: Table, source: Source, *, only_measured: bool = False) -> str:
     rows = [_Row(*split_row(row), table, source) for row in table.rows]
     done = [row for row in rows if source.runs(row.group)] or rows
     left = [row for row in rows if row not in done]
-    parts = [_join_rows(done, table, source)]
+    is_planned = table.metrics and not any(source.runs(row.group) or row.published for row in rows)
+    parts = [] if is_planned else [_join_rows(done, table, source)]
     if left and only_measured:
         parts.append(f"*No results yet of {len(left)} of {len(rows)} runs of this table.*")
     elif left:
@@ -382,7 +386,7 @@ def _notes(table: Table, rows: list[_Row], source: Source) -> Iterator[str]:
             yield "The interval of a difference from a published number is that of the measured mean."
         yield _show_machines(runs)
     if any(run["data"] == {"name": "uoft-cs/cifar10", "encoding": "JPEG"} for run in runs):
-        yield CIFAR_NOTE
+        yield f"CIFAR-10† ({MARKS})."
     if diverged := source.diverged(*(row.group for row in rows)):
         yield f"Diverged, and in no mean or comparison: {', '.join(diverged)}."
     for found in compare_rows(table, source, post_hoc=True):
@@ -433,6 +437,15 @@ def _are_alike(group: str, other: str, source: Source) -> bool:
     )
 
 
+def show_seeds(seeds: Sequence[int]) -> str:
+    """Format seeds: `seed 3`, `seeds 0 to 9`, `seeds 0, 2, 3`."""
+    if len(seeds) == 1:
+        return f"seed {seeds[0]}"
+    if list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
+        return f"seeds {seeds[0]} to {seeds[-1]}"
+    return f"seeds {', '.join(map(str, seeds))}"
+
+
 def count_runs(runs: Sequence[Any]) -> str:
     """Return a number of runs in words."""
     return "1 run" if len(runs) == 1 else f"{len(runs)} runs"
@@ -450,10 +463,13 @@ def mean_minutes(runs: Sequence[Mapping[str, Any]], name: str = "core_minutes") 
 
 
 def _show_machines(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Return the machines, processor time and versions behind a table."""
+    """Return the machines, times and versions behind a table; times of CPUs and GPUs are not comparable."""
     devices = sorted({run["device"] for run in runs})
     versions = sorted({run["versions"]["torch"] for run in runs})
-    shown = f"{count_runs(runs)} on {', '.join(devices)}, {mean_minutes(runs):.3g} core-minutes each on average, torch"
+    on_cpu, on_gpu = ([run for run in runs if is_on_cpu(run) == expected] for expected in (True, False))
+    times = [f"{mean_minutes(on_cpu):.3g} core-minutes"] if on_cpu else []
+    times += [f"{mean_minutes(on_gpu, 'minutes'):.3g} minutes on a GPU"] if on_gpu else []
+    shown = f"{count_runs(runs)} on {', '.join(devices)}, {' or '.join(times)} each on average, torch"
     changed = sum(run["commit"].endswith("-modified") for run in runs)
     partial = [run for run in runs if run.get("time_is_incomplete")]
     notes = f"; {changed} of them with uncommitted changes" if changed else ""

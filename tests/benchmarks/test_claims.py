@@ -3,10 +3,20 @@ import re
 from dataclasses import replace
 
 import pytest
-from reproduction.claims import Claim, ClaimRow, claim_rows, compare_all, render_claims, show_seeds
+from reproduction.claims import (
+    Claim,
+    ClaimRow,
+    claim_rows,
+    compare_all,
+    render_claims,
+    render_overview,
+    render_page,
+    show_core_hours,
+    show_step_time,
+)
 from reproduction.entries import Entry
 from reproduction.summaries import Benchmarks, Measurement, render_front, render_gpu, render_measured
-from reproduction.tables import Source, Table, render
+from reproduction.tables import Source, Table, render, show_seeds
 
 PLAIN, SPHERIZED = "mnist-lenet5-plain", "mnist-lenet5-spherized"
 ENTRY = Entry(
@@ -16,7 +26,7 @@ CLAIM = Claim("spherization", "It retains the accuracy.", f"{SPHERIZED} - {PLAIN
 
 
 def only_row(claim: Claim, tables: list[Table], source: Source) -> ClaimRow:
-    (row,) = claim_rows([claim], tables, source)
+    (row,) = claim_rows([claim], tables, source, Benchmarks())
     return row
 
 
@@ -25,7 +35,30 @@ def test_a_claim_has_published_and_measured_difference_verdict_and_runs(finished
     row = only_row(CLAIM, [], finished([ENTRY], values))
     runs = f"`{SPHERIZED}`: seeds 0 to 2; `{PLAIN}`: seeds 0 to 2"
     p_values = "paired < 0.001 (Welch 0.0031)"
-    assert row == ClaimRow(CLAIM, "+0.04", "+0.50 (+0.48 to +0.52)", p_values, "better", "", runs)
+    measured = ["98.50 / 98.00", "+0.50 (+0.48 to +0.52)", p_values, "better", "≈ 1.0", "0.2"]
+    assert row == ClaimRow(CLAIM, "+0.04", *measured, "", runs)
+
+
+def test_a_claim_of_equivalence_has_the_p_value_of_its_test(finished):
+    values = {PLAIN: {0: 0.980, 1: 0.981, 2: 0.979}, SPHERIZED: {0: 0.9802, 1: 0.9808, 2: 0.9791}}
+    row = only_row(replace(CLAIM, is_equivalence=True), [], finished([ENTRY], values))
+    assert row.verdict == "equivalent (within 0.20)"
+    assert "; equivalence within 0.20, p 0.0" in row.p_values
+
+
+def test_the_time_of_a_step_is_that_of_a_benchmark_or_of_the_runs_on_one_processor(finished, benchmarks):
+    values = {PLAIN: {0: 0.980, 1: 0.981, 2: 0.979}, SPHERIZED: {0: 0.9850, 1: 0.9859, 2: 0.9841}}
+    source = finished([ENTRY], values)
+    timed = replace(CLAIM, step_time={"benchmark": "fast", "row": "speed"})
+    assert show_step_time(timed, source, benchmarks) == "1.50"
+    for seed, run in source.runs(SPHERIZED).items():
+        run |= {"core_minutes": 3.0 + seed, "processor": "other" if seed == 2 else None}
+    assert show_step_time(CLAIM, source, benchmarks) == "≈ 1.8"
+    assert show_step_time(replace(CLAIM, compare=f"{PLAIN} - 0.5"), source, benchmarks) == ""
+    for run in source.runs(PLAIN).values():
+        run |= {"device": "a GPU", "minutes": 30.0}
+    assert show_step_time(CLAIM, source, benchmarks) == ""
+    assert show_core_hours(CLAIM, source) == "0.2 + 1.5 GPU"
 
 
 def test_a_claim_without_runs_says_what_they_take(finished):
@@ -51,7 +84,7 @@ def test_a_number_can_be_the_reference(finished):
     claim = Claim("spherization", "x", f"{PLAIN} - 0.5", "projections/mass")
     values = {PLAIN: {seed: {"eval_accuracy": 0.9, "projections/mass": 0.61 + seed / 100} for seed in range(3)}}
     row = only_row(claim, [], finished([ENTRY], values))
-    assert (row.published, row.measured[:5], row.verdict) == ("none", "+0.12", "higher")
+    assert (row.published, row.measured[:5], row.verdict) == ("", "+0.12", "higher")
     assert row.p_values.startswith("one-sample ")
 
 
@@ -61,19 +94,26 @@ def test_a_pair_is_not_tested_until_all_its_seeds_are_finished(finished):
     assert (row.measured[:5], row.p_values, row.verdict) == ("+0.49", "", "incomplete")
 
 
-def test_a_page_folds_the_runs_of_its_claims_and_what_is_not_measured(finished):
-    values = {PLAIN: {0: 0.980, 1: 0.981, 2: 0.979}, SPHERIZED: {0: 0.9850, 1: 0.9859, 2: 0.9841}}
+def test_a_page_has_the_claims_with_a_result_and_the_appendix_their_runs_and_the_others(finished):
     claims = [
-        replace(CLAIM, note="In words."),
+        replace(CLAIM, setting="MNIST, LeNet-5", note="In words."),
         Claim("prototypes", "y", takes="a day"),
         Claim("spherization", "z", takes="2 h"),
+        Claim("spherization", "not on the page", compare=f"{PLAIN} - 0.9"),
     ]
-    rows = claim_rows(claims, [], finished([ENTRY], values))
-    shown, runs, missing = render_claims(rows, "spherization").split("<details markdown>")
-    assert ("It retains the accuracy." in shown, "seeds 0 to 2" in shown) == (True, False)
-    assert "- It retains the accuracy. In words. `mnist-lenet5-spherized`: seeds 0 to 2;" in runs
-    assert ("Claims that are not measured: 1</summary>" in missing, "| z | none | 2 h |" in missing) == (True, True)
-    assert "2 further claims are not measured" in render_claims(rows)
+    rows = claim_rows(claims, [], finished([ENTRY], VALUES), Benchmarks())
+    shown = render_page(rows, "spherization")
+    assert [line for line in shown.splitlines() if "MNIST, LeNet-5" in line] == [
+        "| MNIST, LeNet-5 | +0.04 | 98.50 / 98.00 | +0.50 (+0.48 to +0.52) | better | ≈ 1.0 | 0.2 |"
+    ]
+    assert "not on the page" not in shown
+    _, runs, missing = render_claims(rows, "spherization").split("<details markdown>")
+    assert "- It retains the accuracy. paired < 0.001 (Welch" in runs
+    assert "). In words. `mnist-lenet5-spherized`: seeds 0 to 2;" in runs
+    assert ("Claims that are not measured: 1</summary>" in missing, "| z |  | 2 h |" in missing) == (True, True)
+    overview = render_overview(rows)
+    assert "| `spherization` | MNIST, LeNet-5 | +0.50 (+0.48 to +0.52) | better | ≈ 1.0 |" in overview
+    assert "2 further claims are not measured" in overview
 
 
 VALUES = {PLAIN: {0: 0.980, 1: 0.981, 2: 0.979}, SPHERIZED: {0: 0.9850, 1: 0.9859, 2: 0.9841}}
@@ -111,9 +151,9 @@ def test_a_second_analysis_stands_after_the_planned_one(finished):
     values[SPHERIZED] = {seed: run(0.99 - seed / 100, 0.985 + (2 - seed) / 10_000) for seed in range(3)}
     table = replace(TABLE, post_hoc={"later": "eval_accuracy_last_quarter"})
     row = only_row(CLAIM, [table], finished([ENTRY], values))
-    assert row.verdict.startswith("no significant difference (power")
+    assert row.verdict.startswith("not decided (")
     later = row.post_hoc.removeprefix("Post hoc, `eval_accuracy_last_quarter`: ").removesuffix(".")
-    assert (later.split()[0], later.split(", ")[-1]) == ("+0.00", "equivalent")
+    assert (later.split()[0], later.split(", ")[-1]) == ("+0.00", "equivalent (within 0.15)")
     assert f"Post hoc, later: `{SPHERIZED}`, minus `{PLAIN}`: {later}." in render(table, finished([ENTRY], values))
 
 
@@ -134,7 +174,7 @@ def test_a_second_analysis_stands_after_the_planned_one(finished):
 )
 def test_an_invalid_claim_is_an_error(claim, message, finished):
     with pytest.raises(ValueError, match=re.escape(message)):
-        claim_rows([claim], [], finished([ENTRY]))
+        claim_rows([claim], [], finished([ENTRY]), Benchmarks())
 
 
 @pytest.mark.parametrize(
@@ -170,16 +210,16 @@ def measured(row: Measurement, finished, benchmarks: Benchmarks, values: dict | 
 
 def test_a_measured_run_has_deviation_seeds_and_file(finished, benchmarks):
     found = measured(Measurement("x", run=PLAIN), finished, benchmarks, {PLAIN: {0: 0.98, 2: 0.99}})
-    file = f"[{PLAIN}-seed0.json](results/runs/{PLAIN}-seed0.json) and 1 more"
-    assert found == ["x", "98.50 %", "± 0.71", "2", "one core", file]
+    file = f"[{PLAIN}-seed0.json](results/runs/{PLAIN}-seed0.json)"
+    assert found == ["x", "98.50", "%", "higher", "± 0.71", "2", file]
 
 
 @pytest.mark.parametrize(
     ("spherized", "shown"),
     [
-        ({0: 0.9850, 1: 0.9859, 2: 0.9841}, "± 0.09; better than plain"),
-        ({0: 0.9801, 1: 0.9812, 2: 0.9789}, "equivalent to plain"),
-        ({0: 0.990, 1: 0.981, 2: 0.970}, "no significant difference from plain"),
+        ({0: 0.9850, 1: 0.9859, 2: 0.9841}, "| plain: +0.50 (+0.48 to +0.52), better |"),
+        ({0: 0.9801, 1: 0.9812, 2: 0.9789}, "equivalent (within 0.20) |"),
+        ({0: 0.990, 1: 0.981, 2: 0.970}, "not decided ("),
     ],
 )
 def test_a_measured_run_has_the_verdict_of_its_table(spherized, shown, finished, benchmarks):
@@ -198,7 +238,7 @@ def test_a_number_of_the_front_page_stands_beside_that_of_the_row_before(finishe
 def test_a_measured_benchmark_says_that_its_goal_was_missed(finished, benchmarks):
     found = measured(Measurement("x", benchmark="fast", row="speed"), finished, benchmarks)
     file = "[fast.json](benchmarks/results/fast.json)"
-    assert found == ["x", "1.50", "goal: at most 1, missed", "", "CPU, 1 thread", file]
+    assert found == ["x", "1.50", "", "lower", "goal: at most 1, missed", "", file]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import statistics
 import pytest
 from reproduction.comparisons import Comparison, compare, correct, relevant
 
-from hf_sphere.comparison import power
+from hf_sphere.comparison import power, seeds_for_power
 from hf_sphere.comparison.significance import difference_test
 
 
@@ -53,10 +53,23 @@ def test_both_tests_are_shown_and_recorded_and_the_planned_one_first():
     assert found[1].show_p_values() == f"paired {paired} (Welch {welch})"
 
 
-def test_the_power_stands_where_there_is_no_significant_difference():
+def test_a_verdict_names_the_seeds_that_would_decide_or_the_margin():
     found = pair(around(0.5, spread=1.0))
-    assert found.show_verdict() == f"no significant difference (power {found.power:.2f})"
+    deviation = statistics.stdev(around(0.5, spread=1.0))
+    seeds = seeds_for_power(0.3, deviation, test="paired")
+    assert found.show_verdict() == f"not decided ({seeds} seeds would decide 0.30)"
+    assert found.seeds_to_decide(0.001) is None
+    assert pair(around(0.5, spread=90.0)).show_verdict() == "not decided (more than 1,000 seeds would decide 0.30)"
     assert pair(around(0.31)).show_verdict() == "better"
+    assert pair(around(0.0), 0.98).show_verdict() == "equivalent (within 0.20)"
+
+
+def test_a_minimum_effect_is_needed_for_a_metric_without_error_rate():
+    found = compare("table", "projections/mass", "a", {0: 0.5, 1: 0.6, 2: 0.4}, 0.45, 0.45)
+    correct([found])
+    seeds = seeds_for_power(0.2, 0.1, test="paired")
+    assert found.show_verdict(0.2) == f"not decided ({seeds} seeds would decide 0.20)"
+    assert found.show_verdict() == "not decided"
 
 
 @pytest.mark.parametrize(
@@ -76,8 +89,8 @@ def test_margins_are_a_share_of_the_error_rate_and_bounded(error_rate, better, e
         (around(0.11), 0.98, "better"),  # 5 % of 2 % are 0.1 points
         (around(0.09), 0.98, "equivalent"),
         (around(0.0), 0.90, "equivalent"),
-        (around(0.5, spread=1.0), 0.90, "no significant difference"),
-        (around(0.15, spread=0.2), 0.98, "no significant difference"),
+        (around(0.5, spread=1.0), 0.90, "not decided"),
+        (around(0.15, spread=0.2), 0.98, "not decided"),
         ([5.0], 0.90, "not tested"),
         ([5.0, 5.0, 5.0], 0.90, "not tested"),  # no deviation, so no test
     ],
@@ -109,7 +122,7 @@ def test_an_error_has_its_own_value_as_error_rate():
 def test_a_metric_without_error_rate_is_only_higher_or_lower():
     values = {0: 0.61, 1: 0.62, 2: 0.6}
     assert [verdict("projections/mass", values, 0.5), verdict("projections/mass", values, 0.7)] == ["higher", "lower"]
-    assert verdict("projections/mass", values, 0.609) == "no significant difference"
+    assert verdict("projections/mass", values, 0.609) == "not decided"
 
 
 def verdict(metric: str, values: dict[int, float], number: float) -> str:

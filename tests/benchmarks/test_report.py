@@ -13,7 +13,7 @@ from reproduction.entries import Entry
 from reproduction.published import read_published
 from reproduction.results import Results
 from reproduction.summaries import Benchmarks, render_missed
-from reproduction.tables import CIFAR_NOTE, Source, Table, compare_rows, join_notes, read_rows, render
+from reproduction.tables import Source, Table, compare_rows, join_notes, read_rows, render
 
 from hf_sphere.comparison import holm
 from hf_sphere.utils.configs import config_names
@@ -65,11 +65,11 @@ def table(*rows: str, **more) -> Table:
 def test_the_overview_of_results_is_short_and_links_to_every_page():
     page = (report.ROOT / "RESULTS.md").read_text()
     assert len(page.splitlines()) <= 100
-    linked = set(re.findall(r"\]\((docs/results/.*?)\)", page))
-    assert linked == {f"docs/results/{path.name}" for path in (report.ROOT / "docs" / "results").glob("*.md")}
+    linked = set(re.findall(r"\]\((docs/results/.*?)[)#]", page))
+    assert linked == {str(path.relative_to(report.ROOT)) for path in report.FOLDER.rglob("*.md")}
 
 
-@pytest.mark.parametrize("page", ["results.md", *(f"results/{report.page_name(name)}" for name in report.PAGES)])
+@pytest.mark.parametrize("page", ["results.md", *(f"results/{path.name}" for path in report.FOLDER.glob("*.md"))])
 def test_pages_of_results_link_only_to_pages_of_the_documentation(page):
     """The documentation site has neither results files nor READMEs."""
     path = report.ROOT / "docs" / page
@@ -89,9 +89,36 @@ def test_goals_that_were_missed_are_listed_and_counted(tmp_path):
     assert lines[4:] == ["| `index` | build | peak | 2.4 | at most 2 | CPU, 1 thread |"]
 
 
-def test_every_claim_is_on_the_page_of_its_paper():
+def test_every_claim_is_in_the_appendix_of_its_paper():
     for claim in read_rows(report.ROOT / "results" / "claims.yaml", Claim):
-        assert f"| {claim.claim} |" in (report.ROOT / "docs" / "results" / report.page_name(claim.paper)).read_text()
+        text = (report.FOLDER / "appendix" / report.page_name(claim.paper)).read_text()
+        assert f"| {claim.claim} |" in text or f"- {claim.claim} " in text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("# A\n\nIt helps.\n\nword " + "word " * 1200, "has 1205 words, more than 1200"),
+        ("# A\n\nIt helps.\n\n|" + "a |" * 9, "has a table of 9 columns, more than 8"),
+        ("# A\n\nIt is a layer.\n\nIt helps.", "must say in its first five lines whether"),
+        ("# A\n\nIt helps.\n\n| run | verdict |\n| - | - |\n| a | significant |", "'significant' is no verdict"),
+        ("# A\n\nIt helps. There is no significant difference.", "write 'not decided'"),
+        (
+            "# A\n\nNot decided.\n\n| a | verdict |\n| - | - |\n| a | better‡ |\n| b |  |\n"
+            "| c | equivalent (within 0.50) |\n| c | not decided (12 seeds would decide 0.30) |\n\n"
+            "| d |\n| - |\n| other |",
+            "",
+        ),
+    ],
+)
+def test_a_page_of_results_that_is_long_or_wide_or_says_no_plain_verdict_is_named(text, message):
+    found = report.check_pages({report.FOLDER / "spherization.md": text})
+    assert [message in line for line in found] == [True] * bool(message)
+
+
+def test_all_pages_of_results_together_are_short():
+    pages = {report.FOLDER / f"{number}.md": "# A\n\nword " + "word " * 1150 for number in range(13)}
+    assert report.check_pages(pages) == ["the pages of results have 14989 words, more than 13900."]
 
 
 PARTLY = {"core_minutes": 0.1, "time_is_incomplete": True}
@@ -138,10 +165,18 @@ def repository(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "ROOT", tmp_path)
     monkeypatch.setattr(report, "CARDS", tmp_path / "hub_cards")
     monkeypatch.setattr(report, "read_tables", lambda: ([], []))
+    monkeypatch.setattr(report, "check_pages", lambda files: [])
     monkeypatch.setattr(report, "render_files", lambda *args: {tmp_path / "RESULTS.md": "as it should be"})
     (tmp_path / "RESULTS.md").write_text("as it should be")
     (tmp_path / "hub_cards").mkdir()
     return tmp_path
+
+
+def test_check_fails_if_a_page_breaks_a_rule(repository, monkeypatch, capsys):
+    monkeypatch.setattr(report, "check_pages", lambda files: ["it is long"])
+    with pytest.raises(SystemExit, match="breaks a rule"):
+        report.main(["--check"])
+    assert "Rule of pages: it is long" in capsys.readouterr().err
 
 
 def test_check_fails_if_a_comparison_breaks_a_rule(repository, monkeypatch, capsys):
@@ -164,6 +199,14 @@ def test_check_fails_if_a_file_is_not_what_the_results_say_or_a_card_has_none(re
     (repository / "RESULTS.md").write_text("something else")
     with pytest.raises(SystemExit, match=r"RESULTS.md: not what the results files say"):
         report.main(["--check"])
+
+
+def test_times_of_a_cpu_and_of_a_gpu_are_not_mixed(source):
+    measured = source({"a": {0: 0.9, 1: 0.8}})
+    measured.results.runs["a-seed1"] |= {"device": "a GPU", "minutes": 7.0, "core_minutes": 5.0}
+    text = render(Table("name", "README.md", ["a"], {"x": "eval_accuracy", "core-minutes": "core_minutes"}), measured)
+    assert "| 2 (1 of 2 seeds) |" in text
+    assert "2 core-minutes or 7 minutes on a GPU each on average" in text
 
 
 def test_damaged_result_files_are_named(repository, capsys):
@@ -295,7 +338,7 @@ def test_an_invalid_definition_is_an_error(rows, message, tmp_path):
 @pytest.mark.parametrize(("encoding", "noted"), [("JPEG", True), ("PNG", False)])
 def test_a_table_measured_on_the_jpeg_copy_of_cifar10_says_so(source, encoding, noted):
     text = render(table("a"), source({"a": {0: 0.9}}, {"name": "uoft-cs/cifar10", "encoding": encoding}))
-    assert (CIFAR_NOTE in text) == noted
+    assert ("CIFAR-10† ([† and ‡](rules.md#marks))." in text) == noted
 
 
 def test_the_table_between_the_markers_is_replaced_and_nothing_else(tmp_path):
