@@ -22,6 +22,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 from hf_sphere.cluster import SphericalKMeans, VonMisesFisherMixture
 from hf_sphere.cluster.mixture import expect, maximize
 from hf_sphere.cluster.rows import DirectionRows
+from hf_sphere.cluster.spherical_k_means import NearestCenters, assign
 from hf_sphere.distributions import HypersphericalUniform, VonMisesFisher
 from hf_sphere.geometry import project_to_sphere
 
@@ -536,3 +537,26 @@ def test_unstructured_rows_are_one_cluster_without_a_doubt(dim, count, recwarn):
 def test_truth_values_are_no_numbers(estimator):
     with pytest.raises(ValueError, match="must not be a truth value; got True"):
         clone(estimator).fit(blobs()[0])
+
+
+@pytest.mark.parametrize("make", [lambda x: x, lambda x: sp.csr_matrix(x.numpy()), lambda x: 1e-3 * x.float()])
+def test_labels_of_moving_centers_are_those_of_all_cosines(make):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2_000, 6, dtype=torch.float64, generator=generator)
+    x[5] = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rows = DirectionRows(SphericalKMeans(), make(x), reset=True)
+    tracked, centers = NearestCenters(rows), project_to_sphere(torch.randn(9, 6, generator=generator)).to(rows.dtype)
+    compared = []
+    for step in (1.0, 0.1, 0.01, 1e-3, 1e-4, 1.0, 0.0):
+        labels = tracked.update(centers)
+        assert torch.equal(labels, assign(rows, centers).labels)
+        compared.append(tracked.compared)
+        centers = project_to_sphere(centers + step * torch.randn(9, 6, generator=generator).to(rows.dtype))
+    assert compared[0] == compared[1] == compared[6] == len(x)
+    assert compared[5] < 200
+    centers = tracked.centers.clone()
+    centers[3] = -centers[3]  # the only one that moves
+    assert torch.equal(tracked.update(centers), assign(rows, centers).labels)
+    assert tracked.compared < len(x)
