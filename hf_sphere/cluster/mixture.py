@@ -38,8 +38,11 @@ class VonMisesFisherMixture(DensityMixin, DirectionEstimator):
     Fitted by expectation-maximization with exact concentrations, up to 1e8, from the clusters of `SphericalKMeans`. No
     iteration decreases the likelihood. In the end the concentrations are corrected for the bias of maximum likelihood,
     which is large for few rows in many dimensions: the squared length of a mean is replaced by the mean cosine of pairs
-    of different rows. Rows are used by their directions only. Rows of zeros have no direction: they do not influence
-    the fit, `score`, `bic` and `aic`, and get the uniform density, equal probabilities and the label 0, with a warning.
+    of different rows. Components that overlap are fitted to the noise, too: if they are hardly more than noise, their
+    squared lengths are reduced to what the eigenvalues of the second moment show, down to concentrations of 0, and a
+    warning says if uniform rows could have them. Rows are used by their directions only. Rows of zeros have no
+    direction: they do not influence the fit, `score`, `bic` and `aic`, and get the uniform density, equal probabilities
+    and the label 0, with a warning.
     X may be a tensor, whose device is used; results are tensors if X is one. Computed in float64 (on devices that
     support it), block by block.
 
@@ -106,6 +109,9 @@ class VonMisesFisherMixture(DensityMixin, DirectionEstimator):
         random = check_random_state(self.random_state)
         runs = (self._expectation_maximization(rows, self._start(rows, random)) for _ in range(self.n_init))
         parameters, self.lower_bound_, self.converged_, self.n_iter_, labels = max(runs, key=lambda run: run[1])
+        if is_noise(rows, parameters):
+            text = f"{len(rows)} uniform rows in {rows.dim} dimensions could have these {self.n_components} components"
+            warnings.warn(f"{text}; their concentrations are unreliable. Use fewer, or more rows.", stacklevel=3)
         if not self.converged_:
             text = f"the likelihood still increased after {self.n_iter_} iterations; increase max_iter or tol."
             warnings.warn(text, ConvergenceWarning, stacklevel=3)
@@ -211,7 +217,7 @@ class VonMisesFisherMixture(DensityMixin, DirectionEstimator):
             previous, parameters = step.likelihood, maximize(step.sums, step.counts, shared=self._is_shared)
             step = expect(rows, parameters)
             iteration, converged = iteration + 1, step.likelihood - previous < self.tol
-        parameters = maximize(step.sums, step.counts, step.squares, shared=self._is_shared)
+        parameters = shrink(rows, maximize(step.sums, step.counts, step.squares, shared=self._is_shared))
         step = expect(rows, parameters)
         return parameters, step.likelihood, converged, iteration, step.labels
 
@@ -237,6 +243,53 @@ def maximize(sums: Tensor, counts: Tensor, squares: Tensor | None = None, *, sha
     concentrations = bessel.concentration_from_mean_resultant_length(lengths, sums.shape[1])
     weights = torch.where(total > 0, counts / total, 1 / len(counts))
     return Parameters(mean_direction(sums), concentrations.clamp(max=LARGEST_CONCENTRATION), weights)
+
+
+def spread(parameters: Parameters) -> float:
+    """Return d times the mean squared length of the means of the components, divided by their number."""
+    count, dim = parameters.means.shape
+    squares = bessel.mean_resultant_length(parameters.concentrations, dim).square()
+    return float(dim * (parameters.weights * squares).sum() / count)
+
+
+def noise_edge(rows: DirectionRows) -> float:
+    """Return how far the eigenvalues of d E[x x^T] of uniform rows exceed 1 at most, that of Marchenko and Pastur."""
+    ratio = rows.dim / max(float(rows.used_weights.sum()), 1.0)
+    return 2 * math.sqrt(ratio) + ratio
+
+
+def is_noise(rows: DirectionRows, parameters: Parameters) -> bool:
+    """Whether uniform rows could have several components like these, whose concentrations were shrunk."""
+    ratio = rows.dim / max(float(rows.used_weights.sum()), 1.0)
+    limit = math.sqrt(ratio) if ratio < 1 else noise_edge(rows)
+    return 1 < len(parameters.weights) < rows.dim / 2 and spread(parameters) < limit
+
+
+def shrink(rows: DirectionRows, parameters: Parameters) -> Parameters:
+    """Reduce concentrations of components that are hardly more than noise to what the second moment of the rows shows.
+
+    The means of k components add k spikes s to the eigenvalues b of the noise of d E[x x^T], whose sum is d times the
+    mean squared length. With g = d / n, a spike above sqrt(g) appears as the eigenvalue b (1 + s) (1 + g / s), and
+    one below it is hidden in the noise. Without n > d rows and k < d / 2, nothing changes.
+
+    Reference:
+        Baik and Silverstein, "Eigenvalues of large sample covariance matrices of spiked population models", 2006.
+    """
+    count, (dim, total) = len(parameters.weights), (rows.dim, float(rows.used_weights.sum()))
+    found = spread(parameters)
+    if not 1 < count < dim / 2 or total <= dim or found > 4 * noise_edge(rows):
+        return parameters
+    moment = torch.zeros(dim, dim, dtype=rows.dtype, device=rows.device)
+    for index in rows.parts(dim):
+        block, scales = rows[index]
+        moment += (block * (scales.square() * rows.weights[index])[:, None]).T @ block
+    values, ratio = torch.linalg.eigvalsh(moment * (dim / total)), dim / total
+    noise = values[:-count].mean()
+    excess = values[-count:] / noise - 1 - ratio
+    spikes = (excess + (excess.square() - 4 * ratio).clamp_min(0).sqrt()) / 2
+    shown = float(noise * spikes.where(excess > 2 * math.sqrt(ratio), 0.0).sum()) / count
+    lengths = bessel.mean_resultant_length(parameters.concentrations, dim) * min(1.0, shown / found) ** 0.5
+    return parameters._replace(concentrations=bessel.concentration_from_mean_resultant_length(lengths, dim))
 
 
 class Expectation(NamedTuple):

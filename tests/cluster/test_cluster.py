@@ -20,7 +20,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from hf_sphere.cluster import SphericalKMeans, VonMisesFisherMixture
-from hf_sphere.cluster.mixture import expect, maximize
+from hf_sphere.cluster.mixture import expect, maximize, shrink
 from hf_sphere.cluster.rows import DirectionRows
 from hf_sphere.cluster.spherical_k_means import NearestCenters, assign
 from hf_sphere.distributions import HypersphericalUniform, VonMisesFisher
@@ -560,3 +560,36 @@ def test_labels_of_moving_centers_are_those_of_all_cosines(make):
     centers[3] = -centers[3]  # the only one that moves
     assert torch.equal(tracked.update(centers), assign(rows, centers).labels)
     assert tracked.compared < len(x)
+
+
+def overlapping(kappa: float, each: int = 1_000, count: int = 5, dim: int = 192) -> torch.Tensor:
+    torch.manual_seed(0)
+    means = project_to_sphere(torch.randn(count, dim, dtype=torch.float64)).repeat_interleave(each, 0)
+    return VonMisesFisher(means, torch.full((len(means),), kappa).double(), validate_args=False).sample()
+
+
+@pytest.mark.parametrize(("kappa", "error"), [(20.0, 0.13), (40.0, 0.03)])
+def test_concentrations_of_overlapping_components_are_not_those_of_their_noise(kappa, error):
+    mixture = VonMisesFisherMixture(5, random_state=0).fit(overlapping(kappa))
+    assert (mixture.concentrations_ / kappa - 1).abs().max() < error  # 0.19 without the spectrum at 20
+
+
+def test_components_that_uniform_rows_could_have_are_reported_and_shrunk():
+    with pytest.warns(UserWarning, match="5000 uniform rows in 192 dimensions could have these 5 components"):
+        mixture = VonMisesFisherMixture(5, random_state=0).fit(overlapping(10.0))
+    assert (mixture.concentrations_ / 10 - 1).abs().max() < 0.5  # 1.35 without the spectrum
+    with pytest.warns(UserWarning, match="could have these 3 components"):
+        mixture = VonMisesFisherMixture(3, random_state=0).fit(HypersphericalUniform(100).sample((2_000,)).double())
+    assert (mixture.concentrations_ < 5).all()  # 16 without the spectrum
+
+
+def test_weights_count_as_rows_for_overlapping_components():
+    x = overlapping(20.0, each=500)
+    once, twice = VonMisesFisherMixture(5, random_state=0), VonMisesFisherMixture(5, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        once.fit(x, sample_weight=torch.full((len(x),), 2.0))
+        start = once._fitted()
+        rows = DirectionRows(twice, x.repeat(2, 1), reset=True, for_density=True)
+    weighted = DirectionRows(once, x, reset=False, for_density=True, sample_weight=torch.full((len(x),), 2.0))
+    torch.testing.assert_close(shrink(rows, start), shrink(weighted, start))
