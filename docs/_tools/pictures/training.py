@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullLocator
+from sklearn.datasets import load_digits
 
-from hf_sphere.visualization.figures import LINE_COLORS
+from hf_sphere.search import EmbeddingSpace
+from hf_sphere.visualization.figures import LINE_COLORS, new_figure
 
-from .style import INK, MUTED, ROOT, Panels, grid, label, label_ends, panel, picture, read
+from .style import FIXED, INK, MUTED, ROOT, WIDTH, Panels, grid, label, label_ends, panel, picture, read
 
 OPTIMIZERS = {
     "softmax": "SGD", "sgd": "SGD", "sgd_mrt": "SGD-MRT", "adam": "Adam", "adam_s": "Adam-S", "adam_srt": "Adam-SRT",
@@ -237,21 +239,25 @@ def recall_and_speed() -> Panels:
 
 
 @picture
-def false_accepts() -> Panels:
-    """False accepts of the bundled digits at 5 % by three thresholds."""
-    rows = read("benchmarks/results/matching.json")["rows"]
-    rates = {row["what"].removeprefix("Digits: accepted at 5% by "): row["value"] for row in rows}
-    bars = {
-        "Theory: cosines of random directions": rates["the best of random directions"],
-        "Pooled: cosine that 5 % of all pairs exceed": rates["pooled pairs"],
-        "Groups: EmbeddingSpace": rates["p-values"],
-    }
-    figure, axes = panel("Accepted, though nothing matches", height=2.1, xlim=(0, 118), ylim=(2.6, -0.7))
-    for place, ((name, rate), color) in enumerate(zip(bars.items(), LINE_COLORS, strict=False)):
-        axes.barh(place, 100 * rate, 0.4, color=color)
-        label(axes, name, (0, place - 0.38), xytext=(0, 0))
-        label(axes, f"{100 * rate:.1f} %", (100 * rate, place), xytext=(4, 0), weight="bold")
-    axes.axvline(5, color=INK, linewidth=1)
-    label(axes, "5 %: asked for", (5, 2.42), xytext=(3, 0))
-    axes.axis("off")
-    yield "false_accepts", figure
+def matches() -> Panels:
+    """Queries of the program of the front page, with their nearest pictures and the decisions."""
+    pictures = load_digits().data
+    space = EmbeddingSpace.fit(pictures[::2])
+    queries = [pictures[2 * row] // 4 for row in (12, 38, 61)] + [pictures[2 * row + 1] for row in (7, 150)]
+    found = space.search(np.stack(queries), k=1, false_accept=0.05)
+    figure = new_figure(WIDTH, 2.05)
+    cells = figure.subplots(2, len(queries))
+    for number, query in enumerate(queries):
+        is_match = bool(found.accepted[number, 0])
+        nearest = pictures[2 * int(found.rows[number, 0])]
+        for axes, pixels in zip(cells[:, number], (query, nearest), strict=True):
+            axes.imshow(pixels.reshape(8, 8), cmap="gray_r", gid=f"{FIXED}-{number}")
+            axes.set(xticks=[], yticks=[])
+        cells[0, number].set_title("copy" if number < 3 else "other", loc="center")
+        cells[1, number].set_xlabel("match" if is_match else "no match", weight="bold")
+        for row, width in ((0, 0.5), (1, 3 if is_match else 0.5)):
+            color = LINE_COLORS[2] if row and is_match else MUTED
+            cells[row, number].spines[:].set(visible=True, color=color, linewidth=width)
+    cells[0, 0].set_ylabel("query")
+    cells[1, 0].set_ylabel("nearest")
+    yield "matches", figure
