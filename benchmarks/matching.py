@@ -53,10 +53,10 @@ ENROLLED = {"wikitext": 41, "omniglot": 81, "omniglot_pixels": 81}
 """Number of enrolled groups of the identification, a third."""
 
 GOALS = {
-    ("wikitext", "auto, sharp"): 0.34,
-    ("wikitext", "auto, strict"): 0.22,
-    ("wikitext", "auto, sharp, 20 separate groups"): 0.32,
-    ("omniglot_pixels", "auto, sharp"): 0.16,
+    ("wikitext", "margin, sharp"): 0.34,
+    ("wikitext", "margin, strict"): 0.22,
+    ("wikitext", "margin, sharp, 20 separate groups"): 0.32,
+    ("omniglot_pixels", "margin, sharp"): 0.16,
 }
 """Least share of known queries that are named at 5 %."""
 
@@ -163,7 +163,7 @@ def levels(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, An
         vectors, groups = corpus(name, args)
         count = int(groups.max()) + 1
         is_alone = count == len(groups)
-        for score in ["cosine"] if is_alone else ["cosine", "auto"]:
+        for score in ["cosine"] if is_alone else ["cosine", "margin"]:
             sums: dict[tuple[str, float], list[np.ndarray]] = {}
             random = np.random.default_rng(0)
             for split in range(args.splits // (5 if is_alone else 1)):
@@ -276,21 +276,20 @@ def identification(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict
             for rule, options in {
                 "cosine, strict": {"score": "cosine", "rule": "strict"},
                 "cosine, sharp": {"score": "cosine"},
-                "transformed, sharp": {"score": "transformed"},
-                "auto, strict": {"rule": "strict"},
-                "auto, sharp": {},
+                "margin, strict": {"rule": "strict"},
+                "margin, sharp": {},
                 "cosine, strict, 20 separate groups": {"score": "cosine", **calibration},
-                "auto, strict, 20 separate groups": calibration,
-                "auto, sharp, 20 separate groups": {"rule": "sharp", **calibration},
+                "margin, strict, 20 separate groups": calibration,
+                "margin, sharp, 20 separate groups": {"rule": "sharp", **calibration},
             }.items():
                 space = EmbeddingSpace.fit(vectors[gallery], groups[gallery], seed=split, **options)
                 found, unknown = (space.search(vectors[queries], 1) for queries in (known, strangers))
                 is_right = groups[gallery][found.rows[:, 0].numpy()] == groups[known]
                 p, p_unknown = found.p_values.numpy()[:, 0], unknown.p_values.numpy()[:, 0]
                 accepted = {rule: (p_unknown[:, None] <= LEVELS_OF_CURVES, p[:, None] <= LEVELS_OF_CURVES)}
-                if rule == "auto, sharp":
+                if rule == "margin, sharp":
                     promised.append((space.expected_found(0.05).share, ((p <= 0.05 + 1e-12) & is_right).mean()))
-                if rule in ("cosine, sharp", "auto, sharp"):
+                if rule in ("cosine, sharp", "margin, sharp"):
                     top, top_unknown = found.scores.numpy()[:, 0], unknown.scores.numpy()[:, 0]
                     score = rule.split(",")[0]
                     bounds = {f"{score}, best threshold": np.quantile(top_unknown, 1 - np.array(NOMINAL))}
@@ -381,7 +380,7 @@ def speed(args: argparse.Namespace) -> None:
     vectors = F.normalize(centers[groups] + torch.randn(count, 384, generator=generator))
     queries = F.normalize(torch.randn(256, 384, generator=generator))
     rows = []
-    for score in ("cosine", "auto"):
+    for score in ("cosine", "margin"):
         start = time.perf_counter()
         space = EmbeddingSpace.fit(vectors, groups, score=score)
         rows.append(row(f"{score}: seconds to fit", time.perf_counter() - start, at_most=60))

@@ -1,4 +1,4 @@
-"""Compare the fitted score of `EmbeddingSpace` with scores of speaker verification, all by the same p-values.
+"""Compare the margins of `EmbeddingSpace` with scores of speaker verification, all by the same p-values.
 
 python benchmarks/matching_rules.py wikitext.npz omniglot_pixels.npz
 
@@ -180,7 +180,7 @@ def measure(vectors: np.ndarray, groups: np.ndarray, split: int) -> dict[str, tu
     space = EmbeddingSpace.fit(vectors[gallery], numbers, seed=split)
     found, unknown = (space.search(vectors[rows], 1, false_accept=LEVEL) for rows in (known, strangers))
     is_hit = found.accepted[:, 0].numpy() & (numbers[found.rows[:, 0].numpy()] == true)
-    results["EmbeddingSpace, auto"] = is_hit.mean(), unknown.accepted.double().mean().item()
+    results["EmbeddingSpace, margin"] = is_hit.mean(), unknown.accepted.double().mean().item()
     return results
 
 

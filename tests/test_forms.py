@@ -207,7 +207,6 @@ CASES = {
     "search.EmbeddingSpace.compare.other": lambda x: search.EmbeddingSpace.fit(X).compare(x).p_value,
     "search.EmbeddingSpace.search.queries": lambda x: found(SPACE.search(x, 2)),
     "search.EmbeddingSpace.identify.queries": lambda x: SPACE.identify(x, 0.5),
-    "search.EmbeddingSpace.transform.vectors": lambda x: SPACE.transform(x),
     "search.CompressedSpace.search.queries": lambda x: found(COMPRESSED.search(x, 2)),
     "search.CompressedSpace.identify.queries": lambda x: COMPRESSED.identify(x, 0.5),
     "search.LanceSpace.create.batches": lambda x: lance(x, lambda space: space.search(NEW, 2).scores),

@@ -14,22 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_sphere.geometry.checks import to_tensor
-from hf_sphere.search.fitted import (
-    BLOCK,
-    CANDIDATES as FITTED_CANDIDATES,
-    COSINE,
-    FittedScore,
-    GroupCohorts,
-    Groups,
-    above_cohorts,
-    best_groups,
-    best_without,
-    group_scores,
-)
+from hf_sphere.search.margins import BLOCK, Groups, Nearest, Score, best_groups, group_scores
 from hf_sphere.utils.checks import check_integer
 
-CANDIDATES = 20
-"""Rows with the largest cosines, from which the rows of other groups are chosen."""
+CANDIDATES: dict[Score, int] = {"cosine": 20, "margin": 50}
+"""Rows with the largest cosines, from which the rows of other groups are chosen, and groups are scored by margins."""
+
+SCORED = 12
+"""Groups that are scored by margins; rows of others have the score -inf."""
 
 MOST_CANDIDATES = 1_600
 """Candidates of a query, at most, if those before are of too few groups."""
@@ -43,12 +35,11 @@ class Matches:
 
     Attributes:
         rows: (Q, k) int64, rows of the space; -1 where an approximate search found none.
-        scores: (Q, k) float64, larger for better matches: the cosine, the fitted score of the row's group, or for
-            another distance its negative.
+        scores: (Q, k) float64, larger for better matches: the cosine, the margin of the row's group, or for another
+            distance its negative.
         p_values: (Q, k) float64, or None if the space has no calibration yet and no level was given.
         accepted: (Q, k) bool, whether the p-value is at most the level; None without a level.
-        measure: What is compared: `cosine`, `transformed` for the cosine of transformed vectors, `fitted`, or another
-            distance.
+        measure: What is compared: `cosine`, `margin`, or another distance.
         queries: Of an `ImageIndex`, columns of the queries as in its `images`, and `embedding`, (Q, d).
     """
 
@@ -64,11 +55,11 @@ class Matches:
         """The distances, (Q, k) float64; infinite where there is no row.
 
         Raises:
-            ValueError: If the score is a fitted one, which has no distance.
+            ValueError: If the score is a margin, which has no distance.
         """
-        if self.measure == "fitted":
-            raise ValueError("fitted scores have no distances; fit with score='cosine', or use scores.")
-        return 1 - self.scores if self.measure in ("cosine", "transformed") else -self.scores
+        if self.measure == "margin":
+            raise ValueError("margins have no distances; fit with score='cosine', or use scores.")
+        return 1 - self.scores if self.measure == "cosine" else -self.scores
 
 
 class ExpectedFound(NamedTuple):
@@ -132,7 +123,6 @@ class Calibration:
     matches: Tensor  # (C, 2) int64, ids of the best rows of these groups; -1 for none
     next_id: int  # of the next new row when the scores were computed: rows from it on are not searched yet
     rule: Rule = "sharp"
-    is_chosen: bool = False  # the score, by a third of the groups, which do not calibrate
 
     @property
     def num_groups(self) -> int:
@@ -168,14 +158,11 @@ class Calibration:
         if not accepts(torch.tensor(smallest, dtype=torch.float64), level):
             own = smallest * (self.num_groups + 1) - 1
             needed = int(np.ceil((1 + own) / level * (1 - 1e-12))) - 1
-            found, more = f"{self.num_groups:,}, whose smallest p-value is {smallest:.3g}", "more groups"
-            if self.is_chosen:
-                found += ", since a third of the groups chose the score"
-                more = "score='cosine', which calibrates by all of them, and more groups if these are too few"
+            found = f"{self.num_groups:,}, whose smallest p-value is {smallest:.3g}"
             raise ValueError(
                 f"false_accept={level:g} needs {needed:,} calibration groups; there are {found}. Choose a higher "
-                f"level, or fit with {more}, or with separate calibration queries (calibration=, or hf-sphere index "
-                "--calibration)."
+                "level, or fit with more groups, or with separate calibration queries (calibration=, or hf-sphere "
+                "index --calibration)."
             )
 
     def p_values(self, scores: Tensor, best: Best | None = None) -> Tensor:
@@ -259,24 +246,14 @@ class CalibratedSearch(ABC):
 
     Attributes:
         metric: Distance, as options of `NeighborSearch`.
-        fitted: The score of groups if it is a fitted one, else None.
+        score: `cosine` or `margin`, see `EmbeddingSpace.fit`.
     """
 
     metric: dict[str, Any]
-    fitted: FittedScore | None = None
-    _cohorts: GroupCohorts | None = None
+    score: Score = "cosine"
+    _nearest: Nearest | None = None
     _names: list[Any] | None  # of groups, by their numbers
     _groups: Tensor  # number of the group of each row
-
-    @property
-    def score(self) -> str:
-        """`cosine`, `transformed` or `fitted`."""
-        return "cosine" if self.fitted is None else "transformed" if self.fitted.is_cosine else "fitted"
-
-    @property
-    def _is_of_groups(self) -> bool:
-        """Whether groups are scored, not rows."""
-        return self.fitted is not None and not self.fitted.is_cosine
 
     @property
     @abstractmethod
@@ -301,7 +278,7 @@ class CalibratedSearch(ABC):
 
     @property
     def _num_candidates(self) -> int:
-        return min(len(self), FITTED_CANDIDATES if self._is_of_groups else CANDIDATES)
+        return min(len(self), CANDIDATES[self.score])
 
     @property
     def _measure(self) -> str:
@@ -321,8 +298,8 @@ class CalibratedSearch(ABC):
     def search(self, queries: Any, k: int = 10, *, false_accept: float | None = None) -> Matches:
         """Find the rows with the largest scores.
 
-        With a fitted score, the 12 best groups are scored, and rows of other groups have the score -inf. The rows of a
-        group have its score, and are in the order of their similarity.
+        By margins, the 12 best groups are scored, and rows of other groups have the score -inf. The rows of a group
+        have its score, and are in the order of their similarity.
 
         Args:
             queries: (Q, d), or (d,) for one.
@@ -339,7 +316,8 @@ class CalibratedSearch(ABC):
 
     def _needs_groups(self, false_accept: float | None) -> bool:
         """Whether scores or p-values depend on the best groups of a query."""
-        return self._is_of_groups or ((false_accept is not None or self.is_calibrated) and self.calibration.needs_best)
+        has_p_values = false_accept is not None or self.is_calibrated
+        return self.score == "margin" or (has_p_values and self.calibration.needs_best)
 
     def _judge(
         self, queries: Tensor, found: Candidates, k: int, false_accept: float | None, all_rows: Candidates | None = None
@@ -353,10 +331,9 @@ class CalibratedSearch(ABC):
             count = self._num_candidates
             first = Candidates(*(column[:, :count] for column in all_rows or self._candidates(queries, count)))
             groups = self._find_groups(queries, first)
-            if self._is_of_groups:
-                found = self._scored(found, groups)
-            top = self._best(groups)
-            best = Best(top.ids[:, 0], top.groups[:, 0].contiguous(), top.scores[:, 1])
+            if self.score == "margin":
+                found = _by_groups(found, groups)
+            best = Best(groups.ids[:, 0], groups.groups[:, 0].contiguous(), groups.scores[:, 1])
         found = Candidates(*(column[:, :k] for column in found))
         if false_accept is None and not self.is_calibrated:
             return Matches(found.rows, found.scores, measure=self._measure)
@@ -364,28 +341,18 @@ class CalibratedSearch(ABC):
         accepted = None if false_accept is None else accepts(p_values, false_accept)
         return Matches(found.rows, found.scores, p_values, accepted, self._measure)
 
-    def _scored(self, found: Candidates, groups: Groups) -> Candidates:
-        """Return rows in the order of the scores of their groups."""
-        values = above_cohorts(groups, groups, (self.fitted or COSINE).cohort, self._known_cohorts())
-        is_same = found.groups[:, :, None] == groups.groups[:, None]
-        scores = values[:, None].where(is_same, -torch.inf).amax(2).masked_fill(found.rows < 0, -torch.inf)
-        order = scores.argsort(dim=1, descending=True, stable=True)
-        return Candidates(*(column.gather(1, order) for column in (scores, *found[1:])))
-
     def threshold(self, false_accept: float) -> float:
         """Return the cosine from which on a row is a match, to filter by where another program searches.
 
         By the sharp rule, and with separate calibration, it accepts what `search` does. By the strict rule with rows
         that calibrate it is a little too high, since `search` knows the group of the best row, and needs 2 / level - 1
         groups.
-        For `score="transformed"` it is that of the vectors that `EmbeddingSpace.transform` returns.
 
         Raises:
-            ValueError: If the score is not such a cosine, or the calibration has too few groups for the level.
+            ValueError: If the score is not the cosine, or the calibration has too few groups for the level.
         """
-        if self.metric["distance"] != "cosine" or self._is_of_groups:
-            hint = "fit with score='cosine' or score='transformed'"
-            raise ValueError(f"only cosines have a threshold, not the {self._measure} score; {hint}.")
+        if self._measure != "cosine":
+            raise ValueError(f"only cosines have a threshold, not the {self._measure} score; fit with score='cosine'.")
         return self.calibration.threshold(false_accept)
 
     def identify(self, queries: Any, false_accept: float) -> Any:
@@ -410,37 +377,46 @@ class CalibratedSearch(ABC):
         return queries
 
     def _find(self, queries: Tensor, left_out: Tensor | None) -> Groups:
-        return self._find_groups(queries, self._candidates(queries, self._num_candidates, left_out), left_out)
+        """Return the best two groups of queries, without the groups of number `left_out`."""
+        found = self._find_groups(queries, self._candidates(queries, self._num_candidates, left_out), left_out)
+        return Groups(*(column[:, :2] for column in found))
 
-    def _find_best(self, queries: Tensor, left_out: Tensor | None) -> Groups:
-        """Return the best two groups of queries, above their cohorts."""
-        return self._best(self._find(queries, left_out), left_out)
-
-    def _known_cohorts(self) -> GroupCohorts | None:
-        """Return the nearest groups of groups if the score needs them."""
-        return self._cohorts
+    def _near(self) -> Nearest:
+        """Return the other groups that rows are nearest to."""
+        assert self._nearest is not None
+        return self._nearest
 
     def _find_groups(self, queries: Tensor, found: Candidates, left_out: Tensor | None = None) -> Groups:
-        """Return the best groups among candidates; more are searched for queries whose candidates are of too few."""
-        score = self.fitted or COSINE
-        of_rows, is_first = group_scores(found.scores, found.groups, score.is_cosine)
-        top = best_groups(of_rows, is_first, found.groups, found.ids, score.num_groups)
-        count = 4 * found.rows.shape[1]
-        lacking = (top.groups[:, -1] < 0) & (found.rows[:, -1] >= 0)
-        if lacking.any() and count <= MOST_CANDIDATES and found.rows.shape[1] < len(self):
-            without = None if left_out is None else left_out[lacking]
+        """Return the best groups among candidates; more are searched for queries whose candidates are of one group."""
+        rows = found
+        if self.score == "margin":
+            scores = found.scores - self._near().offsets(found.rows, left_out)
+            order = scores.argsort(dim=1, descending=True, stable=True)
+            rows = Candidates(*(column.gather(1, order) for column in (scores, *found[1:])))
+        scores, is_first = group_scores(rows.scores, rows.groups, self.score == "cosine")
+        top = best_groups(scores, is_first, rows.groups, rows.ids, 2 if self.score == "cosine" else SCORED)
+        lacking, count = (top.groups[:, 1] < 0) & (found.rows[:, -1] >= 0), 4 * found.rows.shape[1]
+        if not lacking.any() or found.rows.shape[1] == len(self):
+            return top
+        without = None if left_out is None else left_out[lacking]
+        if count <= MOST_CANDIDATES:
             more = self._candidates(queries[lacking], min(count, len(self)), without)
             for column, wider in zip(top, self._find_groups(queries[lacking], more, without), strict=True):
                 column[lacking] = wider
-        elif (lacking := lacking & (top.groups[:, 1] < 0)).any() and left_out is None:  # all of one group
+        elif left_out is None:
             other = self._candidates(queries[lacking], 1, top.groups[lacking, 0])
-            for column, of_other in zip(top, (other.scores, other.groups, other.ids), strict=True):
+            scores = other.scores - (self._near().offsets(other.rows) if self.score == "margin" else 0.0)
+            for column, of_other in zip(top, (scores, other.groups, other.ids), strict=True):
                 column[lacking, 1] = of_other[:, 0]
         return top
 
-    def _best(self, found: Groups, left_out: Tensor | None = None) -> Groups:
-        """Return the best group of each query and the best one without it, (Q, 2)."""
-        return best_without(found, (self.fitted or COSINE).cohort, self._known_cohorts(), left_out)
+
+def _by_groups(found: Candidates, groups: Groups) -> Candidates:
+    """Return rows with the scores of their groups, in the order of these."""
+    is_same = found.groups[:, :, None] == groups.groups[:, None]
+    scores = groups.scores[:, None].where(is_same, -torch.inf).amax(2).masked_fill(found.rows < 0, -torch.inf)
+    order = scores.argsort(dim=1, descending=True, stable=True)
+    return Candidates(*(column.gather(1, order) for column in (scores, *found[1:])))
 
 
 def merge_groups(known: Groups, found: Candidates) -> Groups:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.search.calibration import CalibratedSearch, Calibration, Candidates, independent_rows
-from hf_sphere.search.fitted import GroupCohorts, pack, unpack
 from hf_sphere.search.index_files import CODES_FILE, check_replaceable
+from hf_sphere.search.margins import Nearest, check_offsets
 from hf_sphere.search.rows import GroupedVectors
 from hf_sphere.search.vectors import check_names, check_vectors
 from hf_sphere.utils import files
@@ -59,7 +59,10 @@ class CompressedSpace(CalibratedSearch):
     def __init__(self, about: Mapping[str, Any], tensors: dict[str, Tensor]) -> None:
         self.bits, self.recall, self._names = about["bits"], tuple(about["recall"]), about["names"]
         self.ids, self._groups, self._rotation = (tensors[name] for name in ("ids", "groups", "rotation"))
-        self.fitted, self._cohorts = unpack(about["fitted"], tensors, len(self._rotation))
+        self.score = about["score"]
+        if "offsets" in tensors:
+            check_offsets(tensors["offsets"], len(self.ids))
+            self._nearest = Nearest.known(tensors["offsets"])
         faiss, self._index = load_faiss(), make_index(self.bits, len(self._rotation))
         self.bytes_per_vector = int(self._index.code_size)
         faiss.copy_array_to_vector(tensors["learned"].numpy(), _learned(self._index))
@@ -67,8 +70,7 @@ class CompressedSpace(CalibratedSearch):
         self._index.ntotal, self._index.is_trained = len(self.ids), True
         if "known_ids" in tensors:
             groups, ids, scores, numbers, matches = (tensors[f"known_{name}"] for name in CALIBRATION)
-            options = about["rule"], about["is_chosen"]
-            self.calibration = Calibration(groups, ids, scores, numbers, matches, 0, *options)
+            self.calibration = Calibration(groups, ids, scores, numbers, matches, 0, about["rule"])
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -90,10 +92,10 @@ class CompressedSpace(CalibratedSearch):
         tensors = {"ids": self.ids, "groups": self._groups.clone(), "rotation": self._rotation}
         tensors |= {"codes": torch.from_numpy(codes), "learned": torch.from_numpy(learned)}
         tensors |= {f"known_{name}": getattr(self.calibration, name) for name in CALIBRATION}
-        tensors |= pack(self.fitted, self._cohorts)
+        if self.score == "margin":
+            tensors["offsets"] = self._near().cosines[:, 0]
         about = {"bits": self.bits, "recall": self.recall, "names": self._names, "rule": self.calibration.rule}
-        about["fitted"] = self.fitted and (self.fitted.name, self.fitted.cohort)
-        about["is_chosen"] = self.calibration.is_chosen
+        about["score"] = self.score
         _check_contents(about, tensors)  # somebody may have set attributes
         with files.lock_folder(folder):
             check_replaceable(Path(folder), {ABOUT_FILE, CODES_FILE, files.MANIFEST_FILE})
@@ -116,10 +118,9 @@ class CompressedSpace(CalibratedSearch):
         return check_vectors(what, vectors, len(self._rotation), "cosine")
 
     def _candidates(self, queries: Tensor, count: int, left_out: Tensor | None = None) -> Candidates:
-        points = queries if self.fitted is None else self.fitted.transform(queries)
         if left_out is None:
-            return self._search_codes(points, count)
-        return self._search_others(points, count, left_out, min(2 * count, len(self)))
+            return self._search_codes(queries, count)
+        return self._search_others(queries, count, left_out, min(2 * count, len(self)))
 
     def _search_codes(self, points: Tensor, count: int) -> Candidates:
         scores, found = self._index.search(_rotate(points, self._rotation), count)
@@ -148,7 +149,7 @@ def compress(space: Any, bits: int, max_recall_loss: float | None, seed: int) ->
     """Measure the recall of codes and make a space of them; see `EmbeddingSpace.compress`."""
     from scipy.stats import t  # slow to import
 
-    vectors, groups, count = space.points, space._groups, len(space)
+    vectors, groups, count = space.vectors, space._groups, len(space)
     if (bits := check_integer("bits", bits, 1)) not in BITS:
         raise ValueError(f"bits must be 1, 2, 4 or 8; got {bits}.")
     if max_recall_loss is not None and not 0 <= max_recall_loss < 1:
@@ -190,22 +191,20 @@ def compress(space: Any, bits: int, max_recall_loss: float | None, seed: int) ->
     index = encode(torch.arange(count))  # also fitted to the queries, which may be beyond the ranges of the others
     codes, learned = (torch.from_numpy(faiss.vector_to_array(values)) for values in (index.codes, _learned(index)))
     tensors = {"codes": codes.view(count, -1), "learned": learned, "rotation": rotation}
-    about = {"bits": bits, "recall": (recall, low, high), "names": space._names, "fitted": None}
+    about = {"bits": bits, "recall": (recall, low, high), "names": space._names, "score": space.score}
     small = CompressedSpace(about, tensors | {"ids": space.ids, "groups": groups})
-    small.fitted = space.fitted
     if space._queries is None:
         rows, numbers = space._calibration_rows(), groups[space._calibration_rows()]
         queries, ids, left_out = space.vectors[rows], space.ids[rows], numbers
     else:
         (queries, numbers), left_out = space._queries, None
         ids = torch.full_like(numbers, -1)
-    if space.fitted is not None and space.fitted.cohort == "both":
-        sample = space._sample()
-        nearest = small._find(project_to_sphere(space.vectors[sample]), groups[sample])
-        small._cohorts = GroupCohorts.of(groups[sample], nearest)
-    best = small._find_best(project_to_sphere(queries), left_out)
-    # Rows are not added to codes, so there is no next id.
-    small.calibration = Calibration(numbers, ids, *best, 0, space.rule, space._is_chosen)
+    small._nearest = space._near() if space.score == "margin" else None
+    best = small._find(project_to_sphere(queries), left_out)
+    # Rows are not added to codes, so there is no next id, and no group is left out any more.
+    small.calibration = Calibration(numbers, ids, *best, 0, space.rule)
+    if small._nearest is not None:
+        small._nearest = Nearest.known(small._nearest.offsets(torch.arange(count)))
     return small
 
 
@@ -263,6 +262,7 @@ def _check_contents(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> 
         if not is_valid or not ((tensor >= lowest) & (tensor < torch.inf)).all():
             raise ValueError(f"{name} of {CODES_FILE} is invalid")
     check_choice("rule", about["rule"], ("sharp", "strict"))
+    check_choice("score", about["score"], ("margin",) if "offsets" in tensors else ("cosine",))
     if tensors["ids"].min() < 0 or len(tensors["ids"].unique()) < count:
         raise ValueError(f"ids of {CODES_FILE} are negative or repeated")
     if names is not None and not 0 <= groups.min() <= groups.max() < len(check_names("names", names, len(names))):

@@ -71,7 +71,7 @@ def compare(space: GroupedVectors, other: Any, level: float, seed: int) -> Compa
     p_value, (first, second) = energy_test(*samples, seed=seed)[1], map(len, samples)
     angle = _angle(samples)
     before, after = (effective_dimension_interval(points.double(), torch.arange(len(points))) for points in samples)
-    rows, search = space._sample(), space.cosine_search  # not approximate, which would find rows outside
+    rows, search = space._sample(), space.neighbor_search  # not approximate, which would find rows outside
     own = search.search_others(space.vectors[rows], 1, space._groups, space._groups[rows])[0][:, 0]
     nearest = search.search_others(vectors, 1, space._groups, torch.full((len(vectors),), -1))[0]
     # Searched in one group more, so that p-values are at most larger.

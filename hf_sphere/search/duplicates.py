@@ -119,7 +119,7 @@ def _fit_best_matches(space: Any) -> tuple[list[tuple[float, float, float]], str
     if len(space) < LEAST_ROWS:
         return [], f"{len(space)} rows are too few to fit how similar unrelated rows are, which needs {LEAST_ROWS}"
     rows = torch.randperm(len(space), generator=torch.Generator().manual_seed(0))[:SAMPLE]
-    found = space.cosine_search.search_others(space.vectors[rows], 1, space._groups, space._groups[rows])[0][:, 0]
+    found = space.neighbor_search.search_others(space.vectors[rows], 1, space._groups, space._groups[rows])[0][:, 0]
     values, fits = -found.clamp_min(ROUNDING).log().sort().values.numpy(), []
     for lower, upper in WINDOWS:
         end, start = (float(values[round(fraction * len(rows)) - 1]) for fraction in (lower, upper))
@@ -134,7 +134,7 @@ def _similar_pairs(space: Any, threshold: float) -> Iterator[tuple[Tensor, Tenso
     An approximate search finds the nearest rows of each. Only rows that have more duplicates than that can have missed
     some, and all pairs of these are compared.
     """
-    search = space.cosine_search
+    search = space.neighbor_search
     points, rows = project_to_sphere(space.vectors.float()), search._first
     repeated = torch.ones(len(points), dtype=torch.bool).index_fill_(0, search._starts[:-1], False).nonzero()[:, 0]
     yield torch.stack([search._order[repeated - 1], search._order[repeated]], 1), torch.ones(len(repeated))
@@ -177,7 +177,7 @@ def _find_suspects(space: Any, labels: list[Any], clusters: Tensor) -> tuple[Ten
     numbers = {name: number for number, name in enumerate(names)}
     own, leads, others = torch.tensor([numbers[name] for name in labels]), [], []
     for block in torch.arange(len(own)).split(BLOCK):
-        found = space.cosine_search.search(space.vectors[block], min(2 * NEIGHBORS, len(own)))[1]
+        found = space.neighbor_search.search(space.vectors[block], min(2 * NEIGHBORS, len(own)))[1]
         is_voter = (found >= 0) & (clusters[found] != clusters[block, None])
         is_voter &= is_voter.cumsum(1) <= NEIGHBORS
         voted = own[found.clamp_min(0)].where(is_voter, -1)  # a column per label would be large if there are many

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hf_sphere.metrics.neighbors import Distance
 from hf_sphere.search.calibration import Calibration, Rule
-from hf_sphere.search.fitted import Cohort, Transform, pack, unpack
+from hf_sphere.search.margins import Nearest, Score, check_offsets
 from hf_sphere.search.neighbor_search import APPROXIMATE, NeighborSearch, SearchKind
 from hf_sphere.search.vectors import Content, positions
 from hf_sphere.utils.checks import check_regular, error_text
@@ -87,8 +87,7 @@ class About:
     calibration_settings: str = ""  # of the encoder of separate calibration queries
     columns: dict[str, str] = field(default_factory=dict)
     rule: Rule
-    fitted: tuple[Transform, Cohort] | None  # if the score is not the cosine
-    is_chosen: bool  # the score, by a third of the groups
+    score: Score
     rows_per_group: int
     calibration_rows: int
     seed: int
@@ -170,8 +169,7 @@ def write_index(folder: str | PathLike, space: Any, images: dict[str, list[Any]]
     Rows of several groups are calibrated first. An index that has changed since it was loaded is not replaced.
     """
     folder, search = Path(folder), space.neighbor_search
-    options = dict(zip(OPTIONS, space._options, strict=True), rule=space.rule, is_chosen=space._is_chosen)
-    options["fitted"] = (score := space.fitted) and (score.name, score.cohort)
+    options = dict(zip(OPTIONS, space._options, strict=True), rule=space.rule, score=space.score)
     values = {"model": "", "weights": "", "sources": [], "tables": [], **about, **space.metric, **options}
     description = About(kind=space.kind, search=search.kind, recall=search.recall, next_id=space.next_id, **values)
     with lock_folder(folder):
@@ -205,12 +203,8 @@ def _write_files(folder: Path, about: About, images: dict[str, list[Any]], space
         tensors = {name: getattr(space.calibration, name) for name in ("groups", "matches", "ids", "scores")}
     if space._queries is not None:
         tensors["queries"] = space._queries[0]
-    cohorts = space._cohorts
-    if cohorts is not None:  # groups by the id of a row, since loading numbers them again
-        member = torch.full((int(space._groups.max()) + 1,), -1).scatter(0, space._groups, space.ids)
-        nearest = member[cohorts.nearest].where(cohorts.nearest >= 0, -1)
-        cohorts = cohorts._replace(groups=member[cohorts.groups], nearest=nearest)
-    tensors |= pack(space.fitted, cohorts)
+    if space.score == "margin":
+        tensors["offsets"] = space._near().offsets(torch.arange(len(space)))
     tensors["embeddings"] = space.vectors
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / EMBEDDINGS_FILE)
     table = pa.table({name: pa.array(cells, TYPES[name]) for name, cells in images.items()})
@@ -224,7 +218,6 @@ def _write_files(folder: Path, about: About, images: dict[str, list[Any]], space
 def _read_about(folder: Path) -> About:
     values = read_json(folder / ABOUT_FILE)
     values["sources"] = [tuple(source) for source in values["sources"]]
-    values["fitted"] = values["fitted"] and tuple(values["fitted"])
     about = About(**values)
     _check_about(about)
     return about
@@ -283,11 +276,10 @@ def _read_space(space_class: Any, folder: Path, about: About, images: dict[str, 
     space.ids, space.next_id = torch.tensor(images["id"]), about.next_id
     space._groups = space._groups if "group" in images else space.ids
     space.rule = about.rule
-    for name in {"cohort_groups", "cohort_nearest"} & tensors.keys():
-        tensors[name] = _numbers_of(tensors[name], space)
-    score, cohorts = unpack(about.fitted, tensors, embeddings.shape[1])
-    space._use(score, about.is_chosen)
-    space._cohorts = cohorts
+    space.score = about.score
+    if about.score == "margin":
+        check_offsets(offsets := tensors.pop("offsets"), len(embeddings))
+        space._nearest = Nearest.known(offsets)
     _check_calibration(tensors, embeddings.shape[1], about.distance)
     if "queries" in tensors:
         space._queries = tensors.pop("queries"), tensors["groups"]
@@ -297,14 +289,13 @@ def _read_space(space_class: Any, folder: Path, about: About, images: dict[str, 
             raise ValueError(f"{EMBEDDINGS_FILE} has a calibration by rows that are not there")
         tensors["groups"] = space._groups[rows]
     if tensors:
-        is_chosen = about.is_chosen and space._queries is None
         numbers = _numbers_of(tensors["matches"], space)
         columns = (tensors["groups"], tensors["ids"], tensors["scores"], numbers, tensors["matches"])
-        space._calibration = Calibration(*columns, about.next_id, about.rule, is_chosen)
+        space._calibration = Calibration(*columns, about.next_id, about.rule)
         space._is_current = True
     if about.search in APPROXIMATE and has_faiss:
         check_regular(folder / SEARCH_FILE)
-        space._search = NeighborSearch(space.points, kind=about.search, file=folder / SEARCH_FILE, **about.metric)
+        space._search = NeighborSearch(space.vectors, kind=about.search, file=folder / SEARCH_FILE, **about.metric)
         space._search.recall = about.recall
     return space
 

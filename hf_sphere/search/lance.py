@@ -24,7 +24,7 @@ from hf_sphere.search.calibration import (
     name_keys,
     sample_rows,
 )
-from hf_sphere.search.fitted import Groups
+from hf_sphere.search.margins import Groups
 from hf_sphere.search.neighbor_search import SPARE, TARGET_RECALL, NeighborSearch
 from hf_sphere.search.vectors import as_names, check_vectors, positions, unit_vectors
 from hf_sphere.utils.checks import check_extra, check_integer, error_text
@@ -245,7 +245,7 @@ class LanceSpace(CalibratedSearch):
             at, is_fresh = at.clamp_min(0), at < 0
             is_fresh |= ~torch.isin(old.matches[at], self._unpack(present)[0]).all(1)
             kept, before = ~is_fresh, Groups(old.scores, old.match_groups, old.matches)
-            added = self._compare(queries[kept], CANDIDATES, self._blocks(start=old.next_id), groups[kept])
+            added = self._compare(queries[kept], CANDIDATES["cosine"], self._blocks(start=old.next_id), groups[kept])
             merged = merge_groups(Groups(*(column[at[kept]] for column in before)), added)
             for column, values in zip(found, merged, strict=True):
                 column[kept] = values

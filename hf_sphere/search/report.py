@@ -12,7 +12,6 @@ from torch import Tensor
 from hf_sphere.geometry.checks import check_embeddings
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.uniformity_test import effective_dimension_interval, uniformity_test
-from hf_sphere.search.fitted import FittedScore, transforms
 from hf_sphere.search.neighbor_search import NeighborSearch
 from hf_sphere.search.vectors import check_names, hash_rows, parse_vectors
 from hf_sphere.utils.checks import check_seed
@@ -24,9 +23,6 @@ groups of two rows or more to measure remedies, and resamples for an interval.""
 K, HUBS = 10, 1.0
 """The k-occurrence of a row is how often it is among the nearest k of others. There are hubs if its skewness is above
 1 by two standard errors: that of uniform directions never was, and CSLS helped from there on (page of the report)."""
-
-TITLES = {"mean": "mean removed", "ledoit-wolf": "whitened to the power 1/2", "within groups": "whitened within groups"}
-"""Names of the transforms."""
 
 MOST_LOSS = 0.02
 """Fraction of the Recall@1 that fewer dimensions may cost."""
@@ -200,16 +196,12 @@ def _advise(numbers: dict[str, Any], remedies: list[Remedy]) -> list[str]:
     return verdicts
 
 
-def _remedies(fit: Tensor, groups: Tensor, points: Tensor) -> Iterator[tuple[str, Tensor, Tensor | float]]:
-    """Yield the name of each remedy that is fitted to vectors of groups, other vectors with it, and what scores lose.
-
-    Those of `EmbeddingSpace.fit(score="transformed")` are among them.
-    """
+def _remedies(fit: Tensor, points: Tensor) -> Iterator[tuple[str, Tensor, Tensor | float]]:
+    """Yield the name of each remedy that is fitted to some vectors, other vectors with it, and what scores lose."""
     dim, mean = points.shape[1], fit.mean(0)
     centered, axes = points - mean, torch.linalg.eigh((fit - mean).T @ (fit - mean))[1].flip(1)
     yield "nothing", points, 0.0
-    for name, fitted in transforms(fit, groups).items():
-        yield TITLES[name], FittedScore(*fitted, name=name).transform(points), 0.0
+    yield "mean removed", F.normalize(centered), 0.0
     for count in range(1, min(4, dim)):
         removed = centered @ axes[:, :count] @ axes[:, :count].T
         yield f"mean and {count} component{'s' * (count > 1)} removed", F.normalize(centered - removed), 0.0
@@ -227,7 +219,7 @@ def _measure_remedies(points: Tensor, groups: Tensor, generator: torch.Generator
     hits, dims = dict[str, Tensor](), dict[str, int]()
     for side in (groups % 2 == 0, groups % 2 == 1):
         labels, rows = groups[side], torch.arange(int(side.sum()))
-        for name, vectors, penalties in _remedies(points[~side], groups[~side], points[side]):
+        for name, vectors, penalties in _remedies(points[~side], points[side]):
             dims[name], total = vectors.shape[1], hits.setdefault(name, torch.zeros(len(sizes)))
             for block in rows.split(1024):
                 scores = 2 * vectors[block] @ vectors.T - penalties

@@ -6,9 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.search.calibration import Candidates, mix, name_keys, sample_rows
-from hf_sphere.search.fitted import FOLDS, FittedScore, Kind, fit_score
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind
 from hf_sphere.search.vectors import check_names, check_vectors, positions
 
@@ -35,12 +33,10 @@ class GroupedVectors:
         self.next_id = len(vectors)
         self.metric = metric or {"distance": "cosine"}
         self.kind = kind
-        self.fitted: FittedScore | None = None
         self._names: list[Any] | None = None if groups is None else []
         self._groups = self._number(groups, self.ids)
         self._options = (rows_per_group, calibration_rows, seed)
         self._search: NeighborSearch | None = None
-        self._points: Tensor | None = None
         self._sampled: tuple[Tensor, Tensor, Tensor] | None = None  # groups, ids, and the sample of these
 
     def __len__(self) -> int:
@@ -55,7 +51,7 @@ class GroupedVectors:
     def neighbor_search(self) -> NeighborSearch:
         """The search, with its kind and recall; built when it is first used, and again if its recall falls."""
         if self._search is None:
-            self._search = NeighborSearch(self.points, kind=self.kind, **self.metric)
+            self._search = NeighborSearch(self.vectors, kind=self.kind, **self.metric)
         self._search.refresh()
         return self._search
 
@@ -63,8 +59,8 @@ class GroupedVectors:
         """Set all rows; `old` are those that they were, -1 for new vectors, by default those of their ids."""
         old, search = positions(ids, self.ids) if old is None else old, self._search
         self.vectors, self.ids, self._groups = vectors, ids, groups
-        self._search = self._points = None
-        if search is not None and search.update(self.points, old):
+        self._search = None
+        if search is not None and search.update(self.vectors, old):
             self._search = search
 
     def _check(self, what: str, vectors: Any) -> Tensor:
@@ -95,20 +91,6 @@ class GroupedVectors:
             self._sampled = self._groups, self.ids, rows
         return self._sampled[2]
 
-    @property
-    def cosine_search(self) -> NeighborSearch:
-        """The search by the cosines of the vectors themselves, which a fitted score does not compare."""
-        if self.points is self.vectors:
-            return self.neighbor_search
-        return NeighborSearch(self.vectors, kind=self.kind, **self.metric)
-
-    @property
-    def points(self) -> Tensor:
-        """The vectors that are compared, (N, d): those of the space, or transformed ones for a fitted score."""
-        if self._points is None:
-            self._points = self.vectors if self.fitted is None else self.fitted.transform(self.vectors)
-        return self._points
-
     def _candidates(
         self, queries: Tensor, count: int, left_out: Tensor | None = None, among: Tensor | None = None
     ) -> Candidates:
@@ -116,10 +98,9 @@ class GroupedVectors:
 
         `among` are the only rows that are searched.
         """
-        queries = queries if self.fitted is None else self.fitted.transform(queries)
         search, groups = self.neighbor_search, self._groups
         if among is not None:
-            search, groups = NeighborSearch(self.points[among], kind="torch", **self.metric), groups[among]
+            search, groups = NeighborSearch(self.vectors[among], kind="torch", **self.metric), groups[among]
         if left_out is None:
             distances, rows = search.search(queries, count)
         else:
@@ -128,13 +109,3 @@ class GroupedVectors:
         scores = (1 - distances if self.metric["distance"] == "cosine" else -distances).where(exists, -torch.inf)
         rows = rows if among is None else among[rows].where(exists, -1)
         return Candidates(scores, rows, self.ids[rows].where(exists, -1), self._groups[rows].where(exists, -1))
-
-    def _fit_score(self, is_separate: bool, kind: Kind) -> FittedScore | None:
-        """Fit a score to a third of the groups, or to all of them if separate queries calibrate."""
-        keys, rows = self._keys(), self._sample()
-        is_fitted = torch.from_numpy(keys % 3 == 0) if not is_separate else torch.full((len(self),), True)
-        folds = torch.from_numpy((keys // 3 % FOLDS).astype(np.int64))[is_fitted]
-        positions = is_fitted.cumsum(0) - 1
-        rows = positions[rows[is_fitted[rows]]]
-        vectors = project_to_sphere(self.vectors[is_fitted])
-        return fit_score(vectors, self._groups[is_fitted], rows, folds, kind)

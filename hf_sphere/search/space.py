@@ -3,7 +3,7 @@
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -21,8 +21,8 @@ from hf_sphere.search.calibration import (
 )
 from hf_sphere.search.compression import CompressedSpace, compress
 from hf_sphere.search.drift import Comparison, compare, compare_samples
-from hf_sphere.search.fitted import FEWEST, FittedScore, GroupCohorts, Groups, Kind
 from hf_sphere.search.index_files import read_index, write_index
+from hf_sphere.search.margins import Groups, Nearest, Score
 from hf_sphere.search.neighbor_search import SearchKind
 from hf_sphere.search.report import VectorReport, report_vectors
 from hf_sphere.search.rows import GroupedVectors
@@ -47,7 +47,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
     Attributes:
         vectors: (N, d) float32.
         ids: (N,) int64. A row keeps its id when others are added or removed.
-        fitted: The `FittedScore` of groups, or None for the cosine.
+        score: `cosine` or `margin`.
         rule: `sharp` or `strict`.
 
     Example:
@@ -65,7 +65,6 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         self._queries: tuple[Tensor, Tensor] | None = None  # separate ones, and their groups
         self._calibration: Calibration | None = None
         self._is_current = False
-        self._is_chosen = False  # the score, by a third of the groups, which do not calibrate then
         self.rule: Rule = "sharp"
         self._loaded: tuple[Path, str | None] | None = None  # folder and version of the last load or save
 
@@ -77,7 +76,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         *,
         calibration: Any = None,
         calibration_groups: Any = None,
-        score: Kind = "auto",
+        score: Literal["auto"] | Score = "auto",
         rule: Rule | None = None,
         rows_per_group: int = 8,
         calibration_rows: int = 5_000,
@@ -96,10 +95,9 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
             calibration: (C, d) vectors like the queries to come, which have no match in the space. If None, rows of the
                 space take their place.
             calibration_groups: (C,) names of their groups, which are none of the space; if None, each is a group.
-            score: `cosine`; `fitted`, a score of groups that is fitted to a third of the groups, which do not calibrate
-                then, or to all with separate calibration; `auto`: the fitted one if it names more of the rows of that
-                third than the cosine does, beyond its standard error, else the cosine, calibrated by all groups; or
-                `transformed`: the cosine of vectors that such a third transforms, for other engines.
+            score: `cosine`, or `margin`: log-sum-exp over the rows of a group of how much their cosine to the query is
+                above the mean of the row's cosines to its three nearest other groups. It finds more, and has no
+                threshold for other engines. If `auto`, `margin` if there are groups.
             rule: `sharp`, which accepts more, or `strict`; see `Calibration`. If None, `sharp` if rows of the space
                 calibrate, and `strict` for separate calibration, for which it is a theorem and `sharp` can exceed
                 the level (by half where a few groups have many almost equal rows and some scattered ones).
@@ -123,7 +121,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         queries: Any = None,
         groups: Any = None,
         *,
-        score: Kind = "auto",
+        score: Literal["auto"] | Score = "auto",
         rule: Rule | None = None,
     ) -> None:
         """Calibrate the p-values again, by `calibration`, `calibration_groups`, `score` and `rule` of `fit`.
@@ -132,10 +130,11 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
             ValueError: If there is only one group, or an argument is invalid.
             TypeError: If queries are no dense numbers.
         """
-        check_choice("score", score, get_args(Kind))
+        check_choice("score", score, ("auto", "cosine", "margin"))
         check_choice("rule", rule, (None, "sharp", "strict"))
-        if score in ("fitted", "transformed") and self.metric["distance"] != "cosine":
-            raise ValueError(f"a score is fitted to cosines, not to the {self.metric['distance']} distance.")
+        is_cosine = self.metric["distance"] == "cosine"
+        if score == "margin" and not is_cosine:
+            raise ValueError(f"margins are of cosines, not of the {self.metric['distance']} distance.")
         if queries is None and groups is not None:
             raise ValueError("calibration_groups are the groups of calibration, which is missing.")
         separate = None
@@ -146,33 +145,10 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
                 numbers = name_numbers(check_names("calibration_groups", groups, len(queries)))
                 self.check_groups(self.groups, numbers)
             separate = queries, numbers
-        fitted = None
-        if score != "cosine" and self.metric["distance"] == "cosine":
-            fitted = self._fit_score(separate is not None, score)
-        if score in ("fitted", "transformed") and fitted is None:
-            which = "a third of the groups" if separate is None else "the groups"
-            raise ValueError(f"{which} fit the score, of which {FEWEST} need two rows or more; use score='cosine'.")
-        self._queries, self._calibration = separate, None
+        self._queries, self._calibration, self._nearest = separate, None, None
         self.rule = rule or ("sharp" if separate is None else "strict")
-        self._use(fitted, is_chosen=fitted is not None and separate is None)
+        self.score = ("margin" if is_cosine and self._names is not None else "cosine") if score == "auto" else score
         self._calibration, self._is_current = self._updated(), True
-
-    def _use(self, fitted: FittedScore | None, is_chosen: bool) -> None:
-        """Compare vectors by a score."""
-        if fitted is not None or self.fitted is not None:
-            self._points = self._search = None
-        self.fitted, self._is_chosen, self._cohorts = fitted, is_chosen, None
-
-    def transform(self, vectors: Any) -> Tensor:
-        """Return vectors (n, d) as the score compares them, unit vectors (n, d): for another engine.
-
-        With `score="transformed"`, `threshold` is the cosine of these vectors from which on a row is a match.
-
-        Raises:
-            ValueError: If they are invalid.
-        """
-        vectors = self._check("vectors", vectors)
-        return vectors if self.fitted is None else self.fitted.transform(vectors)
 
     def check_groups(self, groups: Any, calibration: Tensor | None = None) -> None:
         """Raise an error if groups of rows, names or None, are also those of separate calibration queries."""
@@ -386,16 +362,19 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
 
     def _set(self, vectors: Tensor, ids: Tensor, groups: Tensor, old: Tensor | None = None) -> None:
         super()._set(vectors, ids, groups, old)
-        self._is_current, self._cohorts = False, None
+        self._is_current, self._nearest = False, None
         if self._calibration is not None and self._queries is None and not len(self._calibration_rows()):
             self._calibration = None  # so that a search without a level needs none
 
     def _calibration_rows(self) -> Tensor:
-        """Return the rows that calibrate: none if there are no two groups, or only those that fit the score."""
+        """Return the rows that calibrate: none if there are no two groups."""
         rows = self._sample()
-        if self._is_chosen:
-            rows = rows[torch.from_numpy(self._keys()[rows.numpy()] % 3 > 0)]
         return rows if len(self._groups.unique()) > 1 else rows[:0]
+
+    def _near(self) -> Nearest:
+        if self._nearest is None:
+            self._nearest = Nearest.of(self.vectors, self._groups, self._sample())
+        return self._nearest
 
     def _updated(self) -> Calibration:
         """Return the calibration of the current rows; scores that cannot have changed are kept."""
@@ -408,27 +387,21 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
             rows = self._calibration_rows()
             if not len(rows):
                 raise ValueError(
-                    "the vectors are of one group, or of groups that all chose the score, so no query without a match "
-                    "is known. Give groups=, score='cosine', or calibration queries without a match (calibration=)."
+                    "the vectors are of one group, so no query without a match is known. Give groups=, or calibration "
+                    "queries without a match (calibration=)."
                 )
             queries, ids = self.vectors[rows], self.ids[rows]
             groups = left_out = self._groups[rows]
             known = positions(ids, old.ids) if old is not None else ids
-        if self._is_of_groups:
-            found = self._find_best(queries, left_out)
+        if self.score == "margin":
+            found = self._find(queries, left_out)
         else:
             found, is_fresh = self._find_added(old, known, queries, left_out)
             if is_fresh.any():
                 fresh = self._find(queries[is_fresh], None if left_out is None else left_out[is_fresh])
                 for column, values in zip(found, fresh, strict=True):
                     column[is_fresh] = values
-        return Calibration(groups, ids, *found, self.next_id, self.rule, self._is_chosen)
-
-    def _known_cohorts(self) -> GroupCohorts | None:
-        if self._cohorts is None and self.fitted is not None and self.fitted.cohort == "both":
-            rows = self._sample()
-            self._cohorts = GroupCohorts.of(self._groups[rows], self._find(self.vectors[rows], self._groups[rows]))
-        return self._cohorts
+        return Calibration(groups, ids, *found, self.next_id, self.rule)
 
     def _find_added(
         self, old: Calibration | None, known: Tensor, queries: Tensor, left_out: Tensor | None

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hf_sphere.search import CompressedSpace, EmbeddingSpace, fitted
+from hf_sphere.search import CompressedSpace, EmbeddingSpace
 from hf_sphere.utils.files import write_manifest
 
 faiss = pytest.importorskip("faiss", minversion="1.14.2")
@@ -257,15 +257,11 @@ def test_a_missing_or_old_faiss_is_one_error(space, monkeypatch):
         space.compress()
 
 
-@pytest.mark.parametrize("cohort", ["both", "query", "none"])
-def test_codes_keep_the_fitted_score_and_its_decisions(tmp_path, cohort):
+def test_codes_keep_margins_and_their_decisions(tmp_path):
     groups = torch.arange(60).repeat_interleave(5)
     points = torch.randn(60, 16, generator=torch.Generator().manual_seed(0))[groups]
     vectors = points + 0.5 * torch.randn(points.shape, generator=torch.Generator().manual_seed(1))
-    space = EmbeddingSpace.fit(vectors, groups, score="cosine")
-    fit = fitted.transforms(space.vectors, groups)["ledoit-wolf"]
-    space._use(fitted.FittedScore(*fit, cohort, "ledoit-wolf"), is_chosen=True)
-    space._calibration = None
+    space = EmbeddingSpace.fit(vectors, groups)
     space.compress(8).save(tmp_path)
     small = CompressedSpace.load(tmp_path)
     queries = torch.cat([vectors[::5] + 0.2 * points[::5], torch.randn(60, 16)])

@@ -5,20 +5,10 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from sklearn.covariance import ledoit_wolf_shrinkage
 
 from hf_sphere.search import EmbeddingSpace
-from hf_sphere.search.fitted import FittedScore, _ledoit_wolf, transforms
 
 ALL = {"rows_per_group": 10_000, "calibration_rows": 10_000}
-
-
-def with_score(space, transform, cohort):
-    """Calibrate a space by a score that is fitted to a third of its groups."""
-    is_fitted = torch.from_numpy(space._keys() % 3 == 0)
-    fit = transforms(space.vectors[is_fitted], space._groups[is_fitted])[transform]
-    space._use(FittedScore(*fit, cohort, transform), is_chosen=True)
-    space._calibration = None
 
 
 def unit(count: int, dim: int, seed: int) -> np.ndarray:
@@ -180,80 +170,32 @@ def test_separate_calibration_follows_its_definition(calibration_groups):
     )
 
 
-def group_scores(cosines, groups, cohort, left_out=()) -> dict[int, float]:
-    """Return the score of each group by the cosines of its rows: the best one, or log-sum-exp."""
-    names = sorted({*groups.tolist()} - {*left_out})
-    members = {name: cosines[groups == name] for name in names}
-    if cohort == "none":
-        return {name: rows.max() for name, rows in members.items()}
-    return {name: np.log(np.exp(20 * rows).sum()) / 20 for name, rows in members.items()}
+def margins(cosines, points, groups, left_out=None) -> dict[int, float]:
+    """Return the score of each group by the cosines of a query to its rows, as if the group left out were not there."""
+    names = [name for name in np.unique(groups) if name != left_out]
+    above = np.full(len(groups), np.nan)
+    for row, own in enumerate(groups):
+        others = [(points[row] @ points[groups == name].T).max() for name in names if name != own]
+        above[row] = cosines[row] - np.mean(np.sort(others)[-3:])
+    return {name: np.log(np.exp(20 * above[groups == name]).sum()) / 20 for name in names}
 
 
-@pytest.mark.parametrize("cohort", ["both", "query", "none"])
-def test_fitted_scores_follow_their_definition(cohort):
+def test_margins_follow_their_definition():
     groups = np.repeat(np.arange(16), 3)
     rows, queries = rows_and_queries(groups)
-    space = EmbeddingSpace.fit(rows, groups, score="cosine", rule="strict", **ALL)
-    with_score(space, "within groups", cohort)
-    points, own = space.transform(rows).double().numpy(), space.calibration.ids.numpy()
-
-    def of_twelve(scores):
-        return dict(sorted(scores.items(), key=lambda pair: -pair[1])[:12])
-
-    def of_group(name, left_out):
-        """The mean over rows of the means over the ten nearest groups."""
-        means = []
-        for row in np.flatnonzero(groups == name):
-            nearest = group_scores(points[row] @ points.T, groups, cohort, {name})
-            nearest = dict(sorted(nearest.items(), key=lambda pair: -pair[1])[:11])
-            means.append(np.mean([score for other, score in nearest.items() if other != left_out][:10]))
-        return np.mean(means)
-
-    def above(scores, left_out=None):
-        values = np.array([*scores.values()])
-        mean = values[1:11].mean() if cohort != "none" else 0.0
-        of_groups = [of_group(name, left_out) if cohort == "both" else 0.0 for name in scores]
-        return dict(zip(scores, values - mean - of_groups, strict=True))
-
-    best, second = [], []
-    for row in own:
-        name = groups[row]
-        scores = of_twelve(group_scores(points[row] @ points.T, groups, cohort, {name}))
-        found = above(scores, name)
-        first = max(found, key=found.get)
-        others = above({other: score for other, score in scores.items() if other != first}, name)
-        best.append(found[first])
-        second.append(max(others.values()))
-    np.testing.assert_allclose(space.calibration.scores, np.stack([best, second], 1), atol=2e-6)
-    to_rows = space.transform(queries).double().numpy() @ points.T
-    expected = [max(above(of_twelve(group_scores(cosines, groups, cohort))).values()) for cosines in to_rows]
+    space = EmbeddingSpace.fit(rows, groups, score="margin", **ALL)
+    points, own = rows.astype(float), space.calibration.ids.numpy()
+    table = np.full((len(own), 16), -np.inf)
+    for line, row in zip(table, own, strict=True):
+        scores = margins(points[row] @ points.T, points, groups, groups[row])
+        line[[*scores]] = [*scores.values()]
+    np.testing.assert_allclose(space.calibration.scores, -np.sort(-table, axis=1)[:, :2], atol=2e-6)
     found = space.search(queries, 3)
+    expected = np.array([max(margins(query @ points.T, points, groups).values()) for query in queries.astype(float)])
     np.testing.assert_allclose(found.scores[:, 0], expected, atol=2e-6)
-    if cohort != "none":
-        same = groups[found.rows] == groups[found.rows[:, :1]]
-        assert (found.p_values == found.p_values[:, :1])[same].all()
-
-
-def test_within_group_whitening_makes_the_noise_of_groups_alike():
-    generator, groups = np.random.default_rng(0), np.repeat(np.arange(200), 5)
-    noise = generator.standard_normal((1000, 6)) * [3, 1, 1, 1, 1, 0.3]
-    vectors = torch.from_numpy(unit(200, 6, 0)[groups] + 0.1 * noise).double()
-    mean, matrix = transforms(vectors, torch.from_numpy(groups))["within groups"]
-    np.testing.assert_allclose(mean, vectors.mean(0), atol=1e-6)
-    within = vectors - torch.stack([vectors[groups == n].mean(0) for n in range(200)])[groups]
-    covariance = within.T @ within / 800
-    shrunk = 0.7 * covariance + 0.3 * covariance.trace() / 6 * torch.eye(6).double()
-    spread = matrix.double() @ shrunk @ matrix.double()
-    torch.testing.assert_close(spread / spread.diagonal().mean(), torch.eye(6).double(), atol=1e-5, rtol=0)
-
-
-def test_the_shrinkage_is_that_of_ledoit_and_wolf():
-    for shape in ((50, 80), (500, 20)):
-        rows = np.random.default_rng(0).standard_normal(shape) * np.random.default_rng(1).random(shape[1])
-        rows -= rows.mean(0)
-        exact = torch.from_numpy(rows)
-        found = _ledoit_wolf(exact, torch.linalg.eigvalsh(exact.T @ exact / len(exact)))
-        assert found == pytest.approx(ledoit_wolf_shrinkage(rows, assume_centered=True))
+    same = groups[found.rows] == groups[found.rows[:, :1]]
+    assert (found.p_values == found.p_values[:, :1])[same].all()
+    np.testing.assert_allclose(found.p_values[:, 0], sharp_p_values(expected, table, groups[own]), atol=1e-12)
 
 
 def noisy_groups(num_groups: int, size: int, seed: int) -> tuple[torch.Tensor, np.ndarray]:
@@ -265,13 +207,13 @@ def noisy_groups(num_groups: int, size: int, seed: int) -> tuple[torch.Tensor, n
     return torch.from_numpy(centers[groups] + noise).float(), groups
 
 
-def test_a_fitted_score_names_twice_as_many_at_the_same_level():
+def test_margins_name_more_at_the_same_level():
     vectors, groups = noisy_groups(150, 12, 0)
     is_known = groups < 90
     is_query = (np.arange(len(groups)) % 12 >= 8) & is_known
     gallery = is_known & ~is_query
     named = {}
-    for score in ("cosine", "auto"):
+    for score in ("cosine", "margin"):
         space = EmbeddingSpace.fit(vectors[gallery], groups[gallery], score=score)
         found = space.search(vectors[is_query], 1, false_accept=0.1)
         is_right = found.accepted[:, 0].numpy() & (groups[gallery][found.rows[:, 0]] == groups[is_query])
@@ -279,8 +221,7 @@ def test_a_fitted_score_names_twice_as_many_at_the_same_level():
         assert space.search(vectors[~is_known], 1, false_accept=0.1).accepted.double().mean() <= 0.15
         expected = space.expected_found(0.1)
         assert expected.low - 0.05 <= named[score] <= expected.high + 0.05
-    assert space.fitted.name in ("ledoit-wolf", "within groups")
-    assert named["auto"] >= 2 * named["cosine"] > 0
+    assert named["margin"] >= 1.3 * named["cosine"] > 0
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -15,7 +15,7 @@ from huggingface_hub.errors import StrictDataclassError
 from scipy import stats
 
 from hf_sphere.metrics import energy_test
-from hf_sphere.search import EmbeddingSpace, ImageSource, NeighborSearch, fitted, neighbor_search
+from hf_sphere.search import EmbeddingSpace, ImageSource, NeighborSearch, neighbor_search
 from hf_sphere.search.calibration import sample_rows
 
 
@@ -31,15 +31,6 @@ def clusters(num_groups=40, size=5, dim=16, noise=0.15, seed=0):
     points = unit(num_groups, dim, generator=generator)[groups]
     points = points + noise * torch.randn(points.shape, generator=generator)
     return points / points.norm(dim=1, keepdim=True), groups
-
-
-def with_score(space, transform, cohort):
-    """Calibrate a space by a score that is fitted to a third of its groups."""
-    is_fitted = torch.from_numpy(space._keys() % 3 == 0)
-    fit = fitted.transforms(space.vectors[is_fitted], space._groups[is_fitted])[transform]
-    space._use(fitted.FittedScore(*fit, cohort, transform), is_chosen=True)
-    space._calibration = None
-    return space
 
 
 @pytest.fixture
@@ -112,7 +103,7 @@ def test_rows_above_the_threshold_are_accepted_and_few_below_it(separate):
     assert above.sum() == found.accepted.sum() if separate else above.sum() >= found.accepted.sum() / 2
 
 
-@pytest.mark.parametrize("score", ["cosine", "fitted"])
+@pytest.mark.parametrize("score", ["cosine", "margin"])
 def test_a_changed_space_has_the_calibration_of_a_new_one(score):
     vectors, groups = clusters()
     space = EmbeddingSpace.fit(vectors, groups, score=score, calibration_rows=100)
@@ -195,26 +186,26 @@ def test_rows_without_others_of_their_group_have_the_cosine():
     assert EmbeddingSpace.fit(unit(50, 8)).score == "cosine"
 
 
-def test_fitted_scores_are_those_of_the_directions():
+def test_margins_are_those_of_the_directions():
     vectors, groups = clusters()
     lengths = 1 + torch.arange(len(vectors))[:, None] % 7
     spaces = [EmbeddingSpace(points, groups) for points in (vectors, lengths * vectors)]  # as an index holds them
     for space in spaces:
-        space.calibrate(score="fitted")
+        space.calibrate(score="margin")
     scores = [space.calibration.scores for space in spaces]  # of float32 cosines
     torch.testing.assert_close(*scores, atol=1e-5, rtol=0)
 
 
-def test_a_fitted_score_is_refused_for_another_distance_and_has_neither_threshold_nor_distances():
+def test_margins_are_refused_for_another_distance_and_have_neither_threshold_nor_distances():
     space = EmbeddingSpace(*clusters(), metric={"distance": "euclidean"})
-    with pytest.raises(ValueError, match="a score is fitted to cosines, not to the euclidean distance"):
-        space.calibrate(score="fitted")
+    with pytest.raises(ValueError, match="margins are of cosines, not of the euclidean distance"):
+        space.calibrate(score="margin")
     assert torch.equal((found := space.search(space.vectors[:2], 3)).distances, -found.scores)
     space = EmbeddingSpace.fit(*clusters(), score="cosine")
-    with_score(space, "mean", "query")
+    space.calibrate(score="margin")
     with pytest.raises(ValueError, match="score='cosine'"):
         space.threshold(0.2)
-    with pytest.raises(ValueError, match="fitted scores have no distances"):
+    with pytest.raises(ValueError, match="margins have no distances"):
         space.search(space.vectors[:2], 3).distances  # noqa: B018
 
 
@@ -278,7 +269,7 @@ def test_a_saved_space_gives_equal_results(tmp_path, space):
     assert torch.equal(loaded.add(5, unit(1, 16)), torch.tensor([203]))
 
 
-@pytest.mark.parametrize("score", ["cosine", "fitted"])
+@pytest.mark.parametrize("score", ["cosine", "margin"])
 def test_a_loaded_space_is_changed_like_the_saved_one(tmp_path, score):
     space = EmbeddingSpace.fit(*clusters(), score=score)
     space.save(tmp_path / "space")
@@ -344,7 +335,7 @@ INVALID = {
     "mixed names": (lambda: EmbeddingSpace.fit(unit(3, 4), [1, "a", 2]), "all texts or all integers; got int, str"),
     "score": (
         lambda: EmbeddingSpace.fit(unit(5, 4), score="dot"),
-        "score must be one of auto, cosine, transformed, fitted; got 'dot'",
+        "score must be one of auto, cosine, margin; got 'dot'",
     ),
     "rows": (lambda: EmbeddingSpace.fit(unit(5, 4), rows_per_group=0), "rows_per_group must be an integer"),
     "fraction of rows": (lambda: EmbeddingSpace.fit(unit(5, 4), calibration_rows=2.5), "must be an integer"),
@@ -353,13 +344,9 @@ INVALID = {
     "set of names": (lambda: EmbeddingSpace.fit(unit(4, 4), {1, 2, 3, 4}), "must be a list, an array or a column"),
     "one name": (lambda: EmbeddingSpace.fit(unit(4, 4), torch.tensor(3)), "must be a list, an array or a column"),
     "rule": (lambda: EmbeddingSpace.fit(unit(5, 4), rule="exact"), "rule must be one of None, sharp, strict"),
-    "score of few groups": (
-        lambda: EmbeddingSpace.fit(unit(8, 4), np.arange(8) // 2, score="fitted"),
-        "a third of the groups fit the score, of which 5 need two rows",
-    ),
     "score of calibrate": (
         lambda: EmbeddingSpace.fit(unit(5, 4)).calibrate(score="dot"),
-        "score must be one of auto, cosine, transformed, fitted; got 'dot'",
+        "score must be one of auto, cosine, margin; got 'dot'",
     ),
     "other names": (lambda: EmbeddingSpace.fit(unit(4, 4), range(4)).add("a", unit(4)), "old and new.*got int, str"),
     "one query to compare": (lambda: EmbeddingSpace.fit(unit(5, 4)).check_queries(unit(4)), "queries must.*N >= 2"),
@@ -413,19 +400,8 @@ def test_the_last_group_is_searched_without_a_level_and_saved(tmp_path, space):
     assert space.calibration.num_groups == 2
 
 
-def test_without_the_groups_that_calibrate_there_is_no_level(tmp_path):
-    vectors, groups = clusters()
-    space = EmbeddingSpace.fit(vectors, groups, score="fitted")
-    space.remove(groups[space.calibration.ids].unique())
-    with pytest.raises(ValueError, match="groups that all chose the score"):
-        space.search(vectors[:1], 1, false_accept=0.9)
-    space.save(tmp_path / "space")
-    assert len(EmbeddingSpace.load(tmp_path / "space").search(vectors[:1], 1).rows) == 1
-
-
-def test_decisions_by_a_fitted_score_do_not_depend_on_k():
-    space = EmbeddingSpace.fit(*clusters(80, 5, noise=0.3), score="cosine")
-    with_score(space, "mean", "both")
+def test_decisions_by_margins_do_not_depend_on_k():
+    space = EmbeddingSpace.fit(*clusters(80, 5, noise=0.3))
     queries = unit(50, 16, seed=2)
     one, many = (space.search(queries, k, false_accept=0.2) for k in (1, 400))
     torch.testing.assert_close(many.p_values[:, :1], one.p_values)
@@ -454,15 +430,6 @@ def test_a_group_of_the_calibration_cannot_be_added_later(tmp_path):
             change()
     assert (len(space), space.groups) == (2, ["a", "b"])
     assert len(space.add("c", unit(1, 4))) == 1
-
-
-def test_an_error_of_too_few_groups_says_that_the_choice_of_the_score_spent_some(tmp_path):
-    vectors, groups = clusters(30, 8)
-    EmbeddingSpace.fit(vectors, groups, score="fitted").save(tmp_path / "space")
-    space = EmbeddingSpace.load(tmp_path / "space")
-    with pytest.raises(ValueError, match=r"since a third of the groups chose the score.* score='cosine'"):
-        space.search(vectors, 1, false_accept=0.04)
-    assert EmbeddingSpace.fit(vectors, groups, score="cosine").smallest_p_value <= 0.04
 
 
 def test_nothing_is_changed_by_an_invalid_addition_or_calibration(space):
@@ -650,7 +617,7 @@ def test_files_of_file_managers_do_not_prevent_that_a_space_is_saved(tmp_path, s
     assert len(EmbeddingSpace.load(tmp_path / "space")) == 200
 
 
-def test_a_space_searches_once_to_choose_its_score_and_samples_its_rows_once():
+def test_a_space_searches_once_and_samples_its_rows_once():
     vectors, groups = clusters()
     with (
         mock.patch.object(
@@ -671,49 +638,34 @@ def test_separate_calibration_has_the_strict_rule_by_default():
     assert EmbeddingSpace.fit(vectors, groups, score="cosine").calibration.rule == "sharp"
 
 
-@pytest.mark.parametrize("cohort", ["both", "query"])
-def test_queries_and_calibration_are_scored_alike_with_large_groups(cohort):
-    """The first 50 rows are of few groups of 60, so that more are searched."""
-    space = with_score(EmbeddingSpace.fit(*clusters(30, 60, noise=0.3), score="cosine"), "mean", cohort)
+def test_queries_and_calibration_are_scored_alike_with_large_groups():
+    """The first 50 rows are of one group of 60, so that more are searched."""
+    space = EmbeddingSpace.fit(*clusters(30, 60, noise=0.05))
     queries = unit(40, 16, seed=5)
     found = space.search(queries, 1, false_accept=0.2)
-    as_calibration = space._find_best(queries, torch.full((40,), 10**9))
+    as_calibration = space._find(queries, torch.full((40,), 10**9))
     torch.testing.assert_close(found.scores[:, 0], as_calibration.scores[:, 0], atol=1e-9, rtol=0)
 
 
-def test_fewer_groups_than_a_cohort_are_found_once_each():
-    space = with_score(EmbeddingSpace.fit(*clusters(10, 30, noise=0.5), score="cosine"), "mean", "query")
-    groups = space._find_groups(space.vectors[:40], space._candidates(space.vectors[:40], 50)).groups
-    for row in groups.tolist():
-        names = [name for name in row if name >= 0]
-        assert len(set(names)) == len(names)
+def test_groups_are_compared_by_margins_and_rows_without_groups_by_cosines():
+    vectors, groups = clusters()
+    assert EmbeddingSpace.fit(vectors, groups).score == "margin"
+    assert EmbeddingSpace.fit(vectors).score == "cosine"
+    assert EmbeddingSpace(vectors, groups, metric={"distance": "euclidean"}).score == "cosine"
 
 
-def test_the_cosine_of_transformed_vectors_has_a_threshold_and_distances(tmp_path):
-    EmbeddingSpace.fit(*clusters(60, 5, noise=0.3), score="transformed").save(tmp_path / "space")
-    space = EmbeddingSpace.load(tmp_path / "space")
-    assert space.score == "transformed"
-    queries = torch.cat([space.vectors[:20] + 0.2 * unit(20, 16, seed=4), unit(60, 16, seed=5)])
-    cosines = space.transform(queries).double() @ space.transform(space.vectors).double().T
-    found = space.search(queries, 2, false_accept=0.2)
-    assert 0 < found.accepted[:, 0].sum() < len(queries)
-    assert torch.equal(cosines.amax(1) >= space.threshold(0.2), found.accepted[:, 0])
-    torch.testing.assert_close(1 - found.distances, cosines.topk(2).values, atol=1e-6, rtol=0)
+def test_a_space_that_is_calibrated_again_after_loading_leaves_groups_out_of_margins(tmp_path):
+    space = EmbeddingSpace.fit(*clusters())
+    space.save(tmp_path / "space")
+    loaded = EmbeddingSpace.load(tmp_path / "space")
+    loaded.calibrate()
+    assert torch.equal(loaded.calibration.scores, space.calibration.scores)
 
 
-def test_rows_that_are_added_to_transformed_ones_calibrate_as_if_they_had_always_been_there():
-    vectors, groups = clusters(60, 5, noise=0.3)
-    space = EmbeddingSpace.fit(vectors[:250], groups[:250], score="transformed")
-    space.add(groups[250:], vectors[250:])
-    scores = space.calibration.scores
-    space._calibration = None
-    torch.testing.assert_close(space.calibration.scores, scores, atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize("kind", ["fitted", "transformed"])
-def test_equal_rows_of_a_group_need_the_cosine(kind):
-    """Within groups there is no spread, and groups of one row have no other row."""
-    with pytest.raises(ValueError, match="use score='cosine'"):
-        EmbeddingSpace.fit(unit(60, 16), score=kind)
-    space = EmbeddingSpace.fit(unit(40, 16).repeat_interleave(3, 0), torch.arange(40).repeat_interleave(3), score=kind)
-    assert space.fitted.name != "within groups"
+@pytest.mark.parametrize("size", [1, 5])
+def test_margins_of_two_groups_are_above_the_other_group(size):
+    """The third nearest group of a row does not exist."""
+    space = EmbeddingSpace.fit(*clusters(2, size))
+    assert space._near().offsets(torch.arange(2 * size)).isfinite().all()
+    assert space.calibration.scores[:, 0].isfinite().all()
+    assert space.search(space.vectors, 1, false_accept=0.9).rows[:, 0].tolist() == list(range(2 * size))

@@ -98,7 +98,7 @@ def test_remedies_are_fitted_to_one_half_of_the_groups_and_measured_on_the_other
 
 
 def test_a_remedy_that_does_nothing_is_seldom_recommended(monkeypatch):
-    def noise(fit, groups, points):
+    def noise(fit, points):
         yield "nothing", points + 0.1 * torch.randn(points.shape, generator=generator), 0.0
         for name in ("a", "b", "c"):
             yield name, points + 0.1 * torch.randn(points.shape, generator=generator), 0.0
