@@ -18,14 +18,15 @@ before a last run with all of them collects the results. Writes `results/lm_widt
 With `--depth`, the learning rate is tuned at width 64 and two layers, and used at width 256 and eight layers, with
 `base_width=64,base_layers=2` for the optimizers that have these options. The loss there is compared with that of the
 best learning rate of the large model, found with one seed in steps of two and of the square root of two; both have
-three seeds. Runs have half the batch and fewer steps. Writes `results/lm_depth.json`, whenever an optimizer is done.
+three seeds. The other optimizers, and Muon-hyperball without these options, have one seed and steps of two. Runs have
+half the batch and fewer steps. Writes `results/lm_depth.json`, whenever an optimizer is done.
 """
 
 import argparse
 import itertools
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,10 +43,12 @@ from hf_sphere.comparison.significance import difference_test
 
 BASELINE = "adamw_torch"
 OPTIMIZERS = ("adamw_torch", "muon_hyperball", "muon")
+MEASURED = "muon_hyperball"
 UNSCALED = "muon_hyperball without base"
-TRANSFERRED = ("muon_hyperball", "adamw_torch", "muon", "adamw_hyperball", UNSCALED)
+WIDTH_ONLY = "muon_hyperball without base_layers"
+TRANSFERRED = (MEASURED, UNSCALED, WIDTH_ONLY, BASELINE, "muon", "adamw_hyperball")
 WIDTHS, HEAD, CONTEXT, VOCABULARY = (64, 128, 256), 32, 128, 1024
-START = {"adamw_torch": -15, "muon_hyperball": -9, "muon": -11, "adamw_hyperball": -9, UNSCALED: -9}
+START = {"adamw_torch": -15, "muon_hyperball": -9, "muon": -11, "adamw_hyperball": -9, UNSCALED: -9, WIDTH_ONLY: -9}
 """The first learning rate is the square root of two to this power."""
 
 Losses = tuple[float, float]
@@ -89,10 +92,10 @@ class Text:
     def run(self, work_dir: Path, optimizer: str, size: Size, lr: float, seed: int) -> Losses:
         """Train a model and return its losses per token."""
         transformers.set_seed(seed)
-        width, name = size.width, optimizer.removesuffix(" without base")
+        width, name = size.width, optimizer.partition(" without")[0]
         of_groups = ["hyperball_on=matrices"] if name.endswith("_hyperball") else []
         if size == LARGE and optimizer not in (BASELINE, UNSCALED):
-            of_groups.append(BASE)
+            of_groups.append(BASE.partition(",")[0] if optimizer == WIDTH_ONLY else BASE)
         model = LlamaForCausalLM(
             LlamaConfig(
                 vocab_size=VOCABULARY, hidden_size=width, intermediate_size=3 * width, num_hidden_layers=size.layers,
@@ -114,7 +117,10 @@ class Text:
 
 
 def search(
-    run: Callable[[float, int], Losses], start: int, losses: dict[float, list[Losses]], *, last: int = SEEDS
+    run: Callable[[float, int], Losses],
+    start: int,
+    losses: dict[float, list[Losses]],
+    stages: Sequence[tuple[int, int]] = ((2, 1), (1, 1), (1, SEEDS)),
 ) -> float:
     """Return the best learning rate, and fill in the losses by learning rate.
 
@@ -122,7 +128,7 @@ def search(
         run: Losses at a learning rate for a seed.
         start: The first learning rate, as a power of the square root of two.
         losses: An empty dictionary.
-        last: Number of seeds in the end.
+        stages: Powers of a step, and number of seeds, one after the other.
     """
 
     def loss(power: int, seeds: int) -> float:
@@ -132,7 +138,7 @@ def search(
         return held_out if math.isfinite(held_out) else math.inf
 
     best = start
-    for step, seeds in ((2, 1), (1, 1), (1, last)):
+    for step, seeds in stages:
         while (better := min((best, best - step, best + step), key=lambda power: loss(power, seeds))) != best:
             best = better
     return 2 ** (best / 2)
@@ -155,22 +161,30 @@ def transfer(text: Text, work_dir: Path, optimizers: list[str]) -> None:
     curves: dict[str, dict[str, list[Losses]]] = {}
     for optimizer in optimizers:
         rates: list[float] = []
+        seeds = SEEDS if optimizer == MEASURED else 1
         for size in (SMALL, LARGE):
             what = f"{optimizer}, width {size.width}, {size.layers} layers"
             run = remembered(work_dir / f"{what}.jsonl", partial(text.run, work_dir, optimizer, size))
             losses: dict[float, list[Losses]] = {}
             start = round(2 * math.log2(rates[0])) if rates else START[optimizer]
-            rates.append(search(run, start, losses, last=1 if rates else SEEDS))
-            moved, best = ([run(rate, seed) for seed in range(SEEDS)] for rate in (rates[0], rates[-1]))
+            stages = ((2, 1), (1, 1), (1, seeds))[: 3 - len(rates) - (seeds == 1 and len(rates))]
+            rates.append(search(run, start, losses, stages))
+            moved, best = ([run(rate, seed) for seed in range(seeds)] for rate in (rates[0], rates[-1]))
             losses |= {rates[0]: moved, rates[-1]: best}
             rows.append(row(f"{what}: best learning rate", rates[-1]))
             rows.append(row(f"{what}: test loss", statistics.mean(test_losses(best))))
-            rows.append(row(f"{what}: standard deviation over seeds", statistics.stdev(test_losses(best))))
+            if seeds > 1:
+                rows.append(row(f"{what}: standard deviation over seeds", statistics.stdev(test_losses(best))))
             print(f"{what}: {rates[-1]:.3g}, {statistics.mean(test_losses(best)):.3f}", flush=True)
             curves[what] = {str(lr): losses[lr] for lr in sorted(losses)}
         rows.append(row(f"{optimizer}: best of the large model / best of the small one", rates[1] / rates[0]))
-        cost = difference(f"{optimizer}: test loss at the best rate of the small model - best", moved, best)
-        rows.append({**cost, **row(cost["what"], cost["value"], at_most=0.02), "interval": cost["interval"]})
+        what = f"{optimizer}: test loss at the best rate of the small model - best"
+        cost = statistics.mean(test_losses(moved)) - statistics.mean(test_losses(best))
+        interval = {"interval": difference(what, moved, best)["interval"]} if seeds > 1 else {}
+        rows.append({**row(what, cost, at_most=0.02), **interval})
+        rows.append(
+            row(f"{optimizer}: test loss at the best rate of the small model", statistics.mean(test_losses(moved)))
+        )
         about = {"seeds": SEEDS, "transformers": transformers.__version__, "base": BASE}
         report("lm_depth", rows, curves=curves, training_tokens=LARGE.steps * LARGE.batch * CONTEXT, **about)
 

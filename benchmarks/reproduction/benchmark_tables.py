@@ -157,6 +157,33 @@ def _lm_widths(rows: Rows, content: Mapping[str, Any]) -> str:
     return join_lines(header, [*lines, [*shifts, ""], [*costs, ""]], [note])
 
 
+def _lm_depth(rows: Rows, content: Mapping[str, Any]) -> str:
+    names = {"muon_hyperball": "Muon-hyperball", "muon": "Muon", "adamw_hyperball": "AdamW-hyperball",
+             "muon_hyperball without base_layers": "Muon-hyperball, by width only",
+             "muon_hyperball without base": "Muon-hyperball, unscaled", "adamw_torch": "AdamW, unscaled"}  # fmt: skip
+    lines = []
+    for name, title in names.items():
+        if (cost := rows.get(f"{name}: test loss at the best rate of the small model - best")) is None:
+            continue
+        rates = [
+            rows[f"{name}, width {size}: best learning rate"]["value"] for size in ("64, 2 layers", "256, 8 layers")
+        ]
+        losses = [
+            rows[what]["value"]
+            for what in (
+                f"{name}: test loss at the best rate of the small model",
+                f"{name}, width 256, 8 layers: test loss",
+            )
+        ]
+        low, high = cost.get("interval", (None, None))
+        interval = "" if low is None else f" ({low:+.3f} to {high:+.3f})"
+        cells = [f"{rates[0]:.2g}", f"{losses[0]:.3f}", f"{rates[1]:.2g}", f"{losses[1]:.3f}"]
+        lines.append([title, *cells, f"{cost['value']:+.3f}{interval}"])
+    header = ["", "best rate at 64 x 2", "loss with it at 256 x 8", "best rate there", "its loss", "difference"]
+    note = f"torch {content['torch']}, transformers {content['transformers']}."
+    return join_lines(header, lines, [note])
+
+
 def _scale_invariance(rows: Rows, content: Mapping[str, Any]) -> str:
     kinds, lines = ["rows", "per head", "whole", "none"], []
     for model, groups in content["groups"].items():
@@ -522,6 +549,7 @@ TABLES: dict[str, tuple[str, Callable[[Rows, Mapping[str, Any]], str]]] = {
     "runtimes": ("runtimes", _runtimes),
     "lr-transfer": ("lr_transfer", _lr_transfer),
     "lm-widths": ("lm_widths", _lm_widths),
+    "lm-depth": ("lm_depth", _lm_depth),
     "scale-invariance": ("scale_invariance", _scale_invariance),
     "minilm-embeddings": ("minilm", _minilm_embeddings),
     "minilm-language": ("minilm", _minilm_language),

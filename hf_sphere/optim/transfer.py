@@ -63,7 +63,7 @@ def rate_factors(
         raise ValueError(
             f"the learning rates of {', '.join(unknown)} cannot be scaled: their role is unknown; {advice}."
         )
-    count, layers = _layers(roles)
+    count, layers = _layers(roles) if base_layers else (0, ())
     width = _ratio("base_width", base_width, _width(model, roles), "width") if base_width else 1.0
     depth = _ratio("base_layers", base_layers, count, "number of layers") if base_layers else 1.0
     return {
@@ -91,7 +91,7 @@ def _width(model: nn.Module, roles: Mapping[str, Role]) -> int:
 
 
 def _layers(roles: Mapping[str, Role]) -> tuple[int, tuple[str, ...]]:
-    """Return the length of the longest list of modules with hidden matrices, and the prefixes of names in such lists.
+    """Return the length of the lists of modules with hidden matrices, and the prefixes of names in them.
 
     The list is the first one in a name: that of the layers, not one of experts in each.
     """
@@ -100,5 +100,9 @@ def _layers(roles: Mapping[str, Role]) -> tuple[int, tuple[str, ...]]:
         match = re.match(r"((?:.*?\.)??)\d+\.", name)
         if match and role in (Role.HIDDEN, Role.STACK):
             lists[match[1]].add(match[0])
-    longest = max(map(len, lists.values()), default=0)
-    return longest, tuple(entry for entries in lists.values() if len(entries) == longest for entry in entries)
+    lists = {name: entries for name, entries in lists.items() if len(entries) > 1} or lists  # a head may be in one, too
+    lengths = {len(entries) for entries in lists.values()}
+    if len(lengths) > 1:
+        found = ", ".join(f"{name.removesuffix('.')} has {len(entries)}" for name, entries in lists.items())
+        raise ValueError(f"base_layers needs lists of equally many layers, but {found}; use lr_scales instead.")
+    return max(lengths, default=0), tuple(entry for entries in lists.values() for entry in entries)

@@ -12,6 +12,8 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
     Trainer,
     TrainingArguments,
     ViTConfig,
@@ -139,6 +141,13 @@ def test_a_base_that_does_not_fit_is_refused(message):
     model, options = BAD[message]
     with pytest.raises(ValueError, match=message):
         Muon.form_groups(MODELS[model](), **options)
+
+
+def test_lists_of_different_lengths_have_no_number_of_layers():
+    sizes = {"vocab_size": 40, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_heads": 2}
+    network = T5ForConditionalGeneration(T5Config(num_layers=2, num_decoder_layers=3, **sizes))
+    with pytest.raises(ValueError, match=r"encoder\.block has 2, decoder\.block has 3; use lr_scales"):
+        Muon.form_groups(network, base_layers=2)
 
 
 def test_unknown_roles_and_widths_are_refused_by_name():
