@@ -284,10 +284,14 @@ def shrink(rows: DirectionRows, parameters: Parameters) -> Parameters:
         block, scales = rows[index]
         moment += (block * (scales.square() * rows.weights[index])[:, None]).T @ block
     values, ratio = torch.linalg.eigvalsh(moment * (dim / total)), dim / total
-    noise = values[:-count].mean()
-    excess = values[-count:] / noise - 1 - ratio
-    spikes = (excess + (excess.square() - 4 * ratio).clamp_min(0).sqrt()) / 2
-    shown = float(noise * spikes.where(excess > 2 * math.sqrt(ratio), 0.0).sum()) / count
+    spikes, noise = 0, values.mean()
+    for _ in range(count):  # the spikes that are found make the noise smaller
+        larger = int((values[-count:] > noise * (1 + math.sqrt(ratio)) ** 2).sum())
+        if larger == spikes:
+            break
+        spikes, noise = larger, values[: dim - larger].mean()
+    excess = values[dim - spikes :] / noise - 1 - ratio
+    shown = float(noise * (excess + (excess.square() - 4 * ratio).clamp_min(0).sqrt()).sum()) / 2 / count
     lengths = bessel.mean_resultant_length(parameters.concentrations, dim) * min(1.0, shown / found) ** 0.5
     return parameters._replace(concentrations=bessel.concentration_from_mean_resultant_length(lengths, dim))
 
