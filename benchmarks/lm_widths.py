@@ -18,7 +18,7 @@ before a last run with all of them collects the results. Writes `results/lm_widt
 With `--depth`, the learning rate is tuned at width 64 and two layers, and used at width 256 and eight layers, with
 `base_width=64,base_layers=2` for the optimizers that have these options. The loss there is compared with that of the
 best learning rate of the large model, found with one seed in steps of two and of the square root of two; both have
-three seeds. The other optimizers, and Muon-hyperball without these options, have one seed and steps of two. Runs have
+three seeds. Muon-hyperball without these options, and the other optimizers, have one seed and steps of two. Runs have
 half the batch and fewer steps. Writes `results/lm_depth.json`, whenever an optimizer is done.
 """
 
@@ -167,7 +167,10 @@ def transfer(text: Text, work_dir: Path, optimizers: list[str]) -> None:
             run = remembered(work_dir / f"{what}.jsonl", partial(text.run, work_dir, optimizer, size))
             losses: dict[float, list[Losses]] = {}
             start = round(2 * math.log2(rates[0])) if rates else START[optimizer]
-            stages = ((2, 1), (1, 1), (1, seeds))[: 3 - len(rates) - (seeds == 1 and len(rates))]
+            if rates:
+                stages = ((2, 1), (1, 1)) if optimizer == MEASURED else ((2, 1),)
+            else:  # equal for all that start with its name
+                stages = ((2, 1), (1, 1), (1, SEEDS if optimizer.startswith(MEASURED) else 1))
             rates.append(search(run, start, losses, stages))
             moved, best = ([run(rate, seed) for seed in range(seeds)] for rate in (rates[0], rates[-1]))
             losses |= {rates[0]: moved, rates[-1]: best}
