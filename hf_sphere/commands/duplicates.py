@@ -3,9 +3,11 @@
 hf-sphere duplicates photos
 hf-sphere duplicates photos/train --other photos/test --label_column label --table duplicates.csv
 hf-sphere duplicates texts.parquet --model_name_or_path sentence-transformers/all-MiniLM-L6-v2 --threshold 0.95
+hf-sphere duplicates vectors.parquet --id_column id --columns title --table pairs.csv
 hf-sphere duplicates outputs/index
 
-Without a model, images are compared by thumbnails, which finds copies that were resized or compressed.
+Without a model, images are compared by thumbnails, which finds copies that were resized or compressed. The table has a
+row per pair; `cluster` numbers what pairs connect.
 """
 
 import sys
@@ -29,9 +31,13 @@ class DuplicateArguments(Arguments):
         "index. It can be the first argument."
     )
     model_name_or_path: str | None = argument(
-        None, "Model, see hf-sphere index. Without one, the --column has vectors, or images are compared by thumbnails."
+        None, "Model, see hf-sphere index. Without one, images are compared by thumbnails, or the source has vectors."
     )
-    column: str | None = argument(None, "Column of the images, texts or vectors of a dataset, if its name is unusual.")
+    column: str | None = argument(
+        None, "Column of the images, texts or vectors; if not set, one with a usual name, or the only one with vectors."
+    )
+    id_column: str | None = argument(None, "Column of ids, by which the tables name the rows, different in each part.")
+    columns: list[str] | None = argument(None, "Further columns of the rows that the table has.")
     split: str | None = argument(None, "Split of a dataset; the evaluation split if not set.")
     other: str | None = argument(None, "Images, texts or vectors of another split, such as the test set.")
     other_split: str | None = argument(None, "Split of the other part, of the same dataset if --other is not set.")
@@ -45,7 +51,11 @@ class DuplicateArguments(Arguments):
     expected_false: float | None = argument(
         None, "Number of false pairs that a chosen threshold is expected to find; 1 if not set.", gt=0
     )
-    table: str | None = argument(None, "CSV file for the table; printed if not set.")
+    table: str | None = argument(None, "CSV file for the table of pairs; printed if not set.")
+    suspects: str | None = argument(
+        None, "CSV file for the rows whose label is likely wrong, with a better one.", only_with=["label_column"]
+    )
+    skip_invalid: bool = argument(False, "Leave out vectors that are not finite, or zero.")
     skip_unreadable_images: bool = argument(False, "Leave out images that cannot be read.")
 
 
@@ -53,60 +63,75 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and find duplicates."""
     words = named_first("source", argv)
     (args,) = command_arguments((DuplicateArguments,), words, __doc__)
-    if args.table is not None:
-        check_writable(args.table, is_folder=False)
-    images, space, places, labels = read_rows(args)
-    parts = images["source"] if len({*images.get("source", [])}) > 1 else None
+    for output in (args.table, args.suspects):
+        if output is not None:
+            check_writable(output, is_folder=False)
+    columns, space = read_rows(args)
+    labels, parts = columns.get("label"), columns.get("part")
     found = space.duplicates(args.threshold, expected_false=args.expected_false, labels=labels, parts=parts)
-    suggested = dict(zip(found.suspects.tolist(), found.suggestions, strict=True))
-    clusters = {row: number for number, rows in enumerate(found.clusters, start=1) for row in rows.tolist()}
-    nearest: dict[int, float] = {}
-    for pair, cosine in zip(found.pairs.tolist(), found.cosines.tolist(), strict=True):
-        nearest |= {row: max(cosine, nearest.get(row, -1.0)) for row in pair}
-    table: list[dict[str, Any]] = []
-    for row in {**clusters, **suggested}:  # suspects without a duplicate are in no cluster
-        cosine = f"{nearest[row]:.6g}" if row in nearest else None
-        table.append({"cluster": clusters.get(row), "id": int(space.ids[row]), "cosine": cosine})
-        table[-1] |= {"file": places[row].removeprefix(f"{Path.cwd()}/")} if places else {}
-        table[-1] |= {"text": images["text"][row]} if "text" in images else {}
-        table[-1] |= {"label": labels[row], "suggested_label": suggested.get(row)} if labels else {}
-    if table:
-        write_table(table, args.table)
-    expected = "unknown" if found.expected_false is None else f"{found.expected_false:.3g} by a fitted model"
-    lines = [f"threshold cosine {found.threshold:.6g}; expected number of false pairs: {expected}"]
-    lines += [f"found     {len(clusters):,} of {len(space):,} rows in {len(found.clusters):,} clusters"]
-    suspect = f"{len(suggested):,} rows are suspect"
-    lines += [f"labels    {len(found.conflicts):,} clusters have several; {suspect}"] * bool(labels)
-    lines += [f"parts     {len(found.shared):,} clusters have rows of several"] * bool(parts)
-    print("\n".join(lines), file=sys.stderr)  # since stdout may be the table
+    pairs = found._pair_cells(columns)
+    pairs["cosine"] = [f"{cosine:.6g}" for cosine in pairs["cosine"]]
+    if len(found.pairs):
+        write_table([dict(zip(pairs, cells, strict=True)) for cells in zip(*pairs.values(), strict=True)], args.table)
+    suspects = [{name: column[row] for name, column in columns.items()} for row in found.suspects.tolist()]
+    if suspects and args.suspects is not None:
+        named = zip(suspects, found.suggestions, strict=True)
+        write_table([cells | {"suggested_label": label} for cells, label in named], args.suspects)
+    hint = " (--suspects lists them)" * bool(suspects and args.suspects is None)
+    lines = [f"labels    {len(found.conflicts):,} clusters have several; {len(suspects):,} rows are suspect{hint}"]
+    lines = lines * bool(labels) + [f"parts     {len(found.shared):,} clusters have rows of several"] * bool(parts)
+    print("\n".join([*lines, f"found     {found}"]), file=sys.stderr)  # since stdout may be the table
 
 
-def read_rows(args: DuplicateArguments) -> tuple[dict[str, list[Any]], Any, list[str], list[Any] | None]:
-    """Return the columns of the rows, their space, their paths, and their labels."""
-    from hf_sphere.search.encoder import ThumbnailEncoder, load_encoder
+def read_rows(args: DuplicateArguments) -> tuple[dict[str, list[Any]], Any]:
+    """Return the columns of the rows by name, for the tables, and their space."""
+    from hf_sphere.search.encoder import ThumbnailEncoder, VectorEncoder, load_encoder
     from hf_sphere.search.index_files import ABOUT_FILE, read_index
 
     if (Path(args.source) / ABOUT_FILE).exists():
-        for name in ("model_name_or_path", "column", "split", "other", "other_split", "group_column"):
-            if (value := getattr(args, name)) is not None:
+        of_source = ("model_name_or_path", "column", "split", "other", "other_split", "group_column", "id_column")
+        for name in (*of_source, "columns", "skip_invalid"):
+            if value := getattr(args, name):
                 raise ValueError(f"--{name} {value} has no effect on {args.source}, which is an index. Leave it out.")
         about, images, space = read_index(search.EmbeddingSpace, args.source)
         index, labels = search.ImageIndex(None, images, space, about.sources), images.get(args.label_column or "")
         if args.label_column and labels is None:
             raise ValueError(f"{args.source} has no {args.label_column!r}. Leave out --label_column.")
+        columns, cells, parts = {"id": images["id"]}, images.get("columns"), images.get("source", [])
+        has_files = about.model != ""
     else:
-        has_model = args.model_name_or_path or args.column
-        encoder = load_encoder(args.model_name_or_path) if has_model else ThumbnailEncoder()
-        other = [(args.other or args.source, args.other_split)] if args.other or args.other_split else []
-        options: dict[str, Any] = {"column": args.column, "content": encoder.content}
-        sources = [search.ImageSource.of(name, split, **options) for name, split in [(args.source, args.split), *other]]
+        encoder = load_encoder(args.model_name_or_path) if args.model_name_or_path else None
+        options: dict[str, Any] = {"column": args.column, "content": encoder and encoder.content}
+        sources = [search.ImageSource.of(args.source, args.split, **options)]
+        options["content"] = sources[0].content
+        if args.other or args.other_split:
+            sources.append(search.ImageSource.of(args.other or args.source, args.other_split, **options))
         if len({(source.name, source.split) for source in sources}) < len(sources):
             raise ValueError(f"--other is {args.source} itself. Name another part, or leave it out.")
+        encoder = encoder or (ThumbnailEncoder() if sources[0].content == "image" else VectorEncoder())
+        sources = [source.with_columns(args.id_column, args.columns or ()) for source in sources]
         names = [source.read_groups(args.label_column, "labels") for source in sources if args.label_column]
-        options = {"skip_unreadable": args.skip_unreadable_images}
+        is_vector = encoder.content == "vector"
+        options = {"skip_unreadable": args.skip_invalid if is_vector else args.skip_unreadable_images}
+        # Ids of the two parts may be the same.
         index = search.ImageIndex.build(encoder, sources[0], groups=args.group_column, **options)
         for source in sources[1:]:
             index.add(source, **options)
-        at = zip(index.images["source"], index.images["row"], strict=True)
-        labels = [names[source][row] for source, row in at] if names else None
-    return index.images, index.space, [*map(index.path, range(len(index)))] if index.sources else [], labels
+        parts = index.images["source"]
+        at = [*zip(parts, index.images["row"], strict=True)]
+        ids = [(sources[n].ids or [])[row] for n, row in at] if args.id_column else None
+        columns = {"row": index.images["row"]} if ids is None else {"id": ids}
+        cells = [(sources[n].cells or [])[row] for n, row in at] if args.columns else None
+        labels = [names[n][row] for n, row in at] if names else None
+        has_files = encoder.content == "image"
+        if (column := sources[0].column) is not None and args.column is None:
+            print(f"vectors   column {column} of {args.source}", file=sys.stderr)
+    here = f"{Path.cwd()}/"
+    if "text" in index.images:
+        columns["text"] = index.images["text"]
+    elif has_files:
+        columns["file"] = [index.path(row).removeprefix(here) for row in range(len(index))]
+    columns |= {name: [row[name] for row in cells] for name in cells[0]} if cells else {}
+    named = [" ".join(filter(None, source)).removeprefix(here) for source in index.sources]
+    columns |= {"part": [named[n] for n in parts]} if len({*parts}) > 1 else {}
+    return columns | ({"label": labels} if labels else {}), index.space

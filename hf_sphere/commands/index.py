@@ -1,7 +1,7 @@
 """Embed images or texts for search, or add some to an index or remove them from it.
 
 hf-sphere index texts.parquet --model_name_or_path sentence-transformers/all-MiniLM-L6-v2 --output_dir outputs/index
-hf-sphere index vectors.parquet --column embedding --group_column article --output_dir outputs/index
+hf-sphere index vectors.parquet --id_column id --columns title --group_column article --output_dir outputs/index
 hf-sphere index --model_name_or_path outputs/birds --images photos --output_dir outputs/index
 hf-sphere index --images more-photos --add_to outputs/index
 hf-sphere index --images photos/blurred --remove_from outputs/index
@@ -36,7 +36,15 @@ class IndexArguments(Arguments):
         "Model of this library, image encoder of transformers, or SentenceTransformer: folder or Hub id. Without one, "
         "a new index is of vectors.",
     )
-    column: str | None = argument(None, "Column of the images, texts or vectors of a dataset, if its name is unusual.")
+    column: str | None = argument(
+        None, "Column of the images, texts or vectors; if not set, one with a usual name, or the only one with vectors."
+    )
+    id_column: str | None = argument(
+        None, "Column of the ids of a new index, by which results name the rows.", only_with=["output_dir"]
+    )
+    columns: list[str] | None = argument(
+        None, "Further columns that a new index keeps, and that results repeat.", only_with=["output_dir"]
+    )
     group_column: str | None = argument(
         None,
         "Column of the groups of a new index, whose rows match each other, or `label` for the class. If not set, each "
@@ -62,14 +70,13 @@ class IndexArguments(Arguments):
     batch_size: int = argument(64, "Images per batch.", ge=1)
     num_workers: int | None = argument(None, "Number of decoding processes; one per core if not set.", ge=0, le=1024)
     skip_unreadable_images: bool = argument(False, "Leave out images that cannot be read.")
+    skip_invalid: bool = argument(False, "Leave out vectors that are not finite, or zero.")
     disable_tqdm: bool = argument(False, "Disable the progress bar.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if sum(folder is not None for folder in (self.output_dir, self.add_to, self.remove_from)) != 1:
             raise ValueError("give one of --output_dir for a new index, --add_to and --remove_from.")
-        if self.output_dir is not None and self.model_name_or_path is None and self.column is None:
-            raise ValueError("a new index needs --model_name_or_path, or the --column of vectors.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -100,8 +107,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         check_replaceable(Path(folder))
         options: dict[str, Any] = {"batch_size": args.batch_size, "num_workers": args.num_workers}
-        options |= {"skip_unreadable": args.skip_unreadable_images, "progress": is_main and not args.disable_tqdm}
         options |= {"folder": finished_batches(folder), "accelerator": accelerator}
+        options["progress"] = is_main and not args.disable_tqdm
         if args.remove_from is not None:
             index: Any = ImageIndex.load(folder, args.model_name_or_path)
             done = f"removed   {index.remove(args.images):,} {index.encoder.content}s of {args.images}"
@@ -110,9 +117,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             encoder = load_encoder(args.model_name_or_path) if index is None else index.encoder
             of_rows = {"column": args.column, "content": encoder.content}
             source = ImageSource.of(args.images, args.split, **of_rows)
+            is_vector = encoder.content == "vector"
+            options["skip_unreadable"] = args.skip_invalid if is_vector else args.skip_unreadable_images
             calibration = args.calibration and ImageSource.of(args.calibration, **of_rows)
             if index is None:
                 more = {"kind": args.kind, "groups": args.group_column, "calibration": calibration}
+                more |= {"ids": args.id_column, "columns": args.columns or ()}
                 index = ImageIndex.build(encoder, source, **more, **options)
                 added = len(index)
             else:
@@ -120,6 +130,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 if calibration:
                     index.calibrate(calibration, index.groups or None, **options | {"folder": None})
             done = f"added     {added:,} of {len(source):,} {source.content}s of {args.images}"
+            done += f", column {source.column}" if source.column is not None and args.column is None else ""
         accelerator.end_training()
         if not is_main:
             return
@@ -129,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         search, image = index.neighbor_search, index.path(0) if len(index) else ""
         image = image.removeprefix(f"{Path.cwd()}/") if os.path.isfile(image) else "IMAGE"  # no file in a dataset
         queries = {"image": f"--query {shlex.quote(image)}", "text": "--text TEXT"}
-        query = queries.get(index.encoder.content, "--query VECTORS --column COLUMN")
+        query = queries.get(index.encoder.content, "--query VECTORS")
         recall = f", recall@10 of {search.recall:.3f}" if search.kind in APPROXIMATE else ", exact"
         print(
             f"{done}\n"

@@ -3,6 +3,8 @@
 hf-sphere report vectors.parquet --column embedding --group_column article --figure report.png
 hf-sphere report outputs/index --json report.json
 hf-sphere report outputs/index --compare_with new.parquet
+
+The report names rows by the --id_column, else by their numbers.
 """
 
 from collections.abc import Sequence
@@ -20,9 +22,13 @@ class ReportArguments(Arguments):
     """Vectors and output."""
 
     source: str = argument(help="File or dataset of vectors, or folder of an index. It can be the first argument.")
-    column: str | None = argument(None, "Column of the vectors; one of the usual names if not set.")
+    column: str | None = argument(None, "Column of the vectors; a usual name if not set, or the only one with vectors.")
+    id_column: str | None = argument(None, "Column of ids, by which the report names rows.")
     group_column: str | None = argument(None, "Column of the groups, or `label` for the class: rows that match.")
     compare_with: str | None = argument(None, "Another source of vectors, with the same columns: whether they differ.")
+    skip_invalid: bool = argument(
+        False, "Compare without vectors that are not finite, or zero.", only_with=["compare_with"]
+    )
     figure: str | None = argument(None, "PNG file for a figure.")
     json: str | None = argument(None, "JSON file for the numbers.")
 
@@ -37,11 +43,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         visualization.check_matplotlib()
     source, comparison = read_source(args.source, args), None
     if args.compare_with is not None:
-        other = as_space(args.compare_with, read_source(args.compare_with, args))
-        comparison = as_space(args.source, source).compare(other)
-    elif isinstance(source, search.EmbeddingSpace) and (args.column is not None or args.group_column is not None):
-        raise ValueError(f"{args.source} is an index, which has its groups; leave out --column and --group_column.")
-    report = source.report() if isinstance(source, search.EmbeddingSpace) else search.report_vectors(*source)
+        other = as_space(read_source(args.compare_with, args), args)
+        comparison = as_space(source, args).compare(other)
+    elif isinstance(source, search.EmbeddingSpace) and (args.column or args.group_column or args.id_column):
+        hint = "leave out --column, --group_column and --id_column"
+        raise ValueError(f"{args.source} is an index, which has its groups and ids; {hint}.")
+    if isinstance(source, search.EmbeddingSpace):
+        report = source.report()
+    else:
+        groups = None if args.group_column is None else source.read_groups(args.group_column)
+        report = search.report_vectors(source.encoded, groups, ids=source.ids)
     print(report)
     values = report.to_dict()
     if comparison is not None:
@@ -55,18 +66,17 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def read_source(name: str, args: ReportArguments) -> Any:
-    """Read the space of an index, or the vectors and groups of a file or a dataset."""
+    """Read the space of an index, or a file or a dataset."""
     from hf_sphere.search.index_files import ABOUT_FILE, CODES_FILE
 
     if any((Path(name) / file).is_file() for file in (ABOUT_FILE, CODES_FILE)):
         return search.EmbeddingSpace.load(name)
-    source = search.ImageSource.of(name, column=args.column, content="vector")
-    return source.encoded, None if args.group_column is None else source.read_groups(args.group_column)
+    return search.ImageSource.of(name, column=args.column, content="vector").with_columns(args.id_column)
 
 
-def as_space(name: str, source: Any) -> "search.EmbeddingSpace":
-    """Return the space, or make one of vectors and groups."""
-    from hf_sphere.search.vectors import unit_vectors
-
-    is_space = isinstance(source, search.EmbeddingSpace)
-    return source if is_space else search.EmbeddingSpace(unit_vectors(f"vectors of {name}", source[0]), source[1])
+def as_space(source: Any, args: ReportArguments) -> "search.EmbeddingSpace":
+    """Return a space, or make one of a file or a dataset."""
+    if isinstance(source, search.EmbeddingSpace):
+        return source
+    options: dict[str, Any] = {"groups": args.group_column, "ids": args.id_column, "skip_unreadable": args.skip_invalid}
+    return search.ImageIndex.build(None, source, **options, progress=False).space

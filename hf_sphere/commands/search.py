@@ -31,7 +31,11 @@ class SearchArguments(Arguments):
 
     index: str = argument(help="Folder of the index.")
     query: str | None = argument(None, "Image file, folder of images, name of a dataset, or file of texts or vectors.")
-    column: str | None = argument(None, "Column of a dataset or file; one of the usual names if not set.")
+    column: str | None = argument(
+        None, "Column of the queries; if not set, one with a usual name, or the only one with vectors."
+    )
+    id_column: str | None = argument(None, "Column of ids of the queries, which name them.", only_with=["query"])
+    columns: list[str] | None = argument(None, "Columns of the queries that the table repeats.", only_with=["query"])
     text: str | None = argument(None, "Instead, a text, for a model such as CLIP, or an index of texts.")
     top_k: int = argument(5, "Number of neighbors; a query that is in the index is one of them.", ge=1)
     false_accept: float | None = argument(
@@ -45,6 +49,7 @@ class SearchArguments(Arguments):
     table: str | None = argument(None, "CSV file for the table; printed if not set.")
     contact_sheet: str | None = argument(None, "PNG file for the images of up to 50 queries with their neighbors.")
     skip_unreadable_images: bool = argument(False, "Leave out queries that cannot be read.")
+    skip_invalid: bool = argument(False, "Leave out vectors that are not finite, or zero.", only_with=["query"])
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,8 +74,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.text is not None:
         neighbors = index.search_texts([args.text], args.top_k, **options)
     else:
-        source = search.ImageSource.of(args.query, column=args.column, content=index.encoder.content)
-        options |= {"skip_unreadable": args.skip_unreadable_images, "progress": len(source) > 500}
+        content = index.encoder.content
+        source = search.ImageSource.of(args.query, column=args.column, content=content)
+        source = source.with_columns(args.id_column, args.columns or ())
+        skip = args.skip_invalid if content == "vector" else args.skip_unreadable_images
+        options |= {"skip_unreadable": skip, "progress": len(source) > 500}
         top_k = min(args.top_k + args.leave_out_query, count)
         neighbors = index.search(source, top_k, **options)
         if args.leave_out_query:
@@ -103,7 +111,8 @@ def leave_out_queries(index: "search.ImageIndex", neighbors: Any, source: Any, t
     columns = {"rows": neighbors.rows.masked_fill(same > 0, -1), "scores": neighbors.scores}
     if neighbors.accepted is not None:
         columns |= {"p_values": neighbors.p_values, "accepted": neighbors.accepted & (same == 0)}
-    return replace(neighbors, **{name: column.gather(1, order) for name, column in columns.items()})
+    columns = {name: column.gather(1, order) for name, column in columns.items()}
+    return replace(neighbors, ids=index.space._ids_of(columns["rows"]), **columns)
 
 
 def compare_queries(index: "search.ImageIndex", embeddings: Any) -> str:
@@ -118,9 +127,9 @@ def compare_queries(index: "search.ImageIndex", embeddings: Any) -> str:
 def make_table(index: "search.ImageIndex", neighbors: Any) -> list[dict[str, Any]]:
     """Return one row per neighbor: query, rank, id, file, class, distance, and the certainty of query and neighbor.
 
-    Paths below the working directory are relative to it. A class with a question mark is a prediction, and of a query
-    there is one if its model can reject it. Rejected neighbors are in the table: a query has no match if none of its
-    rows is accepted.
+    A query with an id is named by it, and columns that index and queries keep are at the end. Paths below the working
+    directory are relative to it. A class with a question mark is a prediction, and of a query there is one if its model
+    can reject it. Rejected neighbors are in the table: a query has no match if none of its rows is accepted.
     """
     from hf_sphere.search.indexed_images import predicted_class
 
@@ -129,8 +138,13 @@ def make_table(index: "search.ImageIndex", neighbors: Any) -> list[dict[str, Any
         for rank, (row, distance) in enumerate(zip(*pairs, strict=True), start=1):
             if row < 0:
                 continue
-            cells = {"query": neighbors.queries["file"][query].removeprefix(here), "rank": rank}
-            cells |= {"id": index.images["id"][row], "file": index.path(row).removeprefix(here), "class": classes[row]}
+            name = neighbors.queries.get("id", neighbors.queries["file"])[query]
+            cells = {"query": name.removeprefix(here) if isinstance(name, str) else name, "rank": rank}
+            cells |= {
+                "id": neighbors.ids[query][rank - 1],
+                "file": index.path(row).removeprefix(here),
+                "class": classes[row],
+            }
             if "text" in index.images:
                 cells["text"] = index.images["text"][row]
             if "known" in neighbors.queries:
@@ -144,7 +158,9 @@ def make_table(index: "search.ImageIndex", neighbors: Any) -> list[dict[str, Any
                     certainty = index.images.get(name, {row: None})[row]
                     cells[f"query_{name}"] = f"{neighbors.queries[name][query]:.4g}"
                     cells[name] = "" if certainty is None else f"{certainty:.4g}"
-            rows.append(cells)
+            cells |= index.images.get("columns", {row: {}})[row] or dict.fromkeys(index.extra)
+            of_query = neighbors.queries.get("columns", {query: {}})[query]
+            rows.append(cells | {f"query_{name}": cell for name, cell in of_query.items()})
     return rows
 
 

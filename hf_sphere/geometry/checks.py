@@ -175,22 +175,39 @@ def check_confidences(confidences: Tensor, correct: Tensor) -> tuple[Tensor, Ten
 
 def check_embeddings(embeddings: Tensor, min_count: int = 1, what: str = "embeddings") -> Tensor:
     """Return valid embeddings (N, d), N >= `min_count`, d >= 1, on their device; integers become float64."""
+    embeddings = to_embeddings(embeddings, min_count, what)
+    check_rows(is_finite(embeddings), f"{what} must be finite", "are not")
+    return embeddings
+
+
+def to_embeddings(embeddings: Tensor, min_count: int = 1, what: str = "embeddings") -> Tensor:
+    """Return what `check_embeddings` does, but embeddings may be infinite or NaN."""
     embeddings = to_tensor(what, embeddings).detach()
     check_codes(what, embeddings.dtype)
     embeddings = to_floating(what, embeddings)
     if embeddings.ndim != 2 or len(embeddings) < min_count or embeddings.shape[1] == 0:
         shape = f"(N, d) with N >= {min_count} and d >= 1"
         raise ValueError(f"{what} must have the shape {shape}; got {tuple(embeddings.shape)}.")
-    largest = torch.linalg.vector_norm(embeddings, torch.inf, dim=-1)  # which makes no copy, as isfinite does
-    check_rows(largest.isfinite(), f"{what} must be finite", "are not")
     return embeddings
 
 
-def check_rows(valid: Tensor, rule: str, problem: str) -> None:
-    """Raise a ValueError with the first row that is not valid, (N,)."""
+def is_finite(embeddings: Tensor) -> Tensor:
+    """Whether each row of embeddings (N, d) is finite, (N,)."""
+    return torch.linalg.vector_norm(embeddings, torch.inf, dim=-1).isfinite()  # makes no copy, as isfinite does
+
+
+def check_rows(valid: Tensor, rule: str, problem: str, ids: Sequence[Any] | None = None, hint: str = "") -> None:
+    """Raise a ValueError with the first row that is not valid, (N,), or with the ids of such rows."""
     if count := int((~valid).sum()):
-        first = int(valid.logical_not().nonzero()[0])
-        raise ValueError(f"{rule}; {count} of {len(valid)} {problem}, the first at index {first}. Remove them.")
+        rows = valid.logical_not().nonzero()[:, 0].tolist()
+        which = f"the first at index {rows[0]}" if ids is None else f"with the ids {shorten([ids[n] for n in rows])}"
+        raise ValueError(f"{rule}; {count} of {len(valid)} {problem}, {which}. Remove them{hint}.")
+
+
+def shorten(values: Sequence[Any], most: int = 5) -> str:
+    """Return the first of some values as a text, and how many more there are."""
+    more = f" and {len(values) - most:,} more" * (len(values) > most)
+    return ", ".join(map(repr, values[:most])) + more
 
 
 def check_labels(labels: Tensor, count: int, what: str = "labels") -> Tensor:

@@ -40,6 +40,7 @@ class Matches:
         p_values: (Q, k) float64, or None if the space has no calibration yet and no level was given.
         accepted: (Q, k) bool, whether the p-value is at most the level; None without a level.
         measure: What is compared: `cosine`, `margin`, or another distance.
+        ids: The ids of the rows, Q lists of k; None where there is no row.
         queries: Of an `ImageIndex`, columns of the queries as in its `images`, and `embedding`, (Q, d).
     """
 
@@ -48,6 +49,7 @@ class Matches:
     p_values: Tensor | None = None
     accepted: Tensor | None = None
     measure: str = "cosine"
+    ids: list[list[Any]] = field(default_factory=list, repr=False)
     queries: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -81,7 +83,7 @@ class ExpectedFound(NamedTuple):
 
 @dataclass(frozen=True)
 class Best:
-    """The best row of each query: its id and group, (Q,) int64, and the best score in other groups, (Q,) float64."""
+    """The number of the best row of each query and of its group, (Q,) int64, and the best score elsewhere, (Q,)."""
 
     ids: Tensor
     groups: Tensor
@@ -117,10 +119,10 @@ class Calibration:
     """
 
     groups: Tensor  # (C,) int64, number of the group of each query
-    ids: Tensor  # (C,) int64, the id of the row that is the query; -1 for separate queries
+    ids: Tensor  # (C,) int64, the number of the row that is the query; -1 for separate queries
     scores: Tensor  # (C, 2) float64, its best score among other groups, and the best one without that group
     match_groups: Tensor  # (C, 2) int64, numbers of these groups; -1 for none
-    matches: Tensor  # (C, 2) int64, ids of the best rows of these groups; -1 for none
+    matches: Tensor  # (C, 2) int64, numbers of the best rows of these groups; -1 for none
     next_id: int  # of the next new row when the scores were computed: rows from it on are not searched yet
     rule: Rule = "sharp"
 
@@ -233,7 +235,7 @@ class Calibration:
 
 
 class Candidates(NamedTuple):
-    """Rows that queries found, (Q, c) each, best first: scores, rows (-1 for none), and their ids and group numbers."""
+    """Rows that queries found, (Q, c) each, best first: scores, rows (-1 for none), their and their groups' numbers."""
 
     scores: Tensor
     rows: Tensor
@@ -290,6 +292,10 @@ class CalibratedSearch(ABC):
             raise ValueError("the rows have no names; fit with groups=.")
         return [self._names[number] for number in self._groups[rows].tolist()]
 
+    @abstractmethod
+    def _ids_of(self, rows: Tensor) -> list[list[Any]]:
+        """Return the ids of rows (Q, k), None where there is none."""
+
     @property
     def smallest_p_value(self) -> float:
         """The lowest level of false accepts for which the calibration has enough groups."""
@@ -335,11 +341,12 @@ class CalibratedSearch(ABC):
                 found = _by_groups(found, groups)
             best = Best(groups.ids[:, 0], groups.groups[:, 0].contiguous(), groups.scores[:, 1])
         found = Candidates(*(column[:, :k] for column in found))
+        ids = self._ids_of(found.rows)
         if false_accept is None and not self.is_calibrated:
-            return Matches(found.rows, found.scores, measure=self._measure)
+            return Matches(found.rows, found.scores, measure=self._measure, ids=ids)
         p_values = self.calibration.p_values(found.scores, best).masked_fill(found.rows < 0, 1.0).cummax(1).values
         accepted = None if false_accept is None else accepts(p_values, false_accept)
-        return Matches(found.rows, found.scores, p_values, accepted, self._measure)
+        return Matches(found.rows, found.scores, p_values, accepted, self._measure, ids)
 
     def threshold(self, false_accept: float) -> float:
         """Return the cosine from which on a row is a match, to filter by where another program searches.

@@ -17,7 +17,7 @@ from hf_sphere.search.calibration import CalibratedSearch, Calibration, Candidat
 from hf_sphere.search.index_files import CODES_FILE, check_replaceable
 from hf_sphere.search.margins import Nearest, check_offsets
 from hf_sphere.search.rows import GroupedVectors
-from hf_sphere.search.vectors import check_names, check_vectors
+from hf_sphere.search.vectors import check_ids, check_names, check_vectors
 from hf_sphere.utils import files
 from hf_sphere.utils.checks import check_choice, check_integer, check_seed, error_text
 
@@ -43,8 +43,7 @@ class CompressedSpace(CalibratedSearch):
     Attributes:
         bits: Bits per dimension.
         recall: Recall@10 of held-out rows, and the lower and upper end of its 95 % interval over groups.
-        bytes_per_vector: Size of a code. Ids and groups take 16 bytes per row, a rotation of all vectors 4 d^2 bytes.
-        ids: (N,) int64, as in the space.
+        bytes_per_vector: Size of a code. Numbers and groups take 16 bytes per row, a rotation of all vectors 4 d^2.
 
     Example:
         >>> EmbeddingSpace.fit(torch.randn(200, 16)).compress(bits=4).save("compressed")
@@ -54,26 +53,26 @@ class CompressedSpace(CalibratedSearch):
 
     metric = {"distance": "cosine"}
     calibration: Calibration = None  # type: ignore[assignment]
-    groups = GroupedVectors.groups
+    groups, ids, _ids_of = GroupedVectors.groups, GroupedVectors.ids, GroupedVectors._ids_of
 
     def __init__(self, about: Mapping[str, Any], tensors: dict[str, Tensor]) -> None:
         self.bits, self.recall, self._names = about["bits"], tuple(about["recall"]), about["names"]
-        self.ids, self._groups, self._rotation = (tensors[name] for name in ("ids", "groups", "rotation"))
-        self.score = about["score"]
+        self._numbers, self._groups, self._rotation = (tensors[name] for name in ("numbers", "groups", "rotation"))
+        self._ids, self.score = about["ids"], about["score"]
         if "offsets" in tensors:
-            check_offsets(tensors["offsets"], len(self.ids))
+            check_offsets(tensors["offsets"], len(self._numbers))
             self._nearest = Nearest.known(tensors["offsets"])
         faiss, self._index = load_faiss(), make_index(self.bits, len(self._rotation))
         self.bytes_per_vector = int(self._index.code_size)
         faiss.copy_array_to_vector(tensors["learned"].numpy(), _learned(self._index))
         faiss.copy_array_to_vector(tensors["codes"].numpy().ravel(), self._index.codes)
-        self._index.ntotal, self._index.is_trained = len(self.ids), True
+        self._index.ntotal, self._index.is_trained = len(self._numbers), True
         if "known_ids" in tensors:
             groups, ids, scores, numbers, matches = (tensors[f"known_{name}"] for name in CALIBRATION)
             self.calibration = Calibration(groups, ids, scores, numbers, matches, 0, about["rule"])
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self._numbers)
 
     def __repr__(self) -> str:
         size = f"{len(self):,} vectors of {len(self._rotation)} dimensions, {self.bytes_per_vector} bytes each"
@@ -88,14 +87,14 @@ class CompressedSpace(CalibratedSearch):
         """
         codes = load_faiss().vector_to_array(self._index.codes).reshape(len(self), -1)
         learned = load_faiss().vector_to_array(_learned(self._index))
-        # Without groups they are the ids, and safetensors does not write one tensor twice.
-        tensors = {"ids": self.ids, "groups": self._groups.clone(), "rotation": self._rotation}
+        # Without groups they are the numbers of the rows, and safetensors does not write one tensor twice.
+        tensors = {"numbers": self._numbers, "groups": self._groups.clone(), "rotation": self._rotation}
         tensors |= {"codes": torch.from_numpy(codes), "learned": torch.from_numpy(learned)}
         tensors |= {f"known_{name}": getattr(self.calibration, name) for name in CALIBRATION}
         if self.score == "margin":
             tensors["offsets"] = self._near().cosines[:, 0]
-        about = {"bits": self.bits, "recall": self.recall, "names": self._names, "rule": self.calibration.rule}
-        about["score"] = self.score
+        about = {"bits": self.bits, "recall": self.recall, "names": self._names, "ids": self._ids}
+        about |= {"rule": self.calibration.rule, "score": self.score}
         _check_contents(about, tensors)  # somebody may have set attributes
         with files.lock_folder(folder):
             check_replaceable(Path(folder), {ABOUT_FILE, CODES_FILE, files.MANIFEST_FILE})
@@ -125,7 +124,7 @@ class CompressedSpace(CalibratedSearch):
     def _search_codes(self, points: Tensor, count: int) -> Candidates:
         scores, found = self._index.search(_rotate(points, self._rotation), count)
         rows = torch.from_numpy(found)
-        return Candidates(torch.from_numpy(scores).double(), rows, self.ids[rows], self._groups[rows])
+        return Candidates(torch.from_numpy(scores).double(), rows, self._numbers[rows], self._groups[rows])
 
     def _search_others(self, points: Tensor, count: int, left_out: Tensor, fetched: int) -> Candidates:
         """Search rows of other groups among `fetched` ones, and among more for those points that find too few."""
@@ -191,11 +190,12 @@ def compress(space: Any, bits: int, max_recall_loss: float | None, seed: int) ->
     index = encode(torch.arange(count))  # also fitted to the queries, which may be beyond the ranges of the others
     codes, learned = (torch.from_numpy(faiss.vector_to_array(values)) for values in (index.codes, _learned(index)))
     tensors = {"codes": codes.view(count, -1), "learned": learned, "rotation": rotation}
-    about = {"bits": bits, "recall": (recall, low, high), "names": space._names, "score": space.score}
-    small = CompressedSpace(about, tensors | {"ids": space.ids, "groups": groups})
+    about = {"bits": bits, "recall": (recall, low, high), "names": space._names, "ids": space._ids}
+    about["score"] = space.score
+    small = CompressedSpace(about, tensors | {"numbers": space._numbers, "groups": groups})
     if space._queries is None:
         rows, numbers = space._calibration_rows(), groups[space._calibration_rows()]
-        queries, ids, left_out = space.vectors[rows], space.ids[rows], numbers
+        queries, ids, left_out = space.vectors[rows], space._numbers[rows], numbers
     else:
         (queries, numbers), left_out = space._queries, None
         ids = torch.full_like(numbers, -1)
@@ -250,7 +250,7 @@ def _check_contents(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> 
     ):
         raise ValueError(f"bits or recall of {ABOUT_FILE} is invalid")
     count, dim, size = len(groups), len(tensors["rotation"]), len(tensors["known_ids"])
-    shapes = {"ids": (count,), "groups": (count,), "rotation": (dim, dim), "learned": (dim * (1 + (bits == 8)),)}
+    shapes = {"numbers": (count,), "groups": (count,), "rotation": (dim, dim), "learned": (dim * (1 + (bits == 8)),)}
     shapes |= {"codes": (count, make_index(bits, dim).code_size)}
     shapes |= {f"known_{name}": (size,) if name in ("groups", "ids") else (size, 2) for name in CALIBRATION}
     dtypes = dict.fromkeys(("rotation", "learned"), torch.float32)
@@ -263,8 +263,10 @@ def _check_contents(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> 
             raise ValueError(f"{name} of {CODES_FILE} is invalid")
     check_choice("rule", about["rule"], ("sharp", "strict"))
     check_choice("score", about["score"], ("margin",) if "offsets" in tensors else ("cosine",))
-    if tensors["ids"].min() < 0 or len(tensors["ids"].unique()) < count:
-        raise ValueError(f"ids of {CODES_FILE} are negative or repeated")
+    if tensors["numbers"].min() < 0 or len(tensors["numbers"].unique()) < count:
+        raise ValueError(f"numbers of {CODES_FILE} are negative or repeated")
+    if about["ids"] is not None:
+        check_ids(about["ids"], count)
     if names is not None and not 0 <= groups.min() <= groups.max() < len(check_names("names", names, len(names))):
         raise ValueError(f"groups of {CODES_FILE} have no names in {ABOUT_FILE}")
 

@@ -39,6 +39,7 @@ class Comparison:
         outside_p_values: (M,) float64, of each of the other rows: small if its nearest row in the space is farther than
             those of the space's own rows in other groups.
         outside: Other rows that are outside, int64, at a false discovery rate (Benjamini and Hochberg).
+        outside_ids: Their ids, if the others are an `EmbeddingSpace`.
         text: What that means.
     """
 
@@ -48,6 +49,7 @@ class Comparison:
     dimensions: tuple[Interval, Interval]
     outside_p_values: Tensor
     outside: Tensor
+    outside_ids: list[Any]
     text: str
 
     def __str__(self) -> str:
@@ -93,7 +95,8 @@ def compare(space: GroupedVectors, other: Any, level: float, seed: int) -> Compa
     text += f"; the space has too few groups to find {fewer}." if least > 1 else "."
     if space._names is not None and getattr(other, "_names", None) is None:
         text += " The others have no groups, so each row counts as one."
-    return Comparison(p_value, (first, second), angle, (before, after), p_values, outside, text)
+    ids = other._ids_of(outside[None])[0] if isinstance(other, GroupedVectors) else []
+    return Comparison(p_value, (first, second), angle, (before, after), p_values, outside, ids, text)
 
 
 def compare_samples(space: GroupedVectors, queries: Side, calibration: Side, seed: int) -> float:

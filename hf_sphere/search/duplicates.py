@@ -1,8 +1,8 @@
 """Clusters of near-identical rows of a space, at a threshold that is given or chosen by a fitted model."""
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -47,10 +47,11 @@ class Duplicates:
         suspects: (S,) int64, rows whose neighbors outside their cluster mostly have another label, the surest first.
         suggestions: The label of those neighbors, (S,).
         shared: Indices of the clusters that have rows of several parts.
+        ids: The ids of all rows, or without ids a range of their numbers.
 
     Example:
         >>> found = EmbeddingSpace.fit(embeddings).duplicates(threshold=0.99)
-        >>> len(found.clusters) <= len(found.pairs)
+        >>> len(found.clusters) <= len(found.to_pandas())
         True
     """
 
@@ -64,6 +65,44 @@ class Duplicates:
     suspects: Tensor
     suggestions: list[Any]
     shared: list[int]
+    ids: Sequence[Any] = field(repr=False)
+
+    def __str__(self) -> str:
+        text = (
+            f"{sum(map(len, self.clusters)):,} rows in {len(self.clusters):,} clusters, threshold {self.threshold:.4g}"
+        )
+        if self.expected_false is None:
+            return f"{text}, expected number of false pairs unknown"
+        if len(self.pairs) > self.expected_false >= 1:
+            return f"{text}, one of {len(self.pairs) / self.expected_false:,.0f} pairs expected false"
+        return f"{text}, {self.expected_false:.2g} false pairs expected"
+
+    def to_pandas(self, columns: Mapping[str, Sequence[Any]] | None = None) -> Any:
+        """Return a table with a row per pair: its cluster, its cosine, and both ids (without ids, rows).
+
+        Args:
+            columns: Columns (N,) of the rows, by name, such as texts or files, of which it has both cells.
+
+        Raises:
+            ValueError: If a column has another length.
+        """
+        from pandas import DataFrame
+
+        return DataFrame(self._pair_cells({} if columns is None else columns))
+
+    def _pair_cells(self, columns: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+        """Return the columns of `to_pandas`."""
+        named = {"row" if isinstance(self.ids, range) else "id": self.ids}
+        numbers = {row: number for number, rows in enumerate(self.clusters, start=1) for row in rows.tolist()}
+        clusters = np.array([numbers[row] for row in self.pairs[:, 0].tolist()], dtype=np.int64)
+        order = np.lexsort((-self.cosines.numpy(), clusters))
+        cells = {"cluster": clusters[order].tolist(), "cosine": self.cosines[order].tolist()}
+        for name, column in (({} if "id" in columns else named) | dict(columns)).items():
+            values = [*column]
+            if len(values) != len(self.ids):
+                raise ValueError(f"column {name!r} must have {len(self.ids):,} values; got {len(values):,}.")
+            cells |= {f"{name}_{n + 1}": [values[row] for row in self.pairs[order, n].tolist()] for n in (0, 1)}
+        return cells
 
 
 def find_duplicates(
@@ -105,7 +144,8 @@ def find_duplicates(
     )
     found = torch.from_numpy(pairs), torch.from_numpy(cosines), cosine, threshold is None, min(known, default=None)
     suspects = _find_suspects(space, labels, numbers) if len({*labels}) > 1 else (numbers[:0], [])
-    return Duplicates(clusters, *found, conflicts, *suspects, shared)
+    ids = range(count) if space._ids is None else space._ids
+    return Duplicates(clusters, *found, conflicts, *suspects, shared, ids)
 
 
 def _fit_best_matches(space: Any) -> tuple[list[tuple[float, float, float]], str]:

@@ -23,7 +23,7 @@ from hf_sphere.data.decoding import state_of_files
 from hf_sphere.search import extract
 from hf_sphere.search.pipeline import Batch, embed_batches
 from hf_sphere.search.source import ImageSource
-from hf_sphere.search.vectors import unit_vectors
+from hf_sphere.search.vectors import unit_vectors, usable_rows
 from hf_sphere.utils.checks import check_extra, text_list
 from hf_sphere.utils.known_weights import split_weights
 from hf_sphere.utils.loading import find_file, load_pretrained, load_sentence_transformer
@@ -292,10 +292,20 @@ class VectorEncoder(Encoder):
     name, weights, content, embeds_texts, metric = "", "", "vector", False, {"distance": "cosine"}
     class_names, preprocessing = [], {}
 
-    def encode(self, source: Any, rows: Sequence[int], **_: Any) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-        """Yield the rows of a source and their vectors, normalized."""
-        vectors = source.encoded if len(rows) == len(source.encoded) else source.encoded[list(rows)]
-        yield torch.tensor(rows), {"embedding": unit_vectors(f"vectors of {source.name or 'the data'}", vectors)}
+    def encode(
+        self, source: Any, rows: Sequence[int], *, skip_unreadable: bool = False, what: str = "", **_: Any
+    ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        """Yield the rows of a source and their vectors, normalized; an error names those without a direction."""
+        what, at = what or f"vectors of {source.name or 'the data'}", torch.tensor(rows)
+        vectors = source.encoded if len(rows) == len(source.encoded) else source.encoded[at]
+        ids = source.ids and [source.ids[row] for row in rows]
+        if skip_unreadable:
+            usable, others = usable_rows(what, vectors, ids)
+            at, vectors = (at[usable], vectors[usable]) if others else (at, vectors)
+            ids = ids and [source.ids[row] for row in at.tolist()]
+        if len(at):
+            hint = ", or leave them out (skip_unreadable=True, or --skip_invalid)"
+            yield at, {"embedding": unit_vectors(what, vectors, ids, hint)}
 
     def encode_texts(self, texts: Sequence[str]) -> Tensor:
         """Raise an error: there is no model."""

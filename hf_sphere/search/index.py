@@ -21,8 +21,8 @@ from hf_sphere.search.indexed_images import ImageState, IndexedImages, identify,
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind, check_kind
 from hf_sphere.search.source import Groups, ImageSource
 from hf_sphere.search.space import EmbeddingSpace
-from hf_sphere.search.vectors import check_names
-from hf_sphere.utils.checks import check_integer, error_text, text_list
+from hf_sphere.search.vectors import check_ids, check_names
+from hf_sphere.utils.checks import check_integer, check_not_text, error_text, text_list
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ Classes = Sequence[str] | None
 Cells = dict[str, Any]
 """Columns of some images, by name."""
 
-KEPT = ("sources", "groups", "calibrated_with", "calibration_settings", "columns")
+KEPT = ("sources", "groups", "calibrated_with", "calibration_settings", "columns", "ids", "extra")
 """Attributes of an index that `index.json` has under the same name."""
 
 
@@ -40,14 +40,17 @@ class ImageIndex(IndexedImages):
     Attributes:
         encoder: The model, or a `VectorEncoder` for vectors without one.
         images: Columns of the indexed images: `id`, `file`, `source` (a number), `row` of the source, and as far as
-            known `label`, `group`, `text`, `prediction`, `confidence`, `concentration`, `known` and `p_value`; and what
-            shows whether an image changed: `size`, `time`, `digest` and the `settings` of the model. An image keeps its
-            `id` when others are added or removed, and when it is moved or overwritten.
+            known `label`, `group`, `text`, `columns` (those of the data that are kept), `prediction`, `confidence`,
+            `concentration`, `known` and `p_value`; and what shows whether an image changed: `size`, `time`, `digest`
+            and the `settings` of the model. An image without an id of its own has a number as its `id`, which it keeps
+            when others are added or removed, and when it is moved or overwritten.
         space: The embeddings (N, d), float32, with their search and its calibration by cosines.
         groups: What the groups are: `label`, a column, an empty text for names that are given, or None.
         calibrated_with: Content of the queries that calibrate.
         calibration_settings: The `settings` of the model that embedded separate calibration queries.
         columns: Column of the images of a dataset, by its name, if that was asked for.
+        ids: The column of the ids, an empty text for ids that are given, or None for numbers.
+        extra: Columns of the data that are kept, and that results repeat.
         sources: Folder or dataset and split of the images, by number.
 
     Example:
@@ -63,6 +66,8 @@ class ImageIndex(IndexedImages):
         images: Any,
         *,
         groups: Groups = None,
+        ids: Groups = None,
+        columns: Sequence[str] = (),
         calibration: Any = None,
         kind: SearchKind | None = None,
         **options: Any,
@@ -74,6 +79,9 @@ class ImageIndex(IndexedImages):
             images: See `ImageSource.of`.
             groups: Groups of rows that match each other, see `EmbeddingSpace.fit`: `label`, a column of the dataset,
                 or one name per row. If None, each row is a group.
+            ids: Ids by which results name the rows, different texts or integers: a column, or one per row. If None,
+                rows are numbered.
+            columns: Columns of texts, numbers or dates of the dataset that results repeat.
             calibration: See `calibrate`; its groups are labels or a column too, or each is one. If None, the rows of
                 the index calibrate.
             kind: Kind of the search; if None, chosen by the number of images.
@@ -86,13 +94,14 @@ class ImageIndex(IndexedImages):
         """
         encoder = load_encoder(model)
         space = EmbeddingSpace(torch.empty(0, 0), metric=encoder.metric, kind=kind)
-        rule = groups if groups is None or isinstance(groups, str) else ""
-        index = cls(encoder, {}, space, [], rule, encoder.content)
+        rule, id_rule = (names if names is None or isinstance(names, str) else "" for names in (groups, ids))
+        check_not_text("columns", columns)
+        index = cls(encoder, {}, space, [], rule, encoder.content, ids=id_rule, extra=[*columns])
         if kind is not None:
             check_kind(kind, encoder.metric.get("distance", "cosine"))
         calibration = None if calibration is None else ImageSource.of(calibration, content=encoder.content)
         names = calibration and rule and calibration.read_groups(rule)  # before the work, for its errors
-        index.add(images, groups, **options)
+        index.add(images, groups, ids=ids, **options)
         if calibration is not None:
             index.calibrate(calibration, names or None, **options | {"folder": None})
         return index
@@ -113,14 +122,17 @@ class ImageIndex(IndexedImages):
         self.space.calibrate(queries, names and [names[row] for row in cells["row"]], score="cosine")
         self.calibrated_with, self.calibration_settings = source.content, self.encoder.settings
 
-    def add(self, images: Any, groups: Groups = None, **options: Any) -> int:
+    def add(self, images: Any, groups: Groups = None, *, ids: Groups = None, **options: Any) -> int:
         """Embed and add images that the index does not have yet; return their number.
 
         Images whose content, preprocessing or class names have changed are embedded again, and keep their `id`. Those
         that were moved are found by their content, and get their new source and file. An approximate search
-        gets the new ones. For the arguments, see `build`. Groups by label or column are the same for all.
+        gets the new ones. For the arguments, see `build`. Groups and ids by label or column are the same for all.
         """
         source = ImageSource.of(images, content=self.encoder.content)
+        if (ids := self.ids if ids is None else ids) is not None and self.ids is None:
+            raise ValueError("the index has no ids; leave out ids, or build it again with them.")
+        source = source.with_columns(ids, self.extra)
         if (groups := self.groups if groups is None else groups) is not None and self.groups is None:
             raise ValueError("the index has no groups; leave out groups, or build it again with them.")
         names = None if groups is None else source.read_groups(groups)
@@ -149,28 +161,39 @@ class ImageIndex(IndexedImages):
         elif source.split is None and "label" in self.images:  # an image alone is not in a class folder
             added["label"] = [self.images["label"][rows[n]] if n in rows else None for n in added["row"]]
         kept = {n: indexed[location] for n, location in enumerate(locations) if n not in states} | rows
-        for n in kept.keys() - outdated:
-            cells = {"file": source.names[n], "row": n, "source": source_id}
-            cells |= {"label": source.labels[n]} if source.labels else {}
-            cells |= {"group": names[n]} if names else {}
-            for name, value in (cells | (states[n]._asdict() if n in states else {})).items():
-                self.images[name][kept[n]] = value
         again = {rows[n] for n in added["row"] if n in rows}
         # Rows whose place now has an image with another row, which was moved there, or a new one.
         replaced = {indexed[locations[n]] for n in (*rows, *added["row"]) if locations[n] in indexed} - {*rows.values()}
+        own_ids = source.ids if self.ids is not None else None
+        if own_ids is not None:
+            renamed = {kept[n]: own_ids[n] for n in kept.keys() - outdated}
+            old = enumerate(self.images.get("id", ()))
+            both = [renamed.get(row, name) for row, name in old if row not in again | replaced]
+            both += added.get("id", [])
+            check_ids(both, len(both))
+        for n in kept.keys() - outdated:
+            cells = {"file": source.names[n], "row": n, "source": source_id}
+            known = {"label": source.labels, "group": names, "id": own_ids, "columns": self.extra and source.cells}
+            cells |= {name: column[n] for name, column in known.items() if column}
+            for name, value in (cells | (states[n]._asdict() if n in states else {})).items():
+                self.images[name][kept[n]] = value
         rows_here = {row for row, other in enumerate(self.images.get("source", [])) if other == source_id}
         if source.name and (lost := rows_here - {*kept.values()} - replaced):
             text = "%d rows of the index are no longer in %s, such as %s; remove them."
             logger.warning(text, len(lost), source.name, self.images["file"][min(lost)])
-        fresh = itertools.count(self.space.next_id)
-        added["id"] = [self.images["id"][rows[n]] if n in rows else next(fresh) for n in added["row"]]
+        fresh, old_numbers = itertools.count(self.space._next), self.space._numbers.tolist()
+        numbers = [old_numbers[rows[n]] if n in rows else next(fresh) for n in added["row"]]
+        if own_ids is None:
+            added["id"] = numbers
+        if not self.extra:
+            added.pop("columns", None)
         added |= {"source": [source_id] * len(embeddings), "settings": [settings] * len(embeddings)}
         added |= {name: [getattr(states[n], name) for n in added["row"]] for name in ImageState._fields}
         added |= {"group": [names[n] for n in added["row"]]} if names else {}
         self.columns |= {source.name: source.column} if source.column else {}
         self.sources, self._tables = [*self.sources, key], [*self._tables, {}]
         self._tables[source_id] = tables
-        self._replace(again | replaced, added, embeddings)
+        self._replace(again | replaced, added, embeddings, numbers)
         if again or moved or replaced:
             logger.warning("%d rows of the index were embedded again, and %d have moved.", len(again), moved)
         return len(embeddings) - len(again)
@@ -185,19 +208,22 @@ class ImageIndex(IndexedImages):
         Raises:
             ValueError: If there are no such images, images of several sources have the name, or no others remain.
         """
-        column, name, what = "id" if isinstance(images, int) else "file", str(images), self.encoder.content
-        above = set() if column == "id" else {name, os.path.abspath(name), os.path.realpath(name)}
+        name, what = str(images), self.encoder.content
+        above = set() if isinstance(images, int) else {name, os.path.abspath(name), os.path.realpath(name)}
         paths = [self.path(row) for row in range(len(self))]
         below = tuple(os.path.join(path, "") for path in above)
         removed = {row for row, path in enumerate(paths) if path in above or path.startswith(below)}
         if not removed:
-            removed = {row for row, cell in enumerate(self.images[column]) if str(cell) == name}
+            ids = self.images["id"] if self.ids is None else map(str, self.images["id"])
+            removed = {row for row, cell in enumerate(ids) if cell == (images if self.ids is None else name)}
+        if not removed:
+            removed = {row for row, cell in enumerate(self.images["file"]) if cell == name}
             if len(removed) != 1:
                 candidates = ", ".join(paths[row] for row in removed) or f"no such {what}, folder or dataset"
                 raise ValueError(f"{images} does not name {what}s of the index: there is {candidates}.")
         if len(removed) == len(self):
             raise ValueError(f"{images} names all {what}s of the index; remove its folder instead.")
-        self._replace(removed, {}, self.embeddings[:0])
+        self._replace(removed, {}, self.embeddings[:0], [])
         return len(removed)
 
     def __len__(self) -> int:
@@ -308,10 +334,10 @@ class ImageIndex(IndexedImages):
     def _embed_queries(self, source: ImageSource, options: dict[str, Any]) -> tuple[Cells, Tensor]:
         """Return the columns and embeddings (Q, d) of queries; models may embed texts that search in their own way."""
         rows = range(len(source))
-        if source.content == "image":
-            return self._embed(source, rows, options)
-        parts = [source.encoded[at : at + 256] for at in rows[::256]]
-        parts = parts if source.content == "vector" else [self.encoder.encode_texts(texts) for texts in parts]
+        if source.content != "text":
+            is_vector = source.content == "vector"
+            return self._embed(source, rows, options | ({"what": "queries"} if is_vector else {}))
+        parts = [self.encoder.encode_texts(source.encoded[at : at + 256]) for at in rows[::256]]
         return source.name_rows(torch.arange(len(source))), torch.cat(parts)
 
     def _embed(self, source: ImageSource, rows: Sequence[int], options: dict[str, Any]) -> tuple[Cells, Tensor]:
@@ -330,8 +356,10 @@ class ImageIndex(IndexedImages):
         embeddings = embeddings or [self.embeddings[:0]]
         return dict(cells), embeddings[0] if len(embeddings) == 1 else torch.cat(embeddings)
 
-    def _replace(self, removed: set[int], added: Mapping[str, list[Any]], embeddings: Tensor) -> None:
-        """Remove some rows, append others, and remove sources without images."""
+    def _replace(
+        self, removed: set[int], added: Mapping[str, list[Any]], embeddings: Tensor, numbers: list[int]
+    ) -> None:
+        """Remove some rows, append others with their numbers, and remove sources without images."""
         kept = [row for row in range(len(self)) if row not in removed]
         columns = {name: self.images.get(name, [None] * len(self)) for name in {**self.images, **added}}
         empty = [None] * len(embeddings)
@@ -342,11 +370,12 @@ class ImageIndex(IndexedImages):
         self._opened = {}
         old = self.embeddings[kept] if removed else self.embeddings
         vectors = torch.cat([old, embeddings]) if kept else embeddings
-        ids, groups = torch.tensor(self.images["id"]), self.images.get("group")
+        ids, groups = self.images["id"] if self.ids is not None else None, self.images.get("group")
         if len(self):
-            self.space._replace(vectors, ids, groups)
+            rows = torch.cat([self.space._numbers[kept], torch.tensor(numbers, dtype=torch.long)])
+            self.space._replace(vectors, rows, groups, ids)
         else:
-            self.space = EmbeddingSpace(vectors, groups, metric=self.space.metric, kind=self.space.kind)
+            self.space = EmbeddingSpace(vectors, groups, ids=ids, metric=self.space.metric, kind=self.space.kind)
 
     def why_no_level(self, content: str) -> str:
         """Return why searches by images, texts or vectors have no level of false accepts; an empty text if they can."""
@@ -383,5 +412,6 @@ class ImageIndex(IndexedImages):
                 raise ValueError(f"no image has the class {' or '.join(classes)}; there are {names}.")
             found, all_rows = space._candidates(embeddings, k, among=matching), None
         if level is None:  # p-values of queries of other content would be wrong
-            return Matches(found.rows, found.scores, measure=space._measure, queries=queries)
+            ids = space._ids_of(found.rows)
+            return Matches(found.rows, found.scores, measure=space._measure, ids=ids, queries=queries)
         return replace(space._judge(embeddings, found, k, level, all_rows), queries=queries)

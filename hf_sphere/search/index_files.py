@@ -47,13 +47,13 @@ EMBEDDINGS_FILE, IMAGES_FILE, SEARCH_FILE = "embeddings.safetensors", "images.pa
 
 FILES = {ABOUT_FILE, EMBEDDINGS_FILE, IMAGES_FILE, SEARCH_FILE, MANIFEST_FILE}
 
-TYPES = dict.fromkeys(("id", "source", "row", "size", "time"), pa.int64())
+TYPES = dict.fromkeys(("number", "source", "row", "size", "time"), pa.int64())
 TYPES |= dict.fromkeys(("file", "digest", "settings", "label", "prediction", "text"), pa.string())
 TYPES |= dict.fromkeys(("confidence", "concentration", "p_value"), pa.float64())
-TYPES |= {"known": pa.bool_(), "group": None}
-"""Types of the columns of the rows; groups are texts or integers."""
+TYPES |= {"known": pa.bool_(), "group": None, "id": None, "columns": None}
+"""Types of the columns of the rows; ids and groups are texts or integers, and `columns` has those of the data."""
 
-OPTIONAL = {"label", "prediction", "confidence", "concentration", "known", "p_value", "text", "group"}
+OPTIONAL = {"label", "prediction", "confidence", "concentration", "known", "p_value", "text", "group", "id", "columns"}
 """Columns that images without labels, and models without a head or a rejection, lack."""
 
 CALIBRATION = dict.fromkeys(("groups", "matches", "ids"), torch.int64)
@@ -83,6 +83,8 @@ class About:
     tables: list[dict[str, list[int]]]  # size and time of each table, by source; only datasets in folders have some
     next_id: int  # of the next new image
     groups: str | None
+    ids: str | None  # as groups: a column, an empty text for ids that are given, or None for numbers
+    extra: list[str] = field(default_factory=list)  # columns of the data that the index keeps
     calibrated_with: Content = "image"
     calibration_settings: str = ""  # of the encoder of separate calibration queries
     columns: dict[str, str] = field(default_factory=dict)
@@ -150,9 +152,9 @@ def _check_calibration(tensors: Tensors, dim: int, distance: str) -> None:
             raise ValueError(f"{EMBEDDINGS_FILE} has invalid {name} of the calibration")
 
 
-def _numbers_of(ids: Tensor, space: Any) -> Tensor:
-    """Return the number of the group of each row with an id, -1 for those that are not there."""
-    rows = positions(ids.flatten(), space.ids)
+def _groups_of(ids: Tensor, space: Any) -> Tensor:
+    """Return the number of the group of each row with a number, -1 for those that are not there."""
+    rows = positions(ids.flatten(), space._numbers)
     return space._groups[rows].where(rows >= 0, -1).reshape(ids.shape)
 
 
@@ -171,7 +173,7 @@ def write_index(folder: str | PathLike, space: Any, images: dict[str, list[Any]]
     folder, search = Path(folder), space.neighbor_search
     options = dict(zip(OPTIONS, space._options, strict=True), rule=space.rule, score=space.score)
     values = {"model": "", "weights": "", "sources": [], "tables": [], **about, **space.metric, **options}
-    description = About(kind=space.kind, search=search.kind, recall=search.recall, next_id=space.next_id, **values)
+    description = About(kind=space.kind, search=search.kind, recall=search.recall, next_id=space._next, **values)
     with lock_folder(folder):
         check_replaceable(folder)
         version, problem = digest_file(folder / MANIFEST_FILE), ""
@@ -207,7 +209,9 @@ def _write_files(folder: Path, about: About, images: dict[str, list[Any]], space
         tensors["offsets"] = space._near().offsets(torch.arange(len(space)))
     tensors["embeddings"] = space.vectors
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / EMBEDDINGS_FILE)
-    table = pa.table({name: pa.array(cells, TYPES[name]) for name, cells in images.items()})
+    images = images | {"number": space._numbers.tolist()}
+    kept = {name: cells for name, cells in images.items() if name != "id" or space._ids is not None}
+    table = pa.table({name: pa.array(cells, TYPES[name]) for name, cells in kept.items()})
     pq.write_table(table, folder / IMAGES_FILE)
     if about.search in APPROXIMATE:
         space.neighbor_search.save(folder / SEARCH_FILE)
@@ -245,20 +249,24 @@ def _read_images(folder: Path, count: int, about: About) -> dict[str, list[Any]]
             raise ValueError(f"{IMAGES_FILE} has {file.metadata.num_rows:,} rows, but {EMBEDDINGS_FILE} {count:,}")
         table = file.read([name for name in file.schema_arrow.names if name in TYPES])
     table = table.cast(pa.schema([(column.name, TYPES[column.name] or column.type) for column in table.schema]))
-    needed = TYPES.keys() - OPTIONAL if about.sources else {"id"}
-    needed |= {"group"} if about.groups is not None else set()
+    needed = TYPES.keys() - OPTIONAL if about.sources else {"number"}
+    needed |= {name for name, rule in (("group", about.groups), ("id", about.ids)) if rule is not None}
     if missing := needed - {*table.column_names}:
         raise ValueError(f"{IMAGES_FILE} has no column {min(missing)}")
-    for name in needed & {"file", "source", "row", "id", "settings"}:
+    for name in needed & {"file", "source", "row", "number", "id", "settings"}:
         if table[name].null_count:
             raise ValueError(f"column {name} of {IMAGES_FILE} has missing values")
     for name in {"confidence", "concentration", "p_value"} & {*table.column_names}:
         if not pc.all(pc.is_finite(table[name]), min_count=0).as_py():
             raise ValueError(f"column {name} of {IMAGES_FILE} has values that are not finite")
+    if "columns" in table.column_names and not pa.types.is_struct(table["columns"].type):
+        raise ValueError(f"columns of {IMAGES_FILE} are of type {table['columns'].type}")
     images = table.to_pydict()
-    limits = {"id": about.next_id} | ({"source": len(about.sources), "row": 1 << 62} if about.sources else {})
+    limits = {"number": about.next_id} | ({"source": len(about.sources), "row": 1 << 62} if about.sources else {})
     for name, limit in limits.items():
-        if not 0 <= min(images[name]) <= max(images[name]) < limit or (name == "id" and len(set(images[name])) < count):
+        if not 0 <= min(images[name]) <= max(images[name]) < limit or (
+            name == "number" and len(set(images[name])) < count
+        ):
             raise ValueError(f"column {name} of {IMAGES_FILE} has numbers that are out of range, or equal")
     folders = [name if split is None else "" for name, split in about.sources]
     for name, source in zip(images.get("file", []), images.get("source", []), strict=True):
@@ -271,10 +279,12 @@ def _read_space(space_class: Any, folder: Path, about: About, images: dict[str, 
     embeddings = tensors.pop("embeddings")
     has_faiss = importlib.util.find_spec("faiss") is not None
     kind = about.kind if has_faiss else None  # exact; with a message for many images
-    options = {name: getattr(about, name) for name in OPTIONS}
-    space = space_class(embeddings, images.get("group"), metric=about.metric, kind=kind, **options)
-    space.ids, space.next_id = torch.tensor(images["id"]), about.next_id
-    space._groups = space._groups if "group" in images else space.ids
+    options = {name: getattr(about, name) for name in OPTIONS} | {"metric": about.metric, "kind": kind}
+    own = images.pop("number")
+    options |= {"ids": None if about.ids is None else images["id"], "numbers": torch.tensor(own)}
+    images.setdefault("id", own)
+    space = space_class(embeddings, images.get("group"), **options)
+    space._next = about.next_id
     space.rule = about.rule
     space.score = about.score
     if about.score == "margin":
@@ -284,12 +294,12 @@ def _read_space(space_class: Any, folder: Path, about: About, images: dict[str, 
     if "queries" in tensors:
         space._queries = tensors.pop("queries"), tensors["groups"]
     elif tensors:
-        rows = positions(tensors["ids"], space.ids)
+        rows = positions(tensors["ids"], space._numbers)
         if rows.min() < 0:
             raise ValueError(f"{EMBEDDINGS_FILE} has a calibration by rows that are not there")
         tensors["groups"] = space._groups[rows]
     if tensors:
-        numbers = _numbers_of(tensors["matches"], space)
+        numbers = _groups_of(tensors["matches"], space)
         columns = (tensors["groups"], tensors["ids"], tensors["scores"], numbers, tensors["matches"])
         space._calibration = Calibration(*columns, about.next_id, about.rule)
         space._is_current = True

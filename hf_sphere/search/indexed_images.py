@@ -131,6 +131,8 @@ class IndexedImages:
     calibrated_with: Content = "image"
     calibration_settings: str = ""
     columns: dict[str, str] = field(default_factory=dict)
+    ids: str | None = None
+    extra: list[str] = field(default_factory=list)
     _tables: list[dict[str, list[int]]] = field(default_factory=list)
     _opened: dict[int, ImageSource] = field(default_factory=dict)
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from hf_sphere.geometry.checks import shorten
 from hf_sphere.search.calibration import (
     CANDIDATES,
     CalibratedSearch,
@@ -26,7 +27,7 @@ from hf_sphere.search.calibration import (
 )
 from hf_sphere.search.margins import Groups
 from hf_sphere.search.neighbor_search import SPARE, TARGET_RECALL, NeighborSearch
-from hf_sphere.search.vectors import as_names, check_vectors, positions, unit_vectors
+from hf_sphere.search.vectors import as_names, check_ids, check_vectors, positions, unit_vectors
 from hf_sphere.utils.checks import check_extra, check_integer, error_text
 from hf_sphere.utils.files import check_writable
 
@@ -48,12 +49,12 @@ SMALLEST_INDEX, TUNING_QUERIES = 5_000, 200
 class LanceSpace(CalibratedSearch):
     """Vectors in a database of LanceDB, with the p-values and thresholds of an `EmbeddingSpace` for cosines.
 
-    All that grows with the rows stays on disk or in the object store. A row has a stable id that Lance assigns, also if
-    several processes write. Calibration queries are rows, compared with all rows when a level is first used, and later
-    with added rows only. A space sees the rows that were there when it was opened or last changed.
+    All that grows with the rows stays on disk or in the object store. A row has a stable number that Lance assigns,
+    also if several processes write. Calibration queries are rows, compared with all rows when a level is first used,
+    and later with added rows only. A space sees the rows that were there when it was opened or last changed.
 
     Attributes:
-        table: The table of LanceDB; its `_rowid` are the ids, and the `rows` of `Matches`.
+        table: The table of LanceDB; its `_rowid` are the `rows` of `Matches`, and the ids without an id_column.
         recall: Recall@10 that `build_index` measured; 1 without an index, since the search is exact then.
 
     Example:
@@ -69,7 +70,7 @@ class LanceSpace(CalibratedSearch):
         if about is None:
             raise ValueError("the table 'vectors' was not written by LanceSpace.create; write its rows to a new space.")
         self.table, self._database = table, database
-        self._column, self._group_column, *self._options = json.loads(about)
+        self._column, self._group_column, self._id_column, *self._options = json.loads(about)
         self._options = [check_integer("options of the table 'vectors'", count, 1) for count in self._options]
         self._columns = ["_rowid", self._column, *[self._group_column] * bool(self._group_column)]
         self._dim = table.schema.field(self._column).type.list_size
@@ -91,6 +92,7 @@ class LanceSpace(CalibratedSearch):
         *,
         column: str = "vector",
         group_column: str | None = None,
+        id_column: str | None = None,
         rows_per_group: int = 8,
         calibration_rows: int = 5_000,
     ) -> "LanceSpace":
@@ -101,6 +103,8 @@ class LanceSpace(CalibratedSearch):
             batches: Iterator of arrays (n, d), or of mappings or pyarrow tables of columns; or a dataset, or one array.
             column: Column of the vectors, which are normalized.
             group_column: Column of the names of the groups, texts or integers; if None, each row is a group.
+            id_column: Column of the ids, different texts or integers; each batch is compared with those in the table.
+                If None, the numbers of Lance are the ids.
             rows_per_group: Maximum number of rows of a group that are calibration queries.
             calibration_rows: Maximum number of calibration queries.
 
@@ -111,16 +115,15 @@ class LanceSpace(CalibratedSearch):
         """
         options = [check_integer("rows_per_group", rows_per_group, 1)]
         options += [check_integer("calibration_rows", calibration_rows, 1)]
-        database, parts = _connect(uri), _parts(batches, column, group_column)
+        database, parts = _connect(uri), _parts(batches, column, group_column, id_column)
         if names := [name for name in ("vectors", "index", "calibration") if _open(database, name) is not None]:
             text = "add to a space with LanceSpace.open, or choose another place."
             raise FileExistsError(f"{uri} has tables already ({', '.join(names)}); {text}")
         if (first := next(parts, None)) is None:
             raise ValueError("batches are empty; give at least one vector.")
-        first = first.replace_schema_metadata({"hf_sphere": json.dumps([column, group_column, *options])})
+        first = first.replace_schema_metadata({"hf_sphere": json.dumps([column, group_column, id_column, *options])})
         space = cls(database, database.create_table("vectors", first))
-        for part in parts:
-            space.table.add(part)
+        space._add(parts)
         return space
 
     @classmethod
@@ -141,9 +144,22 @@ class LanceSpace(CalibratedSearch):
 
     def add(self, batches: Any) -> int:
         """Write more rows, as `create` does, and return their number. Several processes may do so at the same time."""
-        parts = _parts(batches, self._column, self._group_column, self.table.schema)
+        parts = _parts(batches, self._column, self._group_column, self._id_column, self.table.schema)
         self._check_writable()
-        return sum(len(part) for part in parts if self.table.add(part))
+        return self._add(parts)
+
+    def _add(self, parts: Iterator[pa.Table]) -> int:
+        count = 0
+        for part in parts:
+            for start in range(0, len(part), COMPARED) if (name := self._id_column) is not None else ():
+                there = self._rows([name], _is_in(name, part[name][start : start + COMPARED].to_pylist()))[name]
+                if len(there):
+                    written = f"Before them, {count:,} rows were written."
+                    known = shorten(there.to_pylist())
+                    raise ValueError(f"ids must be different, but are in the space: {known}. {written}")
+            self.table.add(part)
+            count += len(part)
+        return count
 
     def remove(self, groups: Any = None, *, ids: Any = None) -> int:
         """Remove the rows of a group or of several, or those with ids; return their number.
@@ -151,7 +167,7 @@ class LanceSpace(CalibratedSearch):
         Raises:
             ValueError: If there is no such group or id, or no row remains.
         """
-        what, column = ("id", "_rowid") if groups is None else ("group", self._group_column)
+        what, column = ("id", self._id_column or "_rowid") if groups is None else ("group", self._group_column)
         if (groups is None) == (ids is None) or column is None:
             raise ValueError("give either ids, or groups if the space has some.")
         wanted = as_names(what, ids if groups is None else groups)
@@ -287,6 +303,14 @@ class LanceSpace(CalibratedSearch):
         names = dict(zip(*(column.to_pylist() for column in table.columns), strict=True))
         return [names.get(row) for row in rows.tolist()]
 
+    def _ids_of(self, rows: Tensor) -> list[list[Any]]:
+        wanted = {*rows[rows >= 0].tolist()}
+        ids: dict[int, Any] = dict(zip(wanted, wanted, strict=True))
+        if self._id_column:
+            table = self._rows(["_rowid", self._id_column], _is_in("_rowid", wanted))
+            ids = dict(zip(*(column.to_pylist() for column in table.columns), strict=True))
+        return [[ids.get(row) for row in some] for some in rows.tolist()]
+
     def _compare(self, queries: Tensor, k: int, tables: Iterable[pa.Table], groups: Tensor | None = None) -> Candidates:
         """Return the rows of tables with the best scores; of other groups than those of the queries, if given."""
         none = torch.full((len(queries), k), -1)
@@ -409,7 +433,9 @@ def _is_in(column: str, values: Iterable[Any]) -> str:
     return f"`{column}` IN ({', '.join(texts) or 'NULL'})"
 
 
-def _parts(batches: Any, column: str, group_column: str | None, schema: pa.Schema | None = None) -> Iterator[pa.Table]:
+def _parts(
+    batches: Any, column: str, group_column: str | None, id_column: str | None, schema: pa.Schema | None = None
+) -> Iterator[pa.Table]:
     """Yield the rows of whole batches, about `WRITTEN` bytes at once."""
     if isinstance(batches, (np.ndarray, Tensor)):
         whole, starts = batches, range(0, len(batches), COMPARED)
@@ -418,13 +444,20 @@ def _parts(batches: Any, column: str, group_column: str | None, schema: pa.Schem
         batches = [batches]
     elif hasattr(batches, "iter"):  # of datasets
         batches = batches.iter(COMPARED)
-    tables, count, written = [], 0, 0
+    tables, seen, count, written = [], set[Any](), 0, 0
     for number, batch in enumerate(batches):
         try:
-            table = _to_table(batch, column, group_column)
+            table = _to_table(batch, column, group_column, id_column)
             schema = schema or table.schema
             if {*table.column_names} != {*schema.names}:
                 raise ValueError(f"the columns are {table.column_names}; the others have {schema.names}.")
+            new = {*table[id_column].to_pylist()} if id_column else set()
+            kinds = [each.field(id_column).type for each in (schema, table.schema)] if id_column else []
+            if len({*map(pa.types.is_integer, kinds)}) > 1:
+                raise ValueError(f"ids must be all texts or all integers; got {kinds[1]} after {kinds[0]}.")
+            if repeated := [*seen.intersection(new)]:
+                raise ValueError(f"ids must be different, but are repeated: {shorten(repeated)}.")
+            seen |= new
             tables.append(table.select(schema.names).cast(schema))
         except (ValueError, TypeError) as error:
             text = f"batch {number}, from row {count:,} on: {error_text(error).rstrip('.')}."
@@ -432,21 +465,23 @@ def _parts(batches: Any, column: str, group_column: str | None, schema: pa.Schem
         count += len(table)
         if sum(part.nbytes for part in tables) >= WRITTEN:
             yield pa.concat_tables(tables)
-            tables, written = [], count
+            tables, seen, written = [], set(), count
     if tables:
         yield pa.concat_tables(tables)
 
 
-def _to_table(batch: Any, column: str, group_column: str | None) -> pa.Table:
-    """Return a batch with unit vectors and checked names of groups."""
+def _to_table(batch: Any, column: str, group_column: str | None, id_column: str | None) -> pa.Table:
+    """Return a batch with unit vectors, and checked ids and names of groups."""
     if hasattr(batch, "__arrow_c_stream__"):  # tables of pyarrow, pandas and polars
         batch = pa.table(batch)
         batch = batch.drop_columns([name for name in batch.schema.names if PANDAS_INDEX.fullmatch(name)])
         batch = dict(zip(batch.schema.names, batch.columns, strict=True))
     columns = dict(batch) if isinstance(batch, Mapping) else {column: batch}
-    if missing := {column, group_column or column} - {*columns}:
+    if missing := {column, group_column or column, id_column or column} - {*columns}:
         raise ValueError(f"there is no column {missing.pop()!r}, only {[*columns]}.")
-    vectors = unit_vectors("rows", columns[column])
+    vectors = unit_vectors("rows", columns[column], columns[id_column] if id_column else None)
+    if id_column:
+        columns[id_column] = check_ids(columns[id_column], len(vectors))
     columns[column] = pa.FixedSizeListArray.from_arrays(pa.array(vectors.numpy().ravel()), vectors.shape[1])
     table = pa.table({name: v.numpy(force=True) if isinstance(v, Tensor) else v for name, v in columns.items()})
     kind = pa.int64() if group_column is None else table.schema.field(group_column).type

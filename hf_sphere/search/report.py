@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_embeddings
+from hf_sphere.geometry.checks import to_embeddings
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.uniformity_test import effective_dimension_interval, uniformity_test
 from hf_sphere.search.neighbor_search import NeighborSearch
-from hf_sphere.search.vectors import check_names, hash_rows, parse_vectors
+from hf_sphere.search.vectors import check_ids, check_names, hash_rows, parse_vectors
 from hf_sphere.utils.checks import check_seed
 
 ROWS, MEMBERS, FEWEST, FEWEST_GROUPS, RESAMPLES = 10_000, 50, 50, 20, 4_000
@@ -68,13 +68,14 @@ class VectorReport:
         lines = []
         for name, value in self.numbers.items():
             values = value if isinstance(value, list) else [value]
-            text = " ".join(f"{each:.4g}" if isinstance(each, float) else f"{each:,}" for each in values[:5])
+            forms = {float: ".4g", int: ","}
+            text = " ".join(format(each, forms.get(type(each), "")) for each in values[:5])
             lines.append(f"{name.replace('_', ' '):<34}{text}{' ...' * (len(values) > 5)}")
         parts = (lines, map(str, self.remedies), (f"- {verdict}" for verdict in self.verdicts))
         return "\n\n".join(text for part in parts if (text := "\n".join(part)))
 
 
-def report_vectors(vectors: Any, groups: Any = None, *, seed: int = 0) -> VectorReport:
+def report_vectors(vectors: Any, groups: Any = None, *, ids: Any = None, seed: int = 0) -> VectorReport:
     """Describe vectors, judge them, and measure which remedies help.
 
     Rows of zeros, rows that are not finite and copies of earlier rows are counted and left out. Up to 10,000 rows are
@@ -83,6 +84,7 @@ def report_vectors(vectors: Any, groups: Any = None, *, seed: int = 0) -> Vector
     Args:
         vectors: (N, d), as for `read_vectors`.
         groups: (N,) names, texts or integers, such as the article of a sentence: rows of one group match each other.
+        ids: (N,) different texts or integers, by which the report names rows; if None, it has their numbers.
         seed: Seed of all that is random.
 
     Raises:
@@ -92,8 +94,8 @@ def report_vectors(vectors: Any, groups: Any = None, *, seed: int = 0) -> Vector
         >>> report_vectors(embeddings).numbers["rows"]
         60
     """
-    vectors = parse_vectors(vectors)
-    check_embeddings(vectors.nan_to_num(), what="vectors")  # for the shape
+    vectors = to_embeddings(parse_vectors(vectors), what="vectors")
+    ids = None if ids is None else check_ids(ids, len(vectors))
     names = range(len(vectors)) if groups is None else check_names("groups", groups, len(vectors))
     labels = torch.from_numpy(np.unique(names, return_inverse=True)[1])
     generator = torch.Generator().manual_seed(check_seed(seed))
@@ -110,8 +112,9 @@ def report_vectors(vectors: Any, groups: Any = None, *, seed: int = 0) -> Vector
     verdicts, drawn, remedies = list[str](), dict[str, Tensor](), list[Remedy]()
     for name, bad in faults.items():
         if bad:
-            numbers[f"rows_{name.replace(' ', '_')}"] = bad
-            verdicts.append(f"{len(bad):,} of {len(vectors):,} rows are {name}, the first is {bad[0]}: remove them.")
+            named = bad if ids is None else [ids[row] for row in bad]
+            numbers[f"{'rows' if ids is None else 'ids'}_{name.replace(' ', '_')}"] = named
+            verdicts.append(f"{len(bad):,} of {len(vectors):,} rows are {name}, the first is {named[0]}: remove them.")
     if not len(usable):
         return VectorReport(numbers, [*verdicts, "No row is left: check the model and its input."])
     norms = drawn["norms"] = norms[usable].sort().values

@@ -1,19 +1,24 @@
 """Images, texts or vectors of any source."""
 
 import logging
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, DatasetDict, Image, IterableDataset, IterableDatasetDict
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from datasets import ClassLabel, Dataset, DatasetDict, Image, IterableDataset, IterableDatasetDict, Value
 from PIL import Image as PILImage
 from torch import Tensor
 
 from hf_sphere.data import folders, image_files, sources
 from hf_sphere.data.targets import has_labels, read_class_names, read_labels
-from hf_sphere.search.vectors import Content, check_names, parse_vectors
+from hf_sphere.search.vectors import Content, check_ids, check_names, parse_vectors
+from hf_sphere.utils.checks import check_not_text
 from hf_sphere.utils.loading import FILE_KINDS, load_file
 from hf_sphere.utils.pixels import WHITE, convert_image
 from hf_sphere.utils.texts import damage
@@ -24,6 +29,10 @@ Groups = str | Sequence[str | int] | None
 
 COLUMNS = {"image": sources.IMAGE_COLUMNS, "text": ("text", "sentence"), "vector": ("embedding", "vector")}
 """Usual names of columns, by their content."""
+
+WRITTEN = {"query", "rank", "id", "row", "file", "class", "distance", "p_value", "accepted", "confidence"}
+WRITTEN |= {"concentration", "cluster", "cosine"}
+"""Columns that tables have themselves."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +47,9 @@ class ImageSource:
         labels: Name of the class of each image; empty if the source has none.
         encoded: The images in the column `image`, not decoded; or texts, or vectors (N, d), by the content.
         table: The rows with all their columns, if it is a dataset.
-        column: The column that was asked for.
+        column: The column that was asked for, or found by its type.
+        ids: The id of each row, if they are known.
+        cells: Of each row, the columns that results repeat.
     """
 
     name: str
@@ -49,6 +60,8 @@ class ImageSource:
     content: Content = "image"
     table: Dataset | None = field(default=None, repr=False)
     column: str | None = None
+    ids: list[Any] | None = field(default=None, repr=False)
+    cells: list[dict[str, Any]] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -66,9 +79,10 @@ class ImageSource:
             raise ValueError(f"{self.names[index]} cannot be read as an image: {damage(error)}.") from error
 
     def name_rows(self, indices: Tensor) -> dict[str, list[Any]]:
-        """Return the columns `row`, `file` and, as far as known, `label` and `text` of some rows."""
+        """Return `row`, `file` and, as far as known, `label`, `text`, `id` and `columns` of some rows."""
         rows, text = indices.tolist(), self.encoded if self.content == "text" else []
         columns = {"row": range(len(self)), "file": self.names, "label": self.labels, "text": text}
+        columns |= {"id": self.ids or [], "columns": self.cells or []}
         return {name: [cells[row] for row in rows] for name, cells in columns.items() if len(cells)}
 
     def read_groups(self, groups: Any, what: str = "groups") -> list[Any]:
@@ -86,9 +100,32 @@ class ImageSource:
             raise ValueError(f"{what} must have a value in each of the {len(self):,} rows; some have none.")
         return names
 
+    def with_columns(self, ids: Groups, columns: Sequence[str] = ()) -> "ImageSource":
+        """Return the source with an id of each row, see `read_groups`, and with columns of texts, numbers or dates.
+
+        Messages and results of queries have them, and those of an index if it was built with them.
+        """
+        check_not_text("columns", columns)
+        table: Any = self.table
+        features: dict[str, Any] = {} if table is None else table.features
+        taken, cells = {*WRITTEN, *["text"] * (self.content == "text")}, dict[str, list[Any]]()
+        for name in columns:
+            kind = features.get(name)
+            if not isinstance(kind, (Value, ClassLabel)) or name in taken:
+                why = f"of {kind}" if kind else "which is not there"
+                why = "which tables have themselves" if name in taken else why
+                hint = f"name texts, numbers or dates among {[*features]}" if features else "there are no columns"
+                raise ValueError(f"columns has {name!r}, {why}; {hint}, or rename it.")
+            cells[name] = table.with_format(None)[name][:]
+            if isinstance(kind, ClassLabel):
+                cells[name] = [None if label is None or label < 0 else kind.int2str(label) for label in cells[name]]
+        rows = [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
+        names = self.ids if ids is None else check_ids(self.read_groups(ids, "ids"), len(self))
+        return replace(self, ids=names, cells=rows or self.cells)
+
     @classmethod
     def of(
-        cls, images: Any, split: str | None = None, *, column: str | None = None, content: Content = "image"
+        cls, images: Any, split: str | None = None, *, column: str | None = None, content: Content | None = "image"
     ) -> "ImageSource":
         """Make a source of a folder, a dataset or its name, a file, an image of PIL, or several files and images.
 
@@ -98,8 +135,8 @@ class ImageSource:
                 A folder that `datasets` reads from tables, or from a metadata file that names its images, is one too,
                 as are a parquet, CSV, JSON or text file, and several mappings. Texts and vectors can be lists.
             split: Split of a dataset; if None its evaluation split, or all images of a folder.
-            column: Column of a dataset; if None, the one with a usual name.
-            content: Whether these are images, texts or vectors.
+            column: Column of a dataset; if None, the one with a usual name, or the only one of images or of vectors.
+            content: Whether these are images, texts or vectors; if None, vectors if there are no images.
 
         Raises:
             TypeError: If an image is an array or something else.
@@ -112,14 +149,19 @@ class ImageSource:
             return cls._of_splits("", sources.as_splits(images, {}), **of_rows)
         if isinstance(images, (str, os.PathLike)):
             path = Path(images)
+            if path.is_file() and path.suffix.lower() == ".npy" and content != "text":
+                if column is not None or split not in (None, "all"):
+                    raise ValueError(f"{path} is one array, without columns and splits; leave out {column or split!r}.")
+                array = parse_vectors(np.load(path, allow_pickle=False), str(path))
+                return cls(str(path.resolve()), "all", [f"all/{row}" for row in range(len(array))], [], array, "vector")
             if path.is_file() and path.suffix.lower() in FILE_KINDS:
                 folders.check_depth([path])
                 return cls._of_splits(str(path), load_file(path), **of_rows)
-            if path.is_file() and content != "image":
-                raise ValueError(f"{path} has no rows: its suffix is none of {', '.join(FILE_KINDS)}.")
+            if path.is_file() and content in ("text", "vector"):
+                raise ValueError(f"{path} has no rows: its suffix is none of {', '.join([*FILE_KINDS, '.npy'])}.")
             if path.is_file():
                 return cls.of([path])
-            if content == "image" and column is None and str(images) not in sources.BUNDLED:
+            if content in ("image", None) and column is None and str(images) not in sources.BUNDLED:
                 files = folders.list_files(path, folders.SUFFIXES)
                 others = folders.list_files(path, folders.TABLES | folders.UNREADABLE)
                 if path.is_dir() and not files and not others:
@@ -129,6 +171,7 @@ class ImageSource:
                 elif files and not folders.has_tables(path):
                     return cls._of_folder(path, files, split)
             return cls._of_splits(str(images), sources.load_splits(str(images)), **of_rows)
+        content = content or "image"
         is_one = hasattr(images, "ndim") or isinstance(images, (PILImage.Image, Mapping, bytes))
         several = list(images) if isinstance(images, Iterable) and (content == "vector" or not is_one) else [images]
         if several and not is_one and all(isinstance(row, Mapping) for row in several):
@@ -162,11 +205,16 @@ class ImageSource:
 
     @classmethod
     def _of_splits(
-        cls, name: str, splits: DatasetDict, split: str | None, column: str | None, content: Content
+        cls, name: str, splits: DatasetDict, split: str | None, column: str | None, content: Content | None
     ) -> "ImageSource":
         """Make a source of a dataset; `name` is empty if it is in memory."""
         split = sources.choose_eval_split(splits, split) or next(iter(splits))
         rows = sources.find_split(splits, split, "--split")
+        images = [each for each, feature in rows.features.items() if image_files.holds_images(feature)]
+        if content is None:
+            content = "image" if (column in images if column else images) else "vector"
+        if content == "vector" and column is None:
+            column = _vector_column(rows)
         named, column = column, sources.find_column(rows, column, COLUMNS[content], content, option="--column")
         labels, what = list[str](), f"column {column} of {name or 'the data'}"
         kept: Sequence[int] = range(len(rows))
@@ -192,12 +240,37 @@ class ImageSource:
             encoded = image_files.encoded_images(rows, column)
             encoded = encoded if column == "image" else encoded.rename_column(column, "image")
         elif content == "vector":
-            is_missing = rows.select_columns([column]).with_format("arrow")[:][column].null_count  # numpy fails with it
-            encoded = parse_vectors(rows.with_format(None if is_missing else "numpy")[column][:], what)
+            encoded = parse_vectors(_read_vectors(rows, column), what)
         else:
             encoded = rows[column][:]
         name = str(Path(name).resolve()) if name and Path(name).exists() else name
         return cls(name, split if name else None, names, labels, encoded, content, rows, named)
+
+
+def _vector_column(rows: Dataset) -> str | None:
+    """Return the only column with lists of real numbers, if none has a usual name."""
+    if any(name in rows.column_names for name in COLUMNS["vector"]):
+        return None
+    kinds = {name: getattr(feature, "feature", None) for name, feature in rows.features.items()}
+    found = [
+        name for name, kind in kinds.items() if isinstance(kind, Value) and kind.dtype.startswith(("float", "double"))
+    ]
+    if len(found) > 1:
+        raise ValueError(f"several columns have vectors: {', '.join(found)}. Name one with --column.")
+    return found[0] if found else None
+
+
+def _read_vectors(rows: Dataset, column: str) -> Any:
+    """Return the cells of a column; vectors and numbers of lists that are missing are NaN."""
+    cells = rows.select_columns([column]).with_format("arrow")[:][column]
+    is_list = isinstance(cells.type, (pa.ListType, pa.LargeListType, pa.FixedSizeListType))
+    if not cells.null_count and not (is_list and pc.list_flatten(cells).null_count):
+        return rows.with_format("numpy")[column][:]
+    values = cells.to_pylist()
+    if not is_list:
+        return values
+    missing = [math.nan] * max((len(value) for value in values if value is not None), default=0)
+    return [missing if row is None else [math.nan if x is None else x for x in row] for row in values]
 
 
 def _encode(images: Sequence[Any]) -> Dataset:

@@ -1,5 +1,6 @@
 """A space of embeddings: search, matches at a false-accept level, identification."""
 
+import itertools
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_embeddings, check_labels
+from hf_sphere.geometry.checks import check_embeddings, check_labels, to_embeddings
 from hf_sphere.search.calibration import (
     CalibratedSearch,
     Calibration,
@@ -26,7 +27,15 @@ from hf_sphere.search.margins import Groups, Nearest, Score
 from hf_sphere.search.neighbor_search import SearchKind
 from hf_sphere.search.report import VectorReport, report_vectors
 from hf_sphere.search.rows import GroupedVectors
-from hf_sphere.search.vectors import as_list, as_names, check_names, positions, unit_vectors
+from hf_sphere.search.vectors import (
+    as_list,
+    as_names,
+    check_ids,
+    check_names,
+    positions,
+    unit_vectors,
+    usable_rows,
+)
 from hf_sphere.utils.checks import check_choice, check_integer, check_seed
 
 if TYPE_CHECKING:
@@ -46,8 +55,8 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
 
     Attributes:
         vectors: (N, d) float32.
-        ids: (N,) int64. A row keeps its id when others are added or removed.
         score: `cosine` or `margin`.
+        skipped: Ids of the rows that `fit` left out, row numbers without ids.
         rule: `sharp` or `strict`.
 
     Example:
@@ -66,6 +75,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         self._calibration: Calibration | None = None
         self._is_current = False
         self.rule: Rule = "sharp"
+        self.skipped: list[Any] = []
         self._loaded: tuple[Path, str | None] | None = None  # folder and version of the last load or save
 
     @classmethod
@@ -74,6 +84,8 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         vectors: Any,
         groups: Any = None,
         *,
+        ids: Any = None,
+        invalid: Literal["refuse", "skip"] = "refuse",
         calibration: Any = None,
         calibration_groups: Any = None,
         score: Literal["auto"] | Score = "auto",
@@ -92,6 +104,10 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
             groups: (N,) names, text or integers: rows of one group match each other, such as the sentences of an
                 article or the photographs of a person. If None, each row is a group; then near-duplicates count as
                 matches of different groups, which makes the threshold high.
+            ids: (N,) different texts or integers, by which results name the rows. If None, a row has a number that it
+                keeps when others are added or removed.
+            invalid: What to do with rows that are not finite, or zero: `refuse` them by an error with their ids, or
+                `skip` them, with a message; see `skipped`.
             calibration: (C, d) vectors like the queries to come, which have no match in the space. If None, rows of the
                 space take their place.
             calibration_groups: (C,) names of their groups, which are none of the space; if None, each is a group.
@@ -110,9 +126,20 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
             ValueError: If an argument is invalid, or there is only one group.
         """
         counts = {"rows_per_group": rows_per_group, "calibration_rows": calibration_rows}
-        options = {name: check_integer(name, count, 1) for name, count in counts.items()}
+        options: dict[str, Any] = {name: check_integer(name, count, 1) for name, count in counts.items()}
         options["seed"] = check_seed(seed)
-        space = cls(unit_vectors("vectors", vectors), groups, kind=kind, **options)
+        vectors = to_embeddings(vectors, 1, "vectors")
+        named = {"groups": None if groups is None else check_names("groups", groups, len(vectors))}
+        named["ids"] = None if ids is None else check_ids(ids, len(vectors))
+        skipped: list[Any] = []
+        if check_choice("invalid", invalid, ("refuse", "skip")) == "skip":
+            rows, skipped = usable_rows("vectors", vectors, named["ids"])
+            if skipped:
+                vectors, options["numbers"] = vectors[rows], rows
+                named = {name: cells and [cells[row] for row in rows.tolist()] for name, cells in named.items()}
+        units = unit_vectors("vectors", vectors, named["ids"], ", or leave them out with invalid='skip'")
+        space = cls(units, kind=kind, **named, **options)
+        space.skipped = skipped
         space.calibrate(calibration, calibration_groups, score=score, rule=rule)
         return space
 
@@ -165,7 +192,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         text = f"EmbeddingSpace({len(self):,} vectors of {self.vectors.shape[1]} dimensions{groups}"
         if (known := self._calibration) is not None:
             which = "rows" if self._queries is None else "separate queries"
-            text += f"; {self.score} score, calibrated by {len(known.ids):,} {which} of {known.num_groups:,} groups"
+            text += f"; {self.score} score, calibrated by {len(known.groups):,} {which} of {known.num_groups:,} groups"
         return text + ")"
 
     @property
@@ -230,7 +257,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
             ValueError: If there are fewer than two queries, or they are invalid.
         """
         queries, calibration = check_embeddings(self._check("queries", queries), 2, "queries"), self.calibration
-        known = self.vectors[positions(calibration.ids, self.ids)] if self._queries is None else self._queries[0]
+        known = self.vectors[positions(calibration.ids, self._numbers)] if self._queries is None else self._queries[0]
         return compare_samples(self, (queries, torch.arange(len(queries))), (known, calibration.groups), seed)
 
     def compare(self, other: Any, *, level: float = 0.05, seed: int = 0) -> Comparison:
@@ -265,25 +292,35 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         """
         return compress(self, bits, max_recall_loss, seed)
 
-    def add(self, groups: Any, vectors: Any) -> Tensor:
-        """Add rows (n, d), or one (d,), and return their ids, (n,) int64; groups are a name for all, or one for each.
+    def add(self, groups: Any, vectors: Any, *, ids: Any = None) -> list[Any]:
+        """Add rows (n, d), or one (d,), and return their ids; groups are a name for all, or one for each.
 
-        The calibration follows: for cosines by the new rows alone. A space without groups has None.
+        The calibration follows: for cosines by the new rows alone. A space without groups has None, and one that was
+        fitted without ids numbers the rows.
 
         Raises:
-            ValueError: If a vector or name is invalid, or a group calibrates.
+            ValueError: If a vector, name or id is invalid, or a group calibrates.
         """
-        vectors = self._check("vectors", vectors)
+        ids = self._check_ids(ids)
+        vectors = self._check("vectors", vectors, ids)
+        if self._ids is not None:
+            ids = check_ids(ids, len(vectors), self._ids)
         self._check_grouped(groups)
         if self._names is not None:
             groups = as_list(groups) * (len(vectors) if np.ndim(groups) == 0 else 1)
             check_names("groups, old and new,", [self._names[0], *groups], 1 + len(groups))
             self.check_groups(groups)
-        ids = torch.arange(self.next_id, self.next_id + len(vectors))
-        added = self._number(groups, ids)
-        self._set(torch.cat([self.vectors, vectors]), torch.cat([self.ids, ids]), torch.cat([self._groups, added]))
-        self.next_id += len(ids)
-        return ids
+        numbers = torch.arange(self._next, self._next + len(vectors))
+        new = vectors, numbers, self._number(groups, numbers)
+        all_rows = map(torch.cat, zip((self.vectors, self._numbers, self._groups), new, strict=True))
+        self._set(*all_rows, None if self._ids is None else self._ids + ids)
+        self._next += len(numbers)
+        return numbers.tolist() if self._ids is None else ids
+
+    def _check_ids(self, ids: Any) -> list[Any] | None:
+        if (ids is None) != (self._ids is None):
+            raise ValueError(f"the space has {'no ' if self._ids is None else ''}ids; add rows alike (ids=).")
+        return None if ids is None else as_list(ids)
 
     def _check_grouped(self, groups: Any) -> None:
         if (groups is None) != (self._names is None):
@@ -297,14 +334,15 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         """
         if (groups is None) == (ids is None):
             raise ValueError("give either groups or ids.")
-        what, known = ("id", self.ids.tolist()) if groups is None else ("group", self.groups or [])
+        what, known = ("id", self.ids) if groups is None else ("group", self.groups or [])
         wanted = as_names(what, ids if groups is None else groups)
         if missing := wanted - {*known}:
             raise ValueError(f"there is no {what} {next(iter(missing))!r} in the space.")
         kept = torch.tensor([value not in wanted for value in known])
         if not kept.any():
             raise ValueError("no row would remain.")
-        self._set(self.vectors[kept], self.ids[kept], self._groups[kept])
+        ids = self._ids and [*itertools.compress(self._ids, kept.tolist())]
+        self._set(self.vectors[kept], self._numbers[kept], self._groups[kept], ids)
         return int((~kept).sum())
 
     def replace(self, vectors: Any, ids: Any, groups: Any = None) -> None:
@@ -313,30 +351,40 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         If a row has the id of an old one, but another vector or group, all scores of the calibration are recomputed.
 
         Raises:
-            ValueError: If a vector or name is invalid, or the ids are not different integers from 0 to 2^62 - 1.
+            ValueError: If a vector, name or id is invalid, or the ids of a space that was fitted without ids are not
+                different integers from 0 to 2^62 - 1.
         """
         self._check_grouped(groups)
-        vectors = self._check("vectors", vectors)
-        ids = check_labels(ids, len(vectors), "ids").cpu()
-        if len(ids.unique()) < len(ids) or not 0 <= ids.min() <= ids.max() < 1 << 62:
-            got = f"{ids.min()} to {ids.max()}, or repetitions"
-            raise ValueError(f"ids must be different, from 0 to 2^62 - 1; got {got}.")
-        self._replace(vectors, ids, None if groups is None else check_names("groups", groups, len(vectors)))
+        names = None if self._ids is None else as_list(ids)
+        vectors = self._check("vectors", vectors, names)
+        if self._ids is None:
+            numbers = check_labels(ids, len(vectors), "ids").cpu()
+            if len(numbers.unique()) < len(numbers) or not 0 <= numbers.min() <= numbers.max() < 1 << 62:
+                got = f"{numbers.min()} to {numbers.max()}, or repetitions"
+                raise ValueError(f"ids must be different, from 0 to 2^62 - 1; got {got}.")
+        else:
+            names, fresh = check_ids(names, len(vectors)), itertools.count(self._next)
+            check_names("ids, old and new,", both := [self._ids[0], *names], len(both))
+            known = dict(zip(self._ids, self._numbers.tolist(), strict=True))
+            numbers = torch.tensor([known[name] if name in known else next(fresh) for name in names])
+        groups = None if groups is None else check_names("groups", groups, len(vectors))
+        self._replace(vectors, numbers, groups, names)
 
-    def _replace(self, vectors: Tensor, ids: Tensor, groups: Any) -> None:
-        """Replace all rows by valid ones."""
+    def _replace(self, vectors: Tensor, rows: Tensor, groups: Any, ids: list[Any] | None) -> None:
+        """Replace all rows by valid ones with their numbers (N,)."""
         self.check_groups(groups)
-        numbers, at = self._number(groups, ids), positions(ids, self.ids)
+        numbers, at = self._number(groups, rows), positions(rows, self._numbers)
         kept, old = at >= 0, at[at >= 0]
         pairs = zip(at.clamp_min(0).split(1 << 15), vectors.split(1 << 15), strict=True)  # without large copies
         equal = torch.cat([(self.vectors[rows] == block).all(1) for rows, block in pairs])
         is_same = bool(equal[kept].all()) and torch.equal(self._groups[old], numbers[kept])
-        if is_same and torch.equal(ids, self.ids):
+        if is_same and torch.equal(rows, self._numbers):
+            self._ids = ids
             return
         if self._calibration is not None and not is_same:
             self._calibration = replace(self._calibration, matches=torch.full_like(self._calibration.matches, -2))
-        self._set(vectors, ids, numbers, at.where(equal, -1))
-        self.next_id = max(self.next_id, int(ids.max()) + 1)
+        self._set(vectors, rows, numbers, ids, at.where(equal, -1))
+        self._next = max(self._next, int(rows.max()) + 1)
 
     def save(self, folder: str | PathLike) -> None:
         """Write the space and its calibration to a folder, in the format of an `ImageIndex`, also over an older one.
@@ -345,8 +393,9 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
             FileExistsError: If the folder contains other files or an index with its sources, which a space has not, or
                 has changed since the space was loaded from it.
         """
-        columns = {"id": self.ids.tolist()} | ({} if self.groups is None else {"group": self.groups})
-        write_index(folder, self, columns, groups=None if self._names is None else "")
+        columns = {"id": self.ids} | ({} if self.groups is None else {"group": self.groups})
+        rules = {"groups": self._names, "ids": self._ids}
+        write_index(folder, self, columns, **{name: None if known is None else "" for name, known in rules.items()})
 
     @classmethod
     def load(cls, folder: str | PathLike) -> "EmbeddingSpace":
@@ -360,8 +409,8 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         """
         return read_index(cls, folder)[2]
 
-    def _set(self, vectors: Tensor, ids: Tensor, groups: Tensor, old: Tensor | None = None) -> None:
-        super()._set(vectors, ids, groups, old)
+    def _set(self, *args: Any) -> None:
+        super()._set(*args)
         self._is_current, self._nearest = False, None
         if self._calibration is not None and self._queries is None and not len(self._calibration_rows()):
             self._calibration = None  # so that a search without a level needs none
@@ -390,7 +439,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
                     "the vectors are of one group, so no query without a match is known. Give groups=, or calibration "
                     "queries without a match (calibration=)."
                 )
-            queries, ids = self.vectors[rows], self.ids[rows]
+            queries, ids = self.vectors[rows], self._numbers[rows]
             groups = left_out = self._groups[rows]
             known = positions(ids, old.ids) if old is not None else ids
         if self.score == "margin":
@@ -401,7 +450,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
                 fresh = self._find(queries[is_fresh], None if left_out is None else left_out[is_fresh])
                 for column, values in zip(found, fresh, strict=True):
                     column[is_fresh] = values
-        return Calibration(groups, ids, *found, self.next_id, self.rule)
+        return Calibration(groups, ids, *found, self._next, self.rule)
 
     def _find_added(
         self, old: Calibration | None, known: Tensor, queries: Tensor, left_out: Tensor | None
@@ -412,8 +461,8 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
             return Groups(none.double(), none.clone(), none.clone()), torch.full((len(queries),), True)
         at = known.clamp_min(0)
         found = Groups(old.scores[at], old.match_groups[at], old.matches[at])
-        is_fresh = (known < 0) | ~torch.isin(found.ids, self.ids).all(1)  # also if the best row was removed
-        added = (self.ids >= old.next_id).nonzero()[:, 0]
+        is_fresh = (known < 0) | ~torch.isin(found.ids, self._numbers).all(1)  # also if the best row was removed
+        added = (self._numbers >= old.next_id).nonzero()[:, 0]
         if len(added):
             new = self._candidates(queries, min(self._num_candidates, len(added)), left_out, added)
             found = merge_groups(found, new)
@@ -429,7 +478,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         """
         if self.metric["distance"] != "cosine":
             raise ValueError(f"the report is about cosines, not the {self.metric['distance']} distance.")
-        report = report_vectors(self.vectors, self.groups, seed=seed)
+        report = report_vectors(self.vectors, self.groups, ids=self._ids, seed=seed)
         report.verdicts.append("Norms are those in the space, which fit normalizes; report_vectors has the original.")
         return report
 

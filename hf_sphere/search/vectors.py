@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -11,7 +12,15 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_dense, check_embeddings, check_rows, to_tensor
+from hf_sphere.geometry.checks import (
+    check_dense,
+    check_embeddings,
+    check_rows,
+    is_finite,
+    shorten,
+    to_embeddings,
+    to_tensor,
+)
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.utils.checks import check_integer, error_text
 
@@ -96,26 +105,30 @@ def hash_rows(vectors: Tensor) -> Tensor:
     return torch.tensor([int.from_bytes(digest, "little", signed=True) for digest in digests], dtype=torch.long)
 
 
-def check_vectors(what: str, vectors: Any, dim: int, distance: str) -> Tensor:
+def check_vectors(what: str, vectors: Any, dim: int, distance: str, ids: Sequence[Any] | None = None) -> Tensor:
     """Return vectors (n, d), or one (d,), that can be compared with those of a space, float32 on the CPU."""
     vectors = to_tensor(what, vectors)
     vectors = vectors[None] if vectors.ndim == 1 else vectors
-    checked = unit_vectors(what, vectors) if distance == "cosine" else check_embeddings(vectors, 1, what).cpu().float()
+    is_cosine = distance == "cosine"
+    checked = unit_vectors(what, vectors, ids) if is_cosine else check_embeddings(vectors, 1, what).cpu().float()
     if checked.shape[1] != dim:
         raise ValueError(f"{what} must have {dim} dimensions, as the space; got {checked.shape[1]}.")
     return checked
 
 
-def unit_vectors(what: str, vectors: Any) -> Tensor:
-    """Return finite vectors that are not zero as unit vectors, float32 on the CPU.
+def unit_vectors(what: str, vectors: Any, ids: Sequence[Any] | None = None, hint: str = "") -> Tensor:
+    """Return finite vectors that are not zero as unit vectors, float32 on the CPU; the error names ids of others.
 
     They are not copied if they are that already. A message says if they were not, but for queries and rows.
     """
-    vectors = check_embeddings(vectors, 1, what).cpu()
-    blocks, norms = vectors.split(8192), torch.empty(len(vectors), dtype=torch.float64)
-    for block, part in zip(blocks, norms.split(8192), strict=True):  # without large copies
-        part[:] = torch.linalg.vector_norm(block.double(), dim=1)
-    check_rows(norms > 0, "a zero vector has no direction", f"{what} are zero")
+    vectors = to_embeddings(vectors, 1, what).cpu()
+    ids = None if ids is None else check_names("ids", ids, len(vectors))
+    is_valid, norms = is_finite(vectors), _norms(vectors)
+    if ids is not None:
+        check_rows(is_valid & (norms > 0), f"{what} must be finite and not zero", "are not", ids, hint)
+    check_rows(is_valid, f"{what} must be finite", "are not", hint=hint)
+    check_rows(norms > 0, "a zero vector has no direction", f"{what} are zero", hint=hint)
+    blocks = vectors.split(8192)
     if what not in ("queries", "rows") and len(odd := norms[(norms - 1).abs() > 1e-2]):
         text = "%d of %d %s are not unit vectors (norms from %.3g to %.3g); they are normalized."
         logger.warning(text, len(odd), len(norms), what, odd.min(), odd.max())
@@ -125,6 +138,36 @@ def unit_vectors(what: str, vectors: Any) -> Tensor:
     for block, part in zip(blocks, units.split(8192), strict=True):
         part[:] = project_to_sphere(block.double())
     return units
+
+
+def _norms(vectors: Tensor) -> Tensor:
+    norms = torch.empty(len(vectors), dtype=torch.float64)
+    for block, part in zip(vectors.split(8192), norms.split(8192), strict=True):  # without large copies
+        part[:] = torch.linalg.vector_norm(block.double(), dim=1)
+    return norms
+
+
+def usable_rows(what: str, vectors: Tensor, ids: Sequence[Any] | None) -> tuple[Tensor, list[Any]]:
+    """Return the rows of vectors (N, d) that are finite and not zero, and the ids of others, which a message lists."""
+    valid = is_finite(vectors) & (_norms(vectors) > 0)
+    others = (~valid).nonzero()[:, 0].tolist()
+    others = others if ids is None else [ids[row] for row in others]
+    if others:
+        text = "%d of %d %s are not finite, or zero, and are left out: %s %s."
+        kind = "rows" if ids is None else "ids"
+        logger.warning(text, len(others), len(valid), what, kind, shorten(others, 20))
+    return valid.nonzero()[:, 0], others
+
+
+def check_ids(ids: Any, count: int, known: Sequence[Any] = ()) -> list[Any]:
+    """Return ids, one per row and different, also from those that are `known`, texts or integers."""
+    names = check_names("ids", ids, count)
+    check_names("ids, old and new,", [*known[:1], *names], count + len(known[:1]))
+    repeated = [name for name, times in Counter([*names, *{*known}.intersection(names)]).items() if times > 1]
+    if repeated:
+        where = "are in the space or repeated" if {*known}.intersection(repeated) else "are repeated"
+        raise ValueError(f"ids must be different; {len(repeated):,} {where}: {shorten(repeated)}.")
+    return names
 
 
 def check_names(what: str, groups: Any, count: int) -> list[Any]:

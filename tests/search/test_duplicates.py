@@ -245,11 +245,11 @@ def test_the_command_finds_copies_in_another_folder(digit_folder, tmp_path, caps
     arguments = [str(train), "--other", str(test), "--threshold", "0.999", "--table", str(table)]
     command.main([*arguments, "--label_column", "label"])
     with table.open() as file:
-        rows = [row for row in csv.DictReader(file) if row["cluster"]]
-    names = [row["file"].rpartition("/")[2] for row in rows]
-    assert names == [f"{row:03}.{suffix}" for row in range(6) for suffix in ("png", "jpg")]
+        rows = [*csv.DictReader(file)]
+    names = [tuple(row[f"file_{n}"].rpartition("/")[2] for n in (1, 2)) for row in rows]
+    assert names == [(f"{row:03}.png", f"{row:03}.jpg") for row in range(6)]
     text = capsys.readouterr().err
-    assert "found     12 of 246 rows in 6 clusters" in text
+    assert "found     12 rows in 6 clusters, threshold 0.999, " in text
     assert "labels    6 clusters have several" in text
     assert "parts     6 clusters have rows of several" in text
 
@@ -259,10 +259,10 @@ def test_the_command_reads_vectors_and_spaces(tmp_path, capsys):
     space.save(tmp_path / "space")
     command.main([str(tmp_path / "space"), "--threshold", "0.9"])
     of_space = capsys.readouterr()
-    assert of_space.out.startswith("cluster,id,cosine\n1,0,0.99")
+    assert of_space.out.startswith("cluster,cosine,id_1,id_2\n1,0.995297,0,480\n")
     Dataset.from_dict({"code": space.vectors.tolist()}).to_parquet(tmp_path / "vectors.parquet")
     command.main([str(tmp_path / "vectors.parquet"), "--column", "code", "--threshold", "0.9"])
-    assert "found     40 of 500 rows in 20 clusters" in of_space.err
+    assert "found     40 rows in 20 clusters, threshold 0.9, " in of_space.err
     assert capsys.readouterr().err.endswith(of_space.err)
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 
 from hf_sphere.data.decoding import EncodedImages, ImageShape
 from hf_sphere.data.image_files import examine_files
-from hf_sphere.search import ImageSource, read_vectors
+from hf_sphere.search import ImageIndex, ImageSource, read_vectors
 
 
 def test_a_folder_has_all_its_image_files_with_their_class_folders(photos):
@@ -302,8 +302,8 @@ def test_a_label_column_without_classes_has_no_labels(labels, digits):
 def test_a_row_without_a_vector_is_named(feature, missing):
     vectors = [None if row == missing else [1.0, 0.0] for row in range(2)]
     rows = Dataset.from_dict({"vector": vectors}, Features({"vector": feature}))
-    with pytest.raises(ValueError, match=f"row {missing} has none"):
-        ImageSource.of(rows, content="vector")
+    with pytest.raises(ValueError, match=f"must be finite; 1 of 2 are not, the first at index {missing}"):
+        ImageIndex.build(None, ImageSource.of(rows, content="vector"))
 
 
 def encode_base64(vectors: torch.Tensor) -> list[str]:

@@ -258,7 +258,7 @@ def test_the_command_reports_rows_that_are_not_finite_and_an_index_has_its_own_g
     main([str(tmp_path / "a.parquet")])
     assert "1 of 300 rows are not finite, the first is 4: remove them." in capsys.readouterr().out
     EmbeddingSpace.fit(*clusters()).save(tmp_path / "a")
-    with pytest.raises(ValueError, match="is an index, which has its groups; leave out --column and --group_column"):
+    with pytest.raises(ValueError, match="is an index, which has its groups and ids; leave out --column"):
         main([str(tmp_path / "a"), "--group_column", "label"])
 
 
