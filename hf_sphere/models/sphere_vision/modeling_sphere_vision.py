@@ -176,15 +176,15 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
             **kwargs: Ignored; accepted for compatibility with transformers.
         """
         refuse_mixed(kwargs)  # of a task without such a loss
-        shape, (height, width) = tuple(pixel_values.shape), self.config.input_size
+        shape = tuple(pixel_values.shape)
         if len(shape) != 4 or shape[1] != self.config.num_channels:
             expected = f"(batch, {self.config.num_channels}, height, width)"
             raise ValueError(f"expected pixel_values of shape {expected}; got {shape}.")
-        if getattr(self.backbone, "has_fixed_size", False) and shape[2:] != (height, width):
-            needed = f"was built for images of {height} x {width} pixels"
+        if getattr(self.backbone, "has_fixed_size", False) and shape[2:] != self.config.input_size:
+            needed = "was built for images of {} x {} pixels".format(*self.config.input_size)
             raise ValueError(f"backbone {self.config.backbone} {needed}; got {shape}. Resize them.")
-        dtypes = (parameter.dtype for parameter in self.parameters() if parameter.is_floating_point())
-        pixel_values, hidden_states = pixel_values.to(next(dtypes, torch.float32)), None  # none if all are quantized
+        weight = next(filter(torch.is_floating_point, self.parameters()), None)  # none if all are quantized
+        pixel_values, hidden_states = pixel_values.to(torch.float32 if weight is None else weight.dtype), None
         if self.config.output_hidden_states if output_hidden_states is None else output_hidden_states:
             backbone: Any = self.backbone
             if not hasattr(backbone, "forward_intermediates"):
