@@ -2,11 +2,12 @@
 
 A function runs with the fewest cases in which every value of each of its *settings* occurs: a dtype, a class or
 function, and the name of a task, backbone, head, optimizer, search engine or precision. The other values of a
-parameter, such as sizes, seeds and names of runs, are not settings: one case of them is enough. A function that expects
-errors is a table of bad input, which stays whole.
+parameter, such as sizes, seeds and names of runs, are not settings: one case of them is enough. Parameters that are
+given together, such as an input and its result, are a table: every row without a setting of its own runs. A function
+that expects errors, or the message of each case, is a table of bad input, which stays whole.
 
 `pytest.mark.settings(run=function)` says which settings the values of a parameter stand for: the function returns them
-by name.
+by name; of a table with such a parameter, not every row runs.
 """
 
 import functools
@@ -21,7 +22,8 @@ import pytest
 
 PRECISIONS = ("no", "fp16", "bf16", "fp32")
 ENGINES = frozenset(["exact", "torch", "flat", "ivf", "hnsw", "faiss", "lance", "inductor", "aot_eager", "eager"])
-BAD_INPUT = re.compile(r"\b(raises|warns|error|refused|rejected)\w*\(")
+BAD_INPUT = re.compile(r"\b(raises|warns|error|refus|reject)\w*\(")
+EXPECTED = {"message", "messages", "problem", "said", "reason", "warning"}
 
 OPTIMIZER_FAMILIES = pytest.mark.settings(kind=lambda name: {"family": name.partition("_")[0]})
 """For what the optimizers of a family share, such as how their steps are compiled."""
@@ -32,6 +34,11 @@ HEAD_FILES = pytest.mark.settings(name=lambda name: {"file": import_module("hf_s
 def each(name: str) -> pytest.MarkDecorator:
     """Return a mark of a parameter all of whose values run by default, such as the rows of a table."""
     return pytest.mark.settings(**{name: lambda value: {"value": value}})
+
+
+def some_rows(name: str) -> pytest.MarkDecorator:
+    """Return a mark of a table with this parameter that takes too long for every row to run by default."""
+    return pytest.mark.settings(**{name: lambda value: {}})
 
 
 @functools.cache
@@ -64,7 +71,17 @@ def settings_of(item: pytest.Function) -> set[tuple[str, Hashable]]:
             found |= {(f"{name}.{setting}", str(own)) for setting, own in described[name](value).items()}
         elif is_setting(value):
             found.add((name, value if isinstance(value, Hashable) else str(value)))
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
+        row = [item.callspec.params[name] for name in names]
+        if len(row) > 1 and described.keys().isdisjoint(names) and not any(map(is_setting, row)):
+            found.add((" ".join(names), tuple(map(id, row))))
     return found
+
+
+def is_bad_input(item: pytest.Function) -> bool:
+    """Whether a function is a table of bad input."""
+    return bool(EXPECTED & item.callspec.params.keys() or BAD_INPUT.search(inspect.getsource(item.function)))
 
 
 def covering(cases: Sequence[set[tuple[str, Hashable]]]) -> list[int]:
@@ -86,7 +103,7 @@ def choose(items: Iterable[pytest.Item]) -> tuple[list[pytest.Item], list[pytest
     kept: list[pytest.Item] = []
     for cases in functions.values():
         plain = not all(hasattr(item, "callspec") for item in cases)
-        if plain or len(cases) == 1 or BAD_INPUT.search(inspect.getsource(cases[0].function)):
+        if plain or len(cases) == 1 or is_bad_input(cases[0]):
             kept += cases
         else:
             kept += [cases[index] for index in covering([settings_of(item) for item in cases])]

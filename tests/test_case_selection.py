@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from case_selection import Counts, choose, covering, settings_of
+from case_selection import Counts, choose, covering, settings_of, some_rows
 from hypothesis import given, strategies as st
 
 
@@ -45,6 +45,13 @@ def test_a_name_stands_for_the_settings_that_its_mark_returns():
     assert settings_of(case(max, 0, mark, run="mnist-vmf")) == {("run.head", "vmf")}
 
 
+@pytest.mark.parametrize(("size", "marks", "chosen"), [(1, [], [0, 1, 2]), ("vmf", [], [0]), (1, ["size"], [0])])
+def test_every_row_of_a_table_runs_unless_it_has_a_setting_or_a_mark_says_otherwise(size, marks, chosen):
+    marks = [pytest.mark.parametrize(("size", "expected"), []).mark, *(some_rows(name).mark for name in marks)]
+    rows = [case(max, number, *marks, size=size, expected=number) for number in range(300, 303)]
+    assert covering([settings_of(row) for row in rows]) == chosen
+
+
 def a_comparison(size):
     assert size
 
@@ -54,8 +61,22 @@ def a_table_of_bad_input(size):
         raise ValueError("size")
 
 
+def refusal(size):
+    return str(size)
+
+
+def a_table_of_refused_words(size):
+    assert refusal(size)
+
+
+def a_table_of_messages(message):
+    assert message
+
+
 def test_a_table_of_bad_input_stays_whole_and_other_functions_keep_one_case_per_setting():
-    items = [case(function, size, size=size) for function in (a_comparison, a_table_of_bad_input) for size in range(3)]
+    functions = (a_comparison, a_table_of_bad_input, a_table_of_refused_words)
+    items = [case(function, size, size=size) for function in functions for size in range(3)]
+    items += [case(a_table_of_messages, number, message=str(number)) for number in range(3)]
     kept, left_out = choose(items)
     assert [item.nodeid for item in kept] == ["test.py::a_comparison[0]", *(item.nodeid for item in items[3:])]
     assert left_out == items[1:3]

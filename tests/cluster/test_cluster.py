@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 import scipy.sparse as sp
 import torch
+from case_selection import some_rows
 from fresh_python import run_fresh
 from sklearn.base import clone
 from sklearn.datasets import load_digits
@@ -216,6 +217,7 @@ class TestUnknownNumber:
         assert adjusted_rand_score(labels, found.labels_) > 0.99
         assert (found.predict(convert(points)) == found.labels_).all()
 
+    @some_rows("count")
     @pytest.mark.parametrize(("count", "each", "noise"), [(60, 5, 0.0125), (60, 5, 0.05), (60, 3, 0.05), (120, 9, 0.1)])
     def test_many_small_groups_are_counted(self, count, each, noise):
         random = np.random.default_rng(0)

@@ -5,6 +5,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import torch
+from case_selection import some_rows
 
 from hf_sphere.comparison.measures import BLOCKS, EPISODES, MEASURES, SHOT, Evaluated, mean_or_none, measure
 from hf_sphere.comparison.plan import METRICS, UNSEEN
@@ -90,6 +91,7 @@ def test_the_mean_of_the_outcomes_is_the_measure(evaluated, name):
     assert outcomes.keys() == (ids if is_mean else {image % BLOCKS for image in ids})
 
 
+@some_rows("name")
 @pytest.mark.parametrize(("name", "largest"), [("recall_at_1", 3.0), ("map_at_r", 1.3)])
 def test_the_outcomes_of_retrieval_vary_at_least_as_test_sets_do(name, largest):
     """The variance of the mean over queries is 0.8 and 0.3 of the true one, since images are also the gallery."""

@@ -85,10 +85,20 @@ class Encoder:
 
 EVERY = [Encoder(model_type) for model_type in ENCODERS]
 every_encoder = pytest.mark.parametrize("encoder", EVERY, ids=lambda encoder: encoder.model_type)
-every_class = pytest.mark.parametrize(
+CLASSES = pytest.mark.parametrize(
     ("encoder", "task"),
     [(encoder, task) for encoder in EVERY for task in encoder.tasks],
     ids=lambda value: value if isinstance(value, str) else value.model_type,
 )
+SETTINGS = pytest.mark.settings(
+    encoder=lambda encoder: {"encoder": encoder.model_type}, task=lambda task: {"task": task}
+)
+
+
+def every_class(function: Any) -> Any:
+    """Run a test with every class; by default, with every encoder and every task."""
+    return SETTINGS(CLASSES(function))
+
+
 pre_norm = pytest.mark.parametrize("encoder", [Encoder("modernbert"), Encoder("vit")], ids=["modernbert", "vit"])
 BERT, DISTILBERT, VIT = Encoder("bert"), Encoder("distilbert"), Encoder("vit")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from case_selection import some_rows
 from fresh_python import run_fresh
 from safetensors import safe_open
 from small_encoders import BERT, EVERY, VIT, Encoder, every_class, every_encoder
@@ -134,6 +135,7 @@ def test_subclass_with_a_constructor_of_its_own_keeps_the_weights(encoder, task)
     assert all(torch.equal(after[name], value) for name, value in model.before.items())
 
 
+@some_rows("task")
 @pytest.mark.parametrize(
     ("encoder", "task"),
     [(BERT, "ForMaskedLM"), (BERT, "ForSequenceClassification"), *((each, "Model") for each in EVERY[1:])],

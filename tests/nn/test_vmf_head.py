@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from case_selection import some_rows
 from torch import Tensor
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
@@ -261,6 +262,7 @@ def test_initial_confidence_sets_the_class_weight_norms_and_so_the_mean_cosine(c
         assert mean_resultant_length(torch.tensor(expected), dim).item() == pytest.approx(confidence, rel=0.02)
 
 
+@some_rows("classes")
 @pytest.mark.parametrize(("classes", "dim"), [(8, 256), (100, 128), (500, 512)])
 def test_the_automatic_confidence_allows_confident_predictions(classes, dim):
     head = make(dim, classes, kappa_confidence="auto", log_temperature=-2.773, num_samples=200).eval()
