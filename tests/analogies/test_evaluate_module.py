@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from doubles import spy
 from fresh_python import run_fresh
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
@@ -105,24 +106,17 @@ def test_a_tie_counts_one_kth(metric, tiny):
 
 def test_a_model_id_is_reloaded_only_if_its_files_change(module, metric, tiny_folder, tmp_path, monkeypatch):
     folder = shutil.copytree(tiny_folder, tmp_path / "model", copy_function=shutil.copyfile)
-    loads = []
-    load = LanguageModel.load
-
-    def counted(model, *arguments, **options):
-        loads.append(model)
-        return load(model, *arguments, **options)
-
-    monkeypatch.setattr(LanguageModel, "load", counted)
+    load = spy(monkeypatch, LanguageModel, "load")
     first = metric.compute(model_id=folder, **QUESTIONS)
     assert metric.compute(model_id=str(folder), **QUESTIONS, scoring="perplexity") == first
-    assert loads == [str(folder)]
+    assert [call.args[0] for call in load.call_args_list] == [str(folder)]
 
     model = AutoModelForMaskedLM.from_pretrained(folder)
     torch.nn.init.normal_(model.get_input_embeddings().weight)
     model.save_pretrained(folder)
     os.utime(folder / "model.safetensors", (0, 0))
     assert metric.compute(model_id=folder, **QUESTIONS)["costs"] != first["costs"]
-    assert loads == [str(folder)] * 2
+    assert [call.args[0] for call in load.call_args_list] == [str(folder)] * 2
 
 
 def test_predictions_have_a_chance_level_if_choices_are_passed(metric):

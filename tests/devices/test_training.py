@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -72,9 +73,9 @@ def test_a_run_on_the_device_ends_with_the_model_of_the_cpu(train, pretend, monk
 def test_training_steps_do_not_wait_for_the_device(train, no_synchronization, monkeypatch):
     step = TrainingLoop._train_step
 
-    def strict(self: TrainingLoop, group: list) -> None:
+    def strict(self: TrainingLoop, *args: Any) -> None:
         with no_synchronization() if self.state.step else nullcontext():  # constants are copied in the first step
-            step(self, group)
+            step(self, *args)
 
     monkeypatch.setattr(TrainingLoop, "_train_step", strict)
     train()

@@ -1,6 +1,7 @@
 """Regression models and joint models of classes and values on one sphere."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -50,11 +51,8 @@ def targets(kind: str, count: int = 7) -> dict[str, Tensor]:
 def test_loading_skips_the_prototype_search(model_class, tmp_path, monkeypatch):
     model_class(small_config("joint")).save_pretrained(tmp_path)
 
-    def search(*args, **kwargs):
-        raise AssertionError("loading searched")
-
     prototype._place.cache_clear()
-    monkeypatch.setattr(prototype, "place_prototypes", search)
+    monkeypatch.setattr(prototype, "place_prototypes", Mock(side_effect=AssertionError("loading searched")))
     model_class.from_pretrained(tmp_path)
     with pytest.raises(AssertionError, match="loading searched"):  # control for the line above
         model_class(small_config("joint"))

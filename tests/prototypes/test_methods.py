@@ -3,6 +3,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from doubles import spy
 
 from hf_sphere.geometry.codes import separation
 from hf_sphere.prototypes import METHODS, place_prototypes
@@ -163,16 +164,9 @@ def test_number_of_starts_depends_on_their_time():
 def test_slsqp_constraints_are_slacks_of_pairs_with_the_jacobians_of_finite_differences(monkeypatch):
     import scipy.optimize
 
-    problems = []
-    minimize = scipy.optimize.minimize
-
-    def spy(function, start, **options):
-        problems.append((start, options["constraints"]))
-        return minimize(function, start, **options)
-
-    monkeypatch.setattr(scipy.optimize, "minimize", spy)
+    minimize = spy(monkeypatch, scipy.optimize, "minimize")
     (first, _), _ = list(searches.slsqp(PlacementTask(4, 3), restarts=1))
-    start, constraints = problems[0]
+    start, constraints = minimize.call_args_list[0].args[1], minimize.call_args_list[0].kwargs["constraints"]
     pairs = [first[i] @ first[j] for i, j in itertools.combinations(range(4), 2)]
     slack = torch.from_numpy(constraints[0]["fun"](start))
     torch.testing.assert_close(slack, separation(first) - torch.stack(pairs))

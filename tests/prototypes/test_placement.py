@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from doubles import spy
 from hypothesis import given, strategies as st
 
 from hf_sphere.geometry.codes import separation
@@ -61,11 +62,9 @@ def test_best_candidate_is_kept_instead_of_the_last():
 
 
 def test_search_stops_at_the_bound(monkeypatch):
-    solved = []
-    solve = searches.solve_slsqp
-    monkeypatch.setattr(searches, "solve_slsqp", lambda *given: solved.append(1) or solve(*given))
+    solve = spy(monkeypatch, searches, "solve_slsqp")
     place_prototypes(12, 3, method="slsqp", restarts=50)
-    assert len(solved) < 20
+    assert solve.call_count < 20
 
 
 @pytest.mark.parametrize(

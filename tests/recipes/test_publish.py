@@ -2,8 +2,10 @@
 
 import json
 import shutil
+from unittest.mock import create_autospec
 
 import pytest
+from doubles import hub
 from httpx import Request, Response
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
@@ -21,15 +23,10 @@ def folder(root, tmp_path):
 
 @pytest.fixture
 def commits(monkeypatch) -> dict[str, bytes]:
-    """The files that were uploaded."""
-    files: dict[str, bytes] = {}
-
-    def commit(self, repo_id, operations, **_):
-        files.update({each.path_in_repo: each.path_or_fileobj for each in operations})
-
-    monkeypatch.setattr(HfApi, "create_repo", lambda self, repo_id, **_: type("Url", (), {"repo_id": f"me/{repo_id}"}))
-    monkeypatch.setattr(HfApi, "create_commit", commit)
-    return files
+    """The files that were uploaded to `me/model`."""
+    uploads: dict[str, dict[str, bytes]] = {"me/model": {}}
+    monkeypatch.setattr("hf_sphere.training.upload.HfApi", hub(uploads))
+    return uploads["me/model"]
 
 
 def test_checkpoints_logs_pickles_local_paths_and_what_does_not_belong_to_a_model_stay(folder, commits, capsys):
@@ -146,10 +143,8 @@ def test_an_invalid_name_is_refused_when_the_command_line_is_parsed(folder, caps
     ],
 )
 def test_an_error_of_the_hub_is_one_sentence(folder, monkeypatch, status, said):
-    def create(self, *_, **__):
-        raise HfHubHTTPError("server\n\nerror", response=Response(status, request=Request("POST", "https://hub")))
-
-    monkeypatch.setattr(HfApi, "create_repo", create)
+    error = HfHubHTTPError("server\n\nerror", response=Response(status, request=Request("POST", "https://hub")))
+    monkeypatch.setattr(HfApi, "create_repo", create_autospec(HfApi.create_repo, side_effect=error))
     with pytest.raises(ConnectionError, match=said) as error:
         publish.main([str(folder), "--repo_id", "model"])
     assert "\n" not in str(error.value)

@@ -122,7 +122,7 @@ def test_splits_and_numbers_that_the_run_lacks_are_refused(measure, trained, tmp
     with pytest.raises(ValueError, match="no images were held out"):
         measure(trained, tmp_path / "out", "--split", "validation")
     smaller = replace(load_classifier(str(trained)), num_classes=5)
-    monkeypatch.setattr("hf_sphere.utils.model_sources.load_classifier", lambda name: smaller)
+    monkeypatch.setattr("hf_sphere.utils.model_sources.load_classifier", lambda *_, **__: smaller)
     with pytest.raises(ValueError, match=r"labels up to 9, but .* has 5 classes"):
         measure(trained, tmp_path / "out")
 
@@ -294,7 +294,7 @@ def test_a_snapshot_of_another_architecture_is_refused_naming_layer_and_leaving_
 
 def test_a_timm_model_requires_no_snapshots(measure, tmp_path, monkeypatch, recipe):
     untrained = load_classifier("timm:test_resnet", random_weights=True)  # pretrained weights are on the Hub
-    monkeypatch.setattr("hf_sphere.utils.model_sources.load_classifier", lambda name: untrained)
+    monkeypatch.setattr("hf_sphere.utils.model_sources.load_classifier", lambda *_, **__: untrained)
     words = ["--dataset_name", "digits", "--max_eval_samples", "20", "--layers", "linear", "--num_random", "2"]
     result = measure("timm:test_resnet", tmp_path / "out", *words)
     assert len(result.layers["fc"].random) == 2

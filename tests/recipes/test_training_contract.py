@@ -7,6 +7,7 @@ import signal
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
@@ -155,8 +156,8 @@ def test_a_resumed_run_ends_with_the_model_of_an_uninterrupted_one(finished, tra
 def test_an_interrupted_run_resumes_from_the_checkpoint_it_wrote(finished, train, monkeypatch):
     step = TrainingLoop._train_step
 
-    def interrupted(loop: TrainingLoop, group: list) -> None:
-        step(loop, group)
+    def interrupted(loop: TrainingLoop, *args: Any) -> None:
+        step(loop, *args)
         if loop.state.step == 13:
             signal.raise_signal(signal.SIGINT)
 
@@ -179,7 +180,12 @@ REFUSED = "finished and is not trained again with other settings: "
     ("present", "words", "error", "message"),
     [
         ([], RESUME, RuntimeError, "there is no checkpoint in"),
-        ([], NONSENSE, ValueError, "metric_for_best_model must be one of"),
+        (
+            [],
+            NONSENSE,
+            ValueError,
+            "must be one of eval_accuracy, eval_loss, train_accuracy, train_loss; got 'nonsense",
+        ),
         (["*"], [*NONSENSE, "--overwrite_output_dir"], ValueError, "metric_for_best_model must be one of"),
         (["*"], ["--seed", "1"], FileExistsError, "--overwrite_output_dir"),
         (["*"], ["--learning_rate", "1", *RESUME], ValueError, f"{REFUSED}learning_rate "),
@@ -273,6 +279,3 @@ def test_the_model_of_another_epoch_is_not_loaded_as_that_of_the_best_one(ruined
     folder = train(*words, "--resume_from_checkpoint", "latest")
     assert results_of(folder)["best_epoch"] is None
     assert "The model is from the last epoch" in (folder / "README.md").read_text()
-
-
-# Snapshots

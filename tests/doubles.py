@@ -1,0 +1,27 @@
+"""Doubles with the signature of what they replace: they take new options, and refuse calls that it would refuse."""
+
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock, create_autospec
+
+import pytest
+from huggingface_hub import HfApi
+
+
+def spy(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> MagicMock:
+    """Replace a function or method by one that calls it and records the calls."""
+    double = create_autospec(getattr(owner, name), side_effect=getattr(owner, name))
+    monkeypatch.setattr(owner, name, double)
+    return double
+
+
+def hub(uploads: dict[str, dict[str, Any]]) -> MagicMock:
+    """Return a double of `HfApi` whose commits are added to `uploads`, the files of each repository by their paths."""
+    double = create_autospec(HfApi)
+    double.return_value.create_repo.side_effect = lambda name, **_: SimpleNamespace(repo_id=f"me/{name}")
+
+    def commit(repo_id: str, operations: list[Any], **_: Any) -> None:
+        uploads.setdefault(repo_id, {}).update({each.path_in_repo: each.path_or_fileobj for each in operations})
+
+    double.return_value.create_commit.side_effect = commit
+    return double
