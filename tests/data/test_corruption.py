@@ -181,14 +181,6 @@ class TestPixels:
             assert len(some) == 6
             assert same(some, {row: everything[row] for row in some})
 
-    def test_skipping_corrupt_images_does_not_affect_the_others(self, make_dataset, load):
-        images = list(noise(9, *SMALL))
-        whole = pixels(load(make_dataset(images), **RAW, shuffled_pixels="per_image").train)
-        images[3] = b"not an image"
-        rest = pixels(load(make_dataset(images), **RAW, shuffled_pixels="per_image", skip_unreadable_images=True).train)
-        del whole[3]
-        assert same(rest, whole)
-
     @pytest.mark.parametrize("kind", ["per_image", "shared"])
     @pytest.mark.parametrize("num_workers", [0, 2])
     def test_streamed_and_in_memory_pixels_agree(self, num_workers, kind, make_dataset, load, monkeypatch):
@@ -238,16 +230,6 @@ class TestPixels:
         assert not same(pixels(load(dataset, **options).train), plain)
         values = {"task": "regression", "computed_value": "slant"}
         assert torch.equal(*(load(dataset, **values, **each).train.labels for each in ({}, options)))
-
-    @pytest.mark.parametrize("size", [SMALL, LARGE])
-    def test_processes_share_the_same_corrupted_images(self, size, make_dataset, load):
-        dataset = make_dataset(list(noise(12, *size)))
-        options = RAW | {"shuffled_pixels": "per_image"}
-        whole = load(dataset, **options)
-        parts = [load(dataset, **options, process_index=i, num_processes=3) for i in range(3)]
-        for name in ("train", "evaluation"):
-            found = {row: image for part in parts for row, image in pixels(getattr(part, name)).items()}
-            assert same(found, pixels(getattr(whole, name)))
 
 
 class TestClasses:

@@ -31,14 +31,6 @@ class TestBatch:
             assert torch.equal(asked, classes.gather(1, batch["labels"]))
             assert all(len(row.unique()) == way for row in classes)
 
-    @given(st.integers(0, 2**31), st.integers(0, 99))
-    def test_support_and_query_images_are_distinct(self, seed, epoch):
-        for batch in make(shot=5, query=7, seed=seed).epoch(epoch):
-            for support, query in zip(
-                indices(batch["support_pixel_values"]), indices(batch["pixel_values"]), strict=True
-            ):
-                assert len(torch.cat([support.flatten(), query]).unique()) == 3 * 12
-
     def test_any_image_of_a_class_can_be_in_the_support(self):
         drawn = [indices(batch["support_pixel_values"]).flatten() for e in range(30) for batch in make().epoch(e)]
         assert len(torch.cat(drawn).unique()) == 96
@@ -53,16 +45,6 @@ class TestEpoch:
         assert (first["labels"].shape, first["labels"].dtype) == ((2, 12), torch.int64)
         assert {len(values) for values in last.values()} == {1}
         assert (batches.num_examples, batches.examples_per_epoch, len(batches), len(whole)) == (96, 7 * 18, 4, 4)
-
-    @pytest.mark.parametrize("processes", [1, 2, 3])
-    def test_processes_split_the_same_episodes_into_equally_many_batches_of_any_size(self, processes):
-        alone = indices(torch.cat([batch["pixel_values"] for batch in make(per_batch=7).epoch(1)]))
-        shares = [make(process_index=i, num_processes=processes) for i in range(processes)]
-        drawn = [indices(torch.cat([batch["pixel_values"] for batch in share.epoch(1)])) for share in shares]
-        assert len({len(share) for share in shares}) == 1
-        together = torch.stack(drawn, dim=1).flatten(0, 1)
-        assert torch.equal(together, alone[torch.arange(len(together)) % 7])
-        assert shares[0].examples_per_epoch == len(together) * 18
 
 
 class TestSingleImages:

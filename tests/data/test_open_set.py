@@ -118,13 +118,6 @@ class TestUnmodifiedSplits:
             assert set(found.values()) == set(names)
         assert (data.train.num_examples, data.evaluation.num_examples) == (2, 1)
 
-    @pytest.mark.parametrize("size", [SMALL, LARGE])
-    def test_skipping_corrupt_images_keeps_labels_aligned_with_images(self, size, make_dataset, load):
-        images = [*marked(4, size), b"not an image", *marked(3, size, start=5)]
-        data = load(make_dataset(images, [0, 1, 2, 3] * 2), **RAW, task="retrieval", skip_unreadable_images=True)
-        assert named(data.evaluation, data.eval_class_names) == {i: str(i % 4) for i in range(8) if i != 4}
-        assert data.evaluation.epoch_rows().tolist() == [0, 1, 2, 3, 5, 6, 7]
-
 
 class TestDividedClasses:
     @pytest.mark.parametrize("size", [SMALL, LARGE])

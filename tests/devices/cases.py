@@ -337,7 +337,6 @@ def place(method: str) -> Case:
 X, Y = points(6, 5), points(6, 5, seed=1)
 EMBEDDINGS, LABELS = numbers(40, 6), torch.arange(40) % 4
 CONFIDENCES, CORRECT = torch.rand(40, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3 != 0
-BINS = ((0.1, 0.9), 3)
 
 CASES: dict[str, Case] = {
     "geometry.spherize": differentiable(geometry.spherize, numbers(6, 5)),

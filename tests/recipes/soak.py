@@ -58,7 +58,6 @@ from hf_sphere.commands.command_line import run_main
 from hf_sphere.training.output_dir import LOCK_FILE, RUN_FILE, list_checkpoints
 
 SAVE_OFTEN = ["--save_steps", "3", "--snapshot_epochs", "1", "--load_best_model_at_end", "--ema_decay", "0.5"]
-EXPECTED_FILES = {"README.md", "all_results.json", "best", "config.json", "model.safetensors", "run.json", "snapshots"}
 
 
 @dataclass

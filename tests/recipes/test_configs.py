@@ -100,8 +100,6 @@ def test_every_configured_data_set_is_described():
 
 
 TASKS = {script: task for task, script in SCRIPTS.items()}
-UNIFORM = {"output_dir": "run"}
-"""Arguments that differ between any two runs."""
 
 
 def task_of(run: PurePosixPath) -> Task:

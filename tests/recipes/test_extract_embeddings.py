@@ -321,14 +321,6 @@ def test_a_corrupt_image_is_named_or_skipped_with_the_index_of_the_others(extrac
     assert rows["label"][:].tolist() == [0, 1]
 
 
-def test_arguments_can_come_from_a_yaml_file(recipe, run_main, classifier, cache, tmp_path):
-    lines = {"model_name_or_path": classifier, "dataset_name": "two_clusters", "output_dir": tmp_path / "embedded"}
-    text = "".join(f"{key}: {value}\n" for key, value in lines.items())
-    (tmp_path / "run.yaml").write_text(text + "disable_tqdm: true\nsplit: train\n")
-    run_main(recipe, ["--config", str(tmp_path / "run.yaml"), *cache])
-    assert rows_of(tmp_path / "embedded", "train").num_rows == 200
-
-
 def test_a_summary_and_the_next_step_are_printed(extract, classifier, capsys):
     folder = extract()
     assert capsys.readouterr().out.splitlines() == [

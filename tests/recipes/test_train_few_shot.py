@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 import torch
 from case_selection import each
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
 from huggingface_hub import ModelCard
 from huggingface_hub.errors import StrictDataclassError
-from PIL.Image import fromarray
-from training_runs import same, weights
+from training_runs import made_up_images, same, weights
 
 from hf_sphere import SphereVisionForFewShotClassification, SphereVisionImageProcessor
 from hf_sphere.data import sources as data_sources
@@ -23,18 +21,7 @@ QUICK = ["--dataset_name", "digits", "--train_classes", "6", "--max_train_sample
 QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 16}", "--learning_rate", "0.003"]
 QUICK += ["--way", "3", "--shot", "2", "--query", "5", "--episodes_per_epoch", "12", "--episodes_per_step", "2"]
 QUICK += ["--eval_episodes", "60", "--num_train_epochs", "2"]
-HELD_OUT = ["--validation_fraction", "0.5", "--validation_episodes", "40"]
 FINISHED = ["--metric", "cosine", "--temperature", "64", "--spherization", "{scaling: 5.0, radius: 5.0}"]
-
-Train = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def held_out(run_in, tmp_path_factory) -> Path:
-    """The folder of a run whose last epochs ruin the model and which keeps the best one; read only."""
-    words = [*HELD_OUT, "--load_best_model_at_end", "--num_train_epochs", "4"]
-    words += ["--lr_scheduler_type", "multistep", "--lr_milestones", "2", "--lr_gamma", "1e4"]
-    return run_in(tmp_path_factory.mktemp("held_out") / "run", *words)
 
 
 def load(folder: Path) -> SphereVisionForFewShotClassification:
@@ -68,12 +55,10 @@ def test_the_saved_model_and_processor_reach_the_reported_accuracy_on_other_epis
     assert torch.stack(right).mean().item() == pytest.approx(results["eval_accuracy"], abs=0.08)
 
 
-def test_the_model_config_has_the_metric_and_the_spherization_or_their_defaults(finished, held_out):
-    config, default = load(finished).config, load(held_out).config
+def test_the_model_config_has_the_metric_and_the_spherization(finished):
+    config = load(finished).config
     assert config.few_shot_kwargs == {"metric": "cosine", "temperature": 64.0}
     assert (config.spherization, config.head) == ({"scaling": 5.0, "radius": 5.0}, None)
-    assert default.few_shot_kwargs == {"metric": "euclidean", "temperature": 1.0}
-    assert default.spherization is None
 
 
 def test_the_card_reports_the_accuracy_and_how_it_was_measured(finished, results_of):
@@ -105,30 +90,11 @@ def test_the_last_line_shows_the_accuracy_with_its_interval_and_a_spherization_h
 # The best epoch
 
 
-def test_the_best_epoch_is_chosen_by_the_accuracy_of_the_held_out_classes(held_out, results_of):
-    results = results_of(held_out)
-    best = max(results["history"], key=lambda entry: entry["validation_accuracy"])
-    assert results["best_epoch"] == best["epoch"] <= 2
-    assert results["validation_num_episodes"] == 40
-    assert results["validation_accuracy"] == best["validation_accuracy"]  # exactly: on the same episodes
-
-
-def made_up(name: str, config_name: str | None = None, **_: object) -> DatasetDict:
-    """Three splits of three classes each, with eight noisy images of a pattern per class."""
-    draws = np.random.default_rng(0)
-    patterns = draws.integers(0, 200, (9, 6, 6))
-    features = Features({"image": Image(), "label": ClassLabel(names=[*"abcdefghi"])})
-    splits = {}
-    for number, split in enumerate(("train", "validation", "test")):
-        labels = [label for label in range(3 * number, 3 * number + 3) for _ in range(8)]
-        pixels = (patterns[labels] + draws.integers(0, 55, (len(labels), 6, 6))).astype(np.uint8)
-        rows = {"image": [fromarray(image) for image in pixels], "label": labels}
-        splits[split] = Dataset.from_dict(rows, features=features)
-    return DatasetDict(splits)
-
-
-def test_the_epoch_can_be_chosen_on_a_validation_split(run_main, recipe, cache, tmp_path, monkeypatch, results_of):
-    monkeypatch.setattr(data_sources, "load_splits", made_up)
+def test_the_epoch_can_be_chosen_on_a_validation_split_with_the_defaults_of_the_model(
+    run_main, recipe, cache, tmp_path, monkeypatch, results_of
+):
+    splits = made_up_images(train=range(3), validation=range(3, 6), test=range(6, 9))
+    monkeypatch.setattr(data_sources, "load_splits", lambda *_, **__: splits)
     words = [*QUICK, *cache, "--validation_split", "validation", "--load_best_model_at_end", "--shot", "3"]
     del words[2:4]  # train_classes
     run_main(recipe, ["--dataset_name", "patterns", *words[2:], "--output_dir", str(tmp_path / "run")])
@@ -136,6 +102,8 @@ def test_the_epoch_can_be_chosen_on_a_validation_split(run_main, recipe, cache, 
     assert results["validation_accuracy"] > 0.5
     assert results["eval_accuracy"] > 0.5
     assert results["validation_num_episodes"] == 500
+    config = load(tmp_path / "run").config
+    assert (config.few_shot_kwargs, config.spherization) == ({"metric": "euclidean", "temperature": 1.0}, None)
     assert "on the split validation." in (tmp_path / "run" / "README.md").read_text()
 
 

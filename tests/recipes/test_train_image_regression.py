@@ -1,12 +1,10 @@
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from huggingface_hub import ModelCard
 from torch import Tensor
-from training_runs import weights
 
 from hf_sphere import SphereVisionForRegression, SphereVisionImageProcessor
 from hf_sphere.data import ImageDataOptions, ValueOptions, load_image_data
@@ -19,8 +17,6 @@ QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", 
 QUICK += ["--computed_value", "slant", "--learning_rate", "0.01", "--num_train_epochs", "2", "--disable_tqdm"]
 # Slants of the evaluation images exceed the range of those 200.
 CLIPPED = FINISHED = ["--out_of_range", "clip"]
-
-Train = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +52,6 @@ def test_the_saved_model_and_processor_reproduce_the_reported_error(finished, re
     assert [name for name in results if "accuracy" in name] == []
 
 
-def test_the_model_has_the_range_of_the_training_images(finished, cache):
-    options, targets = ImageDataOptions(max_train_samples=200, cache_dir=cache[1]), ValueOptions(computed_value="slant")
-    expected = load_image_data(options, "regression", targets=targets, progress=False).value_range
-    assert tuple(SphereVisionForRegression.from_pretrained(finished).config.value_range) == expected
-
-
 def test_the_card_names_the_class_the_measured_error_in_its_unit_and_the_range(finished, results_of):
     card, error = ModelCard.load(finished / "README.md"), results_of(finished)["eval_mean_absolute_error"]
     assert "from hf_sphere import SphereVisionForRegression, SphereVisionImageProcessor" in card.text
@@ -83,34 +73,7 @@ def test_the_code_in_the_card_runs(finished, tmp_path, monkeypatch):
     assert found["output"].predictions.shape == (1,)
 
 
-# Starting from a saved model
-
-
-def test_training_can_start_from_a_saved_model(train, finished, results_of):
-    folder = train("--model_name_or_path", str(finished), *CLIPPED)
-    assert results_of(folder)["train_loss"] < results_of(finished)["train_loss"]
-
-
-# Values and losses
-
-
-def test_the_loss_can_be_a_sum(train, results_of, tmp_path):
-    """With plain SGD, a sum over 20 images at a twentieth of the learning rate equals the mean."""
-    words = ["--optim", "sgd", *CLIPPED]
-    mean = train(*words, "--learning_rate", "0.1", name="mean")
-    summed = train(*words, "--learning_rate", "0.005", "--loss_reduction", "sum", name="sum")
-    torch.testing.assert_close(weights(mean), weights(summed), rtol=1e-3, atol=1e-5)
-    assert results_of(summed)["eval_loss"] == pytest.approx(results_of(mean)["eval_loss"], rel=1e-3)
-    assert results_of(summed)["train_loss"] == pytest.approx(results_of(mean)["train_loss"], rel=1e-3)
-
-
-def test_values_outside_the_range_are_refused_with_their_count_or_clipped_on_request(train):
-    with pytest.raises(ValueError, match=r"\d+ of 200 training values lie outside the range -10 to 10, .* clip\.$"):
-        train("--value_range", "-10", "10")
-    with pytest.raises(ValueError, match=r"\d+ of 355 evaluation values lie outside the range"):
-        train("--out_of_range", "error")
-    folder = train("--value_range", "-10", "10", *CLIPPED)
-    assert SphereVisionForRegression.from_pretrained(folder).config.value_range == [-10.0, 10.0]
+# Errors
 
 
 @pytest.mark.parametrize(

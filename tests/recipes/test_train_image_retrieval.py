@@ -1,17 +1,15 @@
 """Open-set retrieval from the command line: trained and evaluated on disjoint classes."""
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
+from datasets import DatasetDict
 from huggingface_hub import ModelCard
-from PIL.Image import fromarray
 from safetensors.torch import load_file
-from training_runs import weights
+from training_runs import made_up_images, weights
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification
 
 from hf_sphere.data import sources as data_sources
@@ -27,18 +25,6 @@ QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", 
 QUICK += ["--per_device_train_batch_size", "20", "--learning_rate", "0.01", "--num_train_epochs", "2"]
 EPISODES = ["--episode_classes", "4", "--episode_examples", "5", "--episodes_per_epoch", "10"]
 FINISHED = [*EPISODES, "--head", "vmf"]
-# All sources of randomness and data-dependent initialization: episodes, dropout, augmentation, samples, a scale.
-RANDOM = [*EPISODES, "--backbone_kwargs", "{width: 32, drop_rate: 0.3}", "--crop_padding", "1", "--head", "vmf"]
-
-Train = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def held_out(run_in, tmp_path_factory) -> Path:
-    """The folder of a run whose last epochs ruin the model and which keeps the best one; read only."""
-    words = ["--validation_fraction", "0.4", "--load_best_model_at_end", "--num_train_epochs", "4"]
-    words += ["--lr_scheduler_type", "multistep", "--lr_milestones", "2", "--lr_gamma", "1e6", "--head", "prototype"]
-    return run_in(tmp_path_factory.mktemp("held_out") / "run", *words)
 
 
 @torch.no_grad()
@@ -95,20 +81,6 @@ def test_retrieval_with_a_hyperbolic_head_uses_its_distance(train, results_of):
 # Classes
 
 
-def test_the_best_epoch_is_chosen_by_the_recall_of_the_held_out_classes_and_the_result_of_others(held_out, results_of):
-    results = results_of(held_out)
-    best = max(results["history"], key=lambda entry: entry["validation_recall_at_1"])
-    assert results["best_epoch"] == best["epoch"] <= 2
-    assert results["validation_recall_at_1"] == pytest.approx(best["validation_recall_at_1"], abs=3e-3)
-    assert results["history"][-1]["validation_recall_at_1"] < best["validation_recall_at_1"]
-    expected = scores_on_digits(held_out, range(6, 10))["recall_at_1"]
-    assert results_of(held_out)["eval_recall_at_1"] == pytest.approx(expected, abs=3e-3)
-    """Two of the six are held out, so four remain for training."""
-    config = AutoModelForImageClassification.from_pretrained(held_out).config
-    assert config.num_labels == 4
-    assert set(config.id2label.values()) < {str(digit) for digit in range(6)}
-
-
 def test_a_validation_split_works_with_a_plateau_schedule(train, results_of):
     words = ["--validation_fraction", "0.4", "--lr_scheduler_type", "reduce_lr_on_plateau", "--lr_patience", "0"]
     words += ["--num_train_epochs", "6", "--early_stopping_patience", "2"]
@@ -124,46 +96,25 @@ def test_a_validation_split_works_with_a_plateau_schedule(train, results_of):
     assert [entry["learning_rate"] for entry in history] == pytest.approx(expected)
 
 
-def made_up(name: str, config_name: str | None = None, **_: object) -> DatasetDict:
-    """Five classes for training and three others for retrieval, with eight noisy images of a pattern per class."""
-    draws = np.random.default_rng(0)
-    patterns = draws.integers(0, 200, (8, 6, 6))
-    features = Features({"image": Image(), "label": ClassLabel(names=[*"abcdefgh"])})
-    splits = {}
-    for split, classes in (("train", range(5)), ("test", range(5, 8))):
-        labels = [label for label in classes for _ in range(8)]
-        pixels = (patterns[labels] + draws.integers(0, 55, (len(labels), 6, 6))).astype(np.uint8)
-        rows = {"image": [fromarray(image) for image in pixels], "label": labels}
-        splits[split] = Dataset.from_dict(rows, features=features)
-    return DatasetDict(splits)
-
-
 def test_without_train_classes_the_splits_keep_their_classes_and_shared_ones_cause_a_warning(
     run_main, recipe, cache, tmp_path, monkeypatch, caplog, results_of
 ):
     words = ["--dataset_name", "patterns", "--backbone", "linear_embedding", "--backbone_kwargs", "{width: 16}"]
     words += ["--num_train_epochs", "2", "--per_device_train_batch_size", "8", "--disable_tqdm", *cache]
-    monkeypatch.setattr(data_sources, "load_splits", made_up)
+    splits = made_up_images(train=range(5), test=range(5, 8))
+    monkeypatch.setattr(data_sources, "load_splits", lambda *_, **__: splits)
     run_main(recipe, [*words, "--head", "cosine", "--output_dir", str(tmp_path / "run")])
     assert "not an open set" not in caplog.text
     names = AutoModelForImageClassification.from_pretrained(tmp_path / "run").config.id2label.values()
     assert list(names) == [*"abcde"]
     assert results_of(tmp_path / "run")["eval_recall_at_1"] > 0.5
-    shared = DatasetDict(dict.fromkeys(("train", "test"), made_up("patterns")["train"]))
+    shared = DatasetDict(dict.fromkeys(("train", "test"), splits["train"]))
     monkeypatch.setattr(data_sources, "load_splits", lambda *_, **__: shared)
     run_main(recipe, [*words, "--output_dir", str(tmp_path / "shared")])
     assert "5 of the 5 classes of the evaluation split are trained on" in caplog.text
 
 
 # Randomness, resuming, starting from a saved model
-
-
-def test_a_resumed_run_does_not_repeat_the_data_dependent_initialization(train, monkeypatch):
-    train(*RANDOM, "--stop_after_steps", "7")
-    monkeypatch.setattr(
-        "hf_sphere.training.evaluation.initialize_from_data", lambda *_: pytest.fail("initialized twice")
-    )
-    train(*RANDOM, "--resume_from_checkpoint", "latest")
 
 
 def test_a_saved_model_keeps_its_scale_and_gets_a_new_head_for_other_classes(train, finished, caplog):
@@ -260,14 +211,6 @@ def test_an_unused_argument_is_a_usage_error(train, capsys, words, expected):
 def test_evaluation_images_of_one_class_are_warned_of(train, caplog):
     train("--train_classes", "9")
     assert "are of one class, so retrieval is 100 % right for any model" in caplog.text
-
-
-def test_a_run_is_not_resumed_with_another_head(train):
-    train("--stop_after_steps", "3", "--head", "cosine")
-    with pytest.raises(ValueError, match=r"has another model; changed are: head \(cosine -> arcface\)"):
-        train("--head", "arcface", "--resume_from_checkpoint", "latest")
-    with pytest.raises(ValueError, match=r"has another model; changed are: final_activation \(None -> True\)"):
-        train("--head", "cosine", "--final_activation", "true", "--resume_from_checkpoint", "latest")
 
 
 # Comparison with the frozen model, and certainty

@@ -1,5 +1,4 @@
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +6,10 @@ import pytest
 import torch
 from case_selection import each
 from huggingface_hub import ModelCard
-from training_runs import weights
 
 from hf_sphere import SphereVisionForJointPrediction, SphereVisionImageProcessor
 from hf_sphere.data import ImageDataOptions, ValueOptions, load_image_data
 from hf_sphere.data.sources import load_splits
-from hf_sphere.prototypes import Placement, place_prototypes
 
 RECIPE = "train_joint_prediction"
 FINISHED = ["--num_train_epochs", "6"]
@@ -21,8 +18,6 @@ QUICK = ["--dataset_name", "digits", "--max_train_samples", "200", "--per_device
 QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", "--embedding_dim", "4"]
 QUICK += ["--computed_value", "slant", "--learning_rate", "0.01", "--num_train_epochs", "2", "--disable_tqdm"]
 QUICK += ["--out_of_range", "clip"]  # slants of the evaluation images exceed the range of those 200
-
-Train = Callable[..., Path]
 
 
 @torch.no_grad()
@@ -108,46 +103,7 @@ def test_classes_and_values_are_loaded_from_a_folder(load_recipe, run_main, tmp_
     assert 0 < results_of(folder)["eval_mean_absolute_error"] < 160
 
 
-def test_a_model_of_another_task_is_refused(finished, load_recipe, run_main, cache, tmp_path):
-    words = ["--dataset_name", "digits", "--model_name_or_path", str(finished), *cache, "--disable_tqdm"]
-    with pytest.raises(ValueError, match="SphereVisionForJointPrediction, but this task trains a SphereVisionForImag"):
-        run_main(load_recipe("train_image_classification"), [*words, "--output_dir", str(tmp_path / "run")])
-
-
-# Prototypes from a file
-
-
-@pytest.fixture
-def placed(load_recipe, run_main, tmp_path) -> Path:
-    """Prototypes of the digits in three dimensions, written by the prototype recipe."""
-    words = ["--dataset_name", "digits", "--dim", "3", "--method", "lbfgs", "--restarts", "1", "--seed", "3"]
-    run_main(load_recipe("place_prototypes"), [*words, "--output_dir", str(tmp_path / "placed"), "--disable_tqdm"])
-    return tmp_path / "placed" / "prototypes.safetensors"
-
-
-def test_a_model_is_trained_with_prototypes_from_a_file(train, placed):
-    saved = weights(train("--prototypes_file", str(placed)))["head.prototypes"]
-    expected = Placement.load(placed).prototypes.float()
-    assert torch.equal(saved, expected)
-    assert not torch.allclose(saved, place_prototypes(10, 3).prototypes.float())  # so the line above can fail
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"dim": 4}, "the prototypes are 10 x 4, but the model has 10 classes and requires 3 coordinates"),
-        ({"num_classes": 9}, "the model has 10 classes and requires 3 coordinates"),
-        ({"class_names": [*"1234567890"]}, "class 0 is '1', not '0'"),
-    ],
-    ids=["dimension", "number", "names"],
-)
-def test_prototypes_that_do_not_fit_are_refused(train, tmp_path, options, said):
-    path = tmp_path / "others.safetensors"
-    place_prototypes(**{"num_classes": 10, "dim": 3} | options).save(path)
-    with pytest.raises(ValueError, match=r".") as refusal:
-        train("--prototypes_file", str(path))
-    assert said in str(refusal.value)
-    assert "\n" not in str(refusal.value)
+# Errors
 
 
 @pytest.mark.parametrize(

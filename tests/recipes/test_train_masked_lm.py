@@ -1,7 +1,6 @@
 import math
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,8 +25,6 @@ from transformers import (
 
 from hf_sphere.data import TextDataOptions, load_text_data
 from hf_sphere.training.tasks import masked_lm
-
-Train = Callable[..., Path]
 
 RECIPE = "train_masked_lm"
 QUICK = ["--model_name_or_path", str(TINY_BERT), "--dataset_name", "TEXTS", "--max_seq_length", "32", "--disable_tqdm"]
