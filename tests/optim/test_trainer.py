@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import HfArgumentParser, Trainer, TrainingArguments, trainer_optimizer, training_args
 from transformers.training_args import OptimizerNames
 
-from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, registration
+from hf_sphere import registration
 from hf_sphere.optim import SGDMRT, AdamSRT, scale_invariant_groups
 from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
 from hf_sphere.optim.sphere_optimizer import SphereOptimizer
@@ -26,11 +26,6 @@ def digits() -> list[dict[str, Any]]:
     digits = load_digits()
     images = torch.tensor(digits.images[:480, None], dtype=torch.float32) / 8 - 1
     return [{"pixel_values": image, "labels": label} for image, label in zip(images, digits.target, strict=False)]
-
-
-def sphere_model() -> SphereVisionForImageClassification:
-    config = {"num_channels": 1, "image_size": 8, "num_labels": 10, "head": "softmax"}
-    return SphereVisionForImageClassification(SphereVisionConfig(backbone="resnet20_cifar", **config))
 
 
 class ConvNet(nn.Module):

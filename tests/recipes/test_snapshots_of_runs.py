@@ -56,12 +56,6 @@ def test_the_best_epoch_can_be_chosen_by_a_training_metric_and_no_snapshots_are_
     assert not (folder / SNAPSHOT_FOLDER).exists()
 
 
-def test_a_run_stops_early_when_the_training_loss_plateaus(train, results_of):
-    still = ["--learning_rate", "0", "--early_stopping_patience", "2", "--metric_for_best_model", "train_loss"]
-    results = results_of(train(*still, "--num_train_epochs", "9"))
-    assert results["epoch"] == results["best_epoch"] + 2 < 9
-
-
 def test_resuming_with_another_metric_restarts_the_choice_of_the_best_epoch(train, results_of):
     train("--num_train_epochs", "3")
     words = ["--resume_from_checkpoint", "latest", "--num_train_epochs", "5", "--metric_for_best_model", "train_loss"]

@@ -9,10 +9,9 @@ import torch
 from case_selection import each
 from huggingface_hub import ModelCard
 from huggingface_hub.errors import StrictDataclassError
-from training_runs import made_up_images, same, weights
+from training_runs import same, weights
 
 from hf_sphere import SphereVisionForFewShotClassification, SphereVisionImageProcessor
-from hf_sphere.data import sources as data_sources
 from hf_sphere.data.sources import load_splits
 
 RECIPE = "train_few_shot"
@@ -76,35 +75,14 @@ def test_the_card_reports_the_accuracy_and_how_it_was_measured(finished, results
         assert line in card.content
 
 
-def test_the_last_line_shows_the_accuracy_with_its_interval_and_a_spherization_has_the_defaults(
-    train, capsys, results_of
-):
+def test_the_last_line_shows_the_accuracy_with_its_interval_and_the_model_has_the_defaults(train, capsys, results_of):
     results = results_of(folder := train("--spherization", "{}", "--num_train_epochs", "1"))
     line = "eval_accuracy {eval_accuracy:.2f} ± {eval_accuracy_interval:.2f} %  (model"
     percent = {name: 100 * value for name, value in results.items() if name.startswith("eval_accuracy")}
     assert capsys.readouterr().out.splitlines()[-1].startswith(line.format(**percent))
-    assert load(folder).config.spherization == {}
+    config = load(folder).config
+    assert (config.spherization, config.few_shot_kwargs) == ({}, {"metric": "euclidean", "temperature": 1.0})
     assert "| spherization | {} |" in (folder / "README.md").read_text()
-
-
-# The best epoch
-
-
-def test_the_epoch_can_be_chosen_on_a_validation_split_with_the_defaults_of_the_model(
-    run_main, recipe, cache, tmp_path, monkeypatch, results_of
-):
-    splits = made_up_images(train=range(3), validation=range(3, 6), test=range(6, 9))
-    monkeypatch.setattr(data_sources, "load_splits", lambda *_, **__: splits)
-    words = [*QUICK, *cache, "--validation_split", "validation", "--load_best_model_at_end", "--shot", "3"]
-    del words[2:4]  # train_classes
-    run_main(recipe, ["--dataset_name", "patterns", *words[2:], "--output_dir", str(tmp_path / "run")])
-    results = results_of(tmp_path / "run")
-    assert results["validation_accuracy"] > 0.5
-    assert results["eval_accuracy"] > 0.5
-    assert results["validation_num_episodes"] == 500
-    config = load(tmp_path / "run").config
-    assert (config.few_shot_kwargs, config.spherization) == ({"metric": "euclidean", "temperature": 1.0}, None)
-    assert "on the split validation." in (tmp_path / "run" / "README.md").read_text()
 
 
 # Randomness, resuming, starting from a saved model
@@ -118,24 +96,6 @@ def test_a_run_of_zero_epochs_evaluates_a_saved_model_with_its_metric_or_another
     assert metric or results_of(folder)["eval_accuracy"] == results_of(finished)["eval_accuracy"]
     expected = {"metric": (metric or ["cosine"])[-1], "temperature": 64.0}
     assert load(folder).config.few_shot_kwargs == expected
-
-
-@pytest.fixture(scope="module")
-def classifier(load_recipe, run_quickly, tmp_path_factory) -> Path:
-    """The folder of a digit classifier; read only."""
-    words = ["--dataset_name", "digits", "--max_train_samples", "100", "--disable_tqdm", "--num_train_epochs", "1"]
-    words += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 16}", "--head", "softmax"]
-    return run_quickly(load_recipe("train_image_classification"), words)(tmp_path_factory.mktemp("classifier") / "run")
-
-
-@pytest.mark.parametrize("spherization", [[], ["--spherization", "{scaling: 5.0}"]])
-def test_the_encoder_of_a_classifier_can_be_used_and_spherized(train, classifier, spherization):
-    folder = train("--model_name_or_path", str(classifier), "--num_train_epochs", "0", *spherization)
-    before, after = weights(classifier), weights(folder)
-    encoder = {name: value for name, value in before.items() if name.startswith("sphere_vision.")}
-    assert encoder
-    assert all(torch.equal(after[name], value) for name, value in encoder.items())
-    assert load(folder).config.spherization == ({"scaling": 5.0} if spherization else None)
 
 
 # Errors

@@ -99,14 +99,6 @@ def test_images_of_one_class_are_an_error_that_says_what_to_do(train, tmp_path):
         train("--dataset_name", str(tmp_path / "photos"))
 
 
-# Randomness
-
-
-def test_cached_images_do_not_change_the_result(train, tmp_path):
-    words = [*RANDOM, "--cache_dir", str(tmp_path / "cold")]
-    assert same(weights(train(*words, name="decodes")), weights(train(*words, name="reads")))
-
-
 # Errors
 
 

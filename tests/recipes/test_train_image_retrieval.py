@@ -6,13 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from datasets import DatasetDict
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
-from training_runs import made_up_images, weights
+from training_runs import weights
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification
 
-from hf_sphere.data import sources as data_sources
 from hf_sphere.data.sources import load_splits
 from hf_sphere.metrics import retrieval_scores
 from hf_sphere.training.tasks import retrieval
@@ -76,42 +74,6 @@ def test_retrieval_with_a_hyperbolic_head_uses_its_distance(train, results_of):
     expected = scores_on_digits(folder, range(6, 10), distance="hyperbolic", curvature=1.0)["map_at_r"]
     assert results_of(folder)["eval_map_at_r"] == pytest.approx(expected, abs=3e-3)
     assert expected != pytest.approx(scores_on_digits(folder, range(6, 10))["map_at_r"], abs=5e-3)
-
-
-# Classes
-
-
-def test_a_validation_split_works_with_a_plateau_schedule(train, results_of):
-    words = ["--validation_fraction", "0.4", "--lr_scheduler_type", "reduce_lr_on_plateau", "--lr_patience", "0"]
-    words += ["--num_train_epochs", "6", "--early_stopping_patience", "2"]
-    history = results_of(train(*words))["history"]
-    recalls = [entry["validation_recall_at_1"] for entry in history]
-    best = recalls.index(max(recalls))
-    assert len(history) == min(best + 1 + 2, 6)
-    # The learning rate decays after each epoch without improvement.
-    expected, highest = [0.01], float("-inf")
-    for recall in recalls[:-1]:
-        expected.append(expected[-1] * (1.0 if recall > highest * 1.0001 else 0.1))
-        highest = max(highest, recall)
-    assert [entry["learning_rate"] for entry in history] == pytest.approx(expected)
-
-
-def test_without_train_classes_the_splits_keep_their_classes_and_shared_ones_cause_a_warning(
-    run_main, recipe, cache, tmp_path, monkeypatch, caplog, results_of
-):
-    words = ["--dataset_name", "patterns", "--backbone", "linear_embedding", "--backbone_kwargs", "{width: 16}"]
-    words += ["--num_train_epochs", "2", "--per_device_train_batch_size", "8", "--disable_tqdm", *cache]
-    splits = made_up_images(train=range(5), test=range(5, 8))
-    monkeypatch.setattr(data_sources, "load_splits", lambda *_, **__: splits)
-    run_main(recipe, [*words, "--head", "cosine", "--output_dir", str(tmp_path / "run")])
-    assert "not an open set" not in caplog.text
-    names = AutoModelForImageClassification.from_pretrained(tmp_path / "run").config.id2label.values()
-    assert list(names) == [*"abcde"]
-    assert results_of(tmp_path / "run")["eval_recall_at_1"] > 0.5
-    shared = DatasetDict(dict.fromkeys(("train", "test"), splits["train"]))
-    monkeypatch.setattr(data_sources, "load_splits", lambda *_, **__: shared)
-    run_main(recipe, [*words, "--output_dir", str(tmp_path / "shared")])
-    assert "5 of the 5 classes of the evaluation split are trained on" in caplog.text
 
 
 # Randomness, resuming, starting from a saved model

@@ -87,22 +87,6 @@ def test_classes_are_learned_by_other_weights_heads_and_precisions(words, accura
     assert learned or words != ["--bf16"]
 
 
-def test_classes_and_values_are_loaded_from_a_folder(load_recipe, run_main, tmp_path, results_of):
-    """Parquet files with columns image, label and year, as written by the recipe that prepares OmniArt."""
-    for split, rows in load_splits("digits").items():
-        some = rows.select(range(60))
-        years = [1500.0 + 10 * label + index for index, label in enumerate(some["label"])]
-        (tmp_path / "art").mkdir(exist_ok=True)
-        some.add_column("year", years).to_parquet(tmp_path / "art" / f"{split}-00000-of-00001.parquet")
-    folder = tmp_path / "trained"
-    words = [word for word in QUICK if word not in ("--computed_value", "slant")]
-    words += ["--dataset_name", str(tmp_path / "art"), "--output_dir", str(folder), "--cache_dir", str(tmp_path / "c")]
-    run_main(load_recipe("train_joint_prediction"), words)
-    low, high = SphereVisionForJointPrediction.from_pretrained(folder).config.value_range
-    assert 1500 <= low < high <= 1660
-    assert 0 < results_of(folder)["eval_mean_absolute_error"] < 160
-
-
 # Errors
 
 

@@ -3,11 +3,9 @@
 import json
 import os
 import shutil
-import signal
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
@@ -16,9 +14,6 @@ from training_runs import QUICK_RUNS, QuickRun, same, weights
 
 from hf_sphere.training import (
     CheckpointError,
-    TrainingDivergedError,
-    TrainingInterruptedError,
-    TrainingLoop,
     find_task,
     task_names,
 )
@@ -152,25 +147,6 @@ def test_a_resumed_run_ends_with_the_model_of_an_uninterrupted_one(finished, tra
     assert results_of(resumed)[metric] == results_of(finished)[metric]
 
 
-@ONE_TASK
-def test_an_interrupted_run_resumes_from_the_checkpoint_it_wrote(finished, train, monkeypatch):
-    step = TrainingLoop._train_step
-
-    def interrupted(loop: TrainingLoop, *args: Any) -> None:
-        step(loop, *args)
-        if loop.state.step == 13:
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(TrainingLoop, "_train_step", interrupted)
-    with pytest.raises(TrainingInterruptedError, match="stopped at step 13 of 20"):
-        train("--snapshot_epochs", "1")
-    monkeypatch.setattr(TrainingLoop, "_train_step", step)
-    folder = train("--snapshot_epochs", "1", "--resume_from_checkpoint", "latest")
-    assert same(weights(finished), weights(folder))
-    for ours, theirs in zip(list_snapshots(folder), list_snapshots(finished), strict=True):
-        assert same(load_file(ours.path), load_file(theirs.path))
-
-
 RESUME, NONSENSE = ["--resume_from_checkpoint", "latest"], ["--metric_for_best_model", "nonsense"]
 REFUSED = "finished and is not trained again with other settings: "
 
@@ -212,17 +188,6 @@ def test_a_run_that_is_refused_changes_nothing(present, words, error, message, f
     with pytest.raises(error, match=message):
         train(*(str(tmp_path / "run") if word == "RUN" else word for word in words))
     assert contents(tmp_path) == before
-
-
-# Divergence
-
-
-@ONE_TASK
-def test_a_diverged_run_stops_without_saving_its_model(train, tmp_path):
-    with pytest.raises(TrainingDivergedError, match="not finite"):
-        train("--optim", "sgd", "--learning_rate", "1e38")
-    assert not (tmp_path / "run" / "model.safetensors").exists()
-    assert not list((tmp_path / "run").glob("checkpoint-*"))
 
 
 # Output directories

@@ -4,11 +4,8 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from accelerate.state import AcceleratorState, GradientState
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
-from PIL.Image import fromarray
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -77,20 +74,6 @@ def make_sentences(count: int, seed: int) -> str:
         animal = draw.choice(list(facts))
         lines.append(f"the {animal} is here and the {animal} wants {facts[animal]} .")
     return "\n".join(lines)
-
-
-def made_up_images(**classes: range) -> DatasetDict:
-    """Splits of the given classes, with eight noisy images of a pattern per class."""
-    draws, names = np.random.default_rng(0), "abcdefghi"
-    patterns = draws.integers(0, 200, (len(names), 6, 6))
-    features = Features({"image": Image(), "label": ClassLabel(names=[*names])})
-    splits = DatasetDict()
-    for split, numbers in classes.items():
-        labels = [label for label in numbers for _ in range(8)]
-        pixels = (patterns[labels] + draws.integers(0, 55, (len(labels), 6, 6))).astype(np.uint8)
-        rows = {"image": [fromarray(image) for image in pixels], "label": labels}
-        splits[split] = Dataset.from_dict(rows, features=features)
-    return splits
 
 
 def forget() -> None:
