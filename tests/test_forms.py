@@ -290,6 +290,10 @@ TAKES_SPARSE = {name for name in CASES if "KMeans" in name}
 COUNTS_NAN = {"search.report_vectors.vectors", "search.ImageSource.of.images"}
 
 
+by_owner = pytest.mark.settings(name=lambda name: {"owner": name.rsplit(".", 2)[0]})
+"""By default, one parameter of each class, and of the functions of each package."""
+
+
 def parameters() -> Iterator[str]:
     """Yield what the public functions and methods take that may be vectors by its annotation."""
     for package in PACKAGES:
@@ -330,6 +334,7 @@ def flat(result: Any) -> list[Any]:
     return [repr(result)] if isinstance(result, (str, type(None))) else np.asarray(result).ravel().tolist()
 
 
+@by_owner
 @pytest.mark.parametrize("name", CASES)
 def test_each_form_of_vectors_has_the_result_of_an_array(name):
     expected, forms = flat(CASES[name](X.astype(np.float32))), TAKEN | ({} if name in NEEDS_A_SCALE else INTEGERS)
@@ -346,6 +351,7 @@ def test_each_form_of_vectors_has_the_result_of_an_array(name):
     assert wrong == {}
 
 
+@by_owner
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_no_vectors_has_the_same_reason_everywhere(name):
     wrong = {}

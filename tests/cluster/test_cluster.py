@@ -5,8 +5,6 @@ import warnings
 from copy import deepcopy
 
 import numpy as np
-import pandas as pd
-import pyarrow as pa
 import pytest
 import scipy.sparse as sp
 import torch
@@ -99,13 +97,6 @@ class TestInput:
         estimator = make()
         name = "n_clusters" if isinstance(estimator, SphericalKMeans) else "n_components"
         assert estimator.set_params(**{name: 1}).fit(np.ones((1, 4))).labels_.tolist() == [0]
-
-    @pytest.mark.parametrize("convert", [np.asarray, torch.from_numpy])
-    def test_nan_is_an_error(self, make, convert):
-        points = blobs()[0]
-        points[5, 2] = math.nan
-        with pytest.raises(ValueError, match=r"NaN|finite"):
-            make().fit(convert(points))
 
     def test_tensors_of_other_shapes_are_an_error(self, make):
         for wrong in (torch.ones(5), torch.ones(0, 4), torch.ones(2, 3, 4)):
@@ -462,27 +453,6 @@ print(SphericalKMeans(3).fit(x).labels_.shape, VonMisesFisherMixture(3).fit(x.nu
     run = run_fresh([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, hugging_face=False)
     assert run.returncode == 0, run.stderr
     assert run.stdout.split("\n")[0] == "torch.Size([60]) (3,)"
-
-
-@pytest.mark.parametrize("estimator", [SphericalKMeans(2), VonMisesFisherMixture(2)])
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        (np.ones((9, 4), dtype=np.uint8), "X of dtype uint8 can be coordinates or packed bits"),
-        (torch.ones(9, 4, dtype=torch.int8), "X of dtype torch.int8 can be coordinates or packed bits"),
-        (torch.ones(9, 4).to_sparse(), "X must be dense"),
-    ],
-)
-def test_packed_bits_and_sparse_tensors_are_errors(estimator, rows, message):
-    with pytest.raises(TypeError, match=message):
-        estimator.fit(rows)
-
-
-@pytest.mark.parametrize("column", [pd.Series, pa.array, lambda rows: pa.chunked_array([rows[:20], rows[20:]])])
-def test_a_column_of_vectors_is_clustered_like_an_array(column):
-    vectors = np.random.default_rng(0).standard_normal((60, 4))
-    expected = SphericalKMeans(3, random_state=0).fit(vectors)
-    assert (SphericalKMeans(3, random_state=0).fit(column(vectors.tolist())).labels_ == expected.labels_).all()
 
 
 def test_integers_of_a_tensor_keep_their_digits():

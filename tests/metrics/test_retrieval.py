@@ -224,12 +224,6 @@ class TestMemory:
         assert mebibytes < 800  # the distances alone would take 1,495
 
 
-def test_lists_and_arrays_are_accepted():
-    embeddings, labels = torch.randn(12, 3), torch.arange(12) % 4
-    for values in ((embeddings.tolist(), labels.tolist()), (embeddings.numpy(), labels.numpy())):
-        assert retrieval_scores(*values, ks=[*np.arange(1, 3)]) == retrieval_scores(embeddings, labels, ks=(1, 2))
-
-
 class TestRefusals:
     @pytest.mark.parametrize(
         ("embeddings", "labels", "message"),

@@ -56,13 +56,6 @@ def test_half_precision_and_any_norms_are_accepted(directions):
     assert scores["map_at_r"] == pytest.approx(expected["map_at_r"], abs=1e-6)
 
 
-def test_lists_and_arrays_are_accepted(directions):
-    tensors = directions, torch.full((120,), 20.0), LABELS
-    wide = directions.double(), tensors[1].double(), LABELS  # lists have float64 numbers
-    for given, same in (([t.tolist() for t in tensors], wide), ([t.numpy() for t in tensors], tensors)):
-        assert sampled_retrieval_scores(*given, num_samples=2) == sampled_retrieval_scores(*same, num_samples=2)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
