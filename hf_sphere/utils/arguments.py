@@ -159,7 +159,8 @@ def argument(
 def command_arguments(*args: Any, **options: Any) -> tuple[Any, ...]:
     """Return what `parse_arguments` does, if the files and folders, models and datasets that it names are there."""
     values = parse_arguments(*args, **options)
-    given = {name: value for each in values for name, value in vars(each).items() if value}
+    named = (item for each in values for item in vars(each).items())  # `query` of few-shot learning is a number
+    given = {name: value for name, value in named if value and isinstance(value, str | list)}
     for kind, names in _SOURCES.items():
         for name in names if not given.get("remove_from") else ():  # what is removed may be gone
             value: Any = given.get(name, ())
