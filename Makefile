@@ -41,7 +41,7 @@ test-transformers: $(READY)  ## run the common tests of transformers on our mode
 
 test-peers: $(READY)  ## run the tests of scipy, torch, transformers and others on our code; downloads some once
 	tests=$$($(VENV)/bin/python tests/peers/fetch.py timm transformers) && \
-		PYTHONPATH=$$tests OMP_NUM_THREADS=1 $(RUN) -m pytest -o addopts=-ra -W ignore::pytest.PytestUnknownMarkWarning \
+		PYTHONPATH=$$tests OMP_NUM_THREADS=1 $(RUN) -m pytest --all-cases -o addopts=-ra -W ignore::pytest.PytestUnknownMarkWarning \
 		$(filter-out %/conftest.py %/fetch.py,$(wildcard tests/peers/*.py))
 
 soak: $(READY)  ## disturb training runs, indices, embeddings and predictions for MINUTES; prints the counts
