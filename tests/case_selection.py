@@ -1,7 +1,7 @@
 """Choose the cases of each test function that run by default; `--all-cases` runs the rest.
 
-A function runs with the fewest cases in which every value of each of its *settings* occurs: a dtype, a class or
-function, and the name of a task, backbone, head, optimizer, search engine or precision. The other values of a
+A function runs with the fewest cases in which every value of each of its *settings* occurs: a dtype, a truth value, a
+class or function, and the name of a task, backbone, head, optimizer, search engine or precision. The other values of a
 parameter, such as sizes, seeds and names of runs, are not settings: one case of them is enough. Parameters that are
 given together, such as an input and its result, are a table: every row without a setting of its own runs. A function
 that expects errors, or the message of each case, is a table of bad input, which stays whole.
@@ -59,7 +59,7 @@ def is_setting(value: Any) -> bool:
 
     if isinstance(value, str):
         return value in setting_names()
-    return isinstance(value, (torch.dtype, type)) or callable(value)
+    return isinstance(value, (torch.dtype, type, bool)) or callable(value)
 
 
 def settings_of(item: pytest.Function) -> set[tuple[str, Hashable]]:

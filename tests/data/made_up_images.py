@@ -1,11 +1,21 @@
 """Images that are made up for tests, and what batches of them contain."""
 
+from typing import Any
+
 import numpy as np
+import pytest
+from case_selection import each
 
 NOT_AN_IMAGE = b"not an image"
 
 SMALL, LARGE = (6, 4), (100, 4)
 """Sizes of images that are kept in memory, and of images that are streamed from disk."""
+
+
+def both_sizes(function: Any) -> Any:
+    """Run a test with images that are kept in memory and with images that are streamed, also by default."""
+    return each("size")(pytest.mark.parametrize("size", [SMALL, LARGE])(function))
+
 
 RAW = {"image_mean": [0.0], "image_std": [1.0]}
 """Statistics with which pixel values are the bytes divided by 255."""

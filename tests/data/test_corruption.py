@@ -5,7 +5,7 @@ import pytest
 import torch
 from datasets import ClassLabel, Value
 from hypothesis import given, strategies as st
-from made_up_images import ANIMALS, LARGE, RAW, SMALL, noise
+from made_up_images import ANIMALS, RAW, SMALL, both_sizes, noise
 from scipy.stats import chisquare
 
 from hf_sphere.data import ImageData, ImagesFromDisk, ImagesInMemory
@@ -100,7 +100,7 @@ class TestDatasetLabels:
 
         return load_them
 
-    @pytest.mark.parametrize("size", [SMALL, LARGE])
+    @both_sizes
     def test_only_training_images_get_noisy_labels_by_their_fraction(self, size, load_animals, caplog):
         with caplog.at_level(logging.INFO, logger="hf_sphere"):
             data = load_animals(size, label_noise=0.5, validation_fraction=0.25, max_train_samples=80)
@@ -148,7 +148,7 @@ class TestDatasetLabels:
 class TestPixels:
     @pytest.mark.parametrize("kind", ["per_image", "shared"])
     @pytest.mark.parametrize("channels", [1, 3])
-    @pytest.mark.parametrize("size", [SMALL, LARGE])
+    @both_sizes
     def test_shuffling_permutes_pixels_and_keeps_channels_together(self, size, channels, kind, make_dataset, load):
         shape = (*size, 3) if channels == 3 else size
         images = noise(9, *shape)
@@ -161,7 +161,7 @@ class TestPixels:
                 assert before.tolist() != after.tolist()
 
     @pytest.mark.parametrize(("kind", "count"), [("per_image", 16), ("shared", 1)])
-    @pytest.mark.parametrize("size", [SMALL, LARGE])
+    @both_sizes
     def test_each_image_of_both_splits_has_its_own_permutation_or_all_have_one(
         self, size, kind, count, make_dataset, load
     ):
@@ -170,7 +170,7 @@ class TestPixels:
         assert len({image.numpy().tobytes() for part in parts for image in part.values()}) == count
         assert not np.array_equal(parts[0].popitem()[1][0].numpy(), places(size))
 
-    @pytest.mark.parametrize("size", [SMALL, LARGE])
+    @both_sizes
     def test_an_image_has_the_same_permutation_in_every_subset(self, size, make_dataset, load):
         dataset = make_dataset(list(noise(20, *size)))
         options = RAW | {"shuffled_pixels": "per_image", "corruption_seed": 2}
@@ -246,7 +246,7 @@ class TestClasses:
         return make
 
     @pytest.mark.parametrize("feature", [None, Value("string")])
-    @pytest.mark.parametrize("size", [SMALL, LARGE])
+    @both_sizes
     @pytest.mark.parametrize("count", [2, 4, 6])
     def test_sampled_classes_keep_all_images_and_are_numbered_in_order(self, count, size, feature, animals, load):
         data = load(animals(size=size, feature=feature), **RAW, sample_classes=count)
@@ -292,7 +292,7 @@ class TestClasses:
 
 class TestConsistencyBetweenLoaders:
     @pytest.mark.parametrize("kind", ["per_image", "shared", None])
-    @pytest.mark.parametrize("size", [SMALL, LARGE])
+    @both_sizes
     @pytest.mark.parametrize("feature", [ClassLabel(names=ANIMALS), Value("string")])
     def test_evaluation_images_match_those_of_the_run(self, feature, size, kind, make_dataset, load, load_split):
         def make(names, seed):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import ClassLabel, Image, Value
-from made_up_images import LARGE, NOT_AN_IMAGE, RAW, SMALL, marked, noise, seen
+from made_up_images import LARGE, NOT_AN_IMAGE, RAW, SMALL, both_sizes, marked, noise, seen
 from PIL import Image as PILImage
 
 from hf_sphere.data import (
@@ -246,7 +246,7 @@ class TestPixels:
 
 
 class TestStatistics:
-    @pytest.mark.parametrize("size", [SMALL, LARGE])
+    @both_sizes
     @pytest.mark.parametrize("channels", [1, 3])
     def test_computed_statistics_equal_the_plain_formula(self, channels, size, make_dataset, load):
         pixels = np.squeeze(noise(20, *size, channels))
@@ -283,7 +283,7 @@ class TestStatistics:
 
 
 class TestCorruptImages:
-    @pytest.mark.parametrize("size", [SMALL, LARGE])
+    @both_sizes
     @pytest.mark.parametrize("options", [{}, {"max_train_samples": 18}, RAW | {"validation_fraction": 0.5}])
     def test_the_error_for_a_corrupt_image_has_its_index_in_the_split(self, options, size, make_dataset, load):
         train, test = make_dataset([*marked(19, size), NOT_AN_IMAGE]), make_dataset(marked(2, size))
@@ -299,7 +299,7 @@ class TestCorruptImages:
         with pytest.raises(CorruptImageError, match="image 4 of the split"):
             list(data.evaluation.epoch())
 
-    @pytest.mark.parametrize("size", [SMALL, LARGE])
+    @both_sizes
     @pytest.mark.parametrize("validation_fraction", [0.0, 0.25])
     def test_skipping_keeps_labels_aligned_with_images(self, validation_fraction, size, make_dataset, load):
         images = marked(24, size)
@@ -330,7 +330,7 @@ class TestCorruptImages:
 
 
 class TestHeldOutPart:
-    @pytest.mark.parametrize("size", [SMALL, LARGE])
+    @both_sizes
     def test_held_out_and_training_images_partition_each_class_by_the_seed(self, size, make_dataset, load):
         dataset = make_dataset(marked(50, size), [0] * 30 + [1] * 20)
         data, again, other = (load(dataset, **RAW, validation_fraction=0.2, seed=seed) for seed in (3, 3, 4))

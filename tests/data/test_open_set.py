@@ -5,7 +5,7 @@ import pytest
 import torch
 from datasets import ClassLabel, Value
 from hypothesis import given, strategies as st
-from made_up_images import ANIMALS, LARGE, RAW, SMALL, marked, seen
+from made_up_images import ANIMALS, RAW, SMALL, both_sizes, marked, seen
 
 from hf_sphere.data import ImagesFromDisk
 from hf_sphere.data.splits import Split, first_classes, held_out_classes
@@ -85,7 +85,7 @@ def test_renumbering_has_no_gaps_and_keeps_names_and_their_order(labels):
 
 class TestUnmodifiedSplits:
     @pytest.mark.parametrize("feature", [None, Value("string")])
-    @pytest.mark.parametrize("size", [SMALL, LARGE])
+    @both_sizes
     def test_each_split_numbers_its_own_classes_in_the_order_of_the_data(self, size, feature, animals, load):
         train, test = animals(["elk", "cat", "elk"], ["bee", "fox", "bee", "ant"], size=size, feature=feature)
         data = load(train, test, **RAW, task="retrieval")
@@ -120,7 +120,7 @@ class TestUnmodifiedSplits:
 
 
 class TestDividedClasses:
-    @pytest.mark.parametrize("size", [SMALL, LARGE])
+    @both_sizes
     def test_the_first_classes_of_both_splits_train_and_the_others_evaluate(self, size, animals, load):
         train, test = animals(["fox", "ant", "cat", "bee"], ["ant", "cat", "dog", "fox"], size=size)
         data = load(train, test, **RAW, task="retrieval", train_classes=2)
@@ -142,7 +142,7 @@ class TestDividedClasses:
         with pytest.raises(ValueError, match=r"image 3 in split 'train\+test'"):
             load(*animals(["ant", "bee"], ["cat", None], feature=Value("string")), task="retrieval", train_classes=1)
 
-    @pytest.mark.parametrize("size", [SMALL, LARGE])
+    @both_sizes
     @pytest.mark.parametrize("train_classes", [None, 5])
     def test_held_out_images_are_all_images_of_separate_classes(self, train_classes, size, animals, load):
         train, test = animals(ANIMALS[:5] * 3, ["fox"] * 2, size=size)
@@ -190,7 +190,7 @@ def load_split(load_one, embed):
 
 
 class TestOneSplit:
-    @pytest.mark.parametrize("size", [SMALL, LARGE])
+    @both_sizes
     @pytest.mark.parametrize("processes", [1, 2, 3])
     def test_rows_are_those_of_the_split_with_skipped_images(self, processes, size, make_dataset, load_split):
         images = marked(20, size)
@@ -229,7 +229,7 @@ class TestOneSplit:
 
 
 class TestUnseenClasses:
-    @pytest.mark.parametrize("size", [SMALL, LARGE])
+    @both_sizes
     @pytest.mark.parametrize("max_eval_samples", [None, 3])
     def test_unseen_classes_match_evaluation_during_training(self, max_eval_samples, size, animals, load, load_one):
         train, test = animals(["fox", "ant", "cat", "bee"], ["ant", "cat", "dog", "fox"], size=size)

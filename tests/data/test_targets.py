@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, Value
-from made_up_images import LARGE, RAW, SMALL, marked, seen
+from made_up_images import LARGE, RAW, SMALL, both_sizes, marked, seen
 
 from hf_sphere.data import COMPUTED_VALUES
 from hf_sphere.data.targets import read_values
@@ -31,7 +31,7 @@ class TestRegression:
         assert (data.class_names, data.train.num_examples) == ([], 3)
         assert load(make_valued([1.0, 2.0]), task="regression").class_names == []
 
-    @pytest.mark.parametrize("size", [SMALL, LARGE])
+    @both_sizes
     def test_values_match_their_images(self, size, make_valued, load):
         data = load(
             make_valued([index / 4 for index in range(20)], size),
@@ -45,7 +45,7 @@ class TestRegression:
         assert len(pairs) == 35
         assert all(value == mark / 4 for mark, value in pairs)
 
-    @pytest.mark.parametrize("size", [SMALL, LARGE])
+    @both_sizes
     def test_skipping_corrupt_images_keeps_values_aligned_with_images(self, size, make_dataset, load):
         images = marked(9, size)
         images[3] = b"not an image"
@@ -65,7 +65,7 @@ class TestRegression:
 
 
 class TestJoint:
-    @pytest.mark.parametrize("size", [SMALL, LARGE])
+    @both_sizes
     def test_values_match_their_images(self, size, make_valued, load):
         values, classes = [index / 4 for index in range(20)], [index % 2 for index in range(20)]
         data = load(make_valued(values, size, classes=classes), **RAW, task="joint", validation_fraction=0.3)
