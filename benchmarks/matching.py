@@ -39,6 +39,8 @@ from scipy.sparse.csgraph import connected_components
 from scipy.stats import beta, betabinom, kstest
 from sklearn.datasets import load_digits
 from torch import Tensor
+from torchvision.transforms.v2 import RandomAffine
+from torchvision.transforms.v2.functional import pil_to_tensor, to_dtype
 
 from hf_sphere.search import EmbeddingSpace
 
@@ -48,8 +50,8 @@ LEVELS = {"omniglot": (0.01, 0.05, 0.10), "wikitext": (0.05, 0.10), "cifar10": (
 NOMINAL = [0.02, 0.03, 0.05, 0.07, 0.10, 0.15, 0.20, 0.30]
 LEVELS_OF_CURVES = np.array(NOMINAL) * (1 + 1e-12)
 TITLES = {"omniglot": "Omniglot", "wikitext": "WikiText-2", "cifar10": "CIFAR-10 without groups"}
-TITLES |= {"omniglot_pixels": "Omniglot pixels"}
-ENROLLED = {"wikitext": 41, "omniglot": 81, "omniglot_pixels": 81}
+TITLES |= {"omniglot_pixels": "Omniglot pixels", "small": "WikiText-2, 1 to 8 sentences", "mnist": "MNIST, 10 views"}
+ENROLLED = {"wikitext": 41, "omniglot": 81, "omniglot_pixels": 81, "small": 40, "mnist": 133}
 """Number of enrolled groups of the identification, a third."""
 
 GOALS = {
@@ -134,6 +136,21 @@ def corpus(name: str, args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]
             groups = np.unique(names, return_inverse=True)[1].tolist()
             images = list(concatenate_datasets(parts)["image"])
             vectors = embed_images(images, args.weights) if name == "omniglot" else ink(images)
+        elif name == "small":  # one to eight sentences of each article
+            of_wikitext, articles = corpus("wikitext", args)
+            random, rows = np.random.default_rng(5), []
+            for article in range(int(articles.max()) + 1):
+                of_article = random.permutation(np.flatnonzero(articles == article))
+                rows += of_article[: min(random.integers(1, 9), len(of_article))].tolist()
+            vectors, groups = torch.from_numpy(of_wikitext[rows]), articles[rows]
+        elif name == "mnist":  # 400 test images, each as it is and in nine random positions, by their pixels
+            dataset = load("ylecun/mnist", "test", args.data)
+            chosen = np.random.default_rng(0).permutation(len(dataset))[:400]
+            torch.manual_seed(0)
+            move = RandomAffine(15, (0.1, 0.1), (0.85, 1.15), 8)
+            pixels = torch.stack([to_dtype(pil_to_tensor(dataset[int(row)]["image"]), scale=True) for row in chosen])
+            views = [pixels] + [torch.stack([move(image) for image in pixels]) for _ in range(9)]
+            vectors, groups = torch.cat(views).flatten(1), np.tile(np.arange(400), 10)
         else:
             images = list(load("uoft-cs/cifar10", "test", args.data)["img"])
             vectors = F.normalize(embed_images(images, args.weights))
@@ -159,8 +176,8 @@ def pair_threshold(vectors: np.ndarray, groups: np.ndarray, level: float) -> flo
 def levels(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Measure how often queries without a match are accepted, by the p-values and by pooled pairs."""
     rows = []
-    for name, title in TITLES.items():
-        vectors, groups = corpus(name, args)
+    for name in LEVELS:
+        title, (vectors, groups) = TITLES[name], corpus(name, args)
         count = int(groups.max()) + 1
         is_alone = count == len(groups)
         for score in ["cosine"] if is_alone else ["cosine", "margin"]:

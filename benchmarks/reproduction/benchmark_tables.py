@@ -306,6 +306,20 @@ def _matching(rows: Rows, content: Mapping[str, Any]) -> str:
     return join_lines(["dataset", "score", *(f"accepted at {level} %" for level in (1, 5, 10))], lines, [])
 
 
+def _matching_found(rows: Rows, content: Mapping[str, Any]) -> str:
+    """What rules name of the queries of known groups at 5 %, and accept of others, by data set."""
+    found: dict[str, dict[str, str]] = {}
+    for what, row in rows.items():
+        key, is_hit, _ = what.partition(": hits at 5%")
+        title, _, rule = key.partition(" enrolled, ")
+        if is_hit and rule:
+            false = rows[f"{key}: false accepts at 5%"]["value"]
+            found.setdefault(rule, {})[title.partition(" of ")[2]] = f"{100 * row['value']:.1f} % / {100 * false:.1f} %"
+    titles = [*dict.fromkeys(title for cells in found.values() for title in cells)]
+    lines = [[rule, *(cells.get(title, "") for title in titles)] for rule, cells in found.items()]
+    return join_lines(["rule", *(title.partition(" groups of ")[2] for title in titles)], lines, [])
+
+
 def _duplicates(rows: Rows, content: Mapping[str, Any]) -> str:
     lines = []
     for what in dict.fromkeys(name.partition(":")[0] for name in rows if ": copies found" in name):
@@ -558,6 +572,7 @@ TABLES: dict[str, tuple[str, Callable[[Rows, Mapping[str, Any]], str]]] = {
     "kernels-losses": ("kernel_counts", _kernels_of_losses),
     "kernels-functions": ("kernel_counts", partial(_list, KERNELS, True)),
     "matching": ("matching", _matching),
+    "matching-found": ("matching", _matching_found),
     "vector-report": ("vector_report", _vector_report),
     "compression": ("compression", _compression),
     "compression-speed": ("compression_speed", _compression_speed),
