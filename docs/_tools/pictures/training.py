@@ -243,7 +243,9 @@ def found() -> Panels:
     """What rules name of the sentences of known articles of WikiText-2, and accept of others, at levels of 2 to 30 %."""
     curves = read("benchmarks/results/matching.json")["identification"]
     names = {"margin, sharp": "EmbeddingSpace", "cosine, sharp": "cosine", "cosine, quantile over rows": "quantile"}
-    figure, axes = panel("Named, by accepted strangers", xlabel="accepted strangers, %", ylabel="named, %", xlim=(0, 34))
+    figure, axes = panel(
+        "Named, by accepted strangers", xlabel="accepted strangers, %", ylabel="named, %", xlim=(0, 34)
+    )
     for (rule, name), color in zip(names.items(), LINE_COLORS, strict=False):
         curve = curves[f"WikiText-2, {rule}"]
         false, hits = ([100 * point[key] for point in curve] for key in ("false_accepts", "hits"))
