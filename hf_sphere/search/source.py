@@ -215,7 +215,9 @@ class ImageSource:
             content = "image" if (column in images if column else images) else "vector"
         if content == "vector" and column is None:
             column = _vector_column(rows)
-        named, column = column, sources.find_column(rows, column, COLUMNS[content], content, option="--column")
+        instead = ", or embed images or texts by a model (hf-sphere index --model_name_or_path)" * (content == "vector")
+        usual = COLUMNS[content]
+        named, column = column, sources.find_column(rows, column, usual, content, instead=instead, option="--column")
         labels, what = list[str](), f"column {column} of {name or 'the data'}"
         kept: Sequence[int] = range(len(rows))
         if content == "text":
