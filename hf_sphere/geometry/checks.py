@@ -92,7 +92,7 @@ def to_tensor(name: str, values: Any, kind: str = "numbers") -> Tensor:
         if not isinstance(values, Tensor):
             array = values
             if array.dtype.kind in "SUTMm" and array.size:
-                how = "Number the names: numpy.unique(names, return_inverse=True)[1]"
+                how = "Number the names: numpy.unique(names, return_inverse=True)[1]; embed texts by a model"
                 raise TypeError(f"the first is '{array.flat[0]}'. {how}.")
             if array.dtype.kind not in "biufc" or array.dtype == np.longdouble:
                 array = _to_float64(name, array)

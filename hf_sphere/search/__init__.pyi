@@ -6,6 +6,7 @@ from .extract import extract_embeddings as extract_embeddings, load_embedding_mo
 from .index import ImageIndex as ImageIndex
 from .lance import LanceSpace as LanceSpace
 from .neighbor_search import NeighborSearch as NeighborSearch
+from .neutral import neutral_texts as neutral_texts
 from .report import VectorReport as VectorReport, report_vectors as report_vectors
 from .source import ImageSource as ImageSource
 from .space import EmbeddingSpace as EmbeddingSpace

@@ -496,7 +496,7 @@ EXCLUDED = {
         training.prepare_output_dir data.ImageData data.ImageShape data.ImageSplit data.TextData
         data.FewShotData data.load_ data.COMPUTED_VALUES data.Episodes data.EpisodeSampler
         search.read_embeddings search.embeddings_writer search.Embeddings search.ImageIndex search.ImageSource
-        search.LanceSpace search.VectorReport analogies.
+        search.LanceSpace search.VectorReport search.neutral_texts analogies.
     """,
     "options, errors and registries": """
         data.ImageDataOptions data.ImageSourceOptions data.OpenSetOptions data.TextDataOptions
