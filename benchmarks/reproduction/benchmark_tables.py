@@ -322,6 +322,20 @@ def _matching_found(rows: Rows, content: Mapping[str, Any]) -> str:
     return join_lines(["rule", *titles], lines, [])
 
 
+def _relevance(rows: Rows, content: Mapping[str, Any]) -> str:
+    lines = []
+    rules = ["neutral texts", "neutral texts, by document", "rows of the space", "fixed 0.7", "pooled pairs"]
+    for what in (name.removesuffix(f", {rules[0]}: threshold") for name in rows if f", {rules[0]}: threshold" in name):
+        cells = []
+        for rule in rules:
+            pair = (
+                100 * rows[f"{what}, {rule}: {share}"]["value"] for share in ("off-topic accepted", "on-topic accepted")
+            )
+            cells.append(" / ".join(f"{value:.1f}" for value in pair))
+        lines.append([*what.split(", "), *cells])
+    return join_lines(["model", "passages", *rules], lines, [])
+
+
 def _duplicates(rows: Rows, content: Mapping[str, Any]) -> str:
     lines = []
     for what in dict.fromkeys(name.partition(":")[0] for name in rows if ": copies found" in name):
@@ -575,6 +589,7 @@ TABLES: dict[str, tuple[str, Callable[[Rows, Mapping[str, Any]], str]]] = {
     "kernels-functions": ("kernel_counts", partial(_list, KERNELS, True)),
     "matching": ("matching", _matching),
     "matching-found": ("matching", _matching_found),
+    "relevance": ("relevance", _relevance),
     "vector-report": ("vector_report", _vector_report),
     "compression": ("compression", _compression),
     "compression-speed": ("compression_speed", _compression_speed),

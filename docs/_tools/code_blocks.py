@@ -4,7 +4,8 @@
 
 The pages are checked in one process per core. The python blocks of a page run in one namespace and in a temporary
 folder, without network. A `text` block after a python block is its output, where `...` stands for any text. A python
-block whose first line is a comment with the name of a file, such as `# my_head.py`, is also a module for `--import`. A
+block whose first line is a comment with the name of a file, such as `# my_head.py`, is also a module for `--import`.
+One whose first line is `# pip install` with packages is skipped, with its output, if one of them is not installed. A
 `bash` block is not run: each command is passed to the argument parser of its job or script, which also reads the YAML
 files; make targets and extras of pip must exist.
 
@@ -18,6 +19,7 @@ import argparse
 import contextlib
 import doctest
 import fnmatch
+import importlib.metadata
 import importlib.util
 import io
 import multiprocessing
@@ -92,7 +94,7 @@ def check_page(page: Path) -> int:
     missing = [name for name in front.get("requires", []) if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingModuleError(f"{page}: not checked, needs {', '.join(missing)}")
-    printed, is_output_of_commands = None, False
+    printed, is_output_of_commands, is_skipped = None, False, False
     names: dict[str, Any] = {"__name__": "__main__"}
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), _modules_of(folder):
         for name in MODULES:
@@ -102,6 +104,9 @@ def check_page(page: Path) -> int:
             copy(ROOT / source, Path(folder, name))
         for block in blocks:
             code = block.code
+            is_skipped = lacks_packages(code) or (is_skipped and block.language == "text")
+            if is_skipped:
+                continue
             for old, new in front.get("replace", {}).items():
                 code = code.replace(old, new)
             try:
@@ -123,6 +128,16 @@ def check_page(page: Path) -> int:
                 text = f"{page}, block {block.number} (line {block.line}): {type(error).__name__}: {error}"
                 raise BlockError(text) from error
     return len(blocks)
+
+
+def lacks_packages(code: str) -> bool:
+    """Whether code begins with a comment that names packages to install, and one of them is not."""
+    first = re.match(r"# pip install (.+)\n", code)
+    names = re.sub(r"\[.*?\]", "", first[1]).split() if first else []
+    try:
+        return not all(importlib.metadata.version(name) for name in names)
+    except importlib.metadata.PackageNotFoundError:
+        return True
 
 
 @contextlib.contextmanager
