@@ -277,7 +277,7 @@ def shrink(rows: DirectionRows, parameters: Parameters) -> Parameters:
     """
     count, (dim, total) = len(parameters.weights), (rows.dim, float(rows.used_weights.sum()))
     found = spread(parameters)
-    if not 1 < count < dim / 2 or total <= dim or found > 4 * noise_edge(rows):
+    if not 1 < count < dim / 2 or total <= dim or found > 2 * noise_edge(rows):
         return parameters
     moment = torch.zeros(dim, dim, dtype=rows.dtype, device=rows.device)
     for index in rows.parts(dim):
