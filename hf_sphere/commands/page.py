@@ -5,11 +5,9 @@ hf-sphere page --index outputs/index
 `hf-sphere index` builds the index.
 """
 
-import base64
 import collections
 import contextlib
 import html
-import io
 import ipaddress
 import math
 import os
@@ -24,6 +22,7 @@ from hf_sphere import search
 from hf_sphere.commands.search import compare_queries, make_table
 from hf_sphere.utils.arguments import Arguments, argument, command_arguments
 from hf_sphere.utils.checks import check_extra
+from hf_sphere.utils.pages import draw_image
 from hf_sphere.utils.privacy import hide_private
 
 SEARCH_AGAIN = """element.addEventListener("click", (event) => {
@@ -247,7 +246,7 @@ def draw(index: "search.ImageIndex", neighbors: "search.Matches") -> str:
         file = index.images["file"][row]
         cells["file"] = os.path.basename(file) if os.path.isabs(file) else file  # not where it is on this machine
         try:
-            shown = html.escape(cells["text"]) if kind == "text" else draw_image(index.open_image(row))
+            shown = html.escape(cells["text"]) if kind == "text" else draw_image(index.open_image(row), THUMBNAIL)
             tag = f'button data-row="{row}" title="Search by this {kind}"'
         except (ValueError, OSError):
             shown, tag = "missing or changed", "div"
@@ -262,15 +261,6 @@ def draw(index: "search.ImageIndex", neighbors: "search.Matches") -> str:
     details = "".join(f"<tr>{line}</tr>" for line in lines)
     details = f'<details><summary>Details</summary><div class="scroll"><table>{details}</table></div></details>'
     return f'<div class="neighbors {kind}s">{cards}</div>{details}'
-
-
-def draw_image(image: Any) -> str:
-    """Return a small copy of an image as HTML."""
-    image.thumbnail((THUMBNAIL, THUMBNAIL))
-    is_small = max(image.size) <= THUMBNAIL // 4  # its pixels are visible
-    image.save(buffer := io.BytesIO(), "WEBP", quality=85, lossless=is_small)
-    source = f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-    return f'<img alt="" class="{"small" * is_small}" src="{source}">'
 
 
 def describe(columns: dict[str, list[Any]], row: int) -> str:

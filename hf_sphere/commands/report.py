@@ -1,12 +1,13 @@
 """Report what is wrong with vectors, and which remedies help.
 
-hf-sphere report vectors.parquet --column embedding --group_column article --figure report.png
+hf-sphere report vectors.parquet --column embedding --group_column article --page report.html
 hf-sphere report outputs/index --json report.json
 hf-sphere report outputs/index --compare_with new.parquet
 
 The report names rows by the --id_column, else by their numbers.
 """
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 from hf_sphere import search, visualization
 from hf_sphere.utils.arguments import Arguments, argument, command_arguments, named_first
 from hf_sphere.utils.files import check_writable, write_json
+from hf_sphere.utils.pages import draw_figure, draw_markdown, draw_table, escape, write_page
 
 
 @dataclass
@@ -29,6 +31,7 @@ class ReportArguments(Arguments):
     skip_invalid: bool = argument(
         False, "Compare without vectors that are not finite, or zero.", only_with=["compare_with"]
     )
+    page: str | None = argument(None, "HTML file for a page with the numbers, what to do, and the figure.")
     figure: str | None = argument(None, "PNG file for a figure.")
     json: str | None = argument(None, "JSON file for the numbers.")
 
@@ -36,7 +39,7 @@ class ReportArguments(Arguments):
 def main(argv: Sequence[str] | None = None) -> None:
     """Read the vectors, print the report and write it."""
     (args,) = command_arguments((ReportArguments,), named_first("source", argv), __doc__)
-    for output in (args.figure, args.json):
+    for output in (args.figure, args.json, args.page):
         if output is not None:
             check_writable(output, is_folder=False)
     if args.figure is not None:
@@ -63,6 +66,24 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_json(args.json, values)
     if args.figure is not None:
         visualization.plot_report(report, title=args.source, path=args.figure)
+    if args.page is not None:
+        compared = f"Compared with {args.compare_with}: {comparison}" * (comparison is not None)
+        write_report(args.page, args.source, report, compared)
+
+
+def write_report(path: str, source: str, report: Any, compared: str) -> None:
+    """Write a page with what is wrong, remedies, figure and numbers."""
+    parts = [draw_markdown([*report.verdicts, compared])]
+    if report.remedies:
+        parts += ["<h2>Remedies, on held-out groups</h2>", draw_markdown(map(str, report.remedies))]
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            visualization.plot_report(report, path=(file := Path(folder, "figure.png")))
+            parts.append(draw_figure(file))
+        except (ImportError, ValueError) as error:  # without matplotlib, or nothing to draw
+            parts.append(f"<p>No figure: {escape(error)}</p>")
+    write_page(path, f"Report on {source}", [*parts, "<h2>Numbers</h2>", draw_table(report.to_pandas())])
+    print(f"wrote     {path}")
 
 
 def read_source(name: str, args: ReportArguments) -> Any:

@@ -25,6 +25,7 @@ from hf_sphere.nn.heads import build_head
 from hf_sphere.training.tasks import find_task
 from hf_sphere.utils.arguments import make_arguments
 from hf_sphere.utils.files import digest_file
+from hf_sphere.utils.known_weights import package_file
 from hf_sphere.utils.model_sources import file_name
 from hf_sphere.utils.shared_rows import ROW_BITS
 
@@ -135,7 +136,7 @@ class PlannedComparison:
     def contents(self) -> dict[str, Any]:
         """Return the arms and digests of data and weights: results depend on them, and the plan only names them."""
         files = dict.fromkeys(arm.backbone.partition("=")[2] for arm in self.arms)
-        weights = {name: digest_file(Path(name)) for name in files if name}
+        weights = {name: digest_file(package_file(name) or Path(name)) for name in files if name}
         return {"data": fingerprint(self.splits), "arms": [asdict(arm) for arm in self.arms], "weights": weights}
 
     def run(self) -> Iterator[Results]:

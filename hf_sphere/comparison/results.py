@@ -22,7 +22,10 @@ class Results:
         study: The study; its first arm is the reference.
         comparison: The planned comparison; None if the reference or all others lack seeds.
         ranked: The arms with a value of all seeds, and their settings, best mean first.
+        lines: Those of the page that `write` writes, as Markdown.
     """
+
+    lines: Sequence[str] = ()
 
     def __init__(self, study: Study) -> None:
         self.study, self.trials = study, study.read_trials()
@@ -84,7 +87,8 @@ class Results:
         lines += _section("Backbones", "backbone", backbones, about) if backbones else []
         lines += ["", "## How measured", "", self.describe()]
         write_text(self.study.folder / "comparison.md", "\n".join(["# Comparison", "", *lines, ""]))
-        frame = None if comparison is None else comparison.to_frame().reset_index(names="arm").astype(object)
+        self.lines = lines
+        frame = None if comparison is None else comparison.to_pandas().reset_index(names="arm").astype(object)
         table = None if frame is None else frame.where(frame.notna(), None).to_dict("records")  # JSON has no NaN
         values = {arm.name: {"tuned": tuned[arm.name], "runs": self.values(arm)} for arm in arms}
         content = {"metric": self.study.plan.metric, "comparison": table, "arms": values, "backbones": backbones}

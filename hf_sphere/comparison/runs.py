@@ -13,6 +13,7 @@ import numpy as np
 from hf_sphere.comparison.crossed import Outcomes, Variation, widest_test
 from hf_sphere.comparison.significance import LEVEL, Test, TestResult, holm, power
 from hf_sphere.utils.checks import check_choice
+from hf_sphere.utils.pages import Table, draw_markdown
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -71,7 +72,7 @@ class Difference:
 
 
 @dataclass(frozen=True, repr=False)
-class RunComparison(Mapping[str, Difference]):
+class RunComparison(Table, Mapping[str, Difference]):
     """Runs compared with a reference, by name.
 
     Attributes:
@@ -104,7 +105,7 @@ class RunComparison(Mapping[str, Difference]):
     def __repr__(self) -> str:
         return self.to_markdown()
 
-    def to_frame(self) -> "DataFrame":
+    def to_pandas(self) -> "DataFrame":
         """Return a row per run, with the numbers of `Difference`."""
         import pandas as pd
 
@@ -115,6 +116,9 @@ class RunComparison(Mapping[str, Difference]):
             values = {column: getattr(difference, column, None) for column in columns} | {"low": low, "high": high}
             rows[name] = _describe(difference.values) | values
         return pd.DataFrame.from_dict(rows, orient="index", columns=["seeds", "mean", "deviation", *columns])
+
+    def _repr_html_(self) -> str:
+        return draw_markdown([self.to_markdown()])
 
     def to_markdown(self) -> str:
         """Return the table for a page."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,11 @@ from hf_sphere.prototypes.ordering import (
 from hf_sphere.utils.checks import check_integer, check_positive, check_seed, text_list
 from hf_sphere.utils.files import atomic_file
 from hf_sphere.utils.options import check_names
+from hf_sphere.utils.pages import Table
 from hf_sphere.utils.progress import progress_bar
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +42,7 @@ OPTIMALITY_TOLERANCE = 1e-6  # maximum difference between separation and bound o
 
 
 @dataclass(frozen=True, eq=False)  # comparing tensors does not return a single bool
-class Placement:
+class Placement(Table):
     """Class prototypes on the unit sphere, with their separation and a lower bound on it.
 
     Attributes:
@@ -59,12 +63,21 @@ class Placement:
     seconds: float
     interrupted: bool = False
     order: OrderPreservation | None = None
-    class_names: tuple[str, ...] | None = None
+    class_names: tuple[str, ...] | None = field(default=None, repr=False)
 
     @property
     def optimal(self) -> bool:
         """Whether the separation is proved optimal, up to 1e-6."""
         return self.separation - self.bound <= OPTIMALITY_TOLERANCE
+
+    def to_pandas(self) -> "DataFrame":
+        """Return a row per prototype: prototype (its class, if known), the nearest other one, and their cosine."""
+        import pandas as pd
+
+        cosines = (self.prototypes @ self.prototypes.T).fill_diagonal_(-2.0)
+        names = self.class_names or range(len(cosines))
+        values, nearest = (column.tolist() for column in cosines.max(1))
+        return pd.DataFrame({"prototype": names, "nearest": [names[row] for row in nearest], "cosine": values})
 
     def __str__(self) -> str:
         count, dim = self.prototypes.shape

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Real
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +16,10 @@ from torch import Tensor
 from hf_sphere.geometry.checks import to_tensor
 from hf_sphere.search.margins import BLOCK, Groups, Nearest, Score, best_groups, group_scores
 from hf_sphere.utils.checks import check_integer
+from hf_sphere.utils.pages import Table
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 CANDIDATES: dict[Score, int] = {"cosine": 20, "margin": 50}
 """Rows with the largest cosines, from which the rows of other groups are chosen, and groups are scored by margins."""
@@ -29,8 +33,8 @@ MOST_CANDIDATES = 1_600
 Rule = Literal["sharp", "strict"]
 
 
-@dataclass(frozen=True)
-class Matches:
+@dataclass(frozen=True, repr=False)
+class Matches(Table):
     """The nearest rows of queries, nearest first.
 
     Attributes:
@@ -49,8 +53,26 @@ class Matches:
     p_values: Tensor | None = None
     accepted: Tensor | None = None
     measure: str = "cosine"
-    ids: list[list[Any]] = field(default_factory=list, repr=False)
-    queries: dict[str, Any] = field(default_factory=dict, repr=False)
+    ids: list[list[Any]] = field(default_factory=list)
+    queries: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        number, count = self.rows.shape
+        found = "" if self.accepted is None else f"; {int(self.accepted.any(1).sum()):,} queries have a match"
+        return f"Matches({number:,} queries, {count} rows each, {self.measure}{found})"
+
+    def to_pandas(self) -> "DataFrame":
+        """Return a row per query and neighbor: query, rank, row, score, and p_value and accepted if there are any."""
+        import pandas as pd
+
+        number, count = self.rows.shape
+        queries = self.queries.get("file", range(number))
+        columns = {"query": [query for query in queries for _ in range(count)], "rank": [*range(1, count + 1)] * number}
+        columns |= {"id": [each for ids in self.ids for each in ids]} if self.ids else {}
+        names = ("rows", "scores", "p_values", "accepted")
+        values = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        columns |= {name.removesuffix("s"): value.flatten().tolist() for name, value in values.items()}
+        return pd.DataFrame(columns)
 
     @property
     def distances(self) -> Tensor:

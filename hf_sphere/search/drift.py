@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,6 +14,10 @@ from hf_sphere.metrics.uniformity_test import BLOCKS, effective_dimension_interv
 from hf_sphere.search.calibration import Calibration, independent_rows
 from hf_sphere.search.rows import GroupedVectors
 from hf_sphere.utils.checks import check_seed
+from hf_sphere.utils.pages import Table
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 LARGEST_SAMPLE = 500
 """Number of groups of each side that are compared."""
@@ -25,8 +29,8 @@ Interval = tuple[float, float, float]
 """Estimate, and lower and upper end of its 95 % interval."""
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Table):
     """How other vectors differ from those of a space; `str` returns it in words.
 
     Test and intervals are for groups that are drawn independently. The estimates do not depend on the number of rows.
@@ -54,6 +58,18 @@ class Comparison:
 
     def __str__(self) -> str:
         return self.text
+
+    def __repr__(self) -> str:
+        return f"Comparison({self.text})"
+
+    def to_pandas(self) -> "DataFrame":
+        """Return a row per other row: row, p_value and outside; those least like the space first."""
+        import pandas as pd
+
+        is_outside = torch.zeros(len(self.outside_p_values), dtype=torch.bool).index_fill_(0, self.outside, True)
+        columns = {"p_value": self.outside_p_values.tolist(), "outside": is_outside.tolist()}
+        frame = pd.DataFrame({"row": range(len(is_outside)), **columns})
+        return frame.sort_values("p_value", kind="stable", ignore_index=True)
 
 
 def compare(space: GroupedVectors, other: Any, level: float, seed: int) -> Comparison:

@@ -16,6 +16,7 @@ from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.search.neighbor_search import APPROXIMATE
 from hf_sphere.search.vectors import check_names
 from hf_sphere.utils.checks import check_exclusive
+from hf_sphere.utils.pages import Table
 
 WINDOWS = (0.2, 0.6), (0.4, 0.8)
 """Fractions of the rows, those with the best matches first, between which the model is fitted. Duplicates are above the
@@ -31,8 +32,8 @@ BLOCK, PENDING = 2_048, 4_000_000
 """Rows of a block of cosines, and pairs in memory before they are reduced to those that connect clusters."""
 
 
-@dataclass(frozen=True)
-class Duplicates:
+@dataclass(frozen=True, repr=False)
+class Duplicates(Table):
     """Clusters of rows, connected by pairs whose cosine is at least the threshold.
 
     Attributes:
@@ -103,6 +104,10 @@ class Duplicates:
                 raise ValueError(f"column {name!r} must have {len(self.ids):,} values; got {len(values):,}.")
             cells |= {f"{name}_{n + 1}": [values[row] for row in self.pairs[order, n].tolist()] for n in (0, 1)}
         return cells
+
+    def __repr__(self) -> str:
+        suspects = f"; {len(self.suspects):,} rows with a likely wrong label" * bool(len(self.suspects))
+        return f"Duplicates({self}{suspects})"
 
 
 def find_duplicates(

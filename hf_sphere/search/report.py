@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,6 +15,10 @@ from hf_sphere.metrics.uniformity_test import effective_dimension_interval, unif
 from hf_sphere.search.neighbor_search import NeighborSearch
 from hf_sphere.search.vectors import check_ids, check_names, hash_rows, parse_vectors
 from hf_sphere.utils.checks import check_seed
+from hf_sphere.utils.pages import Table
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 ROWS, MEMBERS, FEWEST, FEWEST_GROUPS, RESAMPLES = 10_000, 50, 50, 20, 4_000
 """Most rows that are compared, most rows of a group if there are many, fewest rows to describe directions, fewest
@@ -44,8 +48,8 @@ class Remedy:
         return f"{self.name}: Recall@1 {recall:.1f} % ({change:+.1f} points, interval {low:+.1f} to {high:+.1f})"
 
 
-@dataclass(frozen=True)
-class VectorReport:
+@dataclass(frozen=True, repr=False)
+class VectorReport(Table):
     """What `report_vectors` found; as a text, all of it.
 
     Attributes:
@@ -60,17 +64,29 @@ class VectorReport:
     remedies: list[Remedy] = field(default_factory=list)
     drawn: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        return f"VectorReport({self.numbers['rows']:,} rows: {' '.join(self.verdicts)})"
+
+    def to_pandas(self) -> "DataFrame":
+        """Return the numbers: name and value."""
+        import pandas as pd
+
+        cells = [{"name": name.replace("_", " "), "value": self._show(value)} for name, value in self.numbers.items()]
+        return pd.DataFrame(cells)
+
+    @staticmethod
+    def _show(value: Any) -> str:
+        values = value if isinstance(value, list) else [value]
+        forms = {float: ".4g", int: ","}
+        text = " ".join(format(each, forms.get(type(each), "")) for each in values[:5])
+        return f"{text}{' ...' * (len(values) > 5)}"
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything but `drawn` as values of JSON."""
         return {name: value for name, value in asdict(self).items() if name != "drawn"}
 
     def __str__(self) -> str:
-        lines = []
-        for name, value in self.numbers.items():
-            values = value if isinstance(value, list) else [value]
-            forms = {float: ".4g", int: ","}
-            text = " ".join(format(each, forms.get(type(each), "")) for each in values[:5])
-            lines.append(f"{name.replace('_', ' '):<34}{text}{' ...' * (len(values) > 5)}")
+        lines = [f"{name.replace('_', ' '):<34}{self._show(value)}" for name, value in self.numbers.items()]
         parts = (lines, map(str, self.remedies), (f"- {verdict}" for verdict in self.verdicts))
         return "\n\n".join(text for part in parts if (text := "\n".join(part)))
 

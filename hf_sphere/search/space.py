@@ -37,12 +37,15 @@ from hf_sphere.search.vectors import (
     usable_rows,
 )
 from hf_sphere.utils.checks import check_choice, check_integer, check_seed
+from hf_sphere.utils.pages import Table
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from hf_sphere.search.duplicates import Duplicates
 
 
-class EmbeddingSpace(GroupedVectors, CalibratedSearch):
+class EmbeddingSpace(GroupedVectors, CalibratedSearch, Table):
     """Embeddings that are searched for matches, with a promise about queries that have none.
 
     For a query of a group that is not in the space, the probability that any row is accepted is at most
@@ -194,6 +197,13 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
             which = "rows" if self._queries is None else "separate queries"
             text += f"; {self.score} score, calibrated by {len(known.groups):,} {which} of {known.num_groups:,} groups"
         return text + ")"
+
+    def to_pandas(self) -> "DataFrame":
+        """Return a row per vector: id, and group if there are groups."""
+        import pandas as pd
+
+        groups = {} if self._names is None else {"group": self.groups}
+        return pd.DataFrame({"id": list(self.ids), **groups})
 
     @property
     def calibration(self) -> Calibration:

@@ -42,17 +42,7 @@ _SOURCES = {
 }
 """Options that name what is read, by the kind of repository on the Hub that it may be instead of a file or folder."""
 
-_OTHER_NAMES = {
-    "max_steps": "stop_after_steps: the learning-rate schedule still spans num_train_epochs",
-    "model": "model_name_or_path",
-    "epochs": "num_train_epochs",
-    "lr": "learning_rate",
-    "batch_size": "per_device_train_batch_size",
-    "optimizer": "optim",
-    "data_dir": "dataset_name",
-    "top_n": "top_k",
-    "k": "top_k",
-}
+_OTHER_NAMES = {"max_steps": "stop_after_steps: the learning-rate schedule still spans num_train_epochs"}
 """Options by the name that they have elsewhere, with what is different."""
 
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
@@ -427,8 +417,8 @@ def _read_config(
 
 
 def _hint(name: str, names: list[str], kind: str = "keys") -> str:
-    if name in _OTHER_NAMES and (own := _OTHER_NAMES[name].split(":")[0]) in names:
-        return f" It is {_OTHER_NAMES[name].replace(own, f'--{own}', 1)}."
+    if (own := _OTHER_NAMES.get(name, "")).partition(":")[0] in names:
+        return f" It is --{own}."
     initials = [other for other in names if "".join(word[:1] for word in other.split("_")) == name]  # such as lr
     close = initials or [other for other in names if name in other][:3] or difflib.get_close_matches(name, names, n=3)
     return f" Did you mean {' or '.join(close)}?" if close else f" The {kind} are: {', '.join(sorted(names))}."

@@ -2,6 +2,7 @@
 
 import difflib
 import glob
+import itertools
 import json
 import os
 import re
@@ -20,6 +21,9 @@ SPHERIZE = "hf_sphere.nn.sentence_embedding.Spherize"
 FILE_KINDS = {".txt": "text", ".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
 """Builder of `datasets` for files of rows, by suffix."""
 MOST_COLUMNS = 10_000
+BUNDLED = ("digits", "two_clusters")
+IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+"""Usual suffixes of images."""
 
 _LARGEST = {"num_labels": 10**7, "num_hidden_layers": 10**4}
 """Bounds of numbers in a configuration for each of which transformers makes an object, before any error of memory."""
@@ -64,9 +68,9 @@ def check_source(option: str, name: str, kind: str) -> None:
         package_file(weights)  # its error names what to install
         return
     name = weights or name
-    if os.path.lexists(name) or ":" in name or (kind == "dataset" and name in ("digits", "two_clusters")):
+    if os.path.lexists(name) or ":" in name or (kind == "dataset" and name in BUNDLED):
         return
-    is_file = Path(name).suffix.lower() in (*FILE_KINDS, ".jpg", ".jpeg", ".png", ".webp", ".safetensors", ".yaml")
+    is_file = Path(name).suffix.lower() in (*FILE_KINDS, *IMAGES, ".safetensors", ".yaml")
     problem = "there is no such file or folder"
     if kind and not is_file and re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", name):
         from huggingface_hub import HfApi, constants
@@ -91,6 +95,12 @@ def check_source(option: str, name: str, kind: str) -> None:
     near = difflib.get_close_matches(os.path.basename(name), names, 1)
     hint = f" Did you mean {os.path.join(parent, near[0])}?" if near else ""
     raise FileNotFoundError(f"--{option} {name}: {problem}.{hint}")
+
+
+def has_images(name: str) -> bool:
+    """Return whether a name is that of an image file, a folder with some at any depth, or a bundled dataset."""
+    files = (file for _, _, names in os.walk(name) for file in names)
+    return name in BUNDLED or any(Path(file).suffix.lower() in IMAGES for file in itertools.chain([name], files))
 
 
 def not_found(what: str, error: BaseException) -> FileNotFoundError:

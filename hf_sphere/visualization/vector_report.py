@@ -60,7 +60,9 @@ def plot_report(report: VectorReport, *, title: str = "", path: str | Path | Non
     else:
         last.hist(drawn["norms"], 60, color=COLORS[0])
         last.set(xlabel="norm", ylabel="rows")
-    for axes in (cosines, variances, hubs, last):
+    ends = "Remedies" if report.remedies else "Norms"
+    for axes, name in zip((cosines, variances, hubs, last), ("Cosines", "Variances", "Hubs", ends), strict=True):
+        axes.set_title(name)
         axes.grid()
     for axes in (cosines, variances):
         axes.legend()

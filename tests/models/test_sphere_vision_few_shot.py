@@ -153,7 +153,7 @@ def test_final_activation_follows_the_configuration(keeps, options):
 
 def test_backbone_that_keeps_the_activation_says_so_unless_it_is_loaded(monkeypatch, tmp_path):
     said: list[str] = []
-    monkeypatch.setattr(construction.logger, "info", said.append)
+    monkeypatch.setattr(construction.logger, "debug", said.append)
     options = {"backbone": "resnet10t", "num_channels": 3, "image_size": 64, "head": None, "spherization": {}}
     SphereVisionModel(SphereVisionConfig(**options, embedding_dim=8))
     assert said == []

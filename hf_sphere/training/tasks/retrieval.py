@@ -99,7 +99,8 @@ def compare(
 
 TASK = Task(
     summary="Train embeddings on some classes, for retrieval among images of other classes.",
-    example="hf-sphere train retrieval --dataset_name digits --train_classes 5 --output_dir outputs/digits-retrieval",
+    example="hf-sphere train retrieval --dataset_name digits --image_size 28 \\\n"
+    "    --train_classes 5 --output_dir outputs/five",
     arguments=(classification.ModelArguments, classification.ImageDataArguments, RecipeArguments, OpenSetOptions),
     prepare=prepare,
     metric="recall_at_1",
