@@ -9,7 +9,7 @@ PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --n
 # Compiled files are kept, also where the environment forbids it: otherwise each process would compile what it imports.
 RUN := HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python
 
-.PHONY: demo test test-all test-browser test-devices test-oldest test-transformers test-peers soak bad-input lint format bench docs notebooks package
+.PHONY: demo test test-all test-browser test-devices test-oldest test-transformers test-peers soak bad-input lint format bench site docs notebooks package
 
 demo: $(DEMO)  ## train, save, load and use a spherized LeNet-5 on the bundled digits
 	OMP_NUM_THREADS=1 $(RUN) examples/demo.py
@@ -85,13 +85,17 @@ bench: $(READY)  ## run the benchmarks; prints tables, writes JSON to benchmarks
 	$(RUN) benchmarks/interactive_sphere.py
 	$(RUN) benchmarks/import_time.py
 
-docs: $(READY)  ## check the code blocks of the documentation, build it into build/site and check its links
+site: $(READY)  ## build the documentation into build/site, without running its code: a minute
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
+	@echo "To read it: $(VENV)/bin/python -m http.server --directory build/site"
+
+docs: $(READY)  ## run the code of the documentation, build it into build/site and check its links
 	$(RUN) docs/_tools/code_blocks.py
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 	$(RUN) docs/_tools/check_links.py build/site
 	@echo "To read it: $(VENV)/bin/python -m http.server --directory build/site"
 
-notebooks: $(READY)  ## run the notebooks, at most five minutes each
+notebooks: $(READY)  ## run the notebooks, at most five minutes each; notebooks/run.py --write stores their outputs
 	$(RUN) notebooks/run.py
 
 package:  ## build the wheel and the sdist, install the wheel in a new environment, and use it outside the repository

@@ -1,9 +1,11 @@
-"""Hooks of MkDocs: API pages from the public names, and formulas as MathML."""
+"""Hooks of MkDocs: API pages from the public names, pages of the notebooks, and formulas as MathML."""
 
+import base64
 import html
 import importlib
 import inspect
 import itertools
+import json
 import pkgutil
 import re
 import shutil
@@ -32,15 +34,25 @@ Every public name, by package. The pages are generated from the docstrings.
 |---|---|
 """
 
+NOTEBOOKS = """# Notebooks
+
+Jupyter notebooks with their outputs. They need no download, and are in the folder `notebooks` of the repository;
+`make notebooks` runs them.
+
+"""
+
 BOOST = {"api/": 0.2, "results/": 0.4, "results.md": 0.4, "changelog.md": 0.1}
+BOOST |= {"notebooks/index": 4, "notebooks/gallery": 1, "notebooks/": 0.4}
 """Factors of the scores in the search of the site, by the start of the path: pages that say what to do come first."""
 
 
 def on_config(config: Any) -> Any:
-    """Add the generated pages to the navigation, at the end of the reference."""
+    """Add the generated pages to the navigation: notebooks after the first pages, the API after the reference."""
     api = [{f"hf_sphere.{package}": f"api/{package}.md"} for package in packages()]
     reference = next(part["Reference"] for part in config["nav"] if "Reference" in part)
     reference.append({"API": ["api/index.md", *api]})
+    start = next(part["Get started"] for part in config["nav"] if "Get started" in part)
+    start.append({"Notebooks": ["notebooks/index.md", *(f"notebooks/{path.stem}.md" for path in notebooks())]})
     return config
 
 
@@ -49,9 +61,45 @@ def on_files(files: Files, config: Any) -> Files:
     pages = {f"api/{package}.md": api_page(package) for package in packages()}
     rows = [f"| [hf_sphere.{package}]({package}.md) | {first_line(package)} |" for package in packages()]
     pages["api/index.md"] = API + "\n".join(rows) + "\n"
-    for path, content in pages.items():
-        files.append(File.generated(config, path, content=content))
+    found: dict[str, str | bytes] = dict(pages)
+    listed = []
+    for path in notebooks():
+        text, figures = notebook_page(path)
+        listed.append(f"- [{text.partition(chr(10))[0].removeprefix('# ')}]({path.stem}.md)")
+        found |= {f"notebooks/{path.stem}.md": text} | {f"notebooks/{name}": png for name, png in figures.items()}
+    found["notebooks/index.md"] = NOTEBOOKS + "\n".join(listed) + "\n"
+    for name, content in found.items():
+        files.append(File.generated(config, name, content=content))
     return files
+
+
+def notebooks() -> list[Path]:
+    """Return the notebooks of the repository."""
+    return sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+
+
+def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
+    """Return a notebook as a page, and the pictures among its outputs by name."""
+    parts: list[str] = []
+    figures: dict[str, bytes] = {}
+    for cell in json.loads(path.read_text("utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(re.sub(r"\((\w+)\.ipynb\)", r"(\1.md)", source))
+            continue
+        parts.append(f"```python\n{source}\n```")
+        for output in cell["outputs"]:
+            data = output.get("data", {"text/plain": output.get("text", "")})
+            if "image/png" in data:
+                name = f"{path.stem}-{len(figures) + 1}.png"
+                figures[name] = base64.b64decode(data["image/png"])
+                parts.append(f"![Output of the cell above]({name})")
+            else:
+                parts.append(f"```text\n{''.join(data['text/plain']).rstrip()}\n```")
+    heading, below = parts[0].split("\n", 1)
+    where = f"*The notebook `notebooks/{path.name}` of the repository, with its outputs.*"
+    shown = ['<div class="notebook" markdown>', below.strip(), where, *parts[1:], "</div>"]
+    return "\n\n".join([heading, *shown]) + "\n", figures
 
 
 def on_page_content(content: str, page: Any, **_: Any) -> str:

@@ -40,6 +40,8 @@ MEASURE = """([tallestRow, leastContrast]) => {
     overflow: root.scrollWidth - root.clientWidth,
     cut: all("pre > code", each => each.scrollWidth > each.clientWidth + 1),
     rows: all("tr", each => each.offsetHeight > tallestRow),
+    unmarked: all(".md-typeset__scrollwrap, math[display=block]", each =>
+      each.scrollWidth > each.clientWidth + 2 && !each.closest("details, .more")),
     pale: all("article :is(td, th, summary, code)", each => contrast(each) < leastContrast),
   };
 }"""
@@ -79,6 +81,7 @@ def problems(page: Any, address: str) -> Iterator[tuple[int, str]]:
             yield width, f"{measured['overflow']} pixels wider than the window"
         yield from ((width, f"a row of more than {TALLEST_ROW} pixels: {row}") for row in measured["rows"])
         yield from ((width, f"too little contrast: {text}") for text in measured["pale"])
+        yield from ((width, f"scrolls without a sign: {text}") for text in measured["unmarked"])
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
@@ -116,6 +119,7 @@ SCHEMES = """<style>[data-md-color-scheme=slate] td { background: black; color: 
         (NARROW, "<table><tr><td style='background: black; color: #333'>cell</table>", "too little contrast: cell"),
         (WIDE, SCHEMES, ""),
         (NARROW, SCHEMES, "too little contrast: cell"),
+        (NARROW, f"<div class=md-typeset__scrollwrap style='overflow: auto'>{'x' * 300}", "scrolls without a sign"),
         (WIDE, "<script>x.y</script>", "an error: x is not defined"),
         (WIDE, "<img src='missing.png'>", "an error: Failed to load resource"),
     ],

@@ -33,6 +33,11 @@ QUESTIONS = {
     "without internet": "weights",
     "export onnx": "runtimes",
     "significance": "compare",
+    "notebook": "notebooks/index",
+    "interactive sphere": "notebooks/gallery",
+    "not ours": "tasks/unknown-inputs",
+    "semantic cache": "tasks/text-embeddings",
+    "platforms": "quick-start",
 }
 
 
