@@ -203,7 +203,7 @@ CASES = {
     "search.EmbeddingSpace.calibrate.queries": lambda x: changed(lambda space: space.calibrate(x)),
     "search.EmbeddingSpace.add.vectors": lambda x: changed(lambda space: space.add(LABELS, x)),
     "search.EmbeddingSpace.replace.vectors": lambda x: changed(lambda space: space.replace(x, OWN + 3, LABELS)),
-    "search.EmbeddingSpace.check_queries.queries": lambda x: SPACE.check_queries(x),
+    "search.EmbeddingSpace.check_model.vectors": lambda x: SPACE.check_model(x),
     "search.EmbeddingSpace.compare.other": lambda x: search.EmbeddingSpace.fit(X).compare(x).p_value,
     "search.EmbeddingSpace.search.queries": lambda x: found(SPACE.search(x, 2)),
     "search.EmbeddingSpace.identify.queries": lambda x: SPACE.identify(x, 0.5),
@@ -274,6 +274,7 @@ OTHERS = {
 INTERNAL = {
     "search.CompressedSpace.__init__": "a space that compress returns",
     "search.EmbeddingSpace.__init__": "a space of valid vectors; fit checks them",
+    "search.EmbeddingSpace.migrate": "needs 100 anchors, which are checked as vectors of fit and add are",
     "search.NeighborSearch.distances": "between queries that were checked",
     "search.NeighborSearch.update": "references that the space has checked",
     "search.ImageSource.__init__": "what `of` returns",
@@ -439,7 +440,6 @@ SEEDED = {
     "measure_order": lambda seed: astuple(prototypes.measure_order(DIFFERENT, DIFFERENT, seed=seed)),
     "place_prototypes": lambda seed: prototypes.place_prototypes(9, 3, seed=seed, progress=False).prototypes,
     "fit": lambda seed: found(search.EmbeddingSpace.fit(X, LABELS, seed=seed).search(NEW)),
-    "check_queries": lambda seed: SPACE.check_queries(NEW, seed=seed),
     "report": lambda seed: search.report_vectors(X, LABELS, seed=seed).numbers["rows"],
     "compare": lambda seed: MANY.compare(MANY.vectors, seed=seed).p_value,
 }

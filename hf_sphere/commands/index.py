@@ -85,6 +85,7 @@ class IndexArguments(Arguments):
     batch_size: int = argument(64, "Images per batch.", ge=1)
     num_workers: int | None = argument(None, "Number of decoding processes; one per core if not set.", ge=0, le=1024)
     skip_unreadable_images: bool = argument(False, "Leave out images that cannot be read.")
+    check_model: bool = argument(True, "Refuse vectors that look like those of another model than the index has.")
     skip_invalid: bool = argument(False, "Leave out vectors that are not finite, or zero.")
     disable_tqdm: bool = argument(False, "Disable the progress bar.")
 
@@ -152,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 index = ImageIndex.build(encoder, source, **more, **options)
                 added = len(index)
             else:
-                added = index.add(source, **options)
+                added = index.add(source, check=args.check_model, **options)
                 if calibration:
                     index.calibrate(calibration, index.groups or None, **options | {"folder": None})
             done = f"added     {added:,} of {len(source):,} {source.content}s of {args.images}"

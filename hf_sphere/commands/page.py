@@ -5,7 +5,6 @@ hf-sphere page --index outputs/index
 `hf-sphere index` builds the index.
 """
 
-import collections
 import contextlib
 import html
 import ipaddress
@@ -19,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hf_sphere import search
-from hf_sphere.commands.search import compare_queries, make_table
+from hf_sphere.commands.search import make_table
 from hf_sphere.utils.arguments import Arguments, argument, command_arguments
 from hf_sphere.utils.checks import check_extra
 from hf_sphere.utils.pages import draw_image
@@ -115,7 +114,7 @@ def build_page(index: "search.ImageIndex") -> Any:
     shown = "All if none is chosen; of images without a label, predictions."
     classes = sorted(set(index.classes()) - {""})
     searched, kind, texts = index.neighbor_search, index.encoder.content, index.encoder.embeds_texts
-    is_image, recent = kind == "image", collections.deque[Any](maxlen=100)
+    is_image = kind == "image"
     lowest, reason = find_lowest_level(index)
     about = "Chance to accept anything for a query whose group is not in the index."
     options: dict[str, Any] = {"info": f"No level: {reason}." if reason else about, "interactive": not reason}
@@ -148,7 +147,7 @@ def build_page(index: "search.ImageIndex") -> Any:
             uploads = Path(image.GRADIO_CACHE).resolve()
             if path and not (os.path.isfile(path) and uploads in Path(path).resolve().parents):
                 raise gr.Error("upload an image.", print_exception=False)
-            return show(index, path, text, classes, count, None if reason else level, recent=recent)
+            return show(index, path, text, classes, count, None if reason else level)
 
         def choose(event: gr.EventData) -> Any:
             if (row := int(event.row)) not in range(len(index)):
@@ -187,8 +186,8 @@ def ask(index: "search.ImageIndex") -> str:
     return f"{'Choose an image' * image}{' or ' * (image and text)}{'enter a text' * text} first.".capitalize()
 
 
-def show(index: Any, image: Any, text: str, classes: Any, count: float, level: Any = None, *, recent: Any) -> str:
-    """Search, and return the verdict and the neighbors as HTML, or what is wrong; add the query to `recent`."""
+def show(index: Any, image: Any, text: str, classes: Any, count: float, level: Any = None) -> str:
+    """Search, and return the verdict and the neighbors as HTML, or what is wrong."""
     names, query = index.classes(), "image" if image else "text"
     if image is None and not (text and text.strip()):
         return draw_verdict(ask(index), kind="")
@@ -221,11 +220,6 @@ def show(index: Any, image: Any, text: str, classes: Any, count: float, level: A
         with contextlib.suppress(ValueError):  # only cosines have a threshold, and for more groups than a level needs
             about += f"; matches are at a distance of up to about {1 - index.space.threshold(level):.3g}"
         verdicts.append(draw_verdict(about, result, "match" if matches else "none"))
-        vector = tuple(neighbors.queries["embedding"][0].tolist())
-        if vector not in recent:  # as it is if only the level changed
-            recent.append(vector)
-        warning = compare_queries(index, neighbors.queries["embedding"].new_tensor([*{*recent}]))
-        verdicts += [draw_verdict(warning)] if warning else []
     elif level is not None:
         verdicts.append(draw_verdict(f"No level: {reason}."))
     certainty = describe(neighbors.queries, 0)

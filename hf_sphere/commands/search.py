@@ -99,7 +99,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     if neighbors.accepted is not None:
         matched = f"{int(neighbors.accepted.any(dim=1).sum()):,} of {len(neighbors.rows):,} queries have a match"
         print(f"matches   {matched} at {100 * args.false_accept:.3g} % false accepts", file=sys.stderr)
-        print(compare_queries(index, neighbors.queries["embedding"]), end="", file=sys.stderr)
     if args.contact_sheet is not None:
         queries = [source.open(row) if source else None for row in neighbors.queries.get("row", [0])[:MOST_QUERIES]]
         sheet = draw_contact_sheet(index, neighbors, queries)
@@ -119,15 +118,6 @@ def leave_out_queries(index: "search.ImageIndex", neighbors: Any, source: Any, t
         columns |= {"p_values": neighbors.p_values, "accepted": neighbors.accepted & (same == 0)}
     columns = {name: column.gather(1, order) for name, column in columns.items()}
     return replace(neighbors, ids=index.space._ids_of(columns["rows"]), **columns)
-
-
-def compare_queries(index: "search.ImageIndex", embeddings: Any) -> str:
-    """Return a warning if at least 30 queries look unlike the calibration, else an empty text."""
-    embeddings = embeddings[(embeddings != 0).any(dim=1)]  # zero vectors have no direction
-    if len(embeddings) < 30 or (p_value := index.space.check_queries(embeddings)) > 0.005:
-        return ""
-    which = f"the {len(embeddings):,} queries look unlike the calibration (p-value {p_value:.2g})"
-    return f"warning   {which}, so the level may not hold; calibrate with queries of their kind without a match.\n"
 
 
 def make_table(index: "search.ImageIndex", neighbors: Any) -> list[dict[str, Any]]:

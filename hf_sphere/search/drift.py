@@ -12,6 +12,7 @@ from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.two_sample import energy_test
 from hf_sphere.metrics.uniformity_test import BLOCKS, effective_dimension_interval
 from hf_sphere.search.calibration import Calibration, independent_rows
+from hf_sphere.search.foreign import check_model
 from hf_sphere.search.rows import GroupedVectors
 from hf_sphere.utils.checks import check_seed
 from hf_sphere.utils.pages import Table
@@ -31,7 +32,7 @@ Interval = tuple[float, float, float]
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Table):
-    """How other vectors differ from those of a space; `str` returns it in words.
+    """How other vectors differ from those of a space; `str` returns it in words, whether of another model first.
 
     Test and intervals are for groups that are drawn independently. The estimates do not depend on the number of rows.
 
@@ -54,6 +55,7 @@ class Comparison(Table):
     outside_p_values: Tensor
     outside: Tensor
     outside_ids: list[Any]
+    is_foreign: bool  # of another model, see `EmbeddingSpace.check_model`
     text: str
 
     def __str__(self) -> str:
@@ -111,14 +113,10 @@ def compare(space: GroupedVectors, other: Any, level: float, seed: int) -> Compa
     text += f"; the space has too few groups to find {fewer}." if least > 1 else "."
     if space._names is not None and getattr(other, "_names", None) is None:
         text += " The others have no groups, so each row counts as one."
+    check = check_model(space, vectors, getattr(other, "model", None))
+    text = f"{check} So {text}" if check.is_foreign else text
     ids = other._ids_of(outside[None])[0] if isinstance(other, GroupedVectors) else []
-    return Comparison(p_value, (first, second), angle, (before, after), p_values, outside, ids, text)
-
-
-def compare_samples(space: GroupedVectors, queries: Side, calibration: Side, seed: int) -> float:
-    """Return the p-value of a two-sample test; see `EmbeddingSpace.check_queries`."""
-    samples = _draw_samples(space, (queries, calibration), check_seed(seed))
-    return 1.0 if len(samples[1]) < 2 else energy_test(*samples, seed=seed)[1]
+    return Comparison(p_value, (first, second), angle, (before, after), p_values, outside, ids, check.is_foreign, text)
 
 
 def _draw_samples(space: GroupedVectors, sides: Sequence[Side], seed: int) -> list[Tensor]:

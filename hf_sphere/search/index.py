@@ -122,12 +122,13 @@ class ImageIndex(IndexedImages):
         self.space.calibrate(queries, names and [names[row] for row in cells["row"]], score="cosine")
         self.calibrated_with, self.calibration_settings = source.content, self.encoder.settings
 
-    def add(self, images: Any, groups: Groups = None, *, ids: Groups = None, **options: Any) -> int:
+    def add(self, images: Any, groups: Groups = None, *, ids: Groups = None, check: bool = True, **options: Any) -> int:
         """Embed and add images that the index does not have yet; return their number.
 
         Images whose content, preprocessing or class names have changed are embedded again, and keep their `id`. Those
         that were moved are found by their content, and get their new source and file. An approximate search
         gets the new ones. For the arguments, see `build`. Groups and ids by label or column are the same for all.
+        Vectors that look like those of another model are refused unless `check` is False.
         """
         source = ImageSource.of(images, content=self.encoder.content)
         if (ids := self.ids if ids is None else ids) is not None and self.ids is None:
@@ -156,6 +157,8 @@ class ImageIndex(IndexedImages):
         outdated = [n for n in unsure if n not in same]
         # Nothing is changed before all is embedded.
         added, embeddings = self._embed(source, outdated, options) if outdated else ({"row": []}, self.embeddings[:0])
+        if check and len(self) and len(embeddings) and self.encoder.content == "vector":
+            self.space._refuse_foreign(embeddings, None)
         if source.labels:
             self.images.setdefault("label", [None] * len(self))
         elif source.split is None and "label" in self.images:  # an image alone is not in a class folder
@@ -400,6 +403,8 @@ class ImageIndex(IndexedImages):
 
     def _find(self, queries: Cells, embeddings: Tensor, k: int, classes: Classes, level: float | None) -> Matches:
         queries, space = queries | {"embedding": embeddings}, self.space
+        if self.encoder.content == "vector":  # else its model is known
+            space._warn_of_foreign(embeddings)
         count = k if level is None else max(k, space._num_candidates)
         if classes is None:
             check_integer("k", k, 1)

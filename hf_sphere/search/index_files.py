@@ -284,7 +284,7 @@ def _read_space(space_class: Any, folder: Path, about: About, images: dict[str, 
     options |= {"ids": None if about.ids is None else images["id"], "numbers": torch.tensor(own)}
     images.setdefault("id", own)
     space = space_class(embeddings, images.get("group"), **options)
-    space._next = about.next_id
+    space._next, space.model = about.next_id, about.model or None
     space.rule = about.rule
     space.score = about.score
     if about.score == "margin":

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_sphere.search.calibration import Candidates, mix, name_keys, sample_rows
+from hf_sphere.search.foreign import Axes
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind
 from hf_sphere.search.vectors import check_ids, check_names, check_vectors, positions
 
@@ -42,6 +43,7 @@ class GroupedVectors:
         self._groups = self._number(groups, self._numbers)
         self._options = (rows_per_group, calibration_rows, seed)
         self._search: NeighborSearch | None = None
+        self._axes: Axes | None = None
         self._sampled: tuple[Tensor, Tensor, Tensor] | None = None  # groups, numbers, and the sample of these
 
     def __len__(self) -> int:

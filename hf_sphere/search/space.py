@@ -1,6 +1,7 @@
 """A space of embeddings: search, matches at a false-accept level, identification."""
 
 import itertools
+import logging
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_embeddings, check_labels, to_embeddings
+from hf_sphere.geometry.checks import check_labels, to_embeddings
 from hf_sphere.search.calibration import (
     CalibratedSearch,
     Calibration,
@@ -21,9 +22,11 @@ from hf_sphere.search.calibration import (
     name_numbers,
 )
 from hf_sphere.search.compression import CompressedSpace, compress
-from hf_sphere.search.drift import Comparison, compare, compare_samples
+from hf_sphere.search.drift import Comparison, compare
+from hf_sphere.search.foreign import FEWEST, ModelCheck, check_model
 from hf_sphere.search.index_files import read_index, write_index
 from hf_sphere.search.margins import Groups, Nearest, Score
+from hf_sphere.search.migration import Migration, migrate
 from hf_sphere.search.neighbor_search import SearchKind
 from hf_sphere.search.report import VectorReport, report_vectors
 from hf_sphere.search.rows import GroupedVectors
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
 
     from hf_sphere.search.duplicates import Duplicates
 
+logger = logging.getLogger(__name__)
+
 
 class EmbeddingSpace(GroupedVectors, CalibratedSearch, Table):
     """Embeddings that are searched for matches, with a promise about queries that have none.
@@ -59,6 +64,8 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch, Table):
     Attributes:
         vectors: (N, d) float32.
         score: `cosine` or `margin`.
+        model: Name of the model of the vectors, or None.
+        migration: How `migrate` mapped them, or None.
         skipped: Ids of the rows that `fit` left out, row numbers without ids.
         rule: `sharp` or `strict`.
 
@@ -79,6 +86,8 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch, Table):
         self._is_current = False
         self.rule: Rule = "sharp"
         self.skipped: list[Any] = []
+        self.model: str | None = None
+        self.migration: Migration | None = None
         self._loaded: tuple[Path, str | None] | None = None  # folder and version of the last load or save
 
     @classmethod
@@ -89,6 +98,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch, Table):
         *,
         ids: Any = None,
         invalid: Literal["refuse", "skip"] = "refuse",
+        model: str | None = None,
         calibration: Any = None,
         calibration_groups: Any = None,
         score: Literal["auto"] | Score = "auto",
@@ -111,6 +121,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch, Table):
                 keeps when others are added or removed.
             invalid: What to do with rows that are not finite, or zero: `refuse` them by an error with their ids, or
                 `skip` them, with a message; see `skipped`.
+            model: Name of the model of the vectors, by which those of others are recognized; see `check_model`.
             calibration: (C, d) vectors like the queries to come, which have no match in the space. If None, rows of the
                 space take their place.
             calibration_groups: (C,) names of their groups, which are none of the space; if None, each is a group.
@@ -142,7 +153,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch, Table):
                 named = {name: cells and [cells[row] for row in rows.tolist()] for name, cells in named.items()}
         units = unit_vectors("vectors", vectors, named["ids"], ", or leave them out with invalid='skip'")
         space = cls(units, kind=kind, **named, **options)
-        space.skipped = skipped
+        space.skipped, space.model = skipped, model
         space.calibrate(calibration, calibration_groups, score=score, rule=rule)
         return space
 
@@ -252,23 +263,40 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch, Table):
         mean, half = float(shares.mean()), float(shares.std() / len(shares) ** 0.5 * t.ppf(0.975, len(shares) - 1))
         return ExpectedFound(level, mean, max(0.0, mean - half), min(1.0, mean + half))
 
-    def check_queries(self, queries: Any, *, seed: int = 0) -> float:
-        """Return the p-value of a two-sample test between queries and the calibration queries.
+    def check_model(self, vectors: Any, model: str | None = None) -> ModelCheck:
+        """Test whether vectors are of another model than those of the space; `print` shows the result as text.
 
-        The promise of `search` is for queries like the calibration queries. A small p-value shows that these are not,
-        such as texts in a space of images, or photographs of another camera. Up to 500 queries are compared with one
-        calibration query per group, since a group belongs together. Queries that belong together, for example of one
-        user, look unlike even if each is fine.
+        Of the same model, texts on other topics have axes in common with the space, and vectors of another model, or
+        rotated ones, have not. Where directions are about uniform, nothing can be found. `add` and `search` do this.
 
-        Returns:
-            The p-value, from 0.001 to 1; 1 if the calibration has one group.
+        Args:
+            vectors: (n, d): fewer than 64 are compared by the name only.
+            model: Name of their model, if it is known.
 
         Raises:
-            ValueError: If there are fewer than two queries, or they are invalid.
+            ValueError: If a vector is invalid.
         """
-        queries, calibration = check_embeddings(self._check("queries", queries), 2, "queries"), self.calibration
-        known = self.vectors[positions(calibration.ids, self._numbers)] if self._queries is None else self._queries[0]
-        return compare_samples(self, (queries, torch.arange(len(queries))), (known, calibration.groups), seed)
+        return check_model(self, self._check("vectors", vectors), model)
+
+    def migrate(
+        self, old: Any, new: Any, *, max_recall_loss: float | None = None, model: str | None = None, seed: int = 0
+    ) -> "EmbeddingSpace":
+        """Return a space whose rows are mapped to another model, for queries by that one; it is calibrated again.
+
+        An orthogonal map and ridge regressions are fitted to anchors, texts that both models embedded, and the one with
+        the best recall@10 of held-out anchors is used. The attribute `migration` has that, with its interval.
+
+        Args:
+            old: (n, d) vectors of the anchors by the model of the space, at least as many as dimensions.
+            new: (n, e) vectors of the same anchors by the new model, in the same order.
+            max_recall_loss: Largest loss that is accepted, by the 95 % interval: 0.1 for a recall of 0.9.
+            model: Name of the new model.
+            seed: Seed of the folds of the anchors.
+
+        Raises:
+            ValueError: If the loss may be larger, or the anchors do not fit each other or the space.
+        """
+        return migrate(self, old, new, max_recall_loss, model, seed)
 
     def compare(self, other: Any, *, level: float = 0.05, seed: int = 0) -> Comparison:
         """Test whether other vectors differ from the space; `print` shows the result as text.
@@ -302,17 +330,22 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch, Table):
         """
         return compress(self, bits, max_recall_loss, seed)
 
-    def add(self, groups: Any, vectors: Any, *, ids: Any = None) -> list[Any]:
+    def add(
+        self, groups: Any, vectors: Any, *, ids: Any = None, model: str | None = None, check: bool = True
+    ) -> list[Any]:
         """Add rows (n, d), or one (d,), and return their ids; groups are a name for all, or one for each.
 
         The calibration follows: for cosines by the new rows alone. A space without groups has None, and one that was
-        fitted without ids numbers the rows.
+        fitted without ids numbers the rows. Vectors of another `model` are refused unless `check` is False, see
+        `check_model`.
 
         Raises:
-            ValueError: If a vector, name or id is invalid, or a group calibrates.
+            ValueError: If a vector, name or id is invalid, a group calibrates, or the vectors are of another model.
         """
         ids = self._check_ids(ids)
         vectors = self._check("vectors", vectors, ids)
+        if check:
+            self._refuse_foreign(vectors, model)
         if self._ids is not None:
             ids = check_ids(ids, len(vectors), self._ids)
         self._check_grouped(groups)
@@ -326,6 +359,19 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch, Table):
         self._set(*all_rows, None if self._ids is None else self._ids + ids)
         self._next += len(numbers)
         return numbers.tolist() if self._ids is None else ids
+
+    def _refuse_foreign(self, vectors: Tensor, model: str | None) -> None:
+        if (result := check_model(self, vectors, model)).is_foreign:
+            raise ValueError(f"{result} If they are right, add them with check=False.")
+
+    def _check_search(self, queries: Any, k: int, level: float | None) -> Tensor:
+        queries = super()._check_search(queries, k, level)
+        self._warn_of_foreign(queries)
+        return queries
+
+    def _warn_of_foreign(self, queries: Tensor) -> None:
+        if len(queries) >= FEWEST and (result := check_model(self, queries, None)).is_foreign:
+            logger.warning("%s", result)
 
     def _check_ids(self, ids: Any) -> list[Any] | None:
         if (ids is None) != (self._ids is None):
@@ -405,7 +451,8 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch, Table):
         """
         columns = {"id": self.ids} | ({} if self.groups is None else {"group": self.groups})
         rules = {"groups": self._names, "ids": self._ids}
-        write_index(folder, self, columns, **{name: None if known is None else "" for name, known in rules.items()})
+        about = {name: None if known is None else "" for name, known in rules.items()}
+        write_index(folder, self, columns, model=self.model or "", **about)
 
     @classmethod
     def load(cls, folder: str | PathLike) -> "EmbeddingSpace":

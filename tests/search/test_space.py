@@ -349,7 +349,6 @@ INVALID = {
         "score must be one of auto, cosine, margin; got 'dot'",
     ),
     "other names": (lambda: EmbeddingSpace.fit(unit(4, 4), range(4)).add("a", unit(4)), "old and new.*got int, str"),
-    "one query to compare": (lambda: EmbeddingSpace.fit(unit(5, 4)).check_queries(unit(4)), "queries must.*N >= 2"),
     "calibration groups": (lambda: EmbeddingSpace.fit(unit(5, 4), calibration_groups=[1]), "calibration_groups"),
     "dimensions": (lambda: EmbeddingSpace.fit(unit(5, 4)).search(unit(1, 5)), "queries must have 4 dimensions"),
     "k": (lambda: EmbeddingSpace.fit(unit(5, 4)).search(unit(1, 4), 6), "k must be from 1 to the number of rows, 5"),
@@ -462,30 +461,6 @@ def test_search_others_leaves_out_the_own_group(distance, kind):
         torch.testing.assert_close(distances[row, :count][:70], everything[0][row][kept][:70])
         assert (rows[row, count:] == -1).all()
         assert distances[row, count:].isinf().all()
-
-
-def test_queries_unlike_the_calibration_have_a_small_p_value(space):
-    alike, _ = clusters()
-    alike = alike[torch.randperm(200, generator=torch.Generator().manual_seed(1))[:60]]
-    assert space.check_queries(alike) > 0.05
-    assert space.check_queries(alike + torch.ones(16)) == 0.001
-
-
-@pytest.mark.parametrize("noise", [0.02, 0.15])
-def test_queries_of_new_groups_look_like_the_calibration(noise):
-    values = []
-    for seed in range(40):
-        vectors, groups = clusters(60, 8, 16, noise, seed)
-        space = EmbeddingSpace.fit(vectors[:240], groups[:240], score="cosine")
-        values.append(space.check_queries(vectors[240::8]))
-    assert stats.kstest(values, "uniform").pvalue > 1e-3
-
-
-def test_the_headings_of_articles_do_not_make_other_sentences_look_unlike_the_calibration():
-    vectors, groups = clusters(120, 8)
-    vectors[::8] += 1
-    space = EmbeddingSpace.fit(vectors[:640], groups[:640], score="cosine")
-    assert space.check_queries(vectors[torch.arange(640, 960, 8) + torch.arange(40) % 8]) > 0.05
 
 
 def test_the_energy_test_has_uniform_p_values_for_equal_distributions():
