@@ -1,10 +1,10 @@
-from .calibration import Matches as Matches
 from .compression import CompressedSpace as CompressedSpace
 from .duplicates import Duplicates as Duplicates
 from .encoder import ImageEncoder as ImageEncoder, TextEncoder as TextEncoder, load_encoder as load_encoder
 from .extract import extract_embeddings as extract_embeddings, load_embedding_model as load_embedding_model
 from .index import ImageIndex as ImageIndex
 from .lance import LanceSpace as LanceSpace
+from .matching import Matches as Matches
 from .neighbor_search import NeighborSearch as NeighborSearch
 from .neutral import neutral_texts as neutral_texts
 from .report import VectorReport as VectorReport, report_vectors as report_vectors

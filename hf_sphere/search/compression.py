@@ -13,10 +13,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.search.calibration import CalibratedSearch, Calibration, Candidates, independent_rows
+from hf_sphere.search.calibration import Calibration
 from hf_sphere.search.index_files import CODES_FILE, check_replaceable
 from hf_sphere.search.margins import Nearest, check_offsets
+from hf_sphere.search.matching import CalibratedSearch, Candidates
 from hf_sphere.search.rows import GroupedVectors
+from hf_sphere.search.sampling import independent_rows
 from hf_sphere.search.vectors import check_ids, check_names, check_vectors
 from hf_sphere.utils import files
 from hf_sphere.utils.checks import check_choice, check_integer, check_seed, error_text

@@ -11,9 +11,10 @@ from torch import Tensor
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.two_sample import energy_test
 from hf_sphere.metrics.uniformity_test import BLOCKS, effective_dimension_interval
-from hf_sphere.search.calibration import Calibration, independent_rows
+from hf_sphere.search.calibration import Calibration
 from hf_sphere.search.foreign import check_model
 from hf_sphere.search.rows import GroupedVectors
+from hf_sphere.search.sampling import independent_rows
 from hf_sphere.utils.checks import check_seed
 from hf_sphere.utils.pages import Table
 

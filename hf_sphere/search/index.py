@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.search.calibration import Matches
 from hf_sphere.search.encoder import load_encoder
 from hf_sphere.search.index_files import read_index, write_index
 from hf_sphere.search.indexed_images import ImageState, IndexedImages, identify, place_of, predicted_class, table_states
+from hf_sphere.search.matching import Matches
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind, check_kind
 from hf_sphere.search.source import Groups, ImageSource
 from hf_sphere.search.space import EmbeddingSpace

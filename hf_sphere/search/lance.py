@@ -14,19 +14,11 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.checks import shorten
-from hf_sphere.search.calibration import (
-    CANDIDATES,
-    CalibratedSearch,
-    Calibration,
-    Candidates,
-    Matches,
-    merge_groups,
-    mix,
-    name_keys,
-    sample_rows,
-)
+from hf_sphere.search.calibration import Calibration
 from hf_sphere.search.margins import Groups
+from hf_sphere.search.matching import CANDIDATES, CalibratedSearch, Candidates, Matches, merge_groups
 from hf_sphere.search.neighbor_search import SPARE, TARGET_RECALL, NeighborSearch
+from hf_sphere.search.sampling import mix, name_keys, sample_rows
 from hf_sphere.search.vectors import as_names, check_ids, check_vectors, positions, unit_vectors
 from hf_sphere.utils.checks import check_extra, check_integer, error_text
 from hf_sphere.utils.files import check_writable

@@ -7,9 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_sphere.search.calibration import Candidates, mix, name_keys, sample_rows
 from hf_sphere.search.foreign import Axes
+from hf_sphere.search.matching import Candidates
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind
+from hf_sphere.search.sampling import mix, name_keys, sample_rows
 from hf_sphere.search.vectors import check_ids, check_names, check_vectors, positions
 
 

@@ -12,24 +12,18 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.checks import check_labels, to_embeddings
-from hf_sphere.search.calibration import (
-    CalibratedSearch,
-    Calibration,
-    Candidates,
-    ExpectedFound,
-    Rule,
-    merge_groups,
-    name_numbers,
-)
+from hf_sphere.search.calibration import Calibration, Rule
 from hf_sphere.search.compression import CompressedSpace, compress
 from hf_sphere.search.drift import Comparison, compare
 from hf_sphere.search.foreign import FEWEST, ModelCheck, check_model
 from hf_sphere.search.index_files import read_index, write_index
 from hf_sphere.search.margins import Groups, Nearest, Score
+from hf_sphere.search.matching import CalibratedSearch, Candidates, ExpectedFound, merge_groups
 from hf_sphere.search.migration import Migration, migrate
 from hf_sphere.search.neighbor_search import SearchKind
 from hf_sphere.search.report import VectorReport, report_vectors
 from hf_sphere.search.rows import GroupedVectors
+from hf_sphere.search.sampling import name_numbers
 from hf_sphere.search.vectors import (
     as_list,
     as_names,
@@ -58,8 +52,8 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch, Table):
     query. By default the calibration queries are rows of the space, each searched without its own group. So an index of
     an approximate search, which may miss the best row, accepts at most less.
 
-    With one row per group this is a theorem, and for `rule="strict"` with separate calibration queries, too. In all
-    other cases it was measured to hold.
+    For cosines with one row per group this is a theorem, and for `rule="strict"` with separate calibration queries,
+    too. In all other cases it was measured to hold.
 
     Attributes:
         vectors: (N, d) float32.

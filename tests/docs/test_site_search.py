@@ -36,7 +36,6 @@ QUESTIONS = {
     "notebook": "notebooks/index",
     "interactive sphere": "notebooks/gallery",
     "not ours": "tasks/unknown-inputs",
-    "semantic cache": "tasks/text-embeddings",
     "platforms": "quick-start",
 }
 
