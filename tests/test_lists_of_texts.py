@@ -49,9 +49,13 @@ CASES = {
     "prototypes.embed_class_names.class_names": lambda x: prototypes.embed_class_names(x, "missing"),
     "prototypes.place_prototypes.class_names": lambda x: prototypes.place_prototypes(2, 2, class_names=x),
     "search.ImageEncoder.encode_texts.texts": lambda x: search.ImageEncoder.encode_texts(ENCODER, x),
+    "search.ImageIndex.build.columns": lambda x: search.ImageIndex.build(None, X, columns=x),
     "search.ImageIndex.search.classes": find,
     "search.ImageIndex.search_texts.classes": find,
     "search.ImageIndex.search_texts.texts": lambda x: search.ImageIndex.search_texts(mock.Mock(), x),
+    "search.ImageSource.with_columns.columns": lambda x: search.ImageSource.of(X, content="vector").with_columns(
+        None, x
+    ),
     "search.TextEncoder.encode_texts.texts": lambda x: search.TextEncoder.encode_texts(ENCODER, x),
     "search.embeddings_writer.class_names": lambda x: write(class_names=x),
     "search.embeddings_writer.predicted_names": lambda x: write(predicted_names=x),

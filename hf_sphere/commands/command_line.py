@@ -39,8 +39,15 @@ def train(task_name: str, argv: Sequence[str] | None = None, *, script: str | No
     argv = import_modules(sys.argv[1:] if argv is None else argv)
     task, name = find_task(task_name), task_name.replace("_", "-")
     recipe = dict(zip(COMMANDS.values(), COMMANDS, strict=True)).get(f"train {name}") if script is None else None
-    if recipe is not None:
-        running.set(f"hf-sphere train {name}")
+    token = running.set(running.get() if recipe is None else f"hf-sphere train {name}")
+    try:
+        _train(task, task_name, argv, script, recipe)
+    finally:
+        running.reset(token)  # a program may train, and go on
+
+
+def _train(task: Any, task_name: str, argv: Sequence[str], script: str | None, recipe: str | None) -> None:
+    """Parse the arguments of a task, and train by a command or a script."""
     arguments = command_arguments(task.arguments, argv, f"{task.summary}\n\n{task.example}", recipe, USUAL)
 
     from hf_sphere.training.run import Command, run_training
@@ -48,7 +55,7 @@ def train(task_name: str, argv: Sequence[str] | None = None, *, script: str | No
     if script is None:
         is_single = os.environ.get("WORLD_SIZE", "1") == "1"
         words = ["hf-sphere", "train"] if is_single else ["accelerate", "launch", "-m", "hf_sphere.commands.train"]
-        words.append(name)
+        words.append(task_name.replace("_", "-"))
     else:
         path = Path(script).resolve()
         words = ["accelerate", "launch", f"{path.parent.name}/{path.name}"]
@@ -58,7 +65,7 @@ def train(task_name: str, argv: Sequence[str] | None = None, *, script: str | No
 def run_job(name: str, argv: Sequence[str] | None = None) -> None:
     """Import the modules of `--import` and that of a job, and call its `main` like a program, see `run_main`."""
     job = JOBS[name]
-    running.set(f"hf-sphere {name}")
+    token = running.set(f"hf-sphere {name}")
     # Bars of downloads would mix with those of the job.
     environment = {} if name == "train" else {"HF_HUB_DISABLE_PROGRESS_BARS": "1", **job.environment}
 
@@ -66,7 +73,10 @@ def run_job(name: str, argv: Sequence[str] | None = None) -> None:
         words = import_modules(sys.argv[1:] if argv is None else argv)  # before the job parses the others
         import_module(f"hf_sphere.commands.{name}").main(words)
 
-    run_main(main, job.stopped, environment)
+    try:
+        run_main(main, job.stopped, environment)
+    finally:
+        running.reset(token)
 
 
 def run_main(

@@ -52,7 +52,7 @@ class Matches(Table):
     def __repr__(self) -> str:
         number, count = self.rows.shape
         found = "" if self.accepted is None else f"; {int(self.accepted.any(1).sum()):,} queries have a match"
-        return f"Matches({number:,} queries, {count} rows each, {self.measure}{found})"
+        return f"Matches({number:,} queries, {count} row{'s' * (count != 1)} each, {self.measure}{found})"
 
     def to_pandas(self) -> "DataFrame":
         """Return a row per query and neighbor: query, rank, row, score, and p_value and accepted if there are any."""

@@ -305,8 +305,9 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\nSee {self.prog} --help.\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action.choices is not None and value not in (choices := [*map(str, action.choices)]):
-            raise argparse.ArgumentError(action, f"invalid choice: {value!r}.{_hint(value, choices, 'choices')}")
+        if action.choices is not None and str(value) not in (choices := [*map(str, action.choices)]):
+            hint = _hint(str(value), choices, "choices")
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}.{hint}")
 
 
 def _default(field: dataclasses.Field) -> Any:

@@ -70,9 +70,11 @@ import sys
 from hf_sphere.commands.main import main
 from hf_sphere.utils.arguments import command_arguments
 from hf_sphere.commands.search import SearchArguments
+from hf_sphere.utils.commands import running
 try:
     main(["duplicates", "photos"])
 except SystemExit:
+    running.set("hf-sphere duplicates")
     command_arguments((SearchArguments,), ["--index", ".", "--query", "."])
     assert "torch" not in sys.modules
 """

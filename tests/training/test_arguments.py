@@ -320,7 +320,7 @@ def test_the_printed_configuration_is_the_whole_and_can_be_read_again(tables, co
     ("words", "parts"),
     [
         (["--leraning-rate", "0.1"], ["unknown argument '--leraning_rate'", "Did you mean learning_rate"]),
-        (["--lr", "0.1"], ["It is --learning_rate"]),
+        (["--lr", "0.1"], ["Did you mean learning_rate"]),
         (["--diagnostics_steps", "10"], ["diagnostics_steps 10 has no effect without report_to"]),
         (["--learning", "0.1"], ["unknown argument '--learning'"]),
         (["stray"], ["unknown argument 'stray'"]),
