@@ -222,7 +222,7 @@ def test_a_filter_that_few_rows_fulfill_is_filled_up(space):
 def test_an_index_finds_what_an_exact_search_finds(tmp_path):
     vectors, groups = clusters(1_500, 4, 32)
     space = LanceSpace.create(tmp_path / "space", batches(vectors, groups, 1_000), group_column="name")
-    queries = torch.cat([unit(150, 32, seed=9), vectors[::120] + 0.05])
+    queries = torch.cat([unit(40, 32, seed=9), vectors[::600] + 0.05])
     exact, filtered = (space.search(queries, 10, false_accept=0.05, where=where) for where in (None, "is_odd"))
     assert space.recall == 1
     assert space.build_index() >= 0.98
@@ -237,12 +237,12 @@ def test_an_index_finds_what_an_exact_search_finds(tmp_path):
     opened.table.create_index("vector", config=lancedb.index.IvfRq(distance_type="l2", num_partitions=300))
     found = opened.search(queries[:20], 4, where="name LIKE '%700%'")
     assert (found.rows.sort(1).values == torch.arange(2_800, 2_804)).all()
-    opened.add(batches(queries, torch.arange(2_000, 2_200)))
-    assert torch.equal(opened.search(queries, 1).rows[:, 0], torch.arange(6_000, 6_200))
+    opened.add(batches(queries, torch.arange(2_000, 2_050)))
+    assert torch.equal(opened.search(queries, 1).rows[:, 0], torch.arange(6_000, 6_050))
     opened.remove(ids=[6_000])
     assert opened.build_index(queries) >= 0.98
     assert opened.table.index_stats("vector_idx").num_unindexed_rows == 0
-    assert opened.search(queries, 1).rows[1:, 0].tolist() == list(range(6_001, 6_200))
+    assert opened.search(queries, 1).rows[1:, 0].tolist() == list(range(6_001, 6_050))
 
 
 @pytest.mark.parametrize("count", [10, 6_000])
