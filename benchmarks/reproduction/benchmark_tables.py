@@ -315,7 +315,7 @@ def _matching_found(rows: Rows, content: Mapping[str, Any]) -> str:
         if is_hit and rule:
             false = rows[f"{key}: false accepts at 5%"]["value"]
             found.setdefault(rule, {})[title.partition(" groups of ")[2]] = (
-                f"{100 * row['value']:.1f} % / {100 * false:.1f} %"
+                f"{100 * row['value']:.1f} / {100 * false:.1f}"
             )
     titles = [*dict.fromkeys(title for cells in found.values() for title in cells)]
     lines = [[rule, *(cells.get(title, "") for title in titles)] for rule, cells in found.items()]
