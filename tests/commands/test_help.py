@@ -72,7 +72,7 @@ from hf_sphere.utils.arguments import command_arguments
 from hf_sphere.commands.search import SearchArguments
 from hf_sphere.utils.commands import running
 try:
-    main(["duplicates", "photos"])
+    main(["duplicates", "photos that are missing"])
 except SystemExit:
     running.set("hf-sphere duplicates")
     command_arguments((SearchArguments,), ["--index", ".", "--query", "."])
@@ -80,7 +80,7 @@ except SystemExit:
 """
     command = [sys.executable, "-c", code]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path)
-    assert "photos: there is no such file" in ended.stderr
+    assert "photos that are missing: there is no such file" in ended.stderr
     assert "hf-sphere duplicates: loading libraries ..." in ended.stderr
 
 
