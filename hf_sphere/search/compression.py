@@ -201,7 +201,8 @@ def compress(space: Any, bits: int, max_recall_loss: float | None, seed: int) ->
     else:
         (queries, numbers), left_out = space._queries, None
         ids = torch.full_like(numbers, -1)
-    small._nearest = space._near() if space.score == "margin" else None
+    if space.score == "margin":  # that of a loaded space has no groups to leave out
+        small._nearest = Nearest.of(vectors, groups, space._sample())
     best = small._find(project_to_sphere(queries), left_out)
     # Rows are not added to codes, so there is no next id, and no group is left out any more.
     small.calibration = Calibration(numbers, ids, *best, 0, space.rule)

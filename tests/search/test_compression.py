@@ -272,3 +272,13 @@ def test_codes_keep_margins_and_their_decisions(tmp_path):
     torch.testing.assert_close(found.scores[:, 0], expected.scores[:, 0], atol=0.05, rtol=0)
     assert (found.accepted[:, 0] == expected.accepted[:, 0]).double().mean() > 0.95
     assert torch.equal(small.calibration.ids, space.calibration.ids)
+
+
+def test_codes_of_a_loaded_space_calibrate_as_those_of_the_space_itself(tmp_path):
+    groups = torch.arange(60).repeat_interleave(5)
+    points = torch.randn(60, 16, generator=torch.Generator().manual_seed(0))[groups]
+    vectors = points + 0.5 * torch.randn(points.shape, generator=torch.Generator().manual_seed(1))
+    space = EmbeddingSpace.fit(vectors, groups)
+    space.save(tmp_path / "space")
+    codes, of_loaded = (each.compress(8).calibration for each in (space, EmbeddingSpace.load(tmp_path / "space")))
+    torch.testing.assert_close(of_loaded.scores, codes.scores, atol=1e-9, rtol=0)
