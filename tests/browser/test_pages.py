@@ -16,10 +16,12 @@ TALLEST_PAGE, TALLEST_ROW, LEAST_CONTRAST = 8000, 300, 4.5
 EMPTY_INDEX = '{"config": {"lang": ["en"], "separator": " ", "pipeline": [], "fields": {}}, "docs": []}'
 """Index of the search, which takes longer to read than the page."""
 
-# The height is that of the page as it opens; everything else is measured with all folds open.
-MEASURE = """([tallestRow, leastContrast]) => {
+# The height is that of the page as it opens; everything else is measured with all folds open, once scripts have seen the
+# new sizes: the browser tells them in its next frame.
+MEASURE = """async ([tallestRow, leastContrast]) => {
   const root = document.documentElement, height = root.scrollHeight;
   document.querySelectorAll("details").forEach(each => each.open = true);
+  await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
   const all = (selector, isWrong) => [...document.querySelectorAll(selector)]
     .filter(each => each.offsetParent && isWrong(each)).map(each => each.innerText.slice(0, 60));
   const channels = color => color.match(/[\\d.]+/g).map(Number);
@@ -41,7 +43,7 @@ MEASURE = """([tallestRow, leastContrast]) => {
     cut: all("pre > code", each => each.scrollWidth > each.clientWidth + 1),
     rows: all("tr", each => each.offsetHeight > tallestRow),
     unmarked: all(".md-typeset__scrollwrap, math[display=block]", each =>
-      each.scrollWidth > each.clientWidth + 2 && !each.closest("details, .more")),
+      each.scrollWidth > each.clientWidth + 2 && !each.closest(".more")),
     pale: all("article :is(td, th, summary, code)", each => contrast(each) < leastContrast),
   };
 }"""
