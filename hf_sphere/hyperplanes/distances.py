@@ -35,7 +35,7 @@ class Distances(SavedResult):
     layers: Mapping[str, LayerDistance]
 
     def __str__(self) -> str:
-        width = max([len("layer"), *map(len, self.layers)])
+        width = max(len("layer"), *map(len, self.layers))
         lines = [f"{'layer':<{width}} {'L2':>9} {'L inf':>9}"]
         for name, layer in self.layers.items():
             mark = "" if layer.relative else "  absolute"
@@ -75,10 +75,10 @@ def _distance(trained: LayerWeight, initial: LayerWeight) -> LayerDistance:
     if trained.weight.shape != initial.weight.shape:
         shapes = f"{tuple(trained.weight.shape)}, but {tuple(initial.weight.shape)}"
         raise ValueError(f"{trained.name} has filters of shape {shapes} in the initialization: other architectures.")
+    if not initial.weight.numel():
+        return LayerDistance(0.0, 0.0, relative=False)
     squares = initial_squares = largest = initial_largest = 0.0
     for after, before in zip(trained.chunks(), initial.chunks(), strict=True):
-        if not before.numel():  # a layer without inputs or outputs
-            continue
         change = after - before
         squares += float(change.square().sum())
         initial_squares += float(before.square().sum())

@@ -4,8 +4,8 @@ A filter holds the weights of one output of a layer: a row of a linear layer, or
 input channels. As a vector it is the normal of a hyperplane.
 """
 
-import inspect
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -21,15 +21,12 @@ LayerKind = Literal["conv", "linear"]
 LayerSelection = Literal["conv", "linear", "all"]
 
 POINTWISE = "1x1 conv"
-OF_ADAPTER = (
-    "belongs to an adapter, so it is not the whole weight of a layer. Merge adapters first: "
-    "model.merge_and_unload() of PEFT returns the model without them."
-)
+ADAPTER = re.compile(r"(.*\.)?(lora([_.].*)?|base_layer|(original_module|modules_to_save)(\..*)?)")
+"""Names of layers of PEFT."""
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _FORWARDS = {one.forward for one in (nn.Linear, Conv1D, *_CONVOLUTIONS, *_TRANSPOSED)}
-_CONVOLVE = {None, *(one._conv_forward for one in (_ConvNd, *_CONVOLUTIONS))}
 
 
 def layer_kind(module: nn.Module) -> LayerKind | None:
@@ -46,22 +43,12 @@ def find_layers(model: nn.Module, layers: LayerSelection = "conv", include_1x1: 
     """Return the layers of a model by path, in the order of definition; `all` means both kinds.
 
     Layers that share the weight of an earlier one are left out, and pointwise (1x1) convolutions unless `include_1x1`,
-    as in Gamba et al. The path of a model that is itself a layer is "". A model without such a layer, or with one that
-    is quantized or has an adapter of PEFT, is an error.
+    as in Gamba et al. The path of a model that is itself a layer is "".
     """
     kinds: dict[str, str] = {}
     seen: set[int] = set()
-    packed: set[str] = set()
-    adapters: list[str] = []
     for name, module in model.named_modules():
-        kind = layer_kind(module)
-        if isinstance(getattr(module, "disable_adapters", None), bool):  # as in layers of PEFT
-            adapters.append(name and f"{name}.")
-        if kind is None and (inspect.ismethod(getattr(module, "weight", None)) or hasattr(module, "qweight")):
-            # Layers of torch.ao, GPTQ and AWQ do not subclass the layer they replace.
-            kind = "conv" if "conv" in type(module).__name__.lower() else "linear"
-            packed.add(name)
-        if kind is None:
+        if (kind := layer_kind(module)) is None:
             continue
         weight = module._parameters.get("weight")  # a parametrized weight is computed at every access, and not shared
         identity = id(module if weight is None else weight)
@@ -69,36 +56,26 @@ def find_layers(model: nn.Module, layers: LayerSelection = "conv", include_1x1: 
             kinds[name] = POINTWISE if math.prod(getattr(module, "kernel_size", (0,))) == 1 else kind
         seen.add(identity)
     selected = select_layers(kinds, layers, include_1x1, f"the model, a {type(model).__name__},")
-    found = {name: model.get_submodule(name) for name in selected}
-    for name, module in found.items():
-        if f"{name}.".startswith(tuple(adapters)):
-            raise ValueError(f"{name} {OF_ADAPTER}")
-        check_not_quantized(name, None if name in packed else module._parameters.get("weight"), name in packed)
-    return found
+    return {name: model.get_submodule(name) for name in selected}
 
 
 def select_layers(kinds: Mapping[str, str], layers: LayerSelection, include_1x1: bool, owner: str) -> list[str]:
-    """Select layers by kind, `conv`, `linear` or `POINTWISE`; `owner` is named in the error if there are none."""
+    """Select layers by kind, `conv`, `linear` or `POINTWISE`; none is an error, and so is one of an adapter."""
     wanted = {"conv", "linear"} if layers == "all" else {layers}
     wanted |= {POINTWISE} if include_1x1 and layers != "linear" else set()
-    if selected := [name for name, kind in kinds.items() if kind in wanted]:
-        return selected
-    has = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(kinds.values()).items())) or "neither kind"
-    raise ValueError(
-        f"{owner} has no layer with layers={layers!r} and include_1x1={include_1x1}; it has {has}. Choose "
-        "layers='conv', 'linear' or 'all', or include_1x1=True."
-    )
-
-
-def check_not_quantized(name: str, weight: Tensor | None, is_packed: bool = False) -> None:
-    """Raise a ValueError for a weight whose numbers are codes of quantized ones."""
-    is_subclass = type(weight).__module__.startswith("torchao")
-    is_code = weight is not None and (not weight.dtype.is_floating_point or weight.dtype.itemsize < 2)
-    if is_packed or is_subclass or is_code:
+    selected = [name for name, kind in kinds.items() if kind in wanted]
+    if not selected:
         raise ValueError(
-            f"{name or 'the layer'} is quantized, so the values of its filters are not available. Pass the model or "
-            "the files before quantization, or dequantize the model with `model.dequantize()` of transformers."
+            f"{owner} has no layer with layers={layers!r} and include_1x1={include_1x1}; it has "
+            f"{', '.join(f'{count} {kind}' for kind, count in sorted(Counter(kinds.values()).items())) or 'neither'}. "
+            "Choose layers='conv', 'linear' or 'all', or include_1x1=True."
         )
+    if adapters := [name for name in selected if ADAPTER.fullmatch(name)]:
+        raise ValueError(
+            f"{adapters[0]} belongs to an adapter, so it is not the whole weight of a layer. Merge adapters first: "
+            "model.merge_and_unload() of PEFT returns the model without them."
+        )
+    return selected
 
 
 def filters(module: nn.Module, name: str = "") -> Tensor:
@@ -116,19 +93,15 @@ def filters(module: nn.Module, name: str = "") -> Tensor:
 
 
 def _weight_in_use(module: nn.Module, name: str) -> Tensor:
-    """Return the weight of a layer in evaluation mode; the layer is unchanged.
-
-    Weight and spectral normalization and pruning compute it in a parametrization, or in a hook before the forward pass,
-    which leaves the attribute outdated when a state dict is loaded.
-    """
-    is_plain = "forward" not in vars(module) and type(module).forward in _FORWARDS
-    if not is_plain or getattr(type(module), "_conv_forward", None) not in _CONVOLVE:
-        what = (
-            f"{name or 'the model'}, a {type(module).__name__}, has its own forward pass, which may change its weight"
+    """Return the weight of a layer in evaluation mode; the layer is unchanged."""
+    if getattr(module.forward, "__func__", None) not in _FORWARDS:
+        raise ValueError(
+            f"{name or 'the model'}, a {type(module).__name__}, has its own forward pass, which may change its weight. "
+            "To analyze stored weights instead, pass the state dict of the model."
         )
-        raise ValueError(f"{what}. To analyze stored weights instead, pass the state dict of the model.")
     if (stored := module._parameters.get("weight")) is not None:
         return stored.detach()
+    # Normalization and pruning by hooks compute the attribute before a forward pass; until then it is outdated.
     before = dict(vars(module))
     try:
         with eval_mode(module), torch.no_grad():

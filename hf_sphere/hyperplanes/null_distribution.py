@@ -13,7 +13,7 @@ sign test is exact for all weights that are symmetric about zero.
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtr, betainc
-from scipy.stats import binom, kstest
+from scipy.stats import binom
 
 SIGNIFICANT = 0.05  # significance level of the tests
 Floats = NDArray[np.float64]
@@ -27,19 +27,6 @@ def projection_cdf(projections: Floats, dim: int) -> Floats:
     """
     shape = (dim - 1) / 2
     return betainc(shape, shape, (np.clip(projections, -1, 1) + 1) / 2)
-
-
-def kolmogorov_smirnov(uniform: Floats) -> tuple[float, float] | tuple[None, None]:
-    """Test whether numbers (n,), such as distribution functions at observations, are uniform on [0, 1].
-
-    Returns the largest distance D of the empirical distribution function, and the probability of at least that distance
-    under the null hypothesis (exact; Simard & L'Ecuyer, "Computing the Two-Sided Kolmogorov-Smirnov Distribution",
-    2011). Both are None without observations.
-    """
-    if len(uniform) == 0:
-        return None, None
-    test = kstest(uniform, "uniform", method="exact")
-    return float(test.statistic), float(test.pvalue)
 
 
 def sign_test(projections: Floats) -> float | None:

@@ -6,11 +6,12 @@ trained networks are biased to negative projections, random networks are not.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
 import torch
+from scipy.stats import kstest
 
 from hf_sphere.comparison.significance import holm
 from hf_sphere.hyperplanes import null_distribution as null
@@ -26,9 +27,7 @@ HEADER = (
     f"{'p KS':>8} {'p sign':>8}"
 )
 
-CENTERED = 1e-12
-"""Projections of unit vectors up to this size are rounding errors of 0, as of the filters that weight standardization
-centers."""
+CENTERED = 1e-12  # cosines up to this size are rounding errors of 0, as of filters that weight standardization centers
 
 
 @dataclass(frozen=True)
@@ -159,25 +158,24 @@ def projection_statistics(
         >>> projection_statistics(network).net.num_filters
         8
     """
-    described: dict[str, LayerProjections] = {}
+    described: dict[str, dict[str, Any]] = {}
     arrays = []
     for layer in iterate_layers(model, layers, include_1x1):
         sums, cosines, dead = _project(layer)
         transform = null.projection_cdf(cosines, layer.dim) if layer.dim > 1 else np.empty(0)
-        about: Any = {name: getattr(layer, name) for name in ("kind", "dim")}
-        statistics = _statistics(sums, cosines, transform, len(dead), normalize)
-        described[layer.name] = LayerProjections(**statistics, **about, dead=dead)
+        statistics = _statistics(sums if not normalize else cosines, transform, len(dead))
+        described[layer.name] = statistics | {"kind": layer.kind, "dim": layer.dim, "dead": dead}
         arrays.append((sums, cosines, transform))
-    ks_adjusted = holm([layer.ks_p_value for layer in described.values()])
-    sign_adjusted = holm([layer.sign_p_value for layer in described.values()])
-    adjusted = {
-        name: replace(layer, ks_p_value_adjusted=ks, sign_p_value_adjusted=sign)
-        for (name, layer), ks, sign in zip(described.items(), ks_adjusted, sign_adjusted, strict=True)
-    }
-    num_dead = sum(layer.num_dead for layer in described.values())
+    for test in ("ks_p_value", "sign_p_value"):
+        adjusted = holm([statistics[test] for statistics in described.values()])
+        for statistics, p_value in zip(described.values(), adjusted, strict=True):
+            statistics[f"{test}_adjusted"] = p_value
+    num_dead = sum(statistics["num_dead"] for statistics in described.values())
     sums, cosines, transform = (np.concatenate(of_layers) for of_layers in zip(*arrays, strict=True))
-    net = Projections(**_statistics(sums, cosines, transform, num_dead, normalize))
-    return ProjectionStatistics(normalize, adjusted, net)
+    net = Projections(**_statistics(sums if not normalize else cosines, transform, num_dead))
+    return ProjectionStatistics(
+        normalize, {name: LayerProjections(**values) for name, values in described.items()}, net
+    )
 
 
 def _project(layer: LayerWeight) -> tuple[Floats, Floats, tuple[int, ...]]:
@@ -186,27 +184,19 @@ def _project(layer: LayerWeight) -> tuple[Floats, Floats, tuple[int, ...]]:
     for rows in layer.chunks():
         sums, norms = rows.sum(dim=1), torch.linalg.vector_norm(rows, dim=1)
         cosines = sums / (norms * math.sqrt(layer.dim))
-        extreme = ~((norms > 1e-140) & (norms < 1e140))  # squares may have underflowed or overflowed
-        if layer.dim and extreme.any():
-            peaks = rows[extreme].abs().amax(dim=1)
-            scaled = rows[extreme] / peaks.where(peaks > 0, 1.0)[:, None]
-            norms[extreme] = peaks
-            cosines[extreme] = scaled.sum(dim=1) / (torch.linalg.vector_norm(scaled, dim=1) * math.sqrt(layer.dim))
         sums[cosines.abs() <= CENTERED] = cosines[cosines.abs() <= CENTERED] = 0.0
-        live = norms > 0
-        raw.append(sums[live])
-        normalized.append(cosines[live].clamp(-1, 1))  # rounding may exceed the range
-        dead.append(~live)
+        raw.append(sums[norms > 0])
+        normalized.append(cosines[norms > 0].clamp(-1, 1))  # rounding may exceed the range
+        dead.append(norms == 0)
     return torch.cat(raw).numpy(), torch.cat(normalized).numpy(), tuple(torch.cat(dead).nonzero()[:, 0].tolist())
 
 
-def _statistics(raw: Floats, normalized: Floats, transform: Floats, num_dead: int, normalize: bool) -> dict[str, Any]:
+def _statistics(projections: Floats, transform: Floats, num_dead: int) -> dict[str, Any]:
     """Return the fields of `Projections`; `transform` is the null distribution function at the projections."""
-    projections = normalized if normalize else raw
     count = len(projections)
     low, high = null.mass_band(count)
-    ks_statistic, ks_p_value = null.kolmogorov_smirnov(transform)
-    sign_p_value = null.sign_test(normalized)
+    test = kstest(transform, "uniform", method="exact") if len(transform) else None
+    ks_p_value, sign_p_value = float(test.pvalue) if test else None, null.sign_test(projections)
     return {
         "num_filters": count + num_dead,
         "num_dead": num_dead,
@@ -214,7 +204,7 @@ def _statistics(raw: Floats, normalized: Floats, transform: Floats, num_dead: in
         "mass": float((projections <= 0).mean()) if count else None,
         "null_mass_low": low,
         "null_mass_high": high,
-        "ks_statistic": ks_statistic,
+        "ks_statistic": float(test.statistic) if test else None,
         "ks_p_value": ks_p_value,
         "ks_p_value_adjusted": ks_p_value,
         "sign_p_value": sign_p_value,
@@ -224,17 +214,15 @@ def _statistics(raw: Floats, normalized: Floats, transform: Floats, num_dead: in
 
 
 def _line(name: str, row: Mapping[str, Any]) -> str:
-    if row["mass"] is None:
-        numbers = f"{'-':>8} {'-':>6} {'-':>11}"
-    else:
-        band = f"{row['null_mass_low']:.3f}-{row['null_mass_high']:.3f}"
+    mean, mass, band = "-", "-", "-"
+    if row["mass"] is not None:
         mean = f"{row['mean']:.4f}" if abs(row["mean"]) < 100 else f"{row['mean']:.3g}"
-        numbers = f"{mean:>8} {row['mass']:>6.3f} {band:>11}"
+        mass, band = f"{row['mass']:.3f}", f"{row['null_mass_low']:.3f}-{row['null_mass_high']:.3f}"
     p_values = [row["ks_p_value_adjusted"], row["sign_p_value_adjusted"]]
     star = " *" if any(map(is_significant, p_values)) else ""
     return (
-        f"{name:<{LAYER_WIDTH}} {row['num_filters']:>7} {row['num_dead']:>5} {row.get('dim', ''):>6} {numbers} "
-        f"{_p_value(p_values[0]):>8} {_p_value(p_values[1]):>8}{star}"
+        f"{name:<{LAYER_WIDTH}} {row['num_filters']:>7} {row['num_dead']:>5} {row.get('dim', ''):>6} {mean:>8} "
+        f"{mass:>6} {band:>11} {_p_value(p_values[0]):>8} {_p_value(p_values[1]):>8}{star}"
     )
 
 
@@ -242,20 +230,16 @@ def _verdict(net: Mapping[str, Any]) -> str:
     """Return a sentence about the bias of the arrangement and its direction."""
     if net["mass"] is None:
         return "There are no live filters, so no test is possible."
-    negative = f"{net['mass']:.1%} are <= 0"
-    expected = f"isotropic: {net['null_mass_low']:.1%} to {net['null_mass_high']:.1%}"
-    projections, sign, ks = net["projections"], net["sign_p_value"], net["ks_p_value"]
-    if is_significant(sign):
-        below, above = sum(value < 0 for value in projections), sum(value > 0 for value in projections)
-        side = "negative" if below > above else "positive"  # not by the mass, which counts zeros
-        zeros = len(projections) - below - above
-        return f"The arrangement is biased to {side} projections: {negative} ({expected})." + (
-            f"\n{zeros} of the {len(projections)} projections are 0, which counts for neither side." if zeros else ""
-        )
-    if is_significant(ks):
-        start = "The arrangement is not isotropic (KS test), without a significant majority of one sign"
-        return f"{start}:\n{negative} ({expected})."
-    return f"No significant bias of the projections: {negative} ({expected})."
+    shares = f"{net['mass']:.1%} are <= 0 (isotropic: {net['null_mass_low']:.1%} to {net['null_mass_high']:.1%})."
+    if is_significant(net["sign_p_value"]):
+        signs = np.sign(net["projections"])  # not the mass, which counts zeros
+        zeros = int((signs == 0).sum())
+        note = f"\n{zeros} of the {len(signs)} projections are 0, which counts for neither side." if zeros else ""
+        side = "positive" if signs.sum() > 0 else "negative"
+        return f"The arrangement is biased to {side} projections: {shares}{note}"
+    if is_significant(net["ks_p_value"]):
+        return f"The arrangement is not isotropic (KS test), without a significant majority of one sign:\n{shares}"
+    return f"No significant bias of the projections: {shares}"
 
 
 def _p_value(value: float | None) -> str:

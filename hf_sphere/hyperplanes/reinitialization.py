@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import PreTrainedModel
 
 from hf_sphere.hyperplanes.layers import LayerSelection, find_layers
-from hf_sphere.hyperplanes.model_state import has_compiled_parts, named_tensors, observed_batch_norms, with_values
+from hf_sphere.hyperplanes.model_state import named_tensors, observed_batch_norms, with_values
 from hf_sphere.hyperplanes.results import LayerRobustness, ReinitializationRobustness
 from hf_sphere.hyperplanes.weight_files import StoredTensor, open_file, stored_tensors
 from hf_sphere.utils.checks import check_not_text
@@ -30,22 +30,22 @@ StoredTensors = Mapping[str, StoredTensor]
 def open_snapshots(snapshots: Sequence[SnapshotLike]) -> tuple[dict[str, StoredTensors], list[str]]:
     """Return the tensors of the snapshots that exist by label, and the paths of the missing ones.
 
-    The label is the epoch, or the position in the list for entries that are not files. Two with the same label are an
-    error, as is a file that is not a snapshot.
+    The label is the epoch, or the position in the list for entries that are not files.
     """
     opened: dict[str, StoredTensors] = {}
     missing: list[str] = []
     for position, snapshot in enumerate(snapshots):
         state = named_tensors(snapshot) if isinstance(snapshot, nn.Module) else snapshot
         if isinstance(state, Mapping):
-            files = {str(position): stored_tensors(state)}
+            label, tensors = str(position), stored_tensors(state)
+        elif (path := state.path if isinstance(state, Snapshot) else Path(state)).is_file():
+            label, tensors = str(read_snapshot(path).epoch), open_file(path)
         else:
-            path = state.path if isinstance(state, Snapshot) else Path(state)
-            files = {str(read_snapshot(path).epoch): open_file(path)} if path.is_file() else {}
-            missing += [str(path)] * (not files)
-        if duplicates := files.keys() & opened.keys():
-            raise ValueError(f"several snapshots have the label {duplicates.pop()}; give one per epoch.")
-        opened |= files
+            missing.append(str(path))
+            continue
+        if label in opened:
+            raise ValueError(f"several snapshots have the label {label}; give one per epoch.")
+        opened[label] = tensors
     return opened, missing
 
 
@@ -54,21 +54,20 @@ def tensors_of_modules(
 ) -> dict[str, StoredTensor]:
     """Return the tensors of a snapshot for modules, given by path, by their names in the state dict of the model.
 
-    A file may store a tensor under the name of another one that is tied to it. A tensor that has another name in the
-    state dict, or is missing in the snapshot or has another shape there, is an error.
+    A file may store a tensor under the name of another one that is tied to it.
     """
+    names = [f"{path}.{name}" if path else name for path, module in modules.items() for name in named_tensors(module)]
     selected: dict[str, StoredTensor] = {}
-    for path, module in modules.items():
-        for name in (f"{path}.{name}" if path else name for name in named_tensors(module)):
-            if name not in state:
-                raise ValueError(f"the state dict has no {name}. Pass the model without the wrapper around {path!r}.")
-            tied = (other for other in tensors if other in state and state[other] is state[name])
-            stored = tensors.get(name) or next((tensors[other] for other in tied), None)
-            if stored is None or stored.shape != tuple(state[name].shape):
-                has = f"has {name} of shape {stored.shape}" if stored else f"has no {name}"
-                expected = f"in the layer {path!r} of the model it has the shape {tuple(state[name].shape)}"
-                raise ValueError(f"snapshot {label} {has}, but {expected}. Pass snapshots of this architecture.")
-            selected[name] = stored
+    for name in names:
+        value = state[name]
+        tied = [other for other in (name, *state) if other in tensors and state[other] is value]
+        if not tied or tensors[tied[0]].shape != tuple(value.shape):
+            has = f"{name} of shape {tensors[tied[0]].shape}" if tied else f"no {name}"
+            raise ValueError(
+                f"snapshot {label} has {has}, but the model has it of shape {tuple(value.shape)}. Pass snapshots of "
+                "this architecture."
+            )
+        selected[name] = tensors[tied[0]]
     return selected
 
 
@@ -113,9 +112,8 @@ def reinitialization_robustness(
         The accuracies.
 
     Raises:
-        ValueError: If the model has no such layer, or the names of the layer in the state dict do not match its path;
-            no snapshot exists and `num_random` is 0; a snapshot is of another architecture; `evaluate` returns no
-            fraction; the batch norms that follow a layer are unknown; or `fresh` is missing.
+        ValueError: If the model has no such layer; no snapshot exists and `num_random` is 0; a snapshot is of another
+            architecture; `evaluate` returns no fraction; or `fresh` is missing.
 
     Reference:
         Zhang, Bengio and Singer, "Are All Layers Created Equal?", 2019.
@@ -159,13 +157,8 @@ def reinitialization_robustness(
 
     if remaining or "baseline" not in accuracies:
         with progress_bar(total=1 + len(remaining), desc="baseline", disable=not progress) as bar:
-            with observed_batch_norms(model, modules if norms else {}) as following:
+            with observed_batch_norms(model, modules if norms else ()) as following:
                 accuracies["baseline"] = measure({})
-            if norms and (not following or has_compiled_parts(model)):
-                raise ValueError(
-                    "the batch norms that follow layers cannot be observed in a compiled model; let evaluate run the "
-                    "model that it receives without compiling it, or pass include_batch_norm=False."
-                )
             bar.update()
             for layer, label in remaining:
                 bar.set_description(f"{layer} of {label}")

@@ -114,30 +114,25 @@ class ReinitializationRobustness(SavedResult):
         """
         names = {path: path or "(the model)" for path in self.layers}
         labels = list(next(iter(self.layers.values())).snapshots)
-        random = any(layer.random for layer in self.layers.values())
         width = min(max(len("layer"), *map(len, names.values())), WIDTH // 2)
-        columns = min(len(labels), max(2, (WIDTH - width - 2 * _CELL * random) // _CELL))
+        columns = min(len(labels), (WIDTH - width - 18) // _CELL)  # 18 for the random weights
         shown = [labels[round(at * (len(labels) - 1) / max(1, columns - 1))] for at in range(columns)]
-        omitted = f"; {columns} of {len(labels)} snapshots shown" if columns < len(labels) else ""
+        omitted = f"; {len(shown)} of {len(labels)} snapshots shown" if len(shown) < len(labels) else ""
+        has_random = any(layer.random for layer in self.layers.values())
+        header = [*shown, "random"] if has_random else shown
         lines = [f"accuracy of the trained model: {self.accuracy:.4f}{omitted}"]
-        header = "".join(f"{label:>{_CELL}}" for label in shown) + ("random".rjust(_CELL) if random else "")
-        lines.append(f"{'layer':<{width}}{header}")
+        lines.append("layer".ljust(width) + "".join(label.rjust(_CELL) for label in header))
         for path, layer in self.layers.items():
-            cells = "".join(f"{layer.snapshots[label]:{_CELL}.4f}" for label in shown)
-            if layer.random_mean is not None:
-                cells += f"{layer.random_mean:{_CELL}.4f}"
-            if layer.random_deviation is not None:
-                cells += f" ± {layer.random_deviation:.4f}"
-            name = names[path] if len(names[path]) <= width else f"…{names[path][1 - width :]}"
-            lines.append(f"{name:<{width}}{cells}")
+            values = [layer.snapshots[label] for label in shown] + ([layer.random_mean] if layer.random else [])
+            cells = "".join(f"{value:{_CELL}.4f}" for value in values)
+            deviation = "" if layer.random_deviation is None else f" ± {layer.random_deviation:.4f}"
+            lines.append(f"{names[path][-width:]:<{width}}{cells}{deviation}")
         critical = self.critical_layers(drop)
-        others = [names[path] for path in self.layers if path not in critical]
         reset = f"snapshot {labels[0]}" if labels else "random weights"
-        for what, listed in (
-            (f"lose more than {drop:g} when reset to {reset} (critical)", [names[path] for path in critical]),
-            (f"lose at most {drop:g}", others),
-            ("missing snapshots", self.missing),
-        ):
-            if listed or what != "missing snapshots":
-                lines += textwrap.wrap(f"{what}: {', '.join(listed) or 'none'}", WIDTH, subsequent_indent="  ")
+        lists = {
+            f"lose more than {drop:g} when reset to {reset} (critical)": [names[path] for path in critical],
+            f"lose at most {drop:g}": [names[path] for path in self.layers if path not in critical],
+        } | ({"missing snapshots": self.missing} if self.missing else {})
+        for what, listed in lists.items():
+            lines += textwrap.wrap(f"{what}: {', '.join(listed) or 'none'}", WIDTH, subsequent_indent="  ")
         return "\n".join(lines)

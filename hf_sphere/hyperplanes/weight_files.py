@@ -10,11 +10,9 @@ Rules for state dicts and files, whose layers are identified by names and shapes
   long as one of its axes it is a linear layer under any name.
 - The `Conv1D` of transformers (GPT-2) stores a linear layer with the inputs first. Where a bias as long as the second
   axis but not as the first shows that, an error asks for the model.
-- A weight beside a bias of several axes is a stack of weights, as in timm's `CondConv2d`, and no layer.
-- Weights in parts (weight and spectral normalization, pruning, scaled weight standardization), quantized ones and
-  adapters are refused.
-- Plain weight standardization, as in timm's `StdConv2d`, and angular layers change the weight in their forward pass,
-  which no name or shape shows, so the stored weight is read.
+- Weights in parts (weight and spectral normalization, pruning), quantized ones and adapters are refused.
+- Weight standardization, as in timm's `StdConv2d`, and angular layers change the weight in their forward pass, which no
+  name or shape shows, so the stored weight is read.
 - A layer normalization over two or three axes has the shape of a linear layer or a convolution, and `nn.Bilinear` that
   of a convolution; they cannot be distinguished. Give the model if it has any.
 """
@@ -33,11 +31,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from hf_sphere.hyperplanes.layers import (
-    OF_ADAPTER,
     POINTWISE,
     LayerKind,
     LayerSelection,
-    check_not_quantized,
     filters,
     find_layers,
     layer_kind,
@@ -51,7 +47,6 @@ EMBEDDING_TABLE = re.compile(
     r".*(emb|embed(ding)?s?|embed(_tokens|_positions|_in|ding_table)|codebook)|wte|wpe|shared|relative_attention_bias"
 )
 WEIGHT = re.compile(r"(?:(?P<name>.*)\.)?(?P<form>weight|qweight|weight_v|weight_orig|parametrizations\.weight\.\w+)")
-ADAPTER = re.compile(r"(.*\.)?(lora([_.].*)?|base_layer|(original_module|modules_to_save)(\..*)?)")
 
 CONVERT = (
     "Only safetensors files are read; pickled ones can run code. Convert trusted files with "
@@ -74,42 +69,33 @@ class StoredTensor(NamedTuple):
 def named_layers(
     tensors: Mapping[str, StoredTensor], layers: LayerSelection, include_1x1: bool
 ) -> dict[str, tuple[LayerKind, Callable[[], Tensor]]]:
-    """Find layers among all tensors, given by name, by the rules of this module.
+    """Find layers among all tensors, given by name, by the rules of this module: their kind and how to read the weight.
 
-    Returns the kind of each selected layer, and a function that reads its filters, (F, N). No such layer is an error,
-    and a layer whose weight is quantized, stored in parts or of an adapter.
+    No such layer is an error, and a layer whose weight cannot be read.
     """
     kinds: dict[str, str] = {}
     problems: dict[str, str] = {}
-    for key, tensor in tensors.items():
-        match, axes = WEIGHT.fullmatch(key), len(tensor.shape)
-        if match is None or (not 2 <= axes <= 5 and match["form"] != "qweight"):
+    for key, (shape, _) in tensors.items():
+        match = WEIGHT.fullmatch(key)
+        if match is None or (not 2 <= len(shape) <= 5 and match["form"] != "qweight"):
             continue
         name = match["name"] or ""
-        of_layer = f"{name}." if name else ""
-        bias = tensors[f"{of_layer}bias"].shape if f"{of_layer}bias" in tensors else ()
-        is_table = EMBEDDING_TABLE.fullmatch(name.rpartition(".")[2]) and (not bias or bias[0] not in tensor.shape)
-        if len(bias) > 1 or (axes == 2 and is_table):
+        bias = tensors.get(f"{name}.bias" if name else "bias", StoredTensor((), tuple)).shape
+        is_table = EMBEDDING_TABLE.fullmatch(name.rpartition(".")[2]) and (not bias or bias[0] not in shape)
+        if len(shape) == 2 and is_table:
             continue
-        kinds[name] = "linear" if axes <= 2 else POINTWISE if math.prod(tensor.shape[2:]) == 1 else "conv"
-        if match["form"] == "qweight":
-            problems[name] = f"is quantized ({key}). Pass the model or the files before quantization."
-        elif match["form"] != "weight" or f"{of_layer}gain" in tensors:  # of timm's ScaledStdConv2d
-            problems[name] = "has a weight that is stored in parts. Pass the model, which computes it."
-        elif axes == 2 and bias == tensor.shape[1:] != tensor.shape[:1]:
-            problems[name] = "is stored with the inputs first, as a Conv1D of transformers. Pass the model."
-        elif ADAPTER.fullmatch(name):
-            problems[name] = OF_ADAPTER
+        kinds[name] = "linear" if len(shape) <= 2 else POINTWISE if math.prod(shape[2:]) == 1 else "conv"
+        if match["form"] != "weight":
+            problems[name] = f"has a weight that is quantized or stored in parts ({key})"
+        elif len(shape) == 2 and bias == shape[1:] != shape[:1]:
+            problems[name] = "is stored with the inputs first, as a Conv1D of transformers"
     selected = select_layers(kinds, layers, include_1x1, f"a checkpoint of {len(tensors)} tensors")
     if refused := [name for name in selected if name in problems]:
-        raise ValueError(f"{refused[0] or 'the layer'} {problems[refused[0]]}")
-
-    def read(name: str) -> Tensor:
-        weight = tensors[f"{name}.weight" if name else "weight"].read()
-        check_not_quantized(name, weight)
-        return weight.flatten(1)
-
-    return {name: ("linear" if kinds[name] == "linear" else "conv", partial(read, name)) for name in selected}
+        raise ValueError(f"{refused[0] or 'the layer'} {problems[refused[0]]}. Pass the model, before quantization.")
+    return {
+        name: ("linear" if kinds[name] == "linear" else "conv", tensors[f"{name}.weight" if name else "weight"].read)
+        for name in selected
+    }
 
 
 def stored_tensors(state: Mapping[str, Any]) -> dict[str, StoredTensor]:
@@ -118,51 +104,30 @@ def stored_tensors(state: Mapping[str, Any]) -> dict[str, StoredTensor]:
     return {name: StoredTensor(tuple(value.shape), value.detach) for name, value in tensors.items()}
 
 
-def without_tied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a state dict, each only under the first of its names."""
-    first: dict[Any, str] = {}
-    for name, tensor in state.items():
-        if isinstance(tensor, Tensor):
-            address = tensor.data_ptr() or name  # empty tensors have none
-            first.setdefault((address, tensor.shape, tensor.stride()), name)
-    return {name: state[name] for name in first.values()}
-
-
 def open_tensors(path: str | PathLike) -> dict[str, StoredTensor]:
     """Return the tensors of a safetensors file, of an index, or of a folder with either, without reading them.
 
     They are in the order of the model if the file defines it, as snapshots do, and otherwise in natural order of their
-    names, so that `layers.10` comes after `layers.9`. A part of a sharded checkpoint that is missing is an error, and a
-    checkpoint that is damaged or pickled.
+    names, so that `layers.10` comes after `layers.9`.
     """
-    path = _find_file(Path(path))
+    path = Path(path)
+    if path.is_dir():
+        files = sorted(path.glob("*.safetensors.index.json")) or sorted(path.glob("*.safetensors"))
+        files = [file for file in files if file.name.startswith("model.safetensors")] or files
+        if len(files) != 1:
+            found = ", ".join(file.name for file in files[:5]) or "no *.safetensors"
+            raise FileNotFoundError(f"{path} has {found}; pass a folder or the path of one checkpoint. {CONVERT}")
+        path = files[0]
     if path.suffix != ".json":
         return open_file(path)
     shard_of = read_json(path)["weight_map"]
     shards = [open_file(path.parent / Path(shard).name) for shard in sorted(set(shard_of.values()))]
     tensors = {name: tensor for shard in shards for name, tensor in shard.items()}
-    if missing := sorted(shard_of.keys() - tensors.keys()):
-        raise ValueError(f"the files of {path} lack {missing[0]}. Download or save them again.")
-    return {name: tensors[name] for name in sorted(tensors, key=_natural)}
-
-
-def _find_file(path: Path) -> Path:
-    """Return the safetensors file or the index at a path or in a folder."""
-    if not path.is_dir():
-        return path
-    for pattern in ("*.safetensors.index.json", "*.safetensors"):
-        files = sorted(path.glob(pattern))
-        standard = path / pattern.replace("*", "model")
-        if len(files) == 1 or standard in files:
-            return standard if standard in files else files[0]
-        if files:
-            names = ", ".join(file.name for file in files[:5])
-            raise ValueError(f"{path} has several checkpoints: {names}; pass the path of one.")
-    raise FileNotFoundError(f"{path} has no *.safetensors and no *.safetensors.index.json. {CONVERT}")
+    return {name: tensors[name] for name in sorted({*tensors, *shard_of}, key=_natural)}
 
 
 def open_file(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a safetensors file without reading them; order and errors are those of `open_tensors`."""
+    """Return the tensors of a safetensors file, in the order of `open_tensors`, without reading them."""
     check_regular(path)
     try:
         with safe_open(path, framework="pt") as file:
@@ -171,12 +136,10 @@ def open_file(path: Path) -> dict[str, StoredTensor]:
             names = json.loads(metadata[ORDER_KEY]) if {"epoch", ORDER_KEY} <= metadata.keys() else []
             order = {name: at for at, name in enumerate(names)}
             names = sorted(file.keys(), key=lambda name: (order.get(name, len(order)), _natural(name)))
-            return {
-                name: StoredTensor(tuple(file.get_slice(name).get_shape()), partial(_read_tensor, path, name))
-                for name in names
-            }
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged or not a safetensors file: {error}. {CONVERT}") from error
+    return {name: StoredTensor(shape, partial(_read_tensor, path, name)) for name, shape in shapes.items()}
 
 
 def _read_tensor(path: Path, name: str) -> Tensor:
@@ -226,14 +189,21 @@ def open_layers(source: Source, layers: LayerSelection, include_1x1: bool) -> di
         modules = find_layers(source, layers, include_1x1).items()
         readers = {name: (layer_kind(one) or "linear", partial(filters, one, name)) for name, one in modules}
     elif isinstance(source, Mapping):
-        readers = named_layers(stored_tensors(without_tied(source)), layers, include_1x1)
+        tensors = {name: tensor for name, tensor in source.items() if isinstance(tensor, Tensor)}
+        memory = {name: (t.data_ptr() or name, t.shape, t.stride()) for name, t in tensors.items()}  # of tied ones
+        first = {place: name for name, place in reversed(memory.items())}
+        untied = {name: tensor for name, tensor in tensors.items() if first[memory[name]] == name}
+        readers = named_layers(stored_tensors(untied), layers, include_1x1)
     else:
-        tensors = open_tensors(source.path if isinstance(source, Snapshot) else source)
-        readers = named_layers(tensors, layers, include_1x1)
+        path = source.path if isinstance(source, Snapshot) else source
+        readers = named_layers(open_tensors(path), layers, include_1x1)
 
     def read(name: str) -> LayerWeight:
         weight = readers[name][1]()
         weight = weight.full_tensor() if hasattr(weight, "full_tensor") else weight  # of a sharded model
+        if not weight.dtype.is_floating_point or weight.dtype.itemsize < 2:  # the codes of its numbers
+            raise ValueError(f"{name or 'the layer'} is quantized. Pass the model or the files before quantization.")
+        weight = weight.flatten(1)
         return LayerWeight(name, readers[name][0], weight.shape[1], weight)
 
     return {name: partial(read, name) for name in readers}
@@ -253,7 +223,7 @@ def iterate_layers(source: Source, layers: LayerSelection = "conv", include_1x1:
         The layers of a model in the order of definition, of a state dict in its order, of files sorted by name.
 
     Raises:
-        FileNotFoundError: If there is no such file or folder, or a part of a sharded checkpoint is missing.
+        FileNotFoundError: If there is no such file or folder, or a folder has no checkpoint or several.
         ValueError: If there is no such layer or selection; if weights are quantized, stored in parts or of adapters; if
             a layer of a module has its own forward pass; if a file is damaged, or pickled instead of safetensors.
 

@@ -16,34 +16,6 @@ class Tied(nn.Module):
         return self.out(self.words(ids))
 
 
-@pytest.fixture
-def net():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3, 2)).eval()
-
-
-@pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
-def test_modes_and_values_are_restored(net, error):
-    net.train()
-    net[1].eval()
-    before = named_tensors(net)
-    values = {name: value.detach().clone() for name, value in before.items()}
-    try:
-        with with_values(net, {name: torch.zeros_like(value) for name, value in before.items()}):
-            assert not any(module.training for module in net.modules())
-            assert not any(value.any() for value in net.state_dict().values())
-            net.train()(torch.randn(4, 2, 3, 3))  # changes the statistics of the batch norm
-            net[1].running_mean = torch.ones(3)
-            if error is not None:
-                raise error
-    except BaseException as raised:
-        assert type(raised) is error  # noqa: PT017
-    after = named_tensors(net)
-    assert [module.training for module in net] == [True, False, True, True]
-    assert all(after[name] is before[name] for name in before)
-    assert all(torch.equal(after[name], values[name]) for name in before)
-
-
 @pytest.mark.parametrize("name", ["out.weight", "words.weight"])
 def test_a_tied_weight_is_replaced_everywhere(name):
     model, weight = Tied(), torch.randn(5, 3)
@@ -75,7 +47,7 @@ def test_a_batch_norm_belongs_to_the_layer_that_produces_its_input():
     layers = {name: module for name, module in net.named_children() if isinstance(module, nn.Conv2d)}
     with observed_batch_norms(net, layers) as found:
         net(torch.randn(2, 2, 4, 4))
-    assert found == {"a": ["norms.1"], "b": ["norms.2"], "c": []}
+    assert found == {"a": ["norms.1"], "b": ["norms.2"], "c": [], "unused": []}
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
 
 

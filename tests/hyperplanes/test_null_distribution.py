@@ -6,7 +6,7 @@ import pytest
 import scipy.stats
 from hypothesis import given, strategies as st
 
-from hf_sphere.hyperplanes.null_distribution import kolmogorov_smirnov, mass_band, projection_cdf, sign_test
+from hf_sphere.hyperplanes.null_distribution import mass_band, projection_cdf, sign_test
 
 POINTS = np.linspace(-1, 1, 41)
 
@@ -34,15 +34,8 @@ def test_the_cdf_matches_the_integrated_density(dim):
 def test_uniform_weights_nearly_follow_the_distribution(dim):
     weights = np.random.default_rng(dim).uniform(-1, 1, (200_000, dim))
     projections = weights.sum(1) / (np.linalg.norm(weights, axis=1) * math.sqrt(dim))
-    distance, _ = kolmogorov_smirnov(projection_cdf(projections, dim))
+    distance = scipy.stats.kstest(projection_cdf(projections, dim), "uniform").statistic
     assert distance < 0.06 / dim + 0.003  # 0.003 is sampling error: the KS statistic at level 0.05 or so
-
-
-@pytest.mark.parametrize("count", [1, 2, 17, 300])
-def test_kolmogorov_smirnov_matches_the_exact_test_of_scipy(count):
-    values = np.random.default_rng(count).random(count) ** 1.2
-    expected = scipy.stats.kstest(values, "uniform", method="exact")
-    assert kolmogorov_smirnov(values) == pytest.approx((expected.statistic, expected.pvalue), rel=1e-10)
 
 
 @given(st.lists(st.sampled_from([-1.0, 0.0, 2.0]), max_size=60))
@@ -63,4 +56,4 @@ def test_the_mass_band_is_the_narrowest_with_95_percent_coverage(count):
     assert sum(inside) >= 0.95
     assert sum(narrower) < 0.95
     assert low + high == pytest.approx(1)
-    assert (kolmogorov_smirnov(np.empty(0)), mass_band(0)) == ((None, None), (None, None))
+    assert mass_band(0) == (None, None)

@@ -1,8 +1,6 @@
 import json
-import os
 
 import pytest
-import timm.layers
 import torch
 from safetensors.torch import save_file
 from torch import nn
@@ -43,10 +41,8 @@ def assert_same(found, expected, prefix=""):
 def write(tmp_path):
     """Write tensors to model.safetensors and return the folder."""
 
-    def write_tensors(tensors=None, config=None):
+    def write_tensors(tensors=None):
         save_file(tensors or {"conv.weight": torch.randn(2, 3, 3, 3)}, tmp_path / "model.safetensors")
-        if config is not None:
-            (tmp_path / "config.json").write_text(json.dumps(config))
         return tmp_path
 
     return write_tensors
@@ -94,28 +90,20 @@ def test_a_file_an_index_or_a_folder_is_accepted(tmp_path):
     assert set().union(*parts) == read(index).keys()
 
 
-PARTS = {
-    "weight_norm": nn.utils.parametrizations.weight_norm,
-    "spectral_norm": nn.utils.parametrizations.spectral_norm,
-    "orthogonal": nn.utils.parametrizations.orthogonal,
-    "weight_norm hook": nn.utils.weight_norm,
-    "spectral_norm hook": nn.utils.spectral_norm,
-    "prune": lambda layer: prune.random_unstructured(layer, "weight", 0.5),
-}
+PARTS = [
+    nn.utils.parametrizations.weight_norm,
+    nn.utils.weight_norm,
+    lambda m: prune.random_unstructured(m, "weight", 1),
+]
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated:FutureWarning")
-@pytest.mark.parametrize("normalize", PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize("normalize", PARTS)
 def test_weights_stored_in_parts_require_the_model(normalize, write):
     model = nn.Sequential(normalize(nn.Conv1d(2, 3, 3)))
-    with pytest.raises(ValueError, match=r"0 has a weight that is stored in parts\. Pass the model"):
+    with pytest.raises(ValueError, match=r"0 has a weight that is quantized or stored in parts .* Pass the model"):
         read(write({name: value.contiguous() for name, value in model.state_dict().items()}))
     assert list(read(model)) == ["0"]
-
-
-def test_a_stack_of_weights_is_no_layer():
-    model = nn.ModuleDict({"experts": timm.layers.CondConv2d(2, 3, 3, bias=True), "head": nn.Linear(3, 2)})
-    assert list(read(model.state_dict())) == list(read(model)) == ["head"]
 
 
 def test_layers_of_a_snapshot_have_the_order_of_the_model(tmp_path):
@@ -131,23 +119,9 @@ def test_an_invalid_stored_order_is_ignored(order, tmp_path):
     assert list(read(path)) == ["a", "b"]
 
 
-def damaged(folder, size=200):
-    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:size])
-
-
 def ambiguous(folder):
     (folder / "model.safetensors").rename(folder / "a.safetensors")
     save_file({"x.weight": torch.ones(2, 2)}, folder / "b.safetensors")
-
-
-def pickled(folder):
-    (folder / "model.safetensors").unlink()
-    torch.save({}, folder / "pytorch_model.bin")
-
-
-def pipe(folder):
-    (folder / "model.safetensors").unlink()
-    os.mkfifo(folder / "model.safetensors")
 
 
 def incomplete(folder):
@@ -158,11 +132,10 @@ def incomplete(folder):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (damaged, ValueError, r"model\.safetensors is damaged"),
-        (ambiguous, ValueError, r"several checkpoints: a\.safetensors, b\.safetensors"),
-        (pickled, FileNotFoundError, r"no \*\.safetensors .*save_pretrained"),
-        (pipe, ValueError, r"model\.safetensors is not a regular file"),
-        (incomplete, ValueError, r"model\.safetensors\.index\.json lack fc\.weight"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"0" * 200), ValueError, "is damaged or not a safe"),
+        (lambda folder: (folder / "model.safetensors").unlink(), FileNotFoundError, r"no \*\.safetensors.*save_pret"),
+        (ambiguous, FileNotFoundError, r"has a\.safetensors, b\.safetensors; pass"),
+        (incomplete, KeyError, r"fc\.weight"),
     ],
 )
 def test_a_folder_without_one_readable_checkpoint_is_refused(change, error, message, write):
@@ -176,10 +149,9 @@ def test_a_folder_without_one_readable_checkpoint_is_refused(change, error, mess
     ("state", "message"),
     [
         (lambda: small_gpt2().state_dict(), r"h\.0\.attn\.c_attn is stored with the inputs first, "),
-        (lambda: nn.Sequential(timm.layers.ScaledStdConv2d(2, 3, 3)).state_dict(), "0 has a weight .* in parts"),
         (lambda: {"fc.weight": torch.ones(4, 3).to(torch.int8)}, "fc is quantized"),
         (lambda: {"fc.weight": torch.ones(4, 3).to(torch.float8_e4m3fn)}, "fc is quantized"),
-        (lambda: {"fc.qweight": torch.ones(4, dtype=torch.int32)}, "fc is quantized"),
+        (lambda: {"fc.qweight": torch.ones(4, dtype=torch.int32)}, "fc has a weight that is quantized"),
         (lambda: {"model": {"fc.weight": torch.ones(2, 2)}}, "0 tensors has no layer"),
         (lambda: {"conv.weight": torch.ones(2, 3, 1, 1)}, r"layers='linear' .* has 1 1x1 conv\. Choose layers="),
     ],
