@@ -23,10 +23,10 @@ import torch
 from pandas.io.formats.style import Styler
 
 from hf_sphere.analogies import TEMPLATES, LanguageModel, Question, make_questions, scoring_names
+from hf_sphere.analogies.evaluation import lowest_costs
 from hf_sphere.analogies.prompts import PERMUTATIONS, POSITIVE_PERMUTATIONS
 from hf_sphere.analogies.scoring import build_scoring, scoring_class
 from hf_sphere.analogies.scoring.base import Engine
-from hf_sphere.analogies.search import lowest_costs
 
 MODELS = ("bert-base-cased", "roberta-base", "gpt2")
 DEFAULT_TEMPLATE = "default of the scoring"

@@ -197,7 +197,7 @@ def evaluate_analogies(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     run_recipe(
         *("evaluate_analogies", "--model_name_or_path", *(str(args.output_dir / folder) for folder in names)),
         *("--dataset_name", args.analogies, "--benchmarks", *BENCHMARKS, "--scorings", "embedding_similarity"),
-        *("--grid", "none", "--word_embeddings", "alone", "--templates", "is-to-what", "--output_dir", str(output)),
+        *("--grid", "none", "--output_dir", str(output)),
         *("--disable_tqdm", "--overwrite_output_dir"),
     )
     results = json.loads((output / "all_results.json").read_text(encoding="utf-8"))

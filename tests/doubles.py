@@ -25,3 +25,9 @@ def hub(uploads: dict[str, dict[str, Any]]) -> MagicMock:
 
     double.return_value.create_commit.side_effect = commit
     return double
+
+
+def model_that_knows_all(kind: str = "masked") -> SimpleNamespace:
+    """A language model of a kind, whose tokenizer knows every word, and which cannot be run."""
+    tokenizer = MagicMock(side_effect=lambda words, **_: {"input_ids": [[1]] * len(words)}, unk_token_id=0)
+    return SimpleNamespace(kind=kind, tokenizer=tokenizer)

@@ -1,4 +1,12 @@
-from .evaluation import Scores as Scores, measure_questions as measure_questions, score_questions as score_questions
+from .evaluation import (
+    Scores as Scores,
+    SearchResult as SearchResult,
+    Selection as Selection,
+    measure_questions as measure_questions,
+    score_questions as score_questions,
+    search_configurations as search_configurations,
+    select_configuration as select_configuration,
+)
 from .language_model import LanguageModel as LanguageModel
 from .prompts import TEMPLATES as TEMPLATES
 from .questions import (
@@ -8,9 +16,3 @@ from .questions import (
     make_questions as make_questions,
 )
 from .scoring import scoring_names as scoring_names
-from .search import (
-    SearchResult as SearchResult,
-    Selection as Selection,
-    search_configurations as search_configurations,
-    select_configuration as select_configuration,
-)

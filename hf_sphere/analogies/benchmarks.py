@@ -1,21 +1,28 @@
 """Evaluation of a model on benchmarks: configurations are selected on validation and reported on test questions."""
 
-import hashlib
 import itertools
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from hf_sphere.analogies.evaluation import Grid, Scores, search_templates, untuned_configuration
-from hf_sphere.analogies.questions import Question, chance_level, choice_counts
+import torch
+from scipy.stats import binom
+
+from hf_sphere.analogies.evaluation import (
+    PUBLISHED_GRID,
+    Scores,
+    SearchResult,
+    probability_correct,
+    search_configurations,
+    select_configuration,
+)
+from hf_sphere.analogies.questions import Question, answers_of, chance_level, choice_counts
 from hf_sphere.analogies.scoring import build_scoring, scoring_class
 from hf_sphere.analogies.scoring.base import Engine
-from hf_sphere.analogies.search import bootstrap_interval, guessing_quantile, select_configuration
-from hf_sphere.utils.files import atomic_file, read_json, write_json
+from hf_sphere.utils.files import atomic_file, write_json
 from hf_sphere.utils.progress import progress_bar
 from hf_sphere.utils.texts import write_csv
 
@@ -24,7 +31,6 @@ COLUMNS = {
     "low": "eval_accuracy_low",
     "high": "eval_accuracy_high",
     "chance": "chance_level",
-    "noise": "selection_noise_high",
     "untuned": "untuned_accuracy",
     "validation": "validation_accuracy",
 }
@@ -32,99 +38,102 @@ COLUMNS = {
 
 LEGEND = """
 In percent, on the test questions except for the last column; a tie of k choices counts 1/k. low, high: 95 % bootstrap
-interval. chance: expected accuracy of guessing. noise: 95 % quantile of guessing; an accuracy below it is not
-significant. untuned: without a search. validation: accuracy of the selected configuration on the validation questions,
-which is above chance even for random scores.
+interval. chance: expected accuracy of guessing. untuned: without a search. validation: accuracy of the selected
+configuration on the validation questions, which is above chance even for random scores.
 """
 
 Splits = tuple[list[Question], list[Question]]
 """Validation questions, to select configurations on, and test questions, to report accuracies on."""
 
+Grid = Literal["full", "published", "none"]
+"""Search space besides templates: all weights and aggregations, those of Ushio et al., or none."""
 
-@dataclass(frozen=True)
-class BenchmarkRun:
-    """Evaluation of a model on benchmarks, with several scorings. Finished results are kept in a folder."""
 
-    engine: Engine  # the model
-    grid: Grid  # see `search_templates`
-    benchmarks: Mapping[str, Splits]  # questions by name of the benchmark
-    templates: Mapping[str, Sequence[str | None]]  # by scoring, the untuned one first; None for its default
-    folder: Path  # folder of finished results
-    disable_tqdm: bool = False  # show no progress bars
+def search_templates(
+    engine: Engine, questions: Sequence[Question], scoring: str, templates: Sequence[str | None], grid: Grid = "full"
+) -> SearchResult:
+    """Answer questions with every configuration of a scoring and each of its templates, None for its default."""
+    configurations = [untuned_configuration(scoring, template) for template in templates]
+    scorings = [build_scoring(**configuration) for configuration in configurations]
+    if grid == "none":
+        costs = torch.stack([one.costs(questions, engine).T for one in scorings], dim=1)
+        return SearchResult(configurations, probability_correct(costs, answers_of(questions)).mean(dim=-1))
+    axes = PUBLISHED_GRID if grid == "published" else None
+    results = [search_configurations(one.measure(questions, engine), grid=axes) for one in scorings]
+    every = [configuration for result in results for configuration in result.configurations]
+    return SearchResult(every, torch.cat([result.accuracy for result in results]))
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """Digest of the model."""
-        return self.engine.language_model.fingerprint
 
-    def result(self, benchmark: str, scoring: str) -> dict[str, Any]:
-        """Read a result, or compute and write it; its file is named by a digest of everything that it depends on.
+def untuned_configuration(scoring: str, template: str | None) -> dict[str, Any]:
+    """Return the default configuration of a scoring with a template, None for its default template."""
+    return {"scoring": scoring} if template is None else {"scoring": scoring, "template": template}
 
-        It has `model`, `benchmark`, `scoring`, the entries of `compute`, and `predictions` for test questions.
-        """
-        questions = [[asdict(question) for question in split] for split in self.benchmarks[benchmark]]
-        basis = [scoring, list(self.templates[scoring]), self.grid, questions, self.fingerprint]
-        path = self.folder / f"{hashlib.sha256(json.dumps(basis).encode()).hexdigest()[:32]}.json"
-        if not path.is_file():
-            write_json(path, self.compute(benchmark, scoring))
-        names = {"model": self.engine.language_model.name, "benchmark": benchmark, "scoring": scoring}
-        return names | read_json(path)
 
-    def print_results(self) -> list[dict[str, Any]]:
-        """Compute or read the results and print them as a table.
+def evaluate_scoring(
+    engine: Engine, splits: Splits, scoring: str, templates: Sequence[str | None], grid: Grid = "full"
+) -> dict[str, Any]:
+    """Select the best configuration on validation questions, and report its accuracy on test questions.
 
-        Scorings that the model does not support are skipped; if it supports none of them, this is an error.
-        """
-        model = self.engine.language_model
-        print(f"\n{model.name}: {type(model.model).__name__}, {model.kind}, on {model.device} in {model.model.dtype}")
-        supported = [scoring for scoring in self.templates if model.kind in scoring_class(scoring).kinds]
-        skipped = ", ".join(scoring for scoring in self.templates if scoring not in supported)
-        if not supported:
-            raise ValueError(f"{model.name} has kind {model.kind!r}, which supports none of: {skipped}.")
-        if skipped:
-            print(f"skipped, not supported by models of kind {model.kind!r}: {skipped}")
-        print(f"\n{'benchmark':<11}{'scoring':<21}{''.join(f'{name:>11}' for name in COLUMNS)}", flush=True)
-        results = []
-        for benchmark, scoring in itertools.product(self.benchmarks, supported):
-            results.append(self.result(benchmark, scoring))
-            print(table_line(results[-1]), flush=True)
-        for average in averages(results):
-            print(table_line(average), flush=True)
-        return results
+    The baselines are the accuracy with the first template and without a search, and that of guessing.
+    """
+    validation, test = splits
+    searched = search_templates(engine, validation, scoring, templates, grid)
+    selected = select_configuration(searched)
+    answers, untuned = (
+        Scores(build_scoring(**configuration).costs(test, engine), choice_counts(test))
+        for configuration in (selected.configuration, untuned_configuration(scoring, templates[0]))
+    )
+    accuracy = answers.accuracy(test)
+    # Percentile bootstrap (Efron, 1979): the number of correct answers of a resample is binomially distributed.
+    low, high = binom.interval(0.95, len(test), accuracy)
+    return {
+        "eval_accuracy": accuracy,
+        "eval_accuracy_low": float(low) / len(test),
+        "eval_accuracy_high": float(high) / len(test),
+        "chance_level": chance_level(test),
+        "untuned_accuracy": untuned.accuracy(test),
+        "validation_accuracy": selected.accuracy,
+        "num_eval_questions": len(test),
+        "num_validation_questions": len(validation),
+        "num_configurations": len(searched),
+        "num_tied": selected.tied,
+        "configuration": selected.configuration,
+        "predictions": answers.predictions.tolist(),
+    }
 
-    def compute(self, benchmark: str, scoring: str) -> dict[str, Any]:
-        """Select the best configuration on validation questions, and report its accuracy on test questions.
 
-        The baselines are the accuracy without a search, that of guessing (`chance_level`) and its 95 % quantile
-        (`selection_noise_high`), above which it is significant.
-        """
-        validation, test = self.benchmarks[benchmark]
-        templates = self.templates[scoring]
-        total = len(templates) * len(validation) + 2 * len(test)
-        with progress_bar(total=total, desc=f"{benchmark} {scoring}", leave=False, disable=self.disable_tqdm) as bar:
-            engine = replace(self.engine, progress=bar.update)
-            searched = search_templates(engine, validation, scoring, templates, self.grid)
-            selected = select_configuration(searched)
-            answers, untuned = (
-                Scores(build_scoring(**configuration).costs(test, engine), choice_counts(test))
-                for configuration in (selected.configuration, untuned_configuration(scoring, templates[0]))
-            )
-        low, high = bootstrap_interval(answers.correct(test))
-        return {
-            "eval_accuracy": answers.accuracy(test),
-            "eval_accuracy_low": low,
-            "eval_accuracy_high": high,
-            "chance_level": chance_level(test),
-            "selection_noise_high": guessing_quantile(choice_counts(test)),
-            "untuned_accuracy": untuned.accuracy(test),
-            "validation_accuracy": selected.accuracy,
-            "num_eval_questions": len(test),
-            "num_validation_questions": len(validation),
-            "num_configurations": len(searched),
-            "num_tied": selected.tied,
-            "configuration": selected.configuration,
-            "predictions": answers.predictions.tolist(),
-        }
+def evaluate_model(
+    engine: Engine,
+    benchmarks: Mapping[str, Splits],
+    templates: Mapping[str, Sequence[str | None]],
+    grid: Grid = "full",
+    *,
+    disable_tqdm: bool = False,
+) -> list[dict[str, Any]]:
+    """Evaluate a model on benchmarks with several scorings, by name with their templates, and print a table.
+
+    Scorings that the model does not support are skipped; if it supports none of them, this is an error.
+    """
+    model = engine.language_model
+    print(f"\n{model.name}: {type(model.model).__name__}, {model.kind}, on {model.device} in {model.model.dtype}")
+    supported = [scoring for scoring in templates if model.kind in scoring_class(scoring).kinds]
+    skipped = ", ".join(scoring for scoring in templates if scoring not in supported)
+    if not supported:
+        raise ValueError(f"{model.name} has kind {model.kind!r}, which supports none of: {skipped}.")
+    if skipped:
+        print(f"skipped, not supported by models of kind {model.kind!r}: {skipped}")
+    print(f"\n{'benchmark':<11}{'scoring':<21}{''.join(f'{name:>11}' for name in COLUMNS)}", flush=True)
+    results = []
+    for (name, (validation, test)), scoring in itertools.product(benchmarks.items(), supported):
+        total = len(templates[scoring]) * len(validation) + 2 * len(test)
+        with progress_bar(total=total, desc=f"{name} {scoring}", leave=False, disable=disable_tqdm) as bar:
+            counted = replace(engine, progress=bar.update)
+            result = evaluate_scoring(counted, (validation, test), scoring, templates[scoring], grid)
+        results.append({"model": model.name, "benchmark": name, "scoring": scoring} | result)
+        print(table_line(results[-1]), flush=True)
+    for average in averages(results):
+        print(table_line(average), flush=True)
+    return results
 
 
 def averages(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -146,8 +155,9 @@ def write_results(path: Path, results: Sequence[Mapping[str, Any]], benchmarks: 
 
     The metrics of a single result are also at the top level.
     """
-    tests = {name: map(asdict, test) for name, (_, test) in benchmarks.items()}
-    questions = {name: [question | {"predictions": {}} for question in test] for name, test in tests.items()}
+    questions = {
+        name: [asdict(question) | {"predictions": {}} for question in test] for name, (_, test) in benchmarks.items()
+    }
     for result in results:
         for question, prediction in zip(questions[result["benchmark"]], result["predictions"], strict=True):
             question["predictions"].setdefault(result["model"], {})[result["scoring"]] = prediction
@@ -156,8 +166,7 @@ def write_results(path: Path, results: Sequence[Mapping[str, Any]], benchmarks: 
     single = entries[0] if len(entries) == 1 else {}
     top = {name: value for name, value in single.items() if name.startswith("eval_")}
     write_json(path, {**top, "results": entries, "averages": averages(entries)})
-    table = path.with_name("results.csv")
-    with atomic_file(table) as unfinished, unfinished.open("w", newline="", encoding="utf-8") as file:
+    with atomic_file(path.with_name("results.csv")) as table, table.open("w", newline="", encoding="utf-8") as file:
         write_csv([entry | {"configuration": json.dumps(entry["configuration"])} for entry in entries], file)
 
 
@@ -165,9 +174,3 @@ def table_line(result: Mapping[str, Any]) -> str:
     """Format a result, or an average, as a line of the table; see `LEGEND`."""
     cells = (f"{100 * result[name]:.1f}" if name in result else "" for name in COLUMNS.values())
     return f"{result['benchmark']:<11}{result['scoring']:<21}{''.join(f'{cell:>11}' for cell in cells)}".rstrip()
-
-
-def short_names(models: Sequence[str]) -> dict[str, str]:
-    """Return the last path components of models, or their full names if these are not unique."""
-    last = [Path(name).resolve().name if Path(name).exists() else name.rsplit("/", 1)[-1] for name in models]
-    return dict(zip(models, last if len(set(last)) == len(last) else models, strict=True))

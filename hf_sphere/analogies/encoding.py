@@ -1,7 +1,7 @@
 """Tokenization of sentences, with the tokens of each word, and batching without padding."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from hf_sphere.analogies.language_model import LanguageModel
 from hf_sphere.analogies.prompts import Sentence
+from hf_sphere.analogies.questions import Question
 
 MOST_NAMED = 20  # unknown words in a warning
 
@@ -28,7 +29,7 @@ def encode(
     """Tokenize sentences.
 
     With `words`, find the tokens of every word in `spans`: a token belongs to a word if they share a character.
-    `start_token` is added before a sentence if the tokenizer adds none. A word without a token is an error.
+    `start_token` is added before a sentence if the tokenizer adds none.
     """
     tokenizer, encodings = language_model.tokenizer, []
     output = tokenizer(
@@ -40,10 +41,11 @@ def encode(
     for index, sentence in enumerate(sentences):
         ids = np.array(output["input_ids"][index], dtype=np.int64)
         special = np.array(output["special_tokens_mask"][index], dtype=bool)
-        masks = {
-            word: _find_word(sentence, word, output["offset_mapping"][index]) & ~special
-            for word in (range(len(sentence.spans)) if words else sentence.hidden)
-        }
+        masks = {}
+        for word in range(len(sentence.spans)) if words else sentence.hidden:
+            starts, ends = np.array(output["offset_mapping"][index]).reshape(-1, 2).T
+            first, end = sentence.spans[word]
+            masks[word] = (np.maximum(starts, first) < np.minimum(ends, end)) & ~special
         for word in sentence.hidden:
             ids[masks[word]] = tokenizer.mask_token_id
         plain = ~special
@@ -56,38 +58,20 @@ def encode(
     return encodings
 
 
-def words_of(sentences: Iterable[Sentence]) -> set[str]:
-    """Return the words of sentences."""
-    return {sentence.text[first:end].strip() for sentence in sentences for first, end in sentence.spans}
-
-
-def warn_unknown_words(language_model: LanguageModel, words: Iterable[str]) -> None:
-    """Name the words that the tokenizer does not know in a warning, each word once per model.
-
-    A word is unknown if it has the unknown token, or no token.
-    """
-    if not (new := sorted({*words} - language_model.checked_words - {""})):
-        return
-    language_model.checked_words.update(new)
+def warn_unknown_words(language_model: LanguageModel, questions: Sequence[Question]) -> None:
+    """Name the words that the tokenizer does not know in a warning: those with the unknown token, or no token."""
+    pairs = (pair for question in questions for pair in (question.stem, *question.choices))
+    words = sorted({word.strip() for pair in pairs for word in pair})
     tokenizer = language_model.tokenizer
-    tokens = tokenizer(new, add_special_tokens=False, verbose=False)["input_ids"]
-    unknown = [word for word, ids in zip(new, tokens, strict=True) if not ids or tokenizer.unk_token_id in ids]
+    tokens = tokenizer(words, add_special_tokens=False, verbose=False)["input_ids"]
+    unknown = [word for word, ids in zip(words, tokens, strict=True) if not ids or tokenizer.unk_token_id in ids]
     if unknown:
         more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
-        named = ", ".join(unknown[:MOST_NAMED]) + more
-        ties = "Choices that differ only in unknown words tie, and a tie of k choices counts 1/k if one is correct"
-        warnings.warn(f"the tokenizer of {language_model.name} does not know the words {named}. {ties}.", stacklevel=3)
-
-
-def _find_word(sentence: Sentence, word: int, offsets: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
-    """Return the mask (L,) of the tokens that share a character with a word."""
-    first, end = sentence.spans[word]
-    starts, ends = np.array(offsets).reshape(-1, 2).T
-    tokens = np.maximum(starts, first) < np.minimum(ends, end)
-    if not tokens.any():
-        where = f"{sentence.text[first:end]!r}, characters {first} to {end} of {sentence.text!r},"
-        raise ValueError(f"{where} has no token: the span is wrong, or the tokenizer drops these characters.")
-    return tokens
+        warnings.warn(
+            f"the tokenizer of {language_model.name} does not know the words {', '.join(unknown[:MOST_NAMED])}{more}. "
+            "Choices that differ only in unknown words tie, and a tie of k choices counts 1/k if one is correct.",
+            stacklevel=3,
+        )
 
 
 def equal_length_batches(

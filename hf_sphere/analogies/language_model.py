@@ -1,11 +1,7 @@
 """A language model with its tokenizer, of any text architecture of transformers."""
 
 import contextlib
-import json
-import math
 import os
-import threading
-import weakref
 from collections.abc import Iterator
 from typing import Any, Literal, Self
 
@@ -15,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_sphere.utils.loading import load_pretrained
-from hf_sphere.utils.modules import digest_weights, eval_mode
+from hf_sphere.utils.modules import eval_mode
 
 Kind = Literal["masked", "causal", "embedding"]
 
@@ -34,14 +30,6 @@ ALLOWED = (
     "allowed are masked language models (...ForMaskedLM), causal language models (...ForCausalLM, ...LMHeadModel) "
     "and bare text encoders or decoders (...Model)"
 )
-
-PASS_TOKENIZER = "Pass one: LanguageModel.load(model, tokenizer)."
-
-_LOCKS: weakref.WeakKeyDictionary[PreTrainedModel, threading.RLock] = weakref.WeakKeyDictionary()
-"""One lock per model, not an attribute of the model, which could then not be copied."""
-
-VOLATILE = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
-"""Entries of a configuration that do not affect scores; the dtype is read from the weights."""
 
 
 class LanguageModel:
@@ -69,16 +57,15 @@ class LanguageModel:
         self.tokenizer = tokenizer
         self.name = name or model.name_or_path or type(model).__name__
         self.kind = _find_kind(type(model).__name__, model.config, self.name)
-        self.checked_words: set[str] = set()  # by `warn_unknown_words`
-        if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
-            # transformers builds an empty tokenizer if it finds no files
-            raise ValueError(f"the tokenizer of {self.name} has no vocabulary. {PASS_TOKENIZER}")
+        if len(tokenizer) <= len(set(tokenizer.all_special_ids)):  # transformers builds one if it finds no files
+            raise ValueError(f"the tokenizer of {self.name} has no vocabulary. Pass one: load(model, tokenizer).")
         if self.kind == "masked" and tokenizer.mask_token_id is None:
-            problem = f"{self.name} is masked, but its tokenizer {type(tokenizer).__name__} has no mask token"
-            raise ValueError(f"{problem}. Set tokenizer.mask_token to the one it was trained with.")
-        if self.kind == "causal" and self._sees_next_tokens():
-            what = f"{self.name} is a {type(model).__name__}, whose output for a token depends on the tokens after it"
-            raise ValueError(f"{what}. Load it with config.is_decoder=True, or as a masked model (...ForMaskedLM).")
+            raise ValueError(f"the tokenizer of {self.name} has no mask token. Set tokenizer.mask_token to its own.")
+        if self.kind == "causal" and getattr(model.config, "is_decoder", True) is False:
+            raise ValueError(
+                f"{self.name} is a {type(model).__name__}, whose output for a token depends on the tokens after it. "
+                "Load it with config.is_decoder=True, or as a masked model (...ForMaskedLM)."
+            )
 
     @classmethod
     def load(
@@ -126,57 +113,25 @@ class LanguageModel:
         return self.model.device
 
     @property
-    def fingerprint(self) -> str:
-        """Digest of weights, dtype, configuration and tokenizer: 64 hexadecimal digits.
-
-        It is computed at every access, since training changes the weights, and takes about a second per gigabyte.
-        """
-        config = {key: value for key, value in self.model.config.to_dict().items() if key not in VOLATILE}
-        tokenizer = self.tokenizer
-        tokens: Any = tokenizer.get_vocab()
-        if tokenizer.is_fast:  # every call sets padding and truncation
-            tokens = json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
-        return digest_weights(self.model, [type(self.model).__name__, config, tokens, tokenizer.special_tokens_map])
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Number of token embeddings of the model."""
-        return self.model.get_input_embeddings().num_embeddings
-
-    @property
     def batch_tokens(self) -> int:
         """Maximum number of tokens per batch if no batch size is set; larger batches are not faster."""
         return 2048 if self.device.type == "cpu" else 16384
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Switch off dropout and gradients; every module returns to its mode afterwards.
-
-        Other threads wait, so that none runs the model in the wrong mode.
-        """
-        with _LOCKS.setdefault(self.model, threading.RLock()), eval_mode(self.model), torch.inference_mode():
+        """Switch off dropout and gradients; every module returns to its mode afterwards."""
+        with eval_mode(self.model), torch.inference_mode():
             yield
 
     def forward(self, ids: Tensor, *, base: bool = False) -> Any:
         """Run the model, or only its base without the head, on sequences (B, L) without padding."""
-        model = self.model.base_model if base else self.model
         more = {"use_cache": False} if self.kind == "causal" else {}
-        return model(input_ids=ids.to(self.device), **more)
+        return (self.model.base_model if base else self.model)(input_ids=ids.to(self.device), **more)
 
     def logits(self, ids: Tensor) -> Tensor:
         """Run the model and its head, (B, L) to (B, L, V)."""
         output = self.forward(ids)
-        logits = getattr(output, "prediction_logits", None)  # the output of models for pretraining
-        return output.logits if logits is None else logits
-
-    def _sees_next_tokens(self) -> bool:
-        """Whether the logits of two tokens depend on a third one, even slightly, as in an untrained model."""
-        one, other = [token for token in range(3) if token != self.model.config.get_text_config().pad_token_id][:2]
-        ids = torch.tensor([[one, other, one], [one, other, other]])
-        with self.evaluating():
-            first, second = self.logits(ids)[:, :2].float()
-        tolerance = min(1e-2, math.sqrt(torch.finfo(self.model.dtype).eps))
-        return not torch.allclose(first, second, rtol=0, atol=tolerance * float(first.std()))
+        return output.prediction_logits if "prediction_logits" in output else output.logits  # of pretraining
 
 
 def _find_kind(class_name: str, config: PreTrainedConfig, name: str) -> Kind:
@@ -196,9 +151,9 @@ def _load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
     # Encoders of sequence-to-sequence models have no Auto class.
     loader = loaders.get(kind) or getattr(transformers, class_name, transformers.AutoModel)
     model, report = load_pretrained(loader, name, dtype=dtype, output_loading_info=True)
-    missing = sorted(key for key in report["missing_keys"] if "pooler" not in key)  # no score uses the pooler
-    if missing:
-        keys = ", ".join(missing[:3])
-        advice = f"so the head of its {type(model).__name__} would be random. Pass AutoModel.from_pretrained(name)."
-        raise ValueError(f"{name} was saved without {keys}, {advice}")
+    if missing := sorted(key for key in report["missing_keys"] if "pooler" not in key):  # no score uses the pooler
+        raise ValueError(
+            f"{name} was saved without {', '.join(missing[:3])}, so the head of its {type(model).__name__} would be "
+            "random. Pass AutoModel.from_pretrained(name)."
+        )
     return model

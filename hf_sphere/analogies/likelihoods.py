@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_sphere.analogies.encoding import encode, equal_length_batches, warn_unknown_words, words_of
+from hf_sphere.analogies.encoding import encode, equal_length_batches
 from hf_sphere.analogies.language_model import LanguageModel
 from hf_sphere.analogies.prompts import Sentence
 
@@ -53,13 +53,13 @@ def perplexities(
 
     A sentence without a token to score is NaN. The batch size is chosen for speed by default.
     """
-    warn_unknown_words(language_model, words_of(sentences))
     sequences = scored_sequences(language_model, sentences)
     ids_of_sequences = [np.frombuffer(sequence, dtype=np.int64) for sequence in sequences]
     targets = list(sequences.values())
     lengths = np.array([len(ids) for ids in ids_of_sequences], dtype=np.int64)
     most = CPU_LOGITS if language_model.device.type == "cpu" else 16 * CPU_LOGITS
-    batch_tokens = min(language_model.batch_tokens, most // language_model.vocabulary_size)
+    vocabulary_size = language_model.model.get_input_embeddings().num_embeddings
+    batch_tokens = min(language_model.batch_tokens, most // vocabulary_size)
     losses = torch.zeros(len(sentences), dtype=torch.float64)
     counts = torch.zeros_like(losses)
     with language_model.evaluating():

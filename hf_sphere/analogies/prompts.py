@@ -1,7 +1,6 @@
 """Sentences stating that a is to b what c is to d."""
 
-import functools
-import string
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,6 +33,9 @@ PERMUTATIONS = POSITIVE_PERMUTATIONS + NEGATIVE_PERMUTATIONS
 """All 24 permutations, the positive ones first."""
 
 
+_FIELD = re.compile(r"\{([abcd])\}")
+
+
 @dataclass(frozen=True)
 class Sentence:
     """A text that a model scores.
@@ -48,43 +50,26 @@ class Sentence:
 
 
 def template_text(template: str) -> str:
-    """Return the text of a template: a name of `TEMPLATES`, or a text that has each of {a}, {b}, {c}, {d} once.
-
-    Any other one is an error that lists the names.
-    """
+    """Return the text of a template: a name of `TEMPLATES`, or a text that has each of {a}, {b}, {c}, {d} once."""
     text = TEMPLATES.get(template, template)
-    _parse(text)
-    return text
-
-
-@functools.lru_cache(maxsize=64)
-def _parse(text: str) -> tuple[tuple[str, str], ...]:
-    """Split a template into pairs of a literal text and the field after it, which is empty at the end."""
-    try:
-        parsed = tuple(string.Formatter().parse(text))
-    except ValueError:  # an unmatched brace
-        parsed = ()
-    fields = sorted(f"{field}{form}{conversion or ''}" for _, field, form, conversion in parsed if field is not None)
-    if fields != ["a", "b", "c", "d"]:
+    if sorted(_FIELD.findall(text)) != list("abcd"):
         allowed = f"one of {', '.join(TEMPLATES)}, or a text with each of {{a}}, {{b}}, {{c}} and {{d}} once"
         raise ValueError(f"{text!r} is not a template. Use {allowed}.")
-    return tuple((literal, field or "") for literal, field, _, _ in parsed)
+    return text
 
 
 def fill(
     template: str, words: Sequence[str], permutation: Sequence[int] = (0, 1, 2, 3), *, hidden: Sequence[int] = ()
 ) -> Sentence:
-    """Fill a template, which must have the four fields, with the four words a, b, c, d of a question.
+    """Fill a template with the four words a, b, c, d of a question.
 
     `permutation` has the indices of the words at the fields {a}, {b}, {c} and {d}: (1, 0, 3, 2) results in "b is to a
     what d is to c". `hidden` are the indices of the words to replace by mask tokens.
     """
-    text = ""
+    text, *rest = _FIELD.split(template_text(template))
     spans: dict[int, tuple[int, int]] = {}
-    for literal, field in _parse(TEMPLATES.get(template, template)):
-        text += literal
-        if field:
-            word = permutation["abcd".index(field)]
-            spans[word] = (len(text), len(text) + len(words[word]))
-            text += words[word]
+    for field, literal in zip(rest[::2], rest[1::2], strict=True):
+        word = permutation["abcd".index(field)]
+        spans[word] = (len(text), len(text) + len(words[word]))
+        text += words[word] + literal
     return Sentence(text, tuple(spans[word] for word in range(4)), tuple(hidden))

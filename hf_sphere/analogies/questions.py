@@ -3,7 +3,6 @@
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -37,21 +36,15 @@ class Question:
     group: str = ""
 
     def __post_init__(self) -> None:
-        if problem := self._problem():
-            raise ValueError(f"the question {self.stem} to {self.choices} {problem}.")
-
-    def _problem(self) -> str:
-        if not self.choices or isinstance(self.choices, str):
-            return "has no choices; give at least one pair"
-        for pair in (self.stem, *self.choices):
-            if not isinstance(pair, tuple) or len(pair) != 2:
-                return f"has {pair!r} instead of a pair of two words"
-            if not all(isinstance(word, str) and word.strip() for word in pair):
-                return f"has an entry in {pair!r} that is not a word"
-        answer = self.answer
-        if answer is not None and not (isinstance(answer, Integral) and 0 <= answer < len(self.choices)):
-            return f"has the answer {answer!r}; allowed are 0 to {len(self.choices) - 1}"
-        return ""
+        pairs = (self.stem, *self.choices)
+        if not self.choices or not all(
+            isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(word, str) and word.strip() for word in pair)
+            for pair in pairs
+        ):
+            raise ValueError(f"a question needs pairs of two words and at least one choice; got {pairs!r:.200}.")
+        if self.answer is not None and self.answer not in range(len(self.choices)):
+            allowed = f"0 to {len(self.choices) - 1}"
+            raise ValueError(f"the question {self.stem} has the answer {self.answer!r}; allowed are {allowed}.")
 
 
 def load_questions(

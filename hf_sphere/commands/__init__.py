@@ -43,7 +43,7 @@ JOBS = {
     "configs": Job("list the configurations of the papers, or print one"),
     "prepare": Job("convert datasets in their published layout to parquet", "nothing was written"),
     "place": Job("place class prototypes on the sphere"),
-    "analogies": Job("score language models on word analogies", "finished results are kept; the same command resumes"),
+    "analogies": Job("score language models on word analogies", "no results were written"),
     "projections": Job("compute statistics of the hyperplane arrangements of trained layers"),
     "reinitialize": Job(
         "find the critical layers of a network",

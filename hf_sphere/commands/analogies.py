@@ -8,12 +8,10 @@ The scorings are described in `analogy/README.md`. Templates, weights and aggreg
 questions. The test questions are answered with the best configuration, and with the default one, without search. What
 the columns of the printed table mean is printed below it.
 
-Finished results are kept in `--output_dir`: after Ctrl-C the same command resumes, and models, benchmarks and scorings
-can be added. Results are written to `all_results.json` and `results.csv`, predictions
-to `predictions.json` and a plot to `analogies.png`.
+Results are written to `all_results.json` and `results.csv`, predictions to `predictions.json` and a plot to
+`analogies.png`.
 """
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,11 +23,8 @@ from hf_sphere.analogies.scoring import scoring_names
 from hf_sphere.training import output_dir
 from hf_sphere.utils.arguments import SEED, Arguments, argument, command_arguments
 
-FREE_TO_CHANGE = {
-    *("model_name_or_path", "output_dir", "benchmarks", "scorings", "batch_size"),
-    *("overwrite_output_dir", "disable_tqdm"),
-}
-"""Arguments that may differ between calls with the same folder, since results do not depend on them."""
+FILES = ("all_results.json", "results.csv", "predictions.json", "analogies.png", "run.json")
+"""Files that the command may write."""
 
 
 @dataclass
@@ -52,9 +47,6 @@ class AnalogyArguments(Arguments):
     templates: list[str] = argument(
         tuple(TEMPLATES), "Templates to search: names, or texts with {a}, {b}, {c} and {d}. The first one is untuned."
     )
-    word_embeddings: Literal["both", "alone", "in_context"] = argument(
-        "alone", "Embed words alone, in templates, or both.", only_with=["scorings=embedding_similarity"]
-    )
     grid: Literal["full", "published", "none"] = argument(
         "full", "Search all weights and aggregations, those of the paper, or only templates."
     )
@@ -73,12 +65,6 @@ class AnalogyArguments(Arguments):
         for template in self.templates:
             template_text(template)
 
-    def templates_of(self, scoring: str) -> list[str | None]:
-        """Return the templates of a scoring, the untuned one first; None stands for words without a template."""
-        if scoring == "embedding_similarity" and self.word_embeddings != "in_context":
-            return [None, *(self.templates if self.word_embeddings == "both" else [])]
-        return [*self.templates]
-
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Evaluate every model, and write the results and a plot."""
@@ -86,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     import torch
     import transformers
 
-    from hf_sphere.analogies.benchmarks import LEGEND, BenchmarkRun, short_names, write_results
+    from hf_sphere.analogies.benchmarks import LEGEND, evaluate_model, write_results
     from hf_sphere.analogies.questions import answers_of, sample_questions
     from hf_sphere.analogies.scoring.base import Engine
     from hf_sphere.utils.loading import load_pretrained
@@ -97,30 +83,27 @@ def main(argv: Sequence[str] | None = None) -> None:
         return sample_questions(loaded, args.max_questions, seed=args.seed)
 
     output, overwrite = Path(args.output_dir), args.overwrite_output_dir
-    finished = output / "finished"
-    resume = output_dir.can_resume_results(output, asdict(args), ignored=FREE_TO_CHANGE, overwrite=overwrite)
+    output_dir.check_results_dir(output, overwrite=overwrite)
     for name in args.model_name_or_path:
         # A wrong name fails before the first model runs.
         load_pretrained(transformers.AutoConfig, name)
     benchmarks = {name: (load(name, args.validation_split), load(name, args.test_split)) for name in args.benchmarks}
-    with output_dir.locked(output):
-        output_dir.prepare_output_dir(output, overwrite=overwrite, resume=resume)
-        if overwrite:
-            shutil.rmtree(finished, ignore_errors=True)
-        output_dir.write_settings(output, asdict(args))
-        templates = {scoring: args.templates_of(scoring) for scoring in args.scorings}
+    with output_dir.results_dir(output, FILES, overwrite=overwrite):
+        # Words are embedded without a template.
+        templates = {name: [None] if name == "embedding_similarity" else args.templates for name in args.scorings}
         results = []
         for name in args.model_name_or_path:
             model = analogies.LanguageModel.load(name, dtype=getattr(torch, args.dtype) if args.dtype else None)
             engine = Engine(model, args.batch_size)
-            run = BenchmarkRun(engine, args.grid, benchmarks, templates, finished, args.disable_tqdm)
-            results += run.print_results()
+            results += evaluate_model(engine, benchmarks, templates, args.grid, disable_tqdm=args.disable_tqdm)
+        output_dir.write_settings(output, asdict(args))
         write_results(output / output_dir.RESULTS_FILE, results, benchmarks)
-    print(f"{LEGEND}\nsaved {output / output_dir.RESULTS_FILE}, results.csv and predictions.json")
-    try:
-        names = short_names(args.model_name_or_path)
-        drawn = [result | {"model": names[result["model"]]} for result in results]
-        visualization.plot_analogy_accuracies(drawn, title="word analogies", path=output / "analogies.png")
-        print(f"saved {output / 'analogies.png'}")
-    except ImportError as error:
-        print(f"no plot: {error}")
+        print(f"{LEGEND}\nsaved {output / output_dir.RESULTS_FILE}, results.csv and predictions.json")
+        try:
+            last = {name: Path(name).name for name in args.model_name_or_path}
+            names = last if len(set(last.values())) == len(last) else {name: name for name in last}
+            drawn = [result | {"model": names[result["model"]]} for result in results]
+            visualization.plot_analogy_accuracies(drawn, title="word analogies", path=output / "analogies.png")
+            print(f"saved {output / 'analogies.png'}")
+        except ImportError as error:
+            print(f"no plot: {error}")

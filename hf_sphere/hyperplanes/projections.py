@@ -163,12 +163,12 @@ def projection_statistics(
     for layer in iterate_layers(model, layers, include_1x1):
         sums, cosines, dead = _project(layer)
         transform = null.projection_cdf(cosines, layer.dim) if layer.dim > 1 else np.empty(0)
-        statistics = _statistics(sums if not normalize else cosines, transform, len(dead))
+        statistics = _statistics(cosines if normalize else sums, transform, len(dead))
         described[layer.name] = statistics | {"kind": layer.kind, "dim": layer.dim, "dead": dead}
         arrays.append((sums, cosines, transform))
     for test in ("ks_p_value", "sign_p_value"):
-        adjusted = holm([statistics[test] for statistics in described.values()])
-        for statistics, p_value in zip(described.values(), adjusted, strict=True):
+        p_values = holm([statistics[test] for statistics in described.values()])
+        for statistics, p_value in zip(described.values(), p_values, strict=True):
             statistics[f"{test}_adjusted"] = p_value
     num_dead = sum(statistics["num_dead"] for statistics in described.values())
     sums, cosines, transform = (np.concatenate(of_layers) for of_layers in zip(*arrays, strict=True))

@@ -1,5 +1,8 @@
+from unittest.mock import Mock
+
 import pytest
 import torch
+from doubles import model_that_knows_all
 
 from hf_sphere.analogies import (
     make_questions,
@@ -9,11 +12,11 @@ from hf_sphere.analogies import (
     search_configurations,
     select_configuration,
 )
-from hf_sphere.analogies.benchmarks import BenchmarkRun
-from hf_sphere.analogies.evaluation import search_templates
+from hf_sphere.analogies.benchmarks import evaluate_scoring, search_templates
+from hf_sphere.analogies.evaluation import PUBLISHED_GRID, Scores
 from hf_sphere.analogies.scoring import base, scoring_class
 from hf_sphere.analogies.scoring.base import Engine
-from hf_sphere.analogies.search import PUBLISHED_GRID, bootstrap_interval, guessing_quantile
+from hf_sphere.analogies.scoring.sentences import Perplexity
 
 PAIRS = [("cat", "dog"), ("red", "sea"), ("man", "king"), ("in", "out"), ("eat", "food")]
 QUESTIONS = make_questions(PAIRS[:3], [PAIRS[1:3], PAIRS[2:5], PAIRS[3:5]], [0, 2, 1])
@@ -60,13 +63,11 @@ def test_supported_scorings_depend_on_the_model_kind(kind, possible):
     assert {scoring for scoring in scoring_names() if kind in scoring_class(scoring).kinds} == possible
 
 
-def test_the_report_is_for_the_best_configuration_on_validation(tiny_bert, tmp_path):
+def test_the_report_is_for_the_best_configuration_on_validation(tiny_bert):
     templates = ["is-to-what", "is-to-as"]
     test = make_questions(PAIRS[:2], [PAIRS[2:5], PAIRS[2:4]], [1, 0])
-    run = BenchmarkRun(Engine(tiny_bert), "full", {"few": (QUESTIONS, test)}, {"pmi": templates}, tmp_path, True)
-    report = run.compute("few", "pmi")
-    searched = search_templates(Engine(tiny_bert), QUESTIONS, "pmi", templates)
-    selected = select_configuration(searched)
+    report = evaluate_scoring(Engine(tiny_bert), (QUESTIONS, test), "pmi", templates)
+    selected = select_configuration(search_templates(Engine(tiny_bert), QUESTIONS, "pmi", templates))
     assert report["configuration"] == selected.configuration
     assert (report["validation_accuracy"], report["num_tied"]) == (selected.accuracy, selected.tied)
     assert (report["num_configurations"], report["num_eval_questions"]) == (2 * 31_350, 2)
@@ -74,6 +75,17 @@ def test_the_report_is_for_the_best_configuration_on_validation(tiny_bert, tmp_p
     untuned = score_questions(test, tiny_bert, "pmi", template="is-to-what")
     assert (report["eval_accuracy"], report["untuned_accuracy"]) == (scores.accuracy(test), untuned.accuracy(test))
     assert report["predictions"] == scores.predictions.tolist()
-    assert (report["eval_accuracy_low"], report["eval_accuracy_high"]) == bootstrap_interval(scores.correct(test))
     assert report["chance_level"] == pytest.approx(5 / 12)
-    assert report["selection_noise_high"] == guessing_quantile(torch.tensor([3, 2]))
+
+
+def test_the_interval_has_the_quantiles_of_resamples_in_which_ties_are_broken_at_random(monkeypatch):
+    correct = torch.tensor([1.0] * 30 + [1 / 3] * 60 + [0.0] * 10, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    resampled = torch.bernoulli(correct[torch.randint(100, (20_000, 100), generator=generator)], generator=generator)
+    expected = resampled.mean(1).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    monkeypatch.setattr(Scores, "correct", lambda scores, questions: correct)
+    questions = make_questions([("a", "b")] * 100, [[("c", "d")]] * 100, [0] * 100)
+    toy = Mock(language_model=model_that_knows_all())
+    monkeypatch.setattr(Perplexity, "question_terms", lambda *args: [torch.ones(1, len(args[2]), 1)] * len(args[1]))
+    report = evaluate_scoring(toy, (questions, questions), "perplexity", [None], "none")
+    assert [report["eval_accuracy_low"], report["eval_accuracy_high"]] == pytest.approx(expected, abs=0.0101)

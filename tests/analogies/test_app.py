@@ -90,7 +90,7 @@ def test_duplicate_choices_are_allowed(app, tiny):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"choices": ""}, "has no choices"),
+        ({"choices": ""}, "at least one choice"),
         ({"stem": "word"}, "is not a pair"),
         ({"template": "nonsense"}, "is not a template. Use one of is-to-what"),
         ({"model": "/no/such/folder"}, "/no/such/folder"),

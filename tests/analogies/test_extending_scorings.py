@@ -2,10 +2,9 @@
 
 import subprocess
 import sys
-from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import pytest
+from doubles import model_that_knows_all
 
 from hf_sphere.analogies import (
     make_questions,
@@ -41,7 +40,7 @@ class Toy(Scoring):
     def permutation_costs(self, terms):
         return self.scale * terms[0].abs()
 '''
-MODEL = SimpleNamespace(kind="embedding", checked_words=MagicMock(__rsub__=lambda self, words: set()))
+MODEL = model_that_knows_all("embedding")
 QUESTIONS = make_questions([("word", "language")], [[("a", "bbbb"), ("cc", "dd"), ("e", "fff")]], [1])
 
 
@@ -57,8 +56,6 @@ def toy(tmp_path, monkeypatch):
 
 def test_a_new_scoring_is_found_by_its_name_scores_questions_and_can_be_searched(toy):
     assert toy in scoring.scoring_names()
-    with pytest.raises(ValueError, match=r"'toy' has no option size; its options are: .*scale"):
-        scoring.build_scoring(toy, size=1)
     assert score_questions(QUESTIONS, MODEL, toy).by_question() == [[3.0, 0.0, 2.0]]
     assert score_questions(QUESTIONS, MODEL, toy, scale=-1.0).predictions.tolist() == [0]
     result = search_configurations(measure_questions(QUESTIONS, MODEL, toy))

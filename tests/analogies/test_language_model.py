@@ -1,11 +1,9 @@
 import json
-import shutil
 
 import pytest
-import tokenizers
 import torch
 import transformers
-from transformers import AutoTokenizer, BertForMaskedLM, T5Config, T5EncoderModel
+from transformers import BertForMaskedLM, T5Config, T5EncoderModel
 
 from hf_sphere.analogies.language_model import LanguageModel
 from hf_sphere.utils.modules import longest_input
@@ -96,15 +94,15 @@ def test_a_checkpoint_without_a_head_for_masked_tokens_is_rejected(build, save, 
         LanguageModel.load(save(build(architecture, head), **changes))
 
 
-@pytest.mark.parametrize("scale", [0.5, 0.02])
-def test_a_causal_model_with_bidirectional_attention_is_rejected(build, tokenizer, scale):
+def test_a_causal_model_with_bidirectional_attention_is_rejected(build, tokenizer):
     with pytest.raises(ValueError, match=r"depends on the tokens after it.* Load it with config.is_decoder=True"):
-        LanguageModel.load(build("Bert", "LMHeadModel", initializer_range=scale), tokenizer)
+        LanguageModel.load(build("Bert", "LMHeadModel"), tokenizer)
+    assert LanguageModel.load(build("Bert", "LMHeadModel", is_decoder=True), tokenizer).kind == "causal"
 
 
 def test_a_folder_without_a_tokenizer_is_rejected(build, tmp_path):
     build("Bert", "ForMaskedLM").save_pretrained(tmp_path / "model")
-    with pytest.raises(ValueError, match=r"has no vocabulary.*Pass one: LanguageModel.load\(model"):
+    with pytest.raises(ValueError, match=r"has no vocabulary.*Pass one: load\(model"):
         LanguageModel.load(tmp_path / "model")
 
 
@@ -117,7 +115,7 @@ def test_a_loaded_model_finds_its_tokenizer(golden_folder, tokenizer):
 
 def test_a_masked_model_requires_a_mask_token(build, tokenizer):
     tokenizer.mask_token = None
-    with pytest.raises(ValueError, match=r"tokenizer TokenizersBackend has no mask token. Set tokenizer.mask_token"):
+    with pytest.raises(ValueError, match=r"has no mask token. Set tokenizer.mask_token"):
         LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer)
     assert LanguageModel.load(build("GPT2", "ForCausalLM"), tokenizer).kind == "causal"
 
@@ -130,34 +128,6 @@ def test_the_dtype_of_the_weights_can_be_set(golden_folder, build, tokenizer, dt
     assert loaded.device == torch.device("cpu")
     name = str(loaded.model.dtype).removeprefix("torch.")
     assert repr(taken) == f"LanguageModel('BertForMaskedLM', kind='masked', device='cpu', dtype={name!r})"
-
-
-def test_copies_of_a_model_have_the_same_fingerprint(golden_folder, tiny_bert, tmp_path):
-    shutil.copytree(golden_folder / "tiny-bert", tmp_path / "copy")
-    copy = LanguageModel.load(tmp_path / "copy")
-    assert copy.fingerprint == tiny_bert.fingerprint
-    assert len(copy.fingerprint) == 64
-    copy.tokenizer(["a", "b c"], padding=True, truncation=True, max_length=5)  # changes the state of the tokenizer
-    assert LanguageModel.load(copy.model, copy.tokenizer).fingerprint == tiny_bert.fingerprint
-    copy.model.save_pretrained(tmp_path / "again")
-    assert LanguageModel.load(tmp_path / "again", copy.tokenizer).fingerprint == tiny_bert.fingerprint
-
-
-def test_dtype_configuration_and_tokenizer_change_the_fingerprint(golden_folder, build, tokenizer):
-    seen = set()
-    for dtype, changes in ((None, {}), (torch.bfloat16, {}), (None, {"layer_norm_eps": 1e-6})):
-        model = BertForMaskedLM.from_pretrained(golden_folder / "tiny-bert", **changes)
-        seen.add(LanguageModel.load(model, tokenizer, dtype=dtype).fingerprint)
-    language_model = LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer)
-    seen.add(language_model.fingerprint)
-    tokenizer.backend_tokenizer.normalizer = tokenizers.normalizers.Replace("a", "e")
-    seen.add(language_model.fingerprint)
-    tokenizer.mask_token = "[UNK]"
-    seen.add(language_model.fingerprint)
-    language_model.tokenizer = AutoTokenizer.from_pretrained(golden_folder / "tiny-bert")
-    language_model.tokenizer.add_tokens(["ostrich"])
-    seen.add(language_model.fingerprint)
-    assert len(seen) == 7
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,6 @@
 import contextlib
 import dataclasses
-import itertools
 import math
-import threading
-from concurrent import futures
 
 import pytest
 import torch
@@ -95,26 +92,6 @@ def test_a_score_does_not_depend_on_the_batch(tiny_bert, texts, batch_size):
     found = perplexities(tiny_bert, [Sentence(text) for text in texts], batch_size=batch_size)
     expected = torch.stack([plain_perplexity(tiny_bert, text) for text in texts])
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
-
-
-def test_threads_can_share_a_model(tiny_bert):
-    pairs = list(itertools.permutations("abcdefgh", 2))
-    works = [[fill(template, ("is", "to", *pair)) for pair in pairs] for template in ("is-to-as", "is-to-what")]
-    expected = [perplexities(tiny_bert, sentences) for sentences in works]
-    running = []
-    with contextlib.ExitStack() as stack:
-        hook = tiny_bert.model.register_forward_pre_hook(lambda *_: running.append(threading.get_ident()))
-        stack.callback(hook.remove)
-        together = threading.Barrier(2)
-
-        def work(sentences):
-            together.wait()
-            return perplexities(tiny_bert, sentences, batch_size=8)
-
-        with futures.ThreadPoolExecutor(2) as threads:
-            for found, right in zip(threads.map(work, works), expected, strict=True):
-                torch.testing.assert_close(found, right, rtol=1e-5, atol=0)
-    assert len(list(itertools.groupby(running))) == 2  # sequential
 
 
 @pytest.mark.parametrize("hidden", [(2,), (3,), (0, 3)])

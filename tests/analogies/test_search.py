@@ -1,17 +1,21 @@
 import dataclasses
-from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import pytest
 import torch
+from doubles import model_that_knows_all
 from hypothesis import given, strategies as st
 
-from hf_sphere.analogies.evaluation import measure_questions, score_questions
+from hf_sphere.analogies.evaluation import (
+    PUBLISHED_GRID,
+    measure_questions,
+    score_questions,
+    search_configurations,
+    select_configuration,
+)
 from hf_sphere.analogies.questions import Question
 from hf_sphere.analogies.scoring import base, scoring_class, scoring_names, sentences
-from hf_sphere.analogies.search import PUBLISHED_GRID, search_configurations, select_configuration
 
-MODEL = SimpleNamespace(kind="masked", checked_words=MagicMock(__rsub__=lambda self, words: set()))
+MODEL = model_that_knows_all()
 SCORINGS_OF_SENTENCES = ["hypothesis_bias", "marginal_bias", "perplexity", "pmi"]
 
 

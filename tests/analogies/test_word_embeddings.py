@@ -105,8 +105,3 @@ def test_embeddings_are_new_tensors_and_the_model_mode_is_preserved(build, token
     assert language_model.model.training
     assert not first.is_inference()
     first -= first.mean(0)
-
-
-def test_a_word_without_a_token_is_refused(tiny_bert):
-    with pytest.raises(ValueError, match=r"characters 7 to 8 of .* has no token: the span is wrong"):
-        embed_words_in_context(tiny_bert, [Sentence("cat is \u200b to nurse", ((0, 3), (7, 8)))])

@@ -16,8 +16,8 @@ TALLEST_PAGE, TALLEST_ROW, LEAST_CONTRAST = 8000, 300, 4.5
 EMPTY_INDEX = '{"config": {"lang": ["en"], "separator": " ", "pipeline": [], "fields": {}}, "docs": []}'
 """Index of the search, which takes longer to read than the page."""
 
-# The height is that of the page as it opens; everything else is measured with all folds open, once scripts have seen the
-# new sizes: the browser tells them in its next frame.
+# The height is that of the page as it opens; everything else is measured with all folds open, after the next frame, in
+# which the browser tells scripts the new sizes.
 MEASURE = """async ([tallestRow, leastContrast]) => {
   const root = document.documentElement, height = root.scrollHeight;
   document.querySelectorAll("details").forEach(each => each.open = true);

@@ -3,13 +3,10 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from contextvars import copy_context
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-import torch
-from case_selection import each
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel
@@ -24,14 +21,13 @@ from hf_sphere.analogies import (
     scoring_names,
     search_configurations,
 )
-from hf_sphere.commands.command_line import run_job
 
 RECIPE = "evaluate_analogies"
 
 PAIRS = [("cat", "dog"), ("red", "sea"), ("man", "king"), ("in", "out"), ("eat", "food"), ("one", "two")]
 PAIRS += [("sun", "day")]
 OTHER_PAIRS = [("he", "his"), ("do", "did"), ("old", "new"), ("up", "down")]
-ALL = ["--scorings", *scoring_names(), "--word_embeddings", "both"]
+ALL = ["--scorings", *scoring_names()]
 QUICK = ["--templates", "is-to-what", "--disable_tqdm", "true"]
 
 Run = Callable[..., Path]
@@ -174,30 +170,20 @@ def test_the_default_scorings_are_the_best_and_a_cheap_one(evaluate, tmp_path):
     assert counts == [(1, 1)] * 2
 
 
-SIMILARITY = ["--scorings", "embedding_similarity", "--templates", "is-to-what", "is-to-as", "--grid", "none"]
-
-
 @pytest.mark.parametrize(
     ("words", "counts"),
     [
         (
             ["--grid", "none", "--templates", *TEMPLATES, *ALL],
-            dict.fromkeys(("perplexity", "pmi", "marginal_bias", "hypothesis_bias"), 6) | {"embedding_similarity": 7},
+            dict.fromkeys(("perplexity", "pmi", "marginal_bias", "hypothesis_bias"), 6) | {"embedding_similarity": 1},
         ),
         (["--grid", "published", "--scorings", "marginal_bias"], {"marginal_bias": 24_750}),
-        *(
-            ([*SIMILARITY, "--word_embeddings", kind], {"embedding_similarity": count})
-            for kind, count in (("alone", 1), ("in_context", 2), ("both", 3))
-        ),
     ],
-    ids=["no grid", "published grid", "alone", "in_context", "both"],
+    ids=["no grid", "published grid"],
 )
-@each("words")
-def test_templates_grids_and_kinds_of_word_embeddings_are_searched(evaluate, tmp_path, words, counts):
+def test_templates_and_grids_are_searched(evaluate, tmp_path, words, counts):
     results = results_by_scoring(evaluate(tmp_path / "run", "--benchmarks", "easy", *words))
     assert {name: entry["num_configurations"] for name, entry in results.items()} == counts
-    if words[-1] in ("alone", "in_context"):
-        assert ("template" in results["embedding_similarity"]["configuration"]) == (words[-1] == "in_context")
 
 
 # Supported models
@@ -229,7 +215,7 @@ def test_several_models_are_compared_in_one_run(evaluate, tiny, tmp_path, capsys
 # Printed output
 
 
-def test_the_table_shows_chance_and_noise_for_each_accuracy_and_the_figure_needs_matplotlib(
+def test_the_table_shows_chance_for_each_accuracy_and_the_figure_needs_matplotlib(
     evaluate, tmp_path, monkeypatch, capsys
 ):
     missing = Mock(side_effect=ImportError("pictures need matplotlib"))
@@ -238,82 +224,10 @@ def test_the_table_shows_chance_and_noise_for_each_accuracy_and_the_figure_needs
     entry, printed = results_by_scoring(folder)["perplexity"], capsys.readouterr().out
     header, line = printed.split("\n\n")[1].splitlines()[:2]
     assert header.split() == ["benchmark", "scoring", *benchmarks.COLUMNS]
-    names = ("eval_accuracy", "eval_accuracy_low", "eval_accuracy_high", "chance_level", "selection_noise_high")
-    assert line.split()[2:7] == [f"{100 * entry[name]:.1f}" for name in names]
+    names = ("eval_accuracy", "eval_accuracy_low", "eval_accuracy_high", "chance_level")
+    assert line.split()[2:6] == [f"{100 * entry[name]:.1f}" for name in names]
     assert (folder / "results.csv").is_file()
     assert "no plot: pictures need matplotlib" in printed
-
-
-# Caching and resuming
-
-
-@pytest.fixture
-def searched(recipe, monkeypatch) -> list[str]:
-    """The scorings for which a search is run."""
-    seen = []
-    search = benchmarks.search_templates
-    monkeypatch.setattr(benchmarks, "search_templates", lambda *args: seen.append(args[2]) or search(*args))
-    return seen
-
-
-PERPLEXITY = ["--benchmarks", "easy", "--grid", "none", "--scorings", "perplexity"]
-
-
-def test_finished_results_are_not_computed_again_and_different_runs_not_mixed(evaluate, tmp_path, searched, results_of):
-    folder = tmp_path / "run"
-    before = results_of(evaluate(folder, *PERPLEXITY))
-    assert results_of(evaluate(folder, *PERPLEXITY)) == before
-    assert searched == ["perplexity"]
-    evaluate(folder, *PERPLEXITY, "pmi")
-    assert searched == ["perplexity", "pmi"]
-    with pytest.raises(FileExistsError, match="contains another run, which differs in seed"):
-        evaluate(folder, *PERPLEXITY, "--seed", 1)
-    evaluate(folder, *PERPLEXITY, "--seed", 1, "--overwrite_output_dir", "true")
-    assert len(searched) == 3
-    (tmp_path / "run.json").write_text('{"learning_rate": 0.1}')  # of another recipe
-    with pytest.raises(FileExistsError, match="contains another run"):
-        evaluate(tmp_path, "--benchmarks", "easy")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.json"]
-
-
-@pytest.mark.parametrize("changed", ["weights", "questions"])
-@each("changed")
-def test_changed_inputs_invalidate_finished_results(evaluate, questions, tiny, tmp_path, searched, changed):
-    model, data = tmp_path / "model", tmp_path / "data"
-    shutil.copytree(tiny, model)
-    shutil.copytree(questions, data)
-    evaluate(tmp_path / "run", *PERPLEXITY, model=model, data=data)
-    if changed == "weights":
-        tensors = {name: torch.flip(tensor, (0,)) for name, tensor in load_file(model / "model.safetensors").items()}
-        save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
-    else:
-        write_split(data / "easy", "test", (2, 3, 2), (0, 0, 0))
-    evaluate(tmp_path / "run", *PERPLEXITY, model=model, data=data)
-    assert len(searched) == 2
-
-
-def test_an_interrupted_run_resumes(evaluate, tiny, questions, tmp_path, monkeypatch, capsys):
-    words, folder = ["--benchmarks", "easy", "--scorings", "embedding_similarity", "marginal_bias"], tmp_path / "run"
-    given = ["--model_name_or_path", tiny, "--dataset_name", questions, "--output_dir", folder, *QUICK, *words]
-    search = benchmarks.search_templates
-
-    def interrupt(*args):
-        if args[2] == "marginal_bias":
-            raise KeyboardInterrupt
-        return search(*args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(benchmarks, "search_templates", interrupt)
-        with pytest.raises(SystemExit) as stop:
-            copy_context().run(run_job, "analogies", [*map(str, given)])
-    assert stop.value.code == 130
-    assert "Stopped; finished results are kept" in capsys.readouterr().err
-    (kept,) = (folder / "finished").iterdir()
-    before = kept.stat().st_mtime_ns
-    assert not (folder / "all_results.json").exists()
-    evaluate(folder, *words)
-    assert kept.stat().st_mtime_ns == before
-    assert list(results_by_scoring(folder)) == ["embedding_similarity", "marginal_bias"]
 
 
 # Errors
@@ -335,10 +249,11 @@ def test_invalid_arguments_are_refused_before_anything_is_written(evaluate, tmp_
     assert not (tmp_path / "run").exists()
 
 
-def test_questions_without_answers_and_a_missing_model_are_refused(evaluate, tiny, tmp_path, searched):
+def test_questions_without_answers_a_missing_model_and_earlier_results_are_refused(evaluate, tiny, tmp_path, finished):
+    with pytest.raises(FileExistsError, match="already contains results"):
+        evaluate(finished, "--benchmarks", "easy")
     with pytest.raises(OSError, match="no-such-model"):
         evaluate(tmp_path / "run", "--benchmarks", "easy", "--model_name_or_path", tiny, tmp_path / "no-such-model")
-    assert not searched
     write_split(tmp_path / "data" / "open", "validation", (2, 2), (None, 0))
     write_split(tmp_path / "data" / "open", "test", (2,), (1,))
     with pytest.raises(ValueError, match="has no answer"):

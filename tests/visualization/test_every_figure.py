@@ -14,7 +14,7 @@ from hf_sphere.metrics import reliability_bins, risk_coverage
 from hf_sphere.search import report_vectors
 from hf_sphere.visualization import Panel
 
-RESULT = {"model": "bert", "benchmark": "sat", "scoring": "pmi", "chance_level": 0.2, "selection_noise_high": 0.3}
+RESULT = {"model": "bert", "benchmark": "sat", "scoring": "pmi", "chance_level": 0.2}
 RESULT |= {"eval_accuracy": 0.4, "eval_accuracy_low": 0.3, "eval_accuracy_high": 0.5}
 LAYER = {"snapshots": {"0": 0.1, "5": 0.5}, "random": None}
 RUNS = {"a": {0: 1.0, 1: 2.0}, "b": {0: 1.0, 1: 3.0}}

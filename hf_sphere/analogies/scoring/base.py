@@ -1,11 +1,8 @@
 """Base classes of scorings, which compute a cost per choice from questions and a model."""
 
-import dataclasses
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, ClassVar
 
 import torch
@@ -39,11 +36,12 @@ _REDUCTIONS: dict[str, Callable[[Tensor, int], Tensor]] = {"mean": torch.mean, "
 
 def aggregate(costs: Tensor, name: str, dim: int) -> Tensor:
     """Reduce a dimension by `mean`, `max`, `min` or `index_<i>`."""
-    return _REDUCTIONS[name](costs, dim) if name in _REDUCTIONS else costs.select(dim, _index(name))
+    index = _index(name)
+    return _REDUCTIONS[name](costs, dim) if index is None else costs.select(dim, index)
 
 
-def _index(aggregation: str) -> int:
-    return int(aggregation.removeprefix("index_"))
+def _index(aggregation: str) -> int | None:
+    return None if aggregation in _REDUCTIONS else int(aggregation.removeprefix("index_"))
 
 
 @dataclass(frozen=True)
@@ -95,10 +93,6 @@ class Scoring(ABC):
     def __post_init__(self) -> None:
         check_choice("positive_aggregation", self.positive_aggregation, POSITIVE_AGGREGATIONS)
         check_choice("negative_aggregation", self.negative_aggregation, NEGATIVE_AGGREGATIONS)
-        for option in dataclasses.fields(self):
-            value = getattr(self, option.name)
-            if isinstance(option.default, float) and not (isinstance(value, Real) and math.isfinite(value)):
-                raise ValueError(f"{option.name} must be a finite number, 0 to switch it off; got {value!r}.")
 
     @abstractmethod
     def question_terms(self, questions: Questions, permutations: Permutations, engine: Engine) -> Iterable[Tensor]:
@@ -118,21 +112,21 @@ class Scoring(ABC):
         """
         if (kind := engine.language_model.kind) not in self.kinds:
             raise ValueError(f"scoring {self.name!r} requires a model of kind {' or '.join(self.kinds)}; got {kind}.")
+        warn_unknown_words(engine.language_model, questions)
         orders = [PERMUTATIONS[index] for index in permutations]
-        pairs = (pair for question in questions for pair in (question.stem, *question.choices))
-        warn_unknown_words(engine.language_model, {word.strip() for pair in pairs for word in pair})
         terms_by_question: list[Tensor] = []
         for start in range(0, len(questions), QUESTIONS_AT_ONCE):
             batch = questions[start : start + QUESTIONS_AT_ONCE]
             terms_by_question += self.question_terms(batch, orders, engine)
             engine.progress(len(batch))
-        size = int(choice_counts(questions).max())
-        shape = (len(terms_by_question[0]), len(questions), len(PERMUTATIONS), size)
-        terms = torch.full(shape, torch.nan, dtype=torch.float64)
+        shape = (len(questions), len(PERMUTATIONS), int(choice_counts(questions).max()))
+        terms = torch.full((len(terms_by_question[0]), *shape), torch.nan, dtype=torch.float64)
         for row, (question, values) in enumerate(zip(questions, terms_by_question, strict=True)):
             if not values.isfinite().all():
-                what = f"the model's value of the question {question.stem} to {question.choices}"
-                raise ValueError(f"{what} is infinite or not a number. Check its weights, dtype and tokens.")
+                raise ValueError(
+                    f"the model's value of the question {question.stem} to {question.choices} is infinite or not a "
+                    "number. Check its weights, dtype and tokens."
+                )
             terms[:, row][:, list(permutations), : len(question.choices)] = values.double()
         return Measurements(self, questions, terms)
 
@@ -141,13 +135,17 @@ class Scoring(ABC):
 
         Choices that a question does not have cost infinity.
         """
-        sides = [(self.positive_aggregation, range(NUM_POSITIVE))]
-        if self.negative_weight:
-            sides.append((self.negative_aggregation, range(NUM_POSITIVE, len(PERMUTATIONS))))
-        needed = [at for name, numbers in sides for at in (numbers if name in _REDUCTIONS else [numbers[_index(name)]])]
+        positive, negative = range(NUM_POSITIVE), range(NUM_POSITIVE, len(PERMUTATIONS))
+        needed = _needed(positive, self.positive_aggregation)
+        needed += _needed(negative, self.negative_aggregation) if self.negative_weight else []
         measurements = self.measure(questions, engine, needed)
         costs = self.permutation_costs(measurements.terms)
         total = aggregate(costs[:, :NUM_POSITIVE], self.positive_aggregation, 1)
         if self.negative_weight:
             total = total - self.negative_weight * aggregate(costs[:, NUM_POSITIVE:], self.negative_aggregation, 1)
         return total.where(measurements.exists, torch.inf)
+
+
+def _needed(permutations: Sequence[int], aggregation: str) -> list[int]:
+    index = _index(aggregation)
+    return list(permutations) if index is None else [permutations[index]]

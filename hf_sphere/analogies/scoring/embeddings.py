@@ -1,6 +1,5 @@
 """Embeddings of words from the hidden states of a language model, and the scoring by their cosines."""
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.analogies.encoding import encode, equal_length_batches, warn_unknown_words, words_of
+from hf_sphere.analogies.encoding import encode, equal_length_batches
 from hf_sphere.analogies.language_model import LanguageModel
 from hf_sphere.analogies.prompts import Sentence, fill, template_text
 from hf_sphere.analogies.scoring.base import Engine, Permutations, Questions, Scoring
@@ -39,7 +38,6 @@ def embed_words_in_context(
     tokens.
     """
     encodings = encode(language_model, sentences, words=True)
-    warn_unknown_words(language_model, words_of(sentences))
     keys = [(encoding.ids.tobytes(), encoding.words.tobytes()) for encoding in encodings]
     inputs = list(dict(zip(keys, encodings, strict=True)).items())
     lengths = np.array([len(encoding.ids) for _, encoding in inputs])
@@ -81,19 +79,21 @@ class EmbeddingSimilarity(Scoring):
 
     def _embed_alone(self, questions: Questions, permutations: Permutations, engine: Engine) -> Iterator[Tensor]:
         """Embed the permuted words of each question, (P, k, 4, H)."""
-        pairs = (pair for question in questions for pair in (question.stem, *question.choices))
-        words = dict.fromkeys(itertools.chain.from_iterable(pairs))
-        rows = {word: row for row, word in enumerate(words)}
-        embeddings = embed_words(engine.language_model, list(words), batch_size=engine.batch_size)
-        for question in questions:
-            indices = torch.tensor([[rows[word] for word in (*question.stem, *pair)] for pair in question.choices])
+        asked = [[(*question.stem, *pair) for pair in question.choices] for question in questions]
+        words = list(dict.fromkeys(word for of_question in asked for four in of_question for word in four))
+        embeddings = embed_words(engine.language_model, words, batch_size=engine.batch_size)
+        for of_question in asked:
+            indices = torch.tensor([[words.index(word) for word in four] for four in of_question])
             yield embeddings[indices[:, torch.tensor(permutations)].movedim(1, 0)]
 
     def _embed_in_context(self, questions: Questions, permutations: Permutations, engine: Engine) -> Iterator[Tensor]:
         """Embed the permuted words of each question in its sentences, (P, k, 4, H)."""
-        each = ((question, order) for question in questions for order in permutations)
-        texts = (((*question.stem, *pair), order) for question, order in each for pair in question.choices)
-        sentences = [fill(str(self.template), words, order) for words, order in texts]
+        sentences = [
+            fill(str(self.template), (*question.stem, *pair), order)
+            for question in questions
+            for order in permutations
+            for pair in question.choices
+        ]
         embeddings = embed_words_in_context(engine.language_model, sentences, batch_size=engine.batch_size)
         orders = torch.tensor(permutations)[:, None, :, None]
         for of_question in embeddings.split([len(orders) * len(question.choices) for question in questions]):

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -34,15 +34,17 @@ class SentenceScoring(Scoring):
 
     def sentences(self, question: Question, permutation: Permutation) -> list[Sentence]:
         """Return the S sentences of one permutation of a question, by default one per choice."""
-        return [self.fill(question, pair, permutation) for pair in question.choices]
+        return self.fill(question, question.choices, permutation)
 
     def terms(self, perplexity: Tensor) -> Tensor:
         """Compute the terms of a question from its perplexities, (P, S) -> (T, P, k)."""
         return perplexity[None]
 
-    def fill(self, question: Question, choice: Pair, permutation: Permutation, hidden: Sequence[int] = ()) -> Sentence:
-        """Fill the template with the stem and a choice."""
-        return fill(self.template, (*question.stem, *choice), permutation, hidden=hidden)
+    def fill(
+        self, question: Question, pairs: Iterable[Pair], permutation: Permutation, hidden: Sequence[int] = ()
+    ) -> list[Sentence]:
+        """Fill the template with the stem and each pair."""
+        return [fill(self.template, (*question.stem, *pair), permutation, hidden=hidden) for pair in pairs]
 
     def question_terms(self, questions: Questions, permutations: Permutations, engine: Engine) -> list[Tensor]:
         """See `Scoring.question_terms`."""
@@ -60,7 +62,7 @@ class GridScoring(SentenceScoring):
     def sentences(self, question: Question, permutation: Permutation) -> list[Sentence]:
         """See `SentenceScoring.sentences`."""
         heads, tails = zip(*question.choices, strict=True)
-        return [self.fill(question, pair, permutation) for pair in itertools.product(heads, tails)]
+        return self.fill(question, itertools.product(heads, tails), permutation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +123,11 @@ class HypothesisBias(BiasScoring):
 
     def sentences(self, question: Question, permutation: Permutation) -> list[Sentence]:
         """See `SentenceScoring.sentences`."""
-        pairs = itertools.product(((), HEAD, TAIL), question.choices)
-        return [self.fill(question, pair, permutation, hidden) for hidden, pair in pairs]
+        return [
+            sentence
+            for hidden in ((), HEAD, TAIL)
+            for sentence in self.fill(question, question.choices, permutation, hidden)
+        ]
 
     def terms(self, perplexity: Tensor) -> Tensor:
         """See `SentenceScoring.terms`."""
