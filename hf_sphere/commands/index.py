@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hf_sphere.utils.arguments import Arguments, argument, command_arguments, named_first
-from hf_sphere.utils.files import check_writable, list_folder, lock_folder, resolve_output, restore_folder
+from hf_sphere.utils.files import check_writable, list_folder, lock_folder, restore_folder
 from hf_sphere.utils.known_weights import PACKAGES, choose_backbone
 from hf_sphere.utils.loading import has_images
 
@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     (args,) = command_arguments((IndexArguments,), named_first("images", argv), __doc__)
     folder = next(name for name in (args.output_dir, args.add_to, args.remove_from) if name is not None)
     check_writable(folder)
-    if args.output_dir is None and not resolve_output(folder).parent.exists():
+    if args.output_dir is None and not Path(folder).resolve().parent.exists():
         raise FileNotFoundError(f"there is no index {folder}; build it with --output_dir.")
     name, is_chosen = args.model_name_or_path, False
     if args.output_dir is not None and name is None and args.column is None and has_images(args.images):

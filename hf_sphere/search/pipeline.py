@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hf_sphere.utils.files import UNFINISHED, read_tensors, resolve_output
+from hf_sphere.utils.files import UNFINISHED, read_tensors
 from hf_sphere.utils.progress import progress_bar
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ Batch = dict[str, Tensor]
 
 def finished_batches(output: str | os.PathLike) -> Path:
     """Return the folder, beside an output, that keeps finished batches; remove it when the output is written."""
-    target = resolve_output(output)
+    target = Path(output).resolve()
     return target.with_name(f".{target.name}.batches{UNFINISHED}")
 
 

@@ -43,7 +43,7 @@ def test_a_folder_that_would_be_replaced_is_not_the_working_directory(
     recipe, load_recipe, run_main, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(OSError, match="the working directory cannot be replaced"):
+    with pytest.raises(OSError, match="it is the working directory or a mount"):
         run_main(load_recipe(recipe), ["--model_name_or_path", "none", *LATE[recipe], "."])
 
 
@@ -83,5 +83,5 @@ def test_an_empty_name_is_no_output(recipe, name, load_recipe, run_main, capsys)
 
 
 def test_an_output_file_is_not_a_folder(tmp_path: Path):
-    with pytest.raises(IsADirectoryError, match="it is a folder, not a file"):
+    with pytest.raises(FileExistsError, match="exists and is no file"):
         check_output_file(str(tmp_path), overwrite=True)

@@ -64,7 +64,7 @@ def test_row_numbers_of_pandas_are_no_column(tmp_path):
 
 
 def test_changes_where_nothing_can_be_written_name_the_space(space, tmp_path, monkeypatch):
-    monkeypatch.setattr(Path, "touch", mock.Mock(side_effect=PermissionError(errno.EACCES, "denied")))
+    monkeypatch.setattr("tempfile.TemporaryFile", mock.Mock(side_effect=PermissionError(errno.EACCES, "denied")))
     for change in (lambda: space.add(batches(*clusters())), lambda: space.remove(ids=[0])):
         with pytest.raises(PermissionError, match=r"it cannot be written: denied: .*space"):
             change()

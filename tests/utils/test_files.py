@@ -1,5 +1,3 @@
-import errno
-import io
 import json
 import os
 import stat
@@ -8,22 +6,24 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
 
 from hf_sphere.utils.files import (
+    MANIFEST_FILE,
     atomic_file,
     atomic_files,
     atomic_folder,
     check_writable,
+    find_damage,
     lock_folder,
     read_json,
     read_whole,
     remove_folder,
     restore_folder,
     write_json,
+    write_manifest,
     write_text,
 )
 
@@ -158,7 +158,7 @@ def test_leftovers_of_a_folder_or_file_are_removed_but_not_those_of_another(fold
     assert names(tmp_path) == [".folder.b.0123abcd.unfinished", "folder", "folder/file"]
     (tmp_path / ".file.0123abcd.unfinished").touch()
     with lock_folder(tmp_path / "file"):
-        assert names(tmp_path)[0] == ".file.lock.unfinished"
+        assert (tmp_path / ".file.lock.unfinished").read_text().startswith(f"process {os.getpid()} on ")
     assert names(tmp_path) == [".folder.b.0123abcd.unfinished", "folder", "folder/file"]
 
 
@@ -198,14 +198,6 @@ def test_processes_leave_one_complete_folder_and_lose_nothing_under_a_lock(folde
     assert names(tmp_path) == ["added", "added/numbers", "folder", "folder/a", "folder/b"]
     assert (folder / "a").read_text() == (folder / "b").read_text()
     assert sorted((tmp_path / "added" / "numbers").read_text().split()) == [str(number) for number in range(4)]
-
-
-@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs a folder in which nobody can create files")
-@pytest.mark.parametrize("wait", [True, False])
-def test_where_no_lock_file_can_be_created_nobody_is_waited_for(wait, caplog):
-    with lock_folder("/proc/folder", wait=wait) as is_locked:
-        assert not is_locked
-    assert "/proc/folder cannot be locked" in caplog.text
 
 
 def test_threads_replace_a_folder_and_a_reader_gets_one_version_of_it(folder, tmp_path):
@@ -251,16 +243,12 @@ def test_a_reader_restores_a_replacement_that_was_killed(is_linked, interrupted,
     assert names(tmp_path) == ["folder", "folder/old", "link"]
 
 
-def test_an_error_of_a_reader_is_raised_if_nothing_was_replaced_or_may_not_be_restored(folder, tmp_path, monkeypatch):
+def test_an_error_of_a_reader_is_raised_if_nothing_was_replaced(folder, tmp_path):
     for error in (ValueError("damaged"), FileNotFoundError("no file")):
         with pytest.raises(type(error), match=str(error)):
             read_whole(folder, mock.Mock(side_effect=error))
     with pytest.raises(FileNotFoundError):
         read_whole(tmp_path / "none", lambda current: (current / "file").read_text())
-    folder.rename(tmp_path / ".folder.replaced")
-    monkeypatch.setattr(Path, "rename", mock.Mock(side_effect=PermissionError(13, "Permission denied")))
-    with pytest.raises(OSError, match=r"rename .*/\.folder\.replaced, its last version, to folder"):
-        read_whole(folder, names)
 
 
 def test_a_writer_that_waits_says_for_whom(folder, caplog, monkeypatch):
@@ -280,37 +268,7 @@ def test_a_writer_that_waits_says_for_whom(folder, caplog, monkeypatch):
     assert f"which writes {folder}" in caplog.text
 
 
-def test_the_owner_is_written_by_the_handle_that_holds_the_lock(folder, monkeypatch):
-    opened = io.open
-
-    def refuse(path: Any, *args: Any, **options: Any) -> Any:  # as Windows does for a locked file
-        if str(path).endswith(".lock.unfinished"):
-            raise PermissionError(errno.EACCES, "the file is locked", str(path))
-        return opened(path, *args, **options)
-
-    caught: list[str] = []
-
-    def write() -> None:
-        try:
-            with lock_folder(folder, wait=False):
-                pass
-        except FileExistsError as error:
-            caught.append(str(error))
-
-    monkeypatch.setattr(io, "open", refuse)
-    with lock_folder(folder) as is_locked:
-        assert is_locked
-        descriptor = os.open(folder.with_name(".folder.lock.unfinished"), os.O_RDONLY)
-        written = os.read(descriptor, 99)
-        os.close(descriptor)
-        thread = threading.Thread(target=write)
-        thread.start()
-        thread.join()
-    assert written.startswith(f" process {os.getpid()} on ".encode())
-    assert caught == [f"{folder} is in use by another process."]  # whose name cannot be read
-
-
-# Links, mounts and devices
+# Links, and checks before the work
 
 
 @pytest.fixture
@@ -343,74 +301,79 @@ def test_a_linked_file_keeps_its_link(tmp_path):
     assert names(tmp_path) == ["elsewhere", "elsewhere/file", "link"]
 
 
-def test_a_device_is_neither_replaced_nor_read(tmp_path):
-    with pytest.raises(OSError, match="neither a regular file nor a folder"), atomic_file("/dev/null"):
-        pass
-    (tmp_path / "about.json").symlink_to("/dev/zero")
-    with pytest.raises(ValueError, match=r"about\.json is not a regular file"):
-        read_json(tmp_path / "about.json")
+@pytest.mark.parametrize("text", ["[]", "{", None])
+def test_a_damaged_json_file_is_named(text, tmp_path):
+    path = tmp_path / "about.json"
+    path.symlink_to("/dev/zero") if text is None else path.write_text(text)
+    with pytest.raises(ValueError, match=r"about\.json is (damaged|not a regular file)"):
+        read_json(path)
 
 
-def test_a_probe_writes_nothing_and_may_be_removed_by_another_writer(folder, link, tmp_path, monkeypatch):
+def test_a_check_writes_nothing(folder, link, tmp_path):
     before = names(tmp_path)
     for name in ("new", "a/b/new", "link"):
         check_writable(tmp_path / name)
     assert names(tmp_path) == before
-    touch = Path.touch
-
-    def touch_and_lock(path: Path, *args: Any) -> None:
-        touch(path, *args)
-        with lock_folder(folder):
-            assert not path.exists()
-
-    monkeypatch.setattr(Path, "touch", touch_and_lock)
-    check_writable(folder)
-
-
-def test_a_full_disk_is_found_by_the_probe(tmp_path, monkeypatch):
-    monkeypatch.setattr(Path, "write_bytes", mock.Mock(side_effect=OSError(28, "No space left on device")))
-    with pytest.raises(OSError, match="No space left on device"):
-        check_writable(tmp_path / "index")
-    assert names(tmp_path) == []
-
-
-NOTHING = "is a link to nothing|symbolic links"
 
 
 @pytest.mark.parametrize(
-    ("path", "message"),
+    ("path", "is_folder", "message"),
     [
-        (".", r"the working directory cannot be replaced .* name a folder in it"),
-        ("/proc", "a mount point cannot be replaced"),
-        ("/proc/index", "it cannot be written"),  # on a read-only disk
-        *((name, NOTHING) for name in ("a", "a/file", "disk", "disk/file")),
-        *((name, "File name too long") for name in ("x" * 300, "y" * 300 + "/index")),
-        ("file", "it is a file, not a folder"),
+        (".", True, "it is the working directory or a mount; name a folder in it"),
+        ("/proc", True, "it is the working directory or a mount"),
+        ("/proc/index", True, "it cannot be written"),  # on a read-only disk
+        ("file", True, "exists and is no folder"),
+        ("folder", False, "exists and is no file"),
+        ("/dev/null", False, "exists and is no file"),
     ],
 )
-def test_what_cannot_be_written_is_found_by_the_probe(path, message, tmp_path, monkeypatch):
+def test_what_cannot_be_written_is_found_before_the_work(path, is_folder, message, folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("a").symlink_to("b")
-    Path("b").symlink_to("a")
-    Path("disk").symlink_to("not-mounted")
     Path("file").touch()
     with pytest.raises(OSError, match=message):
-        check_writable(path)
-    assert names(tmp_path) == ["a", "b", "disk", "file"]
-    with pytest.raises(IsADirectoryError, match="it is a folder, not a file"):
-        check_writable(tmp_path, is_folder=False)
+        check_writable(path, is_folder=is_folder)
+    assert names(tmp_path) == ["file", "folder", "folder/old"]
 
 
-def test_an_old_folder_that_cannot_be_removed_is_a_warning(folder, tmp_path, monkeypatch, caplog):
-    rename = Path.rename
+# Manifests
 
-    def fail(path, target):
-        if path.name.endswith(".replaced"):
-            raise PermissionError("in use")
-        return rename(path, target)
 
-    with atomic_folder(folder) as unfinished:
-        (unfinished / "new").write_text("new")
-        monkeypatch.setattr(Path, "rename", fail)
-    assert [path.name for path in folder.iterdir()] == ["new"]
-    assert "is complete, but its old version remains" in caplog.text
+@pytest.fixture
+def listed(tmp_path: Path) -> Path:
+    """A folder with two files and a manifest."""
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "a").write_bytes(bytes(3 << 20))
+    (tmp_path / "inner" / "b").write_text("text")
+    (tmp_path / ".DS_Store").touch()  # of a file manager, so it is not in the manifest
+    write_manifest(tmp_path)
+    return tmp_path
+
+
+def test_manifest_lists_names_sizes_and_checksums_and_other_files_are_ignored(listed):
+    files = json.loads((listed / MANIFEST_FILE).read_text())["files"]
+    assert files["inner/b"] == {"size": 4, "crc32": "3b8ba7c7"}
+    assert sorted(files) == ["a", "inner/b"]
+    (listed / "notes.txt").touch()
+    assert find_damage(listed) is None
+    assert find_damage(listed, ["a"]) is None
+    assert find_damage(listed, ["a", "c"]) == "c is missing"
+
+
+@pytest.mark.parametrize("position", [0, (1 << 20) - 1, 1 << 20, (3 << 20) - 1])
+def test_every_block_is_compared(listed, position):
+    with (listed / "a").open("r+b") as file:
+        file.seek(position)
+        file.write(b"\x01")
+    assert find_damage(listed) == "a is damaged: it does not match its checksum in manifest.json"
+
+
+def test_missing_and_truncated_files_and_manifests_are_found(listed):
+    (listed / "inner" / "b").unlink()
+    assert find_damage(listed) == "inner/b is missing"
+    (listed / "a").write_bytes(b"abc")
+    assert find_damage(listed).startswith("a is damaged")
+    for text in ("", "{", "[]", "{}", '{"files": {"a": 3}}', '{"files": {"a": {}}}'):
+        (listed / MANIFEST_FILE).write_text(text)
+        assert find_damage(listed) == "manifest.json is damaged"
+    (listed / MANIFEST_FILE).unlink()
+    assert find_damage(listed, ["a"]) == "manifest.json is missing"
