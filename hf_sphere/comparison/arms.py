@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,21 +34,16 @@ class Arm:
 
 
 def make_arm(name: str, options: Mapping[str, Any], learning_rate: float) -> Arm:
-    """Make an arm; `grid` of the options replaces the usual one.
-
-    The numbers of the head that the options fix are not tuned.
-
-    Raises:
-        ValueError: If a value of the grid is not a list of increasing numbers, or the options fix it, too.
-    """
+    """Make an arm; `grid` of the options replaces the usual one. Numbers that the options fix are not tuned."""
     options = dict(options)
-    fixed = {f"head_kwargs.{key}" for key in options.get("head_kwargs") or ()} | {*options}
-    usual = {"learning_rate": RATES, **OWN_NUMBERS.get(str(options.get("head")), {"weight_decay": WEIGHT_DECAYS})}
     stated = options.pop("grid", None)
-    if stated is not None and not (isinstance(stated, Mapping) and all(map(_is_increasing, stated.values()))):
+    fixed = {*options, *(f"head_kwargs.{key}" for key in options.get("head_kwargs") or ())}
+    lists = stated.values() if isinstance(stated, dict) else () if stated is None else [stated]
+    if not all(isinstance(v, list) and v and v == sorted({*v}) for v in lists) or isinstance(stated, list):
         raise ValueError(f"the grid of {name} must map options to lists of increasing numbers; got {stated!r}.")
     if both := fixed & {*(stated or ())}:
         raise ValueError(f"{name} fixes {both.pop()}, which its grid has too; leave out one of them.")
+    usual = {"learning_rate": RATES, **OWN_NUMBERS.get(str(options.get("head")), {"weight_decay": WEIGHT_DECAYS})}
     grid: dict[str, Axis] = {}
     for key, values in (usual if stated is None else stated).items():
         if key not in fixed:
@@ -56,46 +51,33 @@ def make_arm(name: str, options: Mapping[str, Any], learning_rate: float) -> Arm
     return Arm(name, options, grid)
 
 
-def _is_increasing(values: Any) -> bool:
-    is_numeric = isinstance(values, Sequence) and all(isinstance(value, int | float) for value in values)
-    return is_numeric and bool(values) and [*values] == sorted({*values})
-
-
 def apply_setting(options: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
     """Return the options with the values of a setting; `head_kwargs.margin` is an item of `head_kwargs`."""
     merged = {**options, "head_kwargs": dict(options.get("head_kwargs") or {})}
     for name, value in setting.items():
         outer, _, inner = name.partition(".")
-        if inner:
-            merged[outer][inner] = value
-        else:
-            merged[outer] = value
+        (merged[outer] if inner else merged)[inner or outer] = value
     return merged
 
 
 def make_arms(plan: Plan) -> list[Arm]:
     """Make the arms of a plan."""
-    dim = {} if plan.embedding_dim is None else {"embedding_dim": plan.embedding_dim}
-    return [make_arm(name, dim | options, plan.learning_rate or 0.0) for name, options in _read_options(plan).items()]
-
-
-def _read_options(plan: Plan) -> Mapping[str, dict[str, Any]]:
-    """Return the options of each arm by name."""
+    heads = plan.heads or (["softmax"] if plan.backbones else ["softmax", "cosine", "arcface", "vmf"])
     if plan.settings is not None:
         table = read_yaml(Path(plan.settings))
         if not isinstance(table, dict) or not all(isinstance(options, dict) for options in table.values()):
             raise ValueError(f"{plan.settings} (--settings) must map names to options, such as a: {{head: arcface}}.")
-        return table
-    heads = plan.heads or (["softmax"] if plan.backbones else ["softmax", "cosine", "arcface", "vmf"])
-    if not plan.backbones:
-        return {head: {"head": head} for head in heads}
-    short = {name: os.path.basename(name.partition("=")[0].rstrip("/")) for name in plan.backbones}
-    names = {name: label if list(short.values()).count(label) == 1 else name for name, label in short.items()}
-    arms = {}
-    for backbone, head in itertools.product(plan.backbones, heads):
-        label = head if len(names) == 1 else names[backbone] if len(heads) == 1 else f"{head} on {names[backbone]}"
-        arms[label] = {"head": head, "backbone": backbone}
-    return arms
+    elif not plan.backbones:
+        table = {head: {"head": head} for head in heads}
+    else:
+        short = [os.path.basename(name.partition("=")[0].rstrip("/")) for name in plan.backbones]
+        labels = [label if short.count(label) == 1 else name for name, label in zip(plan.backbones, short, strict=True)]
+        table = {}
+        for (name, label), head in itertools.product(zip(plan.backbones, labels, strict=True), heads):
+            both = head if len(labels) == 1 else label if len(heads) == 1 else f"{head} on {label}"
+            table[both] = {"head": head, "backbone": name}
+    dim = {} if plan.embedding_dim is None else {"embedding_dim": plan.embedding_dim}
+    return [make_arm(name, dim | options, plan.learning_rate or 0.0) for name, options in table.items()]
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
 """Heads on the features of frozen backbones, which are computed once."""
 
 import functools
+import itertools
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -141,17 +143,17 @@ class FrozenRuns:
         classes = [self.class_names[label] for label in self.select(arm, parts.train)[1].unique().tolist()]
         source = prepared_options(arm.backbone, self.source)
         options = apply_setting(arm.options, setting)
-        label2id = {name: index for index, name in enumerate(classes)}
-        settings: dict[str, Any] = {"id2label": dict(enumerate(classes)), "label2id": label2id}
-        settings |= {key: options[key] for key in ("head", "head_kwargs", "embedding_dim")}
-        model = build_model(arm.backbone, source, **settings)
+        settings: dict[str, Any] = {key: options[key] for key in ("head", "head_kwargs", "embedding_dim")}
+        settings["label2id"] = {name: index for index, name in enumerate(classes)}
+        model = build_model(arm.backbone, source, id2label=dict(enumerate(classes)), **settings)
         trained.copy_to(model)
         model.save_pretrained(folder)
-        kept = {name: getattr(source, name) for name in ("num_channels", "image_mean", "image_std", "crop_pct")}
-        kept |= {} if source.background_color is None else {"background_color": source.background_color}
-        kept["size"] = dict(zip(("height", "width"), model.config.input_size, strict=True))
-        kept["resample"] = PILImageResampling[(source.interpolation or "bilinear").upper()]
-        SphereVisionImageProcessor(**kept).save_pretrained(folder)
+        names = ("num_channels", "image_mean", "image_std", "crop_pct", "background_color")
+        SphereVisionImageProcessor(
+            **{name: value for name in names if (value := getattr(source, name)) is not None},
+            size=dict(zip(("height", "width"), model.config.input_size, strict=True)),
+            resample=PILImageResampling[(source.interpolation or "bilinear").upper()],
+        ).save_pretrained(folder)
         used, ids = {"train": parts.train, "eval": parts.test}, read_features(self.files[arm.backbone])["ids"]
         rows = {key: ids[self.positions[name]] for key, name in used.items()}
         DataRecord(used, rows, self.label).save(folder)
@@ -198,12 +200,12 @@ def cache_features(backbone: str, source: ImageSourceOptions, splits: Any, split
 def prepared_options(backbone: str, options: ImageSourceOptions) -> ImageSourceOptions:
     """Return options with which images are prepared as a backbone needs them; an error if that is unknown."""
     options, name = replace(options), backbone.partition("=")[0]
-    is_saved = saved_config(backbone) is not None
     if not is_transformers_name(name) and not timm.is_model(name.split(".")[0]):
         create_backbone(name, num_channels=3, image_size=1)  # raises an error that lists similar names
-    saved = processor_options(load_pretrained(SphereVisionImageProcessor, name)) if is_saved else None
-    options.fill(pretrained_preprocessing(name) if saved is None else saved)
-    if options.image_mean is None or options.image_std is None or options.image_size is None:
+    is_saved = saved_config(backbone) is not None
+    processor = load_pretrained(SphereVisionImageProcessor, name) if is_saved else None
+    options.fill(processor_options(processor) if processor else pretrained_preprocessing(name))
+    if None in (options.image_mean, options.image_std, options.image_size):
         raise ValueError(f"how images are prepared for the backbone {backbone} is unknown; it cannot be frozen.")
     return options
 
@@ -231,9 +233,8 @@ def build_model(backbone: str, source: ImageSourceOptions, **settings: Any) -> S
         try:
             model.sphere_vision.backbone.load_state_dict(encoder.backbone.state_dict())
         except RuntimeError as error:  # of other shapes
-            height, width = saved.input_size
-            needed = f"{name} needs images of {height} x {width} pixels and {saved.num_channels} channel(s)"
-            raise ValueError(f"{needed}; got image_size={sides}.") from error
+            needed = f"{' x '.join(map(str, saved.input_size))} pixels and {saved.num_channels} channel(s)"
+            raise ValueError(f"{name} needs images of {needed}; got image_size={sides}.") from error
         return model
     config = SphereVisionConfig(backbone=name, final_activation=True, **settings)
     return SphereVisionForImageClassification(config, pretrained=weights or (name if Path(name).is_dir() else True))
@@ -242,18 +243,17 @@ def build_model(backbone: str, source: ImageSourceOptions, **settings: Any) -> S
 @torch.no_grad()
 def score_backbone(runs: FrozenRuns, backbone: str, parts: Sequence[Parts]) -> dict[str, float | None]:
     """Return scores of the features in percent, means over the seeds' parts of the data; None if one is undefined."""
-    arm, seeds = Arm("", {"backbone": backbone}), list[dict[str, float | None]]()
+    arm, columns = Arm("", {"backbone": backbone}), defaultdict[str, list[Any]](list)
     for each in parts:
-        (train, labels), (test, targets) = runs.select(arm, each.train), runs.select(arm, each.test)
-        _, rows = NeighborSearch(train, kind="torch").search(test, min(NEIGHBORS, len(train)))
-        correct = labels[rows].mode(1).values == targets
-        scores: Any = {f"{NEIGHBORS}-NN accuracy": 100 * float(correct.double().mean())}
-        outputs = [Outputs(test, labels=targets, ids=runs.positions[each.test])]
-        if each.unseen is not None:
-            features, classes = runs.select(arm, each.unseen)
-            outputs.append(Outputs(features, labels=classes, ids=runs.positions[each.unseen]))
-        names = [prefix + name for prefix in ("", UNSEEN)[: len(outputs)] for name in ("recall_at_1", "map_at_r")]
-        evaluated = Evaluated(outputs[0], outputs[-1])  # without left-out classes, their measures are not computed
-        seeds.append(scores | {name: mean_or_none(name, evaluated) for name in names})
-    columns: Any = {name: [scores[name] for scores in seeds] for name in seeds[0]}
+        train, labels = runs.select(arm, each.train)
+        outputs = []
+        for part in (each.test, each.unseen)[: len(each.names) - 1]:
+            features, classes = runs.select(arm, str(part))
+            outputs.append(Outputs(features, labels=classes, ids=runs.positions[str(part)]))
+        _, rows = NeighborSearch(train, kind="torch").search(outputs[0].embeddings, min(NEIGHBORS, len(train)))
+        correct = labels[rows].mode(1).values == outputs[0].labels
+        columns[f"{NEIGHBORS}-NN accuracy"].append(100 * float(correct.double().mean()))
+        evaluated = Evaluated(outputs[0], outputs[-1])
+        for prefix, name in itertools.product(("", UNSEEN)[: len(outputs)], ("recall_at_1", "map_at_r")):
+            columns[prefix + name].append(mean_or_none(prefix + name, evaluated))
     return {name: None if None in column else statistics.fmean(column) for name, column in columns.items()}

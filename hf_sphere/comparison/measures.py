@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_sphere.comparison.crossed import pseudo_values
 from hf_sphere.comparison.plan import UNSEEN
+from hf_sphere.comparison.significance import pseudo_values
 from hf_sphere.metrics import detection_scores, expected_calibration_error, retrieval_scores
 from hf_sphere.nn.prototypical import PrototypicalClassifier
 from hf_sphere.ood import Outputs
@@ -47,8 +47,7 @@ def measure(name: str, evaluated: Evaluated, *, per_image: bool = False) -> dict
     labels: Any = (evaluated.unseen if name.startswith(UNSEEN) and evaluated.unseen else evaluated.known).labels
     check_measure(name, labels)
     ids, values = MEASURES[name].compute(evaluated)
-    if callable(values):
-        statistic = values
+    if callable(statistic := values):
         if per_image:
             return pseudo_values(lambda rows: 100 * statistic(rows), (ids % BLOCKS).tolist())
         values = torch.full((len(ids),), statistic(torch.arange(len(ids))), dtype=torch.float64)
@@ -68,58 +67,43 @@ def check_measure(name: str, labels: Tensor) -> None:
     counts, planned = labels.unique(return_counts=True)[1], MEASURES[name]
     large = int((counts >= planned.images).sum())
     if planned.images > 1 and (len(counts) < 2 or large < planned.classes):
-        needed = f"images of 2 classes, {planned.classes} of them with at least {planned.images}"
         raise ValueError(
-            f"{name} needs {needed}; got {len(counts)} and {large}. Test another metric, or set a larger "
-            "--eval_fraction or --left_out_classes."
+            f"{name} needs images of 2 classes, {planned.classes} of them with at least {planned.images}; got "
+            f"{len(counts)} and {large}. Test another metric, or set a larger --eval_fraction or --left_out_classes."
         )
-
-
-Statistic = Callable[[Tensor], float]
-"""A function of the indices of images."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A measure: what computes it, its best value in percent, and the images that it needs."""
+    """A measure: its ids, (N,), and values, (N,), or a function of indices of images; and the images that it needs."""
 
-    compute: Callable[[Evaluated], tuple[Tensor, Any]]  # ids, (N,), and values, (N,), or a statistic
-    perfect: float = 100.0
+    compute: Callable[[Any], tuple[Tensor, Any]]  # of `Evaluated`
+    higher_is_better: bool = True
     images: int = 1  # of a class
     classes: int = 1  # of which each has at least `images`
 
-    @property
-    def higher_is_better(self) -> bool:
-        """Whether larger values are better."""
-        return self.perfect > 0
+
+def _accuracy(evaluated: Any) -> tuple[Tensor, Any]:
+    return evaluated.known.ids, evaluated.known.logits.argmax(1) == evaluated.known.labels
 
 
-def _accuracy(evaluated: Evaluated) -> tuple[Tensor, Tensor]:
-    known: Any = evaluated.known
-    return known.ids, known.logits.argmax(1) == known.labels
-
-
-def _calibration_error(evaluated: Evaluated) -> tuple[Tensor, Statistic]:
-    known: Any = evaluated.known
+def _calibration_error(evaluated: Any) -> tuple[Tensor, Any]:
+    known = evaluated.known
     confidences, predictions = known.logits.double().softmax(1).max(1)
     confidences, correct = confidences.clamp_max(1.0), predictions == known.labels
     return known.ids, lambda rows: expected_calibration_error(confidences[rows], correct[rows])
 
 
-def _retrieval(score: str, part: str) -> Callable[[Evaluated], tuple[Tensor, Statistic]]:
-    def compute(evaluated: Evaluated) -> tuple[Tensor, Statistic]:
-        outputs: Any = getattr(evaluated, part)
-
-        def mean_score(rows: Tensor) -> float:
-            return retrieval_scores(outputs.embeddings[rows], outputs.labels[rows], **evaluated.metric)[score]
-
-        return outputs.ids, mean_score
+def _retrieval(score: str, part: str) -> Callable[[Any], tuple[Tensor, Any]]:
+    def compute(evaluated: Any) -> tuple[Tensor, Any]:
+        images, metric = getattr(evaluated, part), evaluated.metric
+        return images.ids, lambda r: retrieval_scores(images.embeddings[r], images.labels[r], **metric)[score]
 
     return compute
 
 
-def _auroc(evaluated: Evaluated) -> tuple[Tensor, Statistic]:
-    parts: Any = evaluated.known, evaluated.unseen
+def _auroc(evaluated: Any) -> tuple[Tensor, Any]:
+    parts = evaluated.known, evaluated.unseen
     confidences = torch.cat([part.logits.double().softmax(1).amax(1) for part in parts])
     is_known = torch.arange(len(confidences)) < len(parts[0].logits)
 
@@ -130,9 +114,9 @@ def _auroc(evaluated: Evaluated) -> tuple[Tensor, Statistic]:
     return torch.cat([part.ids for part in parts]), auroc
 
 
-def _few_shot(evaluated: Evaluated) -> tuple[Tensor, Tensor]:
+def _few_shot(evaluated: Any) -> tuple[Tensor, Any]:
     """Classify all other images of the classes of an episode; an image counts by its mean over the episodes."""
-    unseen: Any = evaluated.unseen
+    unseen = evaluated.unseen
     classes, counts = unseen.labels.unique(return_counts=True)
     classes = classes[counts > SHOT]
     classifier, generator = PrototypicalClassifier("cosine"), torch.Generator().manual_seed(0)
@@ -151,7 +135,7 @@ def _few_shot(evaluated: Evaluated) -> tuple[Tensor, Tensor]:
 
 MEASURES = {
     "accuracy": Measure(_accuracy),
-    "calibration_error": Measure(_calibration_error, perfect=0.0),
+    "calibration_error": Measure(_calibration_error, higher_is_better=False),
     "recall_at_1": Measure(_retrieval("recall_at_1", "known"), images=2),
     "map_at_r": Measure(_retrieval("map_at_r", "known"), images=2),
     f"{UNSEEN}recall_at_1": Measure(_retrieval("recall_at_1", "unseen"), images=2),

@@ -76,14 +76,13 @@ class PlannedComparison:
             units = torch.from_numpy(np.unique(groups, return_inverse=True)[1])
         for parts in (tuning, *self.parts):
             trained, known, *unseen = (rows[name] for name in parts.names)
+            tested = torch.cat([known, *unseen])
             others = trained if parts is tuning else torch.cat([trained, rows[tuning.test]])
-            for tested in (known, *unseen):
-                if shared := int(torch.isin(units[tested], units[others]).sum()):
-                    of = "" if column is None else f" of groups with images to train or tune on ({column}), or"
-                    raise ValueError(
-                        f"{shared:,} of the {len(tested):,} test images are{of} also images to train or tune on; "
-                        "choose other parts by --train_split and --eval_split."
-                    )
+            if shared := int(torch.isin(units[tested], units[others]).sum()):
+                raise ValueError(
+                    f"{shared:,} of the {len(tested):,} test images, or others of their {column or 'row'}, are also "
+                    "images to train or tune on; choose other parts by --train_split and --eval_split."
+                )
             classes = labels[trained].unique()
             if missing := {*labels[known].tolist()} - {*classes.tolist()}:
                 raise ValueError(
@@ -98,8 +97,8 @@ class PlannedComparison:
             check_measure(self.plan.metric, labels[unseen[0] if self.plan.tests_unseen_classes else known])
 
     def check_arm(self, arm: Arm) -> None:
-        """Raise an error for an arm that cannot be trained on the data."""
-        plan = self.plan
+        """Raise an error for an arm that cannot be trained on the data, or has options that would be ignored."""
+        plan, is_trained = self.plan, not self.plan.frozen or bool(self.plan.finetune)
         if both := {*arm.grid} & {*plan.training}:
             raise ValueError(f"{both.pop()} of --training is tuned; state it in {arm.name} to fix it.")
         if planned := PLANNED & {*plan.training, *arm.options}:
@@ -107,17 +106,16 @@ class PlannedComparison:
         others = {*arm.options} - {"backbone", "embedding_dim", "head", "head_kwargs"}
         others |= {name for name in arm.grid if name not in TUNED and not name.startswith("head_kwargs.")}
         if plan.frozen and (others or "learning_rate" not in arm.grid or not arm.backbone):
-            needed = (
-                "backbone, head, head_kwargs and embedding_dim, and tunes learning_rate, weight_decay and head_kwargs"
+            raise ValueError(
+                f"with --frozen, {arm.name} needs a backbone and the grid of its learning_rate, and can have head, "
+                f"head_kwargs, embedding_dim and weight_decay; got {', '.join(sorted(others)) or 'none'} besides."
             )
-            got = f"got {others.pop()}" if others else "its backbone and the grid of its learning_rate are needed"
-            raise ValueError(f"with --frozen, each one has {needed}; {got} in {arm.name}.")
         try:
-            own = self.trained_arm(arm).options if not plan.frozen or plan.finetune else arm.options
+            own = self.trained_arm(arm).options if is_trained else arm.options
             options = apply_setting(own, {name: start for name, (_, start) in arm.grid.items()})
             dim = options.get("embedding_dim") or max(128, len(self.class_names))  # or that of a backbone
             build_head(str(options.get("head")), dim, len(self.class_names), **options["head_kwargs"])
-            if not plan.frozen or plan.finetune:
+            if is_trained:
                 all_options = {**self.training, **options, "output_dir": str(self.folder)}
                 make_arguments(find_task("classification").arguments, all_options)
         except (TypeError, ValueError) as error:
@@ -147,8 +145,7 @@ class PlannedComparison:
             return
         study = self.frozen_study()
         runs: Any = study.runs
-        backbones = dict.fromkeys(arm.backbone for arm in self.arms)
-        scores = {backbone: frozen.score_backbone(runs, backbone, self.parts) for backbone in backbones}
+        scores = {backbone: frozen.score_backbone(runs, backbone, self.parts) for backbone in runs.files}
         # Heads are trained on CPUs.
         workers = min(len(self.arms) * study.plan.seeds, torch.get_num_threads())
         results = self.finish(study, scores, workers)
@@ -165,22 +162,23 @@ class PlannedComparison:
 
     def print_plan(self) -> None:
         """Print what is compared, and which differences the seeds can show."""
-        plan, division, rows, parts = self.plan, self.division, self.positions, self.parts[0]
-        train, tune, test = (len(rows[name]) for name in (parts.train, division.tuning().test, parts.test))
-        unseen = "" if parts.unseen is None else f" and {len(rows[parts.unseen]):,} of left-out classes"
+        plan, division, parts = self.plan, self.division, self.parts[0]
+        train, tune, test = (len(self.positions[name]) for name in (parts.train, division.tuning().test, parts.test))
+        unseen = "" if parts.unseen is None else f" and {len(self.positions[parts.unseen]):,} of left-out classes"
         drawn = "new parts for each seed" if division.test is None else f"test split {division.test}"
         sizes = f"{train:,} images to train on, {tune:,} to tune on, {test:,}{unseen} to test on ({drawn})"
-        print(f"data      {plan.dataset_name}: {len(self.class_names)} classes, {sizes}")
-        print(f"compared  {', '.join(arm.name for arm in self.arms)}; reference {self.arms[0].name}")
         f = division.test_fraction
         wider = math.sqrt(1 + plan.seeds * f / (1 - f)) if division.test is None else 1.0
         paired: Any = {"tests": len(self.arms) - 1, "test": "paired" if division.is_redrawn else "welch"}
-        found = [power(1.0, wider * deviation, plan.seeds, **paired) for deviation in (0.3, 0.5, 0.8)]
-        chances = ", ".join(f"{each:.2f}" for each in found)
-        print(f"seeds     {plan.seeds} seeds show a difference of one point of {plan.metric} with a probability of")
-        print(f"          {chances} if it varies between seeds by 0.3, 0.5, 0.8 points (standard deviation)")
-        trainings, most = len(self.arms) * (2 * plan.num_settings + plan.seeds), plan.num_train_epochs
-        print(f"work      up to {trainings:,} trainings of up to {most} epochs; the time left is printed after each")
+        chances = ", ".join(f"{power(1.0, wider * points, plan.seeds, **paired):.2f}" for points in (0.3, 0.5, 0.8))
+        trainings = len(self.arms) * (2 * plan.num_settings + plan.seeds)
+        print(
+            f"data      {plan.dataset_name}: {len(self.class_names)} classes, {sizes}\n"
+            f"compared  {', '.join(arm.name for arm in self.arms)}; reference {self.arms[0].name}\n"
+            f"seeds     {plan.seeds} seeds show a difference of one point of {plan.metric} with a probability of\n"
+            f"          {chances} if it varies between seeds by 0.3, 0.5, 0.8 points (standard deviation)\n"
+            f"work      up to {trainings:,} trainings of up to {plan.num_train_epochs} epochs"
+        )
 
     def frozen_study(self) -> Study:
         """Compute the features of the backbones, and return the study of heads on them."""
@@ -190,12 +188,12 @@ class PlannedComparison:
             file = self.folder / "features" / f"{index}-{file_name(backbone)}.safetensors"  # names can be alike
             if not file.is_file():
                 frozen.cache_features(backbone, self.source, self.splits, split, file)
-            features = frozen.read_features(str(file))
-            rows = features["ids"] & ((1 << ROW_BITS) - 1)
-            print(f"features  {backbone}: {len(rows):,} images, {features['features'].shape[1]} dimensions")
-            files[backbone] = str(file)
-        places = torch.full((int(rows.max()) + 1,), -1).scatter(0, rows, torch.arange(len(rows)))
-        positions = {name: places[part[part < len(places)]] for name, part in self.positions.items()}
+            features, files[backbone] = frozen.read_features(str(file)), str(file)
+            print(f"features  {backbone}: {len(features['ids']):,} images, {features['features'].shape[1]} dimensions")
+        rows = features["ids"] & ((1 << ROW_BITS) - 1)
+        places = torch.full((sum(map(len, self.splits.values())),), -1)
+        places[rows] = torch.arange(len(rows))
+        positions = {name: places[part] for name, part in self.positions.items()}
         positions = {name: part[part >= 0] for name, part in positions.items()}  # without unreadable images
         runs = frozen.FrozenRuns(files, positions, self.source, self.class_names, self.label)
         return Study(runs, self.arms, division, self.plan, self.plan.num_train_epochs, self.folder)

@@ -61,7 +61,7 @@ class Results:
             values,
             reference=arms[0].name,
             higher_is_better=MEASURES[plan.metric].higher_is_better,
-            perfect=MEASURES[plan.metric].perfect,
+            perfect=100.0 if MEASURES[plan.metric].higher_is_better else 0.0,
             seeds=plan.seeds,
             test="paired" if division.is_redrawn else "welch",
             test_fraction=division.test_fraction if division.test is None else None,
@@ -72,9 +72,9 @@ class Results:
         arms, comparison = self.study.arms, self.comparison
         lines = [self.conclude()]
         if comparison is not None:
-            corrected = "Each interval is for one comparison; p-values and verdicts are corrected for all. "
-            power = "" if comparison.minimum is None else f"The power is that for {comparison.minimum:g} points."
-            lines += ["", comparison.to_markdown(), "", (corrected * (len(comparison) > 1) + power).strip()]
+            notes = ["Each interval is for one comparison; p-values and verdicts are corrected for all."]
+            notes = notes * (len(comparison) > 1) + [f"The power is that for {comparison.minimum or 0:g} points."]
+            lines += ["", comparison.to_markdown(), "", " ".join(notes)]
         lines += ["", margin] if (margin := self.judge_margins()) else []
         lines += ["", self.describe_losses(num_classes)] if self.ranked else []
         print("\n".join(["", *lines]))
@@ -82,14 +82,15 @@ class Results:
         settings = {name: _describe_tuned(best) for name, best in tuned.items()}
         measures = {arm.name: {name: self.mean(arm, name) for name in MEASURES} for arm in arms}
         lines += _section("Settings", "compared", settings)
-        lines += _section("Other measures", "compared", measures, "Means over seeds in percent, without a test.")
-        about = "Scores of the features themselves, means over seeds in percent."
-        lines += _section("Backbones", "backbone", backbones, about) if backbones else []
+        lines += _section("Other measures (means over seeds in percent, without a test)", "compared", measures)
+        lines += _section("Backbones (scores of the features, means over seeds in percent)", "backbone", backbones)
         lines += ["", "## How measured", "", self.describe()]
         write_text(self.study.folder / "comparison.md", "\n".join(["# Comparison", "", *lines, ""]))
         self.lines = lines
-        frame = None if comparison is None else comparison.to_pandas().reset_index(names="arm").astype(object)
-        table = None if frame is None else frame.where(frame.notna(), None).to_dict("records")  # JSON has no NaN
+        table = None
+        if comparison is not None:
+            frame = comparison.to_pandas().reset_index(names="arm").astype(object)
+            table = frame.where(frame.notna(), None).to_dict("records")  # JSON has no NaN
         values = {arm.name: {"tuned": tuned[arm.name], "runs": self.values(arm)} for arm in arms}
         content = {"metric": self.study.plan.metric, "comparison": table, "arms": values, "backbones": backbones}
         write_json(self.study.folder / "comparison.json", content)
@@ -103,11 +104,9 @@ class Results:
             return text + "There are not two with all seeds, the reference among them, so nothing is tested."
         reference = self.comparison.reference
         text += f"{ranked[0].name} has the best mean {metric}, {self.mean(ranked[0], metric):.2f} %. "
-        better = [name for name, each in self.comparison.items() if each.verdict == "better"]
-        if not better:
-            return text + f"None is shown to be better than {reference}: keep it."
-        text += f"Better than {reference}: {', '.join(better)}. "
-        return text + "Differences among these are not tested." * (len(better) > 1)
+        if better := [name for name, each in self.comparison.items() if each.verdict == "better"]:
+            return f"{text}Better than {reference}: {', '.join(better)}. Differences among several are not tested."
+        return text + f"None is shown to be better than {reference}: keep it."
 
     def judge_margins(self) -> str:
         """Say whether a margin helps, by tests of heads with one against `cosine` on the same backbone, a family."""
@@ -164,16 +163,14 @@ def _describe_tuned(best: Mapping[str, Any] | None) -> dict[str, Any]:
     return {"selected": shown, "tried": best["count"]}
 
 
-def _section(title: str, of: str, rows: Mapping[str, Mapping[str, Any]], *notes: str) -> list[str]:
+def _section(title: str, of: str, rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the lines of a table in Markdown, with its title, and without the columns in which all is None."""
+    if not rows:
+        return []
     columns = [name for name in next(iter(rows.values())) if any(row[name] is not None for row in rows.values())]
-    lines = ["", f"## {title}", ""] + [line for note in notes for line in (note, "")]
-    sides = ["---|" if any(isinstance(row[name], str) for row in rows.values()) else "---:|" for name in columns]
-    lines += [f"| {' | '.join([of, *columns])} |", f"|---|{''.join(sides)}"]
+    table = [[of, *columns]]
     for name, row in rows.items():
-        values = [row[column] for column in columns]
-        cells = [
-            f"{value:.2f}" if isinstance(value, float) else "" if value is None else str(value) for value in values
-        ]
-        lines.append(f"| {' | '.join(cell.replace('|', '&#124;') for cell in (name, *cells))} |")
-    return lines
+        values = ("" if row[column] is None else row[column] for column in columns)
+        table.append([name, *(f"{value:.2f}" if isinstance(value, float) else str(value) for value in values)])
+    lines = [f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |" for cells in table]
+    return ["", f"## {title}", "", lines[0], "|" + "---|" * len(table[0]), *lines[1:]]

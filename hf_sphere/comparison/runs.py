@@ -5,14 +5,20 @@ import statistics
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import numpy as np
-
-from hf_sphere.comparison.crossed import Outcomes, Variation, widest_test
-from hf_sphere.comparison.significance import LEVEL, Test, TestResult, holm, power
-from hf_sphere.utils.checks import check_choice
+from hf_sphere.comparison.significance import (
+    LEVEL,
+    Outcomes,
+    Test,
+    TestResult,
+    Variation,
+    holm,
+    mean_of,
+    power,
+    widest_test,
+)
+from hf_sphere.utils.checks import check_choice, check_number
 from hf_sphere.utils.pages import Table, draw_markdown
 
 if TYPE_CHECKING:
@@ -200,8 +206,8 @@ def compare_runs(
             error", 2003) then multiplies the variance s^2 / S of the mean of S seeds by 1 + S f / (1 - f).
 
     Raises:
-        ValueError: If there is no such reference, no other run, a value is not finite, or better than `perfect`, only
-            some values are outcomes, the test images of a seed differ, or an argument is invalid.
+        ValueError: If there is no such reference, no other run, a value is not finite, or better than `perfect`, the
+            test images of a seed differ, or an argument is invalid.
 
     Example:
         >>> runs = {"softmax": {0: 93.1, 1: 93.3, 2: 93.2}, "cosine": {0: 93.8, 1: 93.9, 2: 94.1}}
@@ -209,49 +215,50 @@ def compare_runs(
         >>> comparison["cosine"].verdict, round(comparison["cosine"].difference, 2)
         ('better', 0.73)
     """
-    sizes = {"minimum": (minimum, 0, math.inf), "margin": (margin, 0, math.inf), "seeds": (seeds, 1, math.inf)}
-    limits = {"test_fraction": (test_fraction, 0, 1), "perfect": (perfect, -math.inf, math.inf)}
-    _check(values, reference, test, **sizes, **limits)
-    means = {name: {seed: _mean(value) for seed, value in run.items()} for name, run in values.items()}
+    _check(values, reference, minimum=minimum, margin=margin, seeds=seeds, perfect=perfect, test_fraction=test_fraction)
+    check_choice("test", test, get_args(Test))
+    means = {name: {seed: mean_of(value) for seed, value in run.items()} for name, run in values.items()}
+    distance = None if perfect is None else abs(perfect - statistics.fmean(means[reference].values()))
     if perfect is not None:
-        rounding = 1e-9 * max(abs(number) for run in values.values() for number in _numbers(run))
-        _check_perfect(means, perfect, higher_is_better, rounding)
-    theirs = means.pop(reference)
-    distance = None if perfect is None else abs(perfect - statistics.fmean(theirs.values()))
+        _check_perfect(means, perfect, higher_is_better)
     minimum = _default("minimum", distance, perfect) if minimum is None else minimum
     margin = _default("margin", distance, perfect) if margin is None else margin
-    results: dict[str, dict[str, Any]] = {}
+    theirs, groups = means.pop(reference), dict[str, Any]()
     for name, ours in means.items():
         common = sorted({*ours} & {*theirs})
         pair = values[name], values[reference]
-        groups = [[run[seed] for seed in common] if test == "paired" else [*run.values()] for run in pair]
-        if not groups[0]:
+        groups[name] = [[run[seed] for seed in common] if test == "paired" else [*run.values()] for run in pair]
+        if not groups[name][0]:
             raise ValueError(f"{name} and {reference} have no seed in common for a paired test.")
-        a, b = ([_mean(value) for value in group] for group in groups)
-        result, variation = widest_test(a, b, test, groups, test_fraction)
-        count = min(len(a), len(b))
-        is_complete = seeds is None or count >= seeds
-        over_images = variation == "test images"
-        kind: Test = "paired" if over_images else test
-        sample = round(result.freedom) + 1 if result and over_images else count
-        results[name] = {
-            "difference": statistics.fmean(a) - statistics.fmean(b),
-            "interval": result and result.interval,
-            "variation": variation,
-            "p_value": result.p_value if result and is_complete else None,
-            "p_equivalence": result.p_equivalence(margin) if result and margin and is_complete else None,
-            "power": observed_power(result, minimum, sample, tests=len(means), test=kind),
-            "verdict": f"not tested: {'one seed' if count < 2 else 'no variation'}" if is_complete else "incomplete",
-        }
-    corrected = holm([numbers["p_value"] for numbers in results.values()], len(results))
+    results = {name: widest_test(*group, test, test_fraction) for name, group in groups.items()}
+    counts = {name: min(map(len, group)) for name, group in groups.items()}
+    complete = {name for name, count in counts.items() if seeds is None or count >= seeds}
+    p_values = {name: result.p_value if result and name in complete else None for name, result in results.items()}
     differences = {}
-    for (name, numbers), p_corrected in zip(results.items(), corrected, strict=True):
+    for (name, result), p_corrected in zip(results.items(), holm([*p_values.values()], len(results)), strict=True):
+        a, b = (statistics.fmean(map(mean_of, group)) for group in groups[name])
+        p_equivalence = result.p_equivalence(margin) if result and margin and name in complete else None
         if p_corrected is not None:
-            change = numbers["difference"] if higher_is_better else -numbers["difference"]
-            numbers["verdict"] = decide(change, minimum, p_corrected, numbers["p_equivalence"])
-        mean = statistics.fmean(means[name].values())
-        numbers |= {"mean": mean, "p_corrected": p_corrected}
-        differences[name] = Difference(name, reference, means[name], theirs, **numbers)
+            verdict = decide(a - b if higher_is_better else b - a, minimum, p_corrected, p_equivalence)
+        elif name not in complete:
+            verdict = "incomplete"
+        else:
+            verdict = "not tested: one seed" if counts[name] < 2 else "not tested: no variation"
+        differences[name] = Difference(
+            run=name,
+            reference=reference,
+            values=means[name],
+            reference_values=theirs,
+            mean=statistics.fmean(means[name].values()),
+            difference=a - b,
+            interval=result and result.interval,
+            variation=result and result.variation,
+            p_value=p_values[name],
+            p_corrected=p_corrected,
+            p_equivalence=p_equivalence,
+            power=observed_power(result, minimum, counts[name], tests=len(means), test=test),
+            verdict=verdict,
+        )
     return RunComparison(reference, theirs, differences, minimum, margin, test, higher_is_better)
 
 
@@ -269,63 +276,47 @@ def observed_power(
     """Return the power for a minimum effect with the standard error of a test, of at least so many seeds per group."""
     if result is None or not minimum:
         return None
+    if result.variation == "test images":
+        seeds, test = round(result.freedom) + 1, "paired"
     # The deviation between seeds that has the standard error; a test over images has more degrees of freedom.
     deviation = result.error * math.sqrt(seeds / (1 if test == "paired" else 2))
     return power(minimum, deviation, seeds, tests=tests, test=test)
 
 
-def _check(values: Mapping[str, Mapping[int, Any]], reference: str, test: str, **limited: Any) -> None:
-    """Check the arguments of `compare_runs`; `limited` are a number or None, and its limits, which are excluded."""
-    if not isinstance(values, Mapping):
-        raise ValueError(f"values must be a mapping of runs, {{name: {{seed: value}}}}; got a {type(values).__name__}.")
+def _check(values: Mapping[str, Mapping[int, Any]], reference: str, **numbers: Any) -> None:
     if reference not in values or len(values) < 2:
         raise ValueError(f"there is no run {reference!r} to compare others with; the runs are {', '.join(values)}.")
-    check_choice("test", test, get_args(Test))
-    for name, (number, low, high) in limited.items():
-        if number is not None and not low < number < high:
-            raise ValueError(f"{name} must be above {low} and below {high}; got {number}.")
+    limits = {"seeds": "[2, inf)", "perfect": "(-inf, inf)", "test_fraction": "(0, 1)"}
+    for name, number in numbers.items():
+        if number is not None:
+            check_number(name, number, limits.get(name, "(0, inf)"))
     for name, run in values.items():
-        is_valid = [isinstance(v, Real | np.bool_) and math.isfinite(v) for v in _numbers(run)]
-        if not is_valid or not all(is_valid) or any(isinstance(seed, bool | np.bool_) for seed in run):
-            needed = f"{name} needs a mapping of integer seeds to finite values or outcomes"
-            raise ValueError(f"{needed}; got {str(run)[:200]}. Leave out seeds that diverged.")
-    largest = max(abs(float(v)) for run in values.values() for v in _numbers(run))
-    if not 1e-100 < (largest or 1.0) < 1e100:  # the variances would be infinite or zero
-        raise ValueError(f"the largest value must be between 1e-100 and 1e100; got {largest}. Change the unit.")
-    kinds = {name: {isinstance(value, Mapping) for value in run.values()} for name, run in values.items()}
-    if len(set.union(*kinds.values())) > 1:
-        numbers = ", ".join(name for name, found in kinds.items() if False in found)
-        raise ValueError(f"all runs need a number per seed, or all outcomes; got numbers of {numbers}.")
-    for name, seed, ours in (
-        (name, *item) for name, run in values.items() for item in run.items() if True in kinds[name]
-    ):
-        theirs = values[reference].get(seed, ours)
-        if len(ours) < 2 or ours.keys() != theirs.keys():
-            got = f"{len(ours)} and {len(theirs)} images, {len(ours.keys() & theirs.keys())} of them in both"
-            needed = f"{name} and {reference} need outcomes of the same images for seed {seed}, at least 2"
-            raise ValueError(f"{needed}; got {got}.")
+        if not run or not all(math.isfinite(mean_of(value)) for value in run.values()):
+            raise ValueError(
+                f"{name} needs finite values by seed; got {str(run)[:99]}. Leave out diverged seeds."
+            )
+        for seed, ours in run.items():
+            theirs = values[reference].get(seed, ours)
+            if isinstance(ours, Mapping) and (len(ours) < 2 or ours.keys() != theirs.keys()):
+                raise ValueError(
+                    f"{name} and {reference} need outcomes of the same images for seed {seed}, at least 2; got "
+                    f"{len(ours)} and {len(theirs)} images, {len(ours.keys() & theirs.keys())} of them in both."
+                )
 
 
-def _numbers(run: Mapping[int, float | Outcomes]) -> list[float]:
-    return [number for value in run.values() for number in (value.values() if isinstance(value, Mapping) else [value])]
-
-
-def _check_perfect(
-    means: Mapping[str, Mapping[int, float]], perfect: float, higher_is_better: bool, rounding: float
-) -> None:
+def _check_perfect(means: Mapping[str, Mapping[int, float]], perfect: float, higher_is_better: bool) -> None:
     """Check that no value is better than a perfect one, and warn of those that may have another unit."""
+    rounding = 1e-9 * max(abs(value) for run in means.values() for value in run.values())
     for name, run in means.items():
         best = (max if higher_is_better else min)(run.values())
         if (best - perfect if higher_is_better else perfect - best) > rounding:
-            hint = "give perfect in the unit of the values, or check higher_is_better"
-            raise ValueError(f"{name} has the value {best:g}, better than perfect={perfect:g}; {hint}.")
+            raise ValueError(
+                f"{name} has the value {best:g}, better than perfect={perfect:g}; give perfect in the unit of the "
+                "values, or check higher_is_better."
+            )
         if perfect and all(0 <= value / perfect <= 0.01 for value in run.values()):
             text = f"all values of {name} are at most {perfect / 100:g}, 1 % of perfect={perfect:g}"
             warnings.warn(f"{text}; check that they are not fractions of 1.", stacklevel=3)
-
-
-def _mean(value: float | Outcomes) -> float:
-    return statistics.fmean(value.values()) if isinstance(value, Mapping) else float(value)
 
 
 def _default(name: str, distance: float | None, perfect: float | None) -> float | None:

@@ -55,8 +55,8 @@ class Study:
             key = ("tuning", arm.name, tuple(setting.items()), epochs)
             if key not in finished:
                 evaluated = self.runs.run(arm, setting, parts, seed=TUNING_SEED, epochs=epochs)
-                values = None if evaluated is None else measure(self.tuned_by, evaluated).values()
-                finished[key] = None if values is None else statistics.fmean(values)
+                values = evaluated and measure(self.tuned_by, evaluated).values()
+                finished[key] = values and statistics.fmean(values)
             return finished[key]
 
         tuned = tune(arm.grid, evaluate, count=self.plan.num_settings, epochs=self.epochs)
@@ -87,8 +87,8 @@ class Study:
             for arm, tuned, left in _finished({pool.submit(self.tune, arm): arm for arm in open_arms}):
                 result = "all settings diverged"
                 if tuned is not None:
-                    setting, tried = describe_setting(tuned.setting), f"({tuned.count} settings)"
-                    result = f"{setting}; {self.tuned_by} {tuned.score:.2f} % in tuning {tried}"
+                    score = f"{self.tuned_by} {tuned.score:.2f} % in tuning ({tuned.count} settings)"
+                    result = f"{describe_setting(tuned.setting)}; {score}"
                 say(f"tuned     {arm.name}: {result}{left}")
             finished = self.read_trials()
             pending: dict[Any, Any] = {}
@@ -131,13 +131,9 @@ def _start_worker(threads: int, modules: Sequence[str], parent: Connection) -> N
 
 
 def _finished(tasks: Mapping[Any, Any]) -> Iterator[tuple[Any, Any, str]]:
-    """Yield what each task is for when it is finished, its result, and what is left; an error cancels the others."""
+    """Yield what each task is for when it is finished, its result, and what is left."""
     start = time.monotonic()
     for done, future in enumerate(as_completed(tasks), start=1):
-        if future.exception() is not None:
-            for other in tasks:
-                other.cancel()
-        result = future.result()
-        seconds = (time.monotonic() - start) / done * (len(tasks) - done)
-        left = f"about {seconds / 60:.0f} min" if seconds > 90 else f"about {seconds:.0f} s"
-        yield tasks[future], result, f"   [{done} of {len(tasks)}" + (f", {left} left]" if done < len(tasks) else "]")
+        minutes = (time.monotonic() - start) / 60 / done * (len(tasks) - done)
+        left = f", about {minutes:.1f} min left" if done < len(tasks) else ""
+        yield tasks[future], future.result(), f"   [{done} of {len(tasks)}{left}]"

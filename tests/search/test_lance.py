@@ -6,7 +6,6 @@ import re
 import signal
 import sys
 import time
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
