@@ -292,9 +292,7 @@ def _check(values: Mapping[str, Mapping[int, Any]], reference: str, **numbers: A
             check_number(name, number, limits.get(name, "(0, inf)"))
     for name, run in values.items():
         if not run or not all(math.isfinite(mean_of(value)) for value in run.values()):
-            raise ValueError(
-                f"{name} needs finite values by seed; got {str(run)[:99]}. Leave out diverged seeds."
-            )
+            raise ValueError(f"{name} needs finite values by seed; got {str(run)[:99]}. Leave out diverged seeds.")
         for seed, ours in run.items():
             theirs = values[reference].get(seed, ours)
             if isinstance(ours, Mapping) and (len(ours) < 2 or ours.keys() != theirs.keys()):

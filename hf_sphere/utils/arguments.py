@@ -20,7 +20,7 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type
 
 import yaml
 
-from hf_sphere.utils.checks import check_not_text
+from hf_sphere.utils.checks import check_not_text, error_text
 from hf_sphere.utils.commands import command_of, running
 from hf_sphere.utils.configs import ABOUT, YamlLoader, load_config
 from hf_sphere.utils.imports import import_modules
@@ -42,8 +42,8 @@ _SOURCES = {
 }
 """Options that name what is read, by the kind of repository on the Hub that it may be instead of a file or folder."""
 
-_OTHER_NAMES = {"max_steps": "stop_after_steps: the learning-rate schedule still spans num_train_epochs"}
-"""Options by the name that they have elsewhere, with what is different."""
+_OTHER_NAMES = {"max_steps": "stop_after_steps"}
+"""Options by the name that they have elsewhere."""
 
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
@@ -68,16 +68,14 @@ class Arguments:
                 check_not_text(field.name, value)
             if field.name in ("output", "output_dir") and value is not None and not value.strip():
                 raise ValueError(f"{field.name} must not be empty; name a file or folder.")
-            kinds = (field.type, *get_args(field.type))
+            kinds, about = (field.type, *get_args(field.type)), field.metadata.get("help")
             choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
             for number in value if isinstance(value, (list, tuple)) else [value]:
                 if choices and number is not None and number not in choices:
                     raise ValueError(f"{field.name} must be {' or '.join(map(str, choices))}; got {number!r}.")
                 if isinstance(number, (int, float)) and not isinstance(number, bool):
-                    _check_number(field.name, number, getattr(field.metadata.get("help"), "bounds", {}))
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            about, value, default = field.metadata.get("help"), getattr(self, field.name), _default(field)
-            if value == default or not isinstance(about, _Help):
+                    _check_number(field.name, number, getattr(about, "bounds", {}))
+            if not isinstance(about, _Help) or value == (default := _default(field)):
                 continue
             if others := [each.replace("=", " ") for each in about.not_with if _is_set(self, each)]:
                 raise ValueError(f"{field.name} and {others[0]} exclude each other; leave one of them out.")
@@ -93,15 +91,11 @@ class Options(dict[str, Any]):
     def __init__(self, value: str | Iterable[tuple[str, Any]] = ()) -> None:
         if isinstance(value, str):
             try:
-                parsed, problem = yaml.load(value, Loader=YamlLoader), ""
-            except (yaml.YAMLError, ValueError, RecursionError) as error:
-                parsed, problem = None, f" ({getattr(error, 'problem', error)})"
-            if not isinstance(parsed, dict):
-                # The only exception whose message argparse shows.
-                raise argparse.ArgumentTypeError(
-                    f"expected a mapping such as '{{scaling: 5.0}}', got {value!r}{problem}."
-                )
-            value = parsed.items()
+                parsed = yaml.load(value, Loader=YamlLoader)
+                value = parsed.items()
+            except (yaml.YAMLError, ValueError, RecursionError, AttributeError) as error:
+                problem = f"expected a mapping such as '{{scaling: 5.0}}', got {value!r} ({error_text(error)})."
+                raise argparse.ArgumentTypeError(problem) from error  # the only one whose message argparse shows
         super().__init__(value)
 
 
@@ -176,9 +170,12 @@ def parse_arguments(
     options are `usual`, `--help` shows these, and `--help all` all of them.
     """
     argv = import_modules(sys.argv[1:] if argv is None else argv)  # first: it may define choices
-    usage = "%(prog)s [--config NAME_OR_FILE] [--OPTION VALUE ...]"
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = _Parser(prog=running.get(), description=description, usage=usage, formatter_class=formatter)
+    parser = _Parser(
+        prog=running.get(),
+        description=description,
+        usage="%(prog)s [--config NAME_OR_FILE] [--OPTION VALUE ...]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     help_text = "name of a configuration, or YAML file; of several, later ones take precedence."
     parser.add_argument("--config", action="append", default=[], help=help_text)
     parser.add_argument("--print_config", action="store_true", help="print all arguments as YAML, and exit")
@@ -204,9 +201,8 @@ def parse_arguments(
         unknown = [word for word in words if re.match(r"--\w", word) and word.partition("=")[0] not in known]
         if not unknown or "--help" in words:
             parsed, unknown = parser.parse_known_args(words)
-        if unknown:
-            name = unknown[0].partition("=")[0]
-            parser.error(f"unknown argument {name!r}.{_hint(name.lstrip('-'), names)}")
+        for word in unknown:
+            parser.error(f"unknown argument {word.partition('=')[0]!r}.{_hint(word.partition('=')[0][2:], names)}")
         for field in (field for cls in types for field in dataclasses.fields(cls) if field.name in places):
             # What a configuration sets, and a later one or the command line makes idle, is left out.
             needed, order = getattr(field.metadata.get("help"), "only_with", ()), [*places, *on_line]
@@ -324,14 +320,10 @@ def _is_set(values: Any, condition: str) -> bool:
 def _check_number(name: str, number: float, bounds: Mapping[str, float]) -> None:
     if isinstance(number, int) and abs(number) > LARGEST:
         bounds = {"ge": -LARGEST, "le": LARGEST, **bounds}
-    rules = [f"{_BOUNDS[kind]} {limit:.10g}" for kind, limit in bounds.items()]
-    if isinstance(number, float) and math.isinf(number):
-        rules.append("finite")
-    elif number == number and all(  # not NaN
-        getattr(operator, kind)(number, limit) for kind, limit in bounds.items()
-    ):
-        return
-    raise ValueError(f"{name} must be {' and '.join(rules) or 'a number'}; got {number}.")
+    if not math.isfinite(number) or not all(getattr(operator, kind)(number, limit) for kind, limit in bounds.items()):
+        rules = [f"{_BOUNDS[kind]} {limit:.10g}" for kind, limit in bounds.items()]
+        rules += ["finite"] * (not math.isfinite(number))
+        raise ValueError(f"{name} must be {' and '.join(rules)}; got {number}.")
 
 
 def _add_arguments(parser: argparse.ArgumentParser, cls: type) -> Iterator[argparse.Action]:
@@ -341,32 +333,26 @@ def _add_arguments(parser: argparse.ArgumentParser, cls: type) -> Iterator[argpa
         declaring = next(base for base in reversed(cls.__mro__) if field.name in inspect.get_annotations(base))
         if declaring not in groups:
             groups[declaring] = parser.add_argument_group((declaring.__doc__ or "").partition("\n")[0].rstrip("."))
-        group = groups[declaring]
-        about = field.metadata["help"]
-        default = _default(field)
-        is_required = default is dataclasses.MISSING
-        options: dict[str, Any] = {"help": str(about), "default": default, "required": is_required}
-        if default not in (None, {}, dataclasses.MISSING):
-            options["help"] += f" (default: {str(default).replace('%', '%%')})"
-        kind, choices = hints[field.name], about.choices
+        about, default, kind = field.metadata["help"], _default(field), hints[field.name]
+        options: dict[str, Any] = {"default": default, "required": default is dataclasses.MISSING}
+        shown = "" if default in (None, {}, dataclasses.MISSING) else f" (default: {str(default).replace('%', '%%')})"
         if get_origin(kind) in (Union, types.UnionType):
             (kind,) = (one for one in get_args(kind) if one is not type(None))
+        choices = get_args(kind) if get_origin(kind) is Literal else about.choices
         if get_origin(kind) is Literal:
-            choices = get_args(kind)
             kind = type(choices[0])
-        if choices is not None:
-            options["choices"] = list(choices() if callable(choices) else choices)
         if get_origin(kind) is list:
             kind, options["nargs"] = get_args(kind)[0], "+"
         if choices is None:
-            options["metavar"] = {int: "N", float: "X", Options: "MAPPING"}.get(kind, "NAME")
+            options["metavar"] = {int: "N", float: "X", Options: "MAPPING", bool: "true|false"}.get(kind, "NAME")
+        else:
+            options["choices"] = list(choices() if callable(choices) else choices)
         if kind is bool:
             kind, options["nargs"], options["const"] = _boolean, "?", True
-            options["metavar"] = "true|false"
             if default is True:
-                negated = f"--no_{field.name}"
-                group.add_argument(negated, dest=field.name, action="store_false", help=argparse.SUPPRESS)
-        yield group.add_argument(f"--{field.name}", type=kind, **options)
+                negated = {"dest": field.name, "action": "store_false", "help": argparse.SUPPRESS}
+                groups[declaring].add_argument(f"--no_{field.name}", **negated)
+        yield groups[declaring].add_argument(f"--{field.name}", type=kind, help=f"{about}{shown}", **options)
 
 
 def _boolean(word: str) -> bool:
@@ -395,21 +381,18 @@ def _read_config(
 ) -> dict[str, Any]:
     """Return the values of a configuration by argument, and add their places."""
     config = load_config(word)
-    other = "" if config.recipe in (None, recipe) else f"{[*config.layers][-1]} is for {command_of(config.recipe)}"
-    if other and recipe:
-        raise ValueError(f"{other}.")
+    if recipe and config.recipe not in (None, recipe):
+        raise ValueError(f"{[*config.layers][-1]} is for {command_of(config.recipe)}.")
     stated = {key for layer in config.layers.values() for key, value in layer.items() if value is not None}
     removed = stated - set(config.settings)  # by null, and those about the configuration
     for place, layer in config.layers.items():
-        for key, value in layer.items():
-            needed = [] if key != "import" or value is None else value if isinstance(value, list) else [value]
-            if missing := [f"--import {name}" for name in needed if str(name) not in sys.modules]:  # it is data
-                raise ValueError(
-                    f"{place} requires modules that it does not import by itself; pass {' '.join(missing)}."
-                )
+        needed = layer.get("import") or []
+        needed = needed if isinstance(needed, list) else [needed]
+        if missing := [f"--import {name}" for name in needed if str(name) not in sys.modules]:  # it is data
+            raise ValueError(f"{place} requires modules that it does not import by itself; pass {' '.join(missing)}.")
+        for key in layer:
             if key not in (*actions, *ABOUT, *removed):
-                problem = f"unknown key {key!r} in {place}"
-                raise ValueError(f"{other}: {problem}." if other else f"{problem}.{_hint(key, [*actions])}")
+                raise ValueError(f"unknown key {key!r} in {place}.{_hint(key, [*actions])}")
             places.pop(key, None)  # in the order of the last ones that state them
             places[key] = place
     # The output directory that the name of a configuration implies does not replace one that a configuration states.
@@ -418,8 +401,7 @@ def _read_config(
 
 
 def _hint(name: str, names: list[str], kind: str = "keys") -> str:
-    if (own := _OTHER_NAMES.get(name, "")).partition(":")[0] in names:
-        return f" It is --{own}."
     initials = [other for other in names if "".join(word[:1] for word in other.split("_")) == name]  # such as lr
+    initials += [other for other in names if other == _OTHER_NAMES.get(name)]
     close = initials or [other for other in names if name in other][:3] or difflib.get_close_matches(name, names, n=3)
     return f" Did you mean {' or '.join(close)}?" if close else f" The {kind} are: {', '.join(sorted(names))}."

@@ -45,13 +45,6 @@ class YamlLoader(yaml.SafeLoader):
             names.add(key.value)
         return node
 
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: D102
-        try:
-            return super().construct_object(node, deep)
-        except (LookupError, TypeError, AttributeError) as error:  # such as of `!!timestamp abc`
-            problem = f"{str(node.value)[:50]!r} is no {node.tag.rpartition(':')[2]}"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
-
 
 YamlLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
@@ -114,7 +107,7 @@ def read_yaml(path: Path, loader: type[yaml.SafeLoader] = YamlLoader) -> Any:
         if len(text) > 100_000:  # PyYAML needs seconds for them
             raise ValueError("it has more than 100,000 characters")
         return yaml.load(text, Loader=loader)
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+    except Exception as error:  # of the constructors of PyYAML, of many classes
         problem = error_text(error).replace(' in "<unicode string>",', " at")
         raise ValueError(f"cannot read the configuration {path}: {problem}") from error
 
@@ -154,9 +147,10 @@ def _read_table(path: Path) -> dict[str, tuple[str, Mapping[str, Any]]]:
         place = f"group {group} of {file}"
         layer = {**({"base": "base"} if group != "base" else {}), **_as_mapping(settings, place)}
         runs = _as_mapping(layer.pop("runs", {}), f"the runs of {place}")
-        rows = [(group, place, layer), *((run, f"run {run} of {file}", row) for run, row in runs.items())]
-        for name, place, row in rows:
-            table[name] = place, row if row is layer else {"base": group, **_as_mapping(row, place)}
+        table[group] = place, layer
+        for run, row in runs.items():
+            place = f"run {run} of {file}"
+            table[run] = place, {"base": group, **_as_mapping(row, place)}
     return table
 
 

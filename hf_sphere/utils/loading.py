@@ -20,20 +20,16 @@ WITHOUT_HUB = "Copy it from a machine with a network (hf download NAME --local-d
 SPHERIZE = "hf_sphere.nn.sentence_embedding.Spherize"
 FILE_KINDS = {".txt": "text", ".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
 """Builder of `datasets` for files of rows, by suffix."""
-MOST_COLUMNS = 10_000
 BUNDLED = ("digits", "two_clusters")
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 """Usual suffixes of images."""
-
-_LARGEST = {"num_labels": 10**7, "num_hidden_layers": 10**4}
-"""Bounds of numbers in a configuration for each of which transformers makes an object, before any error of memory."""
 
 _TIMM_OPTIONS = ("backbone_kwargs", "model_args")
 _TIMM_FILE_OPTIONS = ("cache_dir", "checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay")
 
 
 def check_settings(settings: Any, field: str = "") -> None:
-    """Refuse settings of a configuration with which timm or transformers would load other files, or code, or not end.
+    """Refuse settings of a configuration with which timm or transformers would load other files, or code.
 
     `field` is the name of a part of a configuration; it is empty for a whole one.
     """
@@ -46,8 +42,6 @@ def check_settings(settings: Any, field: str = "") -> None:
             raise ValueError(f"{field} has {key}, which reads files; remove it, and pass weights to the model.")
         if key == "class_info_file":  # of OneFormer's processor, from any folder or Hub id
             raise ValueError(f"{key} names another file; use the image processor of an encoder.")
-        if isinstance(value, int) and value > _LARGEST.get(str(key), value):
-            raise ValueError(f"{key} is {value:,}, and must be at most {_LARGEST[str(key)]:,}; correct it.")
         # timm loads names such as local-dir:folder; a path or Hub id beside its configuration is only a label. Models
         # of other types than these look for any name on the Hub.
         source = value if key in ("architecture", "backbone") and isinstance(value, str) else ""
@@ -74,25 +68,24 @@ def check_source(option: str, name: str, kind: str) -> None:
     problem = "there is no such file or folder"
     if kind and not is_file and re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", name):
         from huggingface_hub import HfApi, constants
-        from huggingface_hub.errors import HfHubHTTPError
+        from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
-        cache, folder = Path(constants.HF_HUB_CACHE), f"{kind}s--{name.replace('/', '--')}"
         prepared = os.environ.get("HF_DATASETS_CACHE", Path(constants.HF_HOME, "datasets"))  # of `datasets`
-        if (cache / folder).exists() or Path(prepared, name.replace("/", "___")).exists():
+        cached = Path(constants.HF_HUB_CACHE, f"{kind}s--{name.replace('/', '--')}")
+        if cached.exists() or Path(prepared, name.replace("/", "___")).exists():
             return
         try:
             HfApi().repo_info(name, repo_type=kind, timeout=10)
             return
         except HfHubHTTPError as error:
-            if type(error).__name__ != "RepositoryNotFoundError":  # such as a gated one
+            if type(error) is not RepositoryNotFoundError:  # such as a gated one
                 return
             problem += f", and no {kind} of this name on the Hub"
         except Exception:  # of the network, or HF_HUB_OFFLINE
             reason = "downloads are off (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "the Hub cannot be reached"
             problem += f"; it is not in the cache of the Hub either, and {reason}"
-    parent = os.path.dirname(name)
-    names = os.listdir(parent or ".") if os.path.isdir(parent or ".") else []
-    near = difflib.get_close_matches(os.path.basename(name), names, 1)
+    parent, base = os.path.split(name)
+    near = difflib.get_close_matches(base, os.listdir(parent or ".") if os.path.isdir(parent or ".") else [], 1)
     hint = f" Did you mean {os.path.join(parent, near[0])}?" if near else ""
     raise FileNotFoundError(f"--{option} {name}: {problem}.{hint}")
 
@@ -111,16 +104,14 @@ def not_found(what: str, error: BaseException) -> FileNotFoundError:
     causes = [error]
     while cause := causes[-1].__cause__ or causes[-1].__context__:
         causes.append(cause)
-    reason, hint = error_text(error).rstrip("."), ""
+    is_off = constants.HF_HUB_OFFLINE and type(error) is OSError and error.errno is None  # it may have no cause
+    reason = error_text(error).rstrip(".")
     if any(isinstance(cause, RepositoryNotFoundError) for cause in causes):
         reason = "there is no such repository, or it is private"
-    elif any(isinstance(cause, LocalEntryNotFoundError | ConnectionError) for cause in causes) or (
-        constants.HF_HUB_OFFLINE and type(error) is OSError and error.errno is None  # transformers may drop the cause
-    ):
-        is_off = constants.HF_HUB_OFFLINE
-        reason = "downloads are off (HF_HUB_OFFLINE)" if is_off else "the Hub cannot be reached"
-        reason, hint = f"{reason}, and the cache lacks its files", f" {WITHOUT_HUB}."
-    return FileNotFoundError(f"{what} cannot be loaded from the Hub: {reason}.{hint}")
+    elif is_off or any(isinstance(cause, LocalEntryNotFoundError | ConnectionError) for cause in causes):
+        why = "downloads are off (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "the Hub cannot be reached"
+        reason = f"{why}, and the cache lacks its files. {WITHOUT_HUB}"
+    return FileNotFoundError(f"{what} cannot be loaded from the Hub: {reason}.")
 
 
 def load_pretrained(kind: Any, name: str | os.PathLike, *, option: str = "model_name_or_path", **options: Any) -> Any:
@@ -215,15 +206,16 @@ def load_sentence_transformer(name: str, device: Any = None) -> Any:
                 check_settings(json.loads(file.read_text(encoding="utf-8")))
         modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
         for module in modules:
+            kind, config = module["type"], folder / module["path"] / "config.json"
             own = r"sentence_transformers\.(\w+\.)*(models|modules)(\.\w+)+"
-            hint = "if you trust it, load it yourself, and pass the model"
-            if module["type"] != SPHERIZE and not re.fullmatch(own, module["type"]):
-                raise ValueError(f"its module {module['type']} is code of another library or of its own; {hint}.")
-            config = folder / module["path"] / "config.json"
-            if module["type"].endswith(".Dense") and config.is_file():
-                name_of = json.loads(config.read_text(encoding="utf-8")).get("activation_function") or "torch."
-                if not name_of.startswith("torch."):  # sentence-transformers would replace it by tanh
-                    raise ValueError(f"its activation {name_of} is code of another library or of its own; {hint}.")
+            activation = "torch."
+            if kind.endswith(".Dense") and config.is_file():  # sentence-transformers would replace another one by tanh
+                activation = json.loads(config.read_text(encoding="utf-8")).get("activation_function") or "torch."
+            if (kind != SPHERIZE and not re.fullmatch(own, kind)) or not activation.startswith("torch."):
+                code = kind if activation.startswith("torch.") else activation
+                raise ValueError(
+                    f"its {code} is code of others; if you trust it, load it yourself, and pass the model."
+                )
         options: Any = {"local_files_only": True, "trust_remote_code": False, "model_kwargs": {"dtype": "float32"}}
         load: Any = SentenceTransformer
         if any(module["type"] == SPHERIZE for module in modules):
@@ -245,27 +237,6 @@ def load_file(path: str | os.PathLike, **options: Any) -> Any:
     return load_dataset(kind, data_files={"train": pattern}, source=str(path), **options)
 
 
-def _check_columns(path: Path) -> None:
-    """Raise a ValueError for a table of so many columns that `datasets` takes minutes, by its first line or schema."""
-    kind, count = FILE_KINDS.get(path.suffix.lower()), 0
-    if kind == "parquet":
-        import pyarrow.parquet as pq
-
-        count = len(pq.read_schema(path).names)
-    elif kind in ("csv", "json"):
-        with path.open("rb") as file:
-            line = file.readline(2**24).partition(b"\r")[0]
-        count = line.count(b",") + 1
-        if kind == "json" and count > MOST_COLUMNS:  # they may be values of few columns
-            try:
-                row = json.loads(line)
-            except ValueError:  # such as a part of a list of rows, or none
-                row = None
-            count = len(row) if isinstance(row, dict) else 0
-    if count > MOST_COLUMNS:
-        raise ValueError(f"{path} has more than {MOST_COLUMNS:,} columns; store vectors as one column of lists")
-
-
 def load_dataset(name: str, *args: Any, source: str | None = None, **options: Any) -> Any:
     """Call `datasets.load_dataset` for a Hub id, folder, or kind of file; errors name the `source`, or else this name.
 
@@ -280,8 +251,6 @@ def load_dataset(name: str, *args: Any, source: str | None = None, **options: An
     for path in (Path(source or name), Path(name, "README.md"), Path(name, ".huggingface.yaml")):
         check_regular(path)
     try:
-        for path in [Path(source)] if source else Path(name).glob("*"):
-            _check_columns(path)
         return datasets.load_dataset(name, *args, **options)
     except ImportError:
         raise

@@ -46,7 +46,7 @@ def test_each_job_and_task_has_an_example_whose_arguments_are_valid(load_file):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["train", "classification", "--max_steps", "5"], "It is --stop_after_steps: the learning-rate schedule still"),
+        (["train", "classification", "--max_steps", "5"], "Did you mean stop_after_steps?"),
         (["train", "classification", "--head", "arcfase"], "invalid choice: 'arcfase'. Did you mean arcface?"),
         (["compare", "digits", "--heads", "softmax", "cosina"], "invalid choice: 'cosina'. Did you mean cosine or"),
         (["search", "--index", "index", "--query", "bird.jpg", "--k", "5"], "unknown argument '--k'. Did you mean"),

@@ -1,10 +1,7 @@
 """Loading of saved models."""
 
-import json
 from unittest import mock
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
@@ -14,7 +11,7 @@ from hf_sphere.models.backbones.base import create_backbone
 from hf_sphere.models.pretrained_backbones import transformers_settings
 from hf_sphere.prototypes import embed_class_names
 from hf_sphere.utils.files import atomic_files
-from hf_sphere.utils.loading import load_dataset, load_file, load_model, load_pretrained, not_found
+from hf_sphere.utils.loading import load_dataset, load_model, load_pretrained, not_found
 from hf_sphere.utils.model_sources import find_weights
 
 
@@ -81,24 +78,3 @@ def test_the_reason_of_a_missing_download_is_the_cause_of_the_error(monkeypatch)
         assert reason in str(not_found("the model", error))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert "Permission denied" in str(not_found("the model m", PermissionError(13, "Permission denied", "cache/m")))
-
-
-@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
-def test_a_table_with_very_many_columns_is_refused_at_once(suffix, tmp_path):
-    row = {f"c{number}": 1 for number in range(20_000)}
-    path = tmp_path / f"a.{suffix}"
-    if suffix == "csv":
-        path.write_text(",".join(row) + "\n" + ",".join(map(str, row.values())))
-    elif suffix == "jsonl":
-        path.write_text(json.dumps(row))
-    else:
-        pq.write_table(pa.table({name: [value] for name, value in row.items()}), path)
-    for load in (lambda: load_file(path), lambda: load_dataset(str(tmp_path))):
-        with pytest.raises(ValueError, match=rf"a\.{suffix} has more than 10,000 columns"):
-            load()
-
-
-@pytest.mark.parametrize(("name", "rows"), [("a.jsonl", [{"v": [*range(20_000)]}]), ("a.json", [[{"v": 1}] * 20_000])])
-def test_many_values_are_not_many_columns(name, rows, tmp_path):
-    (tmp_path / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    assert load_file(tmp_path / name)["train"].column_names == ["v"]
