@@ -6,14 +6,14 @@ import warnings
 from typing import Any, NamedTuple, Self
 
 import torch
-from sklearn.base import DensityMixin, _fit_context
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, DensityMixin, TransformerMixin, _fit_context
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from hf_sphere.cluster.rows import DirectionEstimator, DirectionRows, all_sums_by_label
+from hf_sphere.cluster.rows import DirectionRows, all_sums_by_label
 from hf_sphere.cluster.spherical_k_means import POSITIVE_INTEGER, SphericalKMeans
 from hf_sphere.distributions import VonMisesFisher
 from hf_sphere.geometry import bessel
@@ -32,7 +32,7 @@ class Parameters(NamedTuple):
     weights: Tensor
 
 
-class VonMisesFisherMixture(DensityMixin, DirectionEstimator):
+class VonMisesFisherMixture(DensityMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """A mixture of von Mises-Fisher distributions, the analogue of Gaussian mixtures for directions.
 
     Fitted by expectation-maximization with exact concentrations, up to 1e8, from the clusters of `SphericalKMeans`. No
@@ -158,37 +158,32 @@ class VonMisesFisherMixture(DensityMixin, DirectionEstimator):
 
     def sample(self, n_samples: int = 1) -> tuple[Any, Any]:
         """Draw unit vectors (n, d) from the mixture; return them and their components (n,), in order of components."""
-        check_is_fitted(self)
+        means, concentrations, weights = self._fitted()
         n_samples = check_integer("n_samples", n_samples, 1)
-        means, concentrations, weights = (torch.as_tensor(values) for values in self._fitted())
         random = check_random_state(self.random_state)
         generator = torch.Generator(means.device).manual_seed(int(random.randint(2**31)))
         probabilities = weights.cpu().double().numpy()
         labels = torch.as_tensor(random.multinomial(n_samples, probabilities / probabilities.sum())).to(means.device)
         labels = torch.arange(len(means), device=means.device).repeat_interleave(labels)
         points = VonMisesFisher(means[labels], concentrations[labels], validate_args=False).rsample((), generator)
-        is_tensor = isinstance(self.means_, Tensor)
-        return (points, labels) if is_tensor else (points.numpy(), labels.numpy())
-
-    @property
-    def _is_shared(self) -> bool:
-        return self.concentration_type == "shared"
+        return (points, labels) if isinstance(self.means_, Tensor) else (points.numpy(), labels.numpy())
 
     @property
     def _n_features_out(self) -> int:
         return len(self.weights_)
 
     def _fitted(self) -> Parameters:
-        return Parameters(self.means_, self.concentrations_, self.weights_)
+        check_is_fitted(self)
+        return Parameters(*map(torch.as_tensor, (self.means_, self.concentrations_, self.weights_)))
 
     def _parameter_count(self) -> int:
         count, dim = self.means_.shape
-        return count * (dim - 1) + (1 if self._is_shared else count) + count - 1
+        return count * (dim - 1) + (1 if self.concentration_type == "shared" else count) + count - 1
 
     def _log_joint(self, X: Any, sample_weight: Any = None) -> tuple[DirectionRows, Tensor]:
-        check_is_fitted(self)
+        fitted = self._fitted()
         rows = DirectionRows(self, X, reset=False, for_density=True, sample_weight=sample_weight)
-        parameters = Parameters(*(torch.as_tensor(block).to(rows.device, rows.dtype) for block in self._fitted()))
+        parameters = Parameters(*(values.to(rows.device, rows.dtype) for values in fitted))
         blocks = rows.parts(rows.dim + len(parameters.weights))
         return rows, torch.cat([log_joint(*rows[block], parameters) for block in blocks])
 
@@ -202,33 +197,27 @@ class VonMisesFisherMixture(DensityMixin, DirectionEstimator):
     def _start(self, rows: DirectionRows, random: Any) -> Parameters:
         """Return the parameters of the clusters of spherical k-means."""
         k_means, seed = SphericalKMeans(self.n_components, max_iter=20), random.randint(2**31)
-        labels = k_means._best_run(rows, None, check_random_state(seed))[0].labels
-        sums = all_sums_by_label(rows, labels, self.n_components)
-        counts = sums.new_zeros(self.n_components).index_add_(0, labels, rows.used_weights)
-        return maximize(sums, counts, shared=self._is_shared)
+        labels, *_ = k_means._best_run(rows, None, check_random_state(seed))
+        sums, counts = all_sums_by_label(rows, labels, self.n_components)
+        return maximize(sums, counts, shared=self.concentration_type == "shared")
 
     def _expectation_maximization(
         self, rows: DirectionRows, parameters: Parameters
     ) -> tuple[Parameters, float, bool, int, Tensor]:
         """Iterate; return the parameters, their likelihood, whether it converged, the iterations and the labels."""
-        iteration, converged = 0, False
-        step = expect(rows, parameters)
+        iteration, converged, shared = 0, False, self.concentration_type == "shared"
+        likelihood, labels, sums, counts, squares = expect(rows, parameters)
         while not converged and iteration < self.max_iter:
-            previous, parameters = step.likelihood, maximize(step.sums, step.counts, shared=self._is_shared)
-            step = expect(rows, parameters)
-            iteration, converged = iteration + 1, step.likelihood - previous < self.tol
-        parameters = shrink(rows, maximize(step.sums, step.counts, step.squares, shared=self._is_shared))
-        step = expect(rows, parameters)
-        return parameters, step.likelihood, converged, iteration, step.labels
+            previous = likelihood
+            likelihood, labels, sums, counts, squares = expect(rows, maximize(sums, counts, shared=shared))
+            iteration, converged = iteration + 1, likelihood - previous < self.tol
+        parameters = shrink(rows, maximize(sums, counts, squares, shared=shared))
+        likelihood, labels, *_ = expect(rows, parameters)
+        return parameters, likelihood, converged, iteration, labels
 
 
 def maximize(sums: Tensor, counts: Tensor, squares: Tensor | None = None, *, shared: bool = False) -> Parameters:
-    """Return the parameters with the largest likelihood.
-
-    `sums` (k, d) are the weighted sums of the rows of each component, `counts` (k,) the sums of the weights, and
-    `squares` (k,) those of the squared weights, if the bias of the concentrations is to be corrected. If `shared`, all
-    components have the same concentration.
-    """
+    """Return the most likely parameters by sums of rows (k, d), weights and, to correct the bias, squared weights."""
     norms = torch.linalg.vector_norm(sums, dim=1)
     lengths = (norms / torch.where(counts > 0, counts, 1.0)).clamp(max=1)
     if squares is not None:
@@ -270,10 +259,7 @@ def shrink(rows: DirectionRows, parameters: Parameters) -> Parameters:
 
     The means of k components add k spikes s to the eigenvalues b of the noise of d E[x x^T], whose sum is d times the
     mean squared length. With g = d / n, a spike above sqrt(g) appears as the eigenvalue b (1 + s) (1 + g / s), and
-    one below it is hidden in the noise. Without n > d rows and k < d / 2, nothing changes.
-
-    Reference:
-        Baik and Silverstein, "Eigenvalues of large sample covariance matrices of spiked population models", 2006.
+    one below it is hidden in the noise (Baik and Silverstein, 2006). Without n > d rows and k < d / 2, nothing changes.
     """
     count, (dim, total) = len(parameters.weights), (rows.dim, float(rows.used_weights.sum()))
     found = spread(parameters)
@@ -296,18 +282,8 @@ def shrink(rows: DirectionRows, parameters: Parameters) -> Parameters:
     return parameters._replace(concentrations=bessel.concentration_from_mean_resultant_length(lengths, dim))
 
 
-class Expectation(NamedTuple):
-    """Mean log-likelihood, labels (n,), and weighted sums (k, d), weights (k,) and squared weights (k,) of the rows."""
-
-    likelihood: float
-    labels: Tensor
-    sums: Tensor
-    counts: Tensor
-    squares: Tensor
-
-
-def expect(rows: DirectionRows, parameters: Parameters) -> Expectation:
-    """Compute the posterior probabilities of the components, and what the next parameters depend on."""
+def expect(rows: DirectionRows, parameters: Parameters) -> tuple[float, Tensor, Tensor, Tensor, Tensor]:
+    """Return the mean log-likelihood, labels (n,), and sums (k, d), weights (k,) and squared weights (k,) of rows."""
     labels, likelihood, sums = [], parameters.weights.new_zeros(()), torch.zeros_like(parameters.means)
     counts, squares = torch.zeros_like(parameters.weights), torch.zeros_like(parameters.weights)
     for index in rows.parts(rows.dim + len(counts)):
@@ -322,7 +298,7 @@ def expect(rows: DirectionRows, parameters: Parameters) -> Expectation:
         counts += weighted.sum(0)
         squares += (weighted * responsibilities).sum(0)  # a row of weight w is w rows
     used = rows.used_weights.sum()  # 0 if all rows are zero
-    return Expectation(float(likelihood / torch.where(used > 0, used, 1.0)), torch.cat(labels), sums, counts, squares)
+    return float(likelihood / torch.where(used > 0, used, 1.0)), torch.cat(labels), sums, counts, squares
 
 
 def log_joint(block: Tensor, scales: Tensor, parameters: Parameters) -> Tensor:

@@ -17,14 +17,8 @@ def merge_clusters(
 
     `sums` (m, d) and `counts` (m,) are those of the rows of each cluster, `sample` (b, d) some rows as unit vectors,
     and `labels` and `weights` (b,) their clusters and how often they count. Each step merges the pair that reduces the
-    objective of spherical k-means, the total length of the sums, by the least. The Bayesian information criterion gives
-    the largest number. A smaller one is used if its silhouette by cosine is above 0.25, up to which Kaufman and
-    Rousseeuw see no substantial structure.
-
-    The criterion charges log(n) for each coordinate of a center, as for a center that all n rows determine. It thus
-    misses groups of few rows in many dimensions. A larger number with a silhouette above 0.25, the highest one, and
-    fewer rows per cluster than a quarter of the dimensions is returned too. It does not decide, since unstructured rows
-    have such silhouettes in few dimensions.
+    total length of the sums by the least; see `SphericalKMeans`. A larger number that has the highest silhouette, with
+    too few rows for the criterion to decide, is returned too.
     """
     largest = min(1e8, 0.01 / torch.finfo(sums.dtype).eps)  # beyond, the rounding of the sums decides
     has_rows = (counts > 0).cpu()

@@ -8,8 +8,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import scipy.sparse as sp
 import torch
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils._param_validation import InvalidParameterError
 from sklearn.utils.extmath import row_norms
 from sklearn.utils.validation import _check_feature_names, _check_n_features, _check_sample_weight, validate_data
 from torch import Tensor
@@ -22,17 +20,11 @@ Block: TypeAlias = Tensor | Any
 
 
 class DirectionRows:
-    """The rows of a matrix (n, d) in blocks, and the factors that normalize them.
+    """The rows of a matrix (n, d) in blocks, and the factors that normalize them, which are 0 for rows of zeros.
 
-    `rows[index]` returns a block and its factors. These are 0 for rows of zeros. The matrix is array-like, sparse or a
-    tensor; it is not changed, and copied only if it is sparse with duplicate entries, or has rows whose squares would
-    overflow or underflow. `reset` sets the number of features of the estimator, as `fit` does, instead of checking it.
-
-    With `for_density`, d must be at least 2, sparse matrices are errors, and blocks have the dtype float64 on devices
-    that support it. Otherwise they have that of the matrix, at least float32.
-
-    A row of weight w, (n,) of `sample_weight`, counts as w equal rows; by default it is 1. `used_weights` are 0 for
-    rows of zeros.
+    `reset` sets the number of features of the estimator, as `fit` does, instead of checking it. With `for_density`,
+    d must be at least 2, sparse matrices are errors, and blocks have the dtype float64 where the device supports it.
+    A row of weight w counts as w equal rows; `used_weights` are 0 for rows of zeros.
     """
 
     def __init__(
@@ -42,7 +34,7 @@ class DirectionRows:
         min_features = 2 if reset and for_density else 1
         self.matrix: Block
         if isinstance(X, Tensor):
-            X = check_embeddings(X.detach(), what="X")
+            X = check_embeddings(X, what="X")
             if X.shape[1] < min_features:
                 raise ValueError(f"X must have at least {min_features} features; got {X.shape[1]}.")
             self.matrix = X.to(torch.promote_types(X.dtype, torch.float32))
@@ -83,10 +75,10 @@ class DirectionRows:
         if sample_weight is not None:
             check_dense("sample_weight", sample_weight)
             if isinstance(sample_weight, Tensor):
-                sample_weight = to_tensor("sample_weight", sample_weight).detach().cpu().double().numpy()
+                sample_weight = sample_weight.detach().cpu().double().numpy()
             weights = _check_sample_weight(sample_weight, np.empty(len(self)), ensure_non_negative=True)
-            if weights.dtype.kind not in "fiu" or not (weights.any() and np.isfinite(weights).all()):
-                raise ValueError("sample_weight must have finite real numbers, not only zeros.")
+            if not weights.any() or not np.isfinite(weights).all():
+                raise ValueError("sample_weight must have finite numbers, not only zeros.")
             self.weights = torch.from_numpy(weights).to(self.device, self.dtype)
         self.used_weights = self.weights * ~self.is_zero
         if zeros := int(self.is_zero.sum()):
@@ -136,13 +128,13 @@ def sums_by_label(block: Block, scales: Tensor, labels: Tensor, count: int) -> T
     return torch.from_numpy(sums.toarray() if sp.issparse(sums) else sums)
 
 
-def all_sums_by_label(rows: DirectionRows, labels: Tensor, count: int) -> Tensor:
-    """Return the weighted sums of the directions of all rows with each of `count` labels: (count, d)."""
+def all_sums_by_label(rows: DirectionRows, labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the weighted sums of the directions with each of `count` labels, (count, d), and of the weights."""
     sums = torch.zeros(count, rows.dim, dtype=rows.dtype, device=rows.device)
     for block in rows.parts(8 if rows.device.type == "cpu" else count + rows.dim):  # large: each call has a cost
         part, scales = rows[block]
         sums += sums_by_label(part, scales * rows.weights[block], labels[block], count)
-    return sums
+    return sums, sums.new_zeros(count).index_add_(0, labels, rows.used_weights)
 
 
 def _within_range(matrix: Block) -> Block:
@@ -160,13 +152,3 @@ def _within_range(matrix: Block) -> Block:
     matrix = sp.csr_matrix(matrix, copy=True)
     matrix.data /= np.repeat(divisors.numpy(), np.diff(matrix.indptr))
     return matrix
-
-
-class DirectionEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
-    """Base class of estimators whose parameters are no truth values, which scikit-learn would take for 0 and 1."""
-
-    def _validate_params(self) -> None:
-        for name, value in self.get_params(deep=False).items():
-            if isinstance(value, (bool, np.bool_)):
-                raise InvalidParameterError(f"{name} of {type(self).__name__} must not be a truth value; got {value}.")
-        super()._validate_params()

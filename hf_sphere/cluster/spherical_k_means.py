@@ -2,12 +2,19 @@
 
 import numbers
 import warnings
-from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple, Self
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from sklearn.base import ClusterMixin, _fit_context, clone
+from sklearn.base import (
+    BaseEstimator,
+    ClassNamePrefixFeaturesOutMixin,
+    ClusterMixin,
+    TransformerMixin,
+    _fit_context,
+    clone,
+)
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
@@ -15,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from hf_sphere.cluster.number import merge_clusters
-from hf_sphere.cluster.rows import DirectionEstimator, DirectionRows, all_sums_by_label, products, sums_by_label
+from hf_sphere.cluster.rows import DirectionRows, all_sums_by_label, products, sums_by_label
 from hf_sphere.geometry.checks import check_embeddings
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.utils.devices import widest_dtype
@@ -23,7 +30,7 @@ from hf_sphere.utils.devices import widest_dtype
 POSITIVE_INTEGER = Interval(numbers.Integral, 1, None, closed="left")
 
 
-class SphericalKMeans(ClusterMixin, DirectionEstimator):
+class SphericalKMeans(ClusterMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """k-means on the sphere, which maximizes the sum of the cosines between rows and the centers of their clusters.
 
     Rows are used by their directions only; they need not be normalized. Rows of zeros have no direction: they do not
@@ -113,19 +120,19 @@ class SphericalKMeans(ClusterMixin, DirectionEstimator):
             if initial.shape != shape:
                 raise ValueError(f"init must have the shape {shape}; got {tuple(initial.shape)}.")
             initial = project_to_sphere(initial)
-        best, centers, self.n_iter_ = self._best_run(rows, initial, random)
-        used = int(best.labels.cpu().bincount().count_nonzero())
+        labels, cosines, centers, self.n_iter_ = self._best_run(rows, initial, random)
+        used = int(labels.cpu().bincount().count_nonzero())
         if used < len(centers):
             text = f"only {used} of {len(centers)} clusters have rows; X may have fewer distinct directions."
             warnings.warn(text, ConvergenceWarning, stacklevel=3)
-        self.cluster_centers_, self.labels_ = rows.output(centers), rows.output(best.labels)
-        self.inertia_ = _inertia(rows, best)
+        self.cluster_centers_, self.labels_ = rows.output(centers), rows.output(labels)
+        self.inertia_ = _inertia(rows, cosines)
         return self
 
     def predict(self, X: Any) -> Any:
         """Return the cluster of each row of X: (n,)."""
-        rows, assignment = self._assign(X)
-        return rows.output(assignment.labels)
+        rows, centers = self._compared(X)
+        return rows.output(assign(rows, centers)[0])
 
     def transform(self, X: Any) -> Any:
         """Return the Euclidean distances between the directions of the rows of X and the centers: (n, k).
@@ -139,7 +146,8 @@ class SphericalKMeans(ClusterMixin, DirectionEstimator):
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return the negative inertia of X; y is ignored."""
-        return -_inertia(*self._assign(X, sample_weight))
+        rows, centers = self._compared(X, sample_weight)
+        return -_inertia(rows, assign(rows, centers)[1])
 
     @property
     def _n_features_out(self) -> int:
@@ -149,10 +157,6 @@ class SphericalKMeans(ClusterMixin, DirectionEstimator):
         check_is_fitted(self)
         rows = DirectionRows(self, X, reset=False, sample_weight=sample_weight)
         return rows, torch.as_tensor(self.cluster_centers_).to(rows.device, rows.dtype)
-
-    def _assign(self, X: Any, sample_weight: Any = None) -> tuple[DirectionRows, "Assignment"]:
-        rows, centers = self._compared(X, sample_weight)
-        return rows, assign(rows, centers)
 
     def _merged_centers(self, rows: DirectionRows, random: np.random.RandomState) -> Tensor:
         """Return the centers of the clusters that are left after small clusters have been merged."""
@@ -164,42 +168,40 @@ class SphericalKMeans(ClusterMixin, DirectionEstimator):
             centers, better = self._merge(rows, used, count, random)
             if 1 < len(centers) <= count / 2:
                 break
+        found = f"n_clusters='auto' found {len(centers)} clusters"
         if len(centers) > 0.9 * most:
-            text = f"n_clusters='auto' found {len(centers)} clusters, near its bound of {most}"
-            warnings.warn(f"{text}; there may be more: pass a number.", stacklevel=5)
+            text = f"{found}, near its bound of {most}; there may be more: pass a number."
+            warnings.warn(text, stacklevel=5)
         elif better is not None:
-            text = f"n_clusters='auto' found {len(centers)} clusters, but {better} are more compact by their silhouette"
-            warnings.warn(
-                f"{text}; they have too few rows for {rows.dim} dimensions to decide: pass a number.", stacklevel=5
-            )
+            text = f"{found}, but {better} are more compact by their silhouette; they have too few rows for"
+            warnings.warn(f"{text} {rows.dim} dimensions to decide: pass a number.", stacklevel=5)
         return centers.to(rows.device, rows.dtype)
 
     def _merge(
         self, rows: DirectionRows, used: Tensor, count: int, random: np.random.RandomState
     ) -> tuple[Tensor, int | None]:
         k_means = clone(self).set_params(n_clusters=count, max_iter=min(self.max_iter, 20))
-        labels = k_means._best_run(rows, None, random)[0].labels
-        sums = all_sums_by_label(rows, labels, count)
-        counts = sums.new_zeros(count).index_add_(0, labels, rows.used_weights)
+        labels, *_ = k_means._best_run(rows, None, random)
+        sums, counts = all_sums_by_label(rows, labels, count)
         sample = used[torch.from_numpy(random.choice(len(used), min(len(used), 1_000), replace=False))]
         return merge_clusters(sums, counts, rows.directions(sample), labels[sample], rows.weights[sample])
 
     def _best_run(
         self, rows: DirectionRows, initial: Tensor | None, random: np.random.RandomState
-    ) -> tuple["Assignment", Tensor, int]:
-        """Improve given or chosen centers; return the clusters, the centers and the number of passes of the best."""
+    ) -> tuple[Tensor, Tensor, Tensor, int]:
+        """Improve given or chosen centers; return labels, cosines, centers and the number of passes of the best."""
         runs = (self._run(rows, initial, random) for _ in range(self.n_init if initial is None else 1))
-        return max(runs, key=lambda run: float(run[0].cosines @ rows.weights))
+        return max(runs, key=lambda run: float(run[1] @ rows.weights))
 
     def _run(
         self, rows: DirectionRows, initial: Tensor | None, random: np.random.RandomState
-    ) -> tuple["Assignment", Tensor, int]:
+    ) -> tuple[Tensor, Tensor, Tensor, int]:
         centers = choose_centers(rows, int(self.n_clusters), random) if initial is None else initial
         sums, passes, nearest_centers = torch.zeros_like(centers), 0, NearestCenters(rows)
         while passes < self.max_iter:
             before, passes = centers, passes + 1
             if self.batch_size is None:
-                sums = all_sums_by_label(rows, nearest_centers.update(centers), len(centers))
+                sums, _ = all_sums_by_label(rows, nearest_centers.update(centers), len(centers))
             else:  # centers move to the mean of all rows that they were assigned, in this pass and before
                 for index in torch.from_numpy(random.permutation(len(rows))).to(rows.device).split(self.batch_size):
                     block, scales = rows[index]
@@ -209,14 +211,7 @@ class SphericalKMeans(ClusterMixin, DirectionEstimator):
             centers = _updated(centers, sums, rows)
             if (centers - before).square().sum() <= self.tol:
                 break
-        return assign(rows, centers), centers, passes
-
-
-class Assignment(NamedTuple):
-    """Cluster of each row, (n,), and the cosine with its center, (n,)."""
-
-    labels: Tensor
-    cosines: Tensor
+        return *assign(rows, centers), centers, passes
 
 
 def nearest(values: Tensor) -> Tensor:
@@ -230,28 +225,29 @@ def largest(values: Tensor) -> Tensor:
     return values.amax(1) if values.device.type != "cpu" else torch.from_numpy(values.numpy().max(1))
 
 
-def assign(rows: DirectionRows, centers: Tensor) -> Assignment:
-    """Assign each row to the center with the largest cosine, the first one if several are equal."""
-    labels, cosines = torch.empty(len(rows), dtype=torch.int64, device=rows.device), torch.empty_like(rows.scales)
+def compare(
+    rows: DirectionRows, parts: Iterable[slice | Tensor], centers: Tensor
+) -> Iterator[tuple[slice | Tensor, Tensor, Tensor, Tensor]]:
+    """Yield parts of the rows, their products with the centers, (b, k), the first center of the largest, and scales."""
     memory: Tensor | None = None
-    for block in rows.parts(rows.dim + len(centers)):
-        if memory is None or len(memory) != block.stop - block.start:
-            memory = centers.new_empty(block.stop - block.start, len(centers))  # reused: allocating takes longer
-        values = products(rows[block][0], centers, memory)
-        labels[block] = winners = nearest(values)
-        cosines[block] = values.gather(1, winners[:, None]).squeeze(1)
-    return Assignment(labels, cosines.mul_(rows.scales))
+    for part in parts:
+        block, scales = rows[part]
+        if memory is None or len(memory) != len(scales):
+            memory = centers.new_empty(len(scales), len(centers))  # reused: allocating takes longer
+        values = products(block, centers, memory)
+        yield part, values, nearest(values), scales
+
+
+def assign(rows: DirectionRows, centers: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first center with the largest cosine of each row, (n,), and this cosine, (n,)."""
+    labels, cosines = torch.empty(len(rows), dtype=torch.int64, device=rows.device), torch.empty_like(rows.scales)
+    for part, values, winners, scales in compare(rows, rows.parts(rows.dim + len(centers)), centers):
+        labels[part], cosines[part] = winners, values.gather(1, winners[:, None]).squeeze(1) * scales
+    return labels, cosines
 
 
 class NearestCenters:
-    """The nearest center of each row while centers move, found again only for rows where it may have changed.
-
-    If the center of a row has moved by the angle a since both were compared, and no center by more than b, the row is
-    at most a farther from its own center, and no other one is more than b nearer.
-
-    Reference:
-        Hamerly, "Making k-means even faster", SDM 2010.
-    """
+    """The nearest center of each row while centers move, found again only where it may have changed (Hamerly, 2010)."""
 
     def __init__(self, rows: DirectionRows) -> None:
         self.rows = rows
@@ -270,13 +266,8 @@ class NearestCenters:
         if unsure is not None and len(unsure) < 0.7 * len(self.rows):  # else copying the rows takes longer
             self.compared = len(unsure)
             parts = unsure.split(max(64, 2**19 // (self.rows.dim + len(centers))))
-        memory: Tensor | None = None
-        for part in parts:
-            block, scales = self.rows[part]
-            if memory is None or len(memory) != len(scales):
-                memory = centers.new_empty(len(scales), len(centers))  # reused: allocating takes longer
-            values = products(block, centers, memory)
-            self.labels[part] = winners = nearest(values)
+        for part, values, winners, scales in compare(self.rows, parts, centers):
+            self.labels[part] = winners
             self.own[part] = (values.gather(1, winners[:, None]).squeeze(1) * scales).clamp(-1, 1).acos()
             values.scatter_(1, winners[:, None], -torch.inf)
             self.other[part] = (largest(values) * scales).clamp(-1, 1).acos()
@@ -284,17 +275,14 @@ class NearestCenters:
         return self.labels
 
     def _move(self, centers: Tensor, before: Tensor) -> Tensor | None:
-        """Update the angles; return the rows whose nearest center may have changed, or None if many centers move far.
-
-        Centers that move far are compared with all rows, so that the bounds of the others remain close.
-        """
+        """Update the angles; return the rows whose nearest center may have changed, or None if many move far."""
         moved = 2 * (torch.linalg.vector_norm(centers - before, dim=1) / 2).clamp(max=1).asin()
         far = moved > 0.03
         if int(far.sum()) > len(centers) / 2:
             return None
         self.own += moved[self.labels]
         self.other -= moved[~far].max()
-        if far.any():
+        if far.any():  # are compared with all rows, so that the bounds of the others remain close
             self.own[far[self.labels]] = torch.inf
             near = centers[far]
             for part in self.rows.parts(self.rows.dim + len(near)):
@@ -340,13 +328,13 @@ def _updated(centers: Tensor, sums: Tensor, rows: DirectionRows) -> Tensor:
     is_empty = (sums == 0).all(1)
     if is_empty.any():
         is_used = rows.used_weights > 0
-        cosines = torch.where(is_used, assign(rows, centers).cosines, 2.0)
+        cosines = torch.where(is_used, assign(rows, centers)[1], 2.0)
         empty = is_empty.nonzero().squeeze(1)[: int(is_used.sum())]
         moved = rows.directions(cosines.topk(len(empty), largest=False).indices)
         return torch.where(is_empty[:, None], centers, project_to_sphere(sums)).index_copy(0, empty, moved)
     return project_to_sphere(sums)
 
 
-def _inertia(rows: DirectionRows, assignment: Assignment) -> float:
-    gaps = (1 - assignment.cosines.to(widest_dtype(rows.device))).clamp_min(0)
+def _inertia(rows: DirectionRows, cosines: Tensor) -> float:
+    gaps = (1 - cosines.to(widest_dtype(rows.device))).clamp_min(0)
     return float(2 * (gaps * rows.used_weights).sum())

@@ -55,20 +55,12 @@ def log_vmf_normalizer(concentration: Tensor, dim: int) -> Tensor:
 
 
 def log_vmf_partition(concentration: Tensor, dim: int) -> Tensor:
-    """Log-partition function with respect to the uniform distribution, `log C_d(0) - log C_d(kappa)`.
-
-    This is the logarithm of the mean of exp(kappa mu.x) over the sphere. Divergences are differences of it, in which
-    the area of the sphere cancels. Twice differentiable. Arguments are those of `log_vmf_normalizer`.
-    """
+    """Logarithm of the mean of exp(kappa mu.x) over the sphere, `log C_d(0) - log C_d(kappa)`; twice differentiable."""
     return _functions(_check(concentration, dim), dim, "partition")[0].to(concentration.dtype)
 
 
 def log_vmf_peak(concentration: Tensor, dim: int) -> Tensor:
-    """Logarithm of the ratio of the density at the mode to the uniform density, `log C_d(kappa) + kappa - log C_d(0)`.
-
-    It grows like `(d - 1) / 2 log kappa`, and is evaluated without the cancellation of that sum. Its derivative is the
-    complement of the mean resultant length. Twice differentiable. Arguments are those of `log_vmf_normalizer`.
-    """
+    """Logarithm of the density at the mode over the uniform one, `log C_d(kappa) + kappa - log C_d(0)`, accurate."""
     return _functions(_check(concentration, dim), dim, "peak")[0].to(concentration.dtype)
 
 
@@ -102,11 +94,7 @@ def mean_resultant_length(concentration: Tensor, dim: int) -> Tensor:
 
 
 def mean_resultant_length_derivative(concentration: Tensor, dim: int) -> Tensor:
-    """Derivative of the mean resultant length with respect to the concentration, the variance of mu.x, in (0, 1/d].
-
-    Equal to `1 - A^2 - (d - 1) A / kappa`, evaluated without the cancellation of that formula at large concentrations.
-    Arguments and errors are those of `mean_resultant_length`.
-    """
+    """Derivative of the mean resultant length, `1 - A^2 - (d - 1) A / kappa`, the variance of mu.x; accurate."""
     return _functions(_check(concentration, dim), dim, "derivative")[0].to(concentration.dtype)
 
 
@@ -116,11 +104,7 @@ def mean_resultant_length_complement(concentration: Tensor, dim: int) -> Tensor:
 
 
 def means_from_natural_parameters(*vectors: Tensor) -> tuple[Tensor, ...]:
-    """Means A_d(|eta|) eta / |eta| of von Mises-Fisher distributions with natural parameters eta = kappa mu, (N, d).
-
-    They are smooth also at 0. The mean is the gradient of the log-partition function, and its Jacobian is the
-    covariance matrix. Once differentiable.
-    """
+    """Means A_d(|eta|) eta / |eta| of distributions with natural parameters eta = kappa mu, (N, d)."""
     return _Means.apply(*vectors)
 
 

@@ -16,37 +16,26 @@ IGNORED = -100
 
 def check_floating(name: str, value: Any) -> None:
     """Raise a TypeError unless a value is a tensor of a floating-point dtype."""
-    is_tensor = isinstance(value, Tensor)
-    if not is_tensor or not value.is_floating_point():
-        got, how = (value.dtype, ".float()") if is_tensor else (type(value).__name__, "torch.as_tensor()")
-        raise TypeError(f"{name} must be a tensor of a floating-point dtype; got {got}. Convert it with {how}.")
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        got, how = (value.dtype, ".float") if isinstance(value, Tensor) else (type(value).__name__, "torch.as_tensor")
+        raise TypeError(f"{name} must be a tensor of a floating-point dtype; got {got}. Convert it with {how}().")
     if not torch.compiler.is_compiling():  # where layouts cannot be read in a backward pass
         check_dense(name, value)
 
 
 def weigh_points(points: Tensor, weights: Any) -> Tensor:
-    """Return weights (..., n) of points (..., n, d), equal if None, in their dtype and divided by their sums.
-
-    A point without a direction, and invalid weights, are errors.
-    """
+    """Return valid weights (..., n) of points (..., n, d), equal if None, in their dtype and divided by their sums."""
     if points.ndim < 2 or points.shape[-2] == 0:
         raise ValueError(f"points must have the shape (..., n, d) with n of at least 1; got {tuple(points.shape)}.")
     norms = torch.linalg.vector_norm(points.detach(), dim=-1)
     if not ((norms > 0) & norms.isfinite()).all():
         raise ValueError("points must be finite, with finite norms above 0. Normalize them, and remove zeros.")
-    weights = points.new_ones(points.shape[-2]) if weights is None else weights
-    if not isinstance(weights, Tensor):
-        raise TypeError(f"weights must be a tensor; got {type(weights).__name__}. Convert it with torch.as_tensor().")
-    *batch, count = points.shape[:-1]
-    try:
-        torch.broadcast_shapes(weights.shape[:-1], batch)
-        fits = weights.shape[-1:] == (count,)
-    except RuntimeError:
-        fits = False
-    if not fits:
-        shapes = f"{tuple(weights.shape)} for points of shape {tuple(points.shape)}"
-        raise ValueError(f"weights must have the shape (..., n), one for each of the points (..., n, d); got {shapes}.")
-    weights = weights.to(points.dtype)
+    weights = points.new_ones(points.shape[-2]) if weights is None else weights.to(points.dtype)
+    if weights.shape[-1:] != points.shape[-2:-1]:
+        raise ValueError(
+            "weights must have the shape (..., n), one for each of the points (..., n, d); got "
+            f"{tuple(weights.shape)} for points of shape {tuple(points.shape)}."
+        )
     total = weights.sum(-1, keepdim=True)
     if not ((weights >= 0).all() and ((total > 0) & total.isfinite()).all()):
         raise ValueError("weights must be finite and nonnegative with a positive sum that does not overflow.")
@@ -56,11 +45,11 @@ def weigh_points(points: Tensor, weights: Any) -> Tensor:
 def check_dense(name: str, values: Any) -> None:
     """Raise a TypeError for a sparse or nested tensor, a sparse matrix, or an array with masked values."""
     if isinstance(values, Tensor):
-        is_dense, how = values.layout == torch.strided, "to_dense()"
+        is_dense, got, how = values.layout == torch.strided, values.layout, "to_dense()"
     else:
-        is_dense, how = not hasattr(values, "toarray") and not np.ma.is_masked(values), "toarray() or .filled()"
+        is_dense = not hasattr(values, "toarray") and not np.ma.is_masked(values)
+        got, how = type(values).__name__, "toarray() or .filled()"
     if not is_dense:
-        got = values.layout if isinstance(values, Tensor) else type(values).__name__
         raise TypeError(f"{name} must be dense, without masked values; got {got}. Convert it with .{how}.")
 
 
@@ -75,12 +64,7 @@ def check_codes(name: str, dtype: object) -> None:
 
 
 def to_tensor(name: str, values: Any, kind: str = "numbers") -> Tensor:
-    """Return numbers as a tensor without loss of precision, and tensors as they are.
-
-    Arrays, columns and lists have the dtype that numpy gives them, so that Python numbers are float64 and int64. Rows
-    are lists, arrays, or objects with a `to_numpy`, such as a `Vector` of pgvector. Values that are not of the `kind`
-    that the message names, or that no dtype represents exactly, are a TypeError.
-    """
+    """Return numbers as a tensor without loss of precision; Python numbers become float64 and int64."""
     check_dense(name, values)
     try:
         values = values[:] if isinstance(values, Sequence) else values  # a column of datasets, which is read at once
@@ -90,15 +74,12 @@ def to_tensor(name: str, values: Any, kind: str = "numbers") -> Tensor:
         if isinstance(values, (list, tuple)):
             values = _stack(name, values)
         if not isinstance(values, Tensor):
-            array = values
-            if array.dtype.kind in "SUTMm" and array.size:
+            if values.dtype.kind in "SUTMm" and values.size:
                 how = "Number the names: numpy.unique(names, return_inverse=True)[1]; embed texts by a model"
-                raise TypeError(f"the first is '{array.flat[0]}'. {how}.")
-            if array.dtype.kind not in "biufc" or array.dtype == np.longdouble:
-                array = _to_float64(name, array)
-            values = torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
-        if values.is_meta:
-            raise TypeError("they are on the device meta, where tensors have a shape but no values")
+                raise TypeError(f"the first is '{values.flat[0]}'. {how}.")
+            if values.dtype.kind not in "biufc" or values.dtype == np.longdouble:
+                values = _to_float64(name, values)
+            values = torch.from_numpy(np.require(values, values.dtype.newbyteorder("="), ["C", "W"]))
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise TypeError(f"{name} must be {kind}; {error}") from error
     if values.is_complex():
@@ -113,15 +94,14 @@ def _stack(name: str, rows: Sequence[Any]) -> Any:
         return torch.stack(tuple(rows))
     if len(kinds) > 1 and kinds & {bool, np.bool_}:  # which numpy would make ones and zeros
         raise ValueError("some are truth values, which are no numbers")
-    if any(hasattr(kind, "__len__") or hasattr(kind, "to_numpy") for kind in kinds - {list, str}):
+    rows = [row.to_numpy() if hasattr(row, "to_numpy") else row for row in rows]  # such as a `Vector` of pgvector
+    if kinds - {list, str, int, float}:
         for row in rows:
             check_dense(f"each row of {name}", row)
-        rows = [row.to_numpy() if hasattr(row, "to_numpy") else row for row in rows]
-    if any(hasattr(row, "__len__") for row in rows):
-        widest = max(len(row) for row in rows if hasattr(row, "__len__"))
+    if max([len(row) for row in rows if hasattr(row, "__len__")], default=0):
         for number, row in enumerate(rows):
             # None, NaN in a column of pandas, and nothing in one of an older polars
-            if not hasattr(row, "__len__") or (widest and not len(row)):
+            if not hasattr(row, "__len__") or not len(row):
                 raise ValueError(f"row {number} has none")
     return np.asarray(rows)
 
@@ -129,29 +109,26 @@ def _stack(name: str, rows: Sequence[Any]) -> Any:
 def to_floating(name: str, values: Any) -> Tensor:
     """Return numbers as a tensor of a floating-point dtype, float64 for integers; see `to_tensor`."""
     values = to_tensor(name, values)
-    exact = values.is_floating_point()
-    if exact and values.element_size() == 1:  # torch computes little with 8 bits
-        return values.float()
-    if not exact:
-        check_float64(f"{name} of dtype {values.dtype}", values.device, "Convert them with .float() or .cpu().")
-    return values if exact else torch.from_numpy(_to_float64(name, values.cpu().numpy())).to(values.device)
+    if values.is_floating_point():
+        return values.float() if values.element_size() == 1 else values  # torch computes little with 8 bits
+    check_float64(f"{name} of dtype {values.dtype}", values.device, "Convert them with .float() or .cpu().")
+    return torch.from_numpy(_to_float64(name, values.cpu().numpy())).to(values.device)
 
 
 def _to_float64(name: str, array: np.ndarray) -> np.ndarray:
     wide = array.astype(np.float64)
     with np.errstate(invalid="ignore"):
         if not (wide.astype(array.dtype) == array).all():
-            others = f"some of dtype {array.dtype} are not, such as integers above 2**53 and missing values"
-            raise ValueError(f"{name} must be exact in float64; {others}.")
+            others = "integers above 2**53 and missing values"
+            raise ValueError(f"{name} must be exact in float64; some of dtype {array.dtype} are not, such as {others}.")
     return wide
 
 
 def check_scores(name: str, scores: Tensor) -> Tensor:
     """Return valid scores (N,), N >= 1, as float64 on the CPU."""
-    scores = to_floating(name, to_tensor(name, scores).detach().cpu())
+    scores = to_floating(name, to_tensor(name, scores).detach().cpu()).double()
     if scores.ndim != 1 or len(scores) == 0:
         raise ValueError(f"{name} must have the shape (N,) with N >= 1; got {tuple(scores.shape)}.")
-    scores = scores.double()
     if scores.isnan().any():
         raise ValueError(f"{name} must not be NaN; index {int(scores.isnan().nonzero()[0])} is. Remove or replace it.")
     return scores
@@ -161,7 +138,7 @@ def check_correct(correct: Tensor, count: int) -> Tensor:
     """Return whether each prediction is correct, (count,), as zeros and ones in float64 on the CPU."""
     correct = check_scores("correct", correct)
     if len(correct) != count:
-        raise ValueError(f"correct must have the shape ({count},), one per prediction; got {tuple(correct.shape)}.")
+        raise ValueError(f"correct must have the shape ({count},), one per prediction; got ({len(correct)},).")
     if not ((correct == 0) | (correct == 1)).all():
         raise ValueError("correct must be boolean, or 0 and 1; got other values. Compute predictions == labels.")
     return correct
@@ -186,8 +163,8 @@ def to_embeddings(embeddings: Tensor, min_count: int = 1, what: str = "embedding
     check_codes(what, embeddings.dtype)
     embeddings = to_floating(what, embeddings)
     if embeddings.ndim != 2 or len(embeddings) < min_count or embeddings.shape[1] == 0:
-        shape = f"(N, d) with N >= {min_count} and d >= 1"
-        raise ValueError(f"{what} must have the shape {shape}; got {tuple(embeddings.shape)}.")
+        got = tuple(embeddings.shape)
+        raise ValueError(f"{what} must have the shape (N, d) with N >= {min_count} and d >= 1; got {got}.")
     return embeddings
 
 
@@ -253,8 +230,7 @@ def check_tensors(module: nn.Module | None = None, /, **values: object) -> None:
     """Raise an error unless the named values are tensors or None, on one device, that of the module's weights."""
     for name, value in values.items():
         if value is not None and not isinstance(value, Tensor):
-            if name == "labels":
-                to_tensor("labels", value, "integers")  # raises an error for names
+            to_tensor(name, value, "integers" if name == "labels" else "numbers")  # raises an error for names
             raise TypeError(f"{name} must be a tensor; got {type(value).__name__}. Convert it with torch.as_tensor().")
     if module is not None:
         weight = next(chain(module.parameters(), module.buffers()), None)
@@ -263,14 +239,13 @@ def check_tensors(module: nn.Module | None = None, /, **values: object) -> None:
 
 
 def check_class_labels(labels: Tensor, num_classes: int, *, owner: str, advice: str) -> None:
-    """Raise an error for labels that are no integers, or outside 0..K-1, except -100, if they can be read.
-
-    The message names the `owner` of the classes and ends with the `advice`.
-    """
+    """Raise an error for labels that are no integers, or outside 0..K-1, except -100, if they can be read."""
     check_integers(labels)
     if not is_readable(labels) or not (labels := labels[labels != IGNORED]).numel():
         return
     low, high = labels.aminmax()
     if low < 0 or high >= num_classes:
-        classes = f"{num_classes} classes (0 to {num_classes - 1})"
-        raise ValueError(f"labels run from {low} to {high}, but the {owner} has {classes}. {advice}")
+        last = num_classes - 1
+        raise ValueError(
+            f"labels run from {low} to {high}, but the {owner} has {num_classes} classes (0 to {last}). {advice}"
+        )

@@ -54,9 +54,9 @@ def spherize(x: Tensor, scaling: float | Tensor = 1.0, radius: float | Tensor = 
         raise ValueError(f"delta must lie between 0 and 1 (exclusive); got {delta}. The usual value is 1e-6.")
     if not isinstance(radius, Tensor) and not radius > 0.0:
         raise ValueError(f"radius must be positive; got {radius}.")
-    if is_exporting():
-        return _spherize_for_export(x, _scalar(scaling, x), _scalar(radius, x), _smallest_angle(x.shape[-1], delta))
-    return _Spherize.apply(x, _scalar(scaling, x), _scalar(radius, x), delta)
+    low = min(math.asin(delta ** (1.0 / x.shape[-1])), 0.99 * math.pi / 2)
+    compute = _spherize_for_export if is_exporting() else _Spherize.apply
+    return compute(x, _scalar(scaling, x), _scalar(radius, x), low)
 
 
 def angles_to_cartesian(angles: Tensor, radius: float | Tensor = 1.0) -> Tensor:
@@ -117,18 +117,17 @@ class _Spherize(torch.autograd.Function):
     """Saves only its input and output for the backward pass."""
 
     @staticmethod
-    def forward(x: Tensor, scaling: Tensor, radius: Tensor, delta: float) -> Tensor:
+    def forward(x: Tensor, scaling: Tensor, radius: Tensor, low: float) -> Tensor:
         if _uses_kernel(x):
             from hf_sphere.geometry.spherize_kernels import spherize_by_kernel
 
-            return spherize_by_kernel(x, scaling, radius, _smallest_angle(x.shape[-1], delta))
-        return _spherize_in_blocks(x, scaling, radius, _smallest_angle(x.shape[-1], delta))
+            return spherize_by_kernel(x, scaling, radius, low)
+        return _spherize_in_blocks(x, scaling, radius, low)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        x, scaling, radius, delta = inputs
+        x, scaling, radius, ctx.low = inputs
         ctx.save_for_backward(x, scaling, radius, output)
-        ctx.low = _smallest_angle(x.shape[-1], delta)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
@@ -143,15 +142,15 @@ class _Spherize(torch.autograd.Function):
         return *_gradient_in_blocks(grad_output, x, scaling, radius, output, ctx.low, ctx.needs_input_grad), None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, x: Tensor, scaling: Tensor, radius: Tensor, delta: float) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: tuple, x: Tensor, scaling: Tensor, radius: Tensor, low: float) -> tuple[Tensor, int]:
         if in_dims[1] is None and in_dims[2] is None:
-            return _Spherize.apply(x.movedim(in_dims[0], 0), scaling, radius, delta), 0
+            return _Spherize.apply(x.movedim(in_dims[0], 0), scaling, radius, low), 0
         # One scaling or radius per element, as in an ensemble of models. The batch is small, so a loop is sufficient.
         columns = [
             [tensor] * info.batch_size if dim is None else tensor.unbind(dim)
             for tensor, dim in zip((x, scaling, radius), in_dims, strict=False)
         ]
-        return torch.stack([_Spherize.apply(*each, delta) for each in zip(*columns, strict=True)]), 0
+        return torch.stack([_Spherize.apply(*each, low) for each in zip(*columns, strict=True)]), 0
 
 
 def _uses_kernel(x: Tensor) -> bool:
@@ -192,10 +191,7 @@ def _spherize_in_blocks(x: Tensor, scaling: Tensor, radius: Tensor, low: float) 
 
 
 def _spherize_for_export(x: Tensor, scaling: Tensor, radius: Tensor, low: float) -> Tensor:
-    """Compute the points with sums of logarithms, because ONNX has a cumulative sum but no cumulative product.
-
-    The logarithms are accumulated in float64, in which their rounding errors are negligible for any number of axes.
-    """
+    """Compute the points with sums of logarithms in float64, because ONNX has no cumulative product."""
     logits = x.to(scaling.dtype) * scaling
     cosine = torch.sin(torch.sigmoid(-logits) * (math.pi / 2 - low)).to(widest_dtype(x))
     # As in `_spherize_in_blocks`. A logarithm of sin^2 = 1 - cos^2 is accurate even where the sine is close to 1.
@@ -207,10 +203,7 @@ def _spherize_for_export(x: Tensor, scaling: Tensor, radius: Tensor, low: float)
 def _gradient(
     grad_output: Tensor, x: Tensor, scaling: Tensor, radius: Tensor, output: Tensor, low: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Closed-form gradients with respect to x, scaling and radius.
-
-    dL/dtheta_j = cot(theta_j) * sum_{k>j} g_k y_k - tan(theta_j) * g_j y_j, times the slope of the sigmoid.
-    """
+    """Gradients: dL/dtheta_j = cot(theta_j) sum_{k>j} g_k y_k - tan(theta_j) g_j y_j, times the sigmoid's slope."""
     values = x.to(scaling.dtype)
     logits = values * scaling
     # Both have full relative accuracy, so neither quotient loses digits at either end.
@@ -229,10 +222,7 @@ def _gradient(
 def _gradient_in_blocks(
     grad_output: Tensor, x: Tensor, scaling: Tensor, radius: Tensor, output: Tensor, low: float, needs: tuple[bool, ...]
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Like `_gradient`, but computed block by block, reusing the same buffers.
-
-    The gradients of scaling and radius are computed only if `needs[1]` and `needs[2]`.
-    """
+    """Like `_gradient`, but block by block in the same buffers; of scaling and radius only if `needs[1:3]`."""
     size, dtype = x.shape[-1], scaling.dtype
     result = torch.empty_like(x, memory_format=torch.contiguous_format)
     grad_scaling, grad_radius = (torch.zeros_like(scaling) if needed else None for needed in needs[1:3])
@@ -240,9 +230,8 @@ def _gradient_in_blocks(
     factor, slope = math.pi / 2 - low, -scaling
     smallest = torch.full_like(scaling, torch.finfo(dtype).tiny)  # keeps the cosine, a divisor, positive
     for values, points, grad_points, grad_values in _row_blocks(x, output, grad_output, result):
-        falling, cosine, tangent = (
-            _reuse(memory, name, values, size, dtype) for name in ("falling", "cosine", "tangent")
-        )
+        names = ("falling", "cosine", "tangent")
+        falling, cosine, tangent = (_reuse(memory, name, values, size, dtype) for name in names)
         values = values.to(dtype)
         torch.mul(values, slope, out=falling).sigmoid_()
         torch.add(smallest, falling, alpha=factor, out=cosine).sin_()
@@ -269,10 +258,6 @@ def _gradient_in_blocks(
     return result, grad_scaling, grad_radius
 
 
-def _smallest_angle(size: int, delta: float) -> float:
-    return min(math.asin(delta ** (1.0 / size)), 0.99 * math.pi / 2)
-
-
 def _scalar(value: float | Tensor, x: Tensor) -> Tensor:
     dtype = torch.promote_types(x.dtype, torch.float32)
     if isinstance(value, Tensor):
@@ -283,14 +268,10 @@ def _scalar(value: float | Tensor, x: Tensor) -> Tensor:
 
 
 def _row_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Flatten the leading axes and yield views of matching blocks of rows.
-
-    On the CPU the buffers of a block fit in the cache; on other devices blocks only limit the memory. A compiler fuses
-    the operations, so it uses a single block.
-    """
+    """Flatten the leading axes and yield views of matching blocks of rows, which fit in the cache of a CPU."""
     tables = [tensor.reshape(-1, tensor.shape[-1]) for tensor in tensors]
     rows, columns = tables[0].shape
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():  # a compiler fuses the operations
         yield tuple(tables)
         return
     step = max(1, (2**17 if tensors[0].device.type == "cpu" else 2**24) // columns)
@@ -299,14 +280,10 @@ def _row_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def _reuse(memory: dict[str, Tensor], name: str, block: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
-    """Return a named buffer for a block; the first block is the largest, and later ones use a part of its buffer.
-
-    Allocating new memory at every step would take longer than the arithmetic.
-    """
-    rows = block.shape[0]
+    """Return a named buffer for a block, as allocating takes longer than the arithmetic; the first is the largest."""
     if name not in memory:
-        memory[name] = torch.empty((rows, columns), dtype=dtype, device=block.device)
-    return memory[name] if memory[name].shape[0] == rows else memory[name][:rows]
+        memory[name] = torch.empty((len(block), columns), dtype=dtype, device=block.device)
+    return memory[name][: len(block)]
 
 
 def _sine(logits: Tensor, low: float) -> Tensor:

@@ -15,11 +15,7 @@ T = TypeVar("T")
 
 
 def cache_constants(build: Callable[..., T]) -> Callable[..., T]:
-    """Decorate a function of hashable arguments that returns constant tensors, so that its results are cached.
-
-    Results that contain fake tensors, as during `torch.export`, are not cached. `torch.compile` calls the function once
-    and treats its result as a constant.
-    """
+    """Decorate a function of hashable arguments that returns constant tensors, so that its results are cached."""
     results: dict[Any, T] = {}
 
     @assume_constant_result
@@ -29,7 +25,7 @@ def cache_constants(build: Callable[..., T]) -> Callable[..., T]:
             return results[arguments]
         with torch.inference_mode(False):  # the tensors may be used in training later
             result = build(*arguments)
-        if not any(map(is_fake, tree_leaves(result))):
+        if not any(map(is_fake, tree_leaves(result))):  # as during `torch.export`
             results[arguments] = result
         return result
 
@@ -37,10 +33,7 @@ def cache_constants(build: Callable[..., T]) -> Callable[..., T]:
 
 
 def cache_outside_graphs(build: Callable[..., T]) -> Callable[..., T]:
-    """Decorate a function that computes small constant tensors: like `cache_constants`, but compiled where it is used.
-
-    A compiled function can then call it several times, which `cache_constants` does not allow.
-    """
+    """Like `cache_constants`, but compiled where it is used: a compiled function may then call it several times."""
     cached = cache_constants(build)
 
     @functools.wraps(build)
@@ -103,10 +96,7 @@ def with_gradient(gradient: Callable[..., tuple[Tensor, ...]]) -> Callable[[T], 
 
 
 def opaque(shapes: Callable[..., Any]) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Decorate a function of annotated arguments, so that a compiler calls it instead of unrolling its loops.
-
-    `shapes` returns empty tensors like the results, for the same arguments. The results share no memory with these.
-    """
+    """Decorate a function so that a compiler calls it; `shapes` returns empty tensors like the results."""
 
     def decorate(function: Callable[..., T]) -> Callable[..., T]:
         operator = torch.library.custom_op(f"hf_sphere::{function.__name__.strip('_')}", function, mutates_args=())

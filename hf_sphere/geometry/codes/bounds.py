@@ -2,12 +2,11 @@
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_floating
+from hf_sphere.geometry.checks import check_floating, check_rows
 from hf_sphere.geometry.codes.catalogue import CATALOGUE, COHN
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.utils.checks import check_integer
@@ -23,14 +22,9 @@ _DANZER = "Danzer, Finite point-sets on S^2 with minimum distance as large as po
 
 
 def levenshtein_cosine(num_points: int, dim: int) -> float:
-    """Lower bound on the largest cosine of K points in R^d, d >= 3, by Levenshtein's bound, accurate to about 1e-13.
+    """Lower bound on the largest cosine of K points in R^d, d >= 3: the s with L(d, s) = K (Levenshtein, 1998, 5.48).
 
-    The bound L_m(d, s) on the size of a code with largest cosine s increases with s from D(d, m) to D(d, m + 1) on the
-    m-th interval of s, where D is the Delsarte-Goethals-Seidel bound. K determines the interval, and a bracketing root
-    finder determines the cosine s with L(d, s) = K.
-
-    Reference:
-        Levenshtein, "Universal bounds for codes and designs", Handbook of Coding Theory, 1998, equations 5.48 and 5.49.
+    L_m(d, s), a bound on the size of a code, increases with s from D(d, m) to D(d, m + 1) on the m-th interval of s.
     """
     from scipy.optimize import brentq
 
@@ -91,27 +85,18 @@ def _interval_end(degree: int, dim: int) -> float:
     return float(roots_jacobi(half + odd, (dim - 1) / 2, (dim - 3) / 2 + (0 if odd else 1))[0][-1])
 
 
-class ProvedOptimum(NamedTuple):
-    """No `num_points` points in R^`dim` have a largest cosine below `cosine` (rounded down if not in closed form)."""
-
-    num_points: int
-    dim: int
-    cosine: float
-    source: str
-
-
 PROVED_OPTIMA = (
-    ProvedOptimum(7, 3, 0.210138312730, _SCHUETTE),
-    ProvedOptimum(8, 3, 0.261203874963, _SCHUETTE),
-    ProvedOptimum(9, 3, 1 / 3, _SCHUETTE),
-    ProvedOptimum(10, 3, 0.404394325216, _DANZER),
-    ProvedOptimum(11, 3, 1 / math.sqrt(5), _DANZER),
-    ProvedOptimum(13, 3, 0.542636486829, "Musin and Tarasov, The strong thirteen spheres problem, 2012"),
-    ProvedOptimum(14, 3, 0.563950300360, "Musin and Tarasov, The Tammes problem for N = 14, 2015"),
-    ProvedOptimum(24, 3, 0.723078468333, "Robinson, Arrangement of 24 points on a sphere, 1961"),
-    ProvedOptimum(1024**2 + 2048, 1024, 1 / 32, COHN),
+    (7, 3, 0.210138312730, _SCHUETTE),
+    (8, 3, 0.261203874963, _SCHUETTE),
+    (9, 3, 1 / 3, _SCHUETTE),
+    (10, 3, 0.404394325216, _DANZER),
+    (11, 3, 1 / math.sqrt(5), _DANZER),
+    (13, 3, 0.542636486829, "Musin and Tarasov, The strong thirteen spheres problem, 2012"),
+    (14, 3, 0.563950300360, "Musin and Tarasov, The Tammes problem for N = 14, 2015"),
+    (24, 3, 0.723078468333, "Robinson, Arrangement of 24 points on a sphere, 1961"),
+    (1024**2 + 2048, 1024, 1 / 32, COHN),
 )
-"""Optima increase with the number of points and decrease with the dimension, so each bounds many other cases."""
+"""Points, dimension, smallest possible largest cosine (rounded down if not in closed form) and source."""
 
 
 @lru_cache(maxsize=4096)
@@ -146,14 +131,9 @@ def separation_bound(num_points: int, dim: int) -> float:
     if dim == 2:
         return math.cos(2 * math.pi / num_points)
     universal = levenshtein_cosine(min(num_points, design_size(_LARGEST_DEGREE, dim)), dim) - _ROUNDING
-    return max(universal, _proved_bound(num_points, dim))
-
-
-def _proved_bound(num_points: int, dim: int) -> float:
-    """Largest proved optimum of at most K points in at least d dimensions."""
-    optima = [(optimum.num_points, optimum.dim, optimum.cosine) for optimum in PROVED_OPTIMA]
-    optima += [(code.size, code.dim, code.cosine) for code in CATALOGUE if code.optimal]
-    return max((cosine for size, width, cosine in optima if size <= num_points and width >= dim), default=-1.0)
+    # Optima increase with the number of points and decrease with the dimension, so each bounds many other cases.
+    optima = [*PROVED_OPTIMA, *((c.size, c.dim, c.cosine, c.source) for c in CATALOGUE if c.optimal)]
+    return max([universal, *(cosine for size, width, cosine, _ in optima if size <= num_points and width >= dim)])
 
 
 def separation(points: Tensor) -> Tensor:
@@ -179,10 +159,7 @@ def separation(points: Tensor) -> Tensor:
     check_floating("points", points)
     if points.ndim != 2 or points.shape[0] < 2 or points.shape[1] < 1:
         raise ValueError(f"points must have the shape (K, d) with K >= 2 and d >= 1; got {tuple(points.shape)}.")
-    invalid = ~(points.isfinite().all(-1) & points.any(-1))
-    if invalid.any():
-        row = int(invalid.nonzero()[0])
-        raise ValueError(f"all points must be finite and non-zero; point {row} is not. Remove or replace it.")
+    check_rows(points.isfinite().all(-1) & points.any(-1), "points must be finite and non-zero", "are not")
     unit = project_to_sphere(points.to(torch.promote_types(points.dtype, torch.float32)))
     # The search is done without gradients; the cosines of the pairs found are then recomputed.
     return (unit * unit[_nearest(unit.detach())]).sum(-1).clamp(-1.0, 1.0).max()

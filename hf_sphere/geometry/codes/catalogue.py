@@ -166,92 +166,68 @@ def fit_code(code: SphericalCode, num_points: int, dim: int, generator: torch.Ge
     return F.pad(code.build(index[:num_points]), (0, dim - code.dim))
 
 
-def _kissing_chain(base: SphericalCode, *inner: int | tuple[int, str, str]) -> Iterator[SphericalCode]:
-    """Iterated kissing configurations of a code; see `derived`.
-
-    Each is given by its size, or by size, name and reference if it is proved optimal.
-    """
+def _family(code: SphericalCode, *inner: int | tuple[int, str]) -> Iterator[SphericalCode]:
+    """A code and its iterated kissing configurations by their size, or by size and name if proved optimal."""
+    yield code
     for times, item in enumerate(inner, start=1):
-        size, name, proof = item if isinstance(item, tuple) else (item, "", "")
-        name, source = name or f"{base.name}, kissing configuration taken {times} x", proof or f"Inside: {base.source}"
-        builder = partial(constructions.kissing_configuration, base.builder, base.cosine, times)
-        cosine = base.cosine / (1 + times * base.cosine)
-        yield SphericalCode(name, base.dim - times, size, cosine, bool(proof), source, builder)
-
-
-_E8 = SphericalCode("E8 roots", 8, 240, 1 / 2, True, _KISSING, constructions.e8_roots)
-_LEECH = SphericalCode(
-    "Leech lattice, shortest vectors", 24, 196560, 1 / 2, True, _KISSING, constructions.leech_vectors
-)
-_TWO_GRAPH = SphericalCode(
-    "Regular two-graph on 276 points", 23, 552, 1 / 5, True, _LEVENSHTEIN, constructions.two_graph_276
-)
+        size, name = item if isinstance(item, tuple) else (item, "")
+        source = (_BACHOC if size == 10 else _LEVENSHTEIN) if name else f"Inside: {code.source}"
+        builder = partial(constructions.kissing_configuration, code.builder, code.cosine, times)
+        cosine, kissing = code.cosine / (1 + times * code.cosine), f"{code.name}, kissing configuration taken {times} x"
+        yield SphericalCode(name or kissing, code.dim - times, size, cosine, bool(name), source, builder)
 
 
 def _kerdock(log_dim: int, source: str = COHN, name: str = "") -> SphericalCode:
-    dim = 2**log_dim
-    name, builder = name or f"Kerdock set, d = {dim}", partial(constructions.kerdock_set, log_dim)
-    return SphericalCode(name, dim, dim**2 + 2 * dim, dim**-0.5, True, source, builder)
+    dim, builder = 2**log_dim, partial(constructions.kerdock_set, log_dim)
+    return SphericalCode(name or f"Kerdock set, d = {dim}", dim, dim**2 + 2 * dim, dim**-0.5, True, source, builder)
 
 
 def _dual_bch(log_dim: int) -> SphericalCode:
-    dim = 2**log_dim
-    size, builder = 2 * dim**2 + 2 * dim, partial(constructions.dual_bch_code, log_dim)
-    return SphericalCode(f"Dual BCH code, d = {dim}", dim, size, math.sqrt(2 / dim), False, _GOLD, builder)
+    dim, builder = 2**log_dim, partial(constructions.dual_bch_code, log_dim)
+    name, size = f"Dual BCH code, d = {dim}", 2 * dim**2 + 2 * dim
+    return SphericalCode(name, dim, size, math.sqrt(2 / dim), False, _GOLD, builder)
 
 
-def _quadric(order: int) -> SphericalCode:
-    dim, size = order * (order**2 - order + 1), (order + 1) * (order**3 + 1)
-    source = f"{_CAMERON}; {_LEVENSHTEIN}"
-    builder = partial(constructions.elliptic_quadric_code, order)
-    return SphericalCode(f"Elliptic quadric, q = {order}", dim, size, 1 / order**2, True, source, builder)
+def _quadric(q: int) -> SphericalCode:
+    dim, size, source = q * (q**2 - q + 1), (q + 1) * (q**3 + 1), f"{_CAMERON}; {_LEVENSHTEIN}"
+    builder = partial(constructions.elliptic_quadric_code, q)
+    return SphericalCode(f"Elliptic quadric, q = {q}", dim, size, 1 / q**2, True, source, builder)
 
 
 CATALOGUE: tuple[SphericalCode, ...] = (
     SphericalCode("Icosahedron", 3, 12, 1 / math.sqrt(5), True, _FEJES_TOTH, constructions.icosahedron),
     SphericalCode("600-cell", 4, 120, (1 + math.sqrt(5)) / 4, True, _ANDREEV, constructions.six_hundred_cell),
-    _E8,
-    *_kissing_chain(
-        _E8,
-        (56, "E7 minuscule weights", _LEVENSHTEIN),
-        (27, "Schläfli graph", _LEVENSHTEIN),
-        (16, "Clebsch graph", _LEVENSHTEIN),
-        (10, "Petersen graph", _BACHOC),
+    *_family(
+        SphericalCode("E8 roots", 8, 240, 1 / 2, True, _KISSING, constructions.e8_roots),
+        *((56, "E7 minuscule weights"), (27, "Schläfli graph"), (16, "Clebsch graph"), (10, "Petersen graph")),
     ),
-    _LEECH,
-    *_kissing_chain(
-        _LEECH,
-        (4600, "Leech lattice, kissing configuration", _LEVENSHTEIN),
-        (891, "Leech lattice, kissing configuration taken 2 x", _LEVENSHTEIN),
+    *_family(
+        SphericalCode(
+            "Leech lattice, shortest vectors", 24, 196560, 1 / 2, True, _KISSING, constructions.leech_vectors
+        ),
+        (4600, "Leech lattice, kissing configuration"),
+        (891, "Leech lattice, kissing configuration taken 2 x"),
         *(336, 170, 100, 66, 48, 46, 36, 30),
     ),
-    _TWO_GRAPH,
-    *_kissing_chain(
-        _TWO_GRAPH,
-        (275, "McLaughlin graph", _LEVENSHTEIN),
-        (162, "McLaughlin graph, second subconstituent", _LEVENSHTEIN),
+    *_family(
+        SphericalCode(
+            "Regular two-graph on 276 points", 23, 552, 1 / 5, True, _LEVENSHTEIN, constructions.two_graph_276
+        ),
+        *((275, "McLaughlin graph"), (162, "McLaughlin graph, second subconstituent")),
         *(105, 72, 51, 37),
     ),
     SphericalCode("Higman-Sims graph", 22, 100, 1 / 11, True, _LEVENSHTEIN, constructions.higman_sims_code),
-    _quadric(3),
-    *_kissing_chain(_quadric(3), 81, 60, 45),
-    _quadric(4),
-    *_kissing_chain(_quadric(4), 256, 204, 164, 136, 120, 98),
-    _quadric(5),
-    *_kissing_chain(_quadric(5), 625, 520, 435, 366, 313, 276, 255, 218),
-    _quadric(7),
-    *_kissing_chain(_quadric(7), 2401, 2100, 1841, 1618, 1431, 1280, 1165, 1086, 1043, 934, 849, 770, 703, 648, 605),
-    _kerdock(2, source=_LAAT, name="24-cell"),
-    _kerdock(4),
-    *_kissing_chain(_kerdock(4), 128, 70, 42, 26),
-    _kerdock(6),
-    *_kissing_chain(_kerdock(6), 2048, 1116, 660, 414),
-    _kerdock(8),
-    *_kissing_chain(_kerdock(8), 32768, 17272, 9576, 5540, 3324, 2063, 1311, 849),
+    *_family(_quadric(3), 81, 60, 45),
+    *_family(_quadric(4), 256, 204, 164, 136, 120, 98),
+    *_family(_quadric(5), 625, 520, 435, 366, 313, 276, 255, 218),
+    *_family(_quadric(7), 2401, 2100, 1841, 1618, 1431, 1280, 1165, 1086, 1043, 934, 849, 770, 703, 648, 605),
+    _kerdock(2, _LAAT, "24-cell"),
+    *_family(_kerdock(4), 128, 70, 42, 26),
+    *_family(_kerdock(6), 2048, 1116, 660, 414),
+    *_family(_kerdock(8), 32768, 17272, 9576, 5540, 3324, 2063, 1311, 849),
     _dual_bch(3),
     _dual_bch(5),
-    _dual_bch(7),
-    *_kissing_chain(_dual_bch(7), 8128, 2520, 918),
+    *_family(_dual_bch(7), 8128, 2520, 918),
     _dual_bch(9),
 )
 """All codes. The simplex (up to d + 1 points), the cross-polytope (up to 2 d points) and the polygon (dimension 2) are

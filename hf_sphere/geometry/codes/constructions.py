@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import combinations, permutations, product
-from typing import NamedTuple
 
 import numpy as np
 
@@ -36,10 +35,7 @@ def e8_roots() -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def golay_code() -> np.ndarray:
-    """The 4,096 codewords of the extended binary Golay code, (4096, 24), of 0 and 1.
-
-    The quadratic residue code of length 23, extended by a parity bit (MacWilliams and Sloane, 1977, chapter 16).
-    """
+    """The codewords of the extended binary Golay code, (4096, 24) (MacWilliams and Sloane, 1977, chapter 16)."""
     non_residues = np.setdiff1d(np.arange(1, 23), np.arange(1, 23) ** 2 % 23)
     indicator = np.isin(np.arange(23), non_residues).astype(np.int64)
     shifts = np.stack([np.roll(indicator, shift) for shift in range(23)])
@@ -57,13 +53,10 @@ def golay_octads() -> np.ndarray:
 
 
 def leech_vectors() -> np.ndarray:
-    """The 196,560 minimal vectors of the Leech lattice, times sqrt(8): (196560, 24), int8, of squared norm 32.
+    """The minimal vectors of the Leech lattice, times sqrt(8): (196560, 24) (Conway and Sloane, 1988, chapter 4).
 
     1,104 of shape (+-4^2, 0^22), 97,152 of shape (+-2^8, 0^16) on the octads with an even number of minus signs, and
     98,304 of shape (-+3, +-1^23) with the signs of the Golay codewords.
-
-    Reference:
-        Leech, "Notes on sphere packings", 1967; Conway and Sloane, "Sphere packings, lattices and groups", chapter 4.
     """
     signs = np.array(list(product([2, -2], repeat=8)), dtype=np.int8)
     signs = signs[signs.prod(-1, dtype=np.int64) > 0]
@@ -77,19 +70,12 @@ def leech_vectors() -> np.ndarray:
 
 def _pairs(dim: int, value: int) -> np.ndarray:
     """All vectors with two entries +-value and zeros otherwise."""
-    rows = []
-    for (i, j), (a, b) in product(combinations(range(dim), 2), product([value, -value], repeat=2)):
-        row = np.zeros(dim, dtype=np.int8)
-        row[i], row[j] = a, b
-        rows.append(row)
-    return np.stack(rows)
+    axes, signs = value * np.eye(dim, dtype=np.int8), list(product([1, -1], repeat=2))
+    return np.stack([a * axes[i] + b * axes[j] for i, j in combinations(range(dim), 2) for a, b in signs])
 
 
 def layer(points: np.ndarray, pole: np.ndarray, cosine: float) -> np.ndarray:
-    """Points at cosine c to the pole, projected orthogonally to it: (K, d) -> (L, d - 1), all of the same norm.
-
-    Points with the cosine t have the cosine (t - c^2) / (1 - c^2) after the projection.
-    """
+    """Points at cosine c to the pole, projected: (K, d) -> (L, d - 1); cosines t become (t - c^2) / (1 - c^2)."""
     pole = pole / np.linalg.norm(pole)
     section = points[np.abs(points @ pole / np.linalg.norm(points, axis=-1) - cosine) < 1e-9].astype(np.float64)
     section /= np.linalg.norm(section, axis=-1, keepdims=True)
@@ -101,10 +87,7 @@ def layer(points: np.ndarray, pole: np.ndarray, cosine: float) -> np.ndarray:
 
 
 def kissing_configuration(builder: Callable[[], np.ndarray], cosine: float, times: int = 1) -> np.ndarray:
-    """Kissing configuration of a code, iterated: the nearest neighbors of the last point, projected along it.
-
-    The largest cosine s of the code becomes s / (1 + times s), and its dimension d becomes d - times.
-    """
+    """Kissing configuration of a code, iterated: the nearest neighbors of the last point, projected along it."""
     points = builder()
     for step in range(times):
         points = layer(points, points[-1].astype(np.float64), cosine / (1 + step * cosine))
@@ -112,54 +95,40 @@ def kissing_configuration(builder: Callable[[], np.ndarray], cosine: float, time
 
 
 def two_graph_276() -> np.ndarray:
-    """552 points in dimension 23 with largest cosine 1/5: both directions of 276 equiangular lines.
+    """552 points in dimension 23: both directions of 276 equiangular lines (Lemmens and Seidel, 1973).
 
-    They are the minimal vectors v of the Leech lattice for which w - v is also minimal, where w = (5, 1^23) / sqrt(8)
-    has the norm sqrt(6).
-
-    Reference:
-        Lemmens and Seidel, "Equiangular lines", 1973.
+    They are the minimal vectors v of the Leech lattice for which (5, 1^23) / sqrt(8) - v is also minimal.
     """
     return layer(leech_vectors(), np.array([5.0] + [1.0] * 23), 24 / np.sqrt(32 * 48))
 
 
-class FiniteField(NamedTuple):
-    """A field with the elements 0..q - 1, where `sums[a, b]` is a + b and `products[a, b]` is a b."""
-
-    sums: np.ndarray
-    products: np.ndarray
-
-
 @lru_cache(maxsize=8)
-def finite_field(order: int) -> FiniteField:
-    """GF(p) for a prime p, or GF(2^n) for n = 1, 2, 3, 5, 7 or 9; bit i of an element is its coefficient of x^i."""
+def finite_field(order: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tables of a + b and a b in GF(p) or GF(2^n); bit i of an element of the latter is its coefficient of x^i."""
     numbers = np.arange(order)
     if order not in _IRREDUCIBLE:
-        return FiniteField(np.add.outer(numbers, numbers) % order, np.multiply.outer(numbers, numbers) % order)
+        return np.add.outer(numbers, numbers) % order, np.multiply.outer(numbers, numbers) % order
     products = np.zeros((order, order), dtype=np.int64)
     shifted = numbers.copy()  # the elements times x^i
     for i in range(order.bit_length() - 1):
         products ^= np.where(numbers >> i & 1, shifted[:, None], 0)
         shifted = shifted << 1
         shifted = np.where(shifted & order, shifted ^ _IRREDUCIBLE[order], shifted)
-    return FiniteField(np.bitwise_xor.outer(numbers, numbers), products)
+    return np.bitwise_xor.outer(numbers, numbers), products
 
 
-def power(field: FiniteField, exponent: int) -> np.ndarray:
-    """Every element raised to a power, exponent >= 1."""
-    numbers = np.arange(len(field.products))
-    result = numbers
+def power(products: np.ndarray, exponent: int) -> np.ndarray:
+    """Every element of a field raised to a power, exponent >= 1."""
+    numbers = result = np.arange(len(products))
     for _ in range(exponent - 1):
-        result = field.products[result, numbers]
+        result = products[result, numbers]
     return result
 
 
-def trace(degree: int) -> np.ndarray:
+def trace(products: np.ndarray) -> np.ndarray:
     """Absolute trace x + x^2 + x^4 + ... of every element of GF(2^n), 0 or 1."""
-    products = finite_field(2**degree).products
-    conjugate = np.arange(2**degree)
-    total = np.zeros_like(conjugate)
-    for _ in range(degree):
+    conjugate, total = np.arange(len(products)), np.zeros(len(products), dtype=np.int64)
+    for _ in range(len(products).bit_length() - 1):
         total ^= conjugate
         conjugate = products[conjugate, conjugate]
     return total
@@ -170,43 +139,30 @@ def kerdock_set(log_dim: int) -> np.ndarray:
 
     The quadratic forms Q_a(x, e) = Q(a x) + e Tr(a x) on GF(2^(m-1)) x GF(2), Q(y) = sum_i Tr(y^(1 + 2^i)) for i =
     1..(m - 2) / 2, differ pairwise by a form of full rank. Therefore the bases (-1)^(Q_a + linear), one per a, have the
-    cosines +-1 / sqrt(d) with each other and with the standard basis, which comes first. The norms differ.
-
-    Reference:
-        Kerdock, "A class of low-rate nonlinear binary codes", 1972; Calderbank, Cameron, Kantor and Seidel,
-        "Z4-Kerdock codes, orthogonal spreads, and extremal Euclidean line-sets", 1997.
+    cosines +-1 / sqrt(d) with each other and with the standard basis, which comes first (Kerdock, 1972; Calderbank,
+    Cameron, Kantor and Seidel, 1997).
     """
-    degree = log_dim - 1
-    field, traces = finite_field(2**degree), trace(degree)
-    quadratic = np.zeros(2**degree, dtype=np.int64)
-    for i in range(1, (degree - 1) // 2 + 1):
-        quadratic ^= traces[power(field, 1 + 2**i)]
-    scaled = field.products  # a x
-    forms = np.concatenate([quadratic[scaled], quadratic[scaled] ^ traces[scaled]], axis=1)  # e = 0, then e = 1
-    linear = np.concatenate([_characters(degree)] * 2, axis=1)  # l(x), times (-1)^e or not
-    linear = np.concatenate([linear, linear * np.repeat([1, -1], 2**degree)])
+    _, products = finite_field(2 ** (log_dim - 1))
+    traces = trace(products)
+    quadratic = np.zeros_like(traces)
+    for i in range(1, log_dim // 2):
+        quadratic ^= traces[power(products, 1 + 2**i)]
+    forms = np.concatenate([quadratic[products], quadratic[products] ^ traces[products]], axis=1)  # e = 0, then e = 1
+    linear = np.concatenate([_signs(traces[products])] * 2, axis=1)  # l(x), times (-1)^e or not
+    linear = np.concatenate([linear, linear * np.repeat([1, -1], len(products))])
     return _signed_with_basis(_signs(forms)[:, None] * linear.astype(np.int8))
 
 
 def dual_bch_code(log_dim: int) -> np.ndarray:
     """The vectors (-1)^Tr(a x + b x^3), x in GF(d), d = 2^m with m odd, the standard basis, and all their negatives.
 
-    The vectors are the codewords of the dual of the extended double-error-correcting BCH code. The forms Tr(b x^3)
-    differ by forms of rank m - 1, so no cosine exceeds sqrt(2 / d). There are 2 d^2 + 2 d points, of different norms;
-    the standard basis comes first. m is 3 to 9.
-
-    Reference:
-        Gold, "Maximal recursive sequences with 3-valued recursive cross-correlation functions", 1968; MacWilliams and
-        Sloane, "The theory of error-correcting codes", 1977, chapter 15.
+    The forms Tr(b x^3) differ by forms of rank m - 1, so no cosine of the 2 d^2 + 2 d points exceeds sqrt(2 / d) (Gold,
+    1968; MacWilliams and Sloane, 1977, chapter 15). The standard basis comes first.
     """
-    field, traces = finite_field(2**log_dim), trace(log_dim)
-    cubic = _signs(traces[field.products[:, power(field, 3)]])
-    return _signed_with_basis(cubic[:, None] * _characters(log_dim))
-
-
-def _characters(degree: int) -> np.ndarray:
-    """(-1)^Tr(a x) for all a and x of GF(2^n): a Hadamard matrix."""
-    return _signs(trace(degree)[finite_field(2**degree).products])
+    _, products = finite_field(2**log_dim)
+    traces = trace(products)
+    cubic = _signs(traces[products[:, power(products, 3)]])
+    return _signed_with_basis(cubic[:, None] * _signs(traces[products]))
 
 
 def _signs(bits: np.ndarray) -> np.ndarray:
@@ -221,14 +177,10 @@ def _signed_with_basis(words: np.ndarray) -> np.ndarray:
 
 
 def spectral_code(adjacency: np.ndarray, eigenvalue: int) -> np.ndarray:
-    """Spectral embedding of a strongly regular graph: one cosine for adjacent vertices and one for all other pairs.
+    """Spectral embedding of a strongly regular graph with v vertices of degree k: (v, multiplicity of the eigenvalue).
 
-    For a graph with v vertices and degree k, the projection onto the eigenspace of the eigenvalue t (not k), scaled to
-    1 on the diagonal, has the entries t / k for adjacent and -(1 + t) / (v - k - 1) for other vertices. Returns unit
-    vectors, (v, multiplicity of t).
-
-    Reference:
-        Delsarte, Goethals and Seidel, "Spherical codes and designs", 1977, example 9.1.
+    The projection onto the eigenspace of t, scaled to 1 on the diagonal, has the entries t / k for adjacent and
+    -(1 + t) / (v - k - 1) for other vertices (Delsarte, Goethals and Seidel, 1977, example 9.1).
     """
     from scipy.linalg.lapack import dpstrf
 
@@ -255,13 +207,9 @@ def higman_sims_code() -> np.ndarray:
 
 
 def elliptic_quadric_code(order: int) -> np.ndarray:
-    """(q + 1)(q^3 + 1) points in dimension q (q^2 - q + 1) with largest cosine 1 / q^2, for q = 2, 3, 4, 5 or 7.
+    """(q + 1)(q^3 + 1) points in dimension q (q^2 - q + 1) with largest cosine 1 / q^2 (Cameron et al., 1978).
 
-    The singular points of an elliptic quadric in PG(5, q), adjacent if orthogonal: the collinearity graph of the
-    generalized quadrangle GQ(q, q^2).
-
-    Reference:
-        Cameron, Goethals and Seidel, "Strongly regular graphs having strongly regular subconstituents", 1978.
+    The singular points of an elliptic quadric in PG(5, q), adjacent if orthogonal: the graph of GQ(q, q^2).
     """
     sums, products = (table.astype(np.uint8) for table in finite_field(order))
     # If t^2 + b t + c has no root t, then x^2 + b x y + c y^2 is anisotropic.

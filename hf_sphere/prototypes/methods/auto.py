@@ -10,9 +10,11 @@ from hf_sphere.prototypes.methods.searches import lbfgs, lbfgs_seconds, slsqp
 def closed_form(task: PlacementTask) -> Iterator[Candidate]:
     """Regular simplex (K <= d + 1), cross-polytope (K <= 2 d) or regular polygon (d = 2), which are proved optimal."""
     count, dim = task.num_classes, task.dim
-    if not has_closed_form(task):
-        size = f"{count} points in {dim} dimensions"
-        raise ValueError(f"there is no closed form for {size} (only for K <= 2 d or d = 2). Use method 'auto'.")
+    if count > 2 * dim > 4:
+        raise ValueError(
+            f"there is no closed form for {count} points in {dim} dimensions (only for K <= 2 d or d = 2). "
+            "Use method 'auto'."
+        )
     if count <= dim + 1:
         yield Candidate(simplex(count, dim), "regular simplex")
     elif count <= 2 * dim:
@@ -21,17 +23,12 @@ def closed_form(task: PlacementTask) -> Iterator[Candidate]:
         yield Candidate(polygon(count), "regular polygon")
 
 
-def has_closed_form(task: PlacementTask) -> bool:
-    """Whether `closed_form` supports a task."""
-    return task.num_classes <= 2 * task.dim or task.dim == 2
-
-
 def catalogue(task: PlacementTask) -> Iterator[Candidate]:
     """A random subset of the best constructed code with enough points, padded with zeros to the dimension."""
     code = find_code(task.num_classes, task.dim)
     if code is None:
         size = f"at least {task.num_classes} points in at most {task.dim} dimensions"
-        raise ValueError(f"the catalogue has no code with {size}. Use method 'auto' or 'lbfgs'.")
+        raise ValueError(f"the catalogue has no code with {size}. Use method 'auto'.")
     points = fit_code(code, task.num_classes, task.dim, generator=task.generator)
     yield Candidate(points, f"{code.name} ({code.dim}, {code.size})")
 
@@ -44,11 +41,6 @@ def auto(task: PlacementTask, *, restarts: int | None = None, max_iterations: in
 
     If the catalogue has a code, L-BFGS runs only if it is likely to find a better placement or is fast. With a ranking
     loss only L-BFGS runs, since the other methods do not use class vectors.
-
-    Args:
-        task: The placement task.
-        restarts: Number of random starts of each search; see `lbfgs` and `slsqp` for the defaults.
-        max_iterations: See `lbfgs`.
     """
     for method in choose_methods(task, restarts, max_iterations):
         yield from method
@@ -61,7 +53,7 @@ def choose_methods(
     search = lbfgs(task, restarts=restarts, max_iterations=max_iterations)
     if task.ranking is not None:
         return [search]
-    if has_closed_form(task):
+    if task.num_classes <= 2 * task.dim or task.dim == 2:
         return [closed_form(task)]
     code = find_code(task.num_classes, task.dim)
     methods = [] if code is None else [catalogue(task)]

@@ -19,13 +19,13 @@ Objective = Callable[[Tensor], tuple[float, Tensor]]
 
 @dataclass
 class PlacementTask:
-    """A placement task."""
+    """Placement of K points in d dimensions, with a ranking loss on class vectors, if any."""
 
-    num_classes: int  # number K of points
-    dim: int  # dimension d
-    ranking: TripletRanking | None = None  # ranking loss on the class vectors, if any
-    seed: int = 0  # seed of all random numbers
-    device: torch.device | str = "cpu"  # device of the search
+    num_classes: int
+    dim: int
+    ranking: TripletRanking | None = None
+    seed: int = 0
+    device: torch.device | str = "cpu"
     generator: torch.Generator = field(init=False)  # CPU generator, seeded with `seed`
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from hf_sphere.geometry.codes import separation_bound
 from hf_sphere.prototypes.methods.placement_task import Candidate, PlacementTask, minimize_on_sphere, number_of_restarts
 from hf_sphere.prototypes.ordering import mean_nearest_cosine, soft_separation
-from hf_sphere.utils.checks import check_integer, check_positive
+from hf_sphere.utils.checks import check_integer, check_number, check_positive
 
 # Inverse temperatures in units of 1 / (1 - separation bound). The arrangement is decided at the temperatures at which
 # only near neighbors repel each other, so most stages are spent there; the last ones only refine it.
@@ -21,16 +21,7 @@ MAX_COORDINATES = 400  # maximum number K d of coordinates; the cost of the dens
 
 
 def lbfgs(task: PlacementTask, *, restarts: int | None = None, max_iterations: int = 60) -> Iterator[Candidate]:
-    """L-BFGS on the log-sum-exp of the cosines at increasing sharpness, from several random starts, in float64.
-
-    The time per iteration grows with K^2 d. For slightly better results increase both options, for instance
-    `restarts=80, max_iterations=100`.
-
-    Args:
-        task: The placement task.
-        restarts: Number of random starts; None chooses as many as take about half a second, at least one.
-        max_iterations: Maximum number of iterations at each of the fifteen sharpness values.
-    """
+    """L-BFGS on the log-sum-exp of the cosines at fifteen sharpness values, from several random starts."""
     check_integer("max_iterations", max_iterations, 1)
     scale = 1.0 / (1.0 - separation_bound(task.num_classes, task.dim))
     for _ in range(number_of_restarts(restarts, 0.6 / lbfgs_seconds(task, max_iterations))):
@@ -51,20 +42,9 @@ def lbfgs_seconds(task: PlacementTask, max_iterations: int) -> float:
 def sgd(
     task: PlacementTask, *, learning_rate: float = 0.1, momentum: float = 0.9, max_iterations: int = 10_000
 ) -> Iterator[Candidate]:
-    """Projected gradient descent with momentum on the mean cosine of the points to their nearest neighbors.
-
-    Args:
-        task: The placement task.
-        learning_rate: Learning rate.
-        momentum: Momentum factor, in [0, 1).
-        max_iterations: Number of steps.
-
-    Reference:
-        Mettes, van der Pol and Snoek, "Hyperspherical prototype networks", NeurIPS 2019, equation 2 and section 4.
-    """
+    """Projected gradient descent on the mean cosine of the points to their nearest neighbors (Mettes et al., 2019)."""
     check_positive("learning_rate", learning_rate)
-    if not 0.0 <= momentum < 1.0:
-        raise ValueError(f"momentum must lie in [0, 1); got {momentum}.")
+    check_number("momentum", momentum, "[0, 1)")
     steps_per_candidate = max(1, check_integer("max_iterations", max_iterations, 1) // 200)
     points = task.random_points()
     yield Candidate(points, "random start")
@@ -88,25 +68,13 @@ def sgd_as_published(
 
 
 def slsqp(task: PlacementTask, *, restarts: int | None = None, max_iterations: int = 200) -> Iterator[Candidate]:
-    """Minimize t subject to <p_i, p_j> <= t for all pairs and |p_i|^2 = 1 for all points.
-
-    Converges to machine precision, unlike the smoothed searches; the time grows with the cube of K d.
-
-    Args:
-        task: The placement task.
-        restarts: Number of random starts; None chooses as many as take about half a second, at least one.
-        max_iterations: Maximum number of iterations per start.
-
-    Raises:
-        ValueError: If K d exceeds `MAX_COORDINATES`.
-
-    Reference:
-        Kraft, "A software package for sequential quadratic programming", DFVLR-FB 88-28, 1988 (as in scipy).
-    """
+    """Minimize t subject to <p_i, p_j> <= t for all pairs and |p_i|^2 = 1, to machine precision, by scipy's SLSQP."""
     coordinates = task.num_classes * task.dim
     if coordinates > MAX_COORDINATES:
-        size = f"{task.num_classes} points in {task.dim} dimensions have {coordinates}"
-        raise ValueError(f"'slsqp' supports at most {MAX_COORDINATES} coordinates; {size}. Use method 'lbfgs'.")
+        raise ValueError(
+            f"'slsqp' supports at most {MAX_COORDINATES} coordinates; {task.num_classes} points in {task.dim} "
+            f"dimensions have {coordinates}. Use method 'lbfgs'."
+        )
     check_integer("max_iterations", max_iterations, 1)
     # A start takes about 1.5e-7 (K d)^3 seconds. The time is not measured, so results depend only on the seed.
     for _ in range(number_of_restarts(restarts, 0.5 / (1.5e-7 * coordinates**3))):

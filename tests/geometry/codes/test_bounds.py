@@ -86,15 +86,15 @@ def test_only_optimal_catalogue_codes_attain_the_bound(code):
 
 
 @pytest.mark.parametrize(
-    "optimum", [o for o in PROVED_OPTIMA if o.dim == 3 and o.num_points < 11], ids=lambda o: o.num_points
+    ("count", "cosine"), [(count, cosine) for count, dim, cosine, _ in PROVED_OPTIMA if dim == 3 and count < 11]
 )
-def test_descent_reaches_but_never_beats_proved_optima(optimum):
-    found = separation(spread_points(optimum.num_points, 3)).item()
-    assert separation_bound(optimum.num_points, 3) <= found < optimum.cosine + 2e-3
+def test_descent_reaches_but_never_beats_proved_optima(count, cosine):
+    found = separation(spread_points(count, 3)).item()
+    assert separation_bound(count, 3) <= found < cosine + 2e-3
 
 
 def test_closed_form_optima_match_the_table():
-    digits = {o.num_points: o.cosine for o in PROVED_OPTIMA if o.dim == 3}
+    digits = {count: cosine for count, dim, cosine, _ in PROVED_OPTIMA if dim == 3}
     tribonacci = max(np.roots([1, -1, -1, -1]).real)
     snub_cube = sorted(
         abs(np.array([1, 1 / tribonacci, tribonacci]) @ corner) / (1 + tribonacci**-2 + tribonacci**2)

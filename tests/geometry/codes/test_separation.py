@@ -66,7 +66,7 @@ def test_wrong_shape_is_rejected(shape):
 def test_zero_or_nonfinite_points_are_rejected_with_their_index(value):
     points = torch.ones(4, 3)
     points[2] = value
-    with pytest.raises(ValueError, match="point 2"):
+    with pytest.raises(ValueError, match="points must be finite and non-zero; 1 of 4 are not, the first at index 2"):
         separation(points)
 
 
