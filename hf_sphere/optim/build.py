@@ -63,9 +63,7 @@ def build_optimizer(
     model = unwrap(model)
     kind: Any = TORCH.get(name) or optimizer_class(name)
     valid = option_defaults(name)
-    if "adamw_lr_scale" in valid:
-        valid["rules"] = None
-    check_names(f"optimizer {name}", options, valid)
+    check_names(f"optimizer {name}", options, [*valid, *["rules"] * ("adamw_lr_scale" in valid)])
     if name in TORCH:
         groups: list[dict[str, Any]] = parameter_groups(model, batch=batch)
     else:
@@ -108,12 +106,7 @@ def _scale_rates(groups: list[dict[str, Any]], scales: Mapping[str, float], lr: 
 
 
 def optimizer_for_trainer(context: Any) -> tuple[type[NamedOptimizer], dict[str, Any]]:
-    """Return class and arguments of an optimizer from transformers' `OptimizerContext`, with groups found in the model.
-
-    Raises:
-        ValueError: If `optim_args` has an unknown key or a value that cannot be parsed, or if the scale-invariant
-            weights cannot be found.
-    """
+    """Return class and arguments of an optimizer, with groups, from transformers' `OptimizerContext`."""
     name = context.args.optim.value
     kind = optimizer_class(name)
     supported = kind.option_defaults()

@@ -120,19 +120,19 @@ def step_diagnostics(
                 continue  # no local shard, or no step yet
             layout = Layout(local(parameter), tuple(dims))
             scheme = layout.matrix(local(parameter)), *_scheme(optimizer, parameter, state, group, layout)
-            weight, momentum, denominator = (values.to(widest_dtype(parameter)) for values in scheme)
-            step = effective_step(weight, momentum, denominator, float(group["lr"]))
-            per_group = {
-                "effective_learning_rate": step.learning_rate,
-                "effective_direction_norm": step.direction.norm(dim=1),
-                "step_angle": step.angle,
-                "weight_norm": step.weight_norm,
-                "anisotropy": step.anisotropy,
+            step = effective_step(*(values.to(widest_dtype(parameter)) for values in scheme), lr=float(group["lr"]))
+            measured[name] = {
+                "effective_learning_rate": step.learning_rate.mean().item(),
+                "effective_direction_norm": step.direction.norm(dim=1).mean().item(),
+                "step_angle": step.angle.mean().item(),
+                "weight_norm": step.weight_norm.mean().item(),
+                "anisotropy": step.anisotropy.mean().item(),
             }
-            measured[name] = {quantity: values.mean().item() for quantity, values in per_group.items()}
     if not has_invariant:
-        how = "scale_invariant_groups(model), or pass channel_dims of named parameters"
-        raise ValueError(f"the optimizer has no scale-invariant weight with a known name: build it from {how}.")
+        raise ValueError(
+            "the optimizer has no scale-invariant weight with a known name: build it from "
+            "scale_invariant_groups(model), or pass channel_dims of named parameters."
+        )
     return measured
 
 
@@ -162,8 +162,10 @@ def find_channel_dims(model: nn.Module, optimizer: Optimizer, batch: Any = None)
 
 def _check_rules(optimizer: Optimizer) -> None:
     if any(group.get("muon") or group.get("hyperball") for group in optimizer.param_groups):
-        steps = f"x - lr a / b, which {type(getattr(optimizer, 'optimizer', optimizer)).__name__} does not take"
-        raise ValueError(f"step diagnostics (diagnostics_steps) are for steps {steps}; leave them out.")
+        name = type(getattr(optimizer, "optimizer", optimizer)).__name__
+        raise ValueError(
+            f"step diagnostics (diagnostics_steps) are for steps x - lr a / b, which {name} does not take; omit them."
+        )
 
 
 def _scheme(
@@ -171,20 +173,18 @@ def _scheme(
 ) -> tuple[Tensor, Tensor]:
     """Return the momentum a and the denominator b of the step x - lr a / b, as matrices."""
     if "exp_avg_sq" in state:
-        beta1, beta2 = group["betas"]
-        step = float(state["step"])
+        (beta1, beta2), step, second = group["betas"], float(state["step"]), local(state["exp_avg_sq"])
         momentum = layout.matrix(local(state["exp_avg"])) / (1 - beta1**step)
-        second = local(state["exp_avg_sq"])
-        if second.numel() == local(parameter).numel():
-            return momentum, (layout.matrix(second) / (1 - beta2**step)).sqrt() + group["eps"]
-        root = (second.reshape(-1, 1) / (1 - beta2**step)).sqrt() + group["eps"]
-        return momentum, root / momentum.shape[1] ** 0.5 if getattr(optimizer, "scales_with_dim", True) else root
-    if state.get("momentum_buffer") is not None:
-        momentum = layout.matrix(local(state["momentum_buffer"]))
-    elif parameter.grad is not None:
-        momentum = layout.matrix(local(parameter.grad))
-    else:
+        is_full = second.numel() == local(parameter).numel()
+        second = layout.matrix(second) if is_full else second.reshape(-1, 1)
+        root = (second / (1 - beta2**step)).sqrt() + group["eps"]
+        is_scaled = not is_full and getattr(optimizer, "scales_with_dim", True)
+        return momentum, root / momentum.shape[1] ** 0.5 if is_scaled else root
+    momentum = state.get("momentum_buffer")
+    momentum = parameter.grad if momentum is None else momentum
+    if momentum is None:
         raise ValueError("without momentum, the gradients are needed: measure before `zero_grad`.")
+    momentum = layout.matrix(local(momentum))
     return momentum, torch.ones_like(momentum[:, :1])
 
 

@@ -70,11 +70,7 @@ def is_zero(length: Tensor) -> Tensor:
 
 
 def portions(blocks: Sequence[Block], foreach: bool | None) -> Iterator[list[Block]]:
-    """Split and combine blocks of the same device and dtype.
-
-    Portions have at most `CPU_PORTION` or `DEVICE_PORTION` weights. With `foreach` True there is a single portion on
-    the CPU, with False one per parameter.
-    """
+    """Split and combine blocks of a device and dtype; into a single portion on the CPU, or one per parameter."""
     on_cpu = blocks[0].weight.device.type == "cpu"
     if foreach is False or (foreach and on_cpu):
         yield from ([block] for block in blocks) if foreach is False else [list(blocks)]
@@ -97,10 +93,7 @@ def portions(blocks: Sequence[Block], foreach: bool | None) -> Iterator[list[Blo
 
 
 class RowMath:
-    """Operations on the groups of a matrix (K, D), for compilers; values per group are (K, 1).
-
-    The step does not change the gradient g.
-    """
+    """Operations on the groups of a matrix (K, D), for compilers; values per group are (K, 1)."""
 
     def __init__(self, g: Tensor) -> None:
         self._g = g
@@ -330,16 +323,14 @@ def check_compiler() -> None:
     try:
         get_cpp_compiler()
     except Exception as error:
-        problem = "compile=True requires a C++ compiler for parameters on the CPU, but none is installed"
-        raise ValueError(f"{problem}: install g++, set CXX to another one, or omit compile.") from error
+        raise ValueError(
+            "compile=True requires a C++ compiler for parameters on the CPU, but none is installed: install g++, set "
+            "CXX to another one, or omit compile."
+        ) from error
 
 
 def update_all(update: Callable[..., tuple[Tensor, ...]], blocks: Sequence[Any], numbers: Any) -> None:
-    """Update weights, momenta and second moments of blocks.
-
-    A block has weight, gradient and momentum, (K, D), second moment, (K,) or empty, and flags. `update` maps `RowMath`,
-    these and the numbers of the block to a new weight, momentum and second moment.
-    """
+    """Update weights, momenta and second moments of blocks by a function of these, flags and numbers of each block."""
     for (x, g, m, v, flags), own in zip(
         blocks, numbers.unbind() if isinstance(numbers, Tensor) else numbers, strict=True
     ):

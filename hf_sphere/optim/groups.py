@@ -17,41 +17,35 @@ from hf_sphere.optim.layout import ChannelDims, Parts
 from hf_sphere.optim.optimizers import add_optimizer
 from hf_sphere.optim.roles import Role, collect_parameter_options, find_roles
 from hf_sphere.optim.transfer import rate_factors
+from hf_sphere.utils.checks import check_choice, check_number
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Name of the update rule of a tensor, why the tensor has it, and the options of its parameter group.
-
-    If the tensor has the rule because of its role, `role` is that.
-    """
+    """Name of the update rule of a tensor, why the tensor has it, and the options of its parameter group."""
 
     name: str
     reason: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
-    role: Role | None = None
+    role: Role | None = None  # if the tensor has the rule because of it
 
 
 class ParameterGroups(list[dict[str, Any]]):
-    """Parameter groups for an optimizer; printed, they are a table of every tensor with its rule and the reason.
-
-    Attributes:
-        rules: Rule by the name of the tensor.
-    """
+    """Parameter groups for an optimizer; printed, they are a table of every tensor with its rule and the reason."""
 
     rules: dict[str, Rule]
 
     def __str__(self) -> str:
         """Return one line per tensor."""
-        shapes = {name: " x ".join(map(str, tensor.shape)) for group in self for name, tensor in group["params"]}
-        columns = [max(map(len, texts), default=0) for texts in (shapes, shapes.values())]
-        columns.append(max((len(rule.name) for rule in self.rules.values()), default=0))
+        tensors = {name: tensor for group in self for name, tensor in group["params"]}
+        shapes = [" x ".join(map(str, tensor.shape)) for tensor in tensors.values()]
+        rules = [self.rules[name] for name in tensors]
+        widths = [max(map(len, texts), default=0) for texts in (tensors, shapes, [rule.name for rule in rules])]
         return "\n".join(
-            f"{name:<{columns[0]}}  {shape:>{columns[1]}}  {self.rules[name].name:<{columns[2]}}  {rule.reason}"
-            for name, shape in shapes.items()
-            for rule in [self.rules[name]]
+            f"{name:<{widths[0]}}  {shape:>{widths[1]}}  {rule.name:<{widths[2]}}  {rule.reason}"
+            for name, shape, rule in zip(tensors, shapes, rules, strict=True)
         )
 
 
@@ -88,8 +82,11 @@ def scale_invariant_groups(
     invariant = find_scale_invariant_weights(model, batch, loss, tolerance=tolerance)
     logger.info(invariant.summary())
     if not invariant.channel_dims:
-        what = f"{type(model).__name__} has no scale-invariant weight, so the optimizer will be the ordinary one"
-        warnings.warn(f"{what} of torch. Print find_scale_invariant_weights(model) for the reasons.", stacklevel=2)
+        warnings.warn(
+            f"{type(model).__name__} has no scale-invariant weight, so the optimizer will be the ordinary one of "
+            "torch. Print find_scale_invariant_weights(model) for the reasons.",
+            stacklevel=2,
+        )
     groups = parameter_groups(model, invariant.channel_dims, batch)
     for name, reason in invariant.rejected.items():
         rule = groups.rules.get(name)
@@ -128,8 +125,7 @@ def form_groups(
 ) -> ParameterGroups:
     """Form the groups of the rules, then ordinary weights, those without decay, and those with separate options.
 
-    Rules and roles are by name of the parameter; parameters without a rule, and those with separate options, are
-    `ordinary`. Rules with the options of `ordinary` only give the reason.
+    Parameters without a rule, and those with separate options, are `ordinary`.
     """
     options = collect_parameter_options(model)
     by_rule: dict[str, dict[str, Any]] = {}
@@ -176,60 +172,45 @@ def form_groups_by_pattern(
     base_width: int = 0,
     base_layers: int = 0,
 ) -> ParameterGroups:
-    """Form the groups of the rules that were found, except for parameters whose names match a pattern.
+    """Form the groups of rules by name of the parameter, with reasons, and of `rules` by patterns, which prevail.
 
-    Rule and reason are by name of the parameter, `adamw` for all others, and group options by the name of a rule other
-    than `adamw`; `parts` are of `find_matrices`. The patterns of `rules`, such as `*.attn.*`, name rules; later ones
-    prevail, and those other than `adamw` apply to parameters with two or more axes. `adamw_lr_scale` is the learning
-    rate of `adamw` relative to `lr`. An unknown rule and a pattern that matches no parameter are errors. If `lr` is the
-    one of a narrower or shallower model, `base_width` and `base_layers` are those of that model; see `rate_factors`.
+    `options` are those of the groups of rules other than `adamw`, which all other parameters have; `parts` are of
+    `find_matrices`. For the other arguments, see `build_optimizer`.
     """
-    if not adamw_lr_scale >= 0:
-        raise ValueError(f"adamw_lr_scale must be a nonnegative number; got {adamw_lr_scale}.")
+    check_number("adamw_lr_scale", adamw_lr_scale, "[0, inf)")
     tensors = dict(model.named_parameters())
     options = {**options, "adamw": {} if adamw_lr_scale == 1.0 else {"lr": lr * adamw_lr_scale}}
     by_name = {name: Rule(rule, reason, options[rule], roles.get(name)) for name, (rule, reason) in reasons.items()}
-    for pattern, rule in (rules or {}).items():
-        if rule not in options:
-            raise ValueError(f"rule {rule!r} of pattern {pattern!r} is unknown; the rules are: {', '.join(options)}.")
-        matching = [name for name in fnmatch.filter(tensors, pattern) if rule == "adamw" or tensors[name].ndim > 1]
+    for pattern, kept in (rules or {}).items():
+        check_choice(f"the rule of pattern {pattern!r}", kept, options)
+        matching = [name for name in fnmatch.filter(tensors, pattern) if kept == "adamw" or tensors[name].ndim > 1]
         if not matching:
-            kind = "parameter" if rule == "adamw" else "parameter with two or more axes"
+            kind = "parameter" if kept == "adamw" else "parameter with two or more axes"
             raise ValueError(f"pattern {pattern!r} matches no {kind}; the names are like {', '.join([*tensors][:3])}.")
-        by_name |= {name: Rule(rule, f"matches {pattern}", options[rule]) for name in matching}
+        by_name |= dict.fromkeys(matching, Rule(kept, f"matches {pattern}", options[kept]))
     for name, (split, why) in parts.items():
-        if (found := by_name[name]).name != "adamw":
-            options_of = {**found.options, "matrices": split}
-            by_name[name] = replace(found, reason=f"{found.reason}; {why}", options=options_of)
+        if (rule := by_name[name]).name != "adamw":
+            by_name[name] = replace(rule, reason=f"{rule.reason}; {why}", options={**rule.options, "matrices": split})
     if base_width or base_layers:
         used = {name: rule.name for name, rule in by_name.items()}
-        factors = rate_factors(model, roles, used, base_width, base_layers)
-        for name in (name for name, factor in factors.items() if factor != 1):
-            role = roles.get(name, Role.NORM)
-            found = by_name.get(name) or Rule("adamw", role.value, options["adamw"], role)
-            scaled: dict[str, Any] = {**found.options, "lr": found.options.get("lr", lr) * factors[name]}
-            if not role.decays:
-                scaled["weight_decay"] = 0.0
-            by_name[name] = replace(found, reason=f"{found.reason}; lr x {factors[name]:.3g}", options=scaled)
+        for name, factor in rate_factors(model, roles, used, base_width, base_layers).items():
+            if factor != 1:
+                role = roles.get(name, Role.NORM)
+                rule = by_name.get(name) or Rule("adamw", role.value, options["adamw"], role)
+                scaled = {**rule.options, "lr": rule.options.get("lr", lr) * factor}
+                scaled |= {} if role.decays else {"weight_decay": 0.0}
+                by_name[name] = replace(rule, reason=f"{rule.reason}; lr x {factor:.3g}", options=scaled)
     return form_groups(model, by_name, Rule("adamw", options=options["adamw"]), roles)
 
 
 class NamedOptimizer(Optimizer):
-    """An optimizer that forms its parameter groups itself; its name is that of its file in `optimizers/`, or `name`.
+    """An optimizer that forms its parameter groups itself, with the optimizer of torch or timm that it extends."""
 
-    A subclass inherits from this class and from the optimizer of torch or timm that it extends.
-    """
-
-    name: ClassVar[str] = ""
-    """Name to register a class under that is defined outside of this library."""
-    group_key: ClassVar[str]
-    """Option of the groups whose tensors have the update rule of the optimizer."""
-    own_defaults: ClassVar[dict[str, Any]] = {}
-    """Options that the optimizer of torch or timm lacks, with their defaults."""
-    group_options: ClassVar[dict[str, Any]] = {}
-    """Options of `form_groups` that `optim_args` of the Trainer can set, with their defaults."""
-    unsupported: ClassVar[tuple[str, ...]] = ()
-    """Options of the optimizer of torch or timm that this one does not have."""
+    name: ClassVar[str] = ""  # to register a class under that is defined outside of this library
+    group_key: ClassVar[str]  # option of the groups whose tensors have the update rule of the optimizer
+    own_defaults: ClassVar[dict[str, Any]] = {}  # of options that the optimizer of torch or timm lacks
+    group_options: ClassVar[dict[str, Any]] = {}  # defaults of options of `form_groups`, also in `optim_args`
+    unsupported: ClassVar[tuple[str, ...]] = ()  # options of the optimizer of torch or timm
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -249,11 +230,7 @@ class NamedOptimizer(Optimizer):
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group: `params`, and options that differ from the defaults, such as `channel_dims`.
-
-        Raises:
-            ValueError: If an option is out of range, not supported or does not fit, or only some parameters have names.
-        """
+        """Add a group: `params`, and options that differ from the defaults, such as `channel_dims`."""
         # torch's __init__ creates `defaults` and then calls this method for the first group.
         self.defaults.update(self.__dict__.pop("_own", {}))
         super().add_param_group(dict(param_group))  # torch changes it, and the caller may use it again
@@ -273,48 +250,28 @@ class NamedOptimizer(Optimizer):
             if options.get(name):
                 raise ValueError(f"{type(self).__name__} does not support {name}; omit it.")
         for name in {"lr", "weight_decay", "eps", "momentum", "dampening"} & options.keys():
-            allowed = (int, float, Tensor) if name in ("lr", "weight_decay") else (int, float)
             value = options[name]
-            if not isinstance(value, allowed) or (isinstance(value, Tensor) and value.numel() != 1) or not value >= 0.0:
-                raise ValueError(f"{name} must be a nonnegative number; got {options[name]!r}.")
+            if not isinstance(value, (int, float, Tensor)) or torch.as_tensor(value).numel() != 1 or not value >= 0.0:
+                raise ValueError(f"{name} must be a nonnegative number; got {value!r}.")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state.
-
-        Args:
-            state_dict: A result of `state_dict()`.
-
-        Raises:
-            ValueError: If it is not a state of this optimizer, or does not fit the groups.
-        """
+        """Load a state of this optimizer with the same groups, else raise a `ValueError`."""
         wanted = set(self.defaults) - {"compile"}  # not of groups, and so not of the state
-        lacking = {key for group in state_dict["param_groups"] for key in wanted - set(group)}
-        if lacking:
+        if lacking := {key for group in state_dict["param_groups"] for key in wanted - set(group)}:
             raise ValueError(f"not a state of {type(self).__name__}: its groups lack {', '.join(sorted(lacking))}.")
         for index, (saved, group) in enumerate(zip(state_dict["param_groups"], self.param_groups, strict=False)):
             for key in ("channel_dims", "muon", "hyperball", "matrices", "param_names"):
                 before, now = (list(v) if isinstance(v := of.get(key), (list, tuple)) else v for of in (saved, group))
                 if (key != "param_names" or (before and now)) and before != now:
-                    differs = f"is {before} in the state and {now} in the optimizer"
-                    advice = "Build the optimizer with the groups that the state was saved with"
-                    raise ValueError(f"{key} of parameter group {index} {differs}. {advice}.")
+                    raise ValueError(
+                        f"{key} of parameter group {index} is {before} in the state and {now} in the optimizer. Build "
+                        "the optimizer with the groups that the state was saved with."
+                    )
         super().load_state_dict(state_dict)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step without changing the gradients.
-
-        Args:
-            closure: Evaluates the model again and returns the loss.
-
-        Returns:
-            The closure's loss, or None.
-
-        Raises:
-            RuntimeError: For a sparse gradient, a weight that is sharded or flattened in a way that the update rule
-                does not support, or a CUDA graph without `capturable`.
-            ValueError: If the norm of a weight that should keep it is 0 or not finite.
-        """
+        """Take a step without changing the gradients; return the loss of the closure, which evaluates the model."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -335,13 +292,12 @@ class NamedOptimizer(Optimizer):
         """Return the options of the constructor with their defaults, including those of torch's optimizer."""
         defaults: dict[str, Any] = dict(cls.own_defaults)
         for parent in reversed(cls.__mro__):
-            is_used = issubclass(parent, Optimizer) and not (parent is Adam and issubclass(cls, AdamW))
-            options = inspect.signature(parent).parameters.values() if is_used else ()
-            for option in options:
-                if option.default is not option.empty:
-                    # torch has `weight_decay: float = 0`.
-                    is_float = type(option.default) is int and option.annotation not in (int, "int")
-                    defaults[option.name] = float(option.default) if is_float else option.default
+            if issubclass(parent, Optimizer) and not (parent is Adam and issubclass(cls, AdamW)):
+                for option in inspect.signature(parent).parameters.values():
+                    if option.default is not option.empty:
+                        # torch has `weight_decay: float = 0`.
+                        is_float = type(option.default) is int and option.annotation not in (int, "int")
+                        defaults[option.name] = float(option.default) if is_float else option.default
         return {name: default for name, default in defaults.items() if name not in cls.unsupported}
 
     @classmethod

@@ -12,6 +12,7 @@ from hf_sphere.optim.invariance import find_scale_invariant_weights, unwrap
 from hf_sphere.optim.layout import check_axes, local, round_stochastically
 from hf_sphere.optim.matrices import find_matrices, norms, set_norms
 from hf_sphere.optim.roles import Role, find_roles
+from hf_sphere.utils.checks import check_choice
 
 
 def hyperball(x: Tensor, update: Tensor, radius: float, lr: float) -> Tensor:
@@ -23,17 +24,12 @@ def hyperball(x: Tensor, update: Tensor, radius: float, lr: float) -> Tensor:
 class Hyperball(NamedOptimizer):
     """Base class which turns the update of another optimizer into a step on the sphere of the initial radius.
 
-    The rule for the weights of groups with `hyperball` is the function of this name. The norm is that of the entire
-    tensor or, in groups with `matrices`, such as those of stacked experts, of each matrix in it, and R the one before
-    the first step. So `lr` is the length of a step relative to the weights, whatever the size of the gradient, and
-    weight decay has no effect on them. Weights in bfloat16 are rounded stochastically.
-
-    A subclass inherits from this class and from the optimizer, whose update must not depend on the weights except by
-    decoupled weight decay.
+    The rule is the function `hyperball`, for tensors or, in groups with `matrices`, for each matrix in them. So `lr` is
+    the length of a step relative to the weights, and weight decay has no effect on them. Weights in bfloat16 are
+    rounded stochastically. The update must not depend on the weights except by decoupled weight decay.
     """
 
-    rules_of: ClassVar[tuple[tuple[str, dict[str, Any]], ...]]
-    """Name and group options of the rule that keeps the norm, and of that for other hidden matrices, if any."""
+    rules_of: ClassVar[dict[str, dict[str, Any]]]  # name: group options, first of the rule that keeps the norm
     group_key = "hyperball"
     group_options = {
         **{"adamw_lr_scale": 1.0, "hyperball_on": "scale_invariant", "separate": False},
@@ -63,8 +59,8 @@ class Hyperball(NamedOptimizer):
             state = self.state[parameter]
             if "radius" not in state:
                 # Numbers, as torch casts tensors that it loads; one alone, as flattened states may not have lists.
-                first, *others = [float(norm) for norm in norms(before, matrices)]
-                state["radius"] = [first, *others] if others else first
+                radii = [float(norm) for norm in norms(before, matrices)]
+                state["radius"] = radii if len(radii) > 1 else radii[0]
             radii = [state["radius"]] if isinstance(state["radius"], float) else state["radius"]
             moved = parameter.to(torch.promote_types(parameter.dtype, torch.float32))  # the parameter, or a copy
             set_norms(moved, [lr * radius for radius in radii], matrices)
@@ -80,18 +76,10 @@ class Hyperball(NamedOptimizer):
     def form_groups(
         cls, model: nn.Module, batch: Any = None, *, hyperball_on: str = "scale_invariant", **options: Any
     ) -> ParameterGroups:
-        """Split parameters into weights that keep their norm and all others; see `build_optimizer`.
-
-        Raises:
-            ValueError: If `hyperball_on` is unknown; see also `find_scale_invariant_weights`.
-
-        Warns:
-            UserWarning: If no weight keeps its norm.
-        """
-        if hyperball_on not in ("scale_invariant", "matrices"):
-            raise ValueError(f"hyperball_on must be scale_invariant or matrices; got {hyperball_on!r}.")
+        """Split parameters into weights that keep their norm and all others; see `build_optimizer`."""
+        check_choice("hyperball_on", hyperball_on, ("scale_invariant", "matrices"))
         model = unwrap(model)
-        kept, of_matrices, *_ = [*dict(cls.rules_of), "adamw"]
+        kept, of_matrices, *_ = [*cls.rules_of, "adamw"]
         roles, scale_invariant = find_roles(model, batch), find_scale_invariant_weights(model, batch)
         rules, parts = {}, find_matrices(model, roles, options.pop("separate", False))
         for name, tensor in model.named_parameters():
@@ -109,10 +97,12 @@ class Hyperball(NamedOptimizer):
                 reason = "scale-invariant" if invariant else f"not scale-invariant: {scale_invariant.rejected[name]}"
                 reason += f"; {'a' if matrices else 'its'} norm is 0" if at_zero else ""
                 rules[name] = rule, f"{role.value}; {reason}"
-        groups = form_groups_by_pattern(model, roles, rules, dict(cls.rules_of), parts, **options)
-        if all(rule.name != kept for rule in groups.rules.values()):
+        groups = form_groups_by_pattern(model, roles, rules, cls.rules_of, parts, **options)
+        if kept not in (used := sorted({rule.name for rule in groups.rules.values()})):
             hint = "" if hyperball_on == "matrices" else "; hyperball_on='matrices' keeps the norm of hidden matrices"
-            used = " and ".join(sorted({rule.name for rule in groups.rules.values()}))
-            what = f"no weight of {type(model).__name__} keeps its norm, so the optimizer is {used}"
-            warnings.warn(f"{what}. Print {cls.__name__}.form_groups(model) for the reasons{hint}.", stacklevel=3)
+            warnings.warn(
+                f"no weight of {type(model).__name__} keeps its norm, so the optimizer is {' and '.join(used)}. Print "
+                f"{cls.__name__}.form_groups(model) for the reasons{hint}.",
+                stacklevel=3,
+            )
         return groups

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.linalg import vector_norm
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hf_sphere.optim.layout import ChannelDims, group_size
 from hf_sphere.utils.devices import widest_dtype
 
 Loss = Callable[[Any, Any], Tensor]
-Deviations = dict[str, dict[ChannelDims, float]]
 
 # A weight that is not invariant passes a check of a single group by chance in about 1 of 100 cases, whatever its size.
 CHECKS = 3
@@ -114,7 +114,7 @@ def find_scale_invariant_weights(
         )
         logging.getLogger(__name__).warning(message, fixed[0])
     invariant = ScaleInvariantWeights()
-    deviations: Deviations = {}
+    deviations: dict[str, dict[ChannelDims, float]] = {}  # of the groupings that have passed so far
     for name, weight in model.named_parameters():
         if weight.ndim > 1:
             invariant.num_weights[name] = weight.numel()
@@ -128,9 +128,28 @@ def find_scale_invariant_weights(
                 possible = [dims for dims in ((0,), (1,), ()) if all(weight.shape[axis] > 1 for axis in dims)]
                 deviations[name] = {dims: 0.0 for dims in possible if group_size(weight, dims) > 1}
     with open_trial(model, batch) as (trial, batch):
+        weights = dict(trial.named_parameters())
         for _ in range(CHECKS):
-            move(trial)
-            invariant.rejected |= _check(trial, deviations, invariant.blocks, batch, loss, tolerance)
+            perturb(trial)
+            gradients = _gradients(trial, {name: weights[name] for name in deviations}, batch, loss)
+            measured = {name: _measure(weights[name], grad, deviations[name]) for name, grad in gradients.items()}
+            least = 1e-6 * max((size for size, _ in measured.values()), default=0.0)
+            for name, groups in list(deviations.items()):
+                size, largest = measured.get(name, (0.0, {}))
+                reason = "no gradient reaches it in this batch"
+                if size <= least:
+                    groups, largest = {}, {}
+                for dims, deviation in largest.items():
+                    groups[dims] = max(groups[dims], deviation)
+                    if not deviation <= _bound(tolerance, group_size(weights[name], dims)):
+                        del groups[dims]
+                    reason = f"<w, dL/dw> is {deviation:.1e} of |w| |dL/dw|, not 0"
+                if [*groups] == [()]:
+                    count = _count_blocks(weights[name], gradients[name], tolerance)
+                    invariant.blocks[name] = min(count, invariant.blocks.get(name, count))
+                if not groups:
+                    invariant.rejected[name] = reason
+                    del deviations[name]
     for name, groups in deviations.items():
         invariant.channel_dims[name], invariant.deviations[name] = next(iter(groups.items()))
     invariant.blocks = {name: n for name, n in invariant.blocks.items() if n > 1 and name in invariant.channel_dims}
@@ -143,64 +162,10 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model if inner is model else unwrap(inner)  # DDP may wrap a compiled model
 
 
-def fitting_batch(trial: nn.Module, batch: Any = None) -> Any:
-    """Return the batch or, if it is None, the first generated input, that the model accepts."""
-    failure = "no layer determines the input shape"
-    for example in example_inputs(trial) if batch is None else [batch]:
-        try:
-            with torch.no_grad():
-                call(trial, example)
-        except Exception as error:
-            failure = f"{type(error).__name__}: {error}"
-            if batch is not None:
-                raise ValueError(
-                    f"{type(trial).__name__} does not accept the batch. Pass one batch of tensors: a mapping for "
-                    "model(**batch), a tuple or list for model(*batch), a tensor for model(batch). Leave out labels if "
-                    f"the model does not compute its loss. {failure}"
-                ) from error
-        else:
-            return example
-    raise ValueError(
-        f"no input could be generated for {type(trial).__name__} ({failure}). Pass a batch: "
-        "build_optimizer(model, name, batch); for the Trainer, optimizer_cls_and_kwargs=(optimizer class, "
-        '{"params": optimizer class.form_groups(model, batch), "lr": ...}). For a SentenceTransformerTrainer the '
-        "model is the loss, and the batch ([model.preprocess(texts) for texts in columns], labels)."
-    )
-
-
-def _check(
-    trial: nn.Module, deviations: Deviations, blocks: dict[str, int], batch: Any, loss: Loss | None, tolerance: float
-) -> dict[str, str]:
-    """Remove the weights and groups that fail from `deviations`, count `blocks`; return the reason by name."""
-    if not deviations:
-        return {}
-    parameters = dict(trial.named_parameters())
-    weights = {name: parameters[name] for name in deviations}
-    gradients = _gradients(trial, weights, batch, loss)
-    measured = {name: _measure(weights[name], gradient, deviations[name]) for name, gradient in gradients.items()}
-    least = 1e-6 * max((size for size, _ in measured.values()), default=0.0)
-    rejected = {}
-    for name, groups in list(deviations.items()):
-        size, found = measured.get(name, (0.0, {}))
-        if size <= least:
-            rejected[name] = "no gradient reaches it in this batch"
-        else:
-            for dims, deviation in found.items():
-                groups[dims] = max(groups[dims], deviation)
-                if not deviation <= min(tolerance, 10 * tolerance / group_size(weights[name], dims) ** 0.5):
-                    del groups[dims]
-            if [*groups] == [()]:
-                count = _count_blocks(weights[name], gradients[name], tolerance)
-                blocks[name] = min(count, blocks.get(name, count))
-            if not groups:
-                rejected[name] = f"<w, dL/dw> is {deviation:.1e} of |w| |dL/dw|, not 0"
-        if name in rejected:
-            del deviations[name]
-    return rejected
-
-
 def _gradients(trial: nn.Module, weights: Mapping[str, Tensor], batch: Any, loss: Loss | None) -> dict[str, Tensor]:
     """Compute the gradients of the weights that have one."""
+    if not weights:
+        return {}
     with torch.enable_grad():
         output = call(trial, batch)
         value = loss(output, batch) if loss is not None else getattr(output, "loss", None)
@@ -219,9 +184,14 @@ def differentiable(output: Any) -> list[Tensor]:
     return leaves
 
 
+def _bound(tolerance: float, size: int) -> float:
+    return min(tolerance, 10 * tolerance / size**0.5)
+
+
 def _measure(weight: Tensor, gradient: Tensor, groups: Iterable[ChannelDims]) -> tuple[float, dict[ChannelDims, float]]:
     """Return |w| |g|, and the largest |<w, g>| / (|w| |g|) over each kind of groups; infinite if it is not finite."""
-    w, g = _wide(weight.detach()), _wide(gradient)  # once for all groupings, as new memory takes most of the time
+    dtype = widest_dtype(weight)
+    w, g = weight.detach().to(dtype), gradient.to(dtype)  # once, as new memory takes most of the time
     axes = {dims: [axis for axis in range(w.ndim) if axis not in dims] for dims in groups}
     lengths = {dims: vector_norm(w, dim=axes[dims]) * vector_norm(g, dim=axes[dims]) for dims in axes}
     size = (w.norm() * g.norm()).item()
@@ -239,18 +209,14 @@ def _largest(products: Tensor, lengths: Tensor) -> float:
 
 def _count_blocks(weight: Tensor, gradient: Tensor, tolerance: float) -> int:
     """Return the largest number of equal blocks along the first axis, less than that of its slices, that pass."""
-    w, g = (_wide(tensor.detach()).flatten(1) for tensor in (weight, gradient))
+    w, g = (tensor.detach().to(widest_dtype(weight)).flatten(1) for tensor in (weight, gradient))
     rows = (w * g).sum(1), w.norm(dim=1), g.norm(dim=1)  # computed once, as large sizes have a hundred divisors
     for count in (count for count in range(len(weight) - 1, 1, -1) if len(weight) % count == 0):
         products, lengths, slopes = (each.unflatten(0, (count, -1)) for each in rows)
         deviation = _largest(products.sum(1), lengths.norm(dim=1) * slopes.norm(dim=1))
-        if deviation <= min(tolerance, 10 * tolerance / (weight.numel() // count) ** 0.5):
+        if deviation <= _bound(tolerance, weight.numel() // count):
             return count
     return 1
-
-
-def _wide(values: Tensor) -> Tensor:
-    return values.to(widest_dtype(values))
 
 
 _EPSILONS = ("eps", "epsilon", "variance_epsilon")
@@ -261,9 +227,9 @@ _BATCH = 4  # batch norm over a 1 x 1 map has one value per image, and has no gr
 
 @contextlib.contextmanager
 def open_trial(model: nn.Module, batch: Any = None) -> Iterator[tuple[nn.Module, Any]]:
-    """Yield a copy of a model for the numerical check, see `make_trial`, and an input that it accepts.
+    """Yield a copy of a model for the numerical check and an input that it accepts; random numbers have a fixed seed.
 
-    Meanwhile random numbers have a fixed seed, and torch computes in full float32, without autocast and TF32.
+    Meanwhile torch computes in full float32, without autocast and TF32, and models log no warnings.
     """
     kinds = {parameter.device.type for parameter in model.parameters()} - {"meta"}
     devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
@@ -276,27 +242,42 @@ def open_trial(model: nn.Module, batch: Any = None) -> Iterator[tuple[nn.Module,
             stack.enter_context(cudnn.flags(**keep, allow_tf32=False))
             stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
             torch.set_float32_matmul_precision("highest")
-        # Log messages of a trial, up to warnings, would be misunderstood as those of the training.
         stack.callback(logging.disable, logging.root.manager.disable)
         logging.disable(max(logging.root.manager.disable, logging.WARNING))
         torch.manual_seed(0)
         trial = make_trial(model)
-        yield trial, fitting_batch(trial, batch)
+        failure: Exception = ValueError("no layer determines the input shape")
+        for example in example_inputs(trial) if batch is None else [batch]:
+            try:
+                with torch.no_grad():
+                    call(trial, example)
+                break
+            except Exception as error:
+                failure = error
+        else:
+            raise ValueError(
+                f"{type(trial).__name__} does not accept {'any generated input' if batch is None else 'the batch'}: "
+                f"{failure!r}. Pass one batch of tensors: a mapping for model(**batch), a tuple or list for "
+                "model(*batch), a tensor for model(batch), without labels if the model does not compute its loss. It "
+                "is an argument of build_optimizer(model, name, batch); for the Trainer, optimizer_cls_and_kwargs="
+                '(optimizer class, {"params": optimizer class.form_groups(model, batch), "lr": ...}). For a '
+                "SentenceTransformerTrainer the model is the loss, and the batch ([model.preprocess(texts) for texts "
+                "in columns], labels)."
+            ) from failure
+        yield trial, example
 
 
 def make_trial(model: nn.Module) -> nn.Module:
-    """Copy a model for the numerical check; one that is sharded or on the meta device is an error.
+    """Copy a model for the numerical check, in float32 or better and training mode, with negligible epsilons of norms.
 
-    The epsilons of norms, which break the invariance slightly, become negligible. A model in evaluation mode is
-    switched to training mode; in a model in training mode, the modes of its modules are kept. The copy computes in
-    float32 or better, without activation checkpointing.
+    In a model in training mode, the modes of its modules are kept.
     """
     for name, parameter in model.named_parameters():
         if isinstance(parameter, DTensor):
-            order = (
-                "call `form_groups` of the optimizer first, then fully_shard, then build it from the sharded weights"
+            raise ValueError(
+                f"{name} is sharded, but groups are found in whole weights: call `form_groups` of the optimizer first, "
+                "then fully_shard, then build it from the sharded weights."
             )
-            raise ValueError(f"{name} is sharded, but groups are found in whole weights: {order}.")
         if parameter.is_meta:
             raise ValueError(f"{name} is on the meta device; the numerical check needs real weights.")
     attributes = (value for module in model.modules() for value in vars(module).values())
@@ -319,11 +300,8 @@ def make_trial(model: nn.Module) -> nn.Module:
 
 
 @torch.no_grad()
-def move(trial: nn.Module) -> None:
-    """Perturb every parameter at random by a tenth of its root mean square.
-
-    Initial values of zero or nearly zero (layer scales, class tokens) hide dependences; those are perturbed by 0.1.
-    """
+def perturb(trial: nn.Module) -> None:
+    """Perturb every parameter at random by a tenth of its root mean square, or by 0.1 if it is (nearly) zero."""
     for parameter in trial.parameters():
         if parameter.is_floating_point() and parameter.numel():
             size = parameter.norm() / parameter.numel() ** 0.5
@@ -341,11 +319,7 @@ def call(trial: nn.Module, batch: Any) -> Any:
 
 
 def example_inputs(model: nn.Module) -> Iterator[Any]:
-    """Yield inputs that the model may accept, the most likely first.
-
-    Models of transformers have `main_input_name` and a configuration, models of timm `pretrained_cfg`; for others the
-    first layer with weights determines the number of channels or features, and several sizes are tried.
-    """
+    """Yield inputs that the model may accept, by its configuration or by its first layer with weights."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     config: Any = getattr(model, "config", None)
     name = getattr(model, "main_input_name", None) if config is not None else None
@@ -360,27 +334,17 @@ def example_inputs(model: nn.Module) -> Iterator[Any]:
         yield {name: torch.randn(_BATCH, getattr(config, "num_channels", 3), height, width, device=device)}
     elif name == "input_values":
         yield {name: torch.randn(2, 16000, device=device)}
-    size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size")
-    if size:
+    if size := (getattr(model, "pretrained_cfg", None) or {}).get("input_size"):
         yield torch.randn(_BATCH, *size, device=device)
-    yield from _for_first_layer(model, device)
-
-
-def _for_first_layer(model: nn.Module, device: torch.device) -> Iterator[Tensor]:
-    for module in model.modules():
-        if isinstance(module, nn.modules.conv._ConvNd):
-            spatial = len(module.kernel_size)
-            for side in _SIDES:
-                yield torch.randn(_BATCH, module.in_channels, *[side] * spatial, device=device)
-        elif isinstance(module, nn.Linear):
-            yield torch.randn(_BATCH, module.in_features, device=device)
-            yield torch.randn(_BATCH, 5, module.in_features, device=device)
-            for side in _SIDES:
-                for channels in (1, 3):  # images that the model flattens
-                    if channels * side * side == module.in_features:
-                        yield torch.randn(_BATCH, channels, side, side, device=device)
-        elif isinstance(module, nn.Embedding):
-            yield torch.randint(0, module.num_embeddings, (2, 16), device=device)
-        else:
-            continue
-        return
+    kinds = (_ConvNd, nn.Linear, nn.Embedding)
+    first = next((module for module in model.modules() if isinstance(module, kinds)), None)
+    shapes: list[tuple[int, ...]] = []
+    if isinstance(first, nn.Embedding):
+        yield torch.randint(0, first.num_embeddings, (2, 16), device=device)
+    elif isinstance(first, nn.Linear):
+        shapes = [(first.in_features,), (5, first.in_features)]  # and images that the model flattens
+        shapes += [(c, side, side) for side in _SIDES for c in (1, 3) if c * side**2 == first.in_features]
+    elif first is not None:
+        shapes = [(first.in_channels, *[side] * len(first.kernel_size)) for side in _SIDES]
+    for shape in shapes:
+        yield torch.randn(_BATCH, *shape, device=device)

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,17 +18,14 @@ Parts = dict[str, tuple[Matrices, str]]
 def resolve_channel_dims(
     names: Sequence[str], parameters: Sequence[Tensor], channel_dims: Iterable[int] | None
 ) -> ChannelDims | None:
-    """Return the sorted `channel_dims` of the named parameters of a group, or raise a ValueError.
-
-    None stands for ordinary parameters, also if every group would have a single weight.
-    """
+    """Return the sorted `channel_dims` of a group; None for ordinary parameters, also if every group has one weight."""
     if channel_dims is None:
         return None
     dims = tuple(channel_dims)
     for name, parameter in zip(names, parameters, strict=True):
         if len({*dims}) < len(dims) or not all(type(dim) is int and 0 <= dim < parameter.ndim for dim in dims):
-            shape = f"{name}, of shape {list(parameter.shape)}"
-            raise ValueError(f"channel_dims must be different axes of {shape}, such as [0]; got {list(dims)}.")
+            shape = list(parameter.shape)
+            raise ValueError(f"channel_dims must be axes of {name}, of shape {shape}, such as [0]; got {list(dims)}.")
     return None if parameters and all(len(dims) == parameter.ndim for parameter in parameters) else tuple(sorted(dims))
 
 
@@ -59,9 +56,10 @@ def check_shards(name: str, parameter: DTensor, dims: ChannelDims) -> None:
 def check_axes(name: str, parameter: Tensor) -> None:
     """Raise a `RuntimeError` if a weight has a single axis."""
     if parameter.ndim < 2:
-        problem = f"{name} of shape {list(parameter.shape)} is no matrix or kernel"
-        advice = "Use FSDP2 (fully_shard), which keeps their shapes, or update this weight by the rule adamw"
-        raise RuntimeError(f"{problem}; FSDP1 and DeepSpeed flatten weights. {advice}.")
+        raise RuntimeError(
+            f"{name} of shape {list(parameter.shape)} is no matrix or kernel; FSDP1 and DeepSpeed flatten weights. Use "
+            "FSDP2 (fully_shard), which keeps their shapes, or update this weight by the rule adamw."
+        )
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -80,11 +78,7 @@ def inner(a: Tensor, b: Tensor) -> Tensor:
 
 
 class Layout:
-    """Converts a weight and tensors of its shape to a matrix (K, D) of groups, a view where possible.
-
-    The axes `dims` come first, so that a group is a row: K is the product of their sizes, and D that of the others.
-    Steps then change the matrix in place, and with it the weight (its local shard), without copies.
-    """
+    """Converts a weight and tensors of its shape to a matrix (K, D) with a group per row, a view where possible."""
 
     def __init__(self, weight: Tensor, dims: ChannelDims) -> None:
         within = [dim for dim in range(weight.ndim) if dim not in dims]
@@ -106,25 +100,16 @@ class Layout:
             tensor.permute(self._order).copy_(matrix.view(self._permuted))
 
     def _is_view(self, tensor: Tensor) -> bool:
-        """Whether `matrix` returns a view of a tensor.
-
-        Neighboring axes i, j of the same side merge into one if a step along i skips all of j: stride_i = stride_j
-        size_j. Axes of size 1 have no steps.
-        """
+        """Whether `matrix` returns a view: neighboring axes i, j of a side merge if stride_i = stride_j size_j."""
         axes = [axis for axis, size in zip(self._order, self._permuted, strict=True) if size != 1]
         pairs = [(i, j) for i, j in itertools.pairwise(axes) if (i in self._dims) == (j in self._dims)]
         return all(tensor.stride(i) == tensor.stride(j) * tensor.shape[j] for i, j in pairs)
 
 
-LowPrecision = Literal["nearest", "stochastic", "master"]
-LOW_PRECISION: tuple[str, ...] = get_args(LowPrecision)
-
-
 class OpenParameter:
-    """Weight, gradient and momentum of a parameter during one step, on its local shard.
+    """Weight, gradient and momentum (empty if there is none) of a parameter during one step, on its local shard.
 
-    The step changes `weight`, a matrix (K, D) of groups, or a tensor like the parameter if it is ordinary. `gradient`
-    and `momentum`, which is empty if there is none, have its shape.
+    They are matrices (K, D) of groups, or tensors like the parameter if it is ordinary.
     """
 
     def __init__(
@@ -151,7 +136,7 @@ class OpenParameter:
             self.gradient = torch.empty_like(self.weight).copy_(gradient)  # torch's fused kernels assume one layout
 
     def close(self, seed: int) -> None:
-        """Write the updated values to the parameter and its state; `seed` is that of stochastic rounding."""
+        """Write the updated values to the parameter and its state; the seed is that of stochastic rounding."""
         if self._layout is not None:
             self._layout.write_back(self._worked_on, self.weight)
             self._layout.write_back(self._kept, self.momentum)
@@ -173,11 +158,7 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 
 
 def round_stochastically(values: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Round float32 to bfloat16, up or down with probabilities that keep the mean.
-
-    Rounding to nearest loses every step below half the spacing of bfloat16 (1/256 of the value); stochastic rounding
-    keeps it on average. Infinities and NaN are kept.
-    """
+    """Round float32 to bfloat16, up or down with probabilities that keep the mean; infinities and NaN are kept."""
     bits = values.contiguous().view(torch.int32)
     noise = torch.randint(0, 1 << 16, bits.shape, dtype=torch.int32, device=bits.device, generator=generator)
     # bfloat16 is the upper half of float32: noise in the lower half carries with a probability proportional

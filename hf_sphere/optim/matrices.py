@@ -30,7 +30,7 @@ def find_matrices(model: nn.Module, roles: dict[str, Role], separate: bool | Map
 
     `separate` is True for those of `FUSED` and for experts whose module has their number as `num_experts`; or a mapping
     for further ones, too, from patterns of names to the number of equal matrices along the first axis (the second one
-    of a `Conv1D` of transformers). In `roles`, stacks that are found become hidden matrices.
+    of a `Conv1D` of transformers). Stacks that are found become hidden matrices in `roles`.
     """
     found: Parts = {}
     names = {weight: name for name, weight in model.named_parameters()}

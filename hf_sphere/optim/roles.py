@@ -82,16 +82,12 @@ _SUMS = ("Add", "Sub", "Addcmul", "Lerp", "Cat")
 def find_roles(model: nn.Module, batch: Any = None, *, required: bool = True) -> dict[str, Role]:
     """Find what the parameters with two or more axes are for, by name.
 
-    The module that owns a parameter determines that if it is one of torch, else the operations on it in a forward pass.
-    A hidden matrix is a factor of matrix products or the kernel of a convolution, also of the first one. Scales,
-    biases, positions, tokens and tables are not hidden matrices; nor are output layers, which are the last ones before
-    each output, parameters in the `no_weight_decay()` of the model or a part, weights whose first two axes do not both
-    exceed 1, such as those of depthwise convolutions, and stacks of matrices, such as those of experts. Matrices in one
-    parameter along its first axis, such as queries, keys and values, or the gates of an LSTM, are a single one. First
-    matrices, and embeddings that are the output layer, too, have roles of their own.
-
-    A forward pass is `required` for the output layers. If it is not required, it is for parameters whose modules do not
-    determine their roles, and may fail. The batch is an input of the model; see `find_scale_invariant_weights`.
+    The module that owns a parameter determines that if it is one of torch, else the operations on it in a forward pass,
+    which is `required` for the output layers, the last ones before each output, and may fail otherwise. A hidden matrix
+    is a factor of matrix products or the kernel of a convolution. Scales, biases, positions, tokens, tables, output
+    layers, parameters in the `no_weight_decay()` of the model or a part, kernels of depthwise convolutions and stacks
+    of matrices, such as those of experts, are not. Matrices in one parameter along its first axis, such as queries,
+    keys and values, or the gates of an LSTM, are a single one.
     """
     model = unwrap(model)
     owned, listed = uses_by_owner(model), _undecayed(model)
@@ -168,9 +164,8 @@ def uses_by_owner(model: nn.Module) -> Uses:
                 owned["original1"] = name, originals["original1"]
             elif "original" in originals:
                 owned["original"] = name, originals["original"]
-        for name, weight in owned.values():
-            is_weight = name.removesuffix("_orig").removesuffix("_v") == "weight"  # of pruning, and of weight norm
-            is_matrix = "bias" not in name if isinstance(module, _SEVERAL) else is_weight
+        for name, weight in owned.values():  # `weight_orig` is of pruning, `weight_v` of weight norm
+            is_matrix = "bias" not in name if isinstance(module, _SEVERAL) else name.split("_")[0] == "weight"
             for kinds, use in _OWNERS.items():
                 if isinstance(module, kinds) and (is_matrix or use is Use.ELEMENTWISE):
                     uses[names[weight]].add(use)
@@ -186,20 +181,15 @@ class _Value(NamedTuple):
     """Result of a node of the graph."""
 
     has_data: bool
-    weights: frozenset[str] = frozenset()
-    """Parameters from which it is computed, if it is from them alone."""
-    last: frozenset[int] = frozenset()
-    """Products by weights that end in it, with no other one after them."""
-    before: frozenset[int] = frozenset()
-    """All products by weights on which it depends."""
+    weights: frozenset[str] = frozenset()  # from which it is computed, if it is from them alone
+    last: frozenset[int] = frozenset()  # products by weights that end in it, with no other one after them
+    before: frozenset[int] = frozenset()  # all products by weights on which it depends
 
 
 def trace_uses(model: nn.Module, batch: Any = None) -> tuple[Uses, set[str], set[str]]:
     """Return uses by name of the parameter in a forward pass, and the names of the weights of first and output layers.
 
-    First layers are products by weights with neither another one nor a look-up before them. Output layers are the last
-    products by weights before the outputs. A product that is added to what it was computed from, as at the end of an
-    encoder without head, is not an output layer. See `find_roles`.
+    A product that is added to what it was computed from, as at the end of an encoder, is not an output layer.
     """
     with open_trial(model, batch) as (trial, batch):
         uses, inputs, outputs = _trace(trial, batch)
@@ -236,11 +226,8 @@ def _run(trial: nn.Module, batch: Any) -> tuple[list[Tensor], dict[Node, set[str
 def _trace(trial: nn.Module, batch: Any) -> tuple[Uses, set[str], set[str]]:
     """Visit the nodes of the graph of a forward pass, each after its operands; see `trace_uses`.
 
-    A value is either computed from weights alone, such as `weight.T` or a sum of two weights, and then stands for these
-    weights, or it depends on data. A weight is used where it first meets data: as a factor if the operation is a
-    product, a convolution or a look-up, else as an operand of an operation on elements. Products by weights are
-    numbered, and each value has those in which it ends (`last`) and all that it depends on (`before`). A product that
-    an output ends in, and on which no other product depends (`inner`), is by an output layer.
+    A weight is used where it, or a value from weights alone, first meets data. An output layer is in a product that an
+    output ends in (`last`), and on which no other product depends (`inner`).
     """
     tensors, owned = dict(trial.named_parameters()), uses_by_owner(trial)
     names = {weight: name for name, weight in tensors.items()}
@@ -336,8 +323,7 @@ def _sort(ends: list[Node]) -> Iterable[Node]:
     graph: dict[Node, list[Node]] = {}
     pending = [*ends]
     while pending:
-        node = pending.pop()
-        if node not in graph:
+        if (node := pending.pop()) not in graph:
             graph[node] = [source for source, _ in node.next_functions if source is not None]
             pending += graph[node]
     return TopologicalSorter(graph).static_order()

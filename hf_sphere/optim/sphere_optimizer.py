@@ -48,10 +48,8 @@ class SphereOptimizer(NamedOptimizer):
         >>> optimizer = SphereSGD(scale_invariant_groups(network, images), lr=0.1)
     """
 
-    momentum_key: ClassVar[str]
-    """Key of the momentum in the state."""
-    has_second_moment: ClassVar[bool]
-    """Whether the state has a second moment `exp_avg_sq`."""
+    momentum_key: ClassVar[str]  # in the state
+    has_second_moment: ClassVar[bool]  # `exp_avg_sq` in the state
     group_key = "channel_dims"
     own_defaults = {"channel_dims": None, "low_precision": "nearest", "compile": False}
     unsupported = ("nesterov", "amsgrad", "differentiable")
@@ -70,13 +68,12 @@ class SphereOptimizer(NamedOptimizer):
 
     def _check_group(self, group: Group) -> None:
         super()._check_group(group)
-        names = self._names(group)
-        for name, parameter in zip(names, group["params"], strict=True):
+        for name, parameter in zip(self._names(group), group["params"], strict=True):
             if not parameter.is_floating_point():
                 raise ValueError(f"{name} is {parameter.dtype}; {type(self).__name__} requires real floating point.")
             if group["low_precision"] == "stochastic" and parameter.dtype == torch.float16:
                 raise ValueError(f"{name} is float16; stochastic rounding is for bfloat16: use low_precision='master'.")
-        group["channel_dims"] = layout.resolve_channel_dims(names, group["params"], group["channel_dims"])
+        group["channel_dims"] = layout.resolve_channel_dims(self._names(group), group["params"], group["channel_dims"])
         group.pop("compile", None)
         if self.defaults["compile"] and any(parameter.device.type == "cpu" for parameter in group["params"]):
             fast_step.check_compiler()
@@ -90,10 +87,10 @@ class SphereOptimizer(NamedOptimizer):
         numbers = isinstance(betas, (tuple, list)) and [isinstance(b, (int, float)) and 0 <= b < 1 for b in betas]
         if numbers != [True, True]:
             raise ValueError(f"betas must be two numbers in [0, 1); got {betas!r}.")
-        if options["decoupled_weight_decay"] and options["lr"] * options["weight_decay"] >= 1.0:
-            rate = f"{options['weight_decay']} at lr {options['lr']}"
-            raise ValueError(f"decoupled weight decay of {rate} would remove the weights in one step.")
-        mode = check_choice("low_precision", options["low_precision"], layout.LOW_PRECISION)
+        lr, decay = options["lr"], options["weight_decay"]
+        if options["decoupled_weight_decay"] and lr * decay >= 1.0:
+            raise ValueError(f"decoupled weight decay of {decay} at lr {lr} would remove the weights in one step.")
+        mode = check_choice("low_precision", options["low_precision"], ("nearest", "stochastic", "master"))
         if mode == "stochastic" and options["capturable"]:
             raise ValueError("a captured graph cannot round stochastically; use low_precision='master' instead.")
 
@@ -186,10 +183,10 @@ class SphereOptimizer(NamedOptimizer):
         return type(self).rule is SphereOptimizer.rule
 
     def _flags(self, group: Group) -> Flags:
-        decay, shrink = self._decay(group)
-        return Flags(
-            group["maximize"], isinstance(decay, Tensor) or decay != 0, isinstance(shrink, Tensor) or shrink != 1
+        decays, shrinks = (
+            isinstance(value, Tensor) or value != none for value, none in zip(self._decay(group), (0, 1), strict=True)
         )
+        return Flags(group["maximize"], decays, shrinks)
 
     def _numbers(self, group: Group, t: Number, dim: Number) -> list[Number]:
         """Return L2 weight decay, the factor of decoupled decay, and those of the rule."""
@@ -244,10 +241,10 @@ class SphereOptimizer(NamedOptimizer):
         values = x, m, v if len(v) else x.new_zeros(len(x), 1)
         gradient = (-g if flags.maximize else g).to(x.dtype) + decay * x
         new = self.rule(x, gradient, *values[1:], t, {**group, "lr": lr})
-        for target, value in zip(values, new, strict=True):
-            if value.shape != target.shape:
-                shapes = f"{tuple(target.shape)}; got {tuple(value.shape)}"
-                raise ValueError(f"rule of {type(self).__name__} must return tensors like x, m and v: {shapes}.")
+        if (shapes := [tuple(v.shape) for v in new]) != (expected := [tuple(v.shape) for v in values]):
+            raise ValueError(
+                f"rule of {type(self).__name__} must return x, m and v of shapes {expected}; got {shapes}."
+            )
         at_zero = fast_step.is_zero(rows.spread(rows.norm(x)))
         return tuple(torch.where(at_zero, *pair) for pair in zip(values, new, strict=True))
 
@@ -281,9 +278,10 @@ class SphereOptimizer(NamedOptimizer):
         if dims is None or not self._keeps_momentum(group):
             return False
         if parameter.ndim != self.__dict__.get("_axes", {}).get(parameter, parameter.ndim):
-            problem = f"channel_dims {list(dims)} do not fit a parameter that is now {parameter.ndim}-dimensional"
-            advice = "FSDP2 (fully_shard) keeps the shape of parameters"
-            raise RuntimeError(f"{problem}: it was flattened after the optimizer was built. {advice}.")
+            raise RuntimeError(
+                f"channel_dims {list(dims)} do not fit a parameter that is now {parameter.ndim}-dimensional: it was "
+                "flattened after the optimizer was built. FSDP2 (fully_shard) keeps the shape of parameters."
+            )
         return layout.group_size(parameter, dims) > 1
 
     def _init_group(self, *_: Any) -> Any:
@@ -308,9 +306,7 @@ class SphereOptimizer(NamedOptimizer):
 
     def _init_state(self, parameter: Tensor, group: Group) -> None:
         state = self.state[parameter]
-        keys = [self.momentum_key] if self._keeps_momentum(group) else []
-        if self.has_second_moment:
-            keys.append("exp_avg_sq")
+        keys = [self.momentum_key] * self._keeps_momentum(group) + ["exp_avg_sq"] * self.has_second_moment
         low = layout.is_low(parameter.dtype)
         if not low and "step" in state and all([key in state for key in keys]):
             return  # the usual case

@@ -10,6 +10,7 @@ from transformers import TrainerCallback
 
 from hf_sphere.optim.invariance import unwrap
 from hf_sphere.optim.layout import check_axes
+from hf_sphere.utils.checks import check_choice
 
 _ROWS = ("*embed_tokens", "*lm_head", "*.[qkv]_proj", "*.gate_proj", "*.up_proj")
 _COLUMNS = ("*.o_proj", "*.down_proj")
@@ -43,9 +44,7 @@ def renormalize(model: nn.Module, weights: str | Mapping[str, int] | None = None
     model, patterns = unwrap(model), weights
     if not isinstance(patterns, Mapping):
         scheme = weights or getattr(getattr(model, "config", None), "model_type", type(model).__name__)
-        if scheme not in UNIT_NORM:
-            raise ValueError(f"{scheme!r} has no known unit norms, only: {', '.join(UNIT_NORM)}. Pass axes by name.")
-        patterns = UNIT_NORM[scheme]
+        patterns = UNIT_NORM[check_choice("the scheme of unit norms", scheme, UNIT_NORM)]
     parameters = {name.replace("_orig_mod.", ""): weight for name, weight in model.named_parameters()}  # compiled parts
     if patterns is not weights and (adapted := fnmatch.filter(parameters, "*.base_layer.*")):
         raise ValueError(f"{adapted[0]} has an adapter, so it is not the weight that the model uses. Merge it first.")

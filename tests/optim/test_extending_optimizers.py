@@ -168,5 +168,5 @@ def test_a_rule_leaves_weights_of_norm_0_and_must_return_tensors_of_their_shapes
         def rule(self, x, g, m, v, t, group):
             return x, m.norm(dim=1), v
 
-    with pytest.raises(ValueError, match=r"rule of Wrong must return tensors like x, m and v: \(6, 27\); got \(6,\)"):
+    with pytest.raises(ValueError, match=r"rule of Wrong must return x, m and v of shapes .*\(6, 27\).*; got .*\(6,\)"):
         train(Wrong)

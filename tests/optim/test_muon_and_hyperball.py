@@ -32,14 +32,6 @@ def rules(model: nn.Module, kind: type, **options: object) -> dict[str, str]:
     return {name: rule.name for name, rule in groups.rules.items()}
 
 
-def test_embeddings_and_the_last_layer_of_a_forward_pass_are_no_hidden_matrices():
-    model = net()
-    hidden = dict.fromkeys(["conv.weight", "hidden.weight"], Role.HIDDEN)
-    assert find_roles(model, TOKENS) == {"embedding.weight": Role.EMBEDDING, **hidden, "output.weight": Role.OUTPUT}
-    model._modules = {name: model._modules[name] for name in ("output", "hidden", "norm", "conv", "embedding")}
-    assert find_roles(model, TOKENS)["output.weight"] is Role.OUTPUT
-
-
 def test_parameters_that_the_model_does_not_decay_are_no_hidden_matrices():
     class Biased(Net):
         def no_weight_decay(self) -> set[str]:
@@ -137,20 +129,6 @@ def test_kernels_with_one_output_or_five_axes_are_matrices(ours):
     Muon([{"params": [ours.weight], "muon": True}], lr=0.1, weight_decay=0.0).step()
     torch.optim.Muon([rows], lr=0.1, weight_decay=0.0, adjust_lr_fn="match_rms_adamw").step()
     torch.testing.assert_close(ours.weight.flatten(1), rows)
-
-
-@pytest.mark.parametrize("name", HYPERBALL)
-def test_a_step_is_a_fixed_share_of_a_constant_norm(name):
-    model = net()
-    optimizer = build_optimizer(model, name, TOKENS, lr=0.01, weight_decay=0.1)
-    first = model.conv.weight.detach().clone()
-    for _ in range(100):
-        before = model.conv.weight.detach().clone()
-        take_steps(model, optimizer, 1)
-        # A step of length lr R before the weight returns to the sphere is an angle of at most asin(lr).
-        share = (model.conv.weight - before).norm() / first.norm()
-        assert 0.005 < share < 0.0101
-    assert model.conv.weight.norm().item() == pytest.approx(first.norm().item(), rel=1e-5)
 
 
 def test_the_fast_step_follows_the_rule():
@@ -278,12 +256,6 @@ def step_of(kind: type, weight: Tensor, **options: object) -> None:
     kind([{"params": [("w", weight)], **options}]).step()
 
 
-@pytest.mark.parametrize("kind", [Muon, MuonHyperball, AdamWHyperball])
-def test_parameters_without_groups_are_warned_about(kind, caplog):
-    kind(net().parameters())
-    assert f"{kind.__name__} was given parameters without its groups, so every step is an ordinary step" in caplog.text
-
-
 @pytest.mark.parametrize(("kind", "rule"), [(Muon, "muon"), (AdamWHyperball, "hyperball")])
 def test_a_flattened_weight_is_an_error(kind, rule):
     with pytest.raises(RuntimeError, match=r"w of shape \[6\] is no matrix or kernel; FSDP1 and DeepSpeed flatten"):
@@ -308,11 +280,17 @@ def load(other: torch.optim.Optimizer) -> None:
         (lambda: build_optimizer(net(), "shampoo"), "unknown optimizer 'shampoo'; the optimizers are: adam, .*muon"),
         (lambda: build_optimizer(net(), "muon", TOKENS, beta=1), "muon has no option beta; its options are: .*lr"),
         (lambda: build_optimizer(net(), "muon", TOKENS, decoupled_weight_decay=True), "no option decoupled"),
-        (lambda: build_optimizer(net(), "muon_hyperball", TOKENS, hyperball_on="all"), "scale_invariant or matrices"),
-        (lambda: build_optimizer(net(), "muon", TOKENS, momentum=1.0), r"momentum must lie in \[0, 1\); got 1.0"),
+        (
+            lambda: build_optimizer(net(), "muon_hyperball", TOKENS, hyperball_on="all"),
+            "hyperball_on must be one of scale_invariant, matrices; got 'all'",
+        ),
+        (lambda: build_optimizer(net(), "muon", TOKENS, momentum=1.0), r"momentum must .*\[0, 1\); got 1.0"),
         (lambda: by_pattern({"attention.*": "adamw"}), r"'attention\.\*' matches no parameter; the names are like"),
         (lambda: by_pattern({"*.bias": "muon"}), r"'\*\.bias' matches no parameter with two or more axes"),
-        (lambda: by_pattern({"conv.*": "sgd"}), r"rule 'sgd' of pattern 'conv\.\*' is unknown; .*: muon, adamw"),
+        (
+            lambda: by_pattern({"conv.*": "sgd"}),
+            r"the rule of pattern 'conv\.\*' must be one of muon, adamw; got 'sgd'",
+        ),
         (lambda: load(torch.optim.AdamW(net().parameters())), "not a state of MuonHyperball: its groups lack momentum"),
         (lambda: load(build_optimizer(net(), "muon", TOKENS)), "hyperball of parameter group 0 is None in the"),
         (lambda: step_of(AdamWHyperball, torch.zeros(2, 3), hyperball=True), r"w has the norm 0\.0, which cannot"),

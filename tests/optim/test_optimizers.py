@@ -160,17 +160,6 @@ def test_the_state_has_one_number_per_weight_and_one_per_group(kind, make_optimi
         assert sizes == [{"step": 1, "exp_avg": 162, "exp_avg_sq": n} for n in (6, 1, 18, 3, 162)]
 
 
-@pytest.mark.parametrize("names", [True, False])
-def test_parameter_names_are_preserved(kind, names, make_model, make_optimizer, take_steps):
-    model = make_model()
-    optimizer = make_optimizer(kind, model.named_parameters() if names else model.parameters())
-    take_steps(optimizer, 1)
-    other = make_optimizer(kind, model.named_parameters() if names else model.parameters())
-    other.load_state_dict(through_a_file(optimizer.state_dict()))
-    expected = [name for name, _ in model.named_parameters()] if names else None
-    assert other.param_groups[0].get("param_names") == expected
-
-
 def test_a_scheduler_can_cycle_rate_and_momentum(kind, take_steps, make_weights):
     weights, others = make_weights(), make_weights()
     optimizer, by_hand = kind(weights, lr=0.1, **INVARIANT), kind(others, lr=0.1, **INVARIANT)
@@ -353,14 +342,3 @@ def test_a_copy_compiles_its_own_steps(kind, backend, make_model, groups, make_o
     take_steps(other, 1, start=1)
     assert "_compiled" in vars(other)
     assert all_equal(model.parameters(), other_model.parameters())
-
-
-@OPTIMIZER_FAMILIES
-def test_an_eager_state_is_loaded_into_a_compiled_optimizer(kind, make_weights, make_optimizer, take_steps):
-    weights = make_weights()
-    optimizer = make_optimizer(kind, weights, **INVARIANT)
-    take_steps(optimizer, 1)
-    compiled = make_optimizer(kind, weights, compile=True, **INVARIANT)
-    compiled.load_state_dict(optimizer.state_dict())
-    assert compiled.defaults["compile"]
-    assert "compile" not in compiled.param_groups[0]

@@ -75,18 +75,6 @@ def test_scale_invariant_weights_are_computed_in_float32_and_rounded_once(kind, 
     assert torch.equal(low, whole.to(dtype))
 
 
-@every_dims
-@every_mode
-def test_maximizing_equals_minimizing_the_negative(kind, dims, mode, dtype, make_optimizer, give_gradients):
-    up, down = (torch.ones(5, 7, dtype=dtype, requires_grad=True) for _ in range(2))
-    give_gradients([up, down], 0)
-    down.grad = -up.grad
-    for weight in (up, down):
-        climb = weight is up
-        make_optimizer(kind, [weight], channel_dims=dims, low_precision=mode, maximize=climb).step()
-    assert torch.equal(up, down)
-
-
 @pytest.mark.parametrize("mode", ["stochastic", "master"])
 @every_dims
 def test_low_precision_modes_have_no_effect_on_float32_weights(kind, mode, dims):

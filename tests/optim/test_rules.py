@@ -114,18 +114,6 @@ def test_every_step_matches_the_golden_step(golden, case):
             assert (parameter - expected).abs().max() <= 1e-5 * expected.abs().max(), (step, name)
 
 
-@pytest.mark.parametrize("case", [case for case in GOLDEN_CASES if not case.endswith("_off")])  # those test torch
-def test_the_rule_matches_the_golden_steps(golden, case):
-    values, about = golden("optimizers"), golden("optimizers").cases[case]
-    dims = [0] if case == "adam_g" else about["conv_group"].get("channel_dims", [0])
-    x = values.get(f"{case}.param.conv", values["param.conv"]).double()
-    gradients = torch.stack([values[f"grad{step}.conv"] for step in range(6)]).double()
-    path = by_the_rule(GOLDEN_CASES[case], x, gradients, dims, **about["hyperparameters"])
-    for step, y in enumerate(path):
-        expected = rows(values[f"{case}.step{step}.conv"], dims)
-        assert (y - expected).abs().max() <= 1e-5 * expected.abs().max(), step
-
-
 def test_the_published_optimizers_state_their_rules_and_all_golden_cases_are_tested(golden):
     assert set(golden("optimizers").cases) == set(GOLDEN_CASES)
     assert {"adam_s", "adam_srt", "adam_g", "sgd_mrt"} <= set(RULES)

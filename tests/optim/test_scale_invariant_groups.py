@@ -246,7 +246,7 @@ BATCHES = {
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
 @pytest.mark.parametrize("name", ["adam_srt", "muon"])
 def test_the_error_for_a_batch_that_does_not_fit_says_how_it_is_passed(name, batch):
-    with pytest.raises(ValueError, match=r"does not accept .* model\(\*batch\), .* Leave out labels .*Error: "):
+    with pytest.raises(ValueError, match=r"does not accept the batch: \w*Error.* model\(\*batch\), .* without labels"):
         build_optimizer(nn.Sequential(Small()), name, batch())
 
 
@@ -257,7 +257,7 @@ def test_bad_input_is_refused():
         with pytest.raises(ValueError, match="tolerance must lie between 0 and 1; got"):
             find_scale_invariant_weights(Small(), images(), tolerance=tolerance)
     for kind in (Scaled, WantsTwo):
-        with pytest.raises(ValueError, match=rf"no input could be generated for {kind.__name__} \(.+\)\. Pass a batch"):
+        with pytest.raises(ValueError, match=f"{kind.__name__} does not accept any generated input: .*Pass one"):
             find_scale_invariant_weights(kind())
     with pytest.raises(ValueError, match=r"conv\.weight is on the meta device; the numerical check needs real weights"):
         find_scale_invariant_weights(Small().to("meta"), images())

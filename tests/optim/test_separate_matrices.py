@@ -195,18 +195,6 @@ def test_a_resumed_run_continues_with_the_norm_of_every_expert(tmp_path):
         whole.load_state_dict(half[1].state_dict())
 
 
-def test_the_experts_of_mixtral_are_separate_matrices_on_request():
-    model = of("MixtralForCausalLM", num_local_experts=3, num_key_value_heads=1, **TINY)
-    name = "model.layers.0.mlp.experts.down_proj"
-    rules = (
-        Muon.form_groups(model, {"input_ids": IDS}).rules,
-        Muon.form_groups(model, {"input_ids": IDS}, separate=True),
-    )
-    assert (rules[0][name].name, rules[1].rules[name].name) == ("adamw", "muon")
-    (line,) = (line for line in str(rules[1]).splitlines() if line.startswith(name))
-    assert line.split(maxsplit=1)[1] == "3 x 16 x 32  muon   hidden matrix; 3 matrices: experts"
-
-
 def test_further_matrices_are_given_by_patterns_of_names():
     groups = Muon.form_groups(mixture(), X, separate={"0.*": 2})
     assert matrices(groups) == {"0.weight": (0, 2, 2), "2.up": (0, 1, 1, 1)}

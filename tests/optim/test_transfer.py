@@ -129,8 +129,8 @@ class Branches(nn.Module):
 
 
 BAD = {
-    "base_width must be at most the width of the model, 32; got 64": ("Llama", {"base_width": 64}),
-    "base_layers must be at most the number of layers of the model, 8; got 9": ("Llama", {"base_layers": 9}),
+    "base_width must be at most that of the model, 32; got 64": ("Llama", {"base_width": 64}),
+    "base_layers must be at most that of the model, 8; got 9": ("Llama", {"base_layers": 9}),
     "base_width must be an integer of at least 0; got -1": ("Llama", {"base_width": -1}),
     "base_layers must be an integer of at least 0; got 2.5": ("Llama", {"base_layers": 2.5}),
 }
@@ -157,5 +157,5 @@ def test_unknown_roles_and_widths_are_refused_by_name():
     network.unused.requires_grad_(False)
     with pytest.raises(ValueError, match=r"output layers have \[6, 8\] inputs; use lr_scales"):
         Muon.form_groups(network, x, base_width=4)
-    with pytest.raises(ValueError, match="at most the number of layers of the model, 0; got 1"):
+    with pytest.raises(ValueError, match="base_layers must be at most that of the model, 0; got 1"):
         Muon.form_groups(network, x, base_layers=1)

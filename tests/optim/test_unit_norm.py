@@ -62,8 +62,8 @@ def test_rows_of_other_models_are_given_by_patterns_and_zero_rows_stay():
 @pytest.mark.parametrize(
     ("model", "weights", "message"),
     [
-        ("llama", None, "'llama' has no known unit norms, only: dory. Pass axes by name."),
-        ("llama", "ngpt", "'ngpt' has no known unit norms"),
+        ("llama", None, "the scheme of unit norms must be one of dory; got 'llama'."),
+        ("llama", "ngpt", "the scheme of unit norms must be one of dory; got 'ngpt'."),
         ("llama", {"*.query.weight": 1}, "pattern '*.query.weight' matches no weight; names are like model.embed"),
         ("bert", "dory", "pattern '*.[qkv]_proj.weight' matches no weight; names are like"),
     ],

@@ -82,5 +82,3 @@ def test_a_file_without_valid_prototypes_is_rejected(file, content, message):
     file.write_bytes(content if isinstance(content, bytes) else save(content))
     with pytest.raises(ValueError, match=message):
         Placement.load(file)
-
-

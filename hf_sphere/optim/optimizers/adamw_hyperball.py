@@ -19,5 +19,5 @@ class AdamWHyperball(Hyperball, torch.optim.AdamW):
         >>> optimizer = build_optimizer(network, "adamw_hyperball", images, lr=1e-2, adamw_lr_scale=0.1)
     """
 
-    rules_of = (("adamw_hyperball", {"hyperball": True}),)
+    rules_of = {"adamw_hyperball": {"hyperball": True}}
     unsupported = ("amsgrad", "differentiable", "maximize")

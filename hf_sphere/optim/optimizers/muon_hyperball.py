@@ -18,4 +18,4 @@ class MuonHyperball(Hyperball, Muon):
         >>> optimizer = build_optimizer(network, "muon_hyperball", images, lr=1e-2, adamw_lr_scale=0.1)
     """
 
-    rules_of = (("muon_hyperball", {"muon": True, "hyperball": True}), ("muon", {"muon": True}))
+    rules_of = {"muon_hyperball": {"muon": True, "hyperball": True}, "muon": {"muon": True}}
