@@ -45,7 +45,7 @@ def weigh_points(points: Tensor, weights: Any) -> Tensor:
 def check_dense(name: str, values: Any) -> None:
     """Raise a TypeError for a sparse or nested tensor, a sparse matrix, or an array with masked values."""
     if isinstance(values, Tensor):
-        is_dense, got, how = values.layout == torch.strided, values.layout, "to_dense()"
+        is_dense, got, how = values.layout == torch.strided, str(values.layout), "to_dense()"
     else:
         is_dense = not hasattr(values, "toarray") and not np.ma.is_masked(values)
         got, how = type(values).__name__, "toarray() or .filled()"

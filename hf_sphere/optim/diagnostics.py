@@ -120,7 +120,8 @@ def step_diagnostics(
                 continue  # no local shard, or no step yet
             layout = Layout(local(parameter), tuple(dims))
             scheme = layout.matrix(local(parameter)), *_scheme(optimizer, parameter, state, group, layout)
-            step = effective_step(*(values.to(widest_dtype(parameter)) for values in scheme), lr=float(group["lr"]))
+            weight, momentum, denominator = (values.to(widest_dtype(parameter)) for values in scheme)
+            step = effective_step(weight, momentum, denominator, float(group["lr"]))
             measured[name] = {
                 "effective_learning_rate": step.learning_rate.mean().item(),
                 "effective_direction_norm": step.direction.norm(dim=1).mean().item(),

@@ -198,8 +198,9 @@ def place_prototypes(
         raise ValueError(f"method {method!r} does not support a ranking loss; use ordering='assignment'.")
     with _search_environment(num_classes, dim):
         directions = None if class_vectors is None else class_directions(class_vectors, num_classes)
-        has_ranking = directions is not None and ordering == "ranking"
-        ranking = TripletRanking(directions, ordering_weight) if has_ranking else None
+        ranking = None
+        if directions is not None and ordering == "ranking":
+            ranking = TripletRanking(directions, ordering_weight)
         task = PlacementTask(num_classes, dim, ranking, seed, torch.device(device))
         search = METHODS[method](task, **options)
         started = time.perf_counter()
