@@ -5,9 +5,8 @@ import hashlib
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import pyarrow.compute as pc
 import torch
 from datasets import Dataset
 from huggingface_hub.constants import HF_HOME
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -61,8 +59,6 @@ def probe_shapes(dataset: Dataset, column: str, count: int = 256) -> list[ImageS
             is_turned = has_exif and read_orientation(image) > 4
             is_gray = image.mode in ("1", "L", "LA") or image.mode.startswith("I;16")
             shapes[ImageShape(1 if is_gray else 3, *(image.size if is_turned else image.size[::-1]))] = None
-    if not shapes and count < len(dataset):
-        return probe_shapes(dataset, column, len(dataset))
     if not shapes:
         raise CorruptImageError(f"no image of column {column!r} can be decoded.")
     return list(shapes)
@@ -173,41 +169,37 @@ def decode_all(
     Corrupt images are a `CorruptImageError`, or skipped and logged. The cache, by default in the Hugging Face home, has
     the decoded data by the fingerprint of the dataset. Decoding processes are one per core, or 0 for small data.
     """
-    cache, stored = cache_file(images, cache_dir), None
-    if cache.is_file():
-        try:
-            tensors = read_tensors(cache)
-            stored = {name: tensors[name] for name in ("images", "indices", "transparent")}
-        except (OSError, SafetensorError, KeyError):
-            logger.warning("The cache file %s is damaged; decoding again.", cache)
+    cache = cache_file(images, cache_dir)
+    stored = read_tensors(cache) if cache.is_file() else None
     if stored is not None and (skip_corrupt or len(stored["indices"]) == len(images)):
         images.num_transparent = int(stored["transparent"])
         log_transparent(images.num_transparent, len(images), images.shape.background)
-        _report_left_out(images, stored["indices"])
+        report_left_out(images, stored["indices"])
         return stored["images"], stored["indices"]
     check_files(images, skip_corrupt=skip_corrupt, progress=progress)
-    shape = images.shape
+    shape, good, filled = images.shape, [], 0
     decoded = torch.empty((len(images), shape.channels, shape.height, shape.width), dtype=torch.uint8)
-    good, filled = [], 0
-    for mask, batch in _pass_over(images, skip_corrupt, num_workers, progress, "Decoding images"):
-        good.append(mask)
-        if batch is not None:
-            decoded[filled : filled + len(batch)] = batch
-            filled += len(batch)
+    requests = ([*range(at, min(at + 500, len(images)))] for at in range(0, len(images), 500))
+    loader = load_batches(images, requests, 0 if num_workers is None and len(images) <= 5000 else num_workers)
+    with progress_bar(None, "Decoding images", len(images), unit="image", disable=not progress, leave=False) as bar:
+        for mask, batch, error in loader:
+            if error is not None and not skip_corrupt:
+                raise error
+            good.append(mask)
+            if batch is not None:
+                decoded[filled : filled + len(batch)] = batch
+                filled += len(batch)
+            bar.update(len(mask))
     indices = torch.cat(good).nonzero()[:, 0]
-    _report_left_out(images, indices)
+    report_left_out(images, indices)
     result = {"images": decoded[:filled].clone() if filled < len(decoded) else decoded, "indices": indices}
-    result["transparent"] = torch.tensor(images.num_transparent)
-    try:
-        with atomic_file(cache) as unfinished:
-            save_file(result, unfinished)
-    except (OSError, SafetensorError) as error:
-        logger.warning("Could not write the cache of decoded images (%s); continuing without it.", error)
+    with atomic_file(cache) as unfinished:
+        save_file(result | {"transparent": torch.tensor(images.num_transparent)}, unfinished)
     return result["images"], result["indices"]
 
 
-def check_files(images: EncodedImages, *, skip_corrupt: bool = False, progress: bool = True) -> None:
-    """Check the image files without decoding them, see `examine_files`, and count and log those with transparency.
+def check_files(images: EncodedImages, *, skip_corrupt: bool = False, progress: bool = True) -> Tensor:
+    """Check the image files, see `examine_files`, log the number of those with transparency, and return good indices.
 
     A damaged file is a `CorruptImageError`, unless `skip_corrupt` is set.
     """
@@ -217,78 +209,41 @@ def check_files(images: EncodedImages, *, skip_corrupt: bool = False, progress: 
         raise images._error(row, error, f", nor can {len(others)} other image(s)" if others else "")
     images.num_transparent = transparent
     log_transparent(transparent, len(images), images.shape.background)
-
-
-def find_good(images: EncodedImages, *, num_workers: int | None = None, progress: bool = True) -> Tensor:
-    """Decode every image once and return the indices of those that are not corrupt, int64 of shape (N,)."""
-    collate = partial(stack_images, keep=False)
-    passed = _pass_over(images, True, num_workers, progress, "Looking for corrupt images", collate=collate)
-    good = torch.cat([mask for mask, _ in passed]).nonzero()[:, 0]
-    _report_left_out(images, good)
-    return good
+    return (~torch.isin(images.rows, torch.tensor([*errors], dtype=torch.int64))).nonzero()[:, 0]
 
 
 def stack_images(
-    images: list[Tensor | CorruptImageError], keep: bool = True
+    images: list[Tensor | CorruptImageError],
 ) -> tuple[Tensor, Tensor | None, CorruptImageError | None]:
     """Collate decoded images: a mask of the good ones, (B,), these stacked if there are any, and the first error."""
     good = [image for image in images if isinstance(image, Tensor)]
     error = next((image for image in images if isinstance(image, CorruptImageError)), None)
     mask = torch.tensor([isinstance(image, Tensor) for image in images])
     # With the channels last, as they are decoded and as batches are used.
-    stack = torch.stack([image.permute(1, 2, 0) for image in good]).permute(0, 3, 1, 2) if good and keep else None
-    return mask, stack, error
+    return mask, torch.stack([image.permute(1, 2, 0) for image in good]).permute(0, 3, 1, 2) if good else None, error
 
 
-def load_batches(
-    dataset: Any, requests: Any, num_workers: int | None, *, pin: bool = False, collate: Any = stack_images
-) -> DataLoader:
+def load_batches(dataset: Any, requests: Any, num_workers: int | None, *, pin: bool = False) -> DataLoader:
     """Return a loader of the items of a dataset, which gets the requests of a batch at a time."""
     return DataLoader(
         dataset,
         batch_sampler=requests,
         num_workers=min(os.cpu_count() or 1, 16) if num_workers is None else num_workers,
-        collate_fn=collate,
+        collate_fn=stack_images,
         pin_memory=pin,
         generator=torch.Generator(),  # the loader draws a seed, which must not change the global random state
     )
 
 
-def _pass_over(
-    images: EncodedImages,
-    skip_corrupt: bool,
-    num_workers: int | None,
-    progress: bool,
-    what: str,
-    collate: Callable[..., tuple] = stack_images,
-) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Yield, for each batch, a mask of the good images, and the good images stacked."""
-    if num_workers is None and len(images) <= 5000:
-        num_workers = 0
-    requests = ([*range(at, min(at + 500, len(images)))] for at in range(0, len(images), 500))
-    loader = load_batches(images, requests, num_workers, collate=collate)
-    count = 0
-    with progress_bar(total=len(images), desc=what, unit="image", disable=not progress, leave=False) as bar:
-        for mask, batch, error in loader:
-            if error is not None and not skip_corrupt:
-                raise error
-            count += int(mask.sum())
-            bar.update(len(mask))
-            yield mask, batch
-    if count == 0:
+def report_left_out(images: EncodedImages, kept: Tensor) -> None:
+    """Log the names of the images that are not among the `kept` ones, (N,); it is an error if all are left out."""
+    if not len(kept):
         raise CorruptImageError("every image of the split is corrupt.")
-
-
-def _report_left_out(images: EncodedImages, kept: Tensor) -> None:
-    """Log the number and names of the images that are not among the `kept` ones, (N,)."""
-    if len(kept) == len(images):
-        return
-    left_out = torch.ones(len(images), dtype=torch.bool).index_fill_(0, kept, False)
-    names = file_names(images.dataset, images.column)
-    shown = [names[row] if names else f"image {row}" for row in images.rows[left_out][:10].tolist()]
-    more = ", ..." if left_out.sum() > len(shown) else ""
-    count = len(images) - len(kept)
-    logger.warning("Left out %d corrupt image(s) of %d: %s%s.", count, len(images), ", ".join(shown), more)
+    left_out = images.rows[~torch.isin(torch.arange(len(images)), kept)]
+    if len(left_out):
+        names = file_names(images.dataset, images.column)
+        shown = ", ".join(names[row] if names else f"image {row}" for row in left_out[:10].tolist())
+        logger.warning("Left out %d corrupt image(s) of %d: %s.", len(left_out), len(images), shown)
 
 
 def cache_file(images: EncodedImages, cache_dir: str | os.PathLike | None = None) -> Path:
@@ -308,9 +263,7 @@ def cache_file(images: EncodedImages, cache_dir: str | os.PathLike | None = None
 
 def state_of_files(records: Dataset, column: str) -> str:
     """Return a digest of sizes and times of the files that are named but not contained, or an empty string."""
-    if not pc.struct_field(records.data.column(column), "bytes").null_count:
-        return ""
-    cells = records[column]
+    cells = records[column] if pc.struct_field(records.data.column(column), "bytes").null_count else ()
     paths = [record["path"] for record in cells if record and record["bytes"] is None and record["path"]]
     files = [(path, os.stat(path)) for path in paths if os.path.isfile(path)]
     states = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in files]

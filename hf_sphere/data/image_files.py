@@ -1,6 +1,7 @@
 """Encoded images, in files or in memory: opening, encoding, and a check of the files before they are decoded."""
 
 import io
+import itertools
 import logging
 import os
 from collections.abc import Sequence
@@ -91,18 +92,13 @@ def examine_files(
     def examine(rows: Sequence[int]) -> list[bool | str]:
         return [_examine(record) for record in records[rows][column]]
 
-    errors: dict[int, str] = {}
-    transparent = 0
     chunks = [rows[at : at + 100] for at in range(0, len(rows), 100)]
-    with (
-        ThreadPool(min(16, max(len(chunks), 1))) as pool,
-        progress_bar(total=len(rows), desc="Checking files", unit="image", disable=not progress, leave=False) as bar,
-    ):
-        for chunk, results in zip(chunks, pool.imap(examine, chunks), strict=True):
-            errors |= {row: result for row, result in zip(chunk, results, strict=True) if isinstance(result, str)}
-            transparent += results.count(True)
-            bar.update(len(chunk))
-    return errors, transparent
+    with ThreadPool(min(16, max(len(chunks), 1))) as pool:
+        checked = itertools.chain.from_iterable(pool.imap(examine, chunks))
+        bar = progress_bar(checked, "Checking files", len(rows), unit="image", disable=not progress, leave=False)
+        results = dict(zip(rows, bar, strict=True))
+    errors = {row: result for row, result in results.items() if isinstance(result, str)}
+    return errors, sum(result is True for result in results.values())
 
 
 def log_transparent(count: int, total: int, background: Sequence[int]) -> None:
@@ -117,12 +113,10 @@ def _examine(record: dict[str, Any] | None) -> bool | str:
     try:
         with open_image(record) as image:
             file: Any = image.fp
-            end, is_whole = _ENDS.get(image.format or ""), False
-            if end is not None:
-                position = file.tell()
-                file.seek(-len(end), os.SEEK_END)
-                is_whole = file.read() == end
-                file.seek(position)
+            end, position = _ENDS.get(image.format or ""), file.tell()
+            file.seek(-len(end or b""), os.SEEK_END)
+            is_whole = file.read() == end
+            file.seek(position)
             if not is_whole:
                 image.load()
             return image.has_transparency_data

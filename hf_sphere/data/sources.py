@@ -1,11 +1,8 @@
 """Sources of image datasets, their columns, and parts of them by name."""
 
-import difflib
 import itertools
 import logging
-import os
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
@@ -47,37 +44,31 @@ def load_splits(
         raise ValueError(f"{name} is a bundled dataset and a folder; write ./{name} for the folder, or rename it.")
     if name in BUNDLED:
         return DatasetDict(BUNDLED[name]())
-    kinds = (folders.SUFFIXES | folders.UNREADABLE, folders.TABLES, {".txt"})  # texts are read if there is nothing else
-    files, tables, _ = (folders.list_files(folder, suffixes, follow_links=follow_links) for suffixes in kinds)
-    folders.check_depth(tables)
-    of_tables = not files or folders.has_metadata(folder) or folders.has_tables(folder)
-    folders.check_found(folder, tables if of_tables else files)
-    splits, has_configs = load_dataset(name, config_name, streaming=streaming), folders.has_configs(folder)
-    if of_tables and config_name is None and not has_configs:  # which push_to_hub has checked
-        folders.check_class_names(tables, next(iter(splits.values())).features or {})
-        folders.log_unread(folder)
-    if streaming:
-        return splits
-    if of_tables and not follow_links and (outside := folders.find_outside(name, _file_names(splits))):
-        folders.refuse(f"the tables of {name} name {len(outside):,} file(s) outside it", outside)
-    if skipped := [file for file in files if file.suffix.lower() in folders.UNREADABLE]:
-        message = "%d photo(s) in %s are left out, such as %s: convert them to JPEG."
-        logger.warning(message, len(skipped), name, skipped[0].relative_to(name))
-    lost = len(files) - len(skipped) - sum(map(len, splits.values()))
-    if lost > 0 and not tables and not has_configs:
-        message = "%d of %d images in %s are in no split: `datasets` takes names with train or test for splits."
-        logger.warning(message, lost, len(files), name)
+    kinds = folders.SUFFIXES | folders.UNREADABLE, folders.TABLES, {".txt"}  # texts are read if there is nothing else
+    images, tables, _ = (folders.list_files(folder, suffixes, follow_links=follow_links) for suffixes in kinds)
+    splits = load_dataset(name, config_name, streaming=streaming)
+    names = [] if streaming else _file_names(splits)
+    if folder.is_dir() and config_name is None and not folders.has_configs(folder):  # which push_to_hub has checked
+        if not images or folders.has_tables(folder):
+            folders.check_class_names(tables, next(iter(splits.values())).features or {})
+            folders.log_unread(folder)
+        elif not tables and not streaming:
+            folders.log_unread(folder, names)
+    if tables and not follow_links:
+        folders.check_inside(name, names)
     return splits
 
 
-def _file_names(splits: DatasetDict) -> Iterator[str]:
-    """Yield the names of the files of images that are not in the tables themselves."""
+def _file_names(splits: DatasetDict) -> list[str]:
+    """Return the names of the files of images that are not in the tables themselves."""
+    names = []
     for rows in splits.values():
         for name, feature in rows.features.items():
             if isinstance(feature, Image) or (isinstance(feature, dict) and {"bytes", "path"} <= feature.keys()):
                 cells = rows.data.column(name)
                 is_file = pc.is_null(pc.struct_field(cells, "bytes"))
-                yield from pc.struct_field(cells, "path").filter(is_file).drop_null().to_pylist()
+                names += pc.struct_field(cells, "path").filter(is_file).drop_null().to_pylist()
+    return names
 
 
 def find_column(
@@ -87,28 +78,19 @@ def find_column(
 
     If there is none, the error lists the columns, says `what` was looked for, and what can be done `instead`.
     """
-    option = option or f"--{what}_column_name"
-    if name is not None and name not in dataset.column_names:
-        close = difflib.get_close_matches(name, dataset.column_names, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"no {what} column {name!r}; the data has the columns {dataset.column_names}.{hint}")
-    column = name or next((name for name in candidates if name in dataset.column_names), None)
-    if column is not None:
-        return column
-    from hf_sphere.data.image_files import file_names, holds_images  # texts do not need it
+    from hf_sphere.data.image_files import holds_images  # texts do not need it
 
-    images = [name for name, feature in dataset.features.items() if holds_images(feature)]
-    if what == "image" and len(images) == 1:
-        return images[0]
-    if what == "label" and images and isinstance(dataset, Dataset):
+    if name is not None and name not in dataset.column_names:
+        raise ValueError(f"no {what} column {name!r}; the data has the columns {dataset.column_names}.")
+    column = name or next((name for name in candidates if name in dataset.column_names), None)
+    images = [] if column else [name for name, feature in dataset.features.items() if holds_images(feature)]
+    if column or (what == "image" and len(images) == 1):
+        return column or images[0]
+    if what == "label" and images:
         instead += ", or put the images into folders at one depth, one per class"
-        names = file_names(dataset, images[0])
-        depths = Counter(name.count(os.sep) for name in names)
-        if other := [name for name in names if name.count(os.sep) != depths.most_common(1)[0][0]]:
-            instead += f" ({len(other)} not at the depth of the others, such as {other[0]})"
     raise ValueError(
         f"found no {what} column: none of {list(candidates)} is in {dataset.column_names}. "
-        f"Name it with {option}{instead}."
+        f"Name it with {option or f'--{what}_column_name'}{instead}."
     )
 
 
@@ -133,8 +115,7 @@ def find_split(splits: DatasetDict, name: str, option: str, label_column: str | 
     except KeyError:
         raise ValueError(f"no split {name!r}; the data has {', '.join(splits)}. Choose one with {option}.") from None
     except (ValueError, AssertionError) as error:  # `datasets` asserts
-        shown = _HELD_OUT.sub(r"\2", name)
-        raise ValueError(f"split {shown!r} of {', '.join(splits)} ({option}) cannot be read: {error}") from error
+        raise ValueError(f"split {name!r} of {', '.join(splits)} ({option}) cannot be read: {error}") from error
     if len(rows) == 0:
         raise ValueError(f"split {name!r} is empty; choose another one with {option}.")
     return rows
@@ -164,8 +145,7 @@ def choose_splits(
         raise ValueError(f"eval_fraction {options.eval_fraction} has no effect {reason}; leave it out.")
     if (name := options.validation_split) is not None:
         if by_class:
-            how = "use --validation_fraction"
-            raise ValueError(f"--train_classes divides all classes, also those of --validation_split {name}; {how}.")
+            raise ValueError(f"all classes are divided, also those of --validation_split {name}; hold out a fraction.")
         check_validation_split(name, names, options.validation_fraction)
         names["validation"] = name
     return {key: (name, find_split(splits, name, f"--{key}_split", label_column)) for key, name in names.items()}
@@ -230,14 +210,14 @@ def as_splits(data: Any, max_rows: Mapping[str | None, int | None]) -> DatasetDi
     for rows in splits.values():
         if not isinstance(rows, (Dataset, IterableDataset)):
             raise TypeError(f"a dataset must be one of `datasets` or a dictionary of these; got {type(rows).__name__}.")
-    return DatasetDict({name: _stored(rows, max_rows.get(name)) for name, rows in splits.items()})
+    # Another format would change images and labels.
+    return DatasetDict({name: _stored(rows.with_format(None), max_rows.get(name)) for name, rows in splits.items()})
 
 
 def _stored(rows: Any, max_rows: int | None) -> Dataset:
     if isinstance(rows, Dataset):
-        return rows if rows.format["type"] is None else rows.with_format(None)  # it would change images and labels
-    rows = (rows if max_rows is None else rows.take(max_rows)).with_format(None)
-    features = rows.features
+        return rows
+    rows, features = rows if max_rows is None else rows.take(max_rows), rows.features
     images = [name for name, feature in (features or {}).items() if isinstance(feature, Image)]
     for name in images:  # decoded, they would be encoded again, and JPEG loses quality
         rows = rows.cast_column(name, Image(decode=False))
@@ -253,6 +233,9 @@ def _encoded_rows(rows: IterableDataset, images: Sequence[str]) -> Iterator[dict
         files = {name: pa.array([row[name]], Image.pa_type) for name in images}
         row |= {name: Image().embed_storage(file)[0].as_py() for name, file in files.items()}
         yield {name: encode_image(cell) if isinstance(cell, PILImage.Image) else cell for name, cell in row.items()}
+
+
+_HELD_OUT = re.compile(r"(kept|held_out)\((.+), ([-+.e0-9]+), seed=([0-9]+)(?:, by=([^()]+))?\)")
 
 
 def held_out_names(split: str, fraction: float, seed: int, by: str | None = None) -> tuple[str, str]:
@@ -298,55 +281,41 @@ def _find_pieces(splits: DatasetDict, name: str, label_column: str | None) -> li
         return [(p.splitname, torch.arange(p.from_, p.to)) for p in ReadInstruction.from_spec(name).to_absolute(sizes)]
     kind, whole, fraction, seed, by = match.groups()
     pieces = _find_pieces(splits, whole, label_column)
-    rows = _join(splits, pieces)
-    names, classes = [], None
+    rows, classes = _join(splits, pieces), None
     if label_column is not None and by != label_column:
         names = read_class_names(rows, find_column(rows, label_column, (), "label"))
         classes = read_labels(rows, label_column, names, whole)
     groups = None if by is None else read_groups(rows, by)
-    held_out = draw_held_out(len(rows), float(fraction), int(seed), classes, names, groups)
+    held_out = draw_held_out(len(rows), float(fraction), int(seed), classes, groups)
     masks = (held_out if kind == "held_out" else ~held_out).split([len(rows) for _, rows in pieces])
     return [(split, rows[mask]) for (split, rows), mask in zip(pieces, masks, strict=True)]
 
 
 def draw_held_out(
-    count: int,
-    fraction: float,
-    seed: int,
-    classes: Tensor | None = None,
-    names: Sequence[str] = (),
-    groups: Sequence[Any] | None = None,
+    count: int, fraction: float, seed: int, classes: Tensor | None = None, groups: Sequence[Any] | None = None
 ) -> Tensor:
     """Draw a random fraction of `count` images, bool (`count`,), with the same proportion of each class, if any.
 
-    No part may be empty or lack a class. The `names` of the `classes` (`count`,) are for the error message. Images of
-    the same group, `groups` (`count`,), are not divided; the proportions of the classes are then approximate.
+    No part may be empty or lack a class. Images of the same group, `groups` (`count`,), are not divided; the
+    proportions of the `classes` (`count`,) are then approximate.
     """
     from sklearn import model_selection
 
-    labels, counts = (None, None) if classes is None else classes.unique(return_counts=True)
-    if labels is not None and counts is not None and counts.min() < 2:
-        single = [names[index] if names else str(index) for index in labels[counts < 2].tolist()]
-        raise ValueError(
-            f"{len(single)} class(es) have a single image, which cannot be both in training and held out: "
-            f"{', '.join(single[:5])}. Leave them out, or name a split instead of a fraction."
-        )
-    share = Fraction(1)  # number of folds to draw, and of all folds
-    drawing: dict[str, Any] = {"test_size": fraction, "random_state": seed}
-    if groups is None:
-        kind = model_selection.ShuffleSplit if classes is None else model_selection.StratifiedShuffleSplit
-        splitter = kind(1, **drawing)
-    elif classes is None:
-        splitter = model_selection.GroupShuffleSplit(1, **drawing)
-    else:
+    num_drawn = 1  # of the folds
+    if groups is not None and classes is not None:
         share = Fraction(fraction).limit_denominator(10)
-        splitter = model_selection.StratifiedGroupKFold(share.denominator, shuffle=True, random_state=seed)
+        num_drawn = share.numerator
+        splitter: Any = model_selection.StratifiedGroupKFold(share.denominator, shuffle=True, random_state=seed)
+    else:
+        kind = model_selection.ShuffleSplit if groups is None else model_selection.GroupShuffleSplit
+        kind = kind if classes is None else model_selection.StratifiedShuffleSplit
+        splitter = kind(1, test_size=fraction, random_state=seed)
     try:
         folds = [*splitter.split(torch.arange(count).numpy(), classes, groups)]
-        # Random ones: the splitter puts the largest groups of a class into the same fold for every seed.
-        chosen = np.random.default_rng(seed).permutation(len(folds))[: share.numerator]
-        drawn = np.concatenate([folds[index][1] for index in chosen])
     except ValueError as error:
         what = "images" if groups is None else f"images in {len({*groups})} groups"
         raise ValueError(f"a fraction of {fraction} cannot be held out of {count} {what}: {error}") from error
+    # Random ones: the splitter puts the largest groups of a class into the same fold for every seed.
+    chosen = np.random.default_rng(seed).permutation(len(folds))[:num_drawn]
+    drawn = np.concatenate([folds[index][1] for index in chosen])
     return torch.zeros(count, dtype=torch.bool).index_fill_(0, torch.as_tensor(drawn), True)

@@ -69,8 +69,8 @@ class Split:
                 encoded, skip_corrupt=skip, cache_dir=options.cache_dir, num_workers=workers, progress=progress
             )
             return replace(self._with_images(images, good), num_transparent=encoded.num_transparent)
-        decoding.check_files(encoded, skip_corrupt=skip, progress=progress)
-        good = decoding.find_good(encoded, num_workers=workers, progress=progress) if skip else torch.arange(len(self))
+        good = decoding.check_files(encoded, skip_corrupt=skip, progress=progress)
+        decoding.report_left_out(encoded, good)
         return replace(self.select(good), num_transparent=encoded.num_transparent)
 
     def batches(self, num_workers: int | None, **options: Any) -> ImageBatches:

@@ -65,8 +65,8 @@ class StreamSplit(torch.utils.data.Dataset):
         for place, row in enumerate(itertools.islice(rows, self.count)):
             if not isinstance(record := row[image] or {}, dict):
                 raise ValueError(_DECODED.format(split=self.name, column=image))
-            if is_checked and record.get("bytes") is None and (outside := folders.find_outside(name, [record["path"]])):
-                folders.refuse(f"a table of {name} names a file outside it", outside)
+            if is_checked and record.get("bytes") is None:
+                folders.check_inside(name, [record["path"]])
             known = [record.get("path"), row.get("__key__"), row.get("__url__")]
             described = ", ".join([*filter(None, known), f"number {place} of the epoch in the split {self.name!r}"])
             if (number := index.get(str(row[label]))) is None:

@@ -155,7 +155,6 @@ class ImageSource:
                 array = parse_vectors(np.load(path, allow_pickle=False), str(path))
                 return cls(str(path.resolve()), "all", [f"all/{row}" for row in range(len(array))], [], array, "vector")
             if path.is_file() and path.suffix.lower() in FILE_KINDS:
-                folders.check_depth([path])
                 return cls._of_splits(str(path), load_file(path), **of_rows)
             if path.is_file() and content in ("text", "vector"):
                 raise ValueError(f"{path} has no rows: its suffix is none of {', '.join([*FILE_KINDS, '.npy'])}.")
@@ -277,7 +276,6 @@ def _read_vectors(rows: Dataset, column: str) -> Any:
 
 def _encode(images: Sequence[Any]) -> Dataset:
     """Return a column of files and images, each encoded."""
-    folders.check_names(Path(image) for image in images if not isinstance(image, PILImage.Image))
     encoded = [
         image_files.encode_image(image) if isinstance(image, PILImage.Image) else {"bytes": None, "path": str(image)}
         for image in images

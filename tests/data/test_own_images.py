@@ -102,24 +102,43 @@ class TestSizes:
         assert "the images keep their size, 200 x 300. Set image_size" in caplog.text
 
 
-def test_images_that_are_not_read_are_logged_but_for_those_that_a_list_leaves_out(folder, caplog):
-    path = folder(cats=5, dogs=5)
-    (path / "dogs" / "phone.HEIC").write_bytes(b"")
-    (path / "notes.txt").write_text("")
-    load_splits(str(path))
-    assert "1 photo(s) in" in caplog.text
-    assert "dogs/phone.HEIC" in caplog.text
-    assert "in no split" not in caplog.text
-    for name in ("cats", "dogs"):
-        (path / name / "0.png").rename(path / name / "train_0.png")
-    load_splits(str(path))
-    assert f"8 of 11 images in {path} are in no split: `datasets` takes names with train or" in caplog.text
-    caplog.clear()
-    for name in ("cats", "dogs"):
-        (path / name / "train_0.png").rename(path / name / "0.png")
-    (path / "metadata.csv").write_text("file_name,label\ncats/1.png,a\ncats/2.png,b\n")
-    assert len(load_splits(str(path))["train"]) == 2
-    assert "in no split" not in caplog.text
+class TestUnreadFiles:
+    @pytest.mark.parametrize(
+        ("name", "shown"),
+        [
+            *(("dogs/phone.HEIC", "dogs/phone.HEIC"), ("a::b/0.png", "a::b/0.png"), ("__cats/0.png", "__cats/0.png")),
+            *(("black\ncats/0.png", "black"), ("cats/9.png", "cats/9.png")),
+        ],
+    )
+    def test_files_that_datasets_does_not_read_are_logged(self, folder, name, shown, caplog):
+        path = folder(cats=2, dogs=2)
+        load_splits(str(path))
+        assert not caplog.text
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).symlink_to("none.png") if name == "cats/9.png" else (path / name).write_bytes(b"")
+        assert len(load_splits(str(path))["train"]) == 4
+        assert f"1 of 5 files in {path} are in no split, such as {shown}" in caplog.text
+
+    def test_names_of_splits_are_logged_but_not_files_that_a_list_leaves_out(self, folder, caplog):
+        path = folder(cats=5, dogs=5)
+        (path / "metadata.csv").write_text("file_name,label\ncats/1.png,a\ncats/2.png,b\n")
+        assert len(load_splits(str(path))["train"]) == 2
+        assert not caplog.text
+        (path / "metadata.csv").unlink()
+        for name in ("cats", "dogs"):
+            (path / name / "0.png").rename(path / name / "train_0.png")
+        load_splits(str(path))
+        assert f"8 of 10 files in {path} are in no split" in caplog.text
+
+    @pytest.mark.parametrize("name", ["@eaDir", "$RECYCLE.BIN", "#recycle", "__MACOSX", "lost+found"])
+    def test_images_in_folders_of_the_system_are_not_indexed_and_not_trained_on(self, folder, name):
+        path = folder(cats=2, **{name: 2})
+        assert len(ImageSource.of(path)) == 2
+        if name == "__MACOSX":  # which `datasets` leaves out, too
+            assert len(load_splits(str(path))["train"]) == 2
+            return
+        with pytest.raises(ValueError, match=re.escape("read 2 file(s) of the system, such as ")):
+            load_splits(str(path))
 
 
 PIPES = ["cats/9.png", "metadata.csv", "README.md", ".huggingface.yaml", "train.tar"]
@@ -128,9 +147,6 @@ PIPES = ["cats/9.png", "metadata.csv", "README.md", ".huggingface.yaml", "train.
 def put_socket(path) -> None:
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(os.path.relpath(path))  # the paths of sockets are short
-
-
-DEEP = '{"file_name": "cats/0.png", "x": ' + "[" * 200_000 + "]" * 200_000 + "}\n"
 
 
 class TestFolders:
@@ -175,16 +191,6 @@ class TestFolders:
         with pytest.raises(ValueError, match=r"outside it: .*secret\.(png|zip)\. Copy|escape the dataset directory"):
             read(str(path))
 
-    @pytest.mark.parametrize("name", ["@eaDir", "$RECYCLE.BIN", "#recycle", "__MACOSX", "lost+found"])
-    def test_images_in_folders_of_the_system_are_not_indexed_and_not_trained_on(self, folder, name):
-        path = folder(cats=2, **{name: 2})
-        assert len(ImageSource.of(path)) == 2
-        if name == "__MACOSX":  # which `datasets` leaves out, too
-            assert len(load_splits(str(path))["train"]) == 2
-            return
-        with pytest.raises(ValueError, match=re.escape(f"{name} is a folder of the system")):
-            load_splits(str(path))
-
     @pytest.mark.parametrize("read", [load_text_splits, lambda name: ImageSource.of(name, content="text")])
     def test_a_link_out_of_a_folder_of_texts_is_an_error(self, tmp_path, read):
         (tmp_path / "texts").mkdir()
@@ -206,7 +212,7 @@ class TestFolders:
         assert sum(len(batches.labels) for batches in (data.train, data.evaluation)) == 15
         (path / "dogs").rename(tmp_path / "elsewhere")
         (path / "dogs").symlink_to(tmp_path / "elsewhere")
-        with pytest.raises(ValueError, match=r"dogs is a link to a folder, .* its 4 file\(s\) would be lost"):
+        with pytest.raises(ValueError, match=r"has 1 link\(s\) to what is outside it: \S*dogs\. "):
             load_splits(str(path), follow_links=True)
 
     def test_links_inside_the_folder_and_to_it_are_not_followed_but_those_to_files_in_the_cache_of_the_hub(
@@ -225,13 +231,6 @@ class TestFolders:
         (tmp_path / "repo" / "snapshots").mkdir()
         assert len(list_files(path.rename(tmp_path / "repo" / "snapshots" / "1a"), {".png"})) == 4
 
-    @pytest.mark.parametrize("name", ["black\ncats", "a::b", "back\\slash", "__cats"])
-    def test_a_class_that_datasets_loses_is_an_error_with_the_reason(self, folder, name):
-        path = folder(**{name: 2}, dogs=2)
-        with pytest.raises(ValueError, match=r"loses images, or their classes, with '.+' in their path") as caught:
-            load_splits(str(path))
-        assert repr(str(path / name / "0.png"))[:-1] in str(caught.value)
-
     def test_odd_names_of_classes_are_kept_but_not_those_of_folders_that_are_patterns(self, folder):
         names = ["cats ", " cats", "black\tcats", "a\u2028b", "=1+1", "a\x1b[2Jb"]
         path = folder(**dict.fromkeys(names, 2))
@@ -240,36 +239,20 @@ class TestFolders:
         with pytest.raises(ValueError, match="as a pattern; rename the folder"):
             load_splits(str(path))
 
-    @pytest.mark.parametrize(
-        ("name", "write", "message"),
-        [
-            # Reading a pipe would wait for a writer.
-            *[(name, os.mkfifo, f"{name} is not a regular file") for name in PIPES],
-            ("cats/9.png", lambda path: path.symlink_to("9.png"), r"9\.png is a link to nothing"),
-            ("cats/9.png", lambda path: path.symlink_to("none.png"), r"9\.png is a link to nothing"),
-            ("cats/zero.png", lambda path: path.symlink_to("/dev/zero"), r"zero\.png is not a regular file"),
-            ("cats/a.jpg", put_socket, r"a\.jpg is not a regular file"),
-            ("metadata.jsonl", lambda path: path.write_text(DEEP), r"metadata\.jsonl is nested too deeply"),
-            (
-                "cats",
-                lambda path: os.rename(path / "0.png", os.fsencode(path) + b"/\xe9t\xe9.png"),
-                r"cats/\\xe9t\\xe9\.png' is not UTF-8 text; rename .* a UTF-8 locale",
-            ),
-        ],
-    )
-    def test_a_file_that_cannot_be_read_is_an_error(self, folder, name, write, message, monkeypatch):
+    @pytest.mark.parametrize(("name", "write"), [*((name, os.mkfifo) for name in PIPES), ("cats/a.jpg", put_socket)])
+    def test_a_pipe_or_socket_is_an_error(self, folder, name, write, monkeypatch):
+        """Reading a pipe would wait for a writer."""
         path = folder(cats=2, dogs=2)
         monkeypatch.chdir(path)
         write(path / name)
-        with pytest.raises(ValueError, match=message):
-            (ImageSource.of if "zero" in message else load_splits)(str(path))
+        with pytest.raises(ValueError, match=f"{name} is not a regular file"):
+            load_splits(str(path))
 
     def test_unlabeled_files_among_class_folders_and_a_device_that_a_table_names_are_errors(
         self, folder, load_named, tmp_path
     ):
-        path = str(folder(cats=2, dogs=2, unlabeled=1))
-        with pytest.raises(ValueError, match=rf"one per class \(1 not at the depth .*, such as {path}/0\.png\)\."):
-            load_named(path)
+        with pytest.raises(ValueError, match=r"found no label column.* folders at one depth, one per class"):
+            load_named(str(folder(cats=2, dogs=2, unlabeled=1)))
         images = Features({"image": Image(decode=False)})
         (tmp_path / "table").mkdir()
         device = Dataset.from_dict({"image": [{"bytes": None, "path": "/dev/zero"}]}, images)
@@ -378,10 +361,10 @@ class TestHeldOutPart:
 
     def test_one_image_of_a_class_and_a_wrong_label_column_are_errors_that_name_it(self, folder, load_named, load_one):
         path = str(folder(cats=10, dogs=1))
-        with pytest.raises(ValueError, match=r"^split 'train' of .* have a single image, which .* held out: dogs\."):
+        with pytest.raises(ValueError, match="cannot be held out of 11 images: The least populated class"):
             load_named(path)
         for load, split in ((load_named, {"eval_split": "train"}), (load_one, {"split": "train"})):
-            with pytest.raises(ValueError, match=r"no label column 'labels'; the data has .* Did you mean 'label'\?"):
+            with pytest.raises(ValueError, match=r"no label column 'labels'; the data has the columns"):
                 load(path, label_column_name="labels", **split)
 
     def test_the_classes_that_training_left_out_are_loaded_once(self, folder, load_named, load_one):

@@ -141,7 +141,6 @@ def test_a_column_is_found_by_usual_names_a_requested_one_first_and_a_fine_label
         (["image"], None, "value", r"Name it with --value_column_name, or do without\.$"),
         (["picture", "kind"], None, "image", r"\['picture', 'kind'\].*--image_column_name"),
         (["image", "kind"], "species", "label", r"no label column 'species'.*\['image', 'kind'\]"),
-        (["image", "label"], "lable", "label", "Did you mean 'label'"),
     ],
 )
 def test_a_missing_column_is_an_error_with_a_remedy(names, requested, what, message):

@@ -248,7 +248,7 @@ NUMBERS, PIXELS = Dataset.from_dict({"text": [1, 2]}), Dataset.from_dict({"pixel
         ({"train": LINES}, {}, "no split to report results on; the data has train"),
         (None, {"eval_split": "dev"}, "no split 'dev'; the data has"),
         (None, {"train_split": "full"}, "no split 'full'; the data has"),
-        (None, {"text_column_name": "txt"}, "no text column 'txt'.* Did you mean 'text'"),
+        (None, {"text_column_name": "txt"}, "no text column 'txt'; the data has"),
         (None, {"objective": "masks"}, "objective must be masked or reconstruction; got 'masks'"),
         (None, {"block_length": 2}, "max_seq_length 2 leaves no room for text"),
         (None, {"validation_fraction": 1.5}, "validation_fraction must be at least 0 and below 1; got 1.5"),

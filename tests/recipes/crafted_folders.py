@@ -242,7 +242,6 @@ ODD: dict[str, dict[str, Change]] = {
         ),
         "images in a zip file that want to be outside": zipped,
         "an empty table": put("train.csv", ""),
-        "deep metadata": put("metadata.jsonl", f'{{"file_name": "a/0.png", "x": {DEEP}}}\n'),
     },
 }
 ALIASES = ["seed:", "  a: &a [x, x, x, x, x, x, x, x, x]"]

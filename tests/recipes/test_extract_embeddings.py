@@ -355,7 +355,7 @@ def test_a_model_without_image_processor_uses_its_configured_size(extract, save)
     [
         (["--split", "validation"], "no split 'validation'; the data has train, test. Choose one with --split"),
         (["--image_column_name", "picture"], "no image column 'picture'"),
-        (["--label_column_name", "lable"], "Did you mean 'label'?"),
+        (["--label_column_name", "lable"], "no label column 'lable'; the data has"),
         (["--train_classes", "10"], "--train_classes 10 does not divide 10 classes"),
         (["--model_name_or_path", "nowhere"], "nowhere"),
         (["--train_split", "train", "--model_name_or_path", "nowhere"], "train has no effect without train_classes"),

@@ -138,7 +138,7 @@ DIGITS = ["--dim", "3", "--dataset_name", "digits"]
         (["--dim", "1", "--num_classes", "5"], "dim must be an integer of at least 2; got 1"),
         (["--dim", "3", "--num_classes", "1"], "num_classes must be an integer of at least 2; got 1"),
         ([*DIGITS, "--train_split", "full"], "the data has train, test"),
-        ([*DIGITS, "--label_column_name", "lable"], "Did you mean 'label'?"),
+        ([*DIGITS, "--label_column_name", "lable"], "no label column 'lable'; the data has"),
         (["--dim", "3"], "set the number of classes with --num_classes, or a dataset with --dataset_name"),
         ([*FIVE, "--text_model", "m"], "text_model m has no effect without dataset_name"),
         ([*FIVE, "--label_column_name", "l"], "label_column_name l has no effect without d"),

@@ -109,7 +109,7 @@ def test_images_of_one_class_are_an_error_that_says_what_to_do(train, tmp_path):
         (["--head_kwargs", "{scalling: 5.0}"], ["scalling", "scaling", "radius"]),
         (["--backbone_kwargs", "{breadth: 5}"], ["linear_embedding", "breadth"]),
         (["--image_column_name", "picture"], ["no image column 'picture'", "image", "label"]),
-        (["--label_column_name", "lable"], ["no label column 'lable'", "Did you mean 'label'?"]),
+        (["--label_column_name", "lable"], ["no label column 'lable'; the data has"]),
         (["--train_split", "training"], ["no split 'training'", "train, test", "--train_split"]),
         (["--eval_split", "validation"], ["no split 'validation'", "train, test", "--eval_split"]),
         (["--push_to_hub", "--hub_model_id", "a/b/c"], ["Repo id must"]),
