@@ -3,9 +3,9 @@
 hf-sphere publish outputs/birds --repo_id me/birds
 hf-sphere publish hub_cards/mnist-lenet5-plain --repo_id mnist-lenet5-plain --private
 
-Weights, settings, vocabularies, results and card are uploaded; checkpoints, logs and other files are not. Access tokens
-and local paths are removed from the card and run.json. Nothing is uploaded if credentials, paths of users or links out
-of the folder remain; they are listed. Log in with `hf auth login` before, or set `HF_TOKEN`.
+Weights, settings, vocabularies, results and card are uploaded; checkpoints, logs and other files are not. Nothing is
+uploaded if a text has credentials or local paths; they are listed. Log in with `hf auth login` before, or set
+`HF_TOKEN`.
 """
 
 from collections.abc import Sequence
@@ -32,22 +32,19 @@ class PublishArguments(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line, check the folder and upload it."""
-    words = named_first("folder", argv)
-    (args,) = command_arguments((PublishArguments,), words, __doc__)
+    (args,) = command_arguments((PublishArguments,), named_first("folder", argv), __doc__)
     from hf_sphere.models.saved import load_saved
-    from hf_sphere.training.upload import CARD_FILE, split_files, upload
+    from hf_sphere.training.model_card import CARD_FILE, split_files, upload
 
     folder = Path(args.folder)
-    _check_files(folder, "config.json", CARD_FILE)
-    is_of_images = load_saved(folder).main_input_name == "pixel_values"
-    _check_files(folder, "preprocessor_config.json" if is_of_images else "tokenizer_config.json")
-    files, others = split_files(folder)
+    files, others = split_files(folder) if folder.is_dir() else ([], [])
+    needed = ["config.json", CARD_FILE]
+    if {*needed} <= {file.name for file in files}:
+        is_of_images = load_saved(folder).main_input_name == "pixel_values"
+        needed.append("preprocessor_config.json" if is_of_images else "tokenizer_config.json")
+    if missing := [name for name in needed if folder / name not in files]:
+        raise ValueError(f"{folder} is incomplete: it has no {missing[0]}; name the folder of a finished training.")
     for file in files:
         print(f"upload    {file.relative_to(folder)}, {file.stat().st_size:,} bytes")
     print(f"left out  {', '.join(others)}\n" if others else "", end="")
-    print(f"uploaded to {upload(folder, files, args.repo_id, private=args.private or None)}")
-
-
-def _check_files(folder: Path, *names: str) -> None:
-    if missing := [name for name in names if not (folder / name).is_file()]:
-        raise ValueError(f"{folder} is incomplete: it has no {missing[0]}; name the folder of a finished training.")
+    print(f"uploaded to {upload(folder, args.repo_id, private=args.private or None)}")

@@ -137,9 +137,8 @@ def labeled(images: Any) -> Iterator[dict[str, Any]]:
 def save(encoder: "search.ImageEncoder", output: Path, known: Any, record: Any) -> None:
     """Save a model with its processor, and the images and the rejection in its record and on its card."""
     from hf_sphere.training.checkpoints import write_model_files
-    from hf_sphere.training.model_card import CARD_FILE, write_rejection
+    from hf_sphere.training.model_card import CARD_FILE, rename_model, write_rejection
     from hf_sphere.training.output_dir import RESULTS_FILE, locked
-    from hf_sphere.training.upload import rename_model
     from hf_sphere.utils.loading import find_file
     from hf_sphere.utils.privacy import hide_private
 

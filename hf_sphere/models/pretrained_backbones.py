@@ -227,17 +227,3 @@ def _report_weights(
         )
     ignored = f"; not used: {', '.join(unused[:10])}{', ...' if len(unused) > 10 else ''}" if unused else ""
     logger.info("Loaded the %d tensors of the backbone %s from %s%s.", count, name, Path(file).name, ignored)
-
-
-def stage_parameters(backbone: nn.Module, count: int) -> set[str]:
-    """Return the names of the parameters of the stem and the first stages, or blocks, as timm groups them.
-
-    `count` is the number of stages, 0 for no parameters. Fewer stages of the backbone, or unknown ones, are an error.
-    """
-    if count == 0:
-        return set()
-    matcher: Any = getattr(backbone, "group_matcher", None)
-    groups = {} if matcher is None else timm.models.group_parameters(backbone, matcher(coarse=True))
-    if not 0 < count < len(groups):
-        raise ValueError(f"freeze_stages must be at most {max(len(groups) - 1, 0)} for this backbone; got {count}.")
-    return {name for index in range(count + 1) for name in groups[index]}

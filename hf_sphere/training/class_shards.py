@@ -65,9 +65,9 @@ class ClassShardCheckpoint:
         tensors, rows = {}, {}
         for name, head in self.shards.items():
             parameter = self.model.get_parameter(name)
-            state = {key: value for key, value in self.optimizer.state[parameter].items() if value is not None}
-            for key, value in {"": parameter.detach(), **state}.items():
-                tensors[f"{name}:{key}"] = value.contiguous()
+            for key, value in {"": parameter.detach(), **self.optimizer.state[parameter]}.items():
+                if value is not None:
+                    tensors[f"{name}:{key}"] = value.contiguous()
             rows[name] = f"{head.classes.start} {head.classes.stop} {head.num_classes}"
         save_file(tensors, Path(folder, SHARD_FILE.format(process_index(), count_processes())), metadata=rows)
 
@@ -75,11 +75,9 @@ class ClassShardCheckpoint:
         """Load the model with the rows of the classes of this process; its optimizer state is loaded by `_fill`."""
         models.clear()
         state = load_file(Path(folder, "model.safetensors"))
-        paths = _shard_files(Path(folder))
         for name, head in self.shards.items():
-            read = {key: _read_rows(paths, name, key, head.classes, head.num_classes) for key in _keys(paths[0], name)}
-            state[name] = read.pop("")
-            self._loaded[name] = read
+            self._loaded[name] = _read_rows(Path(folder), name, head.classes, head.num_classes)
+            state[name] = self._loaded[name].pop("")
         self.model.load_state_dict(state)
 
     def _without_shards(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
@@ -104,36 +102,21 @@ class ClassShardCheckpoint:
         yield from ((index, names[parameter]) for index, parameter in enumerate(parameters) if parameter in names)
 
 
-def _shard_files(folder: Path) -> list[Path]:
-    """Return the files of all processes that wrote a checkpoint."""
-    files = sorted(folder.glob("class_weights-*.safetensors"))
-    if not files:
-        raise ValueError(f"{folder} has no class vectors of processes; it was written without shard_classes")
-    processes = int(files[0].stem.rpartition("-")[2])
-    return [folder / SHARD_FILE.format(process, processes) for process in range(processes)]
-
-
-def _keys(path: Path, name: str) -> list[str]:
-    """Return what a file has of a parameter: the weights as an empty name, and the parts of its optimizer state."""
-    with safe_open(path, "pt") as file:
-        return [key.rpartition(":")[2] for key in file.keys() if key.rpartition(":")[0] == name]  # noqa: SIM118
-
-
-def _read_rows(paths: list[Path], name: str, key: str, classes: range, num_classes: int) -> Tensor:
-    """Read the rows of classes from the files of several processes; the first file's value of what has no rows."""
-    pieces, end = [], 0
-    for path in paths:
+def _read_rows(folder: Path, name: str, classes: range, num_classes: int) -> dict[str, Tensor]:
+    """Read rows of a parameter, as an empty name, and of its optimizer state, from the files of all processes."""
+    pieces: dict[str, list[Tensor]] = {}
+    for path in sorted(folder.glob("class_weights-*.safetensors")):
         with safe_open(path, "pt") as file:
-            piece = file.get_slice(f"{name}:{key}")
             start, stop, total = map(int, file.metadata()[name].split())
-            shape = piece.get_shape()
-            if not shape:
-                return file.get_tensor(f"{name}:{key}")
-            if (start, stop - start, total) != (end, shape[0], num_classes):
-                raise ValueError(
-                    f"{path.name} has {shape[0]} rows of {name} for the classes {start} to {stop - 1} of {total}; "
-                    f"expected classes from {end}, of {num_classes}"
-                )
-            pieces.append(piece[max(classes.start - start, 0) : max(min(classes.stop, stop) - start, 0)])
-            end = stop
-    return torch.cat([piece for piece in pieces if len(piece)])
+            if total != num_classes:
+                raise ValueError(f"{path.name} has {name} of {total} classes; expected {num_classes}")
+            rows = slice(max(classes.start - start, 0), max(min(classes.stop, stop) - start, 0))
+            for key in file.keys():  # noqa: SIM118
+                owner, _, part = key.rpartition(":")
+                if owner == name:
+                    values = file.get_slice(key)
+                    piece = values[rows] if values.get_shape() else file.get_tensor(key)
+                    pieces.setdefault(part, []).append(piece)
+    if not pieces:
+        raise ValueError(f"{folder} has no class vectors of processes; it was written without shard_classes")
+    return {part: values[0] if values[0].ndim == 0 else torch.cat(values) for part, values in pieces.items()}

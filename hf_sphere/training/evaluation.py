@@ -1,6 +1,7 @@
 """Metrics of batches and splits, and initialization of models from data."""
 
 import inspect
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -135,15 +136,18 @@ def evaluate(
         >>> evaluate(model, data.test, Accelerator())["accuracy"]  # doctest: +SKIP
     """
     model.eval()
-    wide = widest_dtype(accelerator.device)
-    sums: dict[str, Any] = {"count": 0}
-    for batch, is_new in _in_step(batches, model):
+    sums: Any = Counter()
+    batch: Any = None
+    # If class vectors are spread over processes, these must call the model equally often: the last batch is repeated.
+    calls = max(gather_object([len(batches)])) if class_shards(model) else len(batches)
+    for new in itertools.chain(batches.epoch(), itertools.repeat(None, calls - len(batches))):
+        batch = batch if new is None else new
         with accelerator.autocast():  # an averaged model was not prepared by Accelerate
             output = model(**batch)
-        count = count_targets(batches, batch) if is_new else 0
+        count = 0 if new is None else count_targets(batches, batch)
         loss = output.loss / max(count, 1) if loss_is_sum(model) else output.loss
         for name, value in {**measure(output, batch), "loss": loss}.items():
-            sums[name] = sums.get(name, 0) + value.to(wide) * count
+            sums[name] += value.to(widest_dtype(accelerator.device)) * count
         sums["count"] += count
     # Gathered by name, since a process without a batch has no metrics.
     totals: Counter[str] = Counter()
@@ -151,22 +155,6 @@ def evaluate(
         totals.update(each)  # which adds
     count = totals.pop("count")
     return {name: value / count for name, value in totals.items()}
-
-
-def _in_step(batches: Batches, model: nn.Module) -> Iterator[tuple[Any, bool]]:
-    """Yield the batches of a split and whether they are new.
-
-    If the class vectors are spread over processes, these must call the model equally often, so the last batch of a
-    process that has fewer is repeated.
-    """
-    counts = gather_object([len(batches)]) if class_shards(model) else [len(batches)]
-    if len(counts) > 1 and not min(counts):
-        raise ValueError("a process has no image to evaluate; with shard_classes, each needs at least one.")
-    batch: Any = None
-    for batch in batches.epoch():
-        yield batch, True
-    for _ in range(len(batches), max(counts)):
-        yield batch, False
 
 
 @torch.inference_mode()
@@ -322,16 +310,12 @@ def initialize_from_data(
         backbone.initialize_from_data(torch.cat(pixels)[:count])
         for tensor in backbone.state_dict().values() if processes > 1 else ():
             tensor.copy_(broadcast(tensor))
-    if not heads:
-        return
     if len(heads) > 1:
         raise ValueError(f"{len(heads)} heads require initialization from data; call it on modules with one of them.")
-    (head,) = heads
-    with _normalized_by_batch(model):
-        some = torch.cat(_first(count, (inputs_of(head, model, batch) for batch in unaugmented)))[:count]
-    if processes > 1:
-        some = torch.cat(gather_object([some.cpu()])).to(some.device)
-    head.initialize_from_data(some)
+    for head in heads:
+        with _normalized_by_batch(model):
+            some = torch.cat(_first(count, (inputs_of(head, model, batch) for batch in unaugmented)))[:count]
+        head.initialize_from_data(torch.cat(gather_object([some.cpu()])).to(some.device) if processes > 1 else some)
 
 
 class _ReachedHeadError(Exception):
@@ -374,13 +358,12 @@ def _normalized_by_batch(model: nn.Module) -> Iterator[None]:
     with eval_mode(model):
         model.train()
         norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
-        kept = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
+        kept = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
         model.eval()
         for norm in norms:
             norm.train()
         try:
             yield
         finally:
-            for norm, buffers in zip(norms, kept, strict=True):
-                for name, buffer in norm.named_buffers():
-                    buffer.copy_(buffers[name])
+            for buffer, value in kept:
+                buffer.copy_(value)

@@ -25,11 +25,12 @@ from hf_sphere.nn.heads.mixins import class_shards, exclude_class_shards
 from hf_sphere.optim import as_metrics, find_channel_dims, step_diagnostics
 from hf_sphere.optim.optimizers import optimizer_names
 from hf_sphere.training.arguments import RecipeArguments
-from hf_sphere.training.checkpoints import RunState, find_checkpoint, load_checkpoint, newest_intact, save_checkpoint
+from hf_sphere.training.checkpoints import RunState, find_checkpoint, load_checkpoint, save_checkpoint
 from hf_sphere.training.class_shards import ClassShardCheckpoint
 from hf_sphere.training.errors import CheckpointError, TrainingDivergedError, TrainingInterruptedError
 from hf_sphere.training.evaluation import Batch, Batches, count_examples, count_targets, global_places, loss_is_sum
 from hf_sphere.training.optimization import build_scheduler, optimizer_from_arguments, start_average, total_norm
+from hf_sphere.training.output_dir import list_checkpoints
 from hf_sphere.training.pair_batch import add_supcon, backward_together, batches_per_step
 from hf_sphere.utils.devices import widest_dtype
 from hf_sphere.utils.progress import progress_bar
@@ -85,7 +86,7 @@ class TrainingLoop:
             raise ValueError("there is no training batch; the training split is too small.")
         self.output_dir = Path(args.output_dir)
         if args.supcon_weight:
-            add_supcon(model, args.supcon_weight, mixes=getattr(getattr(batches, "augmentation", None), "mixes", False))
+            add_supcon(model, args.supcon_weight)
         self._batches_per_step = args.gradient_accumulation_steps
         if args.pair_batch is not None:
             batch_size = getattr(batches, "batch_size", args.per_device_train_batch_size)
@@ -113,28 +114,29 @@ class TrainingLoop:
                 parameters["fused"] = False
         if accelerator.num_processes > 1:
             set_seed(args.seed, device_specific=True)  # otherwise every process would draw the same dropout masks
-        batching = {name: getattr(args, name) for name in ("per_device_train_batch_size", "pair_batch", "seed")}
-        batching |= {"gradient_accumulation_steps": self._batches_per_step, "batches_per_epoch": len(batches)}
-        batching["class_balanced_sampling"] = getattr(batches, "balanced", False)
-        # The images among which those of a batch are drawn, and their targets.
-        drawn: Any = getattr(batches, "images", None)  # of few-shot episodes
-        drawn = drawn if hasattr(drawn, "labels") else batches
-        for name, values in {"rows": "images", "labels": "labels", "regression_labels": "values"}.items():
-            if (tensor := getattr(drawn, name, None)) is not None:
-                batching[f"digest_of_{values}"] = zlib.crc32(tensor.cpu().numpy().tobytes())
-        self.state = RunState(batching=batching | {"num_processes": accelerator.num_processes})
+        self.state = RunState(batching=self._batching(), metric=self.metric)
         self._recent_losses: list[tuple[int, Tensor]] = []
         self._totals: dict[str, Tensor] = {}
         self._wide = widest_dtype(accelerator.device)
-        self._stop_signal = 0
-        self._has_estimate = False
+        self._stop_requested = 0.0  # time of the first signal
         if args.resume_from_checkpoint:
             self._resume(find_checkpoint(args.resume_from_checkpoint, self.output_dir))
-        self.state.metric = self.metric
         # Not those of all epochs: earlier ones of a resumed run may have had batches of another size.
         done = math.ceil(self.state.batch / self._batches_per_step)
         remaining = (args.num_train_epochs - self.state.epoch) * self.steps_per_epoch - done
         self.total_steps = min(self.state.step + remaining, args.stop_after_steps or sys.maxsize)
+
+    def _batching(self) -> dict[str, Any]:
+        """What the batches of an epoch depend on, with digests of the images among which they are drawn."""
+        options = {name: getattr(self.args, name) for name in ("per_device_train_batch_size", "pair_batch", "seed")}
+        options |= {"gradient_accumulation_steps": self._batches_per_step, "batches_per_epoch": len(self.batches)}
+        options["class_balanced_sampling"] = getattr(self.batches, "balanced", False)
+        episodes: Any = getattr(self.batches, "images", None)
+        drawn = episodes if hasattr(episodes, "labels") else self.batches
+        for name, values in {"rows": "images", "labels": "labels", "regression_labels": "values"}.items():
+            if (tensor := getattr(drawn, name, None)) is not None:
+                options[f"digest_of_{values}"] = zlib.crc32(tensor.cpu().numpy().tobytes())
+        return options | {"num_processes": self.accelerator.num_processes}
 
     @property
     def is_finished(self) -> bool:
@@ -167,40 +169,33 @@ class TrainingLoop:
         return self.state
 
     def _train_epoch(self, bar: tqdm) -> None:
-        state = self.state
+        state, args, inner = self.state, self.args, self.accelerator.unwrap_model(self.model)
         started = time.perf_counter()
-        self.before_epoch(self.accelerator.unwrap_model(self.model), state.epoch)
+        self.before_epoch(inner, state.epoch)
         self.model.train()
-        for module in {self.accelerator.unwrap_model(self.model), self.trained_model}:
-            for head in heads_of(module):
-                head.set_epoch(state.epoch)
-        bar.set_description(f"Epoch {state.epoch + 1}/{self.args.num_train_epochs}")
+        for head in [head for module in {inner, self.trained_model} for head in heads_of(module)]:
+            head.set_epoch(state.epoch)
+        bar.set_description(f"Epoch {state.epoch + 1}/{args.num_train_epochs}")
         group: list[Batch] = []
-        for batch_count, batch in enumerate(self.batches.epoch(state.epoch, start=state.batch), state.batch + 1):
+        for count, batch in enumerate(self.batches.epoch(state.epoch, start=state.batch), state.batch + 1):
             group.append(batch)
-            if len(group) < self._batches_per_step and batch_count < len(self.batches):
+            is_last = count == len(self.batches)
+            if len(group) < self._batches_per_step and not is_last:
                 continue
             self._train_step(group)
-            group = []
-            state.batch = batch_count
+            group, state.batch = [], count
             bar.update()
-            if not self._has_estimate and (elapsed := time.perf_counter() - started) > 5:
-                self._has_estimate, steps = True, bar.n - bar.initial
-                minutes = elapsed / steps * (self.total_steps - state.step) / 60
-                if minutes > 1 and self.accelerator.is_main_process:
-                    bar.write(f"time      about {minutes:.0f} min for {self.total_steps - state.step:,} more steps")
-            at_log = state.step % self.args.logging_steps == 0
-            if at_log or state.step == self.total_steps:
-                self._check_losses()
+            at_log, ends = state.step % args.logging_steps == 0, state.step == self.total_steps
+            if at_log or ends:
+                self._check_finite(of_weights=False)
                 means = self._train_metrics()
                 bar.set_postfix({name.removeprefix("train_"): show_metric(name, mean) for name, mean in means.items()})
                 self.accelerator.log({**means, "learning_rate": self.optimizer.param_groups[0]["lr"]}, step=state.step)
-            if state.step == self.total_steps:
+            if ends:
                 break
             stops = self._should_stop(at_log)
-            is_due = self.args.save_steps and state.step % self.args.save_steps == 0
-            if stops or (is_due and batch_count < len(self.batches)):
-                self._check_losses()
+            if stops or (args.save_steps and state.step % args.save_steps == 0 and not is_last):
+                self._check_finite()
                 state.seconds += time.perf_counter() - started
                 started = time.perf_counter()
                 checkpoint = self._save()
@@ -212,46 +207,43 @@ class TrainingLoop:
         self._finish_epoch(started, bar)
 
     def _train_step(self, group: list[Batch]) -> None:
+        args, accelerator, inner = self.args, self.accelerator, self.accelerator.unwrap_model(self.model)
         sizes = [count_targets(self.batches, batch) for batch in group]
         total: Any = sum(sizes)
         if hasattr(self.batches, "num_targets"):
             # Gradients are averaged over processes, whose numbers of targets differ, so losses are weighted by them.
-            total = self.accelerator.reduce(total.float(), "mean")
-        inner, done = self.accelerator.unwrap_model(self.model), 0
-        heads, together = heads_of(inner), getattr(self.batches, "dealt_together", 1)
-        if self.args.pair_batch is not None:
-            seed, weight = mix_seed(self.args.seed, self.state.step), self._loss_is_sum * self.accelerator.num_processes
-            done_together = backward_together(self.model, group, self.accelerator, seed, together, weight or 1)
-            self._record(*done_together, total)
+            total = accelerator.reduce(total.float(), "mean")
+        heads, together, done = heads_of(inner), getattr(self.batches, "dealt_together", 1), 0
+        seed = mix_seed(args.seed, self.state.step)
+        if args.pair_batch is not None:
+            weight = accelerator.num_processes if self._loss_is_sum else 1
+            self._record(*backward_together(self.model, group, accelerator, seed, together, weight), total)
             group = []
         for position, (batch, size) in enumerate(zip(group, sizes, strict=False), 1):
             for head in heads:
-                positions = global_places(together, done, batch, self.accelerator)
-                head.before_forward(mix_seed(self.args.seed, self.state.step), positions)
-                head.warn_if_divided(1, len(group) * self.accelerator.num_processes)
+                head.before_forward(seed, global_places(together, done, batch, accelerator))
+                head.warn_if_divided(1, len(group) * accelerator.num_processes)
             done += count_examples(batch)
-            with self.accelerator.no_sync(self.model) if position < len(group) else nullcontext():
+            with accelerator.no_sync(self.model) if position < len(group) else nullcontext():
                 output = self.model(**batch)
                 # Gradients are averaged over processes, so summed losses are multiplied by the number of processes.
-                weight = self.accelerator.num_processes if self._loss_is_sum else size / total
-                self.accelerator.backward(output.loss * weight)
+                accelerator.backward(output.loss * (accelerator.num_processes if self._loss_is_sum else size / total))
             self._record(output, batch, size)
-        if self.args.max_grad_norm is not None and class_shards(inner):
+        if args.max_grad_norm is not None and class_shards(inner):
             norm = total_norm(inner, of_gradients=True)
-            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), self.args.max_grad_norm, norm)
-        elif self.args.max_grad_norm is not None:
-            self.accelerator.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)
+            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), args.max_grad_norm, norm)
+        elif args.max_grad_norm is not None:
+            accelerator.clip_grad_norm_(self.model.parameters(), args.max_grad_norm)
         self.optimizer.step()
         for head in heads:
-            head.after_step(lambda values: self.accelerator.reduce(values, "sum"))
+            head.after_step(lambda values: accelerator.reduce(values, "sum"))
         if self.average is not None:
             self.average.update_parameters(inner)
         self.state.step += 1
-        if self._channel_dims and self.state.step % (self.args.diagnostics_steps or 1) == 0:
-            measured = step_diagnostics(self.optimizer.optimizer, self._channel_dims)
-            self.accelerator.log(as_metrics(measured), step=self.state.step)
+        if self._channel_dims and self.state.step % (args.diagnostics_steps or 1) == 0:
+            accelerator.log(as_metrics(step_diagnostics(self.optimizer.optimizer, self._channel_dims)), self.state.step)
         self.optimizer.zero_grad()
-        if not isinstance(self.scheduler, ReduceLROnPlateau) and not self.accelerator.optimizer_step_was_skipped:
+        if not isinstance(self.scheduler, ReduceLROnPlateau) and not accelerator.optimizer_step_was_skipped:
             self.scheduler.step()
 
     @torch.no_grad()
@@ -266,31 +258,24 @@ class TrainingLoop:
 
     def _finish_epoch(self, started: float, bar: tqdm) -> None:
         state, reached_end = self.state, self.state.batch >= len(self.batches)
-        self._check_losses()
-        train = self._train_metrics()
-        seconds = time.perf_counter() - started
+        self._check_finite()
+        train, seconds = self._train_metrics(), time.perf_counter() - started
         state.seconds += seconds
         self.model.eval()
         epoch = state.epoch + state.batch / len(self.batches)
         entry = {"epoch": epoch, "step": state.step, **train, "learning_rate": self.optimizer.param_groups[0]["lr"]}
-        self._check_weights()
         if self.accelerator.num_processes > 1:  # the batch-norm statistics of the first process are saved
             for buffer in self.trained_model.buffers():
                 buffer.copy_(broadcast(buffer))
         entry |= self.evaluate(self.trained_model)
         state.history.append(entry)
         self.accelerator.log({k: v for k, v in entry.items() if k != "step"}, step=state.step)
-        shown = "  ".join(show_metrics({k: v for k, v in entry.items() if k not in ("epoch", "step")}))
         if self.accelerator.is_main_process:
-            epochs = f"{epoch:.0f}" if float(epoch).is_integer() else f"{epoch:.2f}"
-            bar.write(f"epoch {epochs}/{self.args.num_train_epochs}  {shown}  {seconds:.1f} s")
+            shown = "  ".join(show_metrics({k: v for k, v in entry.items() if k not in ("epoch", "step")}))
+            bar.write(f"epoch {round(epoch, 2):g}/{self.args.num_train_epochs}  {shown}  {seconds:.1f} s")
             sys.stdout.flush()  # for those who follow a log file
-        if self.metric not in entry:
-            raise ValueError(f"metric_for_best_model is {self.metric!r}; this run measures: {', '.join(entry)}.")
-        value = entry[self.metric]
-        best = state.best_metric
-        better = best is None or math.isnan(best) or (value > best if self.higher_is_better else value < best)
-        if better:
+        value, best = entry[self.metric], state.best_metric
+        if best is None or math.isnan(best) or (value > best if self.higher_is_better else value < best):
             state.best_metric, state.best_epoch = value, state.epoch + 1
             if self.save_best is not None:
                 self.save_best(self.trained_model)
@@ -300,8 +285,7 @@ class TrainingLoop:
             state.epoch, state.batch = state.epoch + 1, 0
             self._totals = {}
             self.snapshot(self.trained_model, state.epoch)
-        finished = state.epoch == self.args.num_train_epochs or state.step == self.total_steps
-        if finished or state.epoch % self.args.save_epochs == 0 or self._stops_early():
+        if self.is_finished or state.epoch % self.args.save_epochs == 0:
             self._save()
 
     def _stops_early(self) -> bool:
@@ -310,37 +294,32 @@ class TrainingLoop:
 
     def _train_metrics(self) -> dict[str, float]:
         """Means over the epoch so far and over all processes."""
-        if not self._totals:
-            return {}
         sums = self.accelerator.reduce(torch.stack([*self._totals.values()]), "sum").tolist()
         totals = dict(zip(self._totals, sums, strict=True))
         count = totals.pop("examples")
         means = {name: value / count for name, value in totals.items()}
         return {f"train_{name}": value for name, value in (means | dict(self.derive(means))).items()}
 
-    def _check_losses(self) -> None:
-        """Check all losses since the last check at once, since checking each would synchronize with the device."""
-        if not self._recent_losses:
+    def _check_finite(self, *, of_weights: bool = True) -> None:
+        """Raise an error if a loss since the last check, or a weight, is not finite.
+
+        Checking each loss in its step would synchronize with the device.
+        """
+        losses, self._recent_losses = self._recent_losses, []
+        is_bad = [~loss.isfinite() for _, loss in losses] or [torch.tensor(False, device=self.accelerator.device)]
+        bad = self.accelerator.reduce(torch.stack(is_bad).float(), "sum").nonzero()
+        if len(bad):
+            what = f"the loss is not finite at step {losses[int(bad[0])][0]}"
+        elif of_weights and not total_norm(self.accelerator.unwrap_model(self.model)).isfinite():
+            what = f"the weights are not finite after step {self.state.step}"
+        else:
             return
-        steps, losses = zip(*self._recent_losses, strict=True)
-        self._recent_losses = []
-        bad = self.accelerator.reduce((~torch.stack(losses).isfinite()).float(), "sum") > 0
-        if bad.any():
-            step = steps[int(bad.nonzero()[0])]
-            raise TrainingDivergedError(f"the loss is not finite at step {step}. {self._advice()}")
-
-    def _check_weights(self) -> None:
-        """Raise an error if the weights are not finite, before they are evaluated or saved."""
-        if not total_norm(self.accelerator.unwrap_model(self.model)).isfinite():
-            raise TrainingDivergedError(f"the weights are not finite after step {self.state.step}. {self._advice()}")
-
-    def _advice(self) -> str:
-        checkpoint = newest_intact(self.output_dir)
-        advice = f"The last good checkpoint is {checkpoint}" if checkpoint else "There is no checkpoint yet"
-        return f"{advice}. A lower --learning_rate, --max_grad_norm or --warmup_epochs may help."
+        saved = list_checkpoints(self.output_dir)
+        last = f"The last good checkpoint is {saved[-1]}" if saved else "There is no checkpoint yet"
+        advice = "A lower --learning_rate, --max_grad_norm or --warmup_epochs may help"
+        raise TrainingDivergedError(f"{what}. {last}. {advice}.")
 
     def _save(self) -> Path:
-        self._check_weights()
         self.state.scheduler = self.scheduler.state_dict()
         # Divided by the number of processes, so that the sum over processes is correct after loading.
         fraction = 1 / self.accelerator.num_processes
@@ -349,51 +328,46 @@ class TrainingLoop:
 
     def _resume(self, checkpoint: Path) -> None:
         requested = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
-        batching = self.state.batching
-        self.state = load_checkpoint(self.accelerator, checkpoint)
-        before, self.state.batching = self.state.batching, batching
-        earlier = {name: value for name, value in before.items() if value != batching.get(name, value)}
-        changed = ", ".join(f"{name} {value} (now {batching[name]})" for name, value in earlier.items())
-        if self.state.batch and changed:
+        now, scheduler = self.state.batching, self.scheduler
+        state = self.state = load_checkpoint(self.accelerator, checkpoint)
+        changed = [f"{k} {v} (now {now[k]})" for k, v in state.batching.items() if now.get(k, v) != v]
+        if state.batch and changed:
             raise CheckpointError(
-                f"{checkpoint} was written in the middle of an epoch with {changed}; resume with its settings, so that "
-                "each example is used once, or from a checkpoint of the end of an epoch."
+                f"{checkpoint} was written in the middle of an epoch with {', '.join(changed)}; resume with its "
+                "settings, so that each example is used once, or from a checkpoint of the end of an epoch."
             )
-        follows_metric = isinstance(self.scheduler, ReduceLROnPlateau)
-        if follows_metric != ("best" in self.state.scheduler):
+        follows_metric = isinstance(scheduler, ReduceLROnPlateau)
+        if follows_metric != ("best" in state.scheduler):
             advice = "`reduce_lr_on_plateau` cannot be changed"
             raise CheckpointError(f"{checkpoint} has another lr_scheduler_type; {advice}.")
-        if self.state.metric != self.metric:  # the best value of one metric cannot be compared with another
-            self.state.best_metric = self.state.best_epoch = None
-        if self.state.metric == self.metric or not follows_metric:
-            self.scheduler.load_state_dict(self.state.scheduler)
+        if state.metric != self.metric:  # the best value of one metric cannot be compared with another
+            state.best_metric = state.best_epoch = None
+        if state.metric == self.metric or not follows_metric:
+            scheduler.load_state_dict(state.scheduler)
         if changed and not follows_metric:  # the schedule counts steps, whose number per epoch may be another
-            self.scheduler.last_epoch = self.state.epoch * self.steps_per_epoch
+            scheduler.last_epoch = state.epoch * self.steps_per_epoch
+        state.batching, state.metric = now, self.metric
         # The current arguments apply where they differ from those of the checkpoint.
         for group, settings in zip(self.optimizer.param_groups, requested, strict=True):
-            initial, peak = group["initial_lr"], settings["initial_lr"]
-            now = group["lr"] if peak == initial or not initial else group["lr"] * (peak / initial)
-            group.update({**settings, "lr": now})
-        if isinstance(self.scheduler, LambdaLR):
-            self.scheduler.base_lrs = [group["initial_lr"] for group in self.optimizer.param_groups]
-        elif isinstance(self.scheduler, ReduceLROnPlateau):
-            self.scheduler.factor, self.scheduler.patience = self.args.lr_gamma, self.args.lr_patience
+            before = group["initial_lr"]
+            group.update(settings | {"lr": group["lr"] * (settings["initial_lr"] / before if before else 1)})
+        if isinstance(scheduler, LambdaLR):
+            scheduler.base_lrs = [group["initial_lr"] for group in self.optimizer.param_groups]
+        elif isinstance(scheduler, ReduceLROnPlateau):
+            scheduler.factor, scheduler.patience = self.args.lr_gamma, self.args.lr_patience
         device = self.accelerator.device
-        self._totals = {n: torch.tensor(v, dtype=self._wide, device=device) for n, v in self.state.totals.items()}
-        logger.info("Resumed from %s at step %d.", checkpoint, self.state.step)
+        self._totals = {n: torch.tensor(v, dtype=self._wide, device=device) for n, v in state.totals.items()}
+        logger.info("Resumed from %s at step %d.", checkpoint, state.step)
 
     @contextmanager
     def _catch_signals(self) -> Iterator[None]:
         """Finish the current step on the first Ctrl-C or SIGTERM; stop immediately on the second."""
-        first = 0.0
 
         def request_stop(signum: int, frame: Any) -> None:
-            nonlocal first
             # A launcher forwards the Ctrl-C that the terminal has already sent; this is not a second request.
-            if self._stop_signal and time.monotonic() - first > 1.0:
+            if self._stop_requested and time.monotonic() - self._stop_requested > 1.0:
                 raise KeyboardInterrupt
-            first = first or time.monotonic()
-            self._stop_signal = signum
+            self._stop_requested = self._stop_requested or time.monotonic()
 
         # Only the main thread may set handlers; elsewhere signals keep their default behavior.
         signals = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
@@ -406,9 +380,7 @@ class TrainingLoop:
 
     def _should_stop(self, at_log: bool) -> bool:
         """Whether a signal was received; with several processes, checked only at logging steps."""
-        if self.accelerator.num_processes == 1:
-            return bool(self._stop_signal)
-        if not at_log:
-            return False
-        received = torch.tensor(float(bool(self._stop_signal)), device=self.accelerator.device)
+        if self.accelerator.num_processes == 1 or not at_log:
+            return self._stop_requested > 0 and self.accelerator.num_processes == 1
+        received = torch.tensor(float(self._stop_requested > 0), device=self.accelerator.device)
         return bool(self.accelerator.reduce(received, "sum") > 0)

@@ -1,33 +1,59 @@
-"""The model card of a run, and the upload of model and card."""
+"""The model card of a run, and the upload of the model with its card to the Hub."""
 
+import json
 import platform
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardData, eval_result_entries_to_yaml
+from huggingface_hub import (
+    CommitOperationAdd,
+    EvalResult,
+    EvalResultEntry,
+    HfApi,
+    ModelCard,
+    ModelCardData,
+    eval_result_entries_to_yaml,
+)
 from huggingface_hub.constants import EVAL_RESULTS_FOLDER
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from hf_sphere.data.sources import BUNDLED
+from hf_sphere.training.output_dir import RESULTS_FILE, RUN_FILE
 from hf_sphere.training.tasks import Description, Prepared, Task
-from hf_sphere.training.upload import CARD_FILE, split_files, upload
-from hf_sphere.utils.files import atomic_file, write_text
-from hf_sphere.utils.privacy import hide_private
+from hf_sphere.utils.checks import error_text
+from hf_sphere.utils.files import RECORD_FILE, write_text
+from hf_sphere.utils.privacy import find_private, hide_private
 from hf_sphere.utils.texts import show_metric
+
+CARD_FILE = "README.md"
 
 LIBRARY = "hf_sphere"
 """Name of the library on the Hub. With `transformers`, the Hub would show code without `import hf_sphere`."""
 
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
 """Jinja template of all cards."""
+
+_VOCABULARIES = (
+    *("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "added_tokens.json", "chat_template.jinja"),
+    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
+)
+"""Files whose tokens may look like paths."""
+
+PUBLIC_FILES = (
+    *("config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json"),
+    *("preprocessor_config.json", "processor_config.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *(CARD_FILE, RUN_FILE, RESULTS_FILE, RECORD_FILE, f"{EVAL_RESULTS_FOLDER}/*.yaml", "model-*-of-*.safetensors"),
+    *_VOCABULARIES,
+)
+"""Files of a model that are uploaded."""
 
 _DEFINITIONS = {
     "eval_rejected": "fraction of the evaluation images, all of known classes, that are rejected as unknown",
@@ -55,38 +81,32 @@ def publish(
     options = [field for kind in task.arguments for field in fields(kind)]
     defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in options}
     defaults |= {"bf16": False, "fp16": False}  # the settings have the precision that was used
-    changed = {k: v for k, v in run.settings.items() if v != defaults.get(k) and k != "output_dir"}
     write_model_card(
         run.output_dir,
-        replace(description, title=hide_private(description.title)),
-        model_id=hide_private(str(run.output_dir)),
+        description,
+        model_id=str(run.output_dir),
         model_class=type(prepared.model).__name__,
         pipeline_tag=task.pipeline_tag,
         metrics={k: v for k, v in results.items() if k.startswith(("eval_", "validation_", "train_"))},
         headline=task.headline,
         eval_split=description.evaluated_on or prepared.data.eval_split,
         selection_note=_selection_note(metric, prepared, args, results),
-        settings=hide_private(changed),
-        command=hide_private([*command.words, *command.argv]),
+        settings={k: v for k, v in run.settings.items() if v != defaults.get(k) and k != "output_dir"},
+        command=[*command.words, *command.argv],
         device=run.accelerator.device,
         seconds=results["train_runtime"],
-        license=hide_private(args.license),
+        license=args.license,
         modules=prepared.model.config.to_dict().get("requires_import", []),
     )
     if "rejection" in results:
         write_rejection(run.output_dir / CARD_FILE, results["rejection"]["summary"])
     if args.push_to_hub:
-        name = args.hub_model_id or run.output_dir.name
-        try:
-            name = upload(run.output_dir, split_files(run.output_dir)[0], name)
-        except (ConnectionError, ValueError) as error:
-            again = f"hf-sphere publish {shlex.quote(str(run.output_dir))} --repo_id {name}"
-            raise type(error)(f"{error} The model is saved; to try again: {again}") from error
+        name = upload(run.output_dir, args.hub_model_id or run.output_dir.name)
         run.accelerator.print(f"uploaded to {name}")
 
 
 def _selection_note(metric: str, prepared: Prepared, args: Any, results: Mapping[str, Any]) -> str:
-    """Describe how the reported epoch was selected, for the model card."""
+    """Describe how the reported epoch was selected."""
     prefix, _, name = metric.partition("_")
     splits = {"train": "the training split", "validation": prepared.description.held_out}
     if args.load_best_model_at_end and results["best_epoch"] is not None:
@@ -117,16 +137,16 @@ def write_model_card(
     seconds: float,
     license: str = "unknown",
     modules: Sequence[str] = (),
-) -> ModelCard:
-    """Write the model card, `README.md`, to the folder of a model.
+) -> None:
+    """Write the model card, `README.md`, to the folder of a model, without access tokens and absolute paths.
 
     The `headline` metrics, without `eval_`, become the card's `model-index` entries, and `modules` are those that
     define its head and backbone, if this library does not.
     """
-    dataset = description.dataset
+    dataset = Path(description.dataset)
     try:
-        validate_repo_id(dataset)
-        is_on_hub = dataset not in BUNDLED and not Path(dataset).exists()
+        validate_repo_id(description.dataset)
+        is_on_hub = description.dataset not in BUNDLED and not dataset.exists()
     except HFValidationError:
         is_on_hub = False
     data = ModelCardData(
@@ -134,13 +154,13 @@ def write_model_card(
         license=license,
         pipeline_tag=pipeline_tag,
         tags=["hf_sphere", "hypersphere", *description.tags],
-        datasets=[dataset] if is_on_hub else None,
+        datasets=[description.dataset] if is_on_hub else None,
         model_name=description.title,
         eval_results=[
             EvalResult(
                 task_type=pipeline_tag or "other",
-                dataset_type=Path(dataset).name if Path(dataset).exists() else dataset,
-                dataset_name=Path(dataset).name,
+                dataset_type=dataset.name if dataset.exists() else description.dataset,
+                dataset_name=dataset.name,
                 dataset_split=eval_split,
                 metric_type=name,
                 metric_value=round(metrics[f"eval_{name}"], 6),
@@ -148,8 +168,8 @@ def write_model_card(
             for name in headline
         ],
     )
-    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} ({platform.machine()})"
     packages = ("hf_sphere", "torch", "transformers", *description.packages)
+    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} ({platform.machine()})"
     card = ModelCard.from_template(
         data,
         template_path=str(TEMPLATE),
@@ -169,18 +189,16 @@ def write_model_card(
         hardware=hardware,
         duration=f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min",
     )
-    with atomic_file(folder / CARD_FILE) as unfinished:
-        card.save(unfinished)
-    write_eval_results(folder, (data.eval_results or []) if data.datasets else [])
-    return card
+    write_text(folder / CARD_FILE, hide_private(card.content))
+    write_eval_results(folder, (data.eval_results or []) if is_on_hub else [])
 
 
 def write_rejection(card: Path, rejection: str) -> None:
     """Describe the rejection of unknown images in the table of a card's model, instead of an earlier one."""
     text = re.sub(r"^\| unknown images \|.*\n", "", card.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    head, table, rows = text.partition("## Model\n\n| | |\n|---|---|\n")
+    table = "## Model\n\n| | |\n|---|---|\n"
     row = f"| unknown images | `output.known` and `output.p_value`, in eval mode: {rejection} |\n"
-    write_text(card, f"{head}{table}{row * bool(table)}{rows}")
+    write_text(card, text.replace(table, table + row, 1))
 
 
 def write_eval_results(folder: Path, results: Sequence[EvalResult]) -> None:
@@ -190,10 +208,9 @@ def write_eval_results(folder: Path, results: Sequence[EvalResult]) -> None:
         for r in results
     ]
     path = folder / EVAL_RESULTS_FOLDER / "results.yaml"
+    path.unlink(missing_ok=True)
     if entries:
         write_text(path, yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False))
-    else:
-        path.unlink(missing_ok=True)
 
 
 def on_one_line(value: Any) -> str:
@@ -202,12 +219,51 @@ def on_one_line(value: Any) -> str:
 
 
 def wrap_command(command: Sequence[str]) -> str:
-    """Quote a command for the shell and break it before its options; a word with a line break stays on one line."""
-    lines: list[list[str]] = [[]]
-    for word in command:
-        escaped = word.encode("unicode_escape").decode().replace("'", r"\'")
-        quoted = shlex.quote(word) if word.isprintable() else f"$'{escaped}'"
-        if quoted.startswith("--") and lines[0]:
-            lines.append([])
-        lines[-1].append(quoted)
-    return " \\\n    ".join(map(" ".join, lines))
+    """Quote a command for the shell, and break it before its options."""
+    words = map(shlex.quote, command)
+    return "".join(f" \\\n    {word}" if word.startswith("--") else f" {word}" for word in words).lstrip()
+
+
+def split_files(folder: Path) -> tuple[list[Path], list[str]]:
+    """Return the files of a folder that belong to a model, to be uploaded, and the names of what stays."""
+    files = sorted(path for pattern in PUBLIC_FILES for path in folder.glob(pattern) if path.is_file())
+    uploaded = {path.relative_to(folder).parts[0] for path in files}
+    return files, sorted({path.name for path in folder.iterdir()} - uploaded)
+
+
+def upload(folder: Path, repo_id: str, *, private: bool | None = None) -> str:
+    """Upload the files of a model in one commit; the code of its card then loads it from the Hub.
+
+    The repository is created if there is none, `private` or by default as its owner has set. Its name is returned with
+    that of the owner. Credentials or local paths in a text are a `ValueError` that lists them, and all errors of the
+    Hub are a `ConnectionError`.
+    """
+    files, _ = split_files(folder)
+    texts = {
+        file: file.read_text(encoding="utf-8", errors="replace") for file in files if file.suffix != ".safetensors"
+    }
+    private_texts = [
+        f"{file.relative_to(folder)}, line {line}: {what}"
+        for file, text in texts.items()
+        for line, what in find_private(text, paths=file.name not in _VOCABULARIES)
+    ]
+    if private_texts:
+        what = f"{folder} has what must not be public: {'; '.join(private_texts[:20])}"
+        raise ValueError(f"{what}. Nothing was uploaded; remove it, and publish the folder by hf-sphere publish.")
+    hub = HfApi()
+    try:
+        repo_id = hub.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        card = {folder / CARD_FILE: rename_model(texts[folder / CARD_FILE], repo_id).encode()}
+        operations = [CommitOperationAdd(str(f.relative_to(folder)), card.get(f, f)) for f in files]
+        hub.create_commit(repo_id, operations, commit_message="Upload trained model")
+    except Exception as error:  # huggingface_hub also raises the errors of its HTTP library
+        again = f"hf-sphere publish {shlex.quote(str(folder))} --repo_id {repo_id}"
+        problem = f"the upload failed: {error_text(error).rstrip('.')}. Log in with hf auth login, or set HF_TOKEN"
+        raise ConnectionError(f"{problem}; to try again: {again}") from error
+    return repo_id
+
+
+def rename_model(card: str, name: str) -> str:
+    """Return the text of a card whose code loads the model by another name."""
+    model = re.search(r'\bmodel(?:_id)? ?= ?("[^"\n]+")', card)
+    return card.replace(model[1], json.dumps(name)) if model else card

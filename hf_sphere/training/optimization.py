@@ -26,31 +26,29 @@ def optimizer_from_arguments(
     model: nn.Module, args: RecipeArguments, batch: Mapping[str, Any] | None = None
 ) -> torch.optim.Optimizer:
     """Build the optimizer of the arguments; see `hf_sphere.optim.build_optimizer`."""
-    arguments = {
-        "lr": args.learning_rate,
-        "weight_decay": args.weight_decay,
-        "momentum": args.momentum,
-        "betas": (args.adam_beta1, args.adam_beta2),
-        "eps": args.adam_epsilon,
-        "adamw_lr_scale": args.adamw_lr_scale,
-        "hyperball_on": args.hyperball_on,
-        **({"nesterov": args.nesterov} if args.optim == "sgd" else {}),
-    }
-    valid = option_defaults(args.optim)
+    options = {name: getattr(args, name) for name in ("weight_decay", "momentum", *_OF_SOME)}
+    options |= {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
+    options = {name: value for name, value in options.items() if name in _options_of(args.optim)}
     scales = None if args.layer_decay is None else _layer_scales(model, args.layer_decay)
-    options = {name: value for name, value in arguments.items() if name in valid}
     return build_optimizer(model, args.optim, batch, lr_scales=scales, **options)
+
+
+_OF_SOME = ("nesterov", "adamw_lr_scale", "hyperball_on")
+
+
+def _options_of(optim: str) -> set[str]:
+    return {*option_defaults(optim)} - ({"nesterov"} if optim != "sgd" else set())
 
 
 def check_optimizer_arguments(args: RecipeArguments) -> None:
     """Raise an error for arguments of other optimizers that have other values than by default."""
-    used = option_defaults(args.optim).keys() - ({"nesterov"} if args.optim != "sgd" else set())
-    options = {name: name for name in ("momentum", "nesterov", "adamw_lr_scale", "hyperball_on")}
+    options = {name: name for name in ("momentum", *_OF_SOME)}
     for name, option in {**options, "adam_beta1": "betas", "adam_beta2": "betas", "adam_epsilon": "eps"}.items():
-        default = getattr(RecipeArguments, name)
-        if option not in used and getattr(args, name) != default:
-            effect = f"{name} {getattr(args, name)} has no effect with optim {args.optim}"
-            raise ValueError(f"{effect}; leave it out, or set it to {default} if it is in a configuration.")
+        default, value = getattr(RecipeArguments, name), getattr(args, name)
+        if option not in _options_of(args.optim) and value != default:
+            raise ValueError(
+                f"{name} {value} has no effect with optim {args.optim}; leave it out, or set it to {default}."
+            )
 
 
 def _layer_scales(model: Any, layer_decay: float) -> dict[str, float]:
@@ -59,10 +57,11 @@ def _layer_scales(model: Any, layer_decay: float) -> dict[str, float]:
     Reference:
         Bao, Dong, Piao and Wei, "BEiT: BERT pre-training of image transformers", ICLR 2022.
     """
+    from timm.optim import param_groups_layer_decay
+
     backbone = getattr(getattr(model, "base_model", None), "backbone", None)
     if backbone is None:
         raise ValueError(f"layer_decay {layer_decay} is for image models with a backbone; leave it out.")
-    from timm.optim import param_groups_layer_decay
 
     groups = param_groups_layer_decay(backbone, layer_decay=layer_decay)
     scales = {parameter: group["lr_scale"] for group in groups for parameter in group["params"]}
@@ -128,30 +127,20 @@ def total_norm(model: nn.Module, *, of_gradients: bool = False) -> Tensor:
 
 
 def check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-    """Check a state before an optimizer loads it; a pre-hook of `Optimizer.load_state_dict`.
+    """Raise an error for a state of other shapes before an optimizer loads it: torch's fused kernels do not check them.
 
-    The fused kernels of torch check neither shapes nor strides, and write beyond a tensor that is too small. Tensors
-    are copied if their strides are not those of the parameter; the error of one that does not fit has both names.
+    A pre-hook of `Optimizer.load_state_dict`.
     """
     indices = [index for group in state_dict["param_groups"] for index in group["params"]]
-    owners = [(group, n, parameter) for group in optimizer.param_groups for n, parameter in enumerate(group["params"])]
-    for index, (group, position, parameter) in zip(indices, owners, strict=False):  # torch compares the groups
-        state = state_dict["state"].get(index, {})
-        for key, value in state.items():
-            name = group["param_names"][position] if group.get("param_names") else f"parameter {index}"
-            # The momentum of SGD before its first step; the norm that a weight keeps.
-            if value is None or (key == "radius" and isinstance(value, float)):
+    owners = [(group, parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    for index, (group, parameter) in zip(indices, owners, strict=False):  # torch compares the groups
+        for key, value in state_dict["state"].get(index, {}).items():
+            if key == "step" or not isinstance(value, Tensor):
                 continue
-            if not isinstance(value, Tensor):
-                raise ValueError(f"{key} of {name} in the optimizer state is no tensor but {value!r:.50}")
-            like = parameter
-            if isinstance(optimizer, SphereOptimizer) and key != "step":
-                like = optimizer.initial_state(key, parameter, group)
-            shape, dtypes = ([], [torch.float32, torch.float64]) if key == "step" else ([*like.shape], [like.dtype])
-            if [*value.shape] != shape or value.dtype not in dtypes:
+            is_ours = isinstance(optimizer, SphereOptimizer)
+            like = optimizer.initial_state(key, parameter, group) if is_ours else parameter
+            if (value.shape, value.dtype) != (like.shape, like.dtype):
                 raise ValueError(
-                    f"{key} of {name} in the optimizer state is {value.dtype} of shape {[*value.shape]}, which does "
-                    f"not fit the parameter: {dtypes[0]} of shape {shape} expected"
+                    f"{key} in the optimizer state is {value.dtype} of shape {[*value.shape]}, which does not fit the "
+                    f"parameter: {like.dtype} of shape {[*like.shape]} expected"
                 )
-            if value.shape == parameter.shape and value.stride() != parameter.stride():
-                state[key] = torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)

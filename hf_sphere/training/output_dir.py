@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +23,16 @@ MODEL_FILES = ("config.json", "model.safetensors", "model.safetensors.index.json
 
 def list_checkpoints(output_dir: Path) -> list[Path]:
     """Return the complete checkpoints of a run, oldest first."""
-    return [path for path in checkpoint_folders(output_dir) if (path / files.MANIFEST_FILE).is_file()]
-
-
-def checkpoint_folders(output_dir: Path) -> list[Path]:
-    """Return the folders with the name of a checkpoint, sorted by step, whether complete or not."""
-    folders: dict[int, Path] = {}
-    for path in output_dir.glob(f"{CHECKPOINT_PREFIX}*"):
-        step = path.name.removeprefix(CHECKPOINT_PREFIX)
-        if step.isdigit() and path.is_dir():
-            folders[int(step)] = path
-    return [folders[step] for step in sorted(folders)]
+    steps = {path: path.name.removeprefix(CHECKPOINT_PREFIX) for path in output_dir.glob(f"{CHECKPOINT_PREFIX}*")}
+    complete = [path for path, step in steps.items() if step.isdigit() and (path / files.MANIFEST_FILE).is_file()]
+    return sorted(complete, key=lambda path: int(steps[path]))
 
 
 @contextmanager
 def locked(output_dir: Path) -> Iterator[None]:
-    """Create and lock a directory, see `hf_sphere.utils.locks`; one that another process has locked is an error."""
+    """Create and lock a directory; one that another process has locked is a `FileExistsError`."""
     output_dir.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(locked_file(output_dir.resolve() / LOCK_FILE, output_dir, wait=False))
-        except FileExistsError as error:
-            raise FileExistsError(f"{error} Wait for its end, or choose another --output_dir.") from error
+    with locked_file(output_dir.resolve() / LOCK_FILE, output_dir, wait=False):
         yield
 
 
@@ -53,27 +41,23 @@ def check_output_dir(output_dir: Path, *, overwrite: bool, resume: bool, recipe:
 
     Hidden files are ignored. Arguments and errors are those of `prepare_output_dir`.
     """
-    _check_directory(output_dir)
-    if overwrite or not output_dir.is_dir():
+    files.check_writable(output_dir / RUN_FILE, is_folder=False)
+    traces, options = _traces_of_a_run(output_dir), "Choose another --output_dir, or replace it"
+    if overwrite:
         return
-    traces = _traces_of_a_run(output_dir)
     if traces and not resume:
         raise FileExistsError(
-            f"{output_dir} already contains a run ({traces[0].name}). Choose another --output_dir, resume it with "
-            "--resume_from_checkpoint latest, or replace it with --overwrite_output_dir."
+            f"{output_dir} already contains a run ({traces[0].name}). {options} with --overwrite_output_dir, or resume "
+            "it with --resume_from_checkpoint latest."
         )
     before = read_settings(output_dir)
     if before is not None and before.get("recipe") != recipe:
-        raise FileExistsError(
-            f"{output_dir} contains a run of {command_of(before.get('recipe'))}, which {command_of(recipe)} does not "
-            "resume. Choose another --output_dir, or replace it with --overwrite_output_dir."
-        )
-    foreign = sorted(p.name for p in files.list_folder(output_dir) if not p.name.startswith(".") and p not in traces)
-    if foreign and before is None:
-        raise FileExistsError(
-            f"{output_dir} contains files that no run wrote ({foreign[0]}). Choose another --output_dir, or "
-            "let the run replace files of the same name with --overwrite_output_dir."
-        )
+        whose = f"a run of {command_of(before.get('recipe'))}, which {command_of(recipe)} does not resume"
+        raise FileExistsError(f"{output_dir} contains {whose}. {options} with --overwrite_output_dir.")
+    others = [p.name for p in files.list_folder(output_dir) if not p.name.startswith(".") and p not in traces]
+    if others and before is None:
+        what = f"files that no run wrote ({min(others)})"
+        raise FileExistsError(f"{output_dir} contains {what}. {options} with --overwrite_output_dir.")
 
 
 def prepare_output_dir(output_dir: Path, *, overwrite: bool, resume: bool, recipe: str | None = None) -> None:
@@ -91,12 +75,11 @@ def prepare_output_dir(output_dir: Path, *, overwrite: bool, resume: bool, recip
         ValueError: If the settings of the run to resume are damaged.
     """
     check_output_dir(output_dir, overwrite=overwrite, resume=resume, recipe=recipe)
-    for folder in (output_dir, output_dir / files.SNAPSHOT_FOLDER, output_dir / BEST_FOLDER):
-        for leftover in folder.glob(f"*{files.UNFINISHED}"):  # of a run that was killed
-            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-    for path in [] if resume else _traces_of_a_run(output_dir):
-        files.remove_folder(path) if path.is_dir() else path.unlink()
     output_dir.mkdir(parents=True, exist_ok=True)
+    folders = (output_dir, output_dir / files.SNAPSHOT_FOLDER, output_dir / BEST_FOLDER)
+    leftovers = [path for folder in folders for path in folder.glob(f"*{files.UNFINISHED}")]  # of a killed run
+    for path in [*leftovers, *([] if resume else _traces_of_a_run(output_dir))]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def read_settings(output_dir: Path) -> dict[str, Any] | None:
@@ -104,10 +87,7 @@ def read_settings(output_dir: Path) -> dict[str, Any] | None:
     path, local = output_dir / RUN_FILE, output_dir / LOCAL_PATHS_FILE
     if not path.is_file():
         return None
-    try:
-        return files.read_json(path) | (files.read_json(local) if local.is_file() else {})
-    except ValueError as error:
-        raise ValueError(f"{error} Restore it, or pass --overwrite_output_dir.") from error
+    return files.read_json(path) | (files.read_json(local) if local.is_file() else {})
 
 
 def write_settings(output_dir: Path, settings: Mapping[str, Any]) -> None:
@@ -115,21 +95,19 @@ def write_settings(output_dir: Path, settings: Mapping[str, Any]) -> None:
     settings = hide_tokens(json.loads(json.dumps(settings, default=str)))
     public = hide_private(settings)
     files.write_json(output_dir / RUN_FILE, public)
+    (output_dir / LOCAL_PATHS_FILE).unlink(missing_ok=True)
     if paths := {name: value for name, value in settings.items() if public[name] != value}:
         files.write_json(output_dir / LOCAL_PATHS_FILE, paths)
-    else:
-        (output_dir / LOCAL_PATHS_FILE).unlink(missing_ok=True)
 
 
 def check_results_dir(output_dir: Path, *, overwrite: bool, resume: bool = False) -> None:
     """Raise an error if a directory has a model, a training run, or results that must not be replaced."""
-    _check_directory(output_dir)
-    results = (RUN_FILE, RESULTS_FILE)
-    held = [path.name for path in _traces_of_a_run(output_dir) if path.name not in results]
-    held += [name for name in MODEL_FILES if (output_dir / name).exists()]
-    if held:
+    files.check_writable(output_dir / RUN_FILE, is_folder=False)
+    results = [output_dir / RUN_FILE, output_dir / RESULTS_FILE]
+    models = [path for name in MODEL_FILES if (path := output_dir / name).exists()]
+    if held := [path.name for path in [*_traces_of_a_run(output_dir), *models] if path not in results]:
         raise FileExistsError(f"{output_dir} contains a model or a run ({held[0]}); choose another --output_dir.")
-    if not overwrite and not resume and any((output_dir / name).exists() for name in results):
+    if not overwrite and not resume and any(path.exists() for path in results):
         raise FileExistsError(f"{output_dir} already contains results. Choose another, or pass --overwrite_output_dir.")
 
 
@@ -141,9 +119,8 @@ def results_dir(output_dir: Path, names: Collection[str], *, overwrite: bool, re
     """
     with locked(output_dir):
         check_results_dir(output_dir, overwrite=overwrite, resume=resume)
-        if overwrite and not resume:
-            for name in names:
-                (output_dir / name).unlink(missing_ok=True)
+        for name in names if overwrite and not resume else ():
+            (output_dir / name).unlink(missing_ok=True)
         yield
 
 
@@ -161,13 +138,10 @@ def can_resume_results(
 
     Those with other settings are an error, unless they are to be replaced. No result depends on the `ignored` settings.
     """
-    _check_directory(output_dir)
     if overwrite or not any((output_dir / name).exists() for name in (RUN_FILE, RESULTS_FILE)):
         return False
-    before = read_settings(output_dir) or {}
-    now = json.loads(json.dumps({name: value for name, value in settings.items() if name not in ignored}))
-    changed = [name for name, value in now.items() if name not in before or before[name] != value]
-    if changed:
+    before, now = read_settings(output_dir) or {}, json.loads(json.dumps(settings))
+    if changed := [name for name in now if name not in ignored and before.get(name, before) != now[name]]:
         raise FileExistsError(
             f"{output_dir} contains another run, which differs in {', '.join(changed[:5])}. Choose another "
             "--output_dir, or replace it with --overwrite_output_dir."
@@ -175,13 +149,7 @@ def can_resume_results(
     return True
 
 
-def _check_directory(output_dir: Path) -> None:
-    if output_dir.exists() and not output_dir.is_dir():
-        raise FileExistsError(f"{output_dir} is a file, not a directory; choose another --output_dir.")
-    files.check_writable(output_dir / RUN_FILE, is_folder=False)
-
-
 def _traces_of_a_run(output_dir: Path) -> list[Path]:
-    """Return the files and folders of a run in a directory."""
     names = (RUN_FILE, RESULTS_FILE, files.RECORD_FILE, BEST_FOLDER, files.SNAPSHOT_FOLDER)
-    return [*checkpoint_folders(output_dir), *filter(Path.exists, map(output_dir.joinpath, names))]
+    checkpoints = sorted(path for path in output_dir.glob(f"{CHECKPOINT_PREFIX}[0-9]*") if path.is_dir())
+    return [*checkpoints, *filter(Path.exists, map(output_dir.joinpath, names))]

@@ -26,18 +26,17 @@ def find_head(model: nn.Module, option: str) -> Head:
     return heads[0]
 
 
-def add_supcon(model: nn.Module, weight: float, *, mixes: bool = False) -> None:
+def add_supcon(model: nn.Module, weight: float) -> None:
     """Add SupConLoss of the embeddings, times a weight, to the loss of the head of a model in training."""
-    loss, message = SupConLoss(), "supcon_weight has no loss of mixed images; leave out mixup and cutmix."
+    supcon = SupConLoss()
 
     def add(head: Any, inputs: Any, options: Any, output: Any) -> Any:
-        is_used = head.training and output.loss is not None
-        if is_used and "mixed_labels" in options:
-            raise ValueError(message)
-        return replace(output, loss=output.loss + weight * loss(output.embeddings, inputs[1])) if is_used else output
+        if not head.training or output.loss is None:
+            return output
+        if "mixed_labels" in options:
+            raise ValueError("supcon_weight has no loss of mixed images; leave out mixup and cutmix.")
+        return replace(output, loss=output.loss + weight * supcon(output.embeddings, inputs[1]))
 
-    if mixes:
-        raise ValueError(message)
     if loss_is_sum(model):
         raise ValueError("supcon_weight is for a mean loss; leave out the loss_reduction sum.")
     find_head(model, "supcon_weight").register_forward_hook(add, with_kwargs=True)

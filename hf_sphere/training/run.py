@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -21,22 +22,12 @@ from hf_sphere.nn.heads.mixins import class_shards
 from hf_sphere.training import checkpoints, output_dir
 from hf_sphere.training.arguments import RecipeArguments
 from hf_sphere.training.class_shards import gather_classes
-from hf_sphere.training.errors import CheckpointError
 from hf_sphere.training.evaluation import evaluate
 from hf_sphere.training.loop import TrainingLoop
 from hf_sphere.training.model_card import Command, publish
 from hf_sphere.training.optimization import check_optimizer_arguments
 from hf_sphere.training.tasks import Prepared, Task
-from hf_sphere.utils.files import (
-    REPLACED,
-    SNAPSHOT_FOLDER,
-    find_damage,
-    read_json,
-    remove_folder,
-    restore_folder,
-    write_json,
-    write_manifest,
-)
+from hf_sphere.utils.files import SNAPSHOT_FOLDER, find_damage, read_json, write_json, write_manifest
 from hf_sphere.utils.loading import load_model
 from hf_sphere.utils.privacy import hide_private
 from hf_sphere.utils.texts import INTERVAL, show_metrics
@@ -51,15 +42,6 @@ _FREE_TO_CHANGE = {
     *("diagnostics_steps", "preprocessing_num_workers", "snapshot_epochs", "snapshot_until"),
     *("test_time_flips", "calibrate", "reject", "fit_spherization", "license"),
 }
-
-_OF_THE_MODEL = {
-    *("backbone", "backbone_kwargs", "embedding_dim", "head", "head_kwargs", "metric", "spherization", "spherized"),
-    *("spherization_kwargs", "spherized_layers", "temperature", "prototypes_file", "value_range", "tokenizer_name"),
-    *("image_size", "num_channels", "final_activation"),
-}
-"""Settings that define the model."""
-
-_SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED)
 
 
 class Run(ExitStack):
@@ -110,14 +92,12 @@ class Run(ExitStack):
         }
 
     def prepare_output_dir(self) -> None:
-        """Create the output directory, replacing its contents if requested.
+        """Create the output directory, replacing its contents if requested, and lock it until the end of the run.
 
-        Called after data and model have been loaded, so that a run that fails to start replaces nothing. The directory
-        is locked until the end of the run.
+        Called after data and model have been loaded, so that a run that fails to start replaces nothing.
 
         Raises:
             FileExistsError: If the directory must not be replaced, or another run has locked it.
-            ValueError: If the run to resume has another model.
         """
         resume, overwrite = self.args.resume_from_checkpoint is not None, self.args.overwrite_output_dir
         if self.accelerator.is_main_process:
@@ -125,14 +105,8 @@ class Run(ExitStack):
             output_dir.prepare_output_dir(self.output_dir, overwrite=overwrite, resume=resume, recipe=self.recipe)
             before = (output_dir.read_settings(self.output_dir) or {}) if resume and not overwrite else {}
             now = json.loads(json.dumps(self.settings, default=str))
-            changed = [k for k in now if k in before and before[k] != now[k] and k not in _FREE_TO_CHANGE]
-            of_the_model = [k for k in changed if k in _OF_THE_MODEL]
-            self._changes = ", ".join(f"{k} ({before[k]} -> {now[k]})" for k in of_the_model or changed)
-            if of_the_model:
-                raise ValueError(
-                    f"the run to resume has another model; changed are: {self._changes}. Repeat its settings, or "
-                    "choose another --output_dir."
-                )
+            changed = [k for k in now if before.get(k, now[k]) != now[k] and k not in _FREE_TO_CHANGE]
+            self._changes = ", ".join(f"{k} ({before[k]} -> {now[k]})" for k in changed)
         self.accelerator.wait_for_everyone()
 
     def write_settings(self, *, is_finished: bool = False) -> None:
@@ -177,10 +151,8 @@ def start_run(args: RecipeArguments, *others: Any, recipe: str | None = None) ->
     check_optimizer_arguments(args)
     absent = set(LoggerType.list()) - set(map(str, tracking.get_available_trackers())) - {"all"}
     if missing := [name for name in args.report_to or [] if name in absent]:  # Accelerate would skip them
-        raise ImportError(
-            f"the package of tracker {', '.join(missing)} is not installed: pip install {' '.join(missing)} "
-            "(tensorboard comes with 'hf_sphere[trackers]')."
-        )
+        names = " ".join(missing)
+        raise ImportError(f"the package of tracker {names} is not installed: pip install {names}.")
     # Weights that decay towards zero become denormal, and CPUs are much slower with these. Set before torch starts its
     # threads, which inherit it.
     torch.set_flush_denormal(True)
@@ -208,36 +180,28 @@ def start_run(args: RecipeArguments, *others: Any, recipe: str | None = None) ->
     set_seed(args.seed)
     if args.push_to_hub or args.hub_model_id is not None:
         validate_repo_id(args.hub_model_id or Path(args.output_dir).name)
-    shard_classes = options.get("shard_classes", False)
-    if shard_classes or accelerator.distributed_type in _SHARDED:
-        _check_sharding(accelerator, args, shard_classes=shard_classes)
+    if unsupported := _unsupported(accelerator, args, shard_classes=options.get("shard_classes", False)):
+        kind = "shard_classes" if options.get("shard_classes") else accelerator.distributed_type.value
+        raise ValueError(f"{' and '.join(unsupported)} cannot be combined with {kind}; leave it out or use DDP.")
     folder, resume = Path(args.output_dir), args.resume_from_checkpoint
     output_dir.check_output_dir(folder, overwrite=args.overwrite_output_dir, resume=resume is not None, recipe=recipe)
-    if accelerator.is_main_process and folder.is_dir():
-        with output_dir.locked(folder):
-            for replaced in folder.glob(f".{output_dir.CHECKPOINT_PREFIX}*{REPLACED}"):
-                restore_folder(folder / replaced.name.removeprefix(".").removesuffix(REPLACED))
-    accelerator.wait_for_everyone()
     if resume is not None:
         checkpoints.find_checkpoint(resume, folder)
     return Run(args, accelerator, *others, recipe=recipe)
 
 
-def _check_sharding(accelerator: Accelerator, args: RecipeArguments, *, shard_classes: bool) -> None:
-    """Raise an error for arguments that the loop does not support on a sharded model."""
-    used: dict[str, bool] = {}
-    if accelerator.distributed_type == DistributedType.FSDP or shard_classes:
-        used = {"ema_decay": args.ema_decay is not None, "load_best_model_at_end": args.load_best_model_at_end}
-        used |= {name: getattr(args, name) is not None for name in ("snapshot_epochs", "snapshot_until")}
-    elif accelerator.distributed_type == DistributedType.DEEPSPEED:  # its engine takes a step after each backward pass
-        used = {"gradient_accumulation_steps": args.gradient_accumulation_steps > 1}
-        used |= {"max_grad_norm": args.max_grad_norm is not None}
-    if shard_classes:  # each process would choose another scale of its loss
-        used["fp16"] = accelerator.mixed_precision == "fp16"
-        used[accelerator.distributed_type.value] = accelerator.distributed_type in _SHARDED
-    if unsupported := [name for name, is_used in used.items() if is_used]:
-        kind = "shard_classes" if shard_classes else accelerator.distributed_type.value
-        raise ValueError(f"{' and '.join(unsupported)} cannot be combined with {kind}; leave it out or use DDP.")
+def _unsupported(accelerator: Accelerator, args: RecipeArguments, *, shard_classes: bool) -> list[str]:
+    """Return the arguments in use that the loop does not support on a sharded model."""
+    kind, names, used = accelerator.distributed_type, list[str](), list[str]()
+    if kind == DistributedType.FSDP or shard_classes:
+        names = ["ema_decay", "load_best_model_at_end", "snapshot_epochs", "snapshot_until"]
+    elif kind == DistributedType.DEEPSPEED:  # its engine takes a step after each backward pass
+        names = ["max_grad_norm"]
+        used += ["gradient_accumulation_steps"] * (args.gradient_accumulation_steps > 1)
+    if shard_classes:  # with fp16, each process would choose another scale of its loss
+        used += ["fp16"] * (accelerator.mixed_precision == "fp16")
+        used += [kind.value] * (kind in (DistributedType.FSDP, DistributedType.DEEPSPEED))
+    return used + [name for name in names if getattr(args, name)]
 
 
 def run_training(task: Task, arguments: Sequence[Any], command: Command) -> None:
@@ -294,13 +258,14 @@ def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) ->
     info = {"model": description.title, "dataset": description.dataset, "seed": str(args.seed)}
     snapshots = checkpoints.Snapshots(run.output_dir / SNAPSHOT_FOLDER, args.snapshot_epochs, args.snapshot_until, info)
     split, prefix = (data.evaluation, "eval") if data.validation is None else (data.validation, "validation")
+    loads_best, is_main = args.load_best_model_at_end, run.accelerator.is_main_process
     loop = TrainingLoop(
         prepared.model,
         data.train,
         args,
         run.accelerator,
         evaluate=lambda model: _evaluate(run, prepared, model, split, prefix),
-        save_best=(lambda model: _save(run, prepared, model, loop.state)) if args.load_best_model_at_end else None,
+        save_best=(lambda model: _save(run, prepared, model, loop.state)) if loads_best else None,
         measure=prepared.measure,
         derive=prepared.derive,
         before_epoch=prepared.before_epoch,
@@ -308,33 +273,25 @@ def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) ->
         metric=metric,
         higher_is_better=higher_is_better,
     )
-    if args.load_best_model_at_end:
-        _check_best(run, loop.state)
-        saved, best = run.best_dir / checkpoints.STATE_FILE, loop.state.best_epoch
-        if best is not None and saved.is_file() and read_json(saved)["best_epoch"] != best:  # of a later checkpoint
-            logger.warning("The best epoch is chosen among the coming ones; %s has the model of another.", run.best_dir)
-            loop.state.best_metric = loop.state.best_epoch = None
+    best = run.best_dir / checkpoints.STATE_FILE
+    if loads_best and (not best.is_file() or read_json(best)["best_epoch"] != loop.state.best_epoch):
+        if loop.state.best_epoch is not None:
+            logger.warning("The best epoch is chosen among the coming ones; %s has not that so far.", run.best_dir)
+        loop.state.best_metric = loop.state.best_epoch = None
     run.write_settings(is_finished=loop.is_finished)
-    if prepared.record is not None and run.accelerator.is_main_process:  # now, for a resumed run
+    if prepared.record is not None and is_main:  # now, for a resumed run
         prepared.record.save(run.output_dir)
-    if not args.load_best_model_at_end and run.accelerator.is_main_process and run.best_dir.exists():
-        remove_folder(run.best_dir)  # of an earlier part of the run; there may be a better epoch in this one
+    if not loads_best and is_main:  # of an earlier part of the run; there may be a better epoch in this one
+        shutil.rmtree(run.best_dir, ignore_errors=True)
     snapshots.remove_after(loop.state.epoch)
     state, model = loop.run(), loop.trained_model
     if state.batch == 0:  # training may have ended in the middle of an epoch
         snapshots.save(model, state.epoch, is_last=True)
-    if args.load_best_model_at_end and state.best_epoch is not None:
-        _check_best(run, state)
+    if loads_best and state.best_epoch is not None:
+        if damage := find_damage(run.best_dir):
+            raise checkpoints.CheckpointError(f"cannot load the best model in {run.best_dir}: {damage}")
         model.load_state_dict(load_model(type(model), run.best_dir).state_dict())
     return model, state
-
-
-def _check_best(run: Run, state: checkpoints.RunState) -> None:
-    """Raise an error if the model of the best epoch so far was not saved, or is damaged."""
-    if state.best_epoch is not None and (damage := find_damage(run.best_dir)):
-        raise CheckpointError(
-            f"cannot load the best model in {run.best_dir}: {damage}. Leave out load_best_model_at_end to use the last."
-        )
 
 
 def _save(run: Run, prepared: Prepared, model: Any, best: checkpoints.RunState | None = None) -> None:

@@ -143,9 +143,8 @@ def _check_settings(args: Any, model: nn.Module) -> None:
         )
     if PartialState().num_processes > 1 and class_shards(model):
         raise ValueError("the Trainer would save only the class vectors of the first process; leave out shard_classes.")
-    if PartialState().distributed_type not in (DistributedType.FSDP, DistributedType.DEEPSPEED):
-        return
-    if any(getattr(module, "needs_data_initialization", False) for module in model.modules()):
+    is_sharded = PartialState().distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED)
+    if is_sharded and any(getattr(module, "needs_data_initialization", False) for module in model.modules()):
         raise ValueError(
             "the model needs a data-dependent initialization, which must come before FSDP or DeepSpeed shards its "
             "weights: call hf_sphere.training.initialize_from_data(model, batches) before creating the Trainer."

@@ -36,7 +36,7 @@ from transformers import (
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionModel
 from hf_sphere.models.backbones import create_backbone
-from hf_sphere.models.pretrained_backbones import _has_class_token, pretrained_preprocessing, stage_parameters
+from hf_sphere.models.pretrained_backbones import _has_class_token, pretrained_preprocessing
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
 ENCODERS = {
@@ -172,12 +172,11 @@ class TestTransformers:
         with pytest.raises(ValueError, match=r"foreign.safetensors does not fit the backbone .* is missing"):
             SphereVisionModel(config, pretrained=str(tmp_path / "foreign.safetensors"))
 
-    def test_blocks_are_the_layers_to_decay_and_freeze(self, encoder):
+    def test_blocks_are_the_layers_to_decay(self, encoder):
         _, folder = encoder
         backbone = SphereVisionModel(SphereVisionConfig(backbone=folder, image_size=28)).backbone
         groups = timm.models.group_parameters(backbone, backbone.group_matcher(coarse=True))
         assert len(groups) == {"dinov2": 4, "vit": 4, "swin": 3, "convnext": 4}[backbone.encoder.config.model_type]
-        assert stage_parameters(backbone, 1) == {*groups[0], *groups[1]}
 
     @pytest.mark.parametrize(
         "model",
@@ -297,8 +296,6 @@ class TestWeightFiles:
         _, wide = weights("vit_tiny_patch16_224", img_size=32)
         with pytest.raises(ValueError, match=r"has the shape \(.*192.*\) instead of \(.*96"):
             create_backbone("vit_tiny_patch16_224", num_channels=3, image_size=32, pretrained=wide, embed_dim=96)
-        with pytest.raises(ValueError, match="freeze_stages must be at most 4 for this backbone; got 5"):
-            stage_parameters(timm.create_model("resnet10t", num_classes=0), 5)
 
 
 def test_preprocessing_of_a_timm_model_is_that_of_its_weights_and_of_our_backbones_unknown():

@@ -176,7 +176,7 @@ def test_label_smoothing_is_applied_to_the_loss_and_saved_with_the_model(finishe
 def uploads(monkeypatch) -> dict[str, dict[str, bytes]]:
     """The files that were uploaded, by repository."""
     files: dict[str, dict[str, bytes]] = {}
-    monkeypatch.setattr("hf_sphere.training.upload.HfApi", hub(files))
+    monkeypatch.setattr("hf_sphere.training.model_card.HfApi", hub(files))
     return files
 
 

@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from hf_sphere.training import CheckpointError, RunState, prepare_output_dir
+from hf_sphere.training import CheckpointError, RunState
 from hf_sphere.training.checkpoints import (
     check_can_be_saved,
     find_checkpoint,
@@ -100,23 +100,20 @@ def test_rotation_keeps_the_newest_checkpoints_and_the_one_just_written_despite_
     assert names(tmp_path) == ["checkpoint-15"]
 
 
-@pytest.mark.parametrize("step", [1, 4, None])
-def test_full_disk_leaves_only_the_earlier_checkpoints_unchanged_which_the_error_names(save, request, tmp_path, step):
-    before = contents(save(1, 3).parent) if step else {}
+@pytest.mark.parametrize("step", [1, 4])
+def test_full_disk_leaves_the_earlier_checkpoints_unchanged(save, request, tmp_path, step):
+    before = contents(save(1, 3).parent)
     request.getfixturevalue("full_disk")
-    with pytest.raises(CheckpointError) as failure:
-        save(step or 4, keep=1)
+    with pytest.raises(
+        CheckpointError, match=rf"could not write {tmp_path}/checkpoint-{step}; earlier .*No space left"
+    ):
+        save(step, keep=1)
     assert contents(tmp_path) == before
-    newest = f"The newest complete checkpoint is {tmp_path / 'checkpoint-3'}." if step else "no earlier checkpoint."
-    for text in (f"could not write {tmp_path / f'checkpoint-{step or 4}'}", "No space left on device", newest):
-        assert text in str(failure.value)
 
 
-def test_only_complete_checkpoints_are_listed_by_step_and_the_error_names_others(save, tmp_path):
-    with pytest.raises(CheckpointError, match=f"no checkpoint in {tmp_path} to resume from"):
-        find_checkpoint("latest", tmp_path)
+def test_only_complete_checkpoints_are_listed_by_step_and_the_error_names_them(save, tmp_path):
     (save(5) / "manifest.json").unlink()
-    with pytest.raises(CheckpointError, match=r"\(checkpoint-5: incomplete, since there is no manifest.json\)"):
+    with pytest.raises(CheckpointError, match=rf"latest is not a complete checkpoint .* there is none in {tmp_path}"):
         find_checkpoint("latest", tmp_path)
     (tmp_path / "checkpoint-3").touch()
     for name in (".checkpoint-2.unfinished", "checkpoint-best", "checkpoint-999"):
@@ -125,56 +122,28 @@ def test_only_complete_checkpoints_are_listed_by_step_and_the_error_names_others
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-9", "checkpoint-20", "checkpoint-100"]
     assert find_checkpoint("latest", tmp_path) == tmp_path / "checkpoint-100"
     assert find_checkpoint(str(tmp_path / "checkpoint-9"), tmp_path / "another run") == tmp_path / "checkpoint-9"
-    message = f"{tmp_path / 'checkpoint-8'} is not a complete checkpoint.*{tmp_path / 'checkpoint-9'}, "
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match=rf"checkpoint-8 is not a complete checkpoint.*{tmp_path}/checkpoint-9, "):
         find_checkpoint(str(tmp_path / "checkpoint-8"), tmp_path)
 
 
-def test_the_leftovers_of_a_killed_removal_are_no_checkpoint_and_are_removed_later(save, tmp_path, monkeypatch):
-    save(1)
-    with monkeypatch.context() as patch:
-        patch.setattr("shutil.rmtree", lambda folder, **options: None)  # killed before the first file is removed
-        save(2, keep=1)
-    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
-    prepare_output_dir(tmp_path, overwrite=False, resume=True)
-    assert names(tmp_path) == ["checkpoint-2"]
-
-
-FILES = ["model.safetensors", "optimizer.bin", "random_states_0.pkl", "trainer_state.json", "manifest.json"]
-
-
-def test_truncated_missing_or_damaged_files_are_reported_with_their_checkpoint_and_another(accelerator, save):
-    intact, damaged, checkpoint = save(1), save(2), save(3)
-    flip_bit(damaged / "model.safetensors")
-    for file in FILES:
+def test_missing_or_damaged_files_are_reported_with_their_checkpoint(accelerator, save):
+    checkpoint = save(3)
+    for file in ["model.safetensors", "optimizer.bin", "random_states_0.pkl", "trainer_state.json", "manifest.json"]:
         whole = (checkpoint / file).read_bytes()
         (checkpoint / file).write_bytes(whole[: len(whole) // 2])
         with pytest.raises(CheckpointError, match=f"cannot resume from {checkpoint}: {file} is"):
             load_checkpoint(accelerator, checkpoint)
-        (checkpoint / file).unlink()
-        with pytest.raises(CheckpointError, match=f"cannot resume from {checkpoint}: {file} is missing"):
-            load_checkpoint(accelerator, checkpoint)
         (checkpoint / file).write_bytes(whole)
-        if file == "manifest.json":
-            continue
-        flip_bit(checkpoint / file)
-        message = f"{file} is damaged: it does not match its checksum in manifest.json.*checkpoint: {intact}\\."
-        with pytest.raises(CheckpointError, match=message):
-            load_checkpoint(accelerator, checkpoint)
-        (checkpoint / file).write_bytes(whole)
+    flip_bit(checkpoint / "model.safetensors")
+    with pytest.raises(CheckpointError, match="model.safetensors is damaged: it does not match its checksum"):
+        load_checkpoint(accelerator, checkpoint)
+    flip_bit(checkpoint / "model.safetensors")
     other = Accelerator(cpu=True)
     other.prepare(torch.nn.Linear(2, 2))
     with pytest.raises(CheckpointError, match=f"cannot resume from {checkpoint}"):
         load_checkpoint(other, checkpoint)
-
-
-def test_weights_that_are_not_finite_and_states_that_json_cannot_hold_are_rejected(accelerator, save, tmp_path):
     with pytest.raises(CheckpointError, match="not JSON serializable"):
-        save_checkpoint(accelerator, tmp_path, RunState(best_metric=torch.tensor(0.5)), keep=1)
-    (model,) = accelerator._models
-    model.out.weight.data[0, 0] = float("nan")
-    with pytest.raises(CheckpointError, match="its weights are not finite"):
-        load_checkpoint(accelerator, save(1))
+        save_checkpoint(accelerator, checkpoint.parent, RunState(best_metric=torch.tensor(0.5)), keep=1)
 
 
 def test_averaged_weights_are_not_unpickled_as_code(accelerator, make_model, tmp_path):
@@ -195,7 +164,7 @@ def test_model_files_are_written_to_the_folder_and_a_failed_write_leaves_them_un
                 raise OSError(28, "No space left on device")
 
     write("old")
-    with pytest.raises(CheckpointError, match=r"No space left.*Earlier files are unchanged"):
+    with pytest.raises(CheckpointError, match="earlier files are unchanged: .*No space left"):
         write("new")
     assert contents(tmp_path) == {"model/a": b"old"}
 

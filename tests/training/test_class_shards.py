@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from two_processes import run_two
 
@@ -14,7 +14,7 @@ from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.data import ImagesInMemory
 from hf_sphere.nn import HEADS, build_head
 from hf_sphere.training import RecipeArguments, TrainingLoop, evaluate, gather_classes, initialize_from_data
-from hf_sphere.training.class_shards import _read_rows, _shard_files
+from hf_sphere.training.class_shards import _read_rows
 from hf_sphere.utils.options import keyword_options
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -117,28 +117,14 @@ def test_unfit_spreads_are_rejected_and_a_part_of_the_classes_is_not_saved_as_th
         model.save_pretrained(tmp_path)
 
 
-class TestCheckpointFiles:
-    @pytest.fixture
-    def rows(self, tmp_path) -> Tensor:
-        """Weights of five classes, written by three processes."""
-        weights = torch.randn(CLASSES, 4)
-        for number, (start, stop) in enumerate([(0, 1), (1, 3), (3, 5)]):
-            path = tmp_path / f"class_weights-{number:05d}-of-00003.safetensors"
-            save_file({"w:": weights[start:stop].clone()}, path, metadata={"w": f"{start} {stop} {CLASSES}"})
-        return weights
-
-    @pytest.mark.parametrize(("start", "stop"), [(0, 5), (0, 2), (2, 5), (1, 3), (4, 5)])
-    def test_any_range_of_classes_can_be_read(self, rows, tmp_path, start, stop):
-        found = _read_rows(_shard_files(tmp_path), "w", "", range(start, stop), CLASSES)
-        assert torch.equal(found, rows[start:stop])
-
-    def test_files_that_do_not_fit_are_named(self, rows, tmp_path):
-        with pytest.raises(ValueError, match=r"00000-of-00003[.]safetensors has 1 rows .* expected .* of 6"):
-            _read_rows(_shard_files(tmp_path), "w", "", range(6), 6)
-        path = tmp_path / "class_weights-00001-of-00003.safetensors"
-        save_file({"w:": load_file(path)["w:"][:1].clone()}, path, metadata={"w": f"1 3 {CLASSES}"})
-        with pytest.raises(ValueError, match=r"00001-of-00003[.]safetensors has 1 rows of w for the classes 1 to 2 of"):
-            _read_rows(_shard_files(tmp_path), "w", "", range(5), CLASSES)
-        path.unlink()
-        with pytest.raises(FileNotFoundError, match=r"class_weights-00001-of-00003[.]safetensors"):
-            _read_rows(_shard_files(tmp_path), "w", "", range(5), CLASSES)
+def test_any_range_of_classes_is_read_from_the_files_of_several_processes(tmp_path):
+    weights = torch.randn(CLASSES, 4)
+    for number, (start, stop) in enumerate([(0, 1), (1, 3), (3, 5)]):
+        path = tmp_path / f"class_weights-{number:05d}-of-00003.safetensors"
+        save_file({"w:": weights[start:stop].clone()}, path, metadata={"w": f"{start} {stop} {CLASSES}"})
+    for start, stop in [(0, 5), (0, 2), (2, 5), (1, 3), (4, 5)]:
+        assert torch.equal(_read_rows(tmp_path, "w", range(start, stop), CLASSES)[""], weights[start:stop])
+    with pytest.raises(ValueError, match=r"00000-of-00003[.]safetensors has w of 5 classes; expected 6"):
+        _read_rows(tmp_path, "w", range(6), 6)
+    with pytest.raises(ValueError, match="was written without shard_classes"):
+        _read_rows(tmp_path / "none", "w", range(5), CLASSES)

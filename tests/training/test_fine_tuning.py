@@ -51,19 +51,15 @@ def test_two_sources_of_weights_and_layer_decay_without_a_backbone_are_errors(ma
     assert (options.image_size, options.image_mean) == ([64], [0.5])
 
 
-def test_stages_are_frozen_in_all_epochs_and_the_backbone_in_the_linear_probe(model):
+def test_the_backbone_is_frozen_in_the_linear_probe(model):
     model = copy.deepcopy(model)
-    args = ModelArguments(freeze_stages=2, linear_probe_epochs=1)
+    args = ModelArguments(linear_probe_epochs=1)
     freeze(args, model, 0)
     model.train()
     assert [name for name, p in model.named_parameters() if p.requires_grad] == ["head.log_temperature", "head.weight"]
     assert not any(module.training for module in model.modules() if isinstance(module, nn.BatchNorm2d))
     freeze(args, model, 1)
-    model.train()
-    frozen = {name.split(".")[2] for name, p in model.named_parameters() if not p.requires_grad}
-    assert frozen == {"conv1", "bn1", "layer1", "layer2"}
-    backbone = model.base_model.backbone
-    assert [backbone.layer2[0].bn1.training, backbone.layer3[0].bn1.training] == [False, True]
+    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_a_probed_network_stays_as_it_is_until_it_is_trained(make_loop, make_model):

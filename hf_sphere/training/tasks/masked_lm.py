@@ -1,5 +1,6 @@
 """Masked language modeling, with plain or spherized encoders."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,48 +86,44 @@ def prepare(
     from hf_sphere.training.evaluation import measure_tokens, perplexity
     from hf_sphere.utils.modules import longest_input
 
-    accelerator = run.accelerator
-    tokenizer = load_tokenizer(model_args)
+    accelerator, tokenizer = run.accelerator, load_tokenizer(model_args)
     model = build_language_model(model_args, tokenizer).to(accelerator.device)
-    longest, length = longest_input(model, tokenizer), data_args.max_seq_length
-    if length is None:
-        length = min(longest or LONGEST_BLOCK, LONGEST_BLOCK)
-    elif longest is not None and length > longest:
+    longest = longest_input(model, tokenizer) or sys.maxsize
+    length = data_args.max_seq_length or min(longest, LONGEST_BLOCK)
+    if length > longest:
         raise ValueError(f"max_seq_length {length} exceeds the maximum of the model, {longest} tokens.")
     with accelerator.main_process_first():
         text = data.load_text_data(data_args, tokenizer, block_length=length, **run.loading)
-    accelerator.print(summarize(model, text))
+    config = model.config
+    indices = getattr(config, "spherized_layer_indices", ())
+    layers = f"spherized: {', '.join(f'layer {index}' for index in indices)}" if indices else "no layer spherized"
+    size = f"{config.num_hidden_layers} layers of width {config.hidden_size}, {layers}"
+    held_out = f", {text.validation.num_examples:,} for validation" if text.validation is not None else ""
+    accelerator.print(
+        f"data      {text.train.num_examples:,} training blocks of {text.train.block_length} tokens{held_out}, "
+        f"{text.evaluation.num_examples:,} for evaluation\n"
+        f"model     {type(model).__name__}, {size}\n"
+        f"          {sum(p.numel() for p in model.parameters()):,} parameters on {model.device}"
+    )
     if model_args.fit_spherization and args.resume_from_checkpoint is None:
         for fit in fit_to_plain_model(model, model_args, text):
             accelerator.print(f"          fitted {fit}")
-    description = describe(model.config, text, model_args, data_args)
-    return Prepared(model, text, tokenizer, description, measure_tokens, perplexity)
-
-
-def describe(config: Any, text: "TextData", model_args: TextModelArguments, data_args: TextDataOptions) -> Description:
-    """Return the model's description for the model card."""
-    layers = describe_layers(config)
     how = "trained from scratch" if model_args.from_scratch else "fine-tuned"
-    kind = "spherized" if getattr(config, "spherized_layer_indices", ()) else "plain"
-    masked = data_args.objective == "masked"
-    goal = "predict masked tokens" if masked else "reproduce its input, with nothing masked"
-    properties = {
-        "encoder": f"{config.num_hidden_layers} layers of width {config.hidden_size}, {layers}",
-        "tokens": f"{config.vocab_size:,}",
-        "block": f"{text.train.block_length} tokens",
-    }
-    if kind == "spherized":
+    goal = "predict masked tokens" if data_args.objective == "masked" else "reproduce its input, with nothing masked"
+    properties = {"encoder": size, "tokens": f"{config.vocab_size:,}", "block": f"{text.train.block_length} tokens"}
+    if indices:
         properties["spherization"] = ", ".join(f"{k} {v}" for k, v in config.spherization_options.items())
-    name, dataset = Path(model_args.model_name_or_path).name, Path(data_args.dataset_name).name
-    return Description(
-        title=f"{name}, {kind}, {how} on {dataset}",
+    kind, name = "spherized" if indices else "plain", Path(model_args.model_name_or_path).name
+    description = Description(
+        title=f"{name}, {kind}, {how} on {Path(data_args.dataset_name).name}",
         summary=f"Masked language model, {how} to {goal}; {layers}.",
         model=properties,
         dataset=data_args.dataset_name,
         held_out=text.validation_split or "",
-        tags=["spherized"] if kind == "spherized" else [],
+        tags=["spherized"] if indices else [],
         packages=["tokenizers"],
     )
+    return Prepared(model, text, tokenizer, description, measure_tokens, perplexity)
 
 
 def load_tokenizer(args: TextModelArguments) -> Any:
@@ -146,18 +143,23 @@ def build_language_model(args: TextModelArguments, tokenizer: Any) -> Any:
     from transformers import AutoConfig, AutoModelForMaskedLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 
-    name = args.model_name_or_path
-    config = load_pretrained(AutoConfig, name)
+    name, model_class = args.model_name_or_path, AutoModelForMaskedLM
+    config: Any = load_pretrained(AutoConfig, name)
     if type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
         raise ValueError(f"{name} is a {config.model_type} model, which has no masked language model; choose another.")
-    model_class: Any = AutoModelForMaskedLM
     if args.spherized:
-        config, model_class = _spherized(args, config)
+        if config.model_type not in SPHERIZED:
+            known = f"leave --spherized out, or choose one of {', '.join(SPHERIZED)}"
+            raise ValueError(f"{name} is a {config.model_type} model, which cannot be spherized: {known}.")
+        if unknown := [key for key in args.spherization_kwargs if key not in SETTINGS]:
+            raise ValueError(f"spherization_kwargs has no option {unknown[0]!r}; it has: {', '.join(SETTINGS)}.")
+        settings = {SETTINGS[key]: value for key, value in args.spherization_kwargs.items()}
+        prefix = SPHERIZED[config.model_type]
+        model_class = getattr(models, f"{prefix}ForMaskedLM")
+        config_class = getattr(models, f"{prefix}Config")
+        config = load_pretrained(config_class, name, spherized_layers=args.spherized_layers, **settings)
     if len(tokenizer) > config.vocab_size:
-        raise ValueError(
-            f"the tokenizer has {len(tokenizer)} tokens, but {name} has only {config.vocab_size}; "
-            "choose another tokenizer."
-        )
+        raise ValueError(f"the tokenizer has {len(tokenizer)} tokens, but {name} has only {config.vocab_size}.")
     if args.from_scratch:
         return MODEL_FOR_MASKED_LM_MAPPING[type(config)](config)
     # Trained in float32 whatever the saved dtype; --bf16 is for speed.
@@ -172,46 +174,9 @@ def fit_to_plain_model(model: Any, args: TextModelArguments, text: "TextData") -
 
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # the head of the checkpoint is expected to be unused
-    try:
-        reference = load_model(AutoModel, args.model_name_or_path, dtype=torch.float32).to(model.device)
-    finally:
-        logging.set_verbosity(verbosity)
+    reference = load_model(AutoModel, args.model_name_or_path, dtype=torch.float32).to(model.device)
+    logging.set_verbosity(verbosity)
     return models.fit_spherization(model, reference, text.train.epoch(), max_tokens=args.fit_tokens or FIT_TOKENS)
-
-
-def summarize(model: Any, text: "TextData") -> str:
-    """Summarize data and model in a few lines."""
-    held_out = f", {text.validation.num_examples:,} for validation" if text.validation is not None else ""
-    return (
-        f"data      {text.train.num_examples:,} training blocks of {text.train.block_length} tokens{held_out}, "
-        f"{text.evaluation.num_examples:,} for evaluation\n"
-        f"model     {type(model).__name__}, {model.config.num_hidden_layers} layers of width "
-        f"{model.config.hidden_size}, {describe_layers(model.config)}\n"
-        f"          {sum(p.numel() for p in model.parameters()):,} parameters on {model.device}"
-    )
-
-
-def describe_layers(config: Any) -> str:
-    """Return a description of which layers are spherized."""
-    layers = getattr(config, "spherized_layer_indices", ())
-    return f"spherized: {', '.join(f'layer {index}' for index in layers)}" if layers else "no layer spherized"
-
-
-def _spherized(args: TextModelArguments, config: Any) -> tuple[Any, Any]:
-    """Return configuration and class of the spherized counterpart of a plain model."""
-    name = args.model_name_or_path
-    if config.model_type not in SPHERIZED:
-        done = config.model_type.startswith("sphere_")
-        none = f"it has no spherized form; these have one: {', '.join(SPHERIZED)}."
-        advice = "it is spherized already; leave --spherized out." if done else none
-        raise ValueError(f"{name} is a {config.model_type} model: {advice}")
-    if unknown := [key for key in args.spherization_kwargs if key not in SETTINGS]:
-        raise ValueError(f"no option {unknown[0]!r} in spherization_kwargs; the options are: {', '.join(SETTINGS)}.")
-    settings = {SETTINGS[key]: value for key, value in args.spherization_kwargs.items()}
-    prefix = SPHERIZED[config.model_type]
-    config_class = getattr(models, f"{prefix}Config")
-    spherized = load_pretrained(config_class, name, spherized_layers=args.spherized_layers, **settings)
-    return spherized, getattr(models, f"{prefix}ForMaskedLM")
 
 
 TASK = Task(

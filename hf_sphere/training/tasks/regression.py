@@ -60,52 +60,40 @@ def value_settings(setup: Setup, values: RegressionArguments) -> dict[str, Any]:
 
     Values that the arguments do not set are taken from the saved model, else from the data and the defaults.
     """
-    saved = setup.saved
-    before = (saved.regression_kwargs or {}) if saved is not None else {}
-    limits = values.value_range or (saved.value_range if saved is not None else None)
+    saved: Any = setup.saved or models.SphereVisionConfig()
+    limits, weight = values.value_range or saved.value_range, getattr(values, "task_weight", None)
     # The range of the training values does not bound other values.
-    default = {"out_of_range": "error" if limits is not None else "clip", "reduction": "mean"}
+    options = {"out_of_range": "error" if limits else "clip", "reduction": "mean"} | (saved.regression_kwargs or {})
     requested = {"out_of_range": values.out_of_range, "reduction": setup.args.loss_reduction}
-    weight = getattr(values, "task_weight", None)
-    if weight is None:
-        weight = (models.SphereVisionConfig if saved is None else saved).task_weight
     return {
         "value_range": list(limits or setup.images.value_range or ()),
-        "regression_kwargs": default | before | {k: v for k, v in requested.items() if v is not None},
-        "task_weight": weight,
+        "regression_kwargs": options | {k: v for k, v in requested.items() if v is not None},
+        "task_weight": saved.task_weight if weight is None else weight,
     }
 
 
 def check_values(model: Any, images: "ImageData") -> None:
     """Raise an error if a value is outside the model's range and values are not clipped."""
     regression = model.regression
-    if regression.out_of_range == "clip":
-        return
     splits = {"training": images.train, "evaluation": images.evaluation, "validation": images.validation}
-    for name, batches in splits.items():
+    for name, batches in splits.items() if regression.out_of_range != "clip" else ():
         if batches is None:
             continue
         values = batches.labels if batches.regression_labels is None else batches.regression_labels
-        outside = (values < regression.low) | (values > regression.high)
-        if outside.any():
+        outside = values[(values < regression.low) | (values > regression.high)]
+        if len(outside):
             raise ValueError(
-                f"{int(outside.sum())} of {len(values)} {name} values lie outside the range {regression.low:g} to "
-                f"{regression.high:g}, for instance {values[outside][0].item():g}. Widen --value_range, or clip "
-                "them with --out_of_range clip."
+                f"{len(outside)} of {len(values)} {name} values lie outside the range {regression.low:g} to "
+                f"{regression.high:g}, for instance {outside[0].item():g}. Widen --value_range, or clip them with "
+                "--out_of_range clip."
             )
 
 
 def describe_regression(model: Any) -> HeadDescription:
     """Return the description of the regression for console and model card."""
-    ends = " to ".join(f"{end:g}" for end in model.config.value_range or ())
-    return HeadDescription(
-        predicts=["a real value"],
-        head="regression",
-        tag="regression",
-        properties={"values": f"{ends}, computed from the angle to a pole"},
-        parts=["regression on a pole"],
-        targets=[f"values {model.regression.low:g} to {model.regression.high:g}"],
-    )
+    low, high = model.config.value_range
+    properties = {"values": f"{low:g} to {high:g}, computed from the angle to a pole"}
+    return HeadDescription("a real value", "regression", "regression", properties)
 
 
 TASK = Task(

@@ -35,28 +35,24 @@ def prepare(
     setup = load_images(run, model_args, data_args, "retrieval", targets=classes, episodes=data_args.episodes)
     images, model = setup.images, classification.build_classifier(setup, is_open_set=True)
     evaluate = partial(evaluate_retrieval, accelerator=run.accelerator)
-    head = classification.describe_head(model.config, is_open_set=True)
-    functions = {"measure": measure_classification, "evaluate": evaluate}
-    prepared = provide(run, setup, model, head, **functions)
+    head = classification.describe_head(model.config, "retrieval")
+    prepared = provide(run, setup, model, head, measure=measure_classification, evaluate=evaluate)
     check_queries(images)
     pretrained: dict[str, float] = {}
     names = ("model_name_or_path", "initial_weights", "pretrained_backbone", "backbone_weights")
     if any(getattr(model_args, name) for name in names):
         # A saved model of this task has trained embeddings; otherwise those of a new linear map would be random.
-        saved = model_args.model_name_or_path is not None
-        score = evaluate if saved else partial(evaluate_frozen, accelerator=run.accelerator)
-        scores = score(prepared.model, images.evaluation)
+        is_saved = model_args.model_name_or_path is not None
+        scores = (evaluate_retrieval if is_saved else evaluate_frozen)(model, images.evaluation, run.accelerator)
         pretrained = {f"frozen_{name}": scores[name] for name in HEADLINE}
-    where = images.eval_split
-    if set(images.class_names).isdisjoint(images.eval_class_names):
-        where += " (classes not trained on)"
+    is_open = set(images.class_names).isdisjoint(images.eval_class_names)
     trained, evaluated = map(classification.shorten, (images.class_names, images.eval_class_names))
-    summary = f"{prepared.description.summary} Trained on {trained} and evaluated on {evaluated}."
-    return replace(
-        prepared,
-        description=replace(prepared.description, summary=summary, evaluated_on=where),
-        compare=partial(compare, run, images, pretrained),
+    description = replace(
+        prepared.description,
+        summary=f"{prepared.description.summary} Trained on {trained} and evaluated on {evaluated}.",
+        evaluated_on=images.eval_split + " (classes not trained on)" * is_open,
     )
+    return replace(prepared, description=description, compare=partial(compare, run, images, pretrained))
 
 
 def check_queries(images: "ImageData") -> None:
