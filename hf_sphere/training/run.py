@@ -273,10 +273,9 @@ def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) ->
         metric=metric,
         higher_is_better=higher_is_better,
     )
-    best = run.best_dir / checkpoints.STATE_FILE
-    if loads_best and (not best.is_file() or read_json(best)["best_epoch"] != loop.state.best_epoch):
-        if loop.state.best_epoch is not None:
-            logger.warning("The best epoch is chosen among the coming ones; %s has not that so far.", run.best_dir)
+    best, chosen = run.best_dir / checkpoints.STATE_FILE, loop.state.best_epoch
+    if loads_best and chosen is not None and best.is_file() and read_json(best)["best_epoch"] != chosen:
+        logger.warning("The best epoch is chosen among the coming ones; %s has the model of another.", run.best_dir)
         loop.state.best_metric = loop.state.best_epoch = None
     run.write_settings(is_finished=loop.is_finished)
     if prepared.record is not None and is_main:  # now, for a resumed run
@@ -289,7 +288,8 @@ def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) ->
         snapshots.save(model, state.epoch, is_last=True)
     if loads_best and state.best_epoch is not None:
         if damage := find_damage(run.best_dir):
-            raise checkpoints.CheckpointError(f"cannot load the best model in {run.best_dir}: {damage}")
+            advice = "Leave out load_best_model_at_end to use the last"
+            raise checkpoints.CheckpointError(f"cannot load the best model in {run.best_dir}: {damage}. {advice}.")
         model.load_state_dict(load_model(type(model), run.best_dir).state_dict())
     return model, state
 

@@ -155,7 +155,7 @@ REFUSED = "finished and is not trained again with other settings: "
 @pytest.mark.parametrize(
     ("present", "words", "error", "message"),
     [
-        ([], RESUME, RuntimeError, "there is no checkpoint in"),
+        ([], RESUME, RuntimeError, "latest is not a complete checkpoint"),
         (
             [],
             NONSENSE,

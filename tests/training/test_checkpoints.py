@@ -104,9 +104,7 @@ def test_rotation_keeps_the_newest_checkpoints_and_the_one_just_written_despite_
 def test_full_disk_leaves_the_earlier_checkpoints_unchanged(save, request, tmp_path, step):
     before = contents(save(1, 3).parent)
     request.getfixturevalue("full_disk")
-    with pytest.raises(
-        CheckpointError, match=rf"could not write {tmp_path}/checkpoint-{step}; earlier .*No space left"
-    ):
+    with pytest.raises(CheckpointError, match=rf"could not write {tmp_path}/checkpoint-{step}; .*No space left"):
         save(step, keep=1)
     assert contents(tmp_path) == before
 
@@ -135,7 +133,7 @@ def test_missing_or_damaged_files_are_reported_with_their_checkpoint(accelerator
             load_checkpoint(accelerator, checkpoint)
         (checkpoint / file).write_bytes(whole)
     flip_bit(checkpoint / "model.safetensors")
-    with pytest.raises(CheckpointError, match="model.safetensors is damaged: it does not match its checksum"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged: it does not match its checksum"):
         load_checkpoint(accelerator, checkpoint)
     flip_bit(checkpoint / "model.safetensors")
     other = Accelerator(cpu=True)
@@ -164,7 +162,7 @@ def test_model_files_are_written_to_the_folder_and_a_failed_write_leaves_them_un
                 raise OSError(28, "No space left on device")
 
     write("old")
-    with pytest.raises(CheckpointError, match="earlier files are unchanged: .*No space left"):
+    with pytest.raises(CheckpointError, match=r"earlier files are unchanged: .*No space left"):
         write("new")
     assert contents(tmp_path) == {"model/a": b"old"}
 

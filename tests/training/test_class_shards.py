@@ -7,7 +7,6 @@ import pytest
 import torch
 from accelerate import Accelerator
 from safetensors.torch import save_file
-from torch import Tensor
 from two_processes import run_two
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
