@@ -50,8 +50,8 @@ def without_difference(args: argparse.Namespace) -> list[dict[str, Any]]:
         p_values, found = [], []
         for draw in range(args.draws):
             first, second = (space(*half) for half in halves(*data, random))
-            sides = (first.vectors, first._groups), (second.vectors, second._groups)
-            p_values.append(energy_test(*draw_samples(sides, is_cosine=True, seed=draw), seed=draw)[1])
+            sides = [(first.vectors, first._groups), (second.vectors, second._groups)]
+            p_values.append(energy_test(*draw_samples(first, sides, draw), seed=draw)[1])
             found += [first.compare(second, seed=draw)] if draw % 5 == 0 else []
         shares = {
             "p-values of at most 5%": [p <= 0.05 for p in p_values],

@@ -21,7 +21,7 @@ from matching import DATA
 from relevance import CORPORA, MODELS, embeddings
 
 from hf_sphere.search import EmbeddingSpace
-from hf_sphere.search.foreign import FEWEST
+from hf_sphere.search.drift import FEWEST
 
 DRAWS, ANCHORS, FALSE_ALARMS, DETECTED = 100, 1_000, 0.05, 0.99
 

@@ -3,28 +3,19 @@
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Real
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.search.margins import BLOCK
-
-if TYPE_CHECKING:
-    pass
+from hf_sphere.search.margins import BLOCK, Groups
 
 Rule = Literal["sharp", "strict"]
 
-
-@dataclass(frozen=True)
-class Best:
-    """The number of the best row of each query and of its group, (Q,) int64, and the best score elsewhere, (Q,)."""
-
-    ids: Tensor
-    groups: Tensor
-    elsewhere: Tensor
+ROUNDING = 1 + 1e-12
+"""Factor of a level, up to which p-values are at most the level."""
 
 
 @dataclass(frozen=True)
@@ -65,27 +56,27 @@ class Calibration:
     next_id: int  # of the next new row when the scores were computed: rows from it on are not searched yet
     rule: Rule = "sharp"
 
-    @property
+    @cached_property
     def num_groups(self) -> int:
         """Number of groups."""
         return len(self.members[0])
 
-    @property
+    @cached_property
     def is_separate(self) -> bool:
         """Whether the queries are no rows of the gallery."""
         return bool((self.ids < 0).all())
 
-    @property
+    @cached_property
     def is_sharp(self) -> bool:
         """Whether the p-values are those of the sharp rule."""
         return self.rule == "sharp" and self.num_groups < len(self.groups)
 
-    @property
+    @cached_property
     def needs_best(self) -> bool:
         """Whether p-values depend on the best row of the query."""
         return not (self.is_sharp or self.is_separate)
 
-    @property
+    @cached_property
     def smallest_p_value(self) -> float:
         """The lowest level that is not refused: the p-value of a query that matches better than all others do."""
         own = float(self._weights.amax()) if self.needs_best else 0.0
@@ -96,19 +87,23 @@ class Calibration:
         smallest = smallest or self.smallest_p_value
         if not isinstance(level, Real) or not 0 < level < 1:
             raise ValueError(f"false_accept must be between 0 and 1; got {level!r}.")
-        if not accepts(torch.tensor(smallest, dtype=torch.float64), level):
-            own = smallest * (self.num_groups + 1) - 1
-            needed = int(np.ceil((1 + own) / level * (1 - 1e-12))) - 1
-            found = f"{self.num_groups:,}, whose smallest p-value is {smallest:.3g}"
+        if smallest > level * ROUNDING:
+            needed = int(np.ceil(smallest * (self.num_groups + 1) / level / ROUNDING)) - 1
             raise ValueError(
-                f"false_accept={level:g} needs {needed:,} calibration groups; there are {found}. Choose a higher "
-                "level, or fit with more groups, or with separate calibration queries (calibration=, or hf-sphere "
-                "index --calibration)."
+                f"false_accept={level:g} needs {needed:,} calibration groups; there are {self.num_groups:,}, whose "
+                f"smallest p-value is {smallest:.3g}. Choose a higher level, or fit with more groups, or with separate "
+                "calibration queries (calibration=, or hf-sphere index --calibration)."
             )
 
-    def p_values(self, scores: Tensor, best: Best | None = None) -> Tensor:
-        """Return the p-values of scores (Q, k) of queries, (Q, k) float64, of their best rows where these count."""
-        counts = self._counts(scores)
+    def p_values(self, scores: Tensor, best: Groups | None = None) -> Tensor:
+        """Return the p-values of scores (Q, k) of queries, (Q, k) float64, of their best two groups where these count.
+
+        First the groups whose queries have at least the scores are counted.
+        """
+        order = self.scores[:, 0].argsort()
+        below = F.pad(self._weights[order].cumsum(0), (1, 0))
+        at = torch.searchsorted(self.scores[order, 0].contiguous(), scores.contiguous())
+        counts = self.num_groups - below[at]
         if self.is_sharp:
             ranks, shares = self._ranks
             # Sums of weights are equal up to rounding.
@@ -118,21 +113,16 @@ class Calibration:
             counts = counts + self._counts_of_best(scores, best)
         return ((1 + counts) / (self.num_groups + 1)).clamp_max(1.0)
 
-    def _counts(self, scores: Tensor) -> Tensor:
-        """Return the number of groups whose queries have at least the scores."""
-        order = self.scores[:, 0].argsort()
-        below = F.pad(self._weights[order].cumsum(0), (1, 0))
-        return self.num_groups - below[torch.searchsorted(self.scores[order, 0].contiguous(), scores.contiguous())]
-
-    def _counts_of_best(self, scores: Tensor, best: Best) -> Tensor:
+    def _counts_of_best(self, scores: Tensor, best: Groups) -> Tensor:
         """Return what the group of the best row counts more."""
         names, members = self.members
-        at = torch.searchsorted(names, best.groups).clamp_max(len(names) - 1)
-        queries = members[at].where((names[at] == best.groups)[:, None], -1)
+        group, elsewhere = best.groups[:, 0].contiguous(), best.scores[:, 1:2]
+        at = torch.searchsorted(names, group).clamp_max(len(names) - 1)
+        queries = members[at].where((names[at] == group)[:, None], -1)
         weights = self._weights[queries].masked_fill(queries < 0, 0.0)[..., None]
-        own, lowest = self.scores[queries, 0][..., None], torch.minimum(scores, best.elsewhere[:, None])
+        own, lowest = self.scores[queries, 0][..., None], torch.minimum(scores, elsewhere)
         at_least = own >= scores[:, None]
-        is_best = (self.ids[queries] == best.ids[:, None])[..., None]
+        is_best = (self.ids[queries] == best.ids[:, :1])[..., None]
         by_row, by_group = (weights * (at_least | is_best)).sum(1), (weights * (own >= lowest[:, None])).sum(1)
         return torch.maximum(by_row, by_group) - (weights * at_least).sum(1)
 
@@ -175,4 +165,4 @@ class Calibration:
 
 def accepts(p_values: Tensor, level: float) -> Tensor:
     """Whether p-values are at most a level, up to rounding."""
-    return p_values <= level * (1 + 1e-12)
+    return p_values <= level * ROUNDING

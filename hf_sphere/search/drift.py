@@ -1,8 +1,7 @@
-"""Whether vectors differ from those of a space: a two-sample test, what has moved, and which rows are outside."""
+"""Whether vectors are of the model of a space, and how they differ from it: a test, what moved, rows outside."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,10 +11,8 @@ from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.two_sample import energy_test
 from hf_sphere.metrics.uniformity_test import BLOCKS, effective_dimension_interval
 from hf_sphere.search.calibration import Calibration
-from hf_sphere.search.foreign import check_model
-from hf_sphere.search.rows import GroupedVectors
 from hf_sphere.search.sampling import independent_rows
-from hf_sphere.utils.checks import check_seed
+from hf_sphere.utils.checks import check_number, check_seed
 from hf_sphere.utils.pages import Table
 
 if TYPE_CHECKING:
@@ -24,11 +21,105 @@ if TYPE_CHECKING:
 LARGEST_SAMPLE = 500
 """Number of groups of each side that are compared."""
 
-Side = tuple[Tensor, Tensor]
-"""Vectors (n, d) and the numbers of their groups (n,)."""
+FEWEST, ROWS, CLUSTERS = 64, 600, 8
+"""Fewest vectors whose model is tested, most rows that show the axes of a space, and its clusters; half are left
+out."""
+
+RELATED, RECOGNIZED = 3.0, 6.0
+"""Standard deviations above the mean of random rotations from which on vectors are of the model of a space, and those
+that half of its own clusters must have: between the two of vectors on other topics, and of foreign ones."""
 
 Interval = tuple[float, float, float]
 """Estimate, and lower and upper end of its 95 % interval."""
+
+
+class ModelCheck(NamedTuple):
+    """Whether vectors look like those of another model than that of a space; `str` returns it in words."""
+
+    p_value: float  # that randomly rotated vectors have as much in common with the space; 1 if that is not known
+    is_foreign: bool
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Axes(NamedTuple):
+    """The principal axes of the rows of a space, and their mean squares."""
+
+    directions: Tensor  # (r, d) float64
+    squares: Tensor  # (r,)
+    num_rows: int = 0  # of the space
+    own: float = 0.0  # relation of the median cluster of rows to the others
+
+    @classmethod
+    def of(cls, points: Tensor) -> "Axes":
+        """Return the axes of unit vectors (n, d), by the smaller one of their two matrices of inner products."""
+        count, dim = points.shape
+        squares, vectors = torch.linalg.eigh(points @ points.T if count < dim else points.T @ points)
+        kept = squares > 1e-9 * squares[-1]
+        vectors = vectors.T[kept]
+        return cls(project_to_sphere(vectors @ points) if count < dim else vectors, squares[kept] / count)
+
+    def relation(self, points: Tensor) -> float:
+        r"""Return what unit vectors (n, d) have in common with the axes, in standard deviations of random rotations.
+
+        Let $S$ be the second moments of the vectors, $M$ those of the rows, and $W = -(M + I / d)^{-1}$, which is small
+        where rows have little variance. For an $S$ in a uniformly random orientation, $\mathrm{tr}(W S)$ has the mean
+        $\mathrm{tr}(W) / d$ and the variance $2 |W_0|^2 |S_0|^2 / ((d - 1) (d + 2))$, where $W_0$ and $S_0$ have the
+        trace zero (Schur's lemma): exactly, and whatever topics the vectors repeat.
+        """
+        count, dim = points.shape
+        weights, rest = -1 / (self.squares + 1 / dim), -float(dim)
+        mean = (float(weights.sum()) + (dim - len(weights)) * rest) / dim
+        size = float((weights - mean).square().sum()) + (dim - len(weights)) * (rest - mean) ** 2
+        product = rest + float(((points @ self.directions.T).square() @ (weights - rest)).mean())
+        spread = float((points @ points.T).square().sum()) / count**2 - 1 / dim
+        return (product - mean) * ((dim - 1) * (dim + 2) / (2 * size * spread + 1e-300)) ** 0.5
+
+
+def axes_of(space: Any) -> Axes:
+    """Return the axes of a space, computed again if it has become twice or half as large.
+
+    Their relation to itself is that of clusters to the other rows, as of new topics of the same model.
+    """
+    if space._axes is not None and space._axes.num_rows / 2 <= len(space) <= space._axes.num_rows * 2:
+        return space._axes
+    rows = space._sample()
+    rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:ROWS]]
+    points = project_to_sphere(space.vectors[rows].double())
+    centers, found = points[:CLUSTERS], list[float]()
+    for _ in range(5):
+        labels = (points @ centers.T).argmax(1)
+        centers = project_to_sphere(torch.zeros_like(centers).index_add(0, labels, points) + 1e-9 * centers)
+    for label in range(len(centers) // 2):  # which takes time in many dimensions
+        inside = labels == label
+        if 1 < int(inside.sum()) < len(points) - 1:
+            found.append(Axes.of(points[~inside]).relation(points[inside][:FEWEST]))
+    own = float(torch.tensor(found).median()) if found else 0.0
+    space._axes = Axes.of(points)._replace(num_rows=len(space), own=own)
+    return space._axes
+
+
+def check_model(space: Any, vectors: Tensor, model: str | None) -> ModelCheck:
+    """Test vectors (n, d) that are comparable with those of a space; see `EmbeddingSpace.check_model`."""
+    what, count = f"the {len(vectors):,} vectors", len(vectors)
+    if model is not None and space.model is not None and model != space.model:
+        hint = f"embed them with {space.model!r}, or see EmbeddingSpace.migrate"
+        return ModelCheck(1.0, True, f"{what} are of the model {model!r}, and the space of {space.model!r}; {hint}.")
+    if count < FEWEST or space.metric["distance"] != "cosine" or vectors.shape[1] < 2:
+        return ModelCheck(1.0, False, f"{what} are not tested, which takes {FEWEST} and cosines.")
+    axes = axes_of(space)
+    if axes.own < RECOGNIZED:
+        text = f"{what} are not tested: the directions of the space are about uniform, or its rows too few"
+        return ModelCheck(1.0, False, f"{text} to show a model.")
+    z = axes.relation(project_to_sphere(vectors[:: -(-count // ROWS)].double()))
+    p_value = float(torch.special.erfc(torch.tensor(z / 2**0.5)) / 2)
+    if z >= RELATED:
+        return ModelCheck(p_value, False, f"{what} have axes in common with the space (p-value {p_value:.1g}).")
+    text = f"{what} look like those of another model: they have no more in common with the space than random directions"
+    hint = f"Embed them with its model{f' {space.model!r}' if space.model else ''}, or see EmbeddingSpace.migrate."
+    return ModelCheck(p_value, True, f"{text} (p-value {p_value:.2g}). {hint}")
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,6 +137,7 @@ class Comparison(Table):
             those of the space's own rows in other groups.
         outside: Other rows that are outside, int64, at a false discovery rate (Benjamini and Hochberg).
         outside_ids: Their ids, if the others are an `EmbeddingSpace`.
+        is_foreign: Whether they are of another model, see `EmbeddingSpace.check_model`.
         text: What that means.
     """
 
@@ -56,7 +148,7 @@ class Comparison(Table):
     outside_p_values: Tensor
     outside: Tensor
     outside_ids: list[Any]
-    is_foreign: bool  # of another model, see `EmbeddingSpace.check_model`
+    is_foreign: bool
     text: str
 
     def __str__(self) -> str:
@@ -75,21 +167,18 @@ class Comparison(Table):
         return frame.sort_values("p_value", kind="stable", ignore_index=True)
 
 
-def compare(space: GroupedVectors, other: Any, level: float, seed: int) -> Comparison:
+def compare(space: Any, other: Any, level: float, seed: int) -> Comparison:
     """Compare other vectors, or those of another space, with those of a space; see `EmbeddingSpace.compare`."""
     from scipy.stats import false_discovery_control  # slow to import
 
-    seed = check_seed(seed)
-    if not 0 < level < 1:
-        raise ValueError(f"level must be between 0 and 1; got {level}.")
-    vectors = space._check("other", other.vectors if isinstance(other, GroupedVectors) else other)
-    groups = other._groups if isinstance(other, GroupedVectors) else torch.arange(len(vectors))
+    seed, level, is_space = check_seed(seed), check_number("level", level, "(0, 1)"), isinstance(other, type(space))
+    vectors = space._check("other", other.vectors if is_space else other)
+    groups = other._groups if is_space else torch.arange(len(vectors))
     for name, numbers in (("the space", space._groups), ("other", groups)):
         if (count := len(numbers.unique())) < BLOCKS:
             raise ValueError(f"a comparison needs at least {BLOCKS} groups of each; {name} has {count}.")
-    sides = (space.vectors, space._groups), (vectors, groups)
-    samples = _draw_samples(space, sides, seed)
-    p_value, (first, second) = energy_test(*samples, seed=seed)[1], map(len, samples)
+    samples = draw_samples(space, [(space.vectors, space._groups), (vectors, groups)], seed)
+    p_value, first, second = energy_test(*samples, seed=seed)[1], *map(len, samples)
     angle = _angle(samples)
     before, after = (effective_dimension_interval(points.double(), torch.arange(len(points))) for points in samples)
     rows, search = space._sample(), space.neighbor_search  # not approximate, which would find rows outside
@@ -98,36 +187,38 @@ def compare(space: GroupedVectors, other: Any, level: float, seed: int) -> Compa
     # Searched in one group more, so that p-values are at most larger.
     unknown = torch.full_like(rows, -1)
     known = Calibration(space._groups[rows], unknown, own[:, None], unknown[:, None], unknown[:, None], 0, "strict")
-    p_values = known.p_values(nearest, None)[:, 0]
+    p_values = known.p_values(nearest)[:, 0]
     outside = (torch.from_numpy(false_discovery_control(p_values)) <= level * (1 + 1e-12)).nonzero()[:, 0]
-    least = int(np.ceil(len(vectors) * known.smallest_p_value / level * (1 - 1e-12)))
     verdict = "the vectors differ, judged by" if p_value <= level else "no difference found among"
     rows_of = f"{first:,} rows of each" if first == second else f"{first:,} and {second:,} rows"
     moved = f"moved by {_interval(angle)} degrees" if angle[1:] != (0, 180) else "is unclear"
-    those = f"{len(outside):,} of {len(vectors):,} rows are outside, up to {100 * level:.3g} % of them falsely"
     text = (
         f"{verdict} {rows_of}, one per group (p-value {p_value:.3g}). The mean direction {moved}, and the effective "
         f"dimension changed from {_interval(before)} to {_interval(after)}. "
-        f"{those if len(outside) else f'None of {len(vectors):,} rows is outside'}"
     )
+    if len(outside):
+        text += f"{len(outside):,} of {len(vectors):,} rows are outside, up to {100 * level:.3g} % of them falsely"
+    else:
+        text += f"None of {len(vectors):,} rows is outside"
+    least = int(np.ceil(len(vectors) * known.smallest_p_value / level * (1 - 1e-12)))
     fewer = f"fewer than {least:,}" if least <= len(vectors) else "any"
     text += f"; the space has too few groups to find {fewer}." if least > 1 else "."
-    if space._names is not None and getattr(other, "_names", None) is None:
+    if space._names is not None and (not is_space or other._names is None):
         text += " The others have no groups, so each row counts as one."
-    check = check_model(space, vectors, getattr(other, "model", None))
+    check = check_model(space, vectors, other.model if is_space else None)
     text = f"{check} So {text}" if check.is_foreign else text
-    ids = other._ids_of(outside[None])[0] if isinstance(other, GroupedVectors) else []
+    ids = other._ids_of(outside[None])[0] if is_space else []
     return Comparison(p_value, (first, second), angle, (before, after), p_values, outside, ids, check.is_foreign, text)
 
 
-def _draw_samples(space: GroupedVectors, sides: Sequence[Side], seed: int) -> list[Tensor]:
+def draw_samples(space: Any, sides: list[tuple[Tensor, Tensor]], seed: int) -> list[Tensor]:
     """Draw a row per group of vectors (n, d) with groups (n,), up to 500; directions if cosines are compared."""
     rows = [independent_rows(groups, LARGEST_SAMPLE, 2 * seed + side) for side, (_, groups) in enumerate(sides)]
     samples = [vectors[chosen] for chosen, (vectors, _) in zip(rows, sides, strict=True)]
     return [project_to_sphere(points) for points in samples] if space.metric["distance"] == "cosine" else samples
 
 
-def _angle(samples: Sequence[Tensor]) -> Interval:
+def _angle(samples: list[Tensor]) -> Interval:
     """Return the angle between the mean directions, by a jackknife that leaves out blocks of rows in turn."""
     from scipy.stats import t
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.search.encoder import load_encoder
 from hf_sphere.search.index_files import read_index, write_index
-from hf_sphere.search.indexed_images import ImageState, IndexedImages, identify, place_of, predicted_class, table_states
-from hf_sphere.search.matching import Matches
+from hf_sphere.search.indexed_images import ImageState, IndexedImages, identify, place_of, predicted_class
+from hf_sphere.search.matching import CANDIDATES, Matches
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind, check_kind
 from hf_sphere.search.source import Groups, ImageSource
 from hf_sphere.search.space import EmbeddingSpace
@@ -131,50 +131,50 @@ class ImageIndex(IndexedImages):
         Vectors that look like those of another model are refused unless `check` is False.
         """
         source = ImageSource.of(images, content=self.encoder.content)
-        if (ids := self.ids if ids is None else ids) is not None and self.ids is None:
-            raise ValueError("the index has no ids; leave out ids, or build it again with them.")
-        source = source.with_columns(ids, self.extra)
-        if (groups := self.groups if groups is None else groups) is not None and self.groups is None:
-            raise ValueError("the index has no groups; leave out groups, or build it again with them.")
+        for what, given, known in (("ids", ids, self.ids), ("groups", groups, self.groups)):
+            if given is not None and known is None:
+                raise ValueError(f"the index has no {what}; leave out {what}, or build it again with them.")
+        source = source.with_columns(self.ids if ids is None else ids, self.extra)
+        groups = self.groups if groups is None else groups
         names = None if groups is None else source.read_groups(groups)
         if names:
             check_names("groups", both := [*self.images.get("group", ()), *names], len(both))
             self.space.check_groups(names)
         key, settings = (source.name, source.split), self.encoder.settings
         source_id = self.sources.index(key) if key in self.sources else len(self.sources)
-        tables = table_states(*key)
-        locations = [place_of(*key, name) for name in source.names]
-        indexed = {location: row for row in range(len(self)) if (location := self.place(row)) is not None}
+        places = [place_of(*key, name) for name in source.names]
+        indexed = {place: row for row in range(len(self)) if (place := self.place(row)) is not None}
         # Files with the recorded size and time, and embedded by the same settings, are up to date; others are read.
-        current = {location for location, row in indexed.items() if self.images["settings"][row] == settings}
-        unsure = [n for n, at in enumerate(locations) if at not in current or not self.is_as_indexed(indexed[at])]
-        states = identify(source, unsure, progress=options.get("progress", True))
+        current = {n: indexed[place] for n, place in enumerate(places) if place in indexed}
+        certain = {
+            n: row for n, row in current.items() if self.images["settings"][row] == settings and self.is_as_indexed(row)
+        }
+        states = identify(
+            source, [n for n in range(len(source)) if n not in certain], progress=options.get("progress", True)
+        )
         # Of these, some are in the index, at their place or moved, and the ones with other contents are embedded again.
-        rows = self.match(source_id, locations, indexed, states)
-        wanted = {n: (states[n].digest, settings) for n in rows}
-        same = {n for n, row in rows.items() if (self.images["digest"][row], self.images["settings"][row]) == wanted[n]}
-        moved = sum(self.place(rows[n]) != locations[n] for n in rows)
-        outdated = [n for n in unsure if n not in same]
+        rows = self.match(source_id, places, indexed, states)
+        moved = sum(self.place(row) != places[n] for n, row in rows.items())
+        stored = list(zip(self.images.get("digest", ()), self.images.get("settings", ()), strict=True))
+        outdated = [n for n in states if n not in rows or stored[rows[n]] != (states[n].digest, settings)]
         # Nothing is changed before all is embedded.
         added, embeddings = self._embed(source, outdated, options) if outdated else ({"row": []}, self.embeddings[:0])
         if check and len(self) and len(embeddings) and self.encoder.content == "vector":
-            self.space._refuse_foreign(embeddings, None)
+            self.space._refuse_foreign(embeddings)
         if source.labels:
             self.images.setdefault("label", [None] * len(self))
         elif source.split is None and "label" in self.images:  # an image alone is not in a class folder
             added["label"] = [self.images["label"][rows[n]] if n in rows else None for n in added["row"]]
-        kept = {n: indexed[location] for n, location in enumerate(locations) if n not in states} | rows
-        again = {rows[n] for n in added["row"] if n in rows}
+        kept, again = certain | rows, {rows[n] for n in added["row"] if n in rows}
         # Rows whose place now has an image with another row, which was moved there, or a new one.
-        replaced = {indexed[locations[n]] for n in (*rows, *added["row"]) if locations[n] in indexed} - {*rows.values()}
-        own_ids = source.ids if self.ids is not None else None
+        replaced = {indexed[places[n]] for n in (*rows, *added["row"]) if places[n] in indexed} - {*rows.values()}
+        same, own_ids = kept.keys() - outdated, source.ids if self.ids is not None else None
         if own_ids is not None:
-            renamed = {kept[n]: own_ids[n] for n in kept.keys() - outdated}
+            renamed = {kept[n]: own_ids[n] for n in same}
             old = enumerate(self.images.get("id", ()))
-            both = [renamed.get(row, name) for row, name in old if row not in again | replaced]
-            both += added.get("id", [])
+            both = [renamed.get(row, name) for row, name in old if row not in again | replaced] + added.get("id", [])
             check_ids(both, len(both))
-        for n in kept.keys() - outdated:
+        for n in same:
             cells = {"file": source.names[n], "row": n, "source": source_id}
             known = {"label": source.labels, "group": names, "id": own_ids, "columns": self.extra and source.cells}
             cells |= {name: column[n] for name, column in known.items() if column}
@@ -194,8 +194,7 @@ class ImageIndex(IndexedImages):
         added |= {name: [getattr(states[n], name) for n in added["row"]] for name in ImageState._fields}
         added |= {"group": [names[n] for n in added["row"]]} if names else {}
         self.columns |= {source.name: source.column} if source.column else {}
-        self.sources, self._tables = [*self.sources, key], [*self._tables, {}]
-        self._tables[source_id] = tables
+        self.sources = [*self.sources, key]
         self._replace(again | replaced, added, embeddings, numbers)
         if again or moved or replaced:
             logger.warning("%d rows of the index were embedded again, and %d have moved.", len(again), moved)
@@ -295,7 +294,7 @@ class ImageIndex(IndexedImages):
         """
         encoder = self.encoder
         about: dict[str, Any] = {name: getattr(self, name) for name in KEPT}
-        about |= {"model": encoder.name, "weights": encoder.weights, "tables": self._tables}
+        about |= {"model": encoder.name, "weights": encoder.weights}
         # Found from every working directory, and not absolute, which is private.
         is_folder = os.path.isdir(encoder.name)
         about["model_folder"] = os.path.relpath(encoder.name, Path(folder).resolve()) if is_folder else None
@@ -328,7 +327,6 @@ class ImageIndex(IndexedImages):
             which = f"is of another model than {encoder.name}, or that one was trained further: the weights differ"
             raise ValueError(f"the index {folder} {which}. Load its model ({about.model}), or build it again.")
         index = cls(encoder, images, space, **{name: getattr(about, name) for name in KEPT})
-        index._tables = about.tables
         if texts := index.changes():
             hint = "Add the images of each source again, which embeds what has changed; remove those that are gone"
             logger.warning("The index %s is not up to date: %s. %s.", folder, "; ".join(texts), hint)
@@ -369,8 +367,7 @@ class ImageIndex(IndexedImages):
         self.images = {name: [column[row] for row in kept] + added.get(name, empty) for name, column in columns.items()}
         used = sorted({*self.images["source"]})
         self.images["source"] = [used.index(index) for index in self.images["source"]]
-        self.sources, self._tables = [self.sources[n] for n in used], [self._tables[n] for n in used]
-        self._opened = {}
+        self.sources, self._opened = [self.sources[n] for n in used], {}
         old = self.embeddings[kept] if removed else self.embeddings
         vectors = torch.cat([old, embeddings]) if kept else embeddings
         ids, groups = self.images["id"] if self.ids is not None else None, self.images.get("group")
@@ -402,21 +399,20 @@ class ImageIndex(IndexedImages):
         self.space.calibration.check_level(level)
 
     def _find(self, queries: Cells, embeddings: Tensor, k: int, classes: Classes, level: float | None) -> Matches:
-        queries, space = queries | {"embedding": embeddings}, self.space
+        queries, space, among, most = queries | {"embedding": embeddings}, self.space, None, len(self)
         if self.encoder.content == "vector":  # else its model is known
             space._warn_of_foreign(embeddings)
-        count = k if level is None else max(k, space._num_candidates)
-        if classes is None:
-            check_integer("k", k, 1)
-            found = all_rows = space._candidates(embeddings, count)
-        else:
+        if classes is not None:
             classes = text_list("classes", classes)
-            matching = torch.tensor([n for n, name in enumerate(self.classes()) if name in classes], dtype=torch.long)
-            if len(matching) == 0:
+            among = torch.tensor([n for n, name in enumerate(self.classes()) if name in classes], dtype=torch.long)
+            if not (most := len(among)):
                 names = ", ".join(sorted(set(self.classes())))
                 raise ValueError(f"no image has the class {' or '.join(classes)}; there are {names}.")
-            found, all_rows = space._candidates(embeddings, k, among=matching), None
+        if check_integer("k", k, 1) > most:
+            raise ValueError(f"k must be from 1 to the number of images to find, {most:,}; got {k}.")
+        count = k if level is None or among is not None else max(k, min(len(self), CANDIDATES["cosine"]))
+        found = space._candidates(embeddings, count, among=among)
         if level is None:  # p-values of queries of other content would be wrong
             ids = space._ids_of(found.rows)
-            return Matches(found.rows, found.scores, measure=space._measure, ids=ids, queries=queries)
-        return replace(space._judge(embeddings, found, k, level, all_rows), queries=queries)
+            return Matches(found.rows, found.scores, measure=space.metric["distance"], ids=ids, queries=queries)
+        return replace(space._judge(embeddings, found, k, level, is_part=among is not None), queries=queries)

@@ -48,17 +48,11 @@ def best_groups(scores: Tensor, is_first: Tensor, groups: Tensor, ids: Tensor, c
     order = scores.argsort(dim=1, descending=True, stable=True)[:, :count]
     top = scores.gather(1, order)
     exists = top > -torch.inf
-    columns = [top, *(column.gather(1, order).where(exists, -1) for column in (groups, ids))]
-    if lacking := count - order.shape[1]:
-        shape = len(scores), lacking
-        columns = [torch.cat([c, c.new_full(shape, f)], 1) for c, f in zip(columns, (-torch.inf, -1, -1), strict=True)]
-    return Groups(*columns)
-
-
-def check_offsets(offsets: Tensor, count: int) -> None:
-    """Raise an error if offsets that were read from a file are damaged."""
-    if offsets.dtype != torch.float64 or offsets.shape != (count,) or not offsets.isfinite().all():
-        raise ValueError("the offsets of the margins are invalid")
+    lacking = (0, count - order.shape[1])
+    groups, ids = groups.gather(1, order).where(exists, -1), ids.gather(1, order).where(exists, -1)
+    return Groups(
+        F.pad(top, lacking, value=-torch.inf), F.pad(groups, lacking, value=-1), F.pad(ids, lacking, value=-1)
+    )
 
 
 class Nearest(NamedTuple):

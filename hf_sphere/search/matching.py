@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.checks import to_tensor
-from hf_sphere.search.calibration import Best, Calibration, accepts
+from hf_sphere.search.calibration import Calibration, accepts
 from hf_sphere.search.margins import Groups, Nearest, Score, best_groups, group_scores
 from hf_sphere.utils.checks import check_integer
 from hf_sphere.utils.pages import Table
@@ -79,6 +79,15 @@ class Matches(Table):
         return 1 - self.scores if self.measure == "cosine" else -self.scores
 
 
+def mean_interval(shares: Tensor) -> tuple[float, float, float]:
+    """Return the mean of shares, (n,), between the ends of its 95 % interval by Student's t."""
+    from scipy.stats import t  # slow to import
+
+    half = float(shares.std() / len(shares) ** 0.5 * t.ppf(0.975, len(shares) - 1))
+    mean = float(shares.mean())
+    return max(0.0, mean - half), mean, min(1.0, mean + half)
+
+
 class ExpectedFound(NamedTuple):
     """What a level finds: see `EmbeddingSpace.expected_found`; `str` returns it in words."""
 
@@ -140,13 +149,9 @@ class CalibratedSearch(ABC):
     def _candidates(self, queries: Tensor, count: int, left_out: Tensor | None = None) -> Candidates:
         """Return the rows with the largest similarities; of other groups than those of number `left_out`, if given."""
 
-    @property
-    def _num_candidates(self) -> int:
-        return min(len(self), CANDIDATES[self.score])
-
-    @property
-    def _measure(self) -> str:
-        return self.score if self.metric["distance"] == "cosine" else self.metric["distance"]
+    @abstractmethod
+    def _ids_of(self, rows: Tensor) -> list[list[Any]]:
+        """Return the ids of rows (Q, k), None where there is none."""
 
     def _names_of(self, rows: Tensor) -> list[Any]:
         """Return the name of the group of each row (Q,)."""
@@ -154,9 +159,10 @@ class CalibratedSearch(ABC):
             raise ValueError("the rows have no names; fit with groups=.")
         return [self._names[number] for number in self._groups[rows].tolist()]
 
-    @abstractmethod
-    def _ids_of(self, rows: Tensor) -> list[list[Any]]:
-        """Return the ids of rows (Q, k), None where there is none."""
+    def _near(self) -> Nearest:
+        """Return the other groups that rows are nearest to."""
+        assert self._nearest is not None
+        return self._nearest
 
     @property
     def smallest_p_value(self) -> float:
@@ -178,37 +184,43 @@ class CalibratedSearch(ABC):
             ValueError: If a query or k is invalid, or the calibration has too few groups for the level.
         """
         queries = self._check_search(queries, k, false_accept)
-        count = max(k, self._num_candidates) if self._needs_groups(false_accept) else k
-        found = self._candidates(queries, count)
-        return self._judge(queries, found, k, false_accept, found)
+        count = max(k, min(len(self), CANDIDATES[self.score])) if self._needs_groups(false_accept) else k
+        return self._judge(queries, self._candidates(queries, count), k, false_accept)
 
-    def _needs_groups(self, false_accept: float | None) -> bool:
+    def _needs_groups(self, level: float | None) -> bool:
         """Whether scores or p-values depend on the best groups of a query."""
-        has_p_values = false_accept is not None or self.is_calibrated
+        has_p_values = level is not None or self.is_calibrated
         return self.score == "margin" or (has_p_values and self.calibration.needs_best)
 
-    def _judge(
-        self, queries: Tensor, found: Candidates, k: int, false_accept: float | None, all_rows: Candidates | None = None
-    ) -> Matches:
-        """Return the best k of rows that queries (Q, d) found, also of a part of the rows, with p-values at a level.
+    def _check_search(self, queries: Any, k: int, level: float | None) -> Tensor:
+        if level is not None:
+            self.calibration.check_level(level)
+        queries = self._check("queries", queries)
+        if check_integer("k", k, 1) > len(self):
+            raise ValueError(f"k must be from 1 to the number of rows, {len(self):,}; got {k}.")
+        return queries
 
-        The first candidates among all rows are searched if they are not given and make a difference.
+    def _judge(self, queries: Tensor, found: Candidates, k: int, level: float | None, is_part: bool = False) -> Matches:
+        """Return the best k of the first rows that queries (Q, d) found, with p-values.
+
+        If only a part of the rows was searched, the best groups are searched for among all where that matters.
         """
         best = None
-        if self._needs_groups(false_accept):
-            count = self._num_candidates
-            first = Candidates(*(column[:, :count] for column in all_rows or self._candidates(queries, count)))
-            groups = self._find_groups(queries, first)
-            if self.score == "margin":
-                found = _by_groups(found, groups)
-            best = Best(groups.ids[:, 0], groups.groups[:, 0].contiguous(), groups.scores[:, 1])
-        found = Candidates(*(column[:, :k] for column in found))
-        ids = self._ids_of(found.rows)
-        if false_accept is None and not self.is_calibrated:
-            return Matches(found.rows, found.scores, measure=self._measure, ids=ids)
-        p_values = self.calibration.p_values(found.scores, best).masked_fill(found.rows < 0, 1.0).cummax(1).values
-        accepted = None if false_accept is None else accepts(p_values, false_accept)
-        return Matches(found.rows, found.scores, p_values, accepted, self._measure, ids)
+        if self._needs_groups(level):
+            count = min(len(self), CANDIDATES[self.score])
+            all_rows = self._candidates(queries, count) if is_part else found
+            best = self._find_groups(queries, Candidates(*[column[:, :count] for column in all_rows]))
+        if best is not None and self.score == "margin":  # rows have the scores of their groups
+            is_same = found.groups[:, :, None] == best.groups[:, None]
+            scores = best.scores[:, None].where(is_same, -torch.inf).amax(2).masked_fill(found.rows < 0, -torch.inf)
+            found = sort_candidates(found, scores)
+        rows, scores = found.rows[:, :k], found.scores[:, :k]
+        measure = self.score if self.metric["distance"] == "cosine" else self.metric["distance"]
+        p_values = accepted = None
+        if level is not None or self.is_calibrated:
+            p_values = self.calibration.p_values(scores, best).masked_fill(rows < 0, 1.0).cummax(1).values
+            accepted = None if level is None else accepts(p_values, level)
+        return Matches(rows, scores, p_values, accepted, measure, self._ids_of(rows))
 
     def threshold(self, false_accept: float) -> float:
         """Return the cosine from which on a row is a match, to filter by where another program searches.
@@ -220,8 +232,8 @@ class CalibratedSearch(ABC):
         Raises:
             ValueError: If the score is not the cosine, or the calibration has too few groups for the level.
         """
-        if self._measure != "cosine":
-            raise ValueError(f"only cosines have a threshold, not the {self._measure} score; fit with score='cosine'.")
+        if self.score != "cosine" or self.metric["distance"] != "cosine":
+            raise ValueError("only cosines have a threshold, not margins or other distances; fit with score='cosine'.")
         return self.calibration.threshold(false_accept)
 
     def identify(self, queries: Any, false_accept: float) -> Any:
@@ -237,33 +249,19 @@ class CalibratedSearch(ABC):
         names = [name if accepted else None for name, accepted in pairs]
         return names[0] if queries.ndim == 1 else names
 
-    def _check_search(self, queries: Any, k: int, level: float | None) -> Tensor:
-        if level is not None:
-            self.calibration.check_level(level)
-        queries = self._check("queries", queries)
-        if check_integer("k", k, 1) > len(self):
-            raise ValueError(f"k must be from 1 to the number of rows, {len(self):,}; got {k}.")
-        return queries
-
     def _find(self, queries: Tensor, left_out: Tensor | None) -> Groups:
         """Return the best two groups of queries, without the groups of number `left_out`."""
-        found = self._find_groups(queries, self._candidates(queries, self._num_candidates, left_out), left_out)
+        count = min(len(self), CANDIDATES[self.score])
+        found = self._find_groups(queries, self._candidates(queries, count, left_out), left_out)
         return Groups(*(column[:, :2] for column in found))
-
-    def _near(self) -> Nearest:
-        """Return the other groups that rows are nearest to."""
-        assert self._nearest is not None
-        return self._nearest
 
     def _find_groups(self, queries: Tensor, found: Candidates, left_out: Tensor | None = None) -> Groups:
         """Return the best groups among candidates; more are searched for queries whose candidates are of one group."""
-        rows = found
-        if self.score == "margin":
-            scores = found.scores - self._near().offsets(found.rows, left_out)
-            order = scores.argsort(dim=1, descending=True, stable=True)
-            rows = Candidates(*(column.gather(1, order) for column in (scores, *found[1:])))
-        scores, is_first = group_scores(rows.scores, rows.groups, self.score == "cosine")
-        top = best_groups(scores, is_first, rows.groups, rows.ids, 2 if self.score == "cosine" else SCORED)
+        rows, is_margin = found, self.score == "margin"
+        if is_margin:
+            rows = sort_candidates(found, found.scores - self._near().offsets(found.rows, left_out))
+        scores, is_first = group_scores(rows.scores, rows.groups, not is_margin)
+        top = best_groups(scores, is_first, rows.groups, rows.ids, SCORED if is_margin else 2)
         lacking, count = (top.groups[:, 1] < 0) & (found.rows[:, -1] >= 0), 4 * found.rows.shape[1]
         if not lacking.any() or found.rows.shape[1] == len(self):
             return top
@@ -274,18 +272,16 @@ class CalibratedSearch(ABC):
                 column[lacking] = wider
         elif left_out is None:
             other = self._candidates(queries[lacking], 1, top.groups[lacking, 0])
-            scores = other.scores - (self._near().offsets(other.rows) if self.score == "margin" else 0.0)
+            scores = other.scores - (self._near().offsets(other.rows) if is_margin else 0.0)
             for column, of_other in zip(top, (scores, other.groups, other.ids), strict=True):
                 column[lacking, 1] = of_other[:, 0]
         return top
 
 
-def _by_groups(found: Candidates, groups: Groups) -> Candidates:
-    """Return rows with the scores of their groups, in the order of these."""
-    is_same = found.groups[:, :, None] == groups.groups[:, None]
-    scores = groups.scores[:, None].where(is_same, -torch.inf).amax(2).masked_fill(found.rows < 0, -torch.inf)
-    order = scores.argsort(dim=1, descending=True, stable=True)
-    return Candidates(*(column.gather(1, order) for column in (scores, *found[1:])))
+def sort_candidates(found: Candidates, scores: Tensor, count: int | None = None) -> Candidates:
+    """Return the best candidates by other scores (Q, c); equal ones stay in their order."""
+    order = scores.argsort(dim=1, descending=True, stable=True)[:, :count]
+    return Candidates(*[column.gather(1, order) for column in (scores, *found[1:])])
 
 
 def merge_groups(known: Groups, found: Candidates) -> Groups:

@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_sphere.geometry.checks import check_rows, shorten
-from hf_sphere.search.foreign import check_model
+from hf_sphere.search.drift import check_model
+from hf_sphere.search.matching import mean_interval
 from hf_sphere.search.neighbor_search import NeighborSearch
-from hf_sphere.search.vectors import hash_rows, unit_vectors
-from hf_sphere.utils.checks import check_seed
+from hf_sphere.search.vectors import repeated_rows, unit_vectors
+from hf_sphere.utils.checks import check_number, check_seed
 
 NEIGHBORS, FOLDS, FEWEST = 10, 5, 100
 """Neighbors whose recall is measured, folds of the anchors, and fewest anchors."""
@@ -37,8 +38,8 @@ class Migration(NamedTuple):
 
 def migrate(space: Any, old: Any, new: Any, max_recall_loss: float | None, model: str | None, seed: int) -> Any:
     """Return a space of mapped vectors; see `EmbeddingSpace.migrate`."""
-    if max_recall_loss is not None and not 0 <= max_recall_loss < 1:
-        raise ValueError(f"max_recall_loss must be at least 0 and below 1; got {max_recall_loss}.")
+    if max_recall_loss is not None:
+        check_number("max_recall_loss", max_recall_loss, "[0, 1)")
     if space.metric["distance"] != "cosine" or space._queries is not None:
         raise ValueError("only cosines that rows calibrate are migrated: calibrate the space without queries first.")
     old, new = space._check("old", old), unit_vectors("new", new)
@@ -48,9 +49,7 @@ def migrate(space: Any, old: Any, new: Any, max_recall_loss: float | None, model
     if count < (needed := max(FEWEST, dim)):
         raise ValueError(f"{needed:,} anchors are needed, one per dimension at least; got {count:,}. Embed more texts.")
     for name, anchors in (("old", old), ("new", new)):
-        hashes, first = hash_rows(anchors).tolist(), dict[int, int]()
-        repeated = [row for row, value in enumerate(hashes) if first.setdefault(value, row) != row]
-        if repeated:
+        if repeated := repeated_rows(anchors):
             raise ValueError(f"anchors must differ; of {name}, {len(repeated):,} repeat: rows {shorten(repeated)}.")
     if (check := check_model(space, old, None)).is_foreign:
         raise ValueError(f"old are no vectors of the space: {check}")
@@ -62,7 +61,8 @@ def migrate(space: Any, old: Any, new: Any, max_recall_loss: float | None, model
             mapped[fold == number] = F.normalize(old[fold == number].double() @ weights).float()
     recalls = {kind: _recalls(mapped, new) for kind, mapped in kinds.items()}
     best = max(recalls, key=lambda kind: float(recalls[kind].mean()))
-    migration = _describe(best, recalls[best])
+    low, mean, high = mean_interval(recalls[best])
+    migration = Migration(best, mean, low, high, count)
     if migration.high < 3 * NEIGHBORS / count:
         raise ValueError(f"{migration}, no more than by chance. Are old and new of the same anchors, in one order?")
     if max_recall_loss is not None and 1 - migration.low > max_recall_loss:
@@ -70,9 +70,8 @@ def migrate(space: Any, old: Any, new: Any, max_recall_loss: float | None, model
     weights = dict(_maps(old.double(), new.double()))[best]
     vectors = torch.cat([F.normalize(block.double() @ weights).float() for block in space.vectors.split(1 << 15)])
     check_rows(vectors.any(1), "a mapped vector has no direction", "are zero", space.ids)
-    options = dict(zip(("rows_per_group", "calibration_rows", "seed"), space._options, strict=True))
     numbers = {"numbers": space._numbers, "ids": space._ids, "kind": space.kind}
-    moved = type(space)(vectors, space.groups, **numbers, **options)
+    moved = type(space)(vectors, space.groups, **numbers, **space._options)
     moved._next, moved.model, moved.migration = space._next, model, migration
     if space.is_calibrated:
         moved.calibrate(score=space.score, rule=space.rule)
@@ -94,11 +93,3 @@ def _recalls(mapped: Tensor, new: Tensor) -> Tensor:
     rows = torch.arange(len(new))
     truth, found = (NeighborSearch(x, kind="torch").search_others(new, NEIGHBORS, rows, rows)[1] for x in (new, mapped))
     return (found[:, :, None] == truth[:, None]).any(1).double().mean(1)
-
-
-def _describe(kind: str, recalls: Tensor) -> Migration:
-    from scipy.stats import t  # slow to import
-
-    half = float(recalls.std() / len(recalls) ** 0.5 * t.ppf(0.975, len(recalls) - 1))
-    mean = float(recalls.mean())
-    return Migration(kind, mean, max(0.0, mean - half), min(1.0, mean + half), len(recalls))

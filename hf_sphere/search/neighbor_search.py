@@ -17,7 +17,7 @@ from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.neighbors import Distance, for_hyperbolic_distances, largest_products
 from hf_sphere.search.faiss_files import LARGEST_EFFORT, new_index, number_of_lists, read_index, write_index
 from hf_sphere.search.vectors import hash_rows
-from hf_sphere.utils.checks import check_integer, check_positive
+from hf_sphere.utils.checks import check_choice, check_extra, check_integer, check_positive
 
 logger = logging.getLogger(__name__)
 
@@ -60,12 +60,11 @@ def choose_kind(count: int, distance: Distance) -> SearchKind:
 
 def check_kind(kind: str, distance: Distance) -> None:
     """Raise an error if a kind of search is unknown, does not support the distance, or is not installed."""
-    if kind not in get_args(SearchKind):
-        raise ValueError(f"unknown kind of search {kind!r}; choose one of {', '.join(get_args(SearchKind))}.")
+    check_choice("kind of search", kind, get_args(SearchKind))
     if kind != "torch" and distance == "hyperbolic":
         raise ValueError(f"FAISS does not support the hyperbolic distance; use kind='torch' instead of {kind!r}.")
-    if kind != "torch" and importlib.util.find_spec("faiss") is None:
-        raise ImportError(f"kind {kind!r} needs FAISS: pip install 'hf_sphere[faiss]', or use kind='torch'.")
+    if kind != "torch":
+        check_extra("faiss", f"the kind {kind!r}", "faiss")
 
 
 class NeighborSearch:
@@ -111,30 +110,27 @@ class NeighborSearch:
         kind: SearchKind | None = None,
         file: Path | None = None,
     ) -> None:
-        if distance not in get_args(Distance):
-            raise ValueError(f"unknown distance {distance!r}; choose one of {', '.join(get_args(Distance))}.")
+        self.distance: Distance = check_choice("distance", distance, get_args(Distance))
         check_positive("curvature", curvature)
         is_mapped = file is not None and isinstance(references, Tensor) and references.dtype == torch.float32
         self.references = references.detach().cpu() if is_mapped else _at_least_float32(references)
-        self.distance: Distance = distance
         self.curvature = curvature
         count, is_double = len(self.references), self.references.dtype == torch.float64
         # FAISS compares in float32, which may not distinguish the nearest references.
         self.kind = kind or ("torch" if is_double and count <= LARGEST_EXACT else choose_kind(count, distance))
+        check_kind(self.kind, distance)
         self._dtype = self.references.dtype if self.kind == "torch" else torch.float32
         self.recall = 1.0 if file is None else torch.nan
-        check_kind(self.kind, distance)
         self._vectors: Tensor | None = None
         self._index: Any = None
-        self._spare = SPARE
+        self._spare, self._changed = SPARE, 0
         if file is not None:
-            self._index, stored = read_index(file, self.kind, self.references.shape, self._metric, self._digest())
-            self._numbers, self._changed, spare = stored["numbers"], *stored["counts"].tolist()
-            self._spare = max(SPARE, min(spare, MOST_SPARE))
+            self._index, about, stored = read_index(file, self.kind, self.references.shape[1], self._metric())
+            if about["references"] != self._digest():
+                raise ValueError(f"{file} cannot be used: it was built for other embeddings. Build the index again.")
+            self._numbers, self._changed, self._spare = stored["numbers"], about["changed"], about["spare"]
             self._origin = stored["center"].to(self.references.dtype)
             self._group(stored["hashes"])
-            if not torch.equal(self._numbers.sort().values, torch.arange(len(self._first))):
-                raise ValueError(f"{file} cannot be used: it has entries of other references. Build the index again.")
             return
         self._group(hash_rows(self.references))
         self._check_range("references", self.references)
@@ -159,10 +155,9 @@ class NeighborSearch:
         Raises:
             ValueError: If the queries have another length or are not finite, or k is not in 1..N.
         """
-        queries, count = self._check_queries(queries), len(self.references)
-        if check_integer("k", k, 1) > count:
+        if check_integer("k", k, 1) > (count := len(self.references)):
             raise ValueError(f"k must be from 1 to the number of references, {count:,}; got {k}.")
-        return self._nearest(queries, k, k + self._spare)
+        return self.find(self._check_queries(queries), k, k + self._spare)
 
     @torch.no_grad()
     def search_others(self, queries: Tensor, k: int, keys: Tensor, query_keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -175,9 +170,8 @@ class NeighborSearch:
             ValueError: If the queries, the keys or k are invalid.
         """
         queries = self._check_queries(queries)
-        for what, values, shape in (("keys", keys, self.references), ("query_keys", query_keys, queries)):
-            if not isinstance(values, Tensor) or values.shape != (len(shape),) or values.is_floating_point():
-                raise ValueError(f"{what} must be a tensor of {len(shape):,} integers.")
+        if keys.shape != self.references.shape[:1] or query_keys.shape != queries.shape[:1]:
+            raise ValueError("keys and query_keys must be one integer per reference, and one per query.")
         count, neighbors = min(check_integer("k", k, 1) + SPARE, len(keys)), []
         for block, own in zip(queries.split(4 * QUERIES), query_keys.split(4 * QUERIES), strict=True):
             points = self._prepare(block, as_query=True, as_products=True)
@@ -196,19 +190,20 @@ class NeighborSearch:
             raise ValueError(f"queries must have {dim} dimensions, as the references; got {queries.shape[1]}.")
         return queries
 
-    def _nearest(self, queries: Tensor, k: int, count: int) -> tuple[Tensor, Tensor]:
-        """Search among `count` candidates, and among more if the k-th neighbor is as far as the last of them."""
+    def find(self, queries: Tensor, k: int, count: int | None = None) -> tuple[Tensor, Tensor]:
+        """Search for valid queries, among more candidates if the k-th neighbor is as far as the last of `count`."""
         most, copies = len(self._first), min(k, int(self._starts.diff().max()))
-        count = min(count, most)
+        count = min(count or k + self._spare, most)
         candidates = self._candidates(queries, count)
-        at_once = min(QUERIES, max(1, NUMBERS // (count * max(copies, queries.shape[1]))))
-        blocks = zip(queries.split(at_once), candidates.split(at_once), strict=True)
-        neighbors = [self._choose(*block, k, copies) for block in blocks]
-        distances, rows, last = (torch.cat(pieces) for pieces in zip(*neighbors, strict=True))
+        at_once, neighbors = min(QUERIES, max(1, NUMBERS // (count * max(copies, queries.shape[1])))), []
+        for start in range(0, len(queries), at_once):
+            block = slice(start, start + at_once)
+            neighbors.append(self._choose(queries[block], candidates[block], k, copies))
+        distances, rows, last = map(torch.cat, zip(*neighbors, strict=True))
         if count < most and (tied := (distances[:, -1] == last) & last.isfinite()).any():
             unique, index = queries[tied].unique(dim=0, return_inverse=True)
-            blocks_of_more = unique.split(max(1, NUMBERS // min(4 * count, most)))
-            wider = [self._nearest(block, k, 4 * count) for block in blocks_of_more]
+            blocks = unique.split(max(1, NUMBERS // min(4 * count, most)))
+            wider = [self.find(block, k, 4 * count) for block in blocks]
             distances[tied], rows[tied] = (torch.cat(pieces)[index] for pieces in zip(*wider, strict=True))
         return distances, rows
 
@@ -228,8 +223,9 @@ class NeighborSearch:
 
     def save(self, path: Path) -> None:
         """Write the index of an approximate search, without the references, to a safetensors file."""
-        about = {"numbers": self._numbers, "hashes": self._hashes, "counts": torch.tensor([self._changed, self._spare])}
-        write_index(path, self._index, self._digest(), about | {"center": self._origin.double()})
+        about = {"references": self._digest(), "changed": self._changed, "spare": self._spare}
+        known = {"numbers": self._numbers, "hashes": self._hashes, "center": self._origin.double()}
+        write_index(path, self._index, about, **known)
 
     def update(self, references: Tensor, old: Tensor) -> bool:
         """Replace the references (M, d), valid and of the same dtype; return whether that needs no new search.
@@ -260,8 +256,7 @@ class NeighborSearch:
 
         It fell if chance does not explain it, for all references or for the last ones.
         """
-        count = len(self._first)
-        if self._index is None or self._changed <= count // 1000:
+        if self._changed <= (count := len(self._first)) // 1000:
             return
         recalls = [self._recalls(*self._held_out(first, 100)) for first in (0, max(0, count - self._changed))]
         highest = min(float(part.mean() + 2 * part.std(correction=0) / len(part) ** 0.5) for part in recalls)
@@ -286,7 +281,7 @@ class NeighborSearch:
         if self.kind == "flat" and (self.distance != "cosine" or len(queries) < FEW_QUERIES):
             import faiss
 
-            return torch.from_numpy(faiss.knn(vectors.numpy(), self._vectors.numpy(), count, self._metric)[1])
+            return torch.from_numpy(faiss.knn(vectors.numpy(), self._vectors.numpy(), count, self._metric())[1])
         blocks, parts = vectors.split(QUERIES), self._vectors.split(REFERENCES)
         return torch.cat([largest_products(block, parts, count) for block in blocks])
 
@@ -297,11 +292,11 @@ class NeighborSearch:
         """
         if self.distance == "hyperbolic":
             return for_hyperbolic_distances(points, self.curvature)[0 if as_query else 1]
-        if as_query:
-            self._check_range("queries", points)
         if self.distance == "cosine":
             is_unit = points.dtype == torch.float32 and ((points.norm(dim=1) - 1).abs() < 4e-7).all()
             return (points if is_unit else project_to_sphere(points)).to(self._dtype)
+        if as_query:
+            self._check_range("queries", points)
         center = self._center if as_products or self._index is None else self._origin
         points = (points - center).to(self._dtype)  # against cancellation
         if self.kind != "torch" and not as_products:
@@ -342,7 +337,6 @@ class NeighborSearch:
         # A median, since one large value would move the mean away from all others; it also keeps integers exact.
         return self.references[self._first[:: max(1, len(self._first) // 10_000)]].median(0).values
 
-    @property
     def _metric(self) -> int:
         import faiss
 
@@ -362,7 +356,7 @@ class NeighborSearch:
 
         count, dim, is_graph = len(self._first), self.references.shape[1], self.kind == "hnsw"
         lists, self._changed, self._numbers = number_of_lists(count), 0, torch.empty(0, dtype=torch.long)
-        self._index, self._origin = new_index(self.kind, dim, lists, self._metric), self._center
+        self._index, self._origin = new_index(self.kind, dim, lists, self._metric()), self._center
         # FAISS recommends at least 39 per list; more take longer, and memory, as do many to train the codes.
         sample = torch.randperm(count, generator=torch.Generator().manual_seed(0))[: 40 * lists]
         points = self._prepare(self.references[self._first[sample]], as_query=False).numpy()

@@ -13,7 +13,7 @@ from hf_sphere.geometry.checks import to_embeddings
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.uniformity_test import effective_dimension_interval, uniformity_test
 from hf_sphere.search.neighbor_search import NeighborSearch
-from hf_sphere.search.vectors import check_ids, check_names, hash_rows, parse_vectors
+from hf_sphere.search.vectors import check_ids, check_names, parse_vectors, repeated_rows
 from hf_sphere.utils.checks import check_seed
 from hf_sphere.utils.pages import Table
 
@@ -116,18 +116,15 @@ def report_vectors(vectors: Any, groups: Any = None, *, ids: Any = None, seed: i
     labels = torch.from_numpy(np.unique(names, return_inverse=True)[1])
     generator = torch.Generator().manual_seed(check_seed(seed))
     norms = torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float64)
-    usable, first = (norms.isfinite() & (norms > 0)).nonzero()[:, 0], dict[int, int]()
-    hashes = zip(usable.tolist(), hash_rows(vectors[usable]).tolist(), strict=True)
-    faults = {
-        "not finite": (~norms.isfinite()).nonzero()[:, 0].tolist(),
-        "zero": (norms == 0).nonzero()[:, 0].tolist(),
-        "equal to an earlier row": [row for row, value in hashes if first.setdefault(value, row) != row],
-    }
+    usable = (norms.isfinite() & (norms > 0)).nonzero()[:, 0]
+    copies = usable[repeated_rows(vectors[usable])]
+    faults = {"not finite": (~norms.isfinite()).nonzero()[:, 0], "zero": (norms == 0).nonzero()[:, 0]}
+    faults["equal to an earlier row"] = copies
     numbers: dict[str, Any] = {"rows": len(vectors), "dimensions": vectors.shape[1]}
     numbers |= {} if groups is None else {"groups": int(labels.max()) + 1}
     verdicts, drawn, remedies = list[str](), dict[str, Tensor](), list[Remedy]()
-    for name, bad in faults.items():
-        if bad:
+    for name, rows in faults.items():
+        if bad := rows.tolist():
             named = bad if ids is None else [ids[row] for row in bad]
             numbers[f"{'rows' if ids is None else 'ids'}_{name.replace(' ', '_')}"] = named
             verdicts.append(f"{len(bad):,} of {len(vectors):,} rows are {name}, the first is {named[0]}: remove them.")
@@ -137,7 +134,7 @@ def report_vectors(vectors: Any, groups: Any = None, *, ids: Any = None, seed: i
     numbers["smallest_median_largest_norm"] = norms[[0, len(norms) // 2, -1]].tolist()
     if (ratio := norms[-1] / norms[0]) > 1.02:
         verdicts.append(f"Not normalized: norms differ by a factor of {ratio:.3g}, so compare cosines or normalize.")
-    different = torch.tensor([*first.values()])
+    different = usable[~torch.isin(usable, copies)]
     sample, labels = _sample(labels[different], generator)
     points = project_to_sphere(vectors[different][sample])
     if len(usable) > 1 and (points - points[0]).abs().max() < 1e-6:

@@ -1,20 +1,29 @@
-"""Vectors with ids and groups, and their scores for queries."""
+"""Vectors with ids and groups: their search, and its calibration."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hf_sphere.search.foreign import Axes
-from hf_sphere.search.matching import Candidates
+from hf_sphere.search.calibration import Calibration, Rule
+from hf_sphere.search.margins import Groups, Nearest, Score
+from hf_sphere.search.matching import (
+    CANDIDATES,
+    CalibratedSearch,
+    Candidates,
+    ExpectedFound,
+    mean_interval,
+    merge_groups,
+)
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind
-from hf_sphere.search.sampling import mix, name_keys, sample_rows
+from hf_sphere.search.sampling import mix, name_keys, name_numbers, sample_rows
 from hf_sphere.search.vectors import check_ids, check_names, check_vectors, positions
+from hf_sphere.utils.checks import check_choice
 
 
-class GroupedVectors:
+class GroupedVectors(CalibratedSearch):
     """The rows of an `EmbeddingSpace`: vectors (N, d) float32, which the metric compares, ids and groups, (N,).
 
     The metric is a distance, as options of `NeighborSearch`. Rows have numbers that are never used again, by which
@@ -42,10 +51,14 @@ class GroupedVectors:
         self.kind = kind
         self._names: list[Any] | None = None if groups is None else []
         self._groups = self._number(groups, self._numbers)
-        self._options = (rows_per_group, calibration_rows, seed)
+        self._options = {"rows_per_group": rows_per_group, "calibration_rows": calibration_rows, "seed": seed}
         self._search: NeighborSearch | None = None
-        self._axes: Axes | None = None
+        self._axes: Any = None  # see `drift.axes_of`
         self._sampled: tuple[Tensor, Tensor, Tensor] | None = None  # groups, numbers, and the sample of these
+        self._queries: tuple[Tensor, Tensor] | None = None  # separate ones that calibrate, and their groups
+        self._calibration: Calibration | None = None
+        self._is_current = False
+        self.rule: Rule = "sharp"
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -57,9 +70,7 @@ class GroupedVectors:
 
     def _ids_of(self, rows: Tensor) -> list[list[Any]]:
         """Return the ids of rows (Q, k), None where there is none."""
-        ids = (
-            self._numbers.numpy().data if self._ids is None else self._ids
-        )  # items of the first are integers of Python
+        ids = self._numbers.numpy().data if self._ids is None else self._ids  # the former has integers of Python
         return [[None if row < 0 else ids[row] for row in some] for some in rows.tolist()]
 
     @property
@@ -79,11 +90,13 @@ class GroupedVectors:
         self, vectors: Tensor, numbers: Tensor, groups: Tensor, ids: list[Any] | None, old: Tensor | None = None
     ) -> None:
         """Set all rows; `old` are those that they were, -1 for new vectors, by default those of their numbers."""
-        old, search = positions(numbers, self._numbers) if old is None else old, self._search
+        old = positions(numbers, self._numbers) if old is None else old
         self.vectors, self._numbers, self._ids, self._groups = vectors, numbers, ids, groups
-        self._search = None
-        if search is not None and search.update(self.vectors, old):
-            self._search = search
+        if self._search is not None and not self._search.update(vectors, old):
+            self._search = None
+        self._is_current, self._nearest = False, None
+        if self._calibration is not None and self._queries is None and not len(self._calibration_rows()):
+            self._calibration = None  # so that a search without a level needs none
 
     def _check(self, what: str, vectors: Any, ids: Sequence[Any] | None = None) -> Tensor:
         """Return vectors (n, d) to compare with those of the space, unit vectors if it compares cosines."""
@@ -93,23 +106,21 @@ class GroupedVectors:
         """Return a number for each group, (n,) int64; without groups, that of the row."""
         if groups is None:
             return rows
-        assert self._names is not None
         names = check_names("groups", groups, len(rows))
-        numbers = {name: number for number, name in enumerate(self._names)}
+        numbers = {name: number for number, name in enumerate(self._names or ())}
         for name in names:
             numbers.setdefault(name, len(numbers))
         self._names = list(numbers)
         return torch.tensor([numbers[name] for name in names])
 
-    def _keys(self) -> np.ndarray:
-        """Return a pseudo-random number of the group of each row, (N,) uint64."""
-        numbers = self._groups.numpy()
-        keys = mix(numbers) if self._names is None else name_keys(self._names)[numbers]
-        return mix(keys ^ mix(np.array([self._options[2]])))
-
     def _sample(self) -> Tensor:
+        """Return the rows that calibrate and are compared, drawn by groups."""
         if self._sampled is None or self._sampled[0] is not self._groups or self._sampled[1] is not self._numbers:
-            rows = sample_rows(self._groups, self._keys(), self._numbers, *self._options[:2])
+            numbers, options = self._groups.numpy(), self._options
+            keys = mix(numbers) if self._names is None else name_keys(self._names)[numbers]
+            keys = mix(keys ^ mix(np.array([options["seed"]])))
+            limits = options["rows_per_group"], options["calibration_rows"]
+            rows = sample_rows(self._groups, keys, self._numbers, *limits)
             self._sampled = self._groups, self._numbers, rows
         return self._sampled[2]
 
@@ -124,10 +135,145 @@ class GroupedVectors:
         if among is not None:
             search, groups = NeighborSearch(self.vectors[among], kind="torch", **self.metric), groups[among]
         if left_out is None:
-            distances, rows = search.search(queries, count)
+            distances, rows = search.find(queries, count)
         else:
             distances, rows = search.search_others(queries, count, groups, left_out)
         exists = rows >= 0
         scores = (1 - distances if self.metric["distance"] == "cosine" else -distances).where(exists, -torch.inf)
         rows = rows if among is None else among[rows].where(exists, -1)
         return Candidates(scores, rows, self._numbers[rows].where(exists, -1), self._groups[rows].where(exists, -1))
+
+    def calibrate(
+        self,
+        queries: Any = None,
+        groups: Any = None,
+        *,
+        score: Literal["auto"] | Score = "auto",
+        rule: Rule | None = None,
+    ) -> None:
+        """Calibrate the p-values again, by `calibration`, `calibration_groups`, `score` and `rule` of `fit`.
+
+        Raises:
+            ValueError: If there is only one group, or an argument is invalid.
+            TypeError: If queries are no dense numbers.
+        """
+        check_choice("score", score, ("auto", "cosine", "margin"))
+        check_choice("rule", rule, (None, "sharp", "strict"))
+        is_cosine = self.metric["distance"] == "cosine"
+        if score == "margin" and not is_cosine:
+            raise ValueError(f"margins are of cosines, not of the {self.metric['distance']} distance.")
+        separate = None
+        if queries is not None:
+            queries = self._check("calibration", queries)
+            numbers = torch.arange(len(queries))
+            if groups is not None:  # by which a group is also recognized that is added later
+                numbers = name_numbers(check_names("calibration_groups", groups, len(queries)))
+                self.check_groups(self.groups, numbers)
+            separate = queries, numbers
+        elif groups is not None:
+            raise ValueError("calibration_groups are the groups of calibration, which is missing.")
+        self._queries, self._calibration, self._nearest = separate, None, None
+        self.rule = rule or ("sharp" if separate is None else "strict")
+        self.score = ("margin" if is_cosine and self._names is not None else "cosine") if score == "auto" else score
+        self._calibration, self._is_current = self._updated(), True
+
+    def check_groups(self, groups: Any, calibration: Tensor | None = None) -> None:
+        """Raise an error if groups of rows, names or None, are also those of separate calibration queries."""
+        if calibration is None and self._queries is not None:
+            calibration = self._queries[1]
+        if groups is None or calibration is None:
+            return
+        names = [*dict.fromkeys(groups)]
+        if len(shared := torch.isin(name_numbers(names), calibration).nonzero()):
+            which = f"groups of the space are groups of calibration queries, such as {names[shared[0]]!r}"
+            hint = "these must have no match in the space: leave them out, or rename one of both"
+            raise ValueError(f"{len(shared):,} {which}; {hint}.")
+
+    @property
+    def calibration(self) -> Calibration:
+        """The calibration of the current rows; computed when it is first used, or after rows were changed.
+
+        Raises:
+            ValueError: If there are no two groups, or only those that chose the score.
+        """
+        if self._calibration is None or not self._is_current:
+            self._calibration, self._is_current = self._updated(), True
+        return self._calibration
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether searches without a level have p-values; others calibrate first."""
+        return self._calibration is not None
+
+    def expected_found(self, level: float) -> ExpectedFound:
+        """Return the share of queries of known groups that a level accepts with the right group, before any query.
+
+        It is measured on the rows that calibrate, each searched without itself, and on a sample of all rows if separate
+        queries do; the mean over groups of two rows or more, with a 95 % interval over groups. Queries that differ from
+        the rows, such as questions, find another share.
+
+        Raises:
+            ValueError: If the calibration has too few groups for the level, or there are no two groups of two rows.
+        """
+        self.calibration.check_level(level)
+        rows = self._calibration_rows() if self._queries is None else self._sample()
+        group, sizes = self._groups.unique(return_inverse=True, return_counts=True)[1:]
+        rows = rows[sizes[group[rows]] > 1]
+        own, counts = self._groups[rows].unique(return_inverse=True, return_counts=True)[1:]
+        if len(counts) < 2:
+            raise ValueError("there are no two groups of two rows or more, one of which finds the other.")
+        count = min(CANDIDATES[self.score] + 1, len(self))
+        found = self._candidates(self.vectors[rows], count)
+        is_other = (found.rows != rows[:, None]).int()
+        order = is_other.argsort(dim=1, descending=True, stable=True)[:, : count - 1]  # the row itself is the last one
+        found = Candidates(*(column.gather(1, order) for column in found))
+        best = self._judge(self.vectors[rows], found, 1, level)
+        assert best.accepted is not None
+        hits = best.accepted[:, 0] & (self._groups[best.rows[:, 0]] == self._groups[rows])
+        shares = torch.zeros(len(counts)).double().index_add(0, own, hits.double()) / counts
+        low, mean, high = mean_interval(shares)
+        return ExpectedFound(level, mean, low, high)
+
+    def _calibration_rows(self) -> Tensor:
+        """Return the rows that calibrate: none if there are no two groups."""
+        rows = self._sample()
+        return rows if len(self._groups.unique()) > 1 else rows[:0]
+
+    def _near(self) -> Nearest:
+        if self._nearest is None:
+            self._nearest = Nearest.of(self.vectors, self._groups, self._sample())
+        return self._nearest
+
+    def _updated(self) -> Calibration:
+        """Return the calibration of the current rows; scores that cannot have changed are kept."""
+        old, left_out = self._calibration, None
+        if self._queries is not None:
+            queries, groups = self._queries
+            ids, known = torch.full((len(queries),), -1), torch.arange(len(queries))
+        else:
+            rows = self._calibration_rows()
+            if not len(rows):
+                raise ValueError(
+                    "the vectors are of one group, so no query without a match is known. Give groups=, or calibration "
+                    "queries without a match (calibration=)."
+                )
+            queries, ids = self.vectors[rows], self._numbers[rows]
+            groups = left_out = self._groups[rows]
+            known = positions(ids, old.ids) if old is not None else ids
+        if old is None or self.score == "margin":
+            return Calibration(groups, ids, *self._find(queries, left_out), self._next, self.rule)
+        # The best two groups before, and by rows that were added; they are found anew if a best row was removed.
+        at = known.clamp_min(0)
+        found = Groups(old.scores[at], old.match_groups[at], old.matches[at])
+        is_fresh = (known < 0) | ~torch.isin(found.ids, self._numbers).all(1)
+        added = (self._numbers >= old.next_id).nonzero()[:, 0]
+        if len(added):
+            new = self._candidates(queries, min(CANDIDATES[self.score], len(added)), left_out, added)
+            found = merge_groups(found, new)
+            if len(added) > new.rows.shape[1]:
+                is_fresh |= (new.groups == new.groups[:, :1]).all(1)  # the next group may be beyond these candidates
+        if is_fresh.any():
+            fresh = self._find(queries[is_fresh], None if left_out is None else left_out[is_fresh])
+            for column, values in zip(found, fresh, strict=True):
+                column[is_fresh] = values
+        return Calibration(groups, ids, *found, self._next, self.rule)

@@ -12,27 +12,16 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.checks import check_labels, to_embeddings
-from hf_sphere.search.calibration import Calibration, Rule
+from hf_sphere.search.calibration import Rule
 from hf_sphere.search.compression import CompressedSpace, compress
-from hf_sphere.search.drift import Comparison, compare
-from hf_sphere.search.foreign import FEWEST, ModelCheck, check_model
+from hf_sphere.search.drift import FEWEST, Comparison, ModelCheck, check_model, compare
 from hf_sphere.search.index_files import read_index, write_index
-from hf_sphere.search.margins import Groups, Nearest, Score
-from hf_sphere.search.matching import CalibratedSearch, Candidates, ExpectedFound, merge_groups
+from hf_sphere.search.margins import Score
 from hf_sphere.search.migration import Migration, migrate
 from hf_sphere.search.neighbor_search import SearchKind
 from hf_sphere.search.report import VectorReport, report_vectors
 from hf_sphere.search.rows import GroupedVectors
-from hf_sphere.search.sampling import name_numbers
-from hf_sphere.search.vectors import (
-    as_list,
-    as_names,
-    check_ids,
-    check_names,
-    positions,
-    unit_vectors,
-    usable_rows,
-)
+from hf_sphere.search.vectors import as_list, as_names, check_ids, check_names, positions, unit_vectors, usable_rows
 from hf_sphere.utils.checks import check_choice, check_integer, check_seed
 from hf_sphere.utils.pages import Table
 
@@ -44,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class EmbeddingSpace(GroupedVectors, CalibratedSearch, Table):
+class EmbeddingSpace(GroupedVectors, Table):
     """Embeddings that are searched for matches, with a promise about queries that have none.
 
     For a query of a group that is not in the space, the probability that any row is accepted is at most
@@ -75,10 +64,6 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch, Table):
             got = f"{vectors.dtype} {tuple(vectors.shape)}"
             raise ValueError(f"vectors must be float32 (N, d); got {got}. Use fit, and vectors[None] for one vector.")
         super().__init__(vectors, groups, **options)
-        self._queries: tuple[Tensor, Tensor] | None = None  # separate ones, and their groups
-        self._calibration: Calibration | None = None
-        self._is_current = False
-        self.rule: Rule = "sharp"
         self.skipped: list[Any] = []
         self.model: str | None = None
         self.migration: Migration | None = None
@@ -133,67 +118,20 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch, Table):
         Raises:
             ValueError: If an argument is invalid, or there is only one group.
         """
-        counts = {"rows_per_group": rows_per_group, "calibration_rows": calibration_rows}
-        options: dict[str, Any] = {name: check_integer(name, count, 1) for name, count in counts.items()}
-        options["seed"] = check_seed(seed)
-        vectors = to_embeddings(vectors, 1, "vectors")
-        named = {"groups": None if groups is None else check_names("groups", groups, len(vectors))}
-        named["ids"] = None if ids is None else check_ids(ids, len(vectors))
-        skipped: list[Any] = []
+        options = {"rows_per_group": check_integer("rows_per_group", rows_per_group, 1), "seed": check_seed(seed)}
+        options["calibration_rows"] = check_integer("calibration_rows", calibration_rows, 1)
+        vectors, numbers, skipped = to_embeddings(vectors, 1, "vectors"), None, list[Any]()
+        groups = None if groups is None else check_names("groups", groups, len(vectors))
+        ids = None if ids is None else check_ids(ids, len(vectors))
         if check_choice("invalid", invalid, ("refuse", "skip")) == "skip":
-            rows, skipped = usable_rows("vectors", vectors, named["ids"])
-            if skipped:
-                vectors, options["numbers"] = vectors[rows], rows
-                named = {name: cells and [cells[row] for row in rows.tolist()] for name, cells in named.items()}
-        units = unit_vectors("vectors", vectors, named["ids"], ", or leave them out with invalid='skip'")
-        space = cls(units, kind=kind, **named, **options)
+            numbers, skipped = usable_rows("vectors", vectors, ids)
+            vectors = vectors[numbers] if skipped else vectors
+            groups, ids = (names and [names[row] for row in numbers.tolist()] for names in (groups, ids))
+        units = unit_vectors("vectors", vectors, ids, ", or leave them out with invalid='skip'")
+        space = cls(units, groups, ids=ids, numbers=numbers, kind=kind, **options)
         space.skipped, space.model = skipped, model
         space.calibrate(calibration, calibration_groups, score=score, rule=rule)
         return space
-
-    def calibrate(
-        self,
-        queries: Any = None,
-        groups: Any = None,
-        *,
-        score: Literal["auto"] | Score = "auto",
-        rule: Rule | None = None,
-    ) -> None:
-        """Calibrate the p-values again, by `calibration`, `calibration_groups`, `score` and `rule` of `fit`.
-
-        Raises:
-            ValueError: If there is only one group, or an argument is invalid.
-            TypeError: If queries are no dense numbers.
-        """
-        check_choice("score", score, ("auto", "cosine", "margin"))
-        check_choice("rule", rule, (None, "sharp", "strict"))
-        is_cosine = self.metric["distance"] == "cosine"
-        if score == "margin" and not is_cosine:
-            raise ValueError(f"margins are of cosines, not of the {self.metric['distance']} distance.")
-        if queries is None and groups is not None:
-            raise ValueError("calibration_groups are the groups of calibration, which is missing.")
-        separate = None
-        if queries is not None:
-            queries = self._check("calibration", queries)
-            numbers = torch.arange(len(queries))
-            if groups is not None:  # by which a group is also recognized that is added later
-                numbers = name_numbers(check_names("calibration_groups", groups, len(queries)))
-                self.check_groups(self.groups, numbers)
-            separate = queries, numbers
-        self._queries, self._calibration, self._nearest = separate, None, None
-        self.rule = rule or ("sharp" if separate is None else "strict")
-        self.score = ("margin" if is_cosine and self._names is not None else "cosine") if score == "auto" else score
-        self._calibration, self._is_current = self._updated(), True
-
-    def check_groups(self, groups: Any, calibration: Tensor | None = None) -> None:
-        """Raise an error if groups of rows, names or None, are also those of separate calibration queries."""
-        if calibration is None:
-            calibration = torch.empty(0, dtype=torch.long) if self._queries is None else self._queries[1]
-        names = [] if groups is None else [*dict.fromkeys(groups)]
-        if names and len(shared := torch.isin(name_numbers(names), calibration).nonzero()):
-            which = f"groups of the space are groups of calibration queries, such as {names[shared[0]]!r}"
-            hint = "these must have no match in the space: leave them out, or rename one of both"
-            raise ValueError(f"{len(shared):,} {which}; {hint}.")
 
     def __repr__(self) -> str:
         groups = "" if self._names is None else f", {len(self._groups.unique()):,} groups"
@@ -209,53 +147,6 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch, Table):
 
         groups = {} if self._names is None else {"group": self.groups}
         return pd.DataFrame({"id": list(self.ids), **groups})
-
-    @property
-    def calibration(self) -> Calibration:
-        """The calibration of the current rows; computed when it is first used, or after rows were changed.
-
-        Raises:
-            ValueError: If there are no two groups, or only those that chose the score.
-        """
-        if self._calibration is None or not self._is_current:
-            self._calibration, self._is_current = self._updated(), True
-        return self._calibration
-
-    @property
-    def is_calibrated(self) -> bool:
-        """Whether searches without a level have p-values; others calibrate first."""
-        return self._calibration is not None
-
-    def expected_found(self, level: float) -> ExpectedFound:
-        """Return the share of queries of known groups that a level accepts with the right group, before any query.
-
-        It is measured on the rows that calibrate, each searched without itself, and on a sample of all rows if separate
-        queries do; the mean over groups of two rows or more, with a 95 % interval over groups. Queries that differ from
-        the rows, such as questions, find another share.
-
-        Raises:
-            ValueError: If the calibration has too few groups for the level, or there are no two groups of two rows.
-        """
-        from scipy.stats import t  # slow to import
-
-        self.calibration.check_level(level)
-        rows = self._calibration_rows() if self._queries is None else self._sample()
-        group, sizes = self._groups.unique(return_inverse=True, return_counts=True)[1:]
-        rows = rows[sizes[group[rows]] > 1]
-        own, counts = self._groups[rows].unique(return_inverse=True, return_counts=True)[1:]
-        if len(counts) < 2:
-            raise ValueError("there are no two groups of two rows or more, one of which finds the other.")
-        count = min(self._num_candidates + 1, len(self))
-        found = self._candidates(self.vectors[rows], count)
-        is_other = (found.rows != rows[:, None]).int()
-        order = is_other.argsort(dim=1, descending=True, stable=True)[:, : count - 1]  # the row itself is the last one
-        found = Candidates(*(column.gather(1, order) for column in found))
-        best = self._judge(self.vectors[rows], found, 1, level, found)
-        assert best.accepted is not None
-        hits = best.accepted[:, 0] & (self._groups[best.rows[:, 0]] == self._groups[rows])
-        shares = torch.zeros(len(counts)).double().index_add(0, own, hits.double()) / counts
-        mean, half = float(shares.mean()), float(shares.std() / len(shares) ** 0.5 * t.ppf(0.975, len(shares) - 1))
-        return ExpectedFound(level, mean, max(0.0, mean - half), min(1.0, mean + half))
 
     def check_model(self, vectors: Any, model: str | None = None) -> ModelCheck:
         """Test whether vectors are of another model than those of the space; `print` shows the result as text.
@@ -336,13 +227,12 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch, Table):
         Raises:
             ValueError: If a vector, name or id is invalid, a group calibrates, or the vectors are of another model.
         """
-        ids = self._check_ids(ids)
-        vectors = self._check("vectors", vectors, ids)
+        self._check_alike(ids=ids, groups=groups)
+        vectors = self._check("vectors", vectors, None if ids is None else (ids := as_list(ids)))
         if check:
             self._refuse_foreign(vectors, model)
         if self._ids is not None:
             ids = check_ids(ids, len(vectors), self._ids)
-        self._check_grouped(groups)
         if self._names is not None:
             groups = as_list(groups) * (len(vectors) if np.ndim(groups) == 0 else 1)
             check_names("groups, old and new,", [self._names[0], *groups], 1 + len(groups))
@@ -354,27 +244,25 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch, Table):
         self._next += len(numbers)
         return numbers.tolist() if self._ids is None else ids
 
-    def _refuse_foreign(self, vectors: Tensor, model: str | None) -> None:
+    def _refuse_foreign(self, vectors: Tensor, model: str | None = None) -> None:
         if (result := check_model(self, vectors, model)).is_foreign:
             raise ValueError(f"{result} If they are right, add them with check=False.")
 
     def _check_search(self, queries: Any, k: int, level: float | None) -> Tensor:
         queries = super()._check_search(queries, k, level)
-        self._warn_of_foreign(queries)
+        if len(queries) >= FEWEST:
+            self._warn_of_foreign(queries)
         return queries
 
     def _warn_of_foreign(self, queries: Tensor) -> None:
-        if len(queries) >= FEWEST and (result := check_model(self, queries, None)).is_foreign:
+        if (result := check_model(self, queries, None)).is_foreign:
             logger.warning("%s", result)
 
-    def _check_ids(self, ids: Any) -> list[Any] | None:
-        if (ids is None) != (self._ids is None):
-            raise ValueError(f"the space has {'no ' if self._ids is None else ''}ids; add rows alike (ids=).")
-        return None if ids is None else as_list(ids)
-
-    def _check_grouped(self, groups: Any) -> None:
-        if (groups is None) != (self._names is None):
-            raise ValueError(f"the space has {'no ' if self._names is None else ''}groups; add rows alike.")
+    def _check_alike(self, **names: Any) -> None:
+        """Raise an error if rows have ids or groups where those of the space have none, or the other way round."""
+        for what, known in (("ids", self._ids), ("groups", self._names)):
+            if what in names and (names[what] is None) != (known is None):
+                raise ValueError(f"the space has {'no ' * (known is None)}{what}; add rows alike ({what}=).")
 
     def remove(self, groups: Any = None, *, ids: Any = None) -> int:
         """Remove the rows of a group or of several, or those with ids; return their number.
@@ -404,18 +292,17 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch, Table):
             ValueError: If a vector, name or id is invalid, or the ids of a space that was fitted without ids are not
                 different integers from 0 to 2^62 - 1.
         """
-        self._check_grouped(groups)
+        self._check_alike(groups=groups)
         names = None if self._ids is None else as_list(ids)
         vectors = self._check("vectors", vectors, names)
-        if self._ids is None:
+        if names is None:
             numbers = check_labels(ids, len(vectors), "ids").cpu()
             if len(numbers.unique()) < len(numbers) or not 0 <= numbers.min() <= numbers.max() < 1 << 62:
                 got = f"{numbers.min()} to {numbers.max()}, or repetitions"
                 raise ValueError(f"ids must be different, from 0 to 2^62 - 1; got {got}.")
         else:
+            known = dict(zip(self._ids or (), self._numbers.tolist(), strict=True))
             names, fresh = check_ids(names, len(vectors)), itertools.count(self._next)
-            check_names("ids, old and new,", both := [self._ids[0], *names], len(both))
-            known = dict(zip(self._ids, self._numbers.tolist(), strict=True))
             numbers = torch.tensor([known[name] if name in known else next(fresh) for name in names])
         groups = None if groups is None else check_names("groups", groups, len(vectors))
         self._replace(vectors, numbers, groups, names)
@@ -444,9 +331,8 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch, Table):
                 has changed since the space was loaded from it.
         """
         columns = {"id": self.ids} | ({} if self.groups is None else {"group": self.groups})
-        rules = {"groups": self._names, "ids": self._ids}
-        about = {name: None if known is None else "" for name, known in rules.items()}
-        write_index(folder, self, columns, model=self.model or "", **about)
+        given = {"groups": None if self._names is None else "", "ids": None if self._ids is None else ""}
+        write_index(folder, self, columns, model=self.model or "", **given)
 
     @classmethod
     def load(cls, folder: str | PathLike) -> "EmbeddingSpace":
@@ -459,67 +345,6 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch, Table):
             ValueError: If a file is damaged.
         """
         return read_index(cls, folder)[2]
-
-    def _set(self, *args: Any) -> None:
-        super()._set(*args)
-        self._is_current, self._nearest = False, None
-        if self._calibration is not None and self._queries is None and not len(self._calibration_rows()):
-            self._calibration = None  # so that a search without a level needs none
-
-    def _calibration_rows(self) -> Tensor:
-        """Return the rows that calibrate: none if there are no two groups."""
-        rows = self._sample()
-        return rows if len(self._groups.unique()) > 1 else rows[:0]
-
-    def _near(self) -> Nearest:
-        if self._nearest is None:
-            self._nearest = Nearest.of(self.vectors, self._groups, self._sample())
-        return self._nearest
-
-    def _updated(self) -> Calibration:
-        """Return the calibration of the current rows; scores that cannot have changed are kept."""
-        old = self._calibration
-        if self._queries is not None:
-            queries, groups = self._queries
-            ids, left_out = torch.full((len(queries),), -1), None
-            known = torch.arange(len(queries))
-        else:
-            rows = self._calibration_rows()
-            if not len(rows):
-                raise ValueError(
-                    "the vectors are of one group, so no query without a match is known. Give groups=, or calibration "
-                    "queries without a match (calibration=)."
-                )
-            queries, ids = self.vectors[rows], self._numbers[rows]
-            groups = left_out = self._groups[rows]
-            known = positions(ids, old.ids) if old is not None else ids
-        if self.score == "margin":
-            found = self._find(queries, left_out)
-        else:
-            found, is_fresh = self._find_added(old, known, queries, left_out)
-            if is_fresh.any():
-                fresh = self._find(queries[is_fresh], None if left_out is None else left_out[is_fresh])
-                for column, values in zip(found, fresh, strict=True):
-                    column[is_fresh] = values
-        return Calibration(groups, ids, *found, self._next, self.rule)
-
-    def _find_added(
-        self, old: Calibration | None, known: Tensor, queries: Tensor, left_out: Tensor | None
-    ) -> tuple[Groups, Tensor]:
-        """Return the best two groups of queries before and by rows that were added, and whether they must be found."""
-        if old is None:
-            none = torch.full((len(queries), 2), -1)
-            return Groups(none.double(), none.clone(), none.clone()), torch.full((len(queries),), True)
-        at = known.clamp_min(0)
-        found = Groups(old.scores[at], old.match_groups[at], old.matches[at])
-        is_fresh = (known < 0) | ~torch.isin(found.ids, self._numbers).all(1)  # also if the best row was removed
-        added = (self._numbers >= old.next_id).nonzero()[:, 0]
-        if len(added):
-            new = self._candidates(queries, min(self._num_candidates, len(added)), left_out, added)
-            found = merge_groups(found, new)
-            if len(added) > new.rows.shape[1]:
-                is_fresh |= (new.groups == new.groups[:, :1]).all(1)  # the next group may be beyond these candidates
-        return found, is_fresh
 
     def report(self, *, seed: int = 0) -> VectorReport:
         """Describe the directions of the vectors and what is wrong with them; see `hf_sphere.search.report_vectors`.

@@ -62,32 +62,22 @@ def parse_vectors(values: Any, what: str = "vectors", scale: Any = None, offset:
     check_dense(what, values)
     kind = "numbers, the same number of them for each, or the base64 of float32"
     try:
-        if not isinstance(values, Tensor):
-            if not isinstance(values, Sequence):
-                values = np.asarray(values) if hasattr(values, "__array__") else [*values]
-            if not len(values):
-                raise ValueError("there are none")
-            if all(isinstance(row, str) for row in values):
-                values = [np.frombuffer(base64.b64decode(row, validate=True), "<f4") for row in values]
+        if not isinstance(values, (Tensor, Sequence)):
+            values = np.asarray(values) if hasattr(values, "__array__") else [*values]
+        if not isinstance(values, Tensor) and len(values) and all(isinstance(row, str) for row in values):
+            values = [np.frombuffer(base64.b64decode(row, validate=True), "<f4") for row in values]
         values = to_tensor(what, values, kind).detach().cpu()
-        is_integer = not values.is_floating_point()
-        if scale is not None:
-            shapes = {torch.as_tensor(step).shape for step in (scale, offset)}
-            if odd := shapes - {torch.Size(), torch.Size([1]), values.shape[1:]}:
-                raise ValueError(
-                    f"scale and offset are a number or one per dimension; got the shape {tuple(odd.pop())}"
-                )
-            values = values.float() * torch.as_tensor(scale).float() + torch.as_tensor(offset).float()
-    except (TypeError, ValueError, RuntimeError) as error:  # of torch, for lengths that differ
+    except (TypeError, ValueError) as error:  # of torch, for lengths that differ
         reason = error_text(error).rstrip(".").removeprefix(f"{what} must be {kind}; ")
         raise ValueError(f"{what} must be {kind}: {reason}.") from error
-    if is_integer and scale is None:
+    if scale is not None:
+        shapes = [torch.as_tensor(step).shape for step in (scale, offset)]
+        if any(shape not in ((), (1,), values.shape[1:]) for shape in shapes):  # else it might be one per row
+            raise ValueError(f"{what} have {values.shape[-1]} dimensions; scale and offset are one number or one each.")
+        values = values.float() * torch.as_tensor(scale).float() + torch.as_tensor(offset).float()
+    elif not values.is_floating_point():
         hint = "scale=1.0 if all dimensions have the same, else one number per dimension, and the offset, if any"
         raise ValueError(f"{what} are integers, which need their scale. Use hf_sphere.search.read_vectors: {hint}.")
-    if values.dtype == torch.float64 and values.numel():
-        largest = values.abs().amax(-1)
-        fits = (largest.float() > 0) & (largest.float() < torch.inf) | (largest == 0) | ~largest.isfinite()
-        check_rows(fits, f"{what} must be in the range of float32, 1e-45 to 3e38; normalize them", "are not")
     return values.float()
 
 
@@ -105,15 +95,21 @@ def hash_rows(vectors: Tensor) -> Tensor:
     return torch.tensor([int.from_bytes(digest, "little", signed=True) for digest in digests], dtype=torch.long)
 
 
+def repeated_rows(vectors: Tensor) -> list[int]:
+    """Return the rows that are equal to an earlier one."""
+    first = dict[int, int]()
+    return [row for row, value in enumerate(hash_rows(vectors).tolist()) if first.setdefault(value, row) != row]
+
+
 def check_vectors(what: str, vectors: Any, dim: int, distance: str, ids: Sequence[Any] | None = None) -> Tensor:
     """Return vectors (n, d), or one (d,), that can be compared with those of a space, float32 on the CPU."""
     vectors = to_tensor(what, vectors)
     vectors = vectors[None] if vectors.ndim == 1 else vectors
-    is_cosine = distance == "cosine"
-    checked = unit_vectors(what, vectors, ids) if is_cosine else check_embeddings(vectors, 1, what).cpu().float()
-    if checked.shape[1] != dim:
-        raise ValueError(f"{what} must have {dim} dimensions, as the space; got {checked.shape[1]}.")
-    return checked
+    if vectors.ndim == 2 and vectors.shape[1] != dim:
+        raise ValueError(f"{what} must have {dim} dimensions, as the space; got {vectors.shape[1]}.")
+    return (
+        unit_vectors(what, vectors, ids) if distance == "cosine" else check_embeddings(vectors, 1, what).cpu().float()
+    )
 
 
 def unit_vectors(what: str, vectors: Any, ids: Sequence[Any] | None = None, hint: str = "") -> Tensor:
@@ -123,49 +119,45 @@ def unit_vectors(what: str, vectors: Any, ids: Sequence[Any] | None = None, hint
     """
     vectors = to_embeddings(vectors, 1, what).cpu()
     ids = None if ids is None else check_names("ids", ids, len(vectors))
-    is_valid, norms = is_finite(vectors), _norms(vectors)
-    if ids is not None:
-        check_rows(is_valid & (norms > 0), f"{what} must be finite and not zero", "are not", ids, hint)
-    check_rows(is_valid, f"{what} must be finite", "are not", hint=hint)
-    check_rows(norms > 0, "a zero vector has no direction", f"{what} are zero", hint=hint)
-    blocks = vectors.split(8192)
+    valid, norms = _valid_and_norms(vectors)
+    check_rows(valid, f"{what} must be finite and not zero", "are not", ids, hint)
     if what not in ("queries", "rows") and len(odd := norms[(norms - 1).abs() > 1e-2]):
         text = "%d of %d %s are not unit vectors (norms from %.3g to %.3g); they are normalized."
         logger.warning(text, len(odd), len(norms), what, odd.min(), odd.max())
     if vectors.dtype == torch.float32 and (norms - 1).abs().max() <= 1e-6:
         return vectors
     units = torch.empty(vectors.shape)
-    for block, part in zip(blocks, units.split(8192), strict=True):
+    for block, part in zip(vectors.split(8192), units.split(8192), strict=True):  # without large copies
         part[:] = project_to_sphere(block.double())
     return units
 
 
-def _norms(vectors: Tensor) -> Tensor:
+def _valid_and_norms(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Return whether vectors (N, d) are finite and not zero, and their norms, (N,) each."""
     norms = torch.empty(len(vectors), dtype=torch.float64)
-    for block, part in zip(vectors.split(8192), norms.split(8192), strict=True):  # without large copies
+    for block, part in zip(vectors.split(8192), norms.split(8192), strict=True):
         part[:] = torch.linalg.vector_norm(block.double(), dim=1)
-    return norms
+    return is_finite(vectors) & (norms > 0), norms
 
 
 def usable_rows(what: str, vectors: Tensor, ids: Sequence[Any] | None) -> tuple[Tensor, list[Any]]:
     """Return the rows of vectors (N, d) that are finite and not zero, and the ids of others, which a message lists."""
-    valid = is_finite(vectors) & (_norms(vectors) > 0)
+    valid = _valid_and_norms(vectors)[0]
     others = (~valid).nonzero()[:, 0].tolist()
     others = others if ids is None else [ids[row] for row in others]
     if others:
         text = "%d of %d %s are not finite, or zero, and are left out: %s %s."
-        kind = "rows" if ids is None else "ids"
-        logger.warning(text, len(others), len(valid), what, kind, shorten(others, 20))
+        logger.warning(text, len(others), len(valid), what, "rows" if ids is None else "ids", shorten(others, 20))
     return valid.nonzero()[:, 0], others
 
 
 def check_ids(ids: Any, count: int, known: Sequence[Any] = ()) -> list[Any]:
     """Return ids, one per row and different, also from those that are `known`, texts or integers."""
-    names = check_names("ids", ids, count)
+    names, old = check_names("ids", ids, count), {*known}
     check_names("ids, old and new,", [*known[:1], *names], count + len(known[:1]))
-    repeated = [name for name, times in Counter([*names, *{*known}.intersection(names)]).items() if times > 1]
+    repeated = [name for name, times in Counter([*names, *old.intersection(names)]).items() if times > 1]
     if repeated:
-        where = "are in the space or repeated" if {*known}.intersection(repeated) else "are repeated"
+        where = "are in the space or repeated" if old.intersection(repeated) else "are repeated"
         raise ValueError(f"ids must be different; {len(repeated):,} {where}: {shorten(repeated)}.")
     return names
 
@@ -181,10 +173,6 @@ def check_names(what: str, groups: Any, count: int) -> list[Any]:
     if len(kinds) != 1 or not kinds <= {int, str}:
         found = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise ValueError(f"{what} must be all texts or all integers; got {found}.")
-    try:
-        pa.array(names, pa.int64() if kinds == {int} else pa.string())
-    except (OverflowError, UnicodeEncodeError, pa.ArrowInvalid) as error:
-        raise ValueError(f"{what} must be texts of Unicode or integers of 64 bits with a sign; {error}") from error
     return names
 
 
@@ -198,11 +186,7 @@ def as_names(what: str, values: Any) -> set[Any]:
 
 def as_list(values: Any) -> list[Any]:
     """Return a list of names or numbers, also for a single one, as values of Python."""
-    if getattr(values, "is_meta", False):
-        raise ValueError("ids and names must have values; tensors on the device meta have none.")
-    if isinstance(values, Tensor):
-        check_dense("ids and names", values)
-    if isinstance(values, Mapping) or hasattr(values, "columns"):
+    if isinstance(values, Mapping) or hasattr(values, "columns"):  # whose items are the names of columns
         raise ValueError(f"ids and names must be a list, an array or a column, and no {type(values).__name__}.")
     for method in ("tolist", "to_pylist", "as_py"):  # of a column of pyarrow in several parts, and of one value
         values = getattr(values, method)() if hasattr(values, method) else values

@@ -117,7 +117,7 @@ INVALID = {
     "dimensions": (lambda: EmbeddingSpace(unit(5, 4)).compare(unit(5, 3)), "other must have 4 dimensions"),
     "not finite": (lambda: EmbeddingSpace(unit(5, 4)).compare(unit(5, 4) * torch.inf), "other must be finite"),
     "seed": (lambda: EmbeddingSpace(unit(20, 4)).compare(unit(20, 4), seed=-1), "seed must be an integer from 0 to"),
-    "level": (lambda: EmbeddingSpace(unit(5, 4)).compare(unit(5, 4), level=5), "level must be between 0 and 1"),
+    "level": (lambda: EmbeddingSpace(unit(5, 4)).compare(unit(5, 4), level=5), "level must be a number in"),
 }
 
 

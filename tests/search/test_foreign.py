@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 
 from hf_sphere.commands import index as index_command
 from hf_sphere.search import EmbeddingSpace, ImageIndex, ImageSource
-from hf_sphere.search.foreign import RELATED, Axes, axes_of
+from hf_sphere.search.drift import RELATED, Axes, axes_of
 
 DIM = 48
 

@@ -265,47 +265,14 @@ def rewrite(folder: Path, about: dict | None = None, columns: dict | None = None
 
 CRAFTED = {
     "names of other rows": {"columns": None, "embeddings": torch.zeros(3, 6)},
-    "no files": {"columns": {"file": None}},
-    "missing names": {"columns": {"file": ["a.png"] * 6 + [None]}},
-    "numbers for names": {"columns": {"file": [[1]] * 7}},
-    "a name above the source": {"columns": {"file": ["a.png"] * 6 + ["../secret.png"]}},
-    "a name that leaves the source": {"columns": {"file": ["even/../../secret.png"] * 7}},
-    "an absolute name": {"columns": {"file": ["/etc/secret.png"] * 7}},
-    "an empty name": {"columns": {"file": [""] * 7}},
-    "an unknown source": {"columns": {"source": [0] * 6 + [1]}},
-    "a negative source": {"columns": {"source": [-1] * 7}},
-    "a negative row": {"columns": {"row": [-1] * 7}},
-    "equal numbers": {"columns": {"number": [0] * 7}},
-    "numbers to come": {"columns": {"number": list(range(1, 8))}},
+    "no numbers": {"columns": {"number": None}},
     "equal ids": {"columns": {"id": [0] * 7}, "about": {"ids": ""}},
     "no ids": {"about": {"ids": "key"}},
-    "texts for columns": {"columns": {"columns": ["a"] * 7}},
-    "texts for certainties": {"columns": {"confidence": ["high"] * 7}},
-    "certainties that are not finite": {"columns": {"confidence": [float("nan")] * 7}},
-    "embeddings that are not finite": {"embeddings": torch.full((7, 6), torch.nan)},
-    "a zero vector": {"embeddings": torch.ones(7, 6) * torch.arange(7)[:, None]},
-    "a seed of 71 bits": {"about": {"seed": 2**70}},
     "a truth value for a seed": {"about": {"seed": True}},
-    "no calibration rows": {"about": {"calibration_rows": 0}},
-    "a number for a truth value": {"about": {"is_chosen": 1}},
-    "integers for embeddings": {"embeddings": torch.zeros(7, 6, dtype=torch.int64)},
-    "a vector for embeddings": {"embeddings": torch.zeros(7)},
     "a distance of its own": {"about": {"distance": "manhattan"}},
     "a number for the model": {"about": {"model": 3}},
-    "no weights": {"about": {"weights": None}},
-    "a text for the sources": {"about": {"sources": "photos"}},
     "a source without a split": {"about": {"sources": [["photos"]]}},
-    "a relative source": {"about": {"sources": [["photos", None]]}},
-    "an unknown kind": {"about": {"search": "exact"}},
-    "a recall above 1": {"about": {"recall": 2.0}},
-    "an id for new images that parquet cannot store": {"about": {"next_id": 2**63}},
-    "a curvature of 0": {"about": {"curvature": 0.0}},
-    "an absolute model_folder": {"about": {"model_folder": "/"}},
-    "tables elsewhere": {"about": {"tables": [{"../x.csv": [1, 1]}]}},
-    "tables of more sources": {"about": {"tables": [{}, {}]}},
     "no next id": {"about": {"next_id": None}},
-    "no digests": {"columns": {"digest": None}},
-    "missing settings": {"columns": {"settings": [None] * 7}},
 }
 
 
@@ -323,18 +290,6 @@ def test_embeddings_of_another_dimension_than_those_of_the_model_are_an_error(in
     crafted = ImageIndex.load(tmp_path / "index", index.encoder)
     with pytest.raises(ValueError, match="the embeddings of the index have 5 dimensions, but the new ones 6"):
         crafted.search(photos, 1, **QUIET)
-
-
-@pytest.mark.parametrize("name", ["images.parquet", "embeddings.safetensors", "index.json", "neighbors.safetensors"])
-def test_a_device_or_pipe_for_a_file_is_an_error(name, encoder, photos, tmp_path):
-    ImageIndex.build(encoder, photos, kind="ivf", **QUIET).save(tmp_path / "index")
-    (tmp_path / "index" / name).unlink()
-    os.mkfifo(tmp_path / "index" / name)
-    with pytest.raises(ValueError, match=r"is damaged: .*not a regular file"):
-        ImageIndex.load(tmp_path / "index", encoder)
-    (tmp_path / "index" / "manifest.json").write_text('{"files": {}}')
-    with pytest.raises(ValueError, match=r"is damaged: manifest.json .*does not list index.json"):
-        ImageIndex.load(tmp_path / "index", encoder)
 
 
 def test_the_search_of_other_embeddings_is_an_error(encoder, tmp_path):
@@ -362,7 +317,7 @@ def test_an_index_opens_no_other_picture_than_the_one_that_was_indexed(source, i
         pq.write_table(pa.table({"image": [{"bytes": None, "path": str(secret)}] * 9}), Path(name, "train.parquet"))
     for digest in (index.images["digest"], [None] * 7):
         rewrite(tmp_path / "index", {"sources": [[name, split]]}, {"file": [file] * 7, "digest": digest})
-        with pytest.raises((ValueError, OSError), match=r"secret.png cannot be opened: .*add it again|another size"):
+        with pytest.raises((ValueError, OSError), match=r"secret.png cannot be opened: .*(add it again|outside it)"):
             ImageIndex.load(tmp_path / "index", index.encoder).open_image(0)
 
 
@@ -481,7 +436,7 @@ def test_moved_images_are_not_duplicated_and_copies_are_kept(way, index, photos,
     assert index.open_image(3).size == (8, 8)
 
 
-def test_a_reordered_data_set_is_told_and_its_images_keep_their_identities(encoder, digits, tmp_path, caplog):
+def test_a_reordered_data_set_is_noticed_and_its_images_keep_their_identities(encoder, digits, tmp_path, caplog):
     folder = tmp_path / "data"
     folder.mkdir()
 
@@ -495,8 +450,7 @@ def test_a_reordered_data_set_is_told_and_its_images_keep_their_identities(encod
     assert caplog.messages == []
     write([3, 1, 0, 2])
     index = ImageIndex.load(tmp_path / "index", encoder)
-    assert f"the dataset {folder} changed" in caplog.text
-    with pytest.raises(ValueError, match=r"train/0 cannot be opened: its dataset has changed; add it again"):
+    with pytest.raises(ValueError, match=r"train/0 cannot be opened: it is not the image that was indexed; add it"):
         index.open_image(0)
     assert index.add(folder, **QUIET) == 0
     assert dict(zip(index.images["file"], index.images["id"], strict=True)) == {
@@ -868,8 +822,8 @@ def test_a_search_with_a_level_searches_the_embeddings_once(encoder, monkeypatch
     if is_separate:
         index.calibrate(images, **QUIET)
     expected, counts = index.search(images, 3, classes=classes, **QUIET), []
-    search = neighbor_search.NeighborSearch.search
-    monkeypatch.setattr(neighbor_search.NeighborSearch, "search", lambda *args: counts.append(args[2]) or search(*args))
+    search = neighbor_search.NeighborSearch.find
+    monkeypatch.setattr(neighbor_search.NeighborSearch, "find", lambda *args: counts.append(args[2]) or search(*args))
     found = index.search(images, 3, classes=classes, false_accept=0.9, **QUIET)
     assert len(counts) == searches
     assert torch.equal(found.rows, expected.rows)
@@ -915,7 +869,7 @@ def test_a_group_of_the_calibration_images_is_not_added(encoder, digits):
 
 
 def test_bad_input_is_refused(index, digits, photos):
-    with pytest.raises(ValueError, match="k must be from 1 to the number of references, 7; got 8"):
+    with pytest.raises(ValueError, match="k must be from 1 to the number of images to find, 7; got 8"):
         index.search(digits[9], 8, **QUIET)
     with pytest.raises(ValueError, match="embeds no texts; search with images"):
         index.search_texts(["a digit"])
@@ -942,9 +896,6 @@ def test_texts_have_a_level_by_a_calibration_with_texts(clip, photos, tmp_path):
         index.search(photos, 1, false_accept=0.5, **QUIET)
 
 
-# Crafted files
-
-
 def test_images_are_added_to_an_index_without_training(encoder, digits, monkeypatch):
     built, new_index = [], neighbor_search.new_index
     monkeypatch.setattr(neighbor_search, "new_index", lambda *args: built.append(args) or new_index(*args))
@@ -955,27 +906,6 @@ def test_images_are_added_to_an_index_without_training(encoder, digits, monkeypa
     found = index.search([digits[0].rotate(90)], 1, **QUIET)
     assert found.rows.tolist() == [[len(index) - 2]]
     assert len(built) == 1
-
-
-SCORES = dict.fromkeys(("groups", "matches", "ids"), torch.arange(3)) | {"scores": torch.zeros(3).double()}
-CRAFTED_CALIBRATIONS = {
-    "scores that are no numbers": {"scores": torch.full((3,), torch.nan).double()},
-    "scores of another type": {"scores": torch.zeros(3)},
-    "more groups": {"groups": torch.arange(4)},
-    "no scores": {"scores": None},
-    "no calibration queries": {name: value[:0] for name, value in SCORES.items()},
-    "queries of other dimensions": {"queries": torch.zeros(3, 5)},
-    "other tensors": {"weights": torch.zeros(3)},
-}
-
-
-@pytest.mark.parametrize("tensors", CRAFTED_CALIBRATIONS.values(), ids=CRAFTED_CALIBRATIONS)
-def test_a_crafted_calibration_is_one_error_that_names_the_index(tensors, index, tmp_path):
-    index.save(tmp_path / "index")
-    stored = {"embeddings": index.embeddings, **SCORES, **tensors}
-    save_file({n: t.clone() for n, t in stored.items() if t is not None}, tmp_path / "index" / "embeddings.safetensors")
-    with pytest.raises(ValueError, match=r"^the index .*index is damaged: [^\n]+\. Build it again\.$"):
-        ImageIndex.load(rewrite(tmp_path / "index"), index.encoder)
 
 
 # Vectors and texts
@@ -1017,7 +947,6 @@ def test_rows_of_a_file_that_did_not_change_are_not_added_again(tmp_path):
     index = ImageIndex.load(tmp_path / "index")
     assert (index.changes(), index.add(tmp_path / "a.parquet", **QUIET)) == ([], 0)
     Dataset.from_dict({"embedding": torch.randn(6, 4).numpy()}).to_parquet(tmp_path / "a.parquet")
-    assert index.changes() == [f"the dataset {tmp_path / 'a.parquet'} changed"]
     assert index.add(tmp_path / "a.parquet", **QUIET) == 1
     assert sorted(index.images["id"]) == list(range(6))
 

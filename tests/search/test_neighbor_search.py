@@ -1,6 +1,5 @@
 import logging
 import math
-import os
 import time
 
 import pytest
@@ -130,50 +129,44 @@ def test_the_kind_is_chosen_by_the_number_of_references(monkeypatch, caplog):
         NeighborSearch(points(3, 2), kind="flat")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"distance": "manhattan"}, "unknown distance 'manhattan'; choose one of cosine"),
-        ({"kind": "tree"}, "unknown kind of search 'tree'; choose one of torch, flat, ivf, hnsw"),
-        ({"kind": "ivf", "distance": "hyperbolic"}, "FAISS does not support the hyperbolic distance"),
-        *[
-            ({"distance": "hyperbolic", "curvature": curvature}, "curvature must be finite and positive")
-            for curvature in (0, -1, math.nan, math.inf)
-        ],
-    ],
-)
-def test_unknown_options_are_rejected(options, message):
+def search_others(dim: int = 4, k: int = 1, keys: int = 10, query_keys: int = 2):
+    search = NeighborSearch(points(10, 4))
+    return search.search_others(torch.ones(2, dim), k, torch.arange(keys), torch.arange(query_keys))
+
+
+INVALID = [
+    (lambda: NeighborSearch(points(3, 2), distance="manhattan"), "distance must be one of cosine, .*'manhattan'"),
+    (lambda: NeighborSearch(points(3, 2), kind="tree"), "kind of search must be one of torch, flat, ivf, hnsw"),
+    (lambda: NeighborSearch(points(3, 2), kind="ivf", distance="hyperbolic"), "does not support the hyperbolic"),
+    (lambda: NeighborSearch(points(3, 2), distance="hyperbolic", curvature=-1), "curvature must be finite and positi"),
+    (lambda: NeighborSearch(points(3, 2)).search(torch.ones(1, 3), 1), "must have 2 dimensions, as the references"),
+    (lambda: NeighborSearch(points(3, 2)).search(torch.ones(1, 2), 4), "k must be from 1 to the number of ref.* got 4"),
+    (lambda: NeighborSearch(points(3, 2)).search(torch.ones(1, 2), 2.0), "k must be an integer of at least 1; got 2.0"),
+    (lambda: NeighborSearch(points(3, 2)).search(torch.full((1, 2), torch.nan), 1), "must be finite"),
+    (lambda: search_others(query_keys=1), "must be one integer per reference, and one per query"),
+    (lambda: search_others(keys=9), "must be one integer per reference, and one per query"),
+    (lambda: search_others(k=0), "k must be an integer of at least 1"),
+    (lambda: search_others(dim=3), "queries must have 4 dimensions"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), INVALID)
+def test_invalid_input_is_an_error_that_says_what_is_wrong(call, message):
     with pytest.raises(ValueError, match=message):
-        NeighborSearch(points(3, 2), **options)
+        call()
 
 
-@pytest.mark.parametrize(
-    ("queries", "k", "message"),
-    [
-        (torch.ones(1, 3), 1, "queries must have 2 dimensions, as the references; got 3"),
-        (torch.ones(1, 2), 4, "k must be from 1 to the number of references, 3; got 4"),
-        (torch.ones(1, 2), 0, "k must be an integer of at least 1; got 0"),
-        (torch.ones(1, 2), 2.0, "k must be an integer of at least 1; got 2.0"),
-        (torch.full((1, 2), torch.nan), 1, "must be finite"),
-    ],
-)
-def test_invalid_queries_are_rejected(queries, k, message):
-    with pytest.raises(ValueError, match=message):
-        NeighborSearch(points(3, 2)).search(queries, k)
-
-
-def test_a_file_of_another_index_is_rejected(tmp_path):
+def test_a_file_of_another_index_or_a_damaged_one_is_rejected(tmp_path):
     NeighborSearch(points(50, 2), kind="ivf").save(tmp_path / "index")
     others = [(points(3, 2), "cosine"), (points(50, 2, seed=1), "cosine"), (points(50, 2), "euclidean")]
     for references, distance in others:
         with pytest.raises(ValueError, match="index cannot be used: it was built for other embeddings"):
             NeighborSearch(references, distance=distance, kind="ivf", file=tmp_path / "index")
-    with pytest.raises(ValueError, match="it does not have the tensors of the kind hnsw"):
+    with pytest.raises(ValueError, match="index cannot be used: "):
         NeighborSearch(points(50, 2), kind="hnsw", file=tmp_path / "index")
-    for content in (b"nothing", b"", (tmp_path / "index").read_bytes()[:-8]):
-        (tmp_path / "index").write_bytes(content)
-        with pytest.raises(ValueError, match=r"index cannot be used: .*Build the index again"):
-            NeighborSearch(points(50, 2), kind="ivf", file=tmp_path / "index")
+    (tmp_path / "index").write_bytes((tmp_path / "index").read_bytes()[:-8])
+    with pytest.raises(ValueError, match=r"index cannot be used: .*Build the index again"):
+        NeighborSearch(points(50, 2), kind="ivf", file=tmp_path / "index")
 
 
 @pytest.mark.parametrize(
@@ -182,12 +175,7 @@ def test_a_file_of_another_index_is_rejected(tmp_path):
         ("ivf", "sizes", lambda sizes: sizes + 10**9),
         ("ivf", "sizes", lambda sizes: sizes * torch.tensor([-1] + [1] * (len(sizes) - 1))),
         ("ivf", "sizes", lambda sizes: sizes[:-1]),
-        ("ivf", "sizes", lambda sizes: sizes.double()),
         ("ivf", "centroids", lambda centroids: centroids[:, :1]),
-        ("ivf", "centroids", lambda centroids: centroids * torch.nan),
-        ("ivf", "effort", lambda effort: effort * 0),
-        ("ivf", "effort", lambda effort: effort + 10**12),
-        ("ivf", "more", lambda _: torch.ones(1)),
         *[
             (kind, name, change)
             for kind in ("ivf", "hnsw")
@@ -195,16 +183,6 @@ def test_a_file_of_another_index_is_rejected(tmp_path):
                 ("codes", lambda codes: codes[:-1]),
                 ("codes", lambda codes: codes[:, 1:]),
                 ("ranges", lambda ranges: ranges[1:]),
-                ("ranges", lambda ranges: ranges * torch.nan),
-                ("numbers", lambda numbers: numbers + 10**9),
-                ("numbers", lambda numbers: numbers * 0),
-                ("numbers", lambda numbers: numbers[None]),
-                ("hashes", lambda hashes: hashes[:-1]),
-                ("hashes", lambda hashes: hashes * 0),
-                ("center", lambda center: center[:1]),
-                ("center", lambda center: center * torch.inf),
-                ("counts", lambda counts: counts[:1]),
-                ("counts", lambda counts: counts - 1),
             )
         ],
         ("hnsw", "links", lambda links: links + 1000),
@@ -214,40 +192,16 @@ def test_a_file_of_another_index_is_rejected(tmp_path):
         ("hnsw", "levels", lambda levels: levels * 0),
         ("hnsw", "levels", lambda levels: levels + 100),
         ("hnsw", "levels", lambda levels: levels.flip(0)),
-        ("hnsw", "entry", lambda entry: entry - 10**6),
-        ("hnsw", "entry", lambda _: torch.ones(2).long()),
-        ("hnsw", "effort", lambda effort: effort + 10**12),
     ],
 )
-def test_a_crafted_file_is_rejected(kind, name, value, tmp_path):
+def test_a_crafted_file_that_would_crash_the_process_is_rejected(kind, name, value, tmp_path):
     references, file = points(900, 4), tmp_path / "index"
     NeighborSearch(references, kind=kind).save(file)
     with safe_open(file, "pt") as stored:
         about, parts = stored.metadata(), {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
-    save_file({**parts, name: value(parts.get(name)).contiguous()}, file, about)
+    save_file({**parts, name: value(parts[name]).contiguous()}, file, about)
     with pytest.raises(ValueError, match="index cannot be used: "):
         NeighborSearch(references, kind=kind, file=file)
-
-
-def test_a_file_that_is_replaced_while_it_is_read_is_rejected(monkeypatch, tmp_path):
-    file, opened = tmp_path / "index", []
-    NeighborSearch(points(900, 4), kind="ivf").save(file)
-    NeighborSearch(points(90, 4), kind="ivf").save(tmp_path / "other")
-
-    def open_another(path, **options):
-        opened.append(path)
-        return safe_open(path if len(opened) == 1 else tmp_path / "other", **options)
-
-    monkeypatch.setattr("safetensors.safe_open", open_another)
-    with pytest.raises(ValueError, match="index cannot be used: "):
-        NeighborSearch(points(900, 4), kind="ivf", file=file)
-
-
-@pytest.mark.parametrize("path", ["fifo", "/dev/zero", ".", "missing"])
-def test_only_a_regular_file_is_read(path, tmp_path):
-    os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(FileNotFoundError, match="there is no file"):
-        NeighborSearch(points(50, 2), kind="ivf", file=tmp_path / path)
 
 
 @pytest.mark.parametrize("distance", ["cosine", "euclidean"])
@@ -458,22 +412,3 @@ def test_a_file_is_used_with_references_of_any_kind(convert, tmp_path):
     search.save(tmp_path / "index")
     loaded = NeighborSearch(convert(references), kind="ivf", file=tmp_path / "index")
     assert torch.equal(loaded.search(references, 5)[1], search.search(references, 5)[1])
-
-
-OTHERS = {
-    "a key for all queries": ({"query_keys": torch.arange(1)}, "query_keys must be a tensor of 2 integers"),
-    "fewer keys": ({"keys": torch.arange(9)}, "keys must be a tensor of 10 integers"),
-    "fractions": ({"keys": torch.arange(10.0)}, "keys must be a tensor of 10 integers"),
-    "true": ({"k": True}, "k must be an integer of at least 1"),
-    "no neighbors": ({"k": 0}, "k must be an integer of at least 1"),
-    "another length": ({"queries": torch.ones(2, 3)}, "queries must have 4 dimensions"),
-}
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_a_search_without_the_own_key_checks_all_that_it_is_given(name):
-    change, message = OTHERS[name]
-    valid = {"queries": torch.eye(4)[:2], "k": 1, "keys": torch.arange(10), "query_keys": torch.arange(2)}
-    points = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(ValueError, match=message):
-        NeighborSearch(points).search_others(**valid | change)
