@@ -71,8 +71,8 @@ class CircleScene(Scene):
         axes.set_aspect("equal")
         if self.lengths:
             self._draw_plane(axes, scale)
-            return self.describe(marks="lines", shown=len(self.drawn_directions), whole="circle")
-        return self.describe(ROSE_NOTE, marks="lines", shown=self._draw_rose(axes), whole="circle")
+            return self.describe(marks="lines", shown=len(self.drawn_directions))
+        return self.describe(ROSE_NOTE, marks="lines", shown=self._draw_rose(axes))
 
     def draw_names(self, axes: Any, size: float) -> None:
         """See `Scene`."""
@@ -84,19 +84,17 @@ class CircleScene(Scene):
             place_names(axes, _NAMES * means, self.present, self.class_names, size, beside=means)
 
     def _draw_plane(self, axes: Any, scale: float) -> None:
-        points = self.points
-        draw_points(axes, points, self.labels, scale=scale)
-        low, high = points.amin(0).clamp_max(0.0), points.amax(0).clamp_min(0.0)
+        draw_points(axes, self.points, self.labels, scale=scale)
+        low, high = self.points.amin(0).clamp_max(0.0), self.points.amax(0).clamp_min(0.0)
         room = 0.06 * (high - low).max().clamp_min(1e-12)
-        for set_limits, start, end in zip((axes.set_xlim, axes.set_ylim), low - room, high + room, strict=True):
-            set_limits(start.item(), end.item())
+        (left, bottom), (right, top) = (low - room).tolist(), (high + room).tolist()
         axes.axhline(0.0, color="0.8", linewidth=0.8, zorder=0)
         axes.axvline(0.0, color="0.8", linewidth=0.8, zorder=0)
         beyond = 2.0 * torch.maximum(low.abs(), high.abs()).norm()  # the edge of the figure
         for index, direction in self.drawn_directions.items():
             x, y = (beyond * direction).tolist()
-            axes.plot((0.0, x), (0.0, y), color=mark_of(index)[0], linewidth=1.6, zorder=3, scalex=False, scaley=False)
-        axes.set(xlabel="first coordinate", ylabel="second coordinate")
+            axes.plot((0.0, x), (0.0, y), color=mark_of(index)[0], linewidth=1.6, zorder=3)
+        axes.set(xlim=(left, right), ylim=(bottom, top), xlabel="first coordinate", ylabel="second coordinate")
 
     def _draw_rose(self, axes: Any) -> int:
         """Draw the densities, and the directions that end inside the figure; return the number of these directions."""
@@ -111,22 +109,21 @@ class CircleScene(Scene):
             color, _ = mark_of(index)
             height = torch.cat([height, height[:1]])
             outer = ring * (1 + height)
-            area = torch.cat([outer, ring.flip(1)], dim=1)
-            axes.fill(*area.numpy(), color=color, alpha=0.35, linewidth=0, zorder=2)
+            axes.fill(*torch.cat([outer, ring.flip(1)], dim=1).numpy(), color=color, alpha=0.35, linewidth=0, zorder=2)
             outer[:, height < 0.004] = torch.nan
             axes.plot(*outer.numpy(), color=color, linewidth=1.4, zorder=3)
         quarter = bool((self.points >= -1e-6).all())  # then it fills the figure
-        for set_limits, room in ((axes.set_xlim, 0.45), (axes.set_ylim, 0.22)):
-            set_limits(-_MARGIN if quarter else -_NAMES - room, _NAMES + room)
+        x, y = _NAMES + 0.45, _NAMES + 0.22
+        axes.set(xlim=(-_MARGIN if quarter else -x, x), ylim=(-_MARGIN if quarter else -y, y))
         axes.set_axis_off()
-        inside = {
-            index: direction
-            for index, direction in self.drawn_directions.items()
-            if not quarter or (direction >= -_MARGIN).all()
-        }
-        for index, (x, y) in inside.items():
-            axes.plot((0.0, x), (0.0, y), color=mark_of(index)[0], linewidth=2.0, zorder=4, solid_capstyle="round")
-        return len(inside)
+        shown = 0
+        for index, direction in self.drawn_directions.items():
+            if not quarter or (direction >= -_MARGIN).all():
+                x, y = direction.tolist()
+                style = {"linewidth": 2.0, "zorder": 4, "solid_capstyle": "round"}
+                axes.plot((0.0, x), (0.0, y), color=mark_of(index)[0], **style)
+                shown += 1
+        return shown
 
 
 def _density(points: Tensor) -> Tensor:

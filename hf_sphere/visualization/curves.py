@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +20,6 @@ from hf_sphere.visualization.figures import (
     style_line,
 )
 
-_STRETCHED_UP_TO = 0.05  # percent below 100 at which the stretch of an axis ends
 _MOST_POINTS = 4000  # points of a curve; more are not visible and enlarge the file
 _ANGLE_BINS = 180
 
@@ -33,8 +31,7 @@ def plot_reliability(
     """Draw accuracy over confidence with one point per bin, and below it the number of predictions in each bin.
 
     The error bar of a point is the 95 % interval of its accuracy (Wilson), so that a bin of few predictions is not
-    mistaken for miscalibration. Both axes show the same range, as small as the points allow. If most points are still
-    close to 100 %, as for a model with very few errors, both axes are stretched towards 100 %.
+    mistaken for miscalibration. Both axes show the same range, as small as the points allow.
 
     Args:
         bins: The bins, see `hf_sphere.metrics.reliability_bins`; empty ones are ignored.
@@ -66,12 +63,9 @@ def plot_reliability(
     ends = 100 * torch.tensor([test.proportion_ci(method="wilson") for test in tests])
     figure = new_figure(5.6, 6.8, title)
     axes, below = figure.subplots(2, height_ratios=(5, 1), sharex=True)
-    start = _start_of_axis(min(confidence.min().item(), accuracy.min().item()))
+    span = 1.15 * (100 - min(confidence.min().item(), accuracy.min().item()))
+    start = 100 - next((size for size in (0.5, 1, 2, 5, 10, 20, 30, 50, 70) if size >= span), 100)
     end = 100 + 0.02 * (100 - start)
-    in_corner = torch.minimum(confidence, accuracy) > 100 - 0.03 * (100 - start)
-    if crowded := in_corner.double().mean().item() > 0.5:
-        end = 100 + _STRETCHED_UP_TO / 2
-        _stretch_towards_100(axes, start)
     axes.plot((start, end), (start, end), "--", color="0.45", linewidth=1.2, zorder=1, label="perfect calibration")
     errors = torch.stack([accuracy - ends[:, 0], ends[:, 1] - accuracy]).clamp_min(0)
     style = {"color": COLORS[0], "markersize": 5, "elinewidth": 1.2, "capsize": 2.5, "zorder": 2}
@@ -80,8 +74,7 @@ def plot_reliability(
     # Above the axes, since points can be anywhere inside.
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
     below.vlines(confidence, 0, count, color=COLORS[0], linewidth=3)
-    below.set(ylim=(0, 1.15 * count.max().item()), ylabel="images")
-    below.set_xlabel("confidence, % (both axes are stretched towards 100)" if crowded else "confidence, %")
+    below.set(ylim=(0, 1.15 * count.max().item()), ylabel="images", xlabel="confidence, %")
     below.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
     for panel in (axes, below):
         panel.grid()
@@ -112,9 +105,8 @@ def plot_risk_coverage(
         >>> curve = hf_sphere.metrics.risk_coverage(torch.rand(100), torch.rand(100) > 0.5)
         >>> figure = plot_risk_coverage({"norm": curve}, path="risk.png")
     """
-    empty = [name for name, (coverage, _) in curves.items() if len(coverage) == 0]
-    if not curves or empty:
-        raise ValueError(f"there are no predictions to draw {empty[0] if empty else 'a curve'} of.")
+    if not curves or not all(len(coverage) for coverage, _ in curves.values()):
+        raise ValueError("there are no predictions to draw: there is no curve, or an empty one.")
     figure = new_figure(6.4, 4.2, title)
     axes: Any = figure.subplots()
     top = 0.0
@@ -124,8 +116,7 @@ def plot_risk_coverage(
         axes.plot(x, y, linewidth=1.8, label=name, **style_line(index))
         # Among the first few predictions a single error is a large share, which must not set the scale.
         top = max(top, y[x >= min(5.0, x[-1].item())].max().item())
-    everything = y[-1].item()
-    axes.axhline(everything, color="0.45", linewidth=1.0, linestyle=(0, (1, 2)), label="all kept")
+    axes.axhline(y[-1].item(), color="0.45", linewidth=1.0, linestyle=(0, (1, 2)), label="all kept")
     room = top or 1.0
     axes.set(xlim=(0, 101), ylim=(-0.02 * room, 1.08 * room))  # a curve at zero must be visible
     axes.set(xlabel="share of images kept, most confident first, %", ylabel="error rate among them, %")
@@ -175,25 +166,3 @@ def plot_class_angles(points: Tensor, labels: Tensor, *, title: str = "", path: 
     drawn = f"a sample of {MAX_PAIRS:,} pairs of each kind, of {every:,} in all"
     add_caption(figure, drawn if every > MAX_PAIRS else f"all {every:,} pairs")
     return save_figure(figure, path)
-
-
-def _start_of_axis(lowest: float) -> float:
-    """Choose the start of an axis that ends at 100, in percent, a little below `lowest`."""
-    room = 1.15 * (100 - lowest)
-    return 100 - next((span for span in (0.5, 1, 2, 5, 10, 20, 30, 50, 70) if span >= room), 100)
-
-
-def _stretch_towards_100(axes: Any, start: float) -> None:
-    """Set the scale of both axes to -log(100 - value), in which 90, 99 and 99.9 are equidistant, up to near 100."""
-
-    def forward(values: Any) -> Any:
-        return -np.log10(np.maximum(100 - values + _STRETCHED_UP_TO, 1e-3))
-
-    def backward(values: Any) -> Any:
-        return 100 + _STRETCHED_UP_TO - 10.0**-values
-
-    ticks = [tick for tick in (0, 50, 80, 90, 95, 98, 99, 99.5, 99.9, 100) if tick >= start]
-    labels = [f"{tick:g}" for tick in ticks]
-    for set_scale, set_ticks in ((axes.set_xscale, axes.set_xticks), (axes.set_yscale, axes.set_yticks)):
-        set_scale("function", functions=(forward, backward))
-        set_ticks(ticks, labels)

@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,9 +58,7 @@ class EmbeddingPictures:
         self.name = ", ".join(names) or Path(data.name).name
         self.title = self.name if title is None else title
         self.notes: list[str] = []
-        self.directions: Tensor | None = None
-        if directions:
-            self.directions = self._find("directions of the classes", lambda: find_directions(data))
+        self.directions = self._find("directions of the classes", find_directions, data) if directions else None
         panel = Panel(data.embeddings, self.labels, self.directions, lengths)
         self.scene: Scene = make_scene(f"embeddings of {data.name}", panel, self.class_names, self.dim)
 
@@ -87,14 +86,14 @@ class EmbeddingPictures:
 
     def plot_angles(self, path: str | Path) -> None:
         """Draw the angles within and between classes, or note why they cannot be drawn."""
-        if self.data.labels is not None:
-            draw = lambda: plot_class_angles(self.data.embeddings, self.labels, title=self.title, path=path)  # noqa: E731
-            self._find("figure of angles", draw)  # of a single class, or single points
+        if self.data.labels is not None:  # a single class, or single points, have no such angles
+            draw = partial(plot_class_angles, title=self.title, path=path)
+            self._find("figure of angles", draw, self.data.embeddings, self.labels)
 
     def write_page(self, path: str | Path, *, thumbnails: bool = True, **options: Any) -> None:
         """Write the interactive sphere; for `options`, see `load_thumbnails`."""
         data, texts = self.data, [""] * len(self.labels)
-        images = self._find("thumbnails", lambda: find_thumbnails(data, **options)) if thumbnails else None
+        images = self._find("thumbnails", find_thumbnails, data, **options) if thumbnails else None
         if data.indices is not None:
             texts = [f"row {index}" for index in data.indices.tolist()]
         if data.predictions is not None and data.confidences is not None:
@@ -108,13 +107,10 @@ class EmbeddingPictures:
     @plain_text()
     def plot_gallery(self, path: str | Path, others: Sequence["EmbeddingPictures"], *, title: str = "") -> None:
         """Draw these embeddings and others side by side; see `check_gallery`."""
-        scenes: dict[str, Scene] = {}
-        datasets = {Path(each.data.about.get("dataset", "")).name for each in (self, *others)}
-        shared = datasets.pop() if len(datasets) == 1 else ""  # in the title of the figure
-        for each in (self, *others):
-            name = each.name.removesuffix(f", {shared}")
-            scenes[each.data.name if name in scenes else name] = each.scene
-        plot_scenes(scenes, title or shared, path, 2 if self.dim == 3 else 3)
+        scenes = {each.name: each.scene for each in (self, *others)}
+        if len(scenes) <= len(others):
+            scenes = {each.data.name: each.scene for each in (self, *others)}
+        plot_scenes(scenes, title, path, 2 if self.dim == 3 else 3)
 
     def check_gallery(self, others: Sequence["EmbeddingPictures"]) -> None:
         """Raise a ValueError if the classes of others differ, so that they cannot share a gallery with these."""
@@ -124,21 +120,17 @@ class EmbeddingPictures:
                 names = f"{other.data.name} and {self.data.name}"
                 raise ValueError(f"{names} have different classes ({first} and {second}), but one legend in a gallery.")
 
-    def _find(self, what: str, find: Callable[[], Any]) -> Any:
+    def _find(self, what: str, find: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Find or draw something that belongs to the embeddings, or note why this is impossible."""
         try:
-            return find()
+            return find(*args, **options)
         except (OSError, ValueError) as error:
             self.notes.append(f"no {what}: {str(error).splitlines()[0]}")
             return None
 
 
 def find_directions(data: Embeddings) -> Tensor | None:
-    """Load the directions or prototypes (K, d) of the classes from the model; None for an encoder without a head.
-
-    A model that does not exist is an error, as is a head without directions, or one of another dimension or other
-    classes than the embeddings.
-    """
+    """Load the directions or prototypes (K, d) of the classes from the model; None for an encoder without a head."""
     if data.about.get("model") is None or data.about.get("head") is None:
         return None
     model: Any = load_embedding_model(data.about["model"])

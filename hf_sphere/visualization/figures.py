@@ -1,11 +1,10 @@
 """Helpers for all figures: the optional dependency, fonts, colors, the style of axes, layer names, and saving."""
 
 import contextlib
-import re
+import itertools
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -51,8 +50,6 @@ FALLBACK_FONTS = (
 Item = TypeVar("Item")
 
 check_matplotlib = partial(check_extra, "plots", "plotting", "matplotlib")
-
-_WORD = re.compile(r"[^\W\d_]+")
 
 
 @contextlib.contextmanager
@@ -116,40 +113,18 @@ def save_figure(figure: Figure, path: str | Path | None) -> Figure:
 
 
 def shorten_layer_names(names: Sequence[str], longest: int = 26) -> list[str]:
-    """Return short, unique names for the module paths of a model, of at most `longest` (at least 8) characters.
+    """Return short, unique names for the module paths of a model, of at most `longest` characters.
 
-    Paths are shortened consistently, as far as the longest one requires. The first step removes the common parts at
-    both ends, and the second step truncates the words. For example, `encoder.stages.0.layers.1` becomes
-    `stages.0.layers.1` and then `sta.0.lay.1`. Numbers are kept because they distinguish layers. If two letters per
-    word are still too many, names are numbered from 1 and only their ends are kept.
+    If one is longer, what all have in common is removed from the start, up to the last module. If that is not enough,
+    names are numbered from 1 and only their ends are kept.
     """
     if max(map(len, names), default=0) <= longest:
         return list(names)
-    names = _without_common_ends(names)
-    if max(map(len, names)) <= longest:
-        return list(names)
-    for letters in range(longest, 1, -1):
-        short = [_WORD.sub(lambda word: word[0][:letters], name) for name in names]  # noqa: B023  (called at once)
-        if max(map(len, short)) <= longest and len(set(short)) == len(short):
-            return short
-    starts = [f"{index}…" for index in range(1, len(names) + 1)]
-    return [start + name[-max(longest - len(start), 1) :] for start, name in zip(starts, names, strict=True)]
-
-
-def _without_common_ends(names: Sequence[str]) -> list[str]:
-    """Remove the parts that all paths start or end with; the rest starts with a word, not with a number."""
     paths = [name.split(".") for name in names]
-    longest = min(map(len, paths)) - 1  # at least one part of every path is kept
-    start = min(_count_common(paths), longest)
-    while start > 0 and any(path[start].isdecimal() for path in paths):
-        start -= 1
-    end = min(_count_common([path[::-1] for path in paths]), longest - start)
-    return [".".join(path[start : len(path) - end]) for path in paths]
-
-
-def _count_common(paths: Sequence[Sequence[str]]) -> int:
-    """Count the parts that all paths start with."""
-    return len(list(takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))))
+    shared = len(list(itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))))
+    names = [".".join(path[max(0, min(shared, *map(len, paths)) - 1) :]) for path in paths]
+    starts = [f"{index}…" if len(name) > longest else "" for index, name in enumerate(names, start=1)]
+    return [start + name[-(longest - len(start)) :] for start, name in zip(starts, names, strict=True)]
 
 
 def choose_evenly(items: Sequence[Item], most: int) -> list[Item]:

@@ -32,16 +32,13 @@ def plot_gallery(
 
     Raises:
         ImportError: If matplotlib is missing.
-        ValueError: If there are no panels, `dim` or `columns` is invalid, `lengths` is set in three dimensions, or
-            `plot_sphere` or `plot_circle` raises it; the message then starts with the title of the panel.
+        ValueError: If there are no panels, `lengths` is set in three dimensions, or `plot_sphere` or `plot_circle`
+            raises it; the message then starts with the title of the panel.
 
     Example:
         >>> panels = {"mine": Panel(embeddings, labels), "negated": Panel(-embeddings, labels)}
         >>> figure = plot_gallery(panels, ["cat", "dog", "fox"], dim=3, path="gallery.png")
     """
-    if dim not in (2, 3) or columns < 1 or not panels:
-        got = f"{len(panels)} panels, dim={dim} and columns={columns}"
-        raise ValueError(f"a gallery needs panels, dim of 2 or 3, and at least one column; got {got}.")
     scenes = {name: make_scene(name, panel, class_names, dim) for name, panel in panels.items()}
     return plot_scenes(scenes, title, path, columns)
 
@@ -49,6 +46,6 @@ def plot_gallery(
 def make_scene(name: str, panel: Panel, class_names: Sequence[str], dim: int) -> Scene:
     """Return the scene of a panel on the circle or sphere; error messages start with its name."""
     try:
-        return SphereScene(panel, class_names) if dim == 3 else CircleScene(panel, class_names)
+        return {2: CircleScene, 3: SphereScene}[dim](panel, class_names)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error

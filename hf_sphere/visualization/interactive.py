@@ -32,9 +32,6 @@ LONGEST_SIDE = 128  # pixels: the size at which the page shows thumbnails
 MOST_PIXELS = 10_240_000  # pixels of all thumbnails together: 10,000 of 32 x 32
 MOST_BYTES = 2_500_000  # bytes of all sheets together: a page with them, plotly.js and the points stays below 6 MB
 SHEET_SIDE = 1024  # pixels: the page decodes a sheet when one of its images is first shown, which must be fast
-_QUALITIES = (90, 75, 60, 45, 30, 15)
-_SHRINK = 0.8
-_SAMPLE = 500
 
 _STEPS = 32767  # coordinates are written as int16, in steps of less than 0.002 degrees
 
@@ -49,36 +46,30 @@ def class_colors(count: int) -> list[str]:
 def make_sheets(images: Tensor) -> dict[str, Any]:
     """Arrange uint8 images (N, C, H, W), gray or RGB, row by row on WebP sheets, with the best quality that fits.
 
-    All sheets together have at most `MOST_BYTES`. Many or large images are downscaled, repeatedly if even the lowest
-    quality takes too many bytes. Returns `width` and `height` of a thumbnail in pixels, `columns` (thumbnails per row
-    of a sheet), `per_sheet` (thumbnails on a full sheet) and `sheets` (the sheets as base64).
+    All sheets together have at most `MOST_BYTES`: many or large images are downscaled. Returns `width` and `height` of
+    a thumbnail in pixels, `columns` (thumbnails per row of a sheet), `per_sheet` (thumbnails on a full sheet) and
+    `sheets` (the sheets as base64).
     """
     height, width = images.shape[-2:]
     scale = min(1.0, LONGEST_SIDE / max(height, width), math.sqrt(MOST_PIXELS / (len(images) * height * width)))
-    allowed = MOST_BYTES / len(images)
-    while True:
-        size = (max(1, math.floor(height * scale)), max(1, math.floor(width * scale)))
-        resize = partial(F.interpolate, size=size, mode="bilinear", antialias=True)
-        # The size of the sheets is estimated from a sample of the images.
-        sample = resize(images[:: math.ceil(len(images) / _SAMPLE)])
-        fitting = (quality for quality in _QUALITIES if len(_encoded(sample, quality)) < 0.95 * allowed * len(sample))
-        quality = next(fitting, None)
-        if quality is not None or size == (1, 1):
+    height, width = max(1, math.floor(height * scale)), max(1, math.floor(width * scale))
+    columns = min(SHEET_SIDE // width, math.ceil(math.sqrt(len(images))))
+    per_sheet = columns * min(SHEET_SIDE // height, math.ceil(len(images) / columns))
+    sheets = []
+    for chunk in images.split(per_sheet):
+        small = F.interpolate(chunk, size=(height, width), mode="bilinear", antialias=True)
+        black = small.new_zeros(-len(small) % columns, *small.shape[1:])
+        sheet = make_grid(torch.cat([small, black]), columns, padding=0)
+        sheets.append(Image.fromarray(sheet.expand(3, -1, -1).permute(1, 2, 0).numpy()))
+    for quality in (90, 75, 60, 45, 30, 15, 1):
+        encoded = []
+        for sheet in sheets:
+            sheet.save(buffer := io.BytesIO(), "WEBP", quality=quality, method=2)
+            encoded.append(buffer.getvalue())
+        if sum(map(len, encoded)) <= MOST_BYTES:
             break
-        scale *= _SHRINK
-    columns = min(SHEET_SIDE // size[1], math.ceil(math.sqrt(len(images))))
-    per_sheet = columns * min(SHEET_SIDE // size[0], math.ceil(len(images) / columns))
-    sheets = [_encode(_encoded(resize(chunk), quality or _QUALITIES[-1], columns)) for chunk in images.split(per_sheet)]
-    return {"width": size[1], "height": size[0], "columns": columns, "per_sheet": per_sheet, "sheets": sheets}
-
-
-def _encoded(images: Tensor, quality: int, columns: int = 16) -> bytes:
-    """Arrange images (n, C, h, w) in rows of `columns`, padded with black, and encode them as WebP."""
-    black = images.new_zeros(-len(images) % columns, *images.shape[1:])
-    sheet = make_grid(torch.cat([images, black]), columns, padding=0)
-    buffer = io.BytesIO()
-    Image.fromarray(sheet.expand(3, -1, -1).permute(1, 2, 0).numpy()).save(buffer, "WEBP", quality=quality, method=2)
-    return buffer.getvalue()
+    sizes = {"width": width, "height": height, "columns": columns, "per_sheet": per_sheet}
+    return sizes | {"sheets": [_encode(data) for data in encoded]}
 
 
 def write_interactive_sphere(

@@ -1,7 +1,7 @@
 """Projections of filters: their sign by layer, their histograms, and their course during training."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,9 @@ _BAR = 0.21  # height of a bar, in inches
 
 MOST_LAYERS, MOST_EPOCHS = 8, 6
 NEGATIVE, POSITIVE, RANDOM = "projection ≤ 0", "projection > 0", "random filters"
+
+ACCURACY, MASS = "accuracy, %", "share of projections ≤ 0"
+DISTANCE = "distance from\ninitialization, relative"
 
 _MOST_NAMES = 9  # layers in the legend; the colors of the others are between those of their neighbors
 
@@ -60,30 +63,25 @@ def plot_projection_masses(statistics: Mapping[str, Any], *, title: str = "", pa
     if not statistics.get("layers"):
         raise ValueError("there are no layers to draw: `layers` of the projection statistics is empty.")
     names = [*shorten_layer_names(list(statistics["layers"])), "network"]
-    entries = [*statistics["layers"].values(), statistics["net"]]
-    positions = np.array([*range(len(names) - 1), len(names) - 0.5])  # with a gap before the network
-    mass, low, high = (
-        np.array([entry[name] for entry in entries], dtype=np.float64)  # null is nan
-        for name in ("mass", "null_mass_low", "null_mass_high")
-    )
+    positions = [*range(len(names) - 1), len(names) - 0.5]  # with a gap before the network
+    entries = zip(positions, [*statistics["layers"].values(), statistics["net"]], strict=True)
+    live = [(position, entry) for position, entry in entries if entry["mass"] is not None]
     figure = new_figure(7.2, 1.3 + _BAR * max(len(names), 5), title)
     axes: Any = figure.subplots()
-    has_band = ~np.isnan(low)
-    if has_band.any():  # wider than the bars, which would hide it
-        width = (high - low)[has_band]
-        axes.barh(positions[has_band], width, 0.94, left=low[has_band], color="0.8", label=BAND, zorder=1)
-    p_values = [(entry["sign_p_value_adjusted"], entry["ks_p_value_adjusted"]) for entry in entries]
-    differs = np.array([any(p is not None and p < SIGNIFICANT for p in both) for both in p_values])
-    for mask, style in (
-        (differs, {"color": COLORS[0], "label": DIFFERENT}),
-        (~differs, {"facecolor": "white", "edgecolor": COLORS[1], "hatch": "/////", "linewidth": 1.2, "label": ALIKE}),
+    if live:  # wider than the bars, which would hide it
+        ends = np.array([[entry["null_mass_low"], entry["null_mass_high"]] for _, entry in live]).T
+        places = [position for position, _ in live]
+        axes.barh(places, ends[1] - ends[0], 0.94, left=ends[0], color="0.8", label=BAND, zorder=1)
+    for label, style in (
+        (DIFFERENT, {"color": COLORS[0]}),
+        (ALIKE, {"facecolor": "white", "edgecolor": COLORS[1], "hatch": "/////", "linewidth": 1.2}),
     ):
-        mask = mask & ~np.isnan(mass)
-        if mask.any():
-            axes.barh(positions[mask], mass[mask], 0.52, zorder=2, **style)
+        rows = [(position, entry["mass"]) for position, entry in live if _differs(entry) == (label == DIFFERENT)]
+        if rows:
+            places, masses = np.array(rows).T
+            axes.barh(places, masses, 0.52, zorder=2, label=label, **style)
             # A line at the end of each bar, so that a bar of length 0 is visible.
-            ends = positions[mask] - 0.26, positions[mask] + 0.26
-            axes.vlines(mass[mask], *ends, color="0.2", linewidth=2.2, clip_on=False, zorder=4)
+            axes.vlines(masses, places - 0.26, places + 0.26, color="0.2", linewidth=2.2, clip_on=False, zorder=4)
     axes.axvline(0.5, color="0.2", linewidth=0.9, zorder=3)
     axes.set_yticks(positions, names)
     axes.tick_params(axis="y", length=0)
@@ -94,6 +92,11 @@ def plot_projection_masses(statistics: Mapping[str, Any], *, title: str = "", pa
     axes.grid(axis="x")
     add_legend_below(figure, *axes.get_legend_handles_labels())
     return save_figure(figure, path)
+
+
+def _differs(entry: Mapping[str, Any]) -> bool:
+    p_values = entry["sign_p_value_adjusted"], entry["ks_p_value_adjusted"]
+    return any(p_value is not None and p_value < SIGNIFICANT for p_value in p_values)
 
 
 @plain_text()
@@ -121,12 +124,19 @@ def plot_projection_histograms(
         >>> figure = plot_projection_histograms(statistics.to_dict(), path="histograms.png")
     """
     from matplotlib.ticker import MaxNLocator
+    from scipy.stats import beta
 
-    columns = _columns(training)
-    shown = choose_evenly(list(columns), MOST_EPOCHS)
-    rows = choose_evenly(list(columns[shown[0]]), MOST_LAYERS)
-    layers_of_rows = [[columns[epoch][name] for epoch in shown] for name in rows]
-    cells = [[layer["dim"] ** 0.5 * np.array(layer["projections"], float) for layer in row] for row in layers_of_rows]
+    if "layers" in training:
+        statistics: dict[Any, Mapping[str, Any]] = {None: training}
+    else:
+        entries = training.get("epochs", ())
+        statistics = {entry["epoch"]: entry["projections"] for entry in entries if "projections" in entry}
+    if not any(each["layers"] for each in statistics.values()) or not all(e["normalized"] for e in statistics.values()):
+        raise ValueError("there are no normalized projections to draw; use projection_statistics(..., normalize=True).")
+    shown = choose_evenly(list(statistics), MOST_EPOCHS)
+    rows = choose_evenly(list(statistics[shown[0]]["layers"]), MOST_LAYERS)
+    layers = [[statistics[epoch]["layers"][name] for epoch in shown] for name in rows]
+    cells = [[layer["dim"] ** 0.5 * np.array(layer["projections"], float) for layer in row] for row in layers]
     values = np.concatenate([cell for row in cells for cell in row])
     # A few outliers must not set the scale.
     end = max(3.5, np.quantile(np.abs(values), 0.995).item()) if values.size else 3.5
@@ -134,70 +144,41 @@ def plot_projection_histograms(
     figure = new_figure(max(7.2, 1.4 + 0.97 * len(shown)), 1.3 + max(0.85 * len(rows), 1.6), title)
     panels: Any = figure.subplots(len(rows), len(shown), sharex=True, sharey=True, squeeze=False)
     highest, drawn = 0.0, dict[str, Any]()
-    for name, short, line, row in zip(rows, shorten_layer_names(rows, 22), panels, cells, strict=True):
-        dim = columns[shown[0]][name]["dim"]
+    for name, line, row, of_row in zip(shorten_layer_names(rows, 22), panels, cells, layers, strict=True):
+        dim = of_row[0]["dim"]
         for axes, cell in zip(line, row, strict=True):
-            highest = max(highest, _draw_histogram(axes, cell, end), _draw_density(axes, dim, end))
+            axes.grid(axis="x")
+            if cell.size == 0:
+                axes.text(0.03, 0.9, "all dead", transform=axes.transAxes, va="top")
+            else:  # both signs are parts of a single density
+                # The bin width for this number of filters with variance 1 (Freedman and Diaconis 1981), an edge at 0.
+                half = min(40, max(3, round(end / (2.7 * cell.size ** (-1 / 3)))))
+                edges = np.linspace(-end, end, 2 * half + 1)
+                inside = cell.clip(-end, end)
+                for of_sign, bins, label, alpha in (
+                    (inside[inside <= 0], edges[: half + 1], NEGATIVE, 1.0),
+                    (inside[inside > 0], edges[half:], POSITIVE, 0.4),
+                ):
+                    density = np.histogram(of_sign, bins)[0] / (cell.size * end / half)
+                    axes.stairs(density, bins, fill=True, color=COLORS[0], alpha=alpha, label=label)
+                    highest = max(highest, density.max())
+            if dim > 1:  # a single weight projects to -1 or 1
+                grid = np.linspace(-1, 1, 201) * min(end, math.sqrt(dim) * (1 - 1e-6))
+                shape = (dim - 1) / 2
+                density = beta.pdf((grid / math.sqrt(dim) + 1) / 2, shape, shape) / (2 * math.sqrt(dim))
+                axes.plot(grid, density, color="black", linewidth=1.1, label=RANDOM)
+                highest = max(highest, min(density.max(), 0.5))  # of two weights it has a pole at either end
             drawn |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-        line[0].set_ylabel(f"{short}\nN = {dim}", rotation=0, ha="right", va="center")
+        line[0].set_ylabel(f"{name}\nN = {dim}", rotation=0, ha="right", va="center")
     for axes, epoch in zip(panels[0], shown, strict=True):
         axes.set_title("" if epoch is None else f"epoch {epoch}")
     panels[0, 0].set_ylim(0, 1.08 * highest)  # shared by all panels
     panels[0, 0].xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=3, steps=(1, 2, 5, 10)))
     label = "projection · √N" + (", outliers in the outermost bars" if (np.abs(values) > end).any() else "")
     labels = [name for name in (NEGATIVE, POSITIVE, RANDOM) if name in drawn]
-    handles = [drawn[name] for name in labels]
     # A common label of the horizontal axes would overlap the legend, so it is the legend's title.
-    add_legend_below(figure, handles, labels, title=label)
+    add_legend_below(figure, [drawn[name] for name in labels], labels, title=label)
     return save_figure(figure, path)
-
-
-def _columns(training: Mapping[str, Any]) -> dict[int | None, Mapping[str, Any]]:
-    """Return the layers by epoch, which is None for a single model."""
-    if "layers" in training:
-        statistics = {None: training}
-    else:
-        entries = training.get("epochs", ())
-        statistics = {entry["epoch"]: entry["projections"] for entry in entries if "projections" in entry}
-    if not any(each["layers"] for each in statistics.values()):
-        raise ValueError("there are no projections to draw: no epoch of the training has them.")
-    if not all(each["normalized"] for each in statistics.values()):
-        raise ValueError("these projections are not normalized; use projection_statistics(..., normalize=True).")
-    return {epoch: each["layers"] for epoch, each in statistics.items()}
-
-
-def _draw_histogram(axes: Any, values: np.ndarray, end: float) -> float:
-    """Draw the histogram with both signs as parts of a single density, and return its maximum."""
-    axes.grid(axis="x")
-    if values.size == 0:
-        axes.text(0.03, 0.9, "all dead", transform=axes.transAxes, va="top")
-        return 0.0
-    # The bin width for this number of filters with variance 1 (Freedman and Diaconis 1981), with an edge at 0.
-    half = min(40, max(3, round(end / (2.7 * values.size ** (-1 / 3)))))
-    edges = np.linspace(-end, end, 2 * half + 1)
-    values = values.clip(-end, end)
-    highest = 0.0
-    for half_values, bins, label, alpha in (
-        (values[values <= 0], edges[: half + 1], NEGATIVE, 1.0),
-        (values[values > 0], edges[half:], POSITIVE, 0.4),
-    ):
-        density = np.histogram(half_values, bins)[0] / (values.size * end / half)
-        axes.stairs(density, bins, fill=True, color=COLORS[0], alpha=alpha, label=label)
-        highest = max(highest, density.max())
-    return highest
-
-
-def _draw_density(axes: Any, dim: int, end: float) -> float:
-    """Draw the density of random filters with `dim` weights, and return its maximum, up to a limit."""
-    from scipy.stats import beta
-
-    if dim < 2:  # a single weight projects to -1 or 1
-        return 0.0
-    end = min(end, math.sqrt(dim) * (1 - 1e-6))
-    grid = np.linspace(-end, end, 201)
-    density = beta.pdf((grid / math.sqrt(dim) + 1) / 2, (dim - 1) / 2, (dim - 1) / 2) / (2 * math.sqrt(dim))
-    axes.plot(grid, density, color="black", linewidth=1.1, label=RANDOM)
-    return min(density.max().item(), 0.5)  # the density of two weights has a pole at either end
 
 
 @plain_text()
@@ -223,77 +204,59 @@ def plot_projections_along_training(
     Example:
         >>> plot_projections_along_training(json.load(open("training.json")), path="training.png")  # doctest: +SKIP
     """
+    import matplotlib
     from matplotlib.ticker import MaxNLocator
 
     entries = sorted(training.get("epochs", ()), key=lambda entry: entry["epoch"])
     names = list(next((entry["projections"]["layers"] for entry in entries if "projections" in entry), ()))
     if not names:
         raise ValueError("there are no projections to draw: no epoch of the training has them.")
-    epochs = np.array([entry["epoch"] for entry in entries])
-    styles = _styles(names)
-    accuracies = [
-        (100 * _values(entries, "train_accuracy"), style_line(1) | {"label": "training", "linewidth": 1.8}),
-        (100 * _values(entries, "eval_accuracy"), style_line(0) | {"label": "evaluation", "linewidth": 1.8}),
-    ]
-    masses = [(_values(entries, "projections", "layers", name, "mass"), styles[name]) for name in names]
+
+    def values(*keys: str) -> np.ndarray:
+        found: list[Any] = entries
+        for key in keys:
+            found = [None if one is None else one.get(key) for one in found]
+        return np.array(found, dtype=np.float64)  # None is nan
+
+    named = choose_evenly(names, _MOST_NAMES)
+    labels = dict(zip(named, shorten_layer_names(named, 20), strict=True))
+    panels: dict[str, list[tuple[np.ndarray, dict[str, Any]]]] = {ACCURACY: [], MASS: [], DISTANCE: []}
+    for index, kind in enumerate(("eval", "train")):
+        style = style_line(index) | {"label": {"eval": "evaluation", "train": "training"}[kind], "linewidth": 1.8}
+        panels[ACCURACY].insert(0, (100 * values(f"{kind}_accuracy"), style))
+    for index, name in enumerate(names):
+        position = 0.88 * index / max(1, len(names) - 1)  # the lightest colors are invisible on white
+        line = {"linestyle": style_line(index)["linestyle"] if len(names) <= _MOST_NAMES else "-"}
+        line |= {"color": matplotlib.colormaps["viridis"](position), "label": labels.get(name, "_")}
+        line |= {"linewidth": 1.9 - position}  # lines below others are visible
+        panels[MASS].append((values("projections", "layers", name, "mass"), line))
+        l2, relative = (values("distances", "layers", name, key) for key in ("l2", "relative"))
+        # Distances of a layer that is initialized with zeros are absolute, and not comparable.
+        panels[DISTANCE].append((np.where(relative == 1, l2, np.nan), line))
     network = {"color": "black", "linewidth": 3, "label": "network", "zorder": 3}
-    masses.append((_values(entries, "projections", "net", "mass"), network))
-    distances = []  # those of a layer that is initialized with zeros are absolute, and not comparable
-    for name in names:
-        l2, relative = (_values(entries, "distances", "layers", name, key) for key in ("l2", "relative"))
-        distances.append((np.where(relative == 1, l2, np.nan), styles[name]))
-    panels = [("accuracy, %", 1.5, accuracies), ("share of projections ≤ 0", 2.4, masses)]
-    panels.append(("distance from\ninitialization, relative", 2.0, distances))
-    panels = [panel for panel in panels if any(np.isfinite(values).any() for values, _ in panel[2])]
-    heights = [height for _, height, _ in panels]
+    panels[MASS].append((values("projections", "net", "mass"), network))
+    panels = {name: lines for name, lines in panels.items() if any(np.isfinite(line).any() for line, _ in lines)}
+    heights = [{ACCURACY: 1.5, MASS: 2.4, DISTANCE: 2.0}[name] for name in panels]
     figure = new_figure(7.2, 0.8 + sum(heights), title)
     grid = figure.subplots(len(panels), squeeze=False, sharex=True, height_ratios=heights).flatten()
-    for axes, (label, _, lines) in zip(grid, panels, strict=True):
-        for values, style in lines:
-            finite = np.isfinite(values)
+    epochs = np.array([entry["epoch"] for entry in entries])
+    for axes, (name, lines) in zip(grid, panels.items(), strict=True):
+        for line, style in lines:
+            finite = np.isfinite(line)
             if finite.any():
                 marker = "o" if finite.sum() < 12 else None
-                axes.plot(epochs[finite], values[finite], **{"marker": marker, "markersize": 3} | style)
-        axes.set_ylabel(label)
+                axes.plot(epochs[finite], line[finite], **{"marker": marker, "markersize": 3} | style)
+        axes.set_ylabel(name)
         axes.grid()
-        if lines is distances:
+        if name == DISTANCE:
             axes.set_ylim(bottom=0)
             continue
         legend = None
-        if lines is masses:
+        if name == MASS:
             axes.axhline(0.5, color="0.2", linewidth=0.9, zorder=1)
             legend = f"layers ({_MOST_NAMES} of {len(names)} named)" if len(names) > _MOST_NAMES else "layers"
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), title=legend, handlelength=2.8)
     grid[-1].set_xlabel("epoch")
-    if len(epochs) == 1:
-        grid[-1].set_xticks(epochs)
-    else:
-        grid[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    grid[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.align_ylabels(grid)
     return save_figure(figure, path)
-
-
-def _values(entries: Sequence[Mapping[str, Any]], *keys: str) -> np.ndarray:
-    """Look up a number in each entry, nan where it is missing."""
-    values: list[Any] = list(entries)
-    for key in keys:
-        values = [None if one is None else one.get(key) for one in values]
-    return np.array(values, dtype=np.float64)  # None is nan
-
-
-def _styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Choose color, line style and label of each layer."""
-    import matplotlib
-
-    positions = np.linspace(0, 0.88, len(names))  # the lightest colors are invisible on white
-    named = choose_evenly(names, _MOST_NAMES)
-    labels = dict(zip(named, shorten_layer_names(named, 20), strict=True))
-    return {
-        name: {
-            "color": matplotlib.colormaps["viridis"](position),
-            "linestyle": style_line(index)["linestyle"] if len(names) <= _MOST_NAMES else "-",
-            "linewidth": 1.9 - position,  # lines below others are visible
-            "label": labels.get(name, "_"),
-        }
-        for index, (name, position) in enumerate(zip(names, positions, strict=True))
-    }

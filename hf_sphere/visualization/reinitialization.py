@@ -69,15 +69,12 @@ def plot_reinitialization(
         values = 100 * (trained - values) / trained
         label, mark = f"drop, % of the {metric} ({trained:.1f} %)", 0.0
 
-    # Columns of snapshots have width 1. The one of random weights is separate, and wide enough for its name.
-    count = len(epochs)
-    start = count + max(0.35, count / 50) if count else 0.0
-    sides = [(column, column + 1.0) for column in range(count)] + [(start, start + max(1.7, count / 10))]
-    step = math.ceil(count / MOST_LABELS)
+    # Columns of snapshots have width 1; the one of random weights is wide enough for its name.
+    count, step = len(epochs), math.ceil(len(epochs) / MOST_LABELS)
+    edges = np.array([*range(count + 1), count + max(1.7, count / 10)])
     labels = [epoch if column % step == 0 else "" for column, epoch in enumerate(epochs)] + ["random\nweights"]
     if not np.isfinite(values[:, -1]).any():
-        values, sides, labels = values[:, :-1], sides[:-1], labels[:-1]
-
+        values, edges, labels = values[:, :-1], edges[:-1], labels[:-1]
     rows, columns = values.shape
     figure = new_figure(min(7.2, 3.6 + 0.6 * columns), 1.3 + max(0.21, 0.36 - 0.008 * rows) * max(rows, 6), title)
     axes: Any = figure.subplots()
@@ -87,19 +84,17 @@ def plot_reinitialization(
         **{"edgecolors": "white", "linewidth": 0.4},
     }
     axes.set_facecolor("0.9")  # of cells that were not measured
-    for column, side in enumerate(sides):
-        corners = np.meshgrid(side, np.arange(rows + 1) - 0.5)
-        image = axes.pcolormesh(*corners, np.ma.masked_invalid(values[:, column : column + 1]), **style)
-    if count and len(sides) > count:
-        axes.axvspan(count, start, color="white")
+    image = axes.pcolormesh(edges, np.arange(rows + 1) - 0.5, np.ma.masked_invalid(values), **style)
+    if 0 < count < columns:
+        axes.axvline(count, color="white", linewidth=5)
     if np.isnan(values).any():
         missing = axes.fill([], [], facecolor="0.9", label="not measured")
         add_legend_below(figure, missing, ["not measured"])
-    axes.set(xlim=(sides[0][0], sides[-1][1]), ylim=(rows - 0.5, -0.5), ylabel="layer that is reset")
+    axes.set(xlim=(0, edges[-1]), ylim=(rows - 0.5, -0.5), ylabel="layer that is reset")
     if epochs:
-        axes.set_xlabel("to its state after this epoch", x=count / 2 / (sides[-1][1] - sides[0][0]))
+        axes.set_xlabel("to its state after this epoch", x=count / 2 / edges[-1])
     axes.set_yticks(range(rows), shorten_layer_names([name.removeprefix("sphere_vision.backbone.") for name in layers]))
-    axes.set_xticks(np.mean(sides, axis=1), labels)
+    axes.set_xticks((edges[1:] + edges[:-1]) / 2, labels)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     bar = figure.colorbar(image, ax=axes, aspect=max(20, 1.3 * rows), pad=0.03, label=label)

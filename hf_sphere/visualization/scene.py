@@ -21,12 +21,7 @@ from hf_sphere.visualization.figures import COLORS, SMALL, Figure, add_caption, 
 
 MARKERS = "o^sDvPX*<>"  # beyond ten classes the colors repeat with the next marker
 LARGEST_LEGEND = 20  # number of classes; a longer legend is illegible, so only the names in the figure are drawn
-_CONNECTED = 20.0  # pixels: a name that is moved farther is connected to its place by a line
-_FARTHEST = 130.0  # pixels: the largest distance between a name and its place
 _GAP = 5.0  # pixels between a place and a name beside it
-_MOST_NAMES_OF_A_PANEL = 30  # number of classes, if there are several panels
-_SHARED_NOTES = ("height of", "lines")
-"""Beginnings of the caption lines that explain marks; they are drawn once below all panels, not below each."""
 
 LARGEST_NAMED = 50
 """Number of classes; names and directions of more classes would cover the figure."""
@@ -56,18 +51,6 @@ def draw_points(axes: Any, positions: Tensor, labels: Tensor, *, scale: float = 
         cloud.set_in_layout(False)  # it is inside the axes, and slow to measure
 
 
-def add_legend(figure: Figure, indices: Sequence[int], class_names: Sequence[str]) -> None:
-    """Add a legend of these classes beside the axes, unless there are too many."""
-    from matplotlib.lines import Line2D
-
-    if len(indices) > LARGEST_LEGEND:
-        return
-    marks = map(mark_of, indices)
-    handles = [Line2D([], [], linestyle="", marker=marker, markersize=8, color=color) for color, marker in marks]
-    labels = [shorten(class_names[index]) for index in indices]
-    figure.legend(handles, labels, loc="outside right center")
-
-
 def place_names(
     axes: Any, points: Tensor, indices: Sequence[int], names: Sequence[str], size: float, beside: Tensor | None = None
 ) -> None:
@@ -75,64 +58,34 @@ def place_names(
 
     The axes must be complete and laid out by `Figure.draw_without_rendering`. Names are centered on their points, or
     beside them in the direction of the unit vectors `beside` (K, 2). They do not cover earlier texts of the axes. Names
-    without room are omitted, and their number is written in the corner. `indices` are the classes of the points, and
-    `size` is the font size.
+    without room are omitted. `indices` are the classes of the points, and `size` is the font size.
     """
     from matplotlib.colors import to_rgb
     from matplotlib.patheffects import withStroke
 
-    earlier, texts = list(axes.texts), []
-    for point, index in zip(points.tolist(), indices, strict=True):
+    frame, taken = axes.get_window_extent(), [text.get_window_extent() for text in axes.texts]
+    style = {"weight": "bold", "size": size, "ha": "center", "va": "center", "zorder": 6, "in_layout": False}
+    for row, (point, index) in enumerate(zip(points.tolist(), indices, strict=True)):
         color = [0.6 * channel for channel in to_rgb(mark_of(index)[0])]  # legible on points of the same color
-        name = shorten(names[index])
-        text = axes.text(*point, name, color=color, weight="bold", size=size, ha="center", va="center", zorder=6)
-        text.set_path_effects([withStroke(linewidth=3, foreground="white")])
-        text.set_in_layout(False)
-        texts.append(text)
-    if not texts:
-        return
-    note = "names without room: {}"
-    omitted = axes.text(0.0, 0.0, note, transform=axes.transAxes, color="0.35")
-    omitted.set_in_layout(False)
-    boxes = [text.get_window_extent() for text in (*earlier, omitted, *texts)]
-    sizes = torch.tensor([(box.width + 4, box.height + 2) for box in boxes], dtype=torch.float64)
-    start = torch.tensor([(box.x0 + box.x1, box.y0 + box.y1) for box in boxes], dtype=torch.float64) / 2
-    if beside is not None:
-        start[-len(texts) :] += beside * (sizes[-len(texts) :] / 2 + _GAP)
-    frame = torch.as_tensor(axes.get_window_extent().get_points())
-    start, moved, kept = (rows[-len(texts) :] for rows in (start, *place_apart(start, sizes, *frame)))
-    ends = torch.as_tensor(axes.transData.inverted().transform(moved.numpy()))
-    for row, text in enumerate(texts):
-        if not kept[row]:
+        outline = [withStroke(linewidth=3, foreground="white")]
+        text = axes.text(*point, shorten(names[index]), color=color, path_effects=outline, **style)
+        box = text.get_window_extent().padded(1.0)
+        if beside is not None:
+            x, y = beside[row].tolist()
+            box = box.translated(x * (box.width / 2 + _GAP), y * (box.height / 2 + _GAP))
+        box = box.translated(
+            max(frame.x0 - box.x0, 0.0) + min(frame.x1 - box.x1, 0.0),
+            max(frame.y0 - box.y0, 0.0) + min(frame.y1 - box.y1, 0.0),
+        )
+        shifts = [(x * box.width, y * box.height) for x in range(-1, 2) for y in range(-9, 10)]
+        places = (box.translated(*shift) for shift in sorted(shifts, key=lambda shift: math.hypot(*shift)))
+        inside = (place for place in places if frame.padded(1).count_contains(place.corners()) == 4)
+        free = next((place for place in inside if not any(place.overlaps(other) for other in taken)), None)
+        if free is None:
             text.remove()
-            continue
-        text.set_position(ends[row].tolist())
-        if (moved[row] - start[row]).norm() > _CONNECTED:
-            line = torch.stack([points[row], ends[row]]).T
-            axes.plot(*line.numpy(), color="0.25", linewidth=0.8, zorder=5, scalex=False, scaley=False)
-    omitted.set_text(note.format(int((~kept).sum())))
-    if kept.all():
-        omitted.remove()
-
-
-def place_apart(positions: Tensor, sizes: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """Place boxes one after another, each as close to its place as possible without covering an earlier one.
-
-    All is in pixels: the places of the centers (K, 2), widths and heights (K, 2), and the lower left and upper right
-    corner (2,) of the frame that the boxes stay in. Returns the centers (K, 2), and (K,) bool, whether there was room
-    within `_FARTHEST`; boxes of almost the width of the frame would cover it.
-    """
-    radii = torch.arange(0.0, _FARTHEST, 4.0, dtype=torch.float64)[:, None]
-    turn = 2 * math.pi * torch.arange(32, dtype=torch.float64) / 32
-    offsets = torch.stack([radii * turn.cos(), radii * turn.sin()], dim=-1).flatten(0, 1)
-    placed, kept = positions.double().clone(), torch.zeros(len(positions), dtype=torch.bool)
-    for row, size in enumerate(sizes):
-        candidates = torch.minimum(torch.maximum(placed[row] + offsets, low + size / 2), high - size / 2)
-        apart = (candidates[:, None] - placed[kept]).abs() >= (size + sizes[kept]) / 2
-        free = apart.any(-1).all(-1)
-        kept[row] = free.any() and size[0] <= 0.8 * (high - low)[0]
-        placed[row] = candidates[free.int().argmax()]  # the first free one is the nearest
-    return placed, kept
+        else:
+            taken.append(free)
+            text.set_position(axes.transData.inverted().transform(free.get_points().mean(0)))
 
 
 def project_to_great_sphere(points: Tensor, dim: int = 3) -> tuple[Tensor, Tensor, float]:
@@ -229,30 +182,25 @@ class Scene:
         """Return the mean direction (dim,) of each class of `present`, stacked."""
         return F.normalize(torch.stack([F.normalize(members, dim=1).mean(0) for members in self.members()]), dim=1)
 
-    def describe(self, *before: str, marks: str, shown: int, whole: str, outside: Sequence[str] = ()) -> list[str]:
+    def describe(self, *before: str, marks: str, shown: int, outside: Sequence[str] = ()) -> list[str]:
         """Return the lines of the caption, those about the kind of figure `before` the others.
 
-        `marks` are the marks of the directions, `shown` is the number of directions inside the figure, which may show a
-        part of the `whole` circle or sphere, and `outside` are other items outside the figure.
+        `marks` are the marks of the directions, `shown` is the number of directions inside the figure, and `outside`
+        are other items outside the figure.
         """
         count, classes = len(self.drawn_directions), len(self.present)
-        lines = [self.note, *before]
-        if shown:
-            lines.append(f"{marks}: directions of the classes")
-        elif count:
-            lines.append(f"class directions: outside the drawn part of the {whole}")
-        if 0 < shown < count:
+        lines = [self.note, *before, f"{marks}: directions of the classes" if shown else ""]
+        if shown < count:
             outside = [*outside, f"{count - shown} of {count} class directions"]
-        if outside:
-            lines.append("outside the picture: " + " and ".join(outside))
-        if classes > LARGEST_NAMED:
-            what = "names" if self.directions is None else "names and directions"
-            lines.append(f"{classes} classes: too many to draw their {what}")
+        lines.append("outside the picture: " + " and ".join(outside) if outside else "")
+        lines.append(f"{classes} classes: too many to draw their names" if classes > LARGEST_NAMED else "")
         return [line for line in lines if line]
 
 
 def plot_scenes(scenes: Mapping[str, Scene], title: str, path: str | Path | None, columns: int = 1) -> Figure:
     """Draw scenes of the same classes, each below its name, with one legend."""
+    from matplotlib.lines import Line2D
+
     is_alone, columns = len(scenes) == 1, min(columns, len(scenes))
     rows, spans = -(-len(scenes) // columns), [scene.span for scene in scenes.values()]
     # All spheres have the same size, and only columns with both sides are wide.
@@ -265,30 +213,24 @@ def plot_scenes(scenes: Mapping[str, Scene], title: str, path: str | Path | None
     grid = figure.subplots(rows, columns, squeeze=False, width_ratios=widths).flatten()
     for axes in grid[len(scenes) :]:
         axes.set_visible(False)
-    most, shared = LARGEST_NAMED if is_alone else _MOST_NAMES_OF_A_PANEL, list[str]()
+    captions: dict[str, list[str]] = {}  # names of the panels by line of the caption
     for index, (axes, (name, scene)) in enumerate(zip(grid, scenes.items(), strict=False)):
-        width, classes = widths[index % columns], len(scene.present)
-        notes = scene.draw(axes, scale=1.0 if is_alone else 0.5)
-        if width > scene.span:
+        for line in scene.draw(axes, scale=1.0 if is_alone else 0.5):
+            captions.setdefault(line, []).append(shorten(name))
+        if (width := widths[index % columns]) > scene.span:
             (start, end), room = axes.get_xlim(), (width / scene.span - 1) / 2
             axes.set_xlim(start - room * (end - start), end + room * (end - start))
-        if most < classes <= LARGEST_NAMED:
-            notes.append(f"{classes} classes: too many to draw their names")
-        below = [] if is_alone else [note for note in notes if not note.startswith(_SHARED_NOTES)]
-        shared += [note for note in notes if note not in below]
-        letters = round(10 * side * width)
-        axes.set_title(textwrap.fill(name, letters))
-        text = textwrap.fill("; ".join(below), letters)
-        if text and axes.axison:
-            axes.set_xlabel(f"{axes.get_xlabel()}\n{text}")
-        elif text:
-            axes.text(0.5, -0.02, text, transform=axes.transAxes, ha="center", va="top", color="0.35")
-    add_caption(figure, *dict.fromkeys(shared))
-    add_legend(figure, present, next(iter(scenes.values())).class_names)
+        axes.set_title(textwrap.fill(name, round(10 * side * width)))
+    for_all = {line: len(names) == len(scenes) for line, names in captions.items()}
+    add_caption(figure, *(line if for_all[line] else f"{', '.join(captions[line])}: {line}" for line in captions))
+    if len(present) <= LARGEST_LEGEND:
+        names = next(iter(scenes.values())).class_names
+        marks = [mark_of(index) for index in present]
+        handles = [Line2D([], [], linestyle="", marker=marker, markersize=8, color=color) for color, marker in marks]
+        figure.legend(handles, [shorten(names[index]) for index in present], loc="outside right center")
     figure.draw_without_rendering()
     for axes, scene in zip(grid, scenes.values(), strict=False):
-        classes = len(scene.present)
-        if classes <= most:
+        if (classes := len(scene.present)) <= LARGEST_NAMED:
             size = 13.0 if classes <= 10 else 10.5 if classes <= 30 else SMALL
             scene.draw_names(axes, size if is_alone else 10.0)
     return save_figure(figure, path)

@@ -35,10 +35,6 @@ class View:
     reach: float = 90.0
     both_sides: bool = False
 
-    def __post_init__(self) -> None:
-        if not 0 < self.reach <= 90 or (self.both_sides and self.reach < 90):
-            raise ValueError(f"reach must be above 0 and at most 90 degrees, 90 for both_sides; got {self.reach}.")
-
     def axes(self) -> Tensor:
         """Return the directions right, up and towards the camera: (3, 3), unit vectors in the columns."""
         elevation, azimuth = math.radians(self.elevation), math.radians(self.azimuth)
@@ -117,43 +113,37 @@ class SphereScene(Scene):
 
     def draw(self, axes: Any, *, scale: float = 1.0) -> list[str]:
         """See `Scene`."""
-        points, labels = self.points, self.labels
-        shown = 0
         extent = math.sin(math.radians(self.view.reach)) * 1.04
-        seen = torch.zeros(len(points), dtype=torch.bool)
+        seen, shown = torch.zeros(len(self.points), dtype=torch.bool), 0
         for side, shift in self.sides:
             _draw_globe(axes, side, shift)
-            positions, front = _look(points, side, shift)
+            positions, front = _look(self.points, side, shift)
             inside = front & ((positions - torch.tensor([shift, 0.0])).abs() <= extent).all(1)
             seen |= inside
-            draw_points(axes, positions[inside], labels[inside], scale=scale)
+            draw_points(axes, positions[inside], self.labels[inside], scale=scale)
             if self.view.both_sides:
                 axes.text(shift - 1.0, 1.0, "back" if shift else "front", color="0.35", va="top")
             for index, direction in self.drawn_directions.items():
                 ends, front = _look(direction[None], side, shift)
-                if not front:
-                    continue
-                color, _ = mark_of(index)
-                x, y = ends[0].tolist()
-                axes.plot((shift, x), (0.0, y), color=color, linewidth=1.5, zorder=3)
-                axes.plot(x, y, "D", color=color, markersize=7 * scale, markeredgecolor="black", zorder=4)
-                shown += max(abs(x - shift), abs(y)) <= extent
+                if front:
+                    (x, y), (color, _) = ends[0].tolist(), mark_of(index)
+                    axes.plot((shift, x), (0.0, y), color=color, linewidth=1.5, zorder=3)
+                    axes.plot(x, y, "D", color=color, markersize=7 * scale, markeredgecolor="black", zorder=4)
+                    shown += max(abs(x - shift), abs(y)) <= extent
         axes.set(xlim=(-extent, extent + self.sides[-1][1]), ylim=(-extent, extent), aspect="equal")
         axes.set_axis_off()
-        outside = [] if seen.all() else [f"{int((~seen).sum())} of {len(labels)} points"]
-        return self.describe(marks="lines and diamonds", shown=shown, whole="sphere", outside=outside)
+        outside = [] if seen.all() else [f"{int((~seen).sum())} of {len(seen)} points"]
+        return self.describe(marks="lines and diamonds", shown=shown, outside=outside)
 
     def draw_names(self, axes: Any, size: float) -> None:
         """Draw the names at the means of the points, which for some heads are far from the class directions."""
         means = self.mean_directions()
-        positions, indices = [], []
-        for side, shift in self.sides:
-            where, front = _look(means, side, shift)
-            positions.append(where[front])
-            indices += [index for index, seen in zip(self.present, front.tolist(), strict=True) if seen]
         # A name must not hide the marker of a direction at the mean.
-        above = None if self.directions is None else torch.tensor([[0.0, 1.0]])
-        place_names(axes, torch.cat(positions), indices, self.class_names, size, beside=above)
+        beside = None if self.directions is None else torch.tensor([[0.0, 1.0]]).expand(len(means), 2)
+        for side, shift in self.sides:
+            places, front = _look(means, side, shift)
+            indices = torch.tensor(self.present)[front].tolist()
+            place_names(axes, places[front], indices, self.class_names, size, beside)
 
 
 def _look(points: Tensor, view: View, shift: float) -> tuple[Tensor, Tensor]:

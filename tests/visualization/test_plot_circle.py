@@ -73,7 +73,7 @@ def test_class_names_are_outside_of_the_points():
         (at(0, 120, 240), 2 * at(10, 100, 200), at(10, 100, 200), [LINES]),
         (at(1, 45, 89), at(10, 150, 240), at(10), [LINES, "outside the picture: 2 of 3 class directions"]),
         (at(1, 45, 89), at(-6, 96, -8), at(-6, 96), [LINES, "outside the picture: 1 of 3 class directions"]),
-        (at(1, 45, 89), at(170, 200, 240), at(), ["class directions: outside the drawn part of the circle"]),
+        (at(1, 45, 89), at(170, 200, 240), at(), ["outside the picture: 3 of 3 class directions"]),
     ],
     ids=["circle", "quadrant", "margin of the quadrant", "none in the quadrant"],
 )
@@ -87,7 +87,7 @@ def test_names_and_directions_are_omitted_for_too_many_classes():
     points = at(*range(0, 360, 7))
     figure = plot_circle(points, torch.arange(52), [f"{index}" for index in range(52)], directions=points)
     assert (directions_in(figure), names_in(figure)) == ([], {})
-    assert figure.get_supxlabel().splitlines()[1:] == ["52 classes: too many to draw their names and directions"]
+    assert figure.get_supxlabel().splitlines()[1:] == ["52 classes: too many to draw their names"]
 
 
 def test_directions_are_projected_like_the_points():

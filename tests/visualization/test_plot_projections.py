@@ -221,7 +221,6 @@ class TestAlongTraining:
         (axes,) = plot_projections_along_training(training).axes
         assert [place for place, _ in self.lines(axes)["conv0"]] == [0, 1, 2]
         (axes,) = plot_projections_along_training({"epochs": [epoch(3, numbered(1))]}).axes
-        assert axes.get_xticks().tolist() == [3]
         assert len(self.lines(axes)["conv0"]) == 1
 
     def test_only_some_of_many_layers_are_labeled(self):
@@ -239,9 +238,9 @@ class TestAlongTraining:
     ("draw", "given", "message"),
     [
         (plot_projection_masses, statistics({}), "there are no layers to draw"),
-        (plot_projection_histograms, statistics({}), "there are no projections to draw"),
-        (plot_projection_histograms, {"epochs": []}, "there are no projections to draw"),
-        (plot_projection_histograms, statistics(numbered(1), normalized=False), r"not normalized.*, normalize=True\)"),
+        (plot_projection_histograms, statistics({}), "no normalized projections to draw"),
+        (plot_projection_histograms, {"epochs": []}, "no normalized projections to draw"),
+        (plot_projection_histograms, statistics(numbered(1), normalized=False), r"no normalized.*, normalize=True\)"),
         (plot_projections_along_training, {"epochs": []}, "there are no projections to draw"),
         (plot_projections_along_training, {"epochs": [{"epoch": 0}]}, "there are no projections to draw"),
     ],
@@ -252,18 +251,16 @@ def test_what_cannot_be_drawn_is_rejected(draw, given, message):
 
 
 class TestLayerNames:
-    def test_names_are_shortened_as_far_as_needed(self):
-        # A common prefix is removed except for the word before a number, and a common suffix if that is shorter.
+    def test_a_common_start_is_removed_up_to_the_last_module(self):
         for names, short in (
             (["features.0", "features.3"], ["features.0", "features.3"]),
             (["model.vision_tower.features.0", "model.vision_tower.features.13"], ["features.0", "features.13"]),
-            ([f"vision.stages.{n}.layers.0.convolution" for n in range(2)], ["stages.0", "stages.1"]),
+            (
+                [f"vision.backbone.network.layer{n}.0.conv" for n in range(2)],
+                ["network.layer0.0.conv", "network.layer1.0.conv"],
+            ),
         ):
             assert shorten_layer_names(names) == short
-        names = ["encoder.stages.0.layers.9.q_projection", "encoder.stages.0.layers.10.k_projection"]
-        assert shorten_layer_names(names, 16) == ["layer.9.q_proje", "layer.10.k_proje"]
-        names = ["backbone.stage_of_the_network", "backbone.stage_of_the_network.convolution"]
-        assert shorten_layer_names(names, 20) == ["sta_of_the_net", "sta_of_the_net.con"]
 
     def test_names_that_cannot_be_shortened_are_numbered(self):
         names = ["y." * place + "x" + ".y" * (20 - place) for place in (0, 7, 14, 20)]

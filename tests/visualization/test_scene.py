@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from hf_sphere.visualization import Panel
 from hf_sphere.visualization.figures import new_figure, shorten
-from hf_sphere.visualization.scene import Scene, mark_of, place_apart, place_names, project_to_great_sphere
+from hf_sphere.visualization.scene import Scene, mark_of, place_names, project_to_great_sphere
 
 
 def unit(*shape: int) -> torch.Tensor:
@@ -39,41 +39,21 @@ def test_norms_have_no_effect_at_any_scale(scale):
     torch.testing.assert_close(project_to_great_sphere(scale * points)[0], project_to_great_sphere(points)[0])
 
 
-@given(seed=st.integers(0, 10**6), count=st.integers(1, 26))
-def test_names_with_enough_room_do_not_overlap(seed, count):
-    generator = torch.Generator().manual_seed(seed)
-    places = 400 + 20 * torch.randn(count, 2, dtype=torch.float64, generator=generator)
-    sizes = torch.tensor([60.0, 15.0], dtype=torch.float64).expand(count, 2)
-    moved, kept = place_apart(places, sizes, torch.zeros(2), torch.full((2,), 800.0))
-    assert kept.all()
-    for first, second in itertools.combinations(moved, 2):
-        assert ((first - second).abs() >= sizes[0] - 1e-9).any()
-
-
-@pytest.mark.parametrize(
-    ("places", "size", "frame", "moved", "kept"),
-    [
-        ([[100.0, 100.0], [300.0, 100.0]], (50.0, 50.0), (400.0, 400.0), [[100.0, 100.0], [300.0, 100.0]], [True] * 2),
-        ([[-5.0, 99.0]], (40.0, 10.0), (100.0, 100.0), [[20.0, 95.0]], [True]),  # from outside of the edge
-        ([[5.0, 5.0]] * 3, (10.0, 10.0), (25.0, 10.0), None, [True, True, False]),  # without room for the last one
-    ],
-    ids=["far apart", "outside", "without room"],
-)
-def test_a_name_is_moved_as_far_as_it_must(places, size, frame, moved, kept):
-    sizes = torch.tensor([size] * len(places))
-    found, shown = place_apart(torch.tensor(places), sizes, torch.zeros(2), torch.tensor(frame))
-    assert moved is None or found.tolist() == moved
-    assert shown.tolist() == kept
-
-
-def test_names_without_room_are_counted():
-    figure = new_figure(3.0, 3.0)
+@given(seed=st.integers(0, 10**6), count=st.integers(1, 20))
+def test_names_are_inside_and_do_not_overlap_and_those_without_room_are_omitted(seed, count):
+    figure = new_figure(4.0, 4.0)
     axes = figure.subplots()
     figure.draw_without_rendering()
-    place_names(axes, torch.rand(50, 2), range(50), [f"a long name {index}" for index in range(50)], 13.0)
-    *shown, note = axes.texts
-    assert 0 < len(shown) < 50
-    assert note.get_text() == f"names without room: {50 - len(shown)}"
+    generator = torch.Generator().manual_seed(seed)
+    places = 0.5 + 0.3 * torch.randn(count, 2, generator=generator)
+    place_names(axes, places, range(count), [f"name {index}" for index in range(count)], 13.0)
+    assert axes.texts
+    frame = axes.get_window_extent()
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert all(frame.x0 <= box.x0 + 1 and box.x1 <= frame.x1 + 1 for box in boxes)
+    assert not any(first.overlaps(second) for first, second in itertools.combinations(boxes, 2))
+    if count == 1 and places.min() > 0.2 and places.max() < 0.8:
+        assert axes.texts[0].get_position() == pytest.approx(places[0].tolist())
 
 
 @pytest.mark.parametrize(
