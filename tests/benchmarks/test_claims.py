@@ -15,8 +15,8 @@ from reproduction.claims import (
     show_step_time,
 )
 from reproduction.entries import Entry
-from reproduction.summaries import Benchmarks, Measurement, render_front, render_gpu, render_measured
-from reproduction.tables import Source, Table, render, show_seeds
+from reproduction.summaries import Benchmarks, Measurement, render_front, render_measured
+from reproduction.tables import Source, Table, render
 
 PLAIN, SPHERIZED = "mnist-lenet5-plain", "mnist-lenet5-spherized"
 ENTRY = Entry(
@@ -66,18 +66,6 @@ def test_a_claim_without_runs_says_what_they_take(finished):
     assert (row.measured, row.verdict) == ("", "not run")
     takes = "6 runs missing, about 3.0 h on one CPU core, data `ylecun/mnist`"
     assert row.runs == f"{takes}: `python benchmarks/reproduce.py --only mnist`"
-
-
-def test_a_claim_with_runs_of_one_side_is_incomplete(finished):
-    row = only_row(CLAIM, [], finished([ENTRY], {PLAIN: {0: 0.98, 1: {}}}))
-    assert row.verdict == "incomplete"
-    assert row.runs.startswith(f"`{PLAIN}`: seed 0; diverged: {PLAIN}-seed1; 4 runs missing, about 2.0 h")
-
-
-def test_a_claim_whose_runs_are_not_queued_has_its_estimate(finished):
-    claim = Claim("spherization", "x", CLAIM.compare, takes="about 2 h")
-    found = only_row(claim, [], finished([])).runs
-    assert found == f"about 2 h: `spherization/{SPHERIZED}`, `spherization/{PLAIN}`"
 
 
 def test_a_number_can_be_the_reference(finished):
@@ -177,24 +165,6 @@ def test_an_invalid_claim_is_an_error(claim, message, finished):
         claim_rows([claim], [], finished([ENTRY]), Benchmarks())
 
 
-@pytest.mark.parametrize(
-    ("seeds", "shown"), [([3], "seed 3"), ([0, 1, 2], "seeds 0 to 2"), ([0, 2, 3], "seeds 0, 2, 3")]
-)
-def test_seeds_are_shown(seeds, shown):
-    assert show_seeds(seeds) == shown
-
-
-def test_an_entry_for_gpus_without_one_is_not_run_and_has_its_command(finished):
-    entry = Entry(**{**vars(ENTRY), "device": "gpu", "seeds": 1})
-    text = render_gpu(finished([entry, Entry(**{**vars(ENTRY), "entry": "cpu", "label": "cpu"})], {PLAIN: {0: 0.98}}))
-    rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
-    assert set(rows) == {PLAIN, SPHERIZED}
-    assert "| 98.00 | one core | 2 | seed 0 |" in rows[PLAIN]
-    assert "| not run |" in rows[SPHERIZED]
-    assert rows[SPHERIZED].endswith("| 1 missing, about 0.5 h |")
-    assert "| `mnist` |" in rows[SPHERIZED]
-
-
 @pytest.fixture
 def benchmarks(tmp_path):
     rows = [{"what": "speed", "value": 1.5, "bound": "at most 1", "holds": False}, {"what": "size", "value": "large"}]
@@ -239,24 +209,3 @@ def test_a_measured_benchmark_says_that_its_goal_was_missed(finished, benchmarks
     found = measured(Measurement("x", benchmark="fast", row="speed"), finished, benchmarks)
     file = "[fast.json](benchmarks/results/fast.json)"
     assert found == ["x", "1.50", "", "lower", "goal: at most 1, missed", "", file]
-
-
-@pytest.mark.parametrize(
-    ("name", "row", "problem"),
-    [
-        ("none", "speed", None),
-        ("cut", "speed", "cut.json is not used for 'speed'"),
-        ("fast", "absent", "fast.json is not used for 'absent'"),
-        ("fast", "size", "fast.json is not used for 'size'"),
-    ],
-)
-def test_a_benchmark_without_usable_file_is_not_measured(name, row, problem, finished, benchmarks):
-    found = measured(Measurement("x", benchmark=name, row=row), finished, benchmarks)
-    assert found[1] == f"not measured: `python benchmarks/{name}.py`"
-    assert len(benchmarks.problems) == (problem is not None)
-    assert problem is None or benchmarks.problems[0].startswith(problem)
-
-
-def test_a_measurement_has_one_origin(finished, benchmarks):
-    with pytest.raises(ValueError, match="needs either `run` or `benchmark`"):
-        render_measured([Measurement("x")], finished([]), benchmarks)

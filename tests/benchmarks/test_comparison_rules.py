@@ -54,14 +54,6 @@ def test_the_best_value_is_inside_its_grid(finished, best, add):
     assert add is None or found[0].startswith(text)
 
 
-def test_an_unfinished_tuning_is_not_checked(finished):
-    rates = (0.1, 0.2, 0.4)
-    values = tuned(rates, 0.4)
-    values.pop(f"{SPHERIZED}-tuning-learning_rate0.1")
-    found = problems(finished([tuning(*rates), entry("e", tuned_by="tune")], values))
-    assert [SPHERIZED in text for text in found] == [False]
-
-
 def test_settings_are_selected_on_validation_images(finished):
     entries = [tuning(0.1, 0.2, 0.4), entry("e", tuned_by="tune", selection_metric="eval_accuracy")]
     (found,) = problems(finished(entries))
@@ -102,11 +94,6 @@ def test_the_table_names_the_options_in_which_runs_differ(finished):
     (found,) = problems(finished(entries))
     assert f"entry 'b': {SPHERIZED} differs from {PLAIN} in weight_decay; name them in the key differs" in found
     assert problems(finished(entries), table(differs=[*DIFFERS, "weight_decay"])) == []
-
-
-def test_a_default_is_no_difference_from_its_explicit_value(finished):
-    same = {"validation_fraction": 0.1, "label_smoothing_factor": 0.0}
-    assert problems(finished([entry("a", PLAIN), entry("b", SPHERIZED, overrides=same)])) == []
 
 
 def test_an_exception_has_a_reason_and_is_listed(finished):

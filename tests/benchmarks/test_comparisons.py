@@ -133,17 +133,6 @@ def test_only_common_seeds_are_paired():
     assert (found.seeds, found.mean, found.show().partition("seeds")[2]) == ([1, 2], 1.5, " 1, 2")
 
 
-def test_no_common_seed_permits_no_pairs():
-    found = compare("table", "eval_accuracy", "a", {0: 1.0}, "b", {1: 1.0}, test="paired")
-    correct([found])
-    assert (found.show(), found.verdict, found.show_p_values(), found.error_rate) == ("no common seed", "", "", None)
-
-
-def test_rounding_errors_are_no_deviation():
-    found = compare("table", "eval_accuracy", "a", {0: 0.7, 1: 0.5}, "b", {0: 0.6, 1: 0.4}, test="paired")
-    assert (found.mean, found.p_value("paired")) == (pytest.approx(10.0), None)
-
-
 def test_the_record_has_the_values_of_each_seed_and_is_valid_json():
     record = pair([1.0, 2.0]).record()
     assert (record["values"], record["reference_values"]) == ({"0": 91.0, "1": 92.0}, {"0": 90.0, "1": 90.0})

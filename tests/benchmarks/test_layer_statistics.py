@@ -1,7 +1,6 @@
 import json
 
 import pytest
-from reproduction.definitions import define
 from reproduction.layers import compare_layers, read_layers
 
 
@@ -30,11 +29,6 @@ def test_layers_with_a_projection_have_the_relative_loss_of_a_reset(folder):
     assert found["conv1"] == {"mass": 1.0, "sign_p_value_adjusted": 0.01, "reset_accuracy": 0.4, "drop": 0.5}
 
 
-def test_runs_without_both_recipes_have_no_layers(folder):
-    (folder / "reset" / "reinitialization.json").unlink()
-    assert read_layers(folder) == {}
-
-
 def test_the_rank_correlation_is_that_of_bias_and_loss():
     layers = {
         "a": layer(0.1, 0.5, 0.9),
@@ -56,8 +50,3 @@ def test_the_mean_loss_is_taken_with_and_without_bias():
 def test_the_mean_loss_of_no_layer_is_left_out():
     layers = {name: layer(0.9 + 0.01 * number, 0.01, 0.5 + 0.1 * number) for number, name in enumerate("abc")}
     assert "layers/drop_unbiased" not in compare_layers(layers)
-
-
-@pytest.mark.parametrize("name", ["rank_correlation", "drop_biased", "drop_unbiased"])
-def test_the_metrics_are_defined(name):
-    assert define(f"layers/{name}")

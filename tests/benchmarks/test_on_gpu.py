@@ -45,11 +45,3 @@ def test_a_part_for_which_no_time_is_left_is_not_started(measure):
     ran, found = measure(["queue", "vmf_kernels"], {"vmf_kernels": ROWS}, minutes=1)
     assert ran == ["vmf_kernels"]
     assert found["not measured"] == {"queue": "60 s were left, 180 s are needed"}
-
-
-def test_the_reason_of_a_part_that_fails_is_the_last_line_of_its_output():
-    assert on_gpu.run_part("fast_cifar10", "pretend", 300) == "a dry run trains no network"
-
-
-def test_a_part_that_takes_too_long_is_stopped():
-    assert on_gpu.run_part("queue", "pretend", 0.1) == "stopped after 0 s"

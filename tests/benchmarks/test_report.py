@@ -6,14 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import report
-import yaml
 from case_selection import each
 from reproduction.claims import Claim
 from reproduction.entries import Entry
 from reproduction.published import read_published
 from reproduction.results import Results
 from reproduction.summaries import Benchmarks, render_missed
-from reproduction.tables import Source, Table, compare_rows, join_notes, read_rows, render
+from reproduction.tables import Source, Table, compare_rows, read_rows, render
 
 from hf_sphere.comparison import holm
 from hf_sphere.utils.configs import config_names
@@ -69,14 +68,6 @@ def test_the_overview_of_results_is_short_and_links_to_every_page():
     assert linked == {str(path.relative_to(report.ROOT)) for path in report.FOLDER.rglob("*.md")}
 
 
-@pytest.mark.parametrize("page", ["results.md", *(f"results/{path.name}" for path in report.FOLDER.glob("*.md"))])
-def test_pages_of_results_link_only_to_pages_of_the_documentation(page):
-    """The documentation site has neither results files nor READMEs."""
-    path = report.ROOT / "docs" / page
-    targets = re.findall(r"\]\((?!http)(.*?)\)", path.read_text())
-    assert [target for target in targets if not (path.parent / target.partition("#")[0]).exists()] == []
-
-
 def test_goals_that_were_missed_are_listed_and_counted(tmp_path):
     rows = [
         {"what": "build: peak", "value": 2.4, "bound": "at most 2", "holds": False},
@@ -116,11 +107,6 @@ def test_a_page_of_results_that_is_long_or_wide_or_says_no_plain_verdict_is_name
     assert [message in line for line in found] == [True] * bool(message)
 
 
-def test_all_pages_of_results_together_are_short():
-    pages = {report.FOLDER / f"{number}.md": "# A\n\nword " + "word " * 1150 for number in range(13)}
-    assert report.check_pages(pages) == ["the pages of results have 14989 words, more than 13900."]
-
-
 PARTLY = {"core_minutes": 0.1, "time_is_incomplete": True}
 OTHER_METRIC = {"metrics": {"eval_accuracy": 0.9, "other": 3.0}}
 TWO, PAIRS = {"a": {0: 0.9, 1: 0.8}}, {"a": {0: 0.5, 1: 0.52}, "b": {0: 0.4, 1: 0.42}, "c": {0: 0.7, 1: 0.72}}
@@ -133,20 +119,6 @@ TWO, PAIRS = {"a": {0: 0.9, 1: 0.8}}, {"a": {0: 0.5, 1: 0.52}, "b": {0: 0.4, 1: 
         (["a"], TWO, "a-seed1", PARTLY, ["2 core-minutes each on average", "1 run timed only in part, which the aver"]),
         (["a"], TWO, "a-seed0", PARTLY, ["| 2 (1 of 2 seeds) |"]),
         (["a"], TWO, "a-seed0", OTHER_METRIC, ["| 3 (1 of 2 seeds) |"]),
-        (
-            ["a"],
-            {"a": {0: 0.5, 7: 0.7}},
-            "a-seed0",
-            {},
-            ["2 runs on one core, 2 core-minutes each on average, torch 2.0; 1 of them with uncommitted changes."],
-        ),
-        (
-            ["b", "a - b", "c - b"],
-            PAIRS,
-            "c-seed1",
-            {"versions": {"torch": "2.1"}},
-            ["Compared with runs of other processors, torch versions or copies of the data: `c`."],
-        ),
         (["a - b", "a - c"], PAIRS, "a-seed0", {}, ["`b`: +10.00", "`c`: -20.00", " 2 runs on one core"]),
     ],
 )
@@ -179,14 +151,6 @@ def test_check_fails_if_a_page_breaks_a_rule(repository, monkeypatch, capsys):
     assert "Rule of pages: it is long" in capsys.readouterr().err
 
 
-def test_check_fails_if_a_comparison_breaks_a_rule(repository, monkeypatch, capsys):
-    monkeypatch.setattr(report, "check_rules", lambda *args: (["entry 'a': 6 settings"], ["b: grid: why"]))
-    with pytest.raises(SystemExit, match="breaks a rule"):
-        report.main(["--check"])
-    found = capsys.readouterr()
-    assert ("entry 'a': 6 settings" in found.err, "Known exception: b: grid: why" in found.out) == (True, True)
-
-
 def test_check_fails_if_a_file_is_not_what_the_results_say_or_a_card_has_none(repository):
     report.main(["--check"])
     card = repository / "hub_cards" / "a" / "README.md"
@@ -199,20 +163,6 @@ def test_check_fails_if_a_file_is_not_what_the_results_say_or_a_card_has_none(re
     (repository / "RESULTS.md").write_text("something else")
     with pytest.raises(SystemExit, match=r"RESULTS.md: not what the results files say"):
         report.main(["--check"])
-
-
-def test_times_of_a_cpu_and_of_a_gpu_are_not_mixed(source):
-    measured = source({"a": {0: 0.9, 1: 0.8}})
-    measured.results.runs["a-seed1"] |= {"device": "a GPU", "minutes": 7.0, "core_minutes": 5.0}
-    text = render(Table("name", "README.md", ["a"], {"x": "eval_accuracy", "core-minutes": "core_minutes"}), measured)
-    assert "| 2 (1 of 2 seeds) |" in text
-    assert "2 core-minutes or 7 minutes on a GPU each on average" in text
-
-
-def test_damaged_result_files_are_named(repository, capsys):
-    (repository / "broken-seed0.json").write_text("{")
-    report.main(["--results_dir", str(repository)])
-    assert f"{repository / 'broken-seed0.json'} is damaged and not used" in capsys.readouterr().err
 
 
 def test_a_row_has_mean_deviation_and_number_of_seeds(source):
@@ -272,14 +222,6 @@ def test_the_accuracy_of_the_last_epochs_is_that_of_the_history(source):
     assert measured.values("a", "eval_accuracy_last_quarter") == {0: pytest.approx(0.5)}
 
 
-def test_exceptions_to_the_rule_stand_below_the_table(finished):
-    reasons = {"settings": "27 against 4", "options": "other decay"}
-    entry = Entry("e", 1, "classification", ["spherization/mnist-lenet5-plain"], 1.0, exceptions=reasons)
-    text = render(table("mnist-lenet5-plain", differs=["head", "momentum"]), finished([entry]))
-    assert "Exceptions to the rule of comparisons: `e`: 27 against 4; `e`: other decay." in text
-    assert "Besides selected settings, compared runs differ in `head`, `momentum`." in text
-
-
 QUEUED = Entry("mnist", 1, "classification", ["spherization/mnist-lenet5-plain"], 1.0)
 
 
@@ -319,39 +261,11 @@ def test_missing_seeds_of_a_run_have_their_command(finished):
     assert "Not run yet: 2 runs, about 1.0 h on one CPU core: `python benchmarks/reproduce.py --only mnist`." in text
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([{"table": "a", "page": "b"}], "row 1: no 'rows'; the keys are"),
-        ([{"table": "a", "page": "b", "rows": [], "sort": 1}], "row 1: unknown key 'sort'"),
-        ({"table": "a"}, "must be a list of mappings"),
-        (["a"], "must be a list of mappings"),
-    ],
-)
-def test_an_invalid_definition_is_an_error(rows, message, tmp_path):
-    path = tmp_path / "tables.yaml"
-    path.write_text(yaml.safe_dump(rows))
-    with pytest.raises(ValueError, match=re.escape(message)):
-        read_rows(path, Table)
-
-
-@pytest.mark.parametrize(("encoding", "noted"), [("JPEG", True), ("PNG", False)])
-def test_a_table_measured_on_the_jpeg_copy_of_cifar10_says_so(source, encoding, noted):
-    text = render(table("a"), source({"a": {0: 0.9}}, {"name": "uoft-cs/cifar10", "encoding": encoding}))
-    assert ("CIFAR-10† ([† and ‡](rules.md#marks))." in text) == noted
-
-
 def test_the_table_between_the_markers_is_replaced_and_nothing_else(tmp_path):
     page = "before\n<!-- table: x -->\nold\n<!-- end of table -->\nafter\n<!-- table: y -->\n<!-- end of table -->\n"
     new = report.insert(page, "x", "new \\1", tmp_path)
     assert new == page.replace("old\n", "\nnew \\1\n\n")
     assert report.insert(new, "x", "new \\1", tmp_path) == new
-
-
-@pytest.mark.parametrize("page", ["no markers", 2 * "<!-- table: x -->\n<!-- end of table -->\n"])
-def test_a_readme_without_the_markers_is_an_error(page, tmp_path):
-    with pytest.raises(ValueError, match=r"needs the markers `<!-- table: x -->`.* once"):
-        report.insert(page, "x", "new", tmp_path)
 
 
 def test_every_published_record_has_a_configuration():
@@ -365,44 +279,3 @@ def test_a_run_with_other_settings_than_published_has_no_published_number(source
     groups = {"mnist-lenet5-plain": {0: 0.9}, "mnist-lenet5-plain-short": {0: 0.9}}
     text = render(table(*groups), source(groups))
     assert cells(text)["mnist-lenet5-plain-short"]["published"] == ""
-
-
-@pytest.mark.parametrize(("only_measured", "shown"), [(False, "1 run of this table without"), (True, "of 1 of 2 runs")])
-def test_a_row_without_a_result_is_folded_or_left_out(source, only_measured, shown):
-    text = render(table("mnist-lenet5-plain", "b"), source({"b": {0: 0.9}}), only_measured=only_measured)
-    above, found, below = text.partition(shown)
-    assert ("`b`" in above, "`mnist-lenet5-plain`" in above) == (True, False)
-    assert (found, "`mnist-lenet5-plain` | 99.1" in below) == (shown, not only_measured)
-
-
-def test_long_notes_are_folded_and_exceptions_named_in_the_summary():
-    long = [" ".join(["word"] * 60), "Exceptions to the rule of comparisons: `a`: b."]
-    assert join_notes(long[:1]) == long[0]
-    summary = "<summary>How measured, and exceptions to the rule of comparisons</summary>"
-    assert join_notes(long) == f"<details markdown>\n{summary}\n\n- {long[0]}\n- {long[1]}\n\n</details>"
-
-
-@pytest.mark.parametrize(
-    ("metric", "cell", "shown"), [("accuracy", "18.00", "| `y6` | 6.00 | 12.00 | 18.00 |"), ("loss", "0.82", "")]
-)
-def test_a_large_grid_of_settings_is_folded_below_its_best_cell(source, metric, cell, shown):
-    groups = {f"a-x{column}-y{row}": {0: (row * column) / 100} for column in (1, 2, 3) for row in range(7)}
-    measured = source(groups)
-    measured.planned = {
-        group: [
-            SimpleNamespace(
-                seed=0, config=None, entry=SimpleNamespace(entry="a", device="cpu", minutes=1, test="welch")
-            )
-        ]
-        for group in groups
-    }
-    grid = Table(
-        "t",
-        "README.md",
-        [f"y{row}" for row in range(7)],
-        {metric: f"eval_{metric}"},
-        columns=["a-x1", "a-x2", "a-x3"],
-    )
-    above, _, below = render(grid, measured).partition("<details markdown>")
-    assert above.strip() == f"The best of 21 settings by {metric}: `a-x3-y6`, {cell}."
-    assert shown in below
