@@ -1,13 +1,11 @@
 """Starting a job: errors, signals and the environment. Imports nothing heavy."""
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
@@ -41,31 +39,24 @@ def train(task_name: str, argv: Sequence[str] | None = None, *, script: str | No
     recipe = dict(zip(COMMANDS.values(), COMMANDS, strict=True)).get(f"train {name}") if script is None else None
     token = running.set(running.get() if recipe is None else f"hf-sphere train {name}")
     try:
-        _train(task, task_name, argv, script, recipe)
-    finally:
-        running.reset(token)  # a program may train, and go on
+        arguments = command_arguments(task.arguments, argv, f"{task.summary}\n\n{task.example}", recipe, USUAL)
 
+        from hf_sphere.training.run import Command, run_training
 
-def _train(task: Any, task_name: str, argv: Sequence[str], script: str | None, recipe: str | None) -> None:
-    """Parse the arguments of a task, and train by a command or a script."""
-    arguments = command_arguments(task.arguments, argv, f"{task.summary}\n\n{task.example}", recipe, USUAL)
-
-    from hf_sphere.training.run import Command, run_training
-
-    if script is None:
         is_single = os.environ.get("WORLD_SIZE", "1") == "1"
         words = ["hf-sphere", "train"] if is_single else ["accelerate", "launch", "-m", "hf_sphere.commands.train"]
-        words.append(task_name.replace("_", "-"))
-    else:
-        path = Path(script).resolve()
-        words = ["accelerate", "launch", f"{path.parent.name}/{path.name}"]
-    run_training(task, arguments, Command(words, argv, recipe or (Path(script).stem if script else task_name)))
+        words, stem = [*words, name], task_name
+        if script is not None:
+            path = Path(script).resolve()
+            words, stem = ["accelerate", "launch", f"{path.parent.name}/{path.name}"], path.stem
+        run_training(task, arguments, Command(words, argv, recipe or stem))
+    finally:
+        running.reset(token)  # a program may train, and go on
 
 
 def run_job(name: str, argv: Sequence[str] | None = None) -> None:
     """Import the modules of `--import` and that of a job, and call its `main` like a program, see `run_main`."""
     job = JOBS[name]
-    token = running.set(f"hf-sphere {name}")
     # Bars of downloads would mix with those of the job.
     environment = {} if name == "train" else {"HF_HUB_DISABLE_PROGRESS_BARS": "1", **job.environment}
 
@@ -73,6 +64,7 @@ def run_job(name: str, argv: Sequence[str] | None = None) -> None:
         words = import_modules(sys.argv[1:] if argv is None else argv)  # before the job parses the others
         import_module(f"hf_sphere.commands.{name}").main(words)
 
+    token = running.set(f"hf-sphere {name}")
     try:
         run_main(main, job.stopped, environment)
     finally:
@@ -90,9 +82,6 @@ def run_main(
     user interrupts it, `stopped` is said of its outputs. The environment variables are set before torch is imported,
     unless they are set; `main` is called with None, for the arguments of `sys.argv`.
     """
-    for stream in ("stdout", "stderr"):
-        if getattr(sys, stream) is None:  # as in a service
-            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     # Huge pages for large tensors, where Linux offers them; torch reads this at its first allocation. Training of
     # convolutions on CPUs spends up to a quarter of its time on page faults without them.
     variables = {"THP_MEM_ALLOC_ENABLE": "1", "NO_COLOR": "1", **(environment or {})}
@@ -100,15 +89,6 @@ def run_main(
         variables |= dict.fromkeys(_BARS, "1")
     for name, value in variables.items():
         os.environ.setdefault(name, value)
-    interrupts: list[int] = []
-
-    def interrupt(number: int, frame: Any) -> None:
-        interrupts.append(number)
-        signal.default_int_handler(number, frame)
-
-    previous = signal.getsignal(signal.SIGINT)
-    if previous is signal.default_int_handler:  # in the background, the shell has it ignored
-        signal.signal(signal.SIGINT, interrupt)
     with redirect_stdout(PrintableStream(sys.stdout, False)), redirect_stderr(PrintableStream(sys.stderr, True)):
         try:
             try:
@@ -124,19 +104,14 @@ def run_main(
             if PartialState().is_main_process:
                 print(f"\n{str(stop)[:1].upper()}{str(stop)[1:]}", file=sys.stderr)
             sys.exit(130)
-        except (KeyboardInterrupt, Exception) as error:
-            # torch.asarray, by which layers are read from files, replaces a KeyboardInterrupt by a ValueError.
-            if isinstance(error, KeyboardInterrupt) or (interrupts and isinstance(error, ValueError)):
-                if os.environ.get("RANK", "0") == "0":  # of several processes, one tells it
-                    print(f"\nStopped; {stopped}.", file=sys.stderr)
-                sys.exit(130)
+        except KeyboardInterrupt:
+            if os.environ.get("RANK", "0") == "0":  # of several processes, one tells it
+                print(f"\nStopped; {stopped}.", file=sys.stderr)
+            sys.exit(130)
+        except Exception as error:
             text = shortage(error)
-            if isinstance(error, RuntimeError) and "Symlink loop" in str(error):  # of pathlib, before Python 3.13
-                text = f"the path has links that form a circle: {error}"
             if os.environ.get("HF_SPHERE_TRACEBACK") or not (text or isinstance(error, USER_ERRORS)):
                 raise
             hint = "(Set HF_SPHERE_TRACEBACK=1 for the traceback.)"
             print(f"\nError: {text or error_text(error)}\n{hint}", file=sys.stderr)
             sys.exit(1)
-        finally:
-            signal.signal(signal.SIGINT, previous)

@@ -8,8 +8,6 @@ Each is tuned alike, by scores on images that are never tested, and then run wit
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 from hf_sphere import visualization
 from hf_sphere.comparison.plan import Plan
@@ -31,12 +29,19 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     planned = PlannedComparison(plan)
     folder, settings = planned.folder, asdict(plan) | planned.contents()
-    resume, overwrite = find_earlier(folder, settings, plan)
+    finetuned, overwrite = folder / "finetuned", plan.overwrite_output_dir
+    earlier = output_dir.read_settings(folder) or {}
+    if "num_settings" in earlier and not (folder / TRIALS).exists():
+        overwrite = True  # a comparison that failed before its first trial
+    later = FREE | {"training"} if plan.frozen else FREE  # of a finished comparison that is continued by --finetune
+    resume = output_dir.can_resume_results(folder, settings, ignored=later, overwrite=overwrite)
+    if plan.finetune and (finetuned / TRIALS).exists():
+        output_dir.can_resume_results(finetuned, settings, ignored=FREE, overwrite=overwrite)
     with output_dir.results_dir(folder, FILES, overwrite=overwrite, resume=resume):
         for name in FOLDERS if overwrite else ():
             if (folder / name).exists():
                 remove_folder(folder / name)
-        for each in [folder, folder / "finetuned"][: 1 + bool(plan.finetune)]:
+        for each in [folder, finetuned][: 1 + bool(plan.finetune)]:
             each.mkdir(exist_ok=True)
             output_dir.write_settings(each, settings)
         for results in planned.run():
@@ -48,22 +53,3 @@ def main(argv: Sequence[str] | None = None) -> None:
                 except ImportError as error:
                     print(f"no figure: {error}")
             write_page(path.with_suffix(".html"), f"Comparison on {plan.dataset_name}", page)
-
-
-def find_earlier(folder: Path, settings: Any, plan: Plan) -> tuple[bool, bool]:
-    """Return whether a comparison in the folder is continued, and whether it is replaced; others are an error.
-
-    One with other settings that failed before its first trial is replaced.
-    """
-    later = FREE | {"training"} if plan.frozen else FREE  # of a finished comparison that is continued by --finetune
-    resume, overwrite, finetuned = False, plan.overwrite_output_dir, folder / "finetuned"
-    try:
-        resume = output_dir.can_resume_results(folder, settings, ignored=later, overwrite=overwrite)
-        if plan.finetune and (finetuned / TRIALS).exists():
-            output_dir.can_resume_results(finetuned, settings, ignored=FREE, overwrite=overwrite)
-    except FileExistsError:
-        is_comparison = "num_settings" in (output_dir.read_settings(folder) or {})
-        if not is_comparison or (folder / TRIALS).exists():
-            raise
-        overwrite = True
-    return resume, overwrite

@@ -13,7 +13,7 @@ embeddings.
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
@@ -27,12 +27,6 @@ RESULTS_FOLDERS = {"evaluation", "pictures"}
 
 COMMON = ("dataset_config_name", "train_classes", "train_split", "image_column_name", "image_mean", "image_std")
 """Arguments that are stored in `embeddings.json` under the same name."""
-
-OF_SOURCE = (
-    *("dataset_name", "dataset_config_name", "image_column_name", "label_column_name", "image_mean", "image_std"),
-    *("skip_unreadable_images", "cache_dir"),
-)
-"""Arguments that are options of the source under the same name."""
 
 
 @dataclass
@@ -85,18 +79,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     output = Path(args.output_dir)
     check_output_dir(output, overwrite=args.overwrite_output_dir)
     model = extraction.load_embedding_model(args.model_name_or_path).to(accelerator.device).eval()
-    about = {"model": args.model_name_or_path, "dataset": args.dataset_name}
-    about |= {name: getattr(args, name) for name in COMMON}
-    options = ImageSourceOptions(
-        **{name: getattr(args, name) for name in OF_SOURCE},
-        train_split=args.train_split or "train",
-        dataloader_num_workers=args.num_workers,
-    )
     names = set(extraction.class_names(model))
     if args.classes is not None and not names:
         raise ValueError(f"--classes {args.classes} needs a model with classes; {args.model_name_or_path} has none.")
     progress = accelerator.is_main_process and not args.disable_tqdm
     selections = {"known": names.__contains__, "unknown": lambda name: name not in names}
+    shared = {field.name for field in fields(ImageSourceOptions)} & {*vars(args)} - {"train_split"}
+    options = ImageSourceOptions(
+        **{name: getattr(args, name) for name in shared},
+        train_split=args.train_split or "train",
+        dataloader_num_workers=args.num_workers,
+    )
     with accelerator.main_process_first():  # it decodes the images; the others read its cache
         images = load_image_split(
             options,
@@ -118,6 +111,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     if images.recorded:
         accelerator.print(f"record    the model was trained on {images.recorded['train']:,} of these images")
+    about = {"model": args.model_name_or_path, "dataset": args.dataset_name}
+    about |= {name: getattr(args, name) for name in COMMON}
     columns = extraction.extract_embeddings(model, images, output, accelerator, about=about, progress=progress)
     step = "evaluate" if images.class_names else "visualize"
     accelerator.print(

@@ -10,8 +10,7 @@ from hf_sphere.utils.commands import COMMANDS
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the job that the first argument names, with the others."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    name = words.pop(0) if words else "--help"
+    name, *words = (sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
         from hf_sphere.commands.command_line import run_job, run_main
     except KeyboardInterrupt:

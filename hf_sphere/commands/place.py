@@ -11,16 +11,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 import hf_sphere.prototypes
 from hf_sphere.training import output_dir
 from hf_sphere.utils.arguments import SEED, Arguments, argument, command_arguments
-from hf_sphere.utils.files import write_json
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from hf_sphere.utils.files import read_tensors, write_json
 
 METHODS = ("auto", "catalogue", "closed_form", "lbfgs", "sgd", "sgd_as_published", "slsqp")
 """Names of the placement methods, since importing them takes seconds."""
@@ -75,11 +71,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError(f"--num_classes is {args.num_classes}, but {args.dataset_name} has {count} classes.")
     folder = Path(args.output_dir or f"outputs/prototypes/{count}-{args.dim}")
     output_dir.check_results_dir(folder, overwrite=args.overwrite_output_dir)
+    vectors: Any = None
+    if args.text_model is not None:
+        template = args.template or "{}"
+        vectors = hf_sphere.prototypes.embed_class_names(names or [], args.text_model, template=template)
+    elif args.class_vectors is not None:
+        tensors = read_tensors(args.class_vectors)
+        if "class_vectors" not in tensors:
+            raise ValueError(f"{args.class_vectors} has no tensor class_vectors; it has: {', '.join(tensors)}.")
+        vectors = tensors["class_vectors"].double()
     options = ("method", "seed", "device", "restarts", "max_iterations", "ordering", "ordering_weight")
     placement = hf_sphere.prototypes.place_prototypes(
         count,
         args.dim,
-        class_vectors=read_class_vectors(args, names),
+        class_vectors=vectors,
         class_names=names,
         progress=False if args.disable_tqdm else None,
         **{name: value for name in options if (value := getattr(args, name)) is not None},
@@ -102,23 +107,3 @@ def read_class_names(args: PlacementArguments) -> list[str]:
 
     rows = find_split(load_splits(str(args.dataset_name), args.dataset_config_name), args.train_split, "--train_split")
     return read_class_names(rows, find_column(rows, args.label_column_name, LABEL_COLUMNS, "label"))
-
-
-def read_class_vectors(args: PlacementArguments, names: list[str] | None) -> "Tensor | None":
-    """Compute the class vectors with a text model, or read them from a file."""
-    if args.text_model is not None:
-        return hf_sphere.prototypes.embed_class_names(names or [], args.text_model, template=args.template or "{}")
-    if args.class_vectors is None:
-        return None
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    if not Path(args.class_vectors).is_file():
-        raise FileNotFoundError(f"there is no file {args.class_vectors} (--class_vectors).")
-    try:
-        tensors = load_file(args.class_vectors)
-    except SafetensorError as error:
-        raise ValueError(f"{args.class_vectors} is not a safetensors file: {error}") from error
-    if "class_vectors" not in tensors:
-        raise ValueError(f"{args.class_vectors} has no tensor class_vectors; it has: {', '.join(tensors)}.")
-    return tensors["class_vectors"].double()

@@ -58,10 +58,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_results_dir(output_dir, overwrite=args.overwrite_output_dir)
     source: Any = find_weights(name, random_weights=args.random_weights, seed=args.seed)
     folder = source if isinstance(source, Path) and source.is_dir() else None
-    if args.snapshots is None:
-        snapshots = list_snapshots(folder) if folder else []
-    else:
-        snapshots = [read_snapshot(path) for path in args.snapshots]
+    snapshots = [read_snapshot(path) for path in args.snapshots or ()]
+    if args.snapshots is None and folder:
+        snapshots = list_snapshots(folder)
     initial: Any = next((one for one in snapshots if one.epoch == 0), None)
     if args.initial_model is not None:
         initial = find_weights(args.initial_model, option="initial_model")
@@ -70,8 +69,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{name} has no final model yet; these are the results of its snapshot of epoch {source.epoch}.\n")
 
     def measure(weights: Any) -> dict[str, Any]:
-        of_layers = args.layers, args.normalize, args.include_1x1
-        results: dict[str, Any] = {"projections": hyperplanes.projection_statistics(weights, *of_layers)}
+        results: dict[str, Any] = {
+            "projections": hyperplanes.projection_statistics(weights, args.layers, args.normalize, args.include_1x1)
+        }
         if initial is not None:
             distances = hyperplanes.distance_from_initialization(weights, initial, args.layers, args.include_1x1)
             results["distances"] = distances
@@ -84,51 +84,39 @@ def main(argv: Sequence[str] | None = None) -> None:
         results = {key: result.to_dict() for key, result in measure(one).items()}
         entries.append({"epoch": one.epoch, **accuracies.get(one.epoch, {}), **results})
     statistics = measured["projections"]
-
+    drawn: dict[str, Any] = {"masses": (visualization.plot_projection_masses, statistics.to_dict())}
+    if args.normalize:
+        drawn["histograms"] = visualization.plot_projection_histograms, statistics.to_dict()
     with results_dir(output_dir, FILES, overwrite=args.overwrite_output_dir):
         print(statistics)
         if "distances" in measured:
             print(f"\nDistance from initialization\n{measured['distances']}")
         statistics.save(output_dir / "projections.json")
-        training = {"metadata": metadata, "epochs": entries} if len(entries) > 1 else None
-        if training:
+        if len(entries) > 1:
+            training = {"metadata": metadata, "epochs": entries}
             write_json(output_dir / "training.json", training)
-        plot(args, statistics.to_dict(), training, output_dir)
+            drawn |= {"histograms": (visualization.plot_projection_histograms, training)} if args.normalize else {}
+            drawn["along_training"] = visualization.plot_projections_along_training, training
+        try:
+            for path in (output_dir / name for name in PLOTS):
+                if path.stem in drawn:
+                    draw, values = drawn[path.stem]
+                    draw(values, title=Path(name).name, path=path)
+        except ImportError as error:
+            print(f"no plots: {error}")
         write_json(output_dir / "all_results.json", {"model": name, **metadata, **statistics.summary()})
     print(f"\nResults in {output_dir}")
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], dict[int, dict[str, float]]]:
     """Return the settings of a training run and its accuracies by epoch; both are empty for other models."""
-    settings = read_settings(folder)
-    if settings is None:
-        return {}, {}
+    settings, accuracies = read_settings(folder) or {}, dict[int, dict[str, float]]()
     metadata = {name: settings[name] for name in RUN_SETTINGS if settings.get(name) is not None}
-    accuracies: dict[int, dict[str, float]] = {}
-    if (path := folder / RESULTS_FILE).is_file():
+    if settings and (path := folder / RESULTS_FILE).is_file():
         results = read_json(path)
-        try:
-            metadata["epoch"] = results["epoch"]
-            for entry in results["history"]:
-                values = {"train_accuracy": entry.get("train_accuracy")}
-                values["eval_accuracy"] = entry.get("eval_accuracy", entry.get("validation_accuracy"))
-                accuracies[entry["epoch"]] = {key: value for key, value in values.items() if value is not None}
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is damaged: {error!r}. Restore it, or remove it.") from error
+        metadata["epoch"] = results["epoch"]
+        for entry in results["history"]:
+            values = {"train_accuracy": entry.get("train_accuracy")}
+            values["eval_accuracy"] = entry.get("eval_accuracy", entry.get("validation_accuracy"))
+            accuracies[entry["epoch"]] = {key: value for key, value in values.items() if value is not None}
     return metadata, accuracies
-
-
-def plot(args: ProjectionArguments, statistics: dict[str, Any], training: dict[str, Any] | None, folder: Path) -> None:
-    """Write the plots, each as PNG and SVG."""
-    drawn: dict[str, Any] = {"masses": visualization.plot_projection_masses}
-    if args.normalize:
-        drawn["histograms"] = visualization.plot_projection_histograms
-    if training:
-        drawn["along_training"] = visualization.plot_projections_along_training
-    try:
-        for path in (folder / name for name in PLOTS):
-            if draw := drawn.get(path.stem):
-                of_training = training and path.stem != "masses"
-                draw(training if of_training else statistics, title=Path(args.model_name_or_path).name, path=path)
-    except ImportError as error:
-        print(f"no plots: {error}")

@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def choose_pictures(args: VisualizationArguments) -> list[str]:
     """Return the pictures of `--pictures`, for which a missing extra is an error, or the default ones without it."""
     pictures = []
-    for picture in args.pictures or [*DEFAULT_PICTURES, *(["gallery"] if args.beside else [])]:
+    for picture in args.pictures or [*DEFAULT_PICTURES, *["gallery"] * bool(args.beside)]:
         try:
             (visualization.check_plotly if picture == "interactive" else visualization.check_matplotlib)()
             pictures.append(picture)

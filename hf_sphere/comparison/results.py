@@ -1,6 +1,5 @@
 """The results of a comparison as text, figure and JSON."""
 
-import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,50 +10,43 @@ from hf_sphere.comparison.runs import RunComparison, compare_runs
 from hf_sphere.comparison.study import Study
 from hf_sphere.comparison.tuning import describe_setting
 from hf_sphere.utils.files import write_json, write_text
+from hf_sphere.utils.pages import markdown_rows
 
 MARGIN_HEADS = ("arcface", "subcenter_arcface", "adaface", "cosface")
 
 
 class Results:
-    """What the arms of a finished study have achieved.
+    """What the arms of a finished study have achieved; the first arm is the reference.
 
-    Attributes:
-        study: The study; its first arm is the reference.
-        comparison: The planned comparison; None if the reference or all others lack seeds.
-        ranked: The arms with a value of all seeds, and their settings, best mean first.
-        lines: Those of the page that `write` writes, as Markdown.
+    `comparison` is None if the reference or all others lack seeds. `ranked` are the arms with a value of all seeds, and
+    their settings, best mean first.
     """
 
-    lines: Sequence[str] = ()
-
     def __init__(self, study: Study) -> None:
-        self.study, self.trials = study, study.read_trials()
+        self.study, self.trials, self.lines = study, study.read_trials(), list[str]()
+        self.runs = {
+            arm.name: {seed: self.trials.get(("run", arm.name, seed)) for seed in range(study.plan.seeds)}
+            for arm in study.arms
+        }
         self.comparison = self.compare(study.arms)
-        sign = -1 if MEASURES[study.plan.metric].higher_is_better else 1
-        means = [(sign * mean, arm) for arm in study.arms if (mean := self.mean(arm, study.plan.metric)) is not None]
-        means.sort(key=lambda pair: pair[0])
-        self.ranked = [(arm, self.trials["tuned", arm.name]["setting"]) for _, arm in means]
-
-    def values(self, arm: Arm) -> dict[int, Mapping[str, float | None] | None]:
-        """Return the measures of an arm by seed; None if it diverged."""
-        runs = {seed: self.trials.get(("run", arm.name, seed)) for seed in range(self.study.plan.seeds)}
-        return {seed: None if run is None else run["values"] for seed, run in runs.items()}
+        means = {arm.name: self.mean(arm, study.plan.metric) for arm in study.arms}
+        ranked: list[Any] = [arm for arm in study.arms if means[arm.name] is not None]
+        ranked.sort(key=lambda arm: means[arm.name], reverse=MEASURES[study.plan.metric].higher_is_better)
+        self.ranked = [(arm, self.trials["tuned", arm.name]["setting"]) for arm in ranked]
 
     def mean(self, arm: Arm, name: str) -> float | None:
         """Return the mean of a measure over the seeds; None if a run diverged or lacks it."""
-        values = [None if run is None else run.get(name) for run in self.values(arm).values()]
-        return None if None in values else statistics.fmean(values)  # type: ignore[arg-type]
+        values = [run and run["values"].get(name) for run in self.runs[arm.name].values()]
+        return None if None in values else statistics.fmean(values)
 
     def compare(self, arms: Sequence[Arm]) -> RunComparison | None:
-        """Compare arms with the first one by the planned measure; None if it or all others lack seeds.
-
-        Runs with the same seed share their images if these are drawn for each seed, and are then paired.
-        """
-        plan, division = self.study.plan, self.study.division
-        values: dict[str, dict[int, Any]] = {}
-        for arm, seed in itertools.product(arms, range(plan.seeds)):
-            if (run := self.trials.get(("run", arm.name, seed))) is not None:
-                values.setdefault(arm.name, {})[seed] = dict(zip(run["ids"], run["outcomes"], strict=True))
+        """Compare arms with the first one; runs with the same seed are paired if images are drawn for each seed."""
+        plan, division, values = self.study.plan, self.study.division, dict[str, Any]()
+        for arm in arms:
+            found = {seed: run for seed, run in self.runs[arm.name].items() if run is not None}
+            if found:
+                outcomes = {s: dict(zip(run["ids"], run["outcomes"], strict=True)) for s, run in found.items()}
+                values[arm.name] = outcomes
         if len(values.get(arms[0].name, ())) < plan.seeds or len(values) < 2:
             return None
         return compare_runs(
@@ -69,31 +61,28 @@ class Results:
 
     def write(self, num_classes: int, backbones: Mapping[str, Mapping[str, Any]]) -> None:
         """Print the verdict, and write `comparison.md` and `comparison.json`; `backbones` are scores of features."""
-        arms, comparison = self.study.arms, self.comparison
+        study, comparison, table = self.study, self.comparison, None
         lines = [self.conclude()]
         if comparison is not None:
             notes = ["Each interval is for one comparison; p-values and verdicts are corrected for all."]
             notes = notes * (len(comparison) > 1) + [f"The power is that for {comparison.minimum or 0:g} points."]
             lines += ["", comparison.to_markdown(), "", " ".join(notes)]
-        lines += ["", margin] if (margin := self.judge_margins()) else []
-        lines += ["", self.describe_losses(num_classes)] if self.ranked else []
-        print("\n".join(["", *lines]))
-        tuned = {arm.name: self.trials["tuned", arm.name] for arm in arms}
-        settings = {name: _describe_tuned(best) for name, best in tuned.items()}
-        measures = {arm.name: {name: self.mean(arm, name) for name in MEASURES} for arm in arms}
-        lines += _section("Settings", "compared", settings)
-        lines += _section("Other measures (means over seeds in percent, without a test)", "compared", measures)
-        lines += _section("Backbones (scores of the features, means over seeds in percent)", "backbone", backbones)
-        lines += ["", "## How measured", "", self.describe()]
-        write_text(self.study.folder / "comparison.md", "\n".join(["# Comparison", "", *lines, ""]))
-        self.lines = lines
-        table = None
-        if comparison is not None:
             frame = comparison.to_pandas().reset_index(names="arm").astype(object)
             table = frame.where(frame.notna(), None).to_dict("records")  # JSON has no NaN
-        values = {arm.name: {"tuned": tuned[arm.name], "runs": self.values(arm)} for arm in arms}
-        content = {"metric": self.study.plan.metric, "comparison": table, "arms": values, "backbones": backbones}
-        write_json(self.study.folder / "comparison.json", content)
+        lines += ["", margin] if (margin := self.judge_margins()) else []
+        lines += ["", *self.describe_losses(num_classes)] if self.ranked else []
+        print("\n".join(["", *lines]))
+        tuned = {arm.name: self.trials["tuned", arm.name] for arm in study.arms}
+        measures = {arm.name: {name: self.mean(arm, name) for name in MEASURES} for arm in study.arms}
+        lines += _section("Settings", "compared", {name: _describe_tuned(best) for name, best in tuned.items()})
+        lines += _section("Other measures (means over seeds in percent, without a test)", "compared", measures)
+        lines += _section("Backbones (scores of the features, means over seeds in percent)", "backbone", backbones)
+        self.lines = [*lines, "", "## How measured", "", self.describe()]
+        write_text(study.folder / "comparison.md", "\n".join(["# Comparison", "", *self.lines, ""]))
+        values = {name: {seed: run and run["values"] for seed, run in runs.items()} for name, runs in self.runs.items()}
+        arms = {name: {"tuned": tuned[name], "runs": runs} for name, runs in values.items()}
+        content = {"metric": study.plan.metric, "comparison": table, "arms": arms, "backbones": backbones}
+        write_json(study.folder / "comparison.json", content)
 
     def conclude(self) -> str:
         """Say in a few sentences which arm to use."""
@@ -119,7 +108,7 @@ class Results:
                 texts.append(f"Against {arm.name}, the head without a margin, in points: {', '.join(parts)}.")
         return " ".join(texts)
 
-    def describe_losses(self, num_classes: int) -> str:
+    def describe_losses(self, num_classes: int) -> list[str]:
         """Return the losses of the best arm and of the reference, as code, and what they are applied to."""
         study = self.study
         lines = [f"In your own loop (see the page Losses), {study.epochs} epochs{study.runs.training}:", ""]
@@ -131,7 +120,7 @@ class Results:
                     words.append(f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value!r}")
                 rates = [f"{name} {options[name]:.3g}" for name in ("learning_rate", "weight_decay") if name in options]
                 lines.append(f"- {arm.name}: `loss = HeadLoss({', '.join(words)})`, {', '.join(rates)}")
-        return "\n".join(lines)
+        return lines
 
     def describe(self) -> str:
         """Describe the parts of the data, the tuning and the test."""
@@ -172,5 +161,4 @@ def _section(title: str, of: str, rows: Mapping[str, Mapping[str, Any]]) -> list
     for name, row in rows.items():
         values = ("" if row[column] is None else row[column] for column in columns)
         table.append([name, *(f"{value:.2f}" if isinstance(value, float) else str(value) for value in values)])
-    lines = [f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |" for cells in table]
-    return ["", f"## {title}", "", lines[0], "|" + "---|" * len(table[0]), *lines[1:]]
+    return ["", f"## {title}", "", *markdown_rows(table)]

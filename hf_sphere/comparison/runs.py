@@ -19,7 +19,7 @@ from hf_sphere.comparison.significance import (
     widest_test,
 )
 from hf_sphere.utils.checks import check_choice, check_number
-from hf_sphere.utils.pages import Table, draw_markdown
+from hf_sphere.utils.pages import Table, draw_markdown, markdown_rows
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -128,12 +128,11 @@ class RunComparison(Table, Mapping[str, Difference]):
 
     def to_markdown(self) -> str:
         """Return the table for a page."""
-        lines = [f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |" for cells in self._cells()]
         kinds = {name: run.variation for name, run in self.differences.items() if run.variation}
         same = len({*kinds.values()}) == 1 and len(kinds) == len(self.differences)
         note = "; ".join({*kinds.values()} if same else (f"{name}: {kind}" for name, kind in kinds.items()))
         below = ["", f"Variation of the intervals: {note}."] if {*kinds.values()} - {"seeds"} else []
-        return "\n".join([lines[0], "|---|" + "---:|" * 5 + "---|", *lines[1:], *below])
+        return "\n".join([*markdown_rows(self._cells(), "|---|" + "---:|" * 5 + "---|"), *below])
 
     def to_latex(self) -> str:
         """Return the table for a paper, a `tabular` with the rules of the package booktabs."""

@@ -381,8 +381,9 @@ def _read_config(
 ) -> dict[str, Any]:
     """Return the values of a configuration by argument, and add their places."""
     config = load_config(word)
-    if recipe and config.recipe not in (None, recipe):
-        raise ValueError(f"{[*config.layers][-1]} is for {command_of(config.recipe)}.")
+    other = "" if config.recipe in (None, recipe) else f"is for {command_of(config.recipe)}"
+    if other and recipe:
+        raise ValueError(f"{[*config.layers][-1]} {other}.")
     stated = {key for layer in config.layers.values() for key, value in layer.items() if value is not None}
     removed = stated - set(config.settings)  # by null, and those about the configuration
     for place, layer in config.layers.items():
@@ -392,7 +393,8 @@ def _read_config(
             raise ValueError(f"{place} requires modules that it does not import by itself; pass {' '.join(missing)}.")
         for key in layer:
             if key not in (*actions, *ABOUT, *removed):
-                raise ValueError(f"unknown key {key!r} in {place}.{_hint(key, [*actions])}")
+                where = f"{place}, which {other}" if other else place
+                raise ValueError(f"unknown key {key!r} in {where}.{_hint(key, [*actions])}")
             places.pop(key, None)  # in the order of the last ones that state them
             places[key] = place
     # The output directory that the name of a configuration implies does not replace one that a configuration states.

@@ -31,31 +31,21 @@ def import_modules(argv: Sequence[str]) -> list[str]:
     if names and not {"", os.getcwd()} & {*sys.path}:  # a console script has its own folder there instead
         sys.path.insert(0, os.getcwd())
     for name in names:
-        _import(name)
+        if name.endswith(".py") or not is_module_name(name):
+            raise ValueError(f"--import requires the name of a module, such as my_package.my_module; got {name!r}.")
+        try:
+            importlib.import_module(name)
+        except (Exception, SystemExit) as error:
+            # The deepest line of a module itself, not that of a function which it calls.
+            frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.name == "<module>"]
+            file, line = (frames[-1].filename, frames[-1].lineno) if frames else (name, None)
+            text = error_text(error).rstrip(".")
+            if isinstance(error, SyntaxError):
+                file, line, text = error.filename or file, error.lineno, error.msg
+            where = f"{file}, line {line}" if line else f"started in {os.getcwd()}"
+            raise ValueError(f"--import {name}: {where}: {type(error).__name__}: {text}. Correct it.") from error
         imported[name] = None
     return words + [f"--import={name}" for name in names]
-
-
-def _import(name: str) -> None:
-    if name.endswith(".py") or not is_module_name(name):
-        module = os.path.relpath(name or ".").removesuffix(".py").replace(os.sep, ".")
-        hint = f"; did you mean {module}?" if name.endswith(".py") and is_module_name(module) else "."
-        raise ValueError(f"--import requires the name of a module, such as my_package.my_module; got {name!r}{hint}")
-    try:
-        importlib.import_module(name)
-    except (Exception, SystemExit) as error:
-        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
-            where = f"neither the folder {os.getcwd()} nor the Python environment has it"
-            where += ", so start in its folder, or install it"
-            raise ValueError(f"--import {name}: there is no module {error.name}; {where}.") from error
-        # The deepest line of a module itself, not that of a function which it calls.
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.name == "<module>"]
-        file, line = (frames[-1].filename, frames[-1].lineno) if frames else (name, None)
-        text = "it calls sys.exit" if isinstance(error, SystemExit) else error_text(error).rstrip(".")
-        if isinstance(error, SyntaxError) and error.filename:
-            file, line, text = error.filename, error.lineno, error.msg
-        advice = "Correct the module, or leave out --import."
-        raise ValueError(f"--import {name}: {file}, line {line}: {type(error).__name__}: {text}. {advice}") from error
 
 
 def is_module_name(name: Any) -> bool:

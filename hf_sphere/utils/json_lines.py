@@ -21,14 +21,10 @@ class JsonLines(dict[Any, Any]):
         self, path: str | os.PathLike, *, read: bool = True, prepare: Callable[[], None] = lambda: None
     ) -> None:
         super().__init__()
-        self.path = Path(path)
-        self._prepare: Callable[[], None] | None = prepare
+        self.path, self._prepare = Path(path), prepare
         content = self.path.read_bytes() if read and self.path.exists() else b""
-        end = content.rfind(b"\n") + 1
         try:
-            if content[end:] and not content[end:].startswith(b"["):
-                raise ValueError("it does not consist of lines of JSON")
-            for line in content[:end].splitlines():
+            for line in content[: content.rfind(b"\n") + 1].splitlines():
                 key, value = map(_as_tuples, json.loads(line))
                 super().__setitem__(key, value)
         except (ValueError, TypeError, RecursionError) as error:
@@ -39,9 +35,8 @@ class JsonLines(dict[Any, Any]):
 
     def add(self, values: Mapping[Any, Any]) -> None:
         """Add values, and append them to the file in one call."""
-        if self._prepare is not None:
-            self._prepare()
-            self._prepare = None
+        self._prepare()
+        self._prepare = lambda: None
         self.update(values)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a+b") as file:

@@ -44,8 +44,8 @@ def find_weights(
 
     `random_weights` are the random initialization of a model of timm, with the `seed`. `option` names the argument.
     """
-    if (timm_name := _timm_name(name, random_weights)) is not None:
-        return _build(timm_name, pretrained=not random_weights, seed=seed)
+    if (model := _build(name, random_weights, seed)) is not None:
+        return model
     if Path(name).exists():
         return Path(name)
     try:
@@ -59,10 +59,8 @@ def load_classifier(name: str, *, random_weights: bool = False, seed: int = 0) -
 
     The arguments are those of `find_weights`; `AutoModelForImageClassification` loads models on the Hub and in folders.
     """
-    if (timm_name := _timm_name(name, random_weights)) is not None:
-        model: Any = _build(timm_name, pretrained=not random_weights, seed=seed)
-        options = processor_options(model)
-        return Classifier(model.eval(), lambda: _build(timm_name, pretrained=False), model.num_classes, options)
+    if (model := _build(name, random_weights, seed)) is not None:
+        return Classifier(model.eval(), lambda: _build(name, True), model.num_classes, processor_options(model))
     from transformers import AutoImageProcessor, AutoModelForImageClassification
 
     model = load_model(AutoModelForImageClassification, name, complete=True).eval()
@@ -76,28 +74,23 @@ def file_name(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", Path(name).name if Path(name).exists() else name).strip("-.") or "model"
 
 
-def _timm_name(name: str, random_weights: bool) -> str | None:
-    """Return the name of a model of timm, or None for a model of the Hub or on disk."""
-    if name.startswith("timm:"):
-        return name.removeprefix("timm:")
-    if random_weights:
-        raise ValueError(f"random weights require timm:<name>; got {name}.")
-    return None
-
-
-def _build(name: str, *, pretrained: bool, seed: int | None = None) -> nn.Module:
-    """Build a model of timm; random weights are sampled with the seed, or from the random state of the caller."""
+def _build(name: str, random_weights: bool, seed: int | None = None) -> Any:
+    """Build a model of timm, None for other names; without a seed, by the random state of the caller."""
+    if not name.startswith("timm:"):
+        if random_weights:
+            raise ValueError(f"random weights require timm:<name>; got {name}.")
+        return None
     import timm
 
+    name = name.removeprefix("timm:")
     if not timm.is_model(name.split(".")[0]):
-        names = timm.list_models()
-        close = difflib.get_close_matches(name, names, n=5) or names[:5]
+        close = difflib.get_close_matches(name, names := timm.list_models(), n=5) or names[:5]
         raise ValueError(f"timm has no model {name!r}; some of its models are {', '.join(close)}.")
     with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
         if seed is not None:
             torch.manual_seed(seed)
         try:
-            return timm.create_model(name, pretrained=pretrained)
+            return timm.create_model(name, pretrained=not random_weights)
         except OSError as error:
             raise not_found(f"the pretrained weights of timm:{name} (model_name_or_path)", error) from error
 
@@ -119,7 +112,7 @@ def preprocessing_of(model: Any, given: Any) -> dict[str, Any]:
 
     name, source = name_of(model), model
     if isinstance(model, str) and model.startswith("timm:"):
-        source = _build(model.removeprefix("timm:"), pretrained=False, seed=0)  # for its configuration
+        source = _build(model, True, seed=0)  # for its configuration
     elif name:
         with suppress(OSError):
             source = load_pretrained(AutoImageProcessor, name)
@@ -130,8 +123,7 @@ def preprocessing_of(model: Any, given: Any) -> dict[str, Any]:
             return {"image_size": [*config.input_size], "num_channels": config.num_channels}
         what = f"{name} has no image processor" if name else f"this {type(model).__name__} was not loaded by its name"
         hint = "Give --image_mean and --image_std of the training images, or save" if is_sphere else "Save"
-        hint += " the one of its training there by its `save_pretrained`"
-        hint = hint if name else "Use load_image_split(..., like=processor), with its image processor"
+        hint += " the one of its training there by its `save_pretrained`, or use load_image_split(..., like=processor)"
         raise ValueError(f"{what}, so the normalization of its images is unknown. {hint}.")
     options = processor_options(source)
     if changed := [key for key, value in options.items() if getattr(given, key) not in (None, value)]:

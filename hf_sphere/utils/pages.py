@@ -69,6 +69,12 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else escape(value)
 
 
+def markdown_rows(table: Sequence[Sequence[str]], rule: str = "") -> list[str]:
+    """Return the lines of a table in Markdown, whose first row is the heading; `rule` is the line below it."""
+    lines = [f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |" for cells in table]
+    return [lines[0], rule or "|" + "---|" * len(table[0]), *lines[1:]]
+
+
 def draw_markdown(lines: Iterable[str]) -> str:
     """Return lines of headings, tables and paragraphs of Markdown, as this library writes them."""
     parts, rows = list[str](), list[str]()

@@ -2,7 +2,6 @@
 
 import csv
 import re
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -83,14 +82,9 @@ def shortage(error: BaseException) -> str | None:
     if any(_DISK.search(str(each)) for each in errors):
         return f"the disk or its quota is full: {text}. Free some space, or write to another disk."
     if isinstance(named, (RuntimeError, TypeError)) and (lack := _LACK.search(str(named))):
-        stack = traceback.walk_tb(named.__traceback__)
-        frames = (each for each, _ in stack if "hf_sphere." in each.f_globals["__name__"])
-        places = [name for each in frames if not re.search(r"(^|[.])[_<]", name := each.f_code.co_qualname)]
-        needed = f"the device lacks {next(filter(None, lack.groups()))}, which {(places or ['torch'])[-1]} needs"
         how = "Set PYTORCH_ENABLE_MPS_FALLBACK=1 to run missing operations of mps on the CPU, or"
-        return f"{needed}. {how} ACCELERATE_USE_CPU=true to run everything there."
-    if isinstance(error, ImportError) and isinstance(named, RuntimeError):  # torchvision without its extension
-        return f"not enough memory, or a broken installation: {text}. Give it more memory, or install it again."
+        what = next(filter(None, lack.groups()))
+        return f"the device lacks {what}: {text}. {how} ACCELERATE_USE_CPU=true to run everything there."
     return None
 
 

@@ -63,10 +63,7 @@ def test_without_arguments_one_screen_lists_the_jobs(capsys):
         (["train", "zzz"], "there is no task 'zzz'; the tasks are classification, "),
         (["train", "--seed", "1"], "name the task first; the tasks are classification, "),
         (["train", "retrieval", "--config", "mnist-vmf"], "is for hf-sphere train classification."),
-        (
-            ["index", "--config", "mnist-vmf"],
-            "error: run mnist-vmf of hf_sphere/configs/vmf.yaml is for hf-sphere train ",
-        ),
+        (["index", "--config", "mnist-vmf"], "of hf_sphere/configs/vmf.yaml, which is for hf-sphere train "),
         (["train", "retrieval", "--config"], "hf-sphere train retrieval: error: argument --config: expected one"),
     ],
 )
@@ -158,13 +155,7 @@ def test_a_terminal_has_bars_and_a_log_has_one_line_per_epoch_without_them(monke
         assert [name in os.environ for name in BARS] == [not is_terminal] * 3  # tqdm draws no bars with these
 
 
-@pytest.mark.parametrize("closed", [["stdout"], ["stderr"], ["stdout", "stderr"]], ids=str)
-def test_a_service_without_standard_streams_runs_and_characters_that_an_output_lacks_are_escaped(closed, monkeypatch):
-    for name in closed:
-        monkeypatch.setattr(sys, name, None)
-    written = []
-    run_main(lambda _: written.extend(stream.write("text") for stream in (sys.stdout, sys.stderr)))
-    assert written == [4, 4]
+def test_characters_that_an_output_lacks_are_escaped():
     output = io.BytesIO()
     stream = PrintableStream(io.TextIOWrapper(output, encoding="latin-1", write_through=True), False)
     stream.write("caf\u00e9, \U0001f436")

@@ -80,7 +80,8 @@ def test_numbers_that_do_not_exist_are_null_in_the_file(results, tmp_path):
 def test_the_loss_of_an_arm_is_code_that_builds_it(results):
     setting = {"learning_rate": 0.003, "head_kwargs.margin": 0.1}
     runs = {"arcface": VALUES["softmax"]}
-    text = results(TEST, runs, setting, embedding_dim=8, head_kwargs={"scale": "learned"}).describe_losses(3)
+    lines = results(TEST, runs, setting, embedding_dim=8, head_kwargs={"scale": "learned"}).describe_losses(3)
+    text = "\n".join(lines)
     assert ", 18 epochs of AdamW with a cosine schedule and batches of 256, on a linear map of the" in text
     assert text.endswith(", learning_rate 0.003")
     loss = eval(text.split("`")[1].removeprefix("loss = "), {"HeadLoss": HeadLoss})

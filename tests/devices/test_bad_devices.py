@@ -82,13 +82,13 @@ def lacking(call, *found: str) -> None:
 def test_a_missing_operation_is_named_with_what_needs_it(pretend):
     layer, x = Spherization(6).to(pretend.NAME), X.to(pretend.NAME)
     with pretend.without_operations("aten::sigmoid"):
-        lacking(lambda: layer(x), "aten::sigmoid", "which spherize needs")
+        lacking(lambda: layer(x), "lacks aten::sigmoid")
 
 
 def test_missing_float64_is_named_with_what_needs_it(pretend):
     x = X.to(pretend.NAME)
     with pretend.without_float64():
-        lacking(x.double, "float64", "which torch needs")
+        lacking(x.double, "lacks float64")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_missing_float64_is_named_with_what_needs_it(pretend):
     ],
 )
 def test_the_messages_of_other_devices_are_understood(message, operation):
-    assert f"the device lacks {operation}, which torch needs" in shortage(RuntimeError(message))
+    assert f"the device lacks {operation}: {message[:9]}" in shortage(RuntimeError(message))
 
 
 @pytest.mark.parametrize(

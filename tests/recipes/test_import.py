@@ -175,9 +175,9 @@ TAKEN = "from hf_sphere.nn import Head\n\nclass Mine(Head):\n    name = 'vmf'\n"
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("x = 1\ndef f(:\n", r"parts\.py, line 2: SyntaxError: invalid syntax\. Correct the module"),
+        ("x = 1\ndef f(:\n", r"parts\.py, line 2: SyntaxError: invalid syntax\. Correct"),
         ("def f():\n    return 1 / 0\n\nf()\n", r"parts\.py, line 4: ZeroDivisionError: division by zero\. Correct"),
-        ("import sys\nsys.exit(3)\n", r"parts\.py, line 2: SystemExit: it calls sys\.exit\. Correct"),
+        ("import sys\nsys.exit(3)\n", r"parts\.py, line 2: SystemExit: 3\. Correct"),
         ("import not_installed\n", r"parts\.py, line 1: ModuleNotFoundError: No module named \'not_installed\'\. Corr"),
         ("raise RuntimeError('a\\nb')\n", r"parts\.py, line 1: RuntimeError: a b\. Correct"),
         (TAKEN, r"parts\.py, line 3: ValueError: parts cannot define the head 'vmf': hf_sphere\.nn\.heads\.vmf"),
@@ -193,10 +193,9 @@ def test_a_module_that_fails_shows_its_own_error(code, message, here):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nothing", "there is no module nothing; neither the folder .* nor the Python environment has it"),
-        ("parts.nothing", r"there is no module parts\.nothing; "),
-        ("parts.py", r"name of a module, such as my_package\.my_module; got 'parts\.py'; did you mean parts\?"),
-        ("./own/parts.py", r"did you mean own\.parts\?"),
+        ("nothing", "started in .*: ModuleNotFoundError: No module named 'nothing'"),
+        ("parts.nothing", r"No module named 'parts\.nothing'"),
+        ("parts.py", r"name of a module, such as my_package\.my_module; got 'parts\.py'\."),
         ("", "got ''"),
         ("--dim", "got '--dim'"),
     ],

@@ -240,7 +240,7 @@ NONE = "there is no configuration or file"
         (
             "a",
             "base: {lr: 1, recipe: x}\ng: {runs: {a: {}}}",
-            f"unknown key 'lr' in group base of {FILE}.",
+            f"unknown key 'lr' in group base of {FILE}, which is for x.",
         ),
     ],
 )

@@ -2,7 +2,6 @@ import errno
 import json
 import logging
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -242,25 +241,3 @@ def test_interruption_exits_with_status_130_and_reports_the_position(capsys, err
         run_main(failing(error), *stopped)
     assert stop.value.code == 130
     assert words in capsys.readouterr().err
-
-
-def test_ctrl_c_that_a_library_turns_into_another_error_stops_a_recipe_unless_it_is_ignored(capsys):
-    def main(argv: object) -> None:
-        assert argv is None
-        try:
-            signal.raise_signal(signal.SIGINT)
-        except KeyboardInterrupt:
-            raise ValueError("could not determine the shape") from None
-
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored in a background shell
-    try:
-        with pytest.raises(SystemExit) as stop:
-            run_main(main)
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        run_main(main)
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert stop.value.code == 130
-    assert "Stopped; files" in capsys.readouterr().err

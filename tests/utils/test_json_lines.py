@@ -63,7 +63,6 @@ def test_reading_keeps_half_a_line_of_another_process_and_writing_replaces_it_if
     "content",
     [
         "values\n" * 20,
-        "no line",
         '["one", 1]\n["two"]\n',
         '["one", 1]\n{"two": 2}\n',
         '[{"one": 1}, 1]\n',
