@@ -87,12 +87,13 @@ def _register_models(auto: ModuleType) -> None:
 def _register_encoder(module: ModuleType) -> None:
     """Give a spherized encoder the tokenizer or the image processor of the plain one."""
     config = getattr(module, f"Sphere{ENCODERS[module.__name__.rpartition('.')[2]]}Config")
-    images = config.plain_model_type == "vit"
+    plain_type = config.model_type.removeprefix("sphere_")
+    images = plain_type == "vit"
 
     def register_processor(auto: ModuleType) -> None:
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-        plain = CONFIG_MAPPING[config.plain_model_type]
+        plain = CONFIG_MAPPING[plain_type]
         if images:
             auto.AutoImageProcessor.register(config, image_processor_classes=auto.IMAGE_PROCESSOR_MAPPING[plain])
         else:

@@ -22,26 +22,26 @@ class OwnPartsMixin:
         parts: list[Any] = [HEADS[config.head]] if config.head in HEADS else []
         if timm and timm.is_model(name := getattr(config, "backbone", "").partition(".")[0]):
             parts.append(timm.model_entrypoint(name))
-        modules = [part.__module__ for part in parts if part.__module__.partition(".")[0] not in _NO_IMPORT]
+        names = dict.fromkeys(part.__module__ for part in parts if part.__module__.split(".")[0] not in _NO_IMPORT)
         fields: dict[str, Any] = super().to_dict()  # type: ignore[misc]
         fields.pop("requires_import", None)  # of the file that the configuration was read from
-        return fields | ({"requires_import": list(dict.fromkeys(modules))} if modules else {})
+        return fields | ({"requires_import": [*names]} if names else {})
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Return the configuration with the values of a file; an unknown part whose modules it names is an error."""
         settings = {**config_dict, **kwargs}
-        names, head, backbone = (settings.get(key) for key in ("requires_import", "head", "backbone"))
-        names = [name for name in names if is_module_name(name)][:2] if isinstance(names, list) else []
-        unknown = "" if head is None or head in HEADS else f"head {head!r}"
-        if names and not unknown and isinstance(backbone, str) and not settings.get("backbone_config"):
+        names = [name for name in settings.get("requires_import", []) if is_module_name(name)]
+        if names:
             import timm
 
-            unknown = "" if timm.is_model(backbone.partition(".")[0]) else f"backbone {backbone!r}"
-        if names and unknown:
-            code, options = "; ".join(f"import {name}" for name in names), " --import ".join(["", *names])
-            raise ValueError(
-                f"unknown {unknown}: the model's author defines it in a module. If you have it and trust it, run "
-                f"`{code}` before loading in Python, or pass{options} to hf-sphere."
-            )
+            is_known = settings.get("head") in (None, *HEADS)
+            if is_known and not settings.get("backbone_config"):
+                is_known = timm.is_model(settings.get("backbone", "resnet18").partition(".")[0])
+            if not is_known:
+                code, options = "; ".join(f"import {name}" for name in names), " --import ".join(["", *names])
+                raise ValueError(
+                    "the model's author defines its head or backbone in a module. If you have it and trust it, run "
+                    f"`{code}` before loading in Python, or pass{options} to hf-sphere."
+                )
         return super().from_dict(config_dict, **kwargs)  # type: ignore[misc]

@@ -4,7 +4,7 @@ import inspect
 import logging
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,12 @@ from timm.models import adapt_input_conv, load_state_dict
 from torch import Tensor, nn
 from transformers import MODEL_MAPPING, AutoConfig, AutoImageProcessor, AutoModel, PreTrainedConfig
 
-from hf_sphere.utils.checks import error_text
-from hf_sphere.utils.known_weights import PACKAGES, package_file
+from hf_sphere.utils.known_weights import package_file
 from hf_sphere.utils.loading import load_model, load_pretrained
 from hf_sphere.utils.model_sources import processor_options, timm_options
 
 logger = logging.getLogger(__name__)
 
-ARCHITECTURE = "Use weights of this architecture."
 _NOT_ARCHITECTURE = {field.name for field in fields(PreTrainedConfig)} | {"torch_dtype", "output_attentions"}
 """Settings of any configuration, such as the dtype of a file, that do not apply to a model with this backbone."""
 
@@ -52,13 +50,14 @@ class TransformersBackbone(nn.Module):
         if pretrained is None:
             encoder: Any = AutoModel.from_config(config, dtype=dtype)
         elif Path(pretrained).is_file():
-            encoder = _load_encoder(config, pretrained)
+            weights: Any = {"state_dict": load_state_dict(pretrained, weights_only=True), "output_loading_info": True}
+            encoder, report = MODEL_MAPPING[type(config)].from_pretrained(None, config=config, dtype=dtype, **weights)
+            _check_complete(pretrained, config.model_type, report["missing_keys"])
         else:
             checks: Any = {"complete": True, "unused": "pooler", "option": "backbone"}
             encoder = load_model(AutoModel, pretrained, config=config, dtype=dtype, **checks)
         if encoder.main_input_name != "pixel_values":
-            kind = type(encoder).__name__
-            raise ValueError(f"{kind} of transformers is no image encoder; texts need sentence-transformers.")
+            raise ValueError(f"{type(encoder).__name__} is no image encoder; texts need sentence-transformers.")
         pooler = getattr(encoder, "pooler", None)
         if pooler is not None and any(isinstance(layer, nn.Linear) for layer in pooler.modules()):
             encoder.pooler = None
@@ -68,11 +67,7 @@ class TransformersBackbone(nn.Module):
         self.encoder = encoder
         of_timm: Any = getattr(encoder, "timm_model", None)  # its wrapper's configuration lacks the size of images
         width = getattr(of_timm, "head_hidden_size", None) or getattr(of_timm, "num_features", None)
-        try:
-            self.num_features: int = getattr(config, "hidden_size", None) or width or _count_features(config)
-        except Exception as error:  # of any model that computes something else
-            kind = type(encoder).__name__
-            raise ValueError(f"{kind} of transformers computes no features of an image: {error_text(error)}") from error
+        self.num_features: int = getattr(config, "hidden_size", None) or width or _count_features(config)
         self._has_class_token = _has_class_token(encoder)
         self.pretrained_cfg: dict[str, Any] = {}
         interpolates = "interpolate_pos_encoding" in inspect.signature(encoder.forward).parameters
@@ -108,7 +103,6 @@ def _has_class_token(encoder: nn.Module) -> bool:
 
 
 def _pool(output: Any, *, has_class_token: bool) -> Tensor:
-    """Return the features (B, d) of an output of an encoder."""
     features = getattr(output, "pooler_output", None)
     if features is None:
         last = output.last_hidden_state
@@ -125,7 +119,7 @@ def _count_features(config: Any) -> int:
         output = encoder(pixel_values=torch.empty(1, config.num_channels, height, width))
         _, *positions, channels = output.last_hidden_state.shape
         if len(positions) == 2 and positions[0] == positions[1] != channels:
-            raise ValueError("its channels are the last axis.")
+            raise ValueError(f"the channels of {type(encoder).__name__} are the last axis, which is not supported.")
         return _pool(output, has_class_token=_has_class_token(encoder)).shape[1]
 
 
@@ -164,19 +158,6 @@ def pretrained_preprocessing(name: str) -> dict[str, Any]:
     return {} if settings is None else timm_options(timm.data.resolve_data_config(bilinear, settings.to_dict()))
 
 
-def _load_encoder(config: Any, file: str) -> Any:
-    """Build an encoder of transformers with the weights of a file."""
-    try:
-        kind, state = MODEL_MAPPING[type(config)], load_state_dict(file, weights_only=True)
-        options: Any = {"output_loading_info": True, "dtype": "float32"}
-        encoder, report = kind.from_pretrained(None, config=config, state_dict=state, **options)
-    except Exception as error:  # of safetensors, pickle, torch or transformers
-        raise ValueError(f"{file} cannot be read as weights of {type(config).__name__}: {error_text(error)}") from error
-    missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
-    _report_weights(file, config.model_type, len(encoder.state_dict()), [f"{key} is missing" for key in missing])
-    return encoder
-
-
 def load_backbone_weights(backbone: nn.Module, name: str, file: str) -> None:
     """Load the weights of a backbone from a file, as timm does: converted, and adapted to the number of channels.
 
@@ -186,44 +167,22 @@ def load_backbone_weights(backbone: nn.Module, name: str, file: str) -> None:
     an error that names them.
     """
     path = package_file(file)
-    if path is None and not Path(file).is_file():
-        packages = " or ".join(PACKAGES)
-        raise FileNotFoundError(f"backbone_weights {file} is neither a file nor an installed package, {packages}.")
-    try:
-        state = load_state_dict(str(path or file), weights_only=True)
-        if path is not None:  # its tensors have other names, in the same order
-            state = dict(zip(backbone.state_dict(), state.values(), strict=False))
-        if convert := getattr(sys.modules[type(backbone).__module__], "checkpoint_filter_fn", None):
-            state = convert(state, backbone)
-        tensors, traits = backbone.state_dict(), getattr(backbone, "pretrained_cfg", {})
-        stem = f"{traits.get('first_conv')}.weight"
-        if stem in state and state[stem].shape[1] != tensors[stem].shape[1]:
-            state[stem] = adapt_input_conv(tensors[stem].shape[1], state[stem])
-        shapes = {key: tuple(value.shape) for key, value in state.items()}
-    except Exception as error:  # of safetensors, pickle, torch, or the conversion of another architecture
-        raise ValueError(f"{file} cannot be read as weights of the backbone {name}: {error_text(error)}") from error
-    wrong = [f"{key} is missing" for key in tensors if key not in shapes and not key.endswith("num_batches_tracked")]
-    expected = {key: tuple(value.shape) for key, value in tensors.items() if key in shapes}
-    differing = [key for key, shape in expected.items() if shapes[key] != shape]
-    wrong += [f"{key} has the shape {shapes[key]} instead of {expected[key]}" for key in differing]
-    unused, advice = [key for key in state if key not in tensors], ARCHITECTURE
-    if wrong and not expected:
-        advice = f"Their names are not those of the backbone. {advice}"
-        if [*shapes.values()][: len(tensors)] == [tuple(value.shape) for value in tensors.values()]:
-            advice = "The names differ, but the shapes match in order: rename the tensors."
-    _report_weights(file, name, len(tensors), wrong, unused, advice)
-    backbone.load_state_dict(state, strict=False)
+    state, tensors = load_state_dict(str(path or file), weights_only=True), backbone.state_dict()
+    if path is not None:  # its tensors have other names, in the same order
+        state = dict(zip(tensors, state.values(), strict=False))
+    if convert := getattr(sys.modules[type(backbone).__module__], "checkpoint_filter_fn", None):
+        state = convert(state, backbone)
+    stem = f"{getattr(backbone, 'pretrained_cfg', {}).get('first_conv')}.weight"
+    if stem in state and state[stem].shape[1] != tensors[stem].shape[1]:
+        state[stem] = adapt_input_conv(tensors[stem].shape[1], state[stem])
+    missing, unused = backbone.load_state_dict(state, strict=False)  # which raises an error for other shapes
+    _check_complete(file, name, missing)
+    ignored = f"; not used: {', '.join(unused[:10])}{', ...' * (len(unused) > 10)}" if unused else ""
+    logger.info("Loaded the %d tensors of the backbone %s from %s%s.", len(tensors), name, Path(file).name, ignored)
 
 
-def _report_weights(
-    file: str, name: str, count: int, wrong: list[str], unused: Sequence[str] = (), advice: str = ARCHITECTURE
-) -> None:
-    """Raise an error that names the tensors that do not match, or log how many were loaded."""
-    if wrong:
-        more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise ValueError(
-            f"{file} does not fit the backbone {name}; of its {count} tensors, {len(wrong)} do not match: "
-            f"{', '.join(wrong[:5])}{more}. {advice}"
-        )
-    ignored = f"; not used: {', '.join(unused[:10])}{', ...' if len(unused) > 10 else ''}" if unused else ""
-    logger.info("Loaded the %d tensors of the backbone %s from %s%s.", count, name, Path(file).name, ignored)
+def _check_complete(file: str, name: str, missing: Iterable[str]) -> None:
+    lacking = sorted(key for key in missing if not key.startswith("pooler.") and not key.endswith("batches_tracked"))
+    if lacking:
+        lacks = f"{len(lacking)} tensors are missing, such as {', '.join(lacking[:5])}"
+        raise ValueError(f"{file} does not fit the backbone {name}: {lacks}. Use weights of this architecture.")

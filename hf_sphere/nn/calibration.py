@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.geometry.checks import to_floating, to_tensor
+from hf_sphere.geometry.checks import check_embeddings, check_labels
 from hf_sphere.utils.checks import check_choice
 
 LARGEST_FACTOR = 1000.0
@@ -56,11 +56,9 @@ def fit_calibration(
     """
     fitted, mean, margin = fit_and_validate(logits, labels, kind)
     if np.ptp(fitted.get("shift", 0.0)) < 1e-5 and np.abs(np.subtract(fitted["temperature"], 1.0)).max() < 1e-5:
-        hint = "call `model.set_calibration(None)`, and compute them again"
-        raise ValueError(f"the logits are calibrated already, since the best temperature is 1: {hint}.")
+        raise ValueError("the logits are calibrated already; compute them again after `model.set_calibration(None)`.")
     if mean + margin >= 0:
-        measured = f"a cross-validation of {len(logits)} examples it changes their negative log-likelihood by"
-        doubt = f"is not shown to help: in {measured} {mean:.4g} ± {margin:.4g}"
+        doubt = f"is not shown to help {len(logits)} examples: it changes the loss by {mean:.4g} ± {margin:.4g}"
         warnings.warn(f"the calibration {doubt}. Hold out more examples, or do without.", stacklevel=2)
     return fitted
 
@@ -73,18 +71,15 @@ def fit_and_validate(logits: Tensor, labels: Tensor, kind: str) -> tuple[dict[st
     from scipy.stats import t  # slow to import
 
     check_choice("kind", kind, ("temperature", "vector"))
-    logits = to_floating("logits", logits).detach().cpu().double()
-    labels = to_tensor("labels", labels, "integers").cpu()
-    if logits.ndim != 2 or not logits.isfinite().all() or not len(logits) or labels.shape != logits.shape[:1]:
-        shapes = f"{tuple(logits.shape)} and {tuple(labels.shape)}"
-        raise ValueError(f"logits and labels must be finite, of shapes (N, K) and (N,) with N >= 1; got {shapes}.")
+    logits = check_embeddings(logits, what="logits").cpu().double()
+    labels = check_labels(labels, len(logits)).cpu()
     if (logits >= 0).all() and (logits.sum(1) - 1).abs().max() < 1e-3:
         warnings.warn("each row of logits sums to 1, as probabilities do; pass their logarithms.", stacklevel=3)
     (count, classes), occurring = logits.shape, set(labels.tolist())
     if not occurring <= set(range(classes)) or (kind == "vector" and len(occurring) < classes):
         needed = ", and all of them must occur" if kind == "vector" else ""
         raise ValueError(f"labels must be from 0 to {classes - 1}{needed}; got {sorted(occurring)}.")
-    labels, fitted = labels.long(), _fit(logits, labels.long(), kind)
+    fitted = _fit(logits, labels, kind)
     folds = min(count, 10 if logits.numel() <= 10**6 else 3)  # ten fits of many classes would take minutes
     if folds == 1:
         return fitted, 0.0, float("inf")
@@ -94,9 +89,7 @@ def fit_and_validate(logits: Tensor, labels: Tensor, kind: str) -> tuple[dict[st
         calibrated = calibrate(logits[fold], **_fit(logits[kept], labels[kept], kind, tolerance=1e-7))
         differences[fold] = logits[fold].log_softmax(1) - calibrated.log_softmax(1)
     # Few examples that are all correct would show a gain of any sharpening, since its price, a rare confident error, is
-    # not among them; the additional example, whose label is uniform, has it. The interval is that of Student's t: the
-    # mean of many changes is nearly normal, and few or heavy tails make it wide. That the folds share examples, it
-    # ignores; a fit to chance raises the mean itself.
+    # not among them; the additional example, whose label is uniform, has it. That the folds share examples is ignored.
     changes = torch.cat([differences.gather(1, labels[:, None])[:, 0], differences.mean()[None]])
     margin = t.ppf(0.975, count) * changes.std() / (count + 1) ** 0.5
     return fitted, float(changes.mean()), float(margin)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hf_sphere.geometry import spherize
 from hf_sphere.geometry.angular import Operator, angular_response, find_operator
-from hf_sphere.geometry.checks import check_input
+from hf_sphere.geometry.checks import check_floating
 from hf_sphere.geometry.coordinates import widest_dtype
 from hf_sphere.utils.checks import check_integer, check_number
 
@@ -55,7 +55,7 @@ class AngularLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the operator along the last axis."""
-        check_input(self, x)
+        check_floating("the input", x)
         operator = find_operator(self.operator)
         with torch.autocast(x.device.type, enabled=False):
             inputs, weight = _upcast(x, self.weight, operator)
@@ -111,21 +111,18 @@ class AngularConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the operator to every patch."""
-        check_input(self, x)
+        check_floating("the input", x)
         operator = find_operator(self.operator)
         with torch.autocast(x.device.type, enabled=False):
             inputs, weight = _upcast(x, self.weight, operator)
             filters = _unit(weight, dims=(1, 2, 3))
             values = F.conv2d(inputs, filters, None, self.stride, self.padding, self.dilation)
             if operator.normalizes_input:
-                values = values / self._patch_norms(x).to(values.dtype)
+                squares = _sum_of_squares(x, dims=-3)
+                window = squares.new_ones(1, 1, *self.kernel_size)
+                patches = F.conv2d(squares, window, None, self.stride, self.padding, self.dilation)
+                values = values / _divisor(patches).to(values.dtype)
             return angular_response(values, self.operator).to(x.dtype)
-
-    def _patch_norms(self, x: Tensor) -> Tensor:
-        """Return the norm of each patch, (..., 1, H', W'), with infinity for 0."""
-        squares = _sum_of_squares(x, dims=-3)
-        window = squares.new_ones(1, 1, *self.kernel_size)
-        return _divisor(F.conv2d(squares, window, None, self.stride, self.padding, self.dilation))
 
     def extra_repr(self) -> str:
         """Describe the layer with its operator."""
@@ -207,10 +204,9 @@ class Spherization(nn.Module):
         dim: int = -1,
     ) -> None:
         super().__init__()
-        in_features = check_integer("in_features", in_features, 1)
         if not math.isfinite(scaling) or scaling == 0.0:
             raise ValueError(f"scaling must be finite and not 0, which would make all angles equal; got {scaling}.")
-        self.in_features = in_features
+        self.in_features = check_integer("in_features", in_features, 1)
         self.delta = check_number("delta", delta, "(0, 1)")
         self.dim = dim
         self.initial_scaling = scaling
@@ -231,7 +227,7 @@ class Spherization(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Spherize axis `dim`, from n values to n + 1 coordinates."""
-        check_input(self, x)
+        check_floating("the input", x)
         if x.shape[self.dim :][:1] != (self.in_features,):
             raise ValueError(f"expected {self.in_features} features along axis {self.dim}; got shape {tuple(x.shape)}.")
         scaling = read_scalar(self, "scaling", self.initial_scaling, x.dtype)
@@ -241,11 +237,11 @@ class Spherization(nn.Module):
     def extra_repr(self) -> str:
         """Describe the layer with its current values."""
         text = f"{self.in_features} -> {self.in_features + 1}"
-        for name, initial in (("scaling", self.initial_scaling), ("radius", self.initial_radius)):
+        for name in ("scaling", "radius"):
             value = getattr(self, name)
-            current = initial if value.is_meta else value.item()
-            text += f", {name}={current:g}{' (learned)' if name in self._parameters else ''}"
-        return f"{text}, delta={self.delta:g}{f', dim={self.dim}' if self.dim != -1 else ''}"
+            current = getattr(self, f"initial_{name}") if value.is_meta else value.item()
+            text += f", {name}={current:g}{' (learned)' * (name in self._parameters)}"
+        return f"{text}, delta={self.delta:g}, dim={self.dim}"
 
 
 def read_scalar(module: nn.Module, name: str, initial: float, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -292,7 +288,7 @@ class SphericalLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Spherize the last axis, then apply the linear map."""
-        check_input(self, x)
+        check_floating("the input", x)
         # transformers keeps this module in float32 if it loads a model in float16; see `names_kept_in_float32`.
         wide = x.to(torch.promote_types(x.dtype, self.spherization.scaling.dtype))
         result = self.linear(self.spherization(wide))
@@ -339,7 +335,6 @@ class SphericalConv2d(nn.Module):
         **spherization: Any,
     ) -> None:
         super().__init__()
-        in_channels = check_integer("in_channels", in_channels, 1)
         self.spherization = Spherization(in_channels, dim=-3, **spherization)
         self.conv = nn.Conv2d(
             in_channels + 1, out_channels, kernel_size, stride=stride, padding=padding, dilation=dilation, bias=False

@@ -21,8 +21,6 @@ def reduce_mixed_loss(
     shapes = [None if each is None else tuple(each.shape) for each in (labels, mixed_labels, mixed_share)]
     if labels is None or mixed_labels is None or mixed_share is None or labels.ndim != 1 or len({*shapes}) > 1:
         raise ValueError(f"mixed images need labels, mixed_labels and mixed_share, each of shape (B,); got {shapes}.")
-    if not mixed_share.is_floating_point():
-        raise TypeError(f"mixed_share must be of a floating-point dtype; got {mixed_share.dtype}.")
     _require(((mixed_share >= 0) & (mixed_share <= 1)).all(), "mixed_share must be from 0 to 1.")
     head.check_labels(mixed_labels)
     if head.compares_examples():
@@ -37,29 +35,23 @@ def reduce_mixed_loss(
     return total / shares.masked_fill(both == IGNORED, 0.0).sum().clamp_min(torch.finfo(shares.dtype).tiny)
 
 
-def pop_mixed(options: dict[str, Any]) -> dict[str, Tensor]:
+def pop_mixed(options: dict[str, Any]) -> dict[str, Any]:
     """Remove `mixed_labels` and `mixed_share` from the options of a model's forward pass, and return them.
 
     If they were its parameters, the Trainer would take both for labels and evaluate no batch without them.
     """
-    return {name: options.pop(name) for name in ("mixed_labels", "mixed_share") if name in options}
+    names = options.keys() & {"mixed_labels", "mixed_share"}
+    return dict(zip(names, map(options.pop, names), strict=True))
 
 
 def refuse_mixed(options: Mapping[str, Any]) -> None:
     """Raise an error if the options of a model or head without a loss of mixed images have their labels."""
-    if "mixed_labels" in options or "mixed_share" in options:
+    if options.get("mixed_labels") is not None or options.get("mixed_share") is not None:
         raise ValueError("mixed images need a model with a head for classes, one of `hf_sphere.nn.HEADS`.")
 
 
 def divide_soft_labels(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the classes with the largest and second largest fraction, and the latter fraction, each (B,).
-
-    Args:
-        labels: (B, K), fractions of the classes, at most two of them not 0 in each row, with the sum 1.
-
-    Raises:
-        ValueError: If they are not; asynchronously on another device than the CPU.
-    """
+    """Return the classes of labels (B, K) with the largest and second largest fraction, and the latter, each (B,)."""
     shares, classes = labels.to(torch.promote_types(labels.dtype, torch.float32)).topk(min(2, labels.shape[1]), dim=1)
     is_complete = ((shares.sum(1) - 1).abs() < 4e-3).all() & (labels >= 0).all()  # rounding of bfloat16
     needed = "labels (batch,), or soft labels with the sum 1 of one or two classes; smooth labels by the head"

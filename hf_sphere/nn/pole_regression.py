@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hf_sphere.geometry.checks import check_tensors, is_readable
+from hf_sphere.geometry.checks import is_readable
 from hf_sphere.nn.heads.base import Head
 from hf_sphere.utils.checks import check_choice, check_integer
 
@@ -51,14 +51,12 @@ class PoleRegression(nn.Module):
         reduction: Literal["mean", "sum"] = "mean",
     ) -> None:
         super().__init__()
-        embedding_dim = check_integer("embedding_dim", embedding_dim, 2)
-        ends = [float(value) for value in value_range]
-        if len(ends) != 2 or not all(map(math.isfinite, ends)) or not ends[0] < ends[1]:
+        self.low, self.high = map(float, value_range)
+        if not -math.inf < self.low < self.high < math.inf:
             raise ValueError(f"value_range must be two finite numbers, the lower one first; got {list(value_range)}.")
-        self.low, self.high = ends
         self.out_of_range = check_choice("out_of_range", out_of_range, ("error", "clip"))
         self.reduction = check_choice("reduction", reduction, ("mean", "sum"))
-        self.register_buffer("pole", torch.empty(embedding_dim))
+        self.register_buffer("pole", torch.empty(check_integer("embedding_dim", embedding_dim, 2)))
         self.reset_parameters()
 
     @torch.no_grad()
@@ -73,7 +71,6 @@ class PoleRegression(nn.Module):
         Raises:
             ValueError: If a shape is wrong, or a target is outside the range and `out_of_range` is `error`.
         """
-        check_tensors(self, embeddings=embeddings, targets=targets)
         if embeddings.shape[-1:] != self.pole.shape:  # a single coordinate would be broadcast
             raise ValueError(f"the pole has {len(self.pole)} coordinates, the embeddings {sum(embeddings.shape[-1:])}.")
         dtype = embeddings.dtype
@@ -83,30 +80,22 @@ class PoleRegression(nn.Module):
         predictions = self.low + (self.high - self.low) * (cosines + 1) / 2
         if targets is None:
             return PoleOutput(predictions, None, embeddings.to(dtype))
-        if targets.ndim == 1 and targets.shape != cosines.shape:  # a single target would be broadcast
-            raise ValueError(f"there are {len(targets)} targets for embeddings of shape {tuple(embeddings.shape)}.")
+        if targets.shape != cosines.shape:  # a single target would be broadcast
+            raise ValueError(f"regression labels must have shape {tuple(cosines.shape)}; got {tuple(targets.shape)}.")
         losses = (self.scale_targets(targets).to(cosines.dtype) - cosines).square()
         loss = losses.sum() if self.reduction == "sum" else losses.sum() / max(losses.numel(), 1)
         return PoleOutput(predictions, loss, embeddings.to(dtype))
 
     def scale_targets(self, targets: Tensor) -> Tensor:
-        """Map targets (B,) from the range to [-1, 1]; see `out_of_range` for those outside it.
-
-        Raises:
-            ValueError: If the shape is not (B,), or a target is outside the range and `out_of_range` is `error`.
-        """
-        if targets.ndim != 1:
-            raise ValueError(f"regression labels must have the shape (batch,); got {tuple(targets.shape)}.")
+        """Map targets (B,) from the range to [-1, 1]; see `out_of_range` for those outside it."""
         targets = targets.to(torch.promote_types(targets.dtype, torch.float32))
         if self.out_of_range == "clip":
             targets = targets.clamp(self.low, self.high)
         elif is_readable(targets):  # elsewhere the recipes check the data before training
             outside = (targets < self.low) | (targets > self.high) | targets.isnan()
             if outside.any():
-                raise ValueError(
-                    f"target {targets[outside][0].item():g} is outside the range {self.low:g} to {self.high:g} of the "
-                    "model. Set a value_range that contains all targets, or set out_of_range to 'clip'."
-                )
+                got = f"{targets[outside][0].item():g} is outside the range {self.low:g} to {self.high:g} of the model"
+                raise ValueError(f"target {got}. Set a value_range with all targets, or out_of_range to 'clip'.")
         return 2 * (targets - self.low) / (self.high - self.low) - 1
 
     def extra_repr(self) -> str:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_sphere.geometry.checks import IGNORED, check_class_labels, check_tensors
+from hf_sphere.geometry.checks import IGNORED, check_class_labels
 from hf_sphere.nn.heads.base import Head
 from hf_sphere.utils.checks import check_choice, check_number
 
@@ -65,12 +65,19 @@ class PrototypicalClassifier(nn.Module):
             ValueError: If the shapes do not match, or a label is out of range (checked on the CPU only, where it costs
                 no device synchronization).
         """
-        self._check(query, support, labels)
+        fits = query.ndim >= 2 and support.ndim == query.ndim + 1 and support.numel()
+        if not fits or (query.shape[:-2], query.shape[-1]) != (support.shape[:-3], support.shape[-1]):
+            shapes = f"{tuple(query.shape)} and {tuple(support.shape)}"
+            raise ValueError(f"expected the shapes (..., queries, d) and (..., way, shot, d); got {shapes}.")
         dtype = torch.promote_types(torch.promote_types(query.dtype, support.dtype), torch.float32)
         prototypes = support.to(dtype).mean(dim=-2)
         logits = self._compare(query.to(dtype), prototypes)
         loss = None
         if labels is not None:
+            if labels.shape != query.shape[:-1]:
+                raise ValueError(f"labels must be one per query, {tuple(query.shape[:-1])}; got {tuple(labels.shape)}.")
+            advice = "The labels of an episode index the classes of its support, not of the dataset."
+            check_class_labels(labels, support.shape[-3], owner="support", advice=advice)
             total = F.cross_entropy(logits.flatten(end_dim=-2), labels.flatten().long(), reduction="sum")
             loss = total / (labels != IGNORED).sum().clamp_min(1)
         return PrototypicalOutput(logits, loss, prototypes.to(support.dtype))
@@ -83,23 +90,6 @@ class PrototypicalClassifier(nn.Module):
         # |q|^2 - 2 q.p + |p|^2 would lose the digits of small distances; episodes have few classes.
         squares = (query.unsqueeze(-2) - prototypes.unsqueeze(-3)).square().sum(dim=-1)
         return squares * (-scale / self.temperature)
-
-    @staticmethod
-    def _check(query: Tensor, support: Tensor, labels: Tensor | None) -> None:
-        check_tensors(query=query, support=support, labels=labels)
-        fits = query.ndim >= 2 and support.ndim == query.ndim + 1
-        if not fits or (query.shape[:-2], query.shape[-1]) != (support.shape[:-3], support.shape[-1]):
-            shapes = f"{tuple(query.shape)} and {tuple(support.shape)}"
-            raise ValueError(f"expected the shapes (..., queries, d) and (..., way, shot, d); got {shapes}.")
-        if 0 in support.shape[-3:-1]:
-            raise ValueError(f"support needs at least one class and one example per class; got {tuple(support.shape)}.")
-        if labels is None:
-            return
-        if labels.shape != query.shape[:-1] or labels.is_floating_point():
-            got = f"{labels.dtype} of shape {tuple(labels.shape)}"
-            raise ValueError(f"labels must be integers, {tuple(query.shape[:-1])}, one per query; got {got}.")
-        advice = "The labels of an episode index the classes of its support, not of the dataset."
-        check_class_labels(labels, support.shape[-3], owner="support", advice=advice)
 
     def extra_repr(self) -> str:
         """Describe the module in a printed model."""

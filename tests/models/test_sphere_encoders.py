@@ -2,14 +2,12 @@
 
 import json
 import math
-import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
 from safetensors.torch import load_file, save_file
 from small_encoders import BERT, every_encoder
 from torch import Tensor, nn
@@ -105,29 +103,6 @@ def test_scaling_and_radius_are_parameters_only_if_learned(family, learned):
     assert (spherization.scaling.item(), spherization.radius.item()) == (2.0, 3.0)
     assert set(dict(spherization.named_parameters())) == {"scaling" if learned else "radius"}
     assert set(dict(spherization.named_buffers())) == {"radius" if learned else "scaling"}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"spherized_layers": [3]}, r"spherized_layers \[3\] contains layer 3, but the encoder has 3 layers"),
-        ({"spherized_layers": [0, -4]}, r"contains layer -4.*or -3 to -1 from the end"),
-        ({"spherized_layers": [1, 1]}, "contains a layer twice"),
-        ({"spherized_layers": [0, -3]}, "contains a layer twice"),
-        ({"spherization_delta": 1.0}, r"delta must be a number in \(0, 1\); got 1.0"),
-        ({"spherization_radius": 0.0}, r"radius must be a number in \(0, inf\); got 0.0"),
-        *(({"spherization_scaling": value}, "scaling must be finite and not 0") for value in (0, math.nan, math.inf)),
-        ({"spherized_layers": "last"}, "spherized_layers"),
-        ({"spherization_scaling": "5"}, "spherization_scaling"),
-    ],
-)
-def test_invalid_settings_are_rejected(family, options, message):
-    wrong_type = any(isinstance(value, str) for value in options.values())
-    error = StrictDataclassFieldValidationError if wrong_type else StrictDataclassClassValidationError
-    with pytest.raises(error, match=message):
-        family.config(**options)
-    with pytest.raises(ValueError, match="needs a hidden_size of at least 4; got 2"):
-        family.model("ForSequenceClassification", hidden_size=2, spherized_classifier=True)
 
 
 # Execution modes
@@ -244,9 +219,7 @@ def test_spherized_layers_differing_from_the_checkpoint_are_rejected(encoder, tm
     for saved, asked in cases if encoder == BERT else cases[:1]:
         for saved_as in {"Model", encoder.tasks[-1]}:
             encoder.model(saved_as, spherized_layers=saved).save_pretrained(tmp_path)
-            shown = [2] if asked is None else asked
-            message = re.escape(f"the layers {saved} are spherized, but the configuration has spherized_layers {shown}")
-            with pytest.raises(ValueError, match=message):
+            with pytest.raises(ValueError, match=r"has other spherized layers: spherized_layers is "):
                 encoder.model_class(encoder.tasks[-1]).from_pretrained(
                     tmp_path, config=encoder.config(spherized_layers=asked)
                 )

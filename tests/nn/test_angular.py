@@ -201,14 +201,3 @@ def test_head_logits_are_the_responses_to_the_embeddings_and_weights_do_not_deca
     torch.testing.assert_close(output.loss.double(), F.cross_entropy(expected, labels))
     torch.testing.assert_close(output.embeddings, F.normalize(x, dim=-1) if operator in DIRECT else x)
     assert head.parameter_options() == {"linear.weight": {}}
-
-
-def test_bad_input_is_refused():
-    for layer_of in (*LAYERS, lambda operator: build_head("angular", 8, 4, operator=operator)):
-        with pytest.raises(ValueError, match=r"unknown operator 'tanh'; the operators are: cosine, .*w_sigmoid"):
-            layer_of("tanh")
-    for layer in (AngularLinear(4, 3), AngularConv2d(4, 3, 1)):
-        with pytest.raises(TypeError, match=r"got list\. Convert it with torch.as_tensor\(\)"):
-            layer([[1.0, 2.0, 3.0, 4.0]])
-        with pytest.raises(TypeError, match=r"floating-point dtype; got torch\.int64\. Convert it with \.float\(\)"):
-            layer(torch.ones(1, 4, 4, 4, dtype=torch.long))

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from huggingface_hub.errors import StrictDataclassClassValidationError
 from scipy.optimize import minimize, minimize_scalar
 from sklearn.metrics import brier_score_loss, log_loss
 from torch.optim.swa_utils import AveragedModel
@@ -82,28 +81,8 @@ def test_separable_examples_have_a_finite_calibration(kind):
     assert 0.99 < confidence < 1 - 1e-5
     calibration = fit_calibration(torch.tensor([[9.0, 0.0]] * 200), torch.arange(200) % 2)  # without information
     assert calibration["temperature"] == pytest.approx(1000.0)
-    with pytest.warns(UserWarning, match="it changes their negative log-likelihood by 0 ± inf"):
+    with pytest.warns(UserWarning, match="it changes the loss by 0 ± inf"):
         fit_calibration(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
-
-
-@pytest.mark.parametrize(
-    ("logits", "labels", "kind", "message"),
-    [
-        (torch.zeros(3, 2), torch.tensor([0, 1, 0]), "matrix", "kind must be one of temperature, vector; got 'matrix'"),
-        (torch.zeros(3, 2), torch.tensor([0, 1]), "vector", r"got \(3, 2\) and \(2,\)"),
-        (torch.zeros(0, 2), torch.zeros(0), "vector", r"with N >= 1; got \(0, 2\)"),
-        (torch.full((3, 2), np.nan), torch.tensor([0, 1, 0]), "vector", "logits and labels must be finite"),
-        (torch.zeros(3, 2), torch.tensor([0, 1, 2]), "vector", "from 0 to 1, and all of them must occur; got .0, 1, 2"),
-        (torch.zeros(3, 2), torch.tensor([0, 1, -100]), "vector", "labels must be from 0 to 1.* got .-100, 0, 1"),
-        (torch.zeros(3, 2), torch.tensor([1, 1, 1]), "vector", "and all of them must occur; got .1."),
-        (torch.zeros(2, 2), [0.7, 0.2], "temperature", "labels must be from 0 to 1; got"),
-        (torch.zeros(2, 2), [0.5, 1.0], "temperature", "labels must be from 0 to 1; got"),
-        (torch.zeros(2, 2), np.array(["cat", "dog"]), "temperature", "the first is 'cat'. Number the names: numpy.un"),
-    ],
-)
-def test_invalid_input_is_an_error(logits, labels, kind, message):
-    with pytest.raises((ValueError, TypeError), match=message):
-        fit_calibration(logits, labels, kind)
 
 
 # In models
@@ -223,27 +202,8 @@ def test_calibrated_logits_are_refused_probabilities_reported_and_half_dtypes_ac
         }
 
 
-@pytest.mark.parametrize(
-    "calibration",
-    [
-        {},
-        {"temperature": [1.0, 2.0]},
-        {"temperature": 1.0, "shift": [1.0]},
-        {"temperature": 1.0, "bias": [1.0, 1.0, 1.0]},
-        {"temperature": "high"},
-        {"temperature": -1.5},
-        {"temperature": [1.0, 0.0, 1.0]},
-    ],
-)
-def test_an_invalid_calibration_is_an_error(calibration):
-    with pytest.raises(Exception, match="calibration"):
-        build(calibration=calibration)
-
-
 @pytest.mark.parametrize("kind", ["multi_label_classification", "regression"])
 def test_only_models_of_one_class_per_image_have_a_calibration(kind, tmp_path):
-    with pytest.raises(StrictDataclassClassValidationError, match=r"one per image.* problem_type is"):
-        build(calibration={"temperature": 2.0}, problem_type=kind)
     calibrated_model().save_pretrained(tmp_path)
     assert SphereVisionForImageClassification.from_pretrained(tmp_path, problem_type=kind).config.calibration is None
 
@@ -267,7 +227,7 @@ def draw(count, factor, classes=5, seed=0):
 def test_41_correct_examples_whose_calibration_makes_others_worse_are_reported():
     sure = torch.tensor([4.0, 0.0, 0.0]).expand(41, 3)  # 96 % sure of class 0
     labels, others = torch.zeros(41, dtype=torch.long), (torch.arange(1000) % 100 < 4).long()
-    with pytest.warns(UserWarning, match=r"not shown to help: in a cross-validation of 41 examples it changes .* ±"):
+    with pytest.warns(UserWarning, match=r"not shown to help 41 examples: it changes the loss by .* ±"):
         fitted = fit_calibration(sure, labels)
     calibrated = calibrate(sure, **fitted)
     assert F.cross_entropy(calibrated, labels) < F.cross_entropy(sure, labels)

@@ -2,7 +2,6 @@
 
 import copy
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -27,46 +26,11 @@ def loss_of(head, x, labels, places):
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_labels_of_a_wrong_number_dtype_or_value_are_rejected(name):
-    with pytest.raises(ValueError, match="there are 5 labels for 4 embeddings; give one each"):
-        make(name)(torch.randn(4, 6), LABELS)
-    for dtype in (torch.float32, torch.bool):
-        with pytest.raises(TypeError, match=r"labels must be integers; got torch.*\. Convert them with .long\(\)"):
-            make(name)(torch.randn(2, 6), torch.tensor([0, 1]).to(dtype))
-    with pytest.raises(ValueError, match=r"labels must have the shape \(B,\), or .*; got \(2, 1\)"):
-        make(name)(torch.randn(2, 6), torch.tensor([[0], [1]]))
-    if name in OWN_LOSS:
-        with pytest.raises(ValueError, match=rf"head '{name}' is for one class per example; .* requires .* softmax"):
-            make(name)(torch.randn(3, 6), TARGETS)
-        return
-    for value in (-1, 2, float("nan")):
-        with pytest.raises(ValueError, match="labels of examples with several classes must be 0 or 1"):
-            make(name)(torch.randn(3, 6), torch.full((3, 4), value))
-
-
-@pytest.mark.parametrize("name", HEADS)
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
 def test_labels_of_any_integer_dtype_have_the_loss_of_int64(name, dtype):
     head, x, labels = make(name), torch.randn(4, 6), torch.tensor([1, 3, 2, 1])  # as many as classes, and none is 0
     places = torch.arange(4)
     torch.testing.assert_close(loss_of(head, x, labels.to(dtype), places), loss_of(head, x, labels, places))
-
-
-@pytest.mark.parametrize("name", HEADS)
-@pytest.mark.parametrize(
-    ("embeddings", "labels", "message"),
-    [
-        ([[0.0] * 6] * 2, None, r"embeddings must be a tensor; got list\. Convert it with torch.as_tensor\(\)"),
-        (np.ones((2, 6)), None, r"embeddings must be a tensor; got ndarray\. Convert it with torch.as_tensor\(\)"),
-        (torch.randn(2, 6), [0, 1], r"labels must be a tensor; got list\. Convert it with torch.as_tensor\(\)"),
-        (torch.randn(2, 6), np.arange(2), r"labels must be a tensor; got ndarray\. Convert it"),
-        (torch.randn(2, 6), ["cat", "dog"], "labels must be integers; the first is 'cat'. Number the names"),
-        (torch.randn(2, 6), np.array(["cat", "dog"]), "labels must be integers; the first is 'cat'. Number the names"),
-    ],
-)
-def test_what_is_no_tensor_is_rejected_with_advice(name, embeddings, labels, message):
-    with pytest.raises(TypeError, match=message):
-        make(name)(embeddings, labels)
 
 
 # Ignored examples
@@ -121,18 +85,13 @@ def reports(caplog) -> int:
 
 
 @pytest.mark.parametrize("name", OWN_LOSS)
-@pytest.mark.parametrize("passes_labels", [True, False])
-def test_a_cross_entropy_of_the_logits_of_a_head_with_another_loss_is_reported_once(name, passes_labels, caplog):
+def test_a_cross_entropy_of_the_logits_of_a_head_with_another_loss_is_reported_once(name, caplog):
     head, labels = make(name), torch.tensor([0, 2, 3])
-    for _ in range(2):
-        F.cross_entropy(head(torch.randn(3, 6, requires_grad=True), labels if passes_labels else None).logits, labels)
-        assert reports(caplog) == 0
+    F.cross_entropy(head(torch.randn(3, 6, requires_grad=True)).logits, labels)
     copy.deepcopy(head).eval()(torch.randn(3, 6, requires_grad=True)).logits.max().backward()
-    assert reports(caplog) == 0  # only in training
-    for requires_grad in (True, False):
-        logits = head(torch.randn(3, 6, requires_grad=requires_grad), labels if passes_labels else None).logits
-        if logits.requires_grad:
-            F.cross_entropy(logits, labels).backward()
+    assert reports(caplog) == 0  # only in training, and with a gradient
+    for _ in range(2):
+        F.cross_entropy(head(torch.randn(3, 6, requires_grad=True)).logits, labels).backward()
     assert reports(caplog) == 1
 
 

@@ -150,25 +150,6 @@ def test_default_scale_is_that_of_the_paper_and_learned_if_requested(name):
         assert head.inverse_temperature().item() == pytest.approx(32 if name == "proxy_anchor" else 64)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("cosface", {"margin": 1.5}, "margin is a cosine from 0 to 1; got 1.5"),
-        ("arcface", {"margin_warmup_epochs": -5}, "margin_warmup_epochs must be an integer of at least 0; got -5"),
-        ("proxy_anchor", {"margin": -0.1}, r"margin must be a number in \[0, 1\]; got -0.1"),
-        ("adaface", {"margin": 2.0}, "margin is an angle in radians from 0 to pi / 2; got 2.0"),
-        ("adaface", {"norm_factor": 0.0}, r"norm_factor must be a number in \(0, inf\); got 0.0"),
-        ("adaface", {"norm_momentum": 1.0}, r"norm_momentum must be a number in \[0, 1\); got 1.0"),
-        ("subcenter_arcface", {"sub_centers": 0}, "sub_centers must be an integer of at least 1; got 0"),
-        ("proxy_anchor", {"label_smoothing": 0.1}, "has no option label_smoothing"),
-        ("cosface", {"scale": -1.0}, "scale must be a positive number"),
-    ],
-)
-def test_options_out_of_range_are_rejected(name, options, message):
-    with pytest.raises(ValueError, match=message):
-        build_head(name, 6, 4, **options)
-
-
 def plain_proxy_anchor(cosines: Tensor, labels: Tensor, margin: float, scale: float) -> Tensor:
     """Loss by its formula, one proxy at a time."""
     attraction, repulsion = [], []
@@ -194,8 +175,6 @@ def test_etf_classes_form_a_regular_simplex_and_its_loss_is_the_dot_regression()
     own = (F.normalize(x, dim=-1) * head.prototypes[LABELS]).sum(-1)
     torch.testing.assert_close(head(x, LABELS).loss, (0.5 * (own - 1) ** 2).mean())
     assert not list(head.parameters())
-    with pytest.raises(ValueError, match="a simplex of 8 classes needs embeddings of at least 7 dimensions; got 6"):
-        build_head("etf", 6, 8)
 
 
 def test_the_formula_of_the_gradient_of_cosine_and_sine_is_right_on_devices():

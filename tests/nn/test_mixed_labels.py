@@ -75,23 +75,6 @@ def test_class_weights_are_those_of_each_label_and_an_ignored_label_has_no_share
     torch.testing.assert_close(losses[1], losses[0])
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"mixed_share": None}, "need labels, mixed_labels and mixed_share"),
-        ({"mixed_labels": torch.tensor([9] * 6)}, "run from 9 to 9"),
-        ({"mixed_share": torch.full((6,), 1.5)}, "from 0 to 1"),
-        ({"mixed_share": torch.zeros(5)}, "each of shape"),
-    ],
-)
-def test_bad_arguments_are_one_clear_error(batch, changed, message):
-    embeddings, labels, others, share = batch
-    with pytest.raises(ValueError, match=message):
-        build("cosine")(embeddings, labels, **{"mixed_labels": others, "mixed_share": share} | changed)
-    with pytest.raises(ValueError, match="'proxy_anchor' compares the images of a batch"):
-        build("proxy_anchor")(embeddings, labels, mixed_labels=others, mixed_share=share)
-
-
 def vision_model(head="arcface", problem_type="single_label_classification"):
     torch.manual_seed(0)
     config = SphereVisionConfig(

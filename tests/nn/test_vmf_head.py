@@ -280,32 +280,15 @@ def test_the_automatic_confidence_is_that_of_the_formula_within_limits():
     assert (find_confidence(2, -5.0), find_confidence(10**7, -2.773)) == (0.4, 0.95)
 
 
-def test_a_temperature_that_is_too_high_for_confident_predictions_is_named(caplog):
-    build_head("vmf", 4, 100_000)
-    named = float(caplog.text.rpartition("at most ")[2].strip().rstrip("."))
-    caplog.clear()
-    build_head("vmf", 4, 100_000, log_temperature=named - 0.01)
-    build_head("vmf", 4, 100_000, log_temperature=0.0, kappa_confidence=0.4)
-    with torch.device("meta"):  # as transformers loads a trained model
-        build_head("vmf", 4, 100_000, log_temperature=0.0)
-    assert not caplog.text
-    assert named == pytest.approx(2 * math.log(0.95) - math.log(math.log(99_999 * 99)), abs=0.01)
-
-
-@pytest.mark.parametrize("options", [{}, {"log_temperature": 0.0}])
-def test_a_trained_head_is_loaded_without_the_warning_of_a_temperature(options, tmp_path, caplog):
+def test_a_trained_head_is_loaded_with_its_scale(tmp_path):
     config = SphereVisionConfig(
         backbone="linear_embedding", backbone_kwargs={"width": 4}, num_channels=1, image_size=2, embedding_dim=3,
-        head="vmf", head_kwargs=options, num_labels=4, value_range=[0.0, 1.0],
+        head="vmf", num_labels=4, value_range=[0.0, 1.0],
     )  # fmt: skip
     model = SphereVisionForImageClassification(config).eval()
     model.head.initialize_from_data(5 * torch.randn(50, 3))
     model.save_pretrained(tmp_path)
-    warned = "log_temperature to at most" in caplog.text
-    assert warned == bool(options)
-    caplog.clear()
     loaded = SphereVisionForImageClassification.from_pretrained(tmp_path)
-    assert "log_temperature" not in caplog.text
     assert torch.equal(loaded.head.embedding_scale, model.head.embedding_scale)
     assert loaded.head.embedding_scale != 1.0
     output = model(torch.randn(3, 1, 2, 2))
@@ -352,25 +335,6 @@ def test_embeddings_whose_scale_would_not_be_finite_are_rejected_without_changes
 
 
 # Validation and printing
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_samples": 0}, "num_samples must be an integer of at least 1; got 0"),
-        ({"kappa_confidence": 0.0}, r"kappa_confidence, if not 'auto', must be a number in \(0, 1\); got 0\.0"),
-        ({"prediction": "median"}, "prediction must be one of samples, mean; got 'median'"),
-        ({"temperature_lr": -0.1}, r"temperature_lr must be a number in \[0, inf\); got -0\.1"),
-        ({"label_smoothing": 0.1}, "head 'vmf' has no option label_smoothing; its options are: num_samples"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_invalid_option_is_rejected(options, message):
-    with pytest.raises(ValueError, match=message):
-        make(**options)
-    for dim in (0, 1):
-        with pytest.raises(ValueError, match=f"embedding_dim must be an integer of at least [12]; got {dim}"):
-            make(dim)
 
 
 def test_training_without_data_dependent_initialization_warns_once(caplog):

@@ -11,9 +11,7 @@ from timm.layers import to_2tuple
 from timm.models import register_model
 from torch import Tensor, nn
 
-from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.loading import not_found
-from hf_sphere.utils.texts import shortage
 
 ImageSize = int | tuple[int, int] | list[int]
 
@@ -209,10 +207,8 @@ def create_backbone(
     """
     architecture = name.split(".")[0]
     if not timm.is_model(architecture):
-        names = [backbone for backbone in BACKBONES if backbone.startswith(architecture)]
-        names += [name for name in difflib.get_close_matches(architecture, timm.list_models(), 5) if name not in names]
-        names = names or timm.list_models("*_cifar")
-        raise ValueError(f"unknown backbone {name!r}; similar names: {', '.join(names)}; see `timm.list_models()`.")
+        close = ", ".join(difflib.get_close_matches(architecture, timm.list_models(), 5)) or "none"
+        raise ValueError(f"unknown backbone {name!r}; similar names: {close}; see `timm.list_models()`.")
     pretrained_cfg = timm.get_pretrained_cfg(architecture)
     has_fixed_size = pretrained_cfg is not None and pretrained_cfg.fixed_input_size  # timm's mark of such models
     if has_fixed_size or "img_size" in inspect.signature(timm.model_entrypoint(architecture)).parameters:
@@ -222,27 +218,10 @@ def create_backbone(
     except OSError as error:
         what = f"the pretrained weights of the backbone {name} (or pass a file, --backbone_weights)"
         raise not_found(what, error) from error
-    except (TypeError, RuntimeError, AssertionError, LookupError, ArithmeticError, AttributeError) as error:
-        if shortage(error):
-            raise
-        raise ValueError(f"backbone {name!r} does not accept the options {options}: {error_text(error)}") from error
+    except TypeError as error:
+        raise ValueError(f"backbone {name!r} does not accept the options {options}: {error}") from error
     if isinstance(pretrained, str):
         from hf_sphere.models.pretrained_backbones import load_backbone_weights
 
         load_backbone_weights(net, name, pretrained)
     return net
-
-
-def ends_in_activation(backbone: nn.Module) -> bool:
-    """Whether the last layer of a timm model is an activation, in the order in which the layers are registered."""
-    layers = [
-        layer
-        for name, layer in backbone.named_modules()
-        # A block registers the layers of its shortcut after its last activation.
-        if "downsample" not in name and (_is_activation(layer) or list(layer.parameters(recurse=False)))
-    ]
-    return _is_activation(layers[-1])
-
-
-def _is_activation(module: nn.Module) -> bool:
-    return type(module).__module__.startswith(("torch.nn.modules.activation", "timm.layers.activations"))

@@ -143,11 +143,9 @@ def resnet12(
         Oreshkin, Rodriguez and Lacoste, "TADAM", NeurIPS 2018; the widths are those of Lee, Maji, Ravichandran and
         Soatto, "Meta-learning with differentiable convex optimization", CVPR 2019.
     """
-    if len(widths) != 4 or min(widths) < 1:
-        raise ValueError(f"widths of resnet12 must be four positive numbers of channels; got {list(widths)}.")
-    feature_side("resnet12", img_size, least=16, halvings=4)
-    pairs = itertools.pairwise([in_chans, *widths])
-    blocks = nn.Sequential(*(PooledBlock(*pair, activation=index < 3) for index, pair in enumerate(pairs)))
+    feature_side("resnet12", img_size, least=2 ** len(widths), halvings=len(widths))
+    pairs, last = itertools.pairwise([in_chans, *widths]), len(widths) - 1
+    blocks = nn.Sequential(*(PooledBlock(*pair, activation=index < last) for index, pair in enumerate(pairs)))
     he = functools.partial(nn.init.kaiming_normal_, a=SLOPE, mode="fan_out", nonlinearity="leaky_relu")
     base.initialize(blocks, he, nn.Conv2d)
     # After the last pooling, which is equivalent because leaky ReLU is increasing.

@@ -12,7 +12,7 @@ from hf_sphere.geometry import OPERATORS
 from hf_sphere.models.backbones import base
 from hf_sphere.models.backbones.base import EmbeddingNet, ImageSize, feature_side, register_backbone
 from hf_sphere.nn import AngularLinear, SphericalLinear
-from hf_sphere.utils.checks import check_choice, check_integer
+from hf_sphere.utils.checks import check_choice
 
 
 def _perceptron(img_size: ImageSize, in_chans: int, widths: Sequence[int], *, bias: bool = True) -> nn.Sequential:
@@ -51,8 +51,6 @@ def simple_fnn(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> Em
 @register_backbone
 def mlp(*, img_size: ImageSize = 28, in_chans: int = 3, widths: Sequence[int] = (4096,), **net: Any) -> EmbeddingNet:
     """Fully connected network, pixels-`widths` with ReLUs in between: (4096,), or with a bottleneck (4096, 1024)."""
-    if not widths or min(widths) < 1:
-        raise ValueError(f"widths of mlp must be positive numbers, the units of each hidden layer; got {list(widths)}.")
     perceptron = EmbeddingNet(_perceptron(img_size, in_chans, widths), widths[-1], **net)
     base.initialize_for_relu(perceptron.layers)
     return perceptron
@@ -150,9 +148,7 @@ def _hidden_layer(inputs: int, outputs: int, kind: str, options: Mapping[str, An
         return SphericalLinear(inputs, outputs, **(options or {}))
     if options:
         raise ValueError(f"hidden_kwargs are options of hidden_layer spherized; {kind} has none. Omit them.")
-    if kind == "plain":
-        return nn.Linear(inputs, outputs)
-    return AngularLinear(inputs, outputs, kind)
+    return nn.Linear(inputs, outputs) if kind == "plain" else AngularLinear(inputs, outputs, kind)
 
 
 @register_backbone
@@ -185,12 +181,10 @@ def visualization_cnn(
     Intended for visualizations, with 2 or 3 `units`, which have the final activation of the network; `embedding_dim` in
     the model's configuration adds a layer without activation instead.
     """
-    if units is not None:
-        check_integer("units", units, 1)
     height, breadth = feature_side("visualization_cnn", img_size, least=4, halvings=2)
     layers = base.conv_stages(base.conv_norm_relu, in_chans, [[width] * 2 for width in (32, 64, 128)])
     layers.pop()  # no last pooling
     layers += [nn.Flatten(), nn.Linear(128 * height * breadth, 256)]
-    if units is not None:
+    if units:
         layers += [nn.ReLU(), nn.Linear(256, units)]
     return EmbeddingNet(nn.Sequential(*layers), units or 256, **net)

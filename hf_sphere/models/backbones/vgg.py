@@ -9,7 +9,6 @@ from torchvision.models import AlexNet
 
 from hf_sphere.models.backbones import base
 from hf_sphere.models.backbones.base import EmbeddingNet, ImageSize, feature_side, register_backbone
-from hf_sphere.utils.checks import check_integer
 
 
 @register_backbone
@@ -27,8 +26,7 @@ def alexnet(*, img_size: ImageSize = 224, in_chans: int = 3, drop_rate: float = 
 @register_backbone
 def alexnet_cifar(*, img_size: ImageSize = 32, in_chans: int = 3, **net: Any) -> EmbeddingNet:
     """AlexNet's five convolutions for images of 32 pixels (29 to 60), without hidden linear layers."""
-    if max(feature_side("alexnet_cifar", img_size, least=29, halvings=0)) > 60:
-        raise ValueError(f"alexnet_cifar needs 29 to 60 pixels per side, got {img_size}; for larger ones use alexnet.")
+    feature_side("alexnet_cifar", img_size, least=29, halvings=0)
     layers = [nn.Conv2d(in_chans, 64, 11, stride=4, padding=5), nn.ReLU(), nn.MaxPool2d(2)]
     layers += [nn.Conv2d(64, 192, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
     layers += [*base.conv_relu(192, 384), *base.conv_relu(384, 256), nn.Conv2d(256, 256, 3, padding=1)]
@@ -54,13 +52,9 @@ def _vgg(
     pool: type[nn.Module] = nn.MaxPool2d,
     **net: Any,
 ) -> EmbeddingNet:
-    name = f"vgg{depth}_cifar"
-    if len(widths) != 4:
-        raise ValueError(f"widths of {name} must be four numbers (the last is used twice); got {list(widths)}.")
-    check_integer("hidden", hidden, 0)
-    feature_side(name, img_size, least=32, halvings=5)
+    feature_side(f"vgg{depth}_cifar", img_size, least=32, halvings=5)
     convolution = functools.partial(base.conv_norm_relu if batch_norm else base.conv_relu, bias=conv_bias)
-    stages = zip(CONVOLUTIONS_PER_STAGE[depth], [*widths, widths[-1]], strict=True)
+    stages = zip(CONVOLUTIONS_PER_STAGE[depth], [*widths, widths[-1]], strict=True)  # four widths
     layers = base.conv_stages(convolution, in_chans, ([width] * count for count, width in stages), pool)
     # At 32 pixels the feature map is 1 x 1; those of larger images are averaged.
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]

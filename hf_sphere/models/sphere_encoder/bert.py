@@ -17,7 +17,6 @@ class SphereBertConfig(SphereEncoderConfigMixin, BertConfig):
     """`BertConfig` with the fields of `SphereEncoderConfigMixin`."""
 
     model_type = "sphere_bert"
-    plain_model_type = "bert"
 
 
 class SphereBertIntermediate(plain.BertIntermediate):
@@ -55,16 +54,10 @@ class SphereBertModel(SphereEncoderMixin, plain.BertModel):
 class SphereBertForMaskedLM(SphereEncoderMixin, plain.BertForMaskedLM):
     """`BertForMaskedLM` of transformers with spherized feed-forwards."""
 
-    encoder_class = SphereBertModel
-
 
 class SphereBertForSequenceClassification(SphereEncoderMixin, plain.BertForSequenceClassification):
     """`BertForSequenceClassification` of transformers with spherized feed-forwards."""
 
-    encoder_class = SphereBertModel
-
 
 class SphereBertForTokenClassification(SphereEncoderMixin, plain.BertForTokenClassification):
     """`BertForTokenClassification` of transformers with spherized feed-forwards."""
-
-    encoder_class = SphereBertModel

@@ -1,10 +1,9 @@
 """Fields of the configurations of the spherized encoders, for instance of `SphereBertConfig`."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from hf_sphere.models import REQUIRES
-from hf_sphere.nn.layers import Spherization
 from hf_sphere.utils.loading import check_settings
 
 
@@ -30,8 +29,6 @@ class SphereEncoderConfigMixin:
         >>> model = SphereBertModel(config)
     """
 
-    plain_model_type: ClassVar[str] = ""
-
     spherized_layers: list[int] | tuple[int, ...] | None = None
     spherization_scaling: float | int = 1.0
     spherization_radius: float | int = 1.0
@@ -42,17 +39,13 @@ class SphereEncoderConfigMixin:
 
     @property
     def spherized_layer_indices(self) -> tuple[int, ...]:
-        """Indices of the spherized layers, from 0, ascending; a ValueError if one is out of range or given twice."""
-        layers: int = self.num_hidden_layers  # type: ignore[attr-defined]  # a field of the encoder's configuration
+        """Indices of the spherized layers, from 0, ascending; a ValueError if one is out of range."""
+        layers = range(self.num_hidden_layers)  # type: ignore[attr-defined]  # a field of the encoder's configuration
         indices = [-1] if self.spherized_layers is None else list(self.spherized_layers)
-        outside = [index for index in indices if not -layers <= index < layers]
-        if outside:
-            valid = f"{layers} layers: 0 to {layers - 1}, or -{layers} to -1 from the end"
-            raise ValueError(f"spherized_layers {indices} contains layer {outside[0]}, but the encoder has {valid}.")
-        from_start = sorted(index % layers for index in indices)
-        if len(set(from_start)) < len(from_start):
-            raise ValueError(f"spherized_layers {indices} contains a layer twice; list each layer once.")
-        return tuple(from_start)
+        try:
+            return tuple(sorted({layers[index] for index in indices}))
+        except IndexError as error:
+            raise ValueError(f"spherized_layers are {indices}, but the encoder has {len(layers)} layers.") from error
 
     @property
     def spherization_options(self) -> dict[str, Any]:
@@ -73,8 +66,9 @@ class SphereEncoderConfigMixin:
     def get_config_dict(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> tuple[dict, dict]:
         """Read a configuration; the model type of the plain encoder is replaced by that of this class."""
         values, unused = super().get_config_dict(pretrained_model_name_or_path, **kwargs)  # type: ignore[misc]
-        if values.get("model_type") == cls.plain_model_type:
-            values = {**values, "model_type": cls.model_type}  # type: ignore[attr-defined]
+        own: str = cls.model_type  # type: ignore[attr-defined]
+        if values.get("model_type") == own.removeprefix("sphere_"):
+            values = {**values, "model_type": own}
         return values, unused
 
     @classmethod
@@ -86,7 +80,3 @@ class SphereEncoderConfigMixin:
     def validate_spherized_layers(self) -> None:
         """Check that the encoder has the spherized layers."""
         _ = self.spherized_layer_indices
-
-    def validate_spherization(self) -> None:
-        """Check the values of the spherization."""
-        Spherization(1, **self.spherization_options)

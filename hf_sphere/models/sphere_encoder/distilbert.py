@@ -17,7 +17,6 @@ class SphereDistilBertConfig(SphereEncoderConfigMixin, DistilBertConfig):
     """`DistilBertConfig` with the fields of `SphereEncoderConfigMixin`."""
 
     model_type = "sphere_distilbert"
-    plain_model_type = "distilbert"
 
 
 class SphereFFN(plain.FFN):
@@ -49,16 +48,10 @@ class SphereDistilBertModel(SphereEncoderMixin, plain.DistilBertModel):
 class SphereDistilBertForMaskedLM(SphereEncoderMixin, plain.DistilBertForMaskedLM):
     """`DistilBertForMaskedLM` of transformers with spherized feed-forwards."""
 
-    encoder_class = SphereDistilBertModel
-
 
 class SphereDistilBertForSequenceClassification(SphereEncoderMixin, plain.DistilBertForSequenceClassification):
     """`DistilBertForSequenceClassification` of transformers with spherized feed-forwards."""
 
-    encoder_class = SphereDistilBertModel
-
 
 class SphereDistilBertForTokenClassification(SphereEncoderMixin, plain.DistilBertForTokenClassification):
     """`DistilBertForTokenClassification` of transformers with spherized feed-forwards."""
-
-    encoder_class = SphereDistilBertModel

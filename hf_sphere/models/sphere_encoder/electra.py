@@ -15,7 +15,6 @@ class SphereElectraConfig(SphereEncoderConfigMixin, ElectraConfig):
     """`ElectraConfig` with the fields of `SphereEncoderConfigMixin`."""
 
     model_type = "sphere_electra"
-    plain_model_type = "electra"
 
 
 class SphereElectraModel(SphereEncoderMixin, plain.ElectraModel):
@@ -28,16 +27,10 @@ class SphereElectraModel(SphereEncoderMixin, plain.ElectraModel):
 class SphereElectraForMaskedLM(SphereEncoderMixin, plain.ElectraForMaskedLM):
     """`ElectraForMaskedLM` of transformers with spherized feed-forwards."""
 
-    encoder_class = SphereElectraModel
-
 
 class SphereElectraForSequenceClassification(SphereEncoderMixin, plain.ElectraForSequenceClassification):
     """`ElectraForSequenceClassification` of transformers with spherized feed-forwards."""
 
-    encoder_class = SphereElectraModel
-
 
 class SphereElectraForTokenClassification(SphereEncoderMixin, plain.ElectraForTokenClassification):
     """`ElectraForTokenClassification` of transformers with spherized feed-forwards."""
-
-    encoder_class = SphereElectraModel

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_sphere.models.sphere_encoder.modeling_sphere_encoder import SphericalMap
-from hf_sphere.utils.checks import check_not_text, check_number
+from hf_sphere.utils.checks import check_not_text
 from hf_sphere.utils.devices import widest_dtype
 from hf_sphere.utils.loading import load_pretrained
 from hf_sphere.utils.modules import eval_mode
@@ -24,8 +24,6 @@ HELD_OUT = 5
 
 Batch = tuple[dict[str, Tensor], Tensor]
 """Inputs of the model, and a mask (B, L) of the tokens that count."""
-Call = tuple[tuple[Tensor, ...], Tensor]
-"""Inputs and output of a module."""
 
 
 @dataclass(frozen=True)
@@ -104,17 +102,14 @@ def fit_spherization(
     spherized = _check_reference(model, reference)
     path = model.base_model.layers_path
     layers, plain_layers = (encoder.base_model.get_submodule(path) for encoder in (model, reference))
-    if ridge is not None:
-        check_number("ridge", ridge, "[0, inf)")
     batches = _collect(texts, reference, tokenizer, max_tokens, max_length, batch_size)
     least = _spherical_map(layers[spherized[0]]).linear.in_features
     num_tokens = sum(int(mask.sum()) for _, mask in batches)
     num_texts = sum(int(mask.any(dim=1).sum()) for _, mask in batches)
     if num_tokens < least or num_texts < HELD_OUT:
-        needed = f"at least {least} in {HELD_OUT} texts are required; got {num_tokens} in {num_texts}"
-        raise ValueError(f"too few tokens: {needed}. Pass more texts, or increase max_tokens ({max_tokens}).")
-    fits = []
-    subsets = _split(batches)
+        got = f"{num_tokens} tokens in {num_texts} texts, with max_tokens={max_tokens}"
+        raise ValueError(f"fitting needs at least {least} tokens in {HELD_OUT} texts; got {got}.")
+    fits, subsets = [], _split(batches)
     total = len(spherized) * sum(map(len, subsets))
     bar = progress_bar(total=total, unit="batch", desc="Fitting", disable=not progress)
     with bar, eval_mode(model, reference):
@@ -125,14 +120,12 @@ def fit_spherization(
                 for points, targets in _layer_pairs(model, reference, layer, plain, subset):
                     equations.add(points, targets)
                     bar.update()
-            candidates = [
-                (held_out.squared_error(weight), candidate)
-                for candidate in (RIDGES if ridge is None else (ridge,))
-                if (weight := train.solve(candidate)) is not None
-            ]
-            if not candidates:
+            ridges = RIDGES if ridge is None else (ridge,)
+            solved = ((train.solve(each), each) for each in ridges)
+            errors = [(held_out.squared_error(weight), each) for weight, each in solved if weight is not None]
+            if not errors:
                 raise ValueError(f"layer {index} has no unique solution with ridge {ridge}; use a larger one.")
-            _, best = min(candidates)
+            _, best = min(errors)
             linear: Any = _spherical_map(layer).linear
             linear.weight.copy_(train.solve(best))
             explained = _explained_variance(model, reference, layer, plain, subsets[1])
@@ -234,9 +227,9 @@ def _run(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
     return encoder(**{name: value.to(encoder.device) for name, value in inputs.items()}).last_hidden_state
 
 
-def _record(models: list[Any], modules: list[nn.Module], inputs: Mapping[str, Tensor]) -> list[list[Call]]:
+def _record(models: list[Any], modules: list[nn.Module], inputs: Mapping[str, Tensor]) -> list[list[Any]]:
     """Run the models, and return inputs and output of every call of each module."""
-    calls: list[list[Call]] = [[] for _ in modules]
+    calls: list[list[Any]] = [[] for _ in modules]
     with ExitStack() as stack:
         for module, own in zip(modules, calls, strict=True):
             stack.enter_context(module.register_forward_hook(lambda _, *call, own=own: own.append(call)))
@@ -254,9 +247,8 @@ def _check_reference(model: Any, reference: Any) -> Sequence[int]:
     spherized = getattr(model.config, "spherized_layer_indices", ())
     if not spherized:
         raise ValueError(f"{type(model).__name__} has no spherized layer to fit; set spherized_layers.")
-    plain_type, other_type = model.config.plain_model_type, reference.config.model_type
-    if other_type not in (plain_type, model.config.model_type):
-        raise ValueError(f"the reference must be a {plain_type} model; got a {other_type} model.")
+    if model.config.model_type.removeprefix("sphere_") != reference.config.model_type.removeprefix("sphere_"):
+        raise ValueError(f"the reference of a {model.config.model_type} is a {reference.config.model_type} model.")
     # `hidden_dim` is DistilBERT's name of the intermediate size.
     for name in ("num_hidden_layers", "hidden_size", "intermediate_size", "hidden_dim", "vocab_size"):
         size, other = getattr(model.config, name, None), getattr(reference.config, name, None)
@@ -268,49 +260,31 @@ def _check_reference(model: Any, reference: Any) -> Sequence[int]:
 
 
 def _collect(
-    texts: Iterable[Any],
-    reference: Any,
-    tokenizer: PreTrainedTokenizerBase | None,
-    max_tokens: int,
-    max_length: int,
-    batch_size: int,
+    texts: Iterable[Any], reference: Any, tokenizer: Any, max_tokens: int, max_length: int, batch_size: int
 ) -> list[Batch]:
     """Collect batches of model inputs with a mask until they have `max_tokens` tokens."""
-    if isinstance(texts, Mapping):  # which is iterable as well
-        raise ValueError("texts must be an iterable of texts or batches; got one batch: pass [batch].")
-    name, batches, count = reference.main_input_name, [], 0
-    for batch in _encode(texts, reference, tokenizer, max_length, batch_size):
-        if not isinstance(batch, Mapping) or name not in batch:
-            what = f"the columns {list(batch)}" if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
-            kinds = "strings, or batches" if name == "input_ids" else "batches"
-            raise ValueError(f"texts must be {kinds} with {name}; got {what}.")
+    items = iter(texts)
+    first = next(items, "")
+    batches: Iterator[Any] = itertools.chain([first], items)
+    if isinstance(first, str):
+        tokenizer = tokenizer or load_pretrained(AutoTokenizer, reference.config.name_or_path)
+        batches = _tokenize(batches, tokenizer, min(max_length, tokenizer.model_max_length), batch_size)
+    name, collected, count = reference.main_input_name, [], 0
+    for batch in batches:
         inputs = {key: value for key, value in batch.items() if key != "labels"}
         if name == "input_ids":
             mask = inputs.setdefault("attention_mask", torch.ones_like(inputs[name]))
         else:
             mask = torch.ones(len(inputs[name]), _run(reference, {name: inputs[name][:1]}).shape[1])
-        batches.append((inputs, mask))
+        collected.append((inputs, mask))
         count += int(mask.sum())
         if count >= max_tokens:
             break
-    return batches
+    return collected
 
 
-def _encode(
-    texts: Iterable[Any], reference: Any, tokenizer: PreTrainedTokenizerBase | None, max_length: int, batch_size: int
-) -> Iterator[Any]:
-    """Yield batches of texts that are not blank, tokenized; anything else is yielded as it is."""
-    items = iter(texts)
-    first = next(items, "")
-    items = itertools.chain([first], items)
-    if not isinstance(first, str) or reference.main_input_name != "input_ids":
-        yield from items
-        return
-    name = reference.config.name_or_path
-    if tokenizer is None and not name:
-        raise ValueError("the reference was not loaded from a checkpoint with a tokenizer; pass a tokenizer.")
-    tokenizer = tokenizer or load_pretrained(AutoTokenizer, name)
-    longest = min(max_length, tokenizer.model_max_length)
-    filled = (text for text in items if text.strip())
+def _tokenize(texts: Iterable[str], tokenizer: Any, longest: int, batch_size: int) -> Iterator[Any]:
+    """Yield batches of the texts that are not blank."""
+    filled = (text for text in texts if text.strip())
     while batch := list(itertools.islice(filled, batch_size)):
         yield dict(tokenizer(batch, truncation=True, max_length=longest, padding=True, return_tensors="pt"))

@@ -12,13 +12,14 @@ Reference:
 import functools
 import itertools
 import re
+import sys
 import types
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel, conversion_mapping, initialization as init
+from transformers import PreTrainedModel, conversion_mapping, initialization as init
 
 from hf_sphere.models.accumulation import weighted_by_targets
 from hf_sphere.nn.layers import SphericalLinear, Spherization, names_kept_in_float32
@@ -69,7 +70,8 @@ class SphereEncoderMixin(PreTrainedModel):
     and outputs are those of the plain model.
 
     Attributes:
-        encoder_class: In a model with a head, the spherized encoder that is built in the place of the plain one.
+        encoder_class: In a model with a head, the spherized encoder that is built in the place of the plain one: the
+            class of the same file whose name ends with `Model`.
         feed_forward_classes: In an encoder, the classes that are built in its spherized layers, by the names of those
             of transformers in whose places.
         layers_path: Path of the layers in the encoder.
@@ -96,8 +98,9 @@ class SphereEncoderMixin(PreTrainedModel):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "encoder_class" in vars(cls):
-            cls.config_class = cls.encoder_class.config_class
+        encoder: Any = getattr(sys.modules[cls.__module__], f"{cls.__name__.partition('For')[0]}Model", None)
+        if encoder is not None:
+            cls.encoder_class, cls.config_class = encoder, encoder.config_class
             if "forward" not in vars(cls):
                 cls.forward = weighted_by_targets(cls.forward)
         # Names in older checkpoints of the plain model, which transformers looks up by the name of the class.
@@ -124,8 +127,7 @@ class SphereEncoderMixin(PreTrainedModel):
         """
         spherical = names_kept_in_float32(self)
         if len(spherical) < len(self.config.spherized_layer_indices):
-            version = "this version of transformers builds the layers in a way that is not supported"
-            raise RuntimeError(f"{type(self).__name__} has layers that are not spherized: {version}.")
+            raise RuntimeError("layers are not spherized: this version of transformers is not supported.")
         if self.base_model is self:
             layers, name = (re.escape(path) for path in (self.layers_path, self.plain_map_path))
             # The plain maps of spherized layers in a checkpoint have no use here.
@@ -165,24 +167,17 @@ class SphereEncoderMixin(PreTrainedModel):
         `PreTrainedModel.from_pretrained`.
 
         Raises:
-            ValueError: If the configuration spherizes other layers than the checkpoint, or is a plain one.
+            ValueError: If the configuration spherizes other layers than the checkpoint.
         """
-        config = kwargs.get("config")
-        if isinstance(config, PreTrainedConfig) and not isinstance(config, cls.config_class):
-            kind, got = cls.config_class.__name__, type(config).__name__
-            raise ValueError(f"config must be a {kind}; got a {got}. Omit it, or read it with {kind}.from_pretrained.")
         returns_info = kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
-        configured = set(model.config.spherized_layer_indices)
-        pattern = re.compile(r"(?:.*\.)?(\d+)\.\w+\.spherical\.linear\.weight")
-        missing, unexpected = (
-            {int(match[1]) for match in map(pattern.fullmatch, info[keys]) if match}
+        lacking, others = (
+            [name for name in info[keys] if name.endswith(".spherical.linear.weight")]
             for keys in ("missing_keys", "unexpected_keys")
         )
-        saved = (configured - missing) | unexpected
-        if saved and saved != configured:
-            found = f"the layers {sorted(saved)} are spherized, but the configuration has spherized_layers"
-            raise ValueError(f"in {pretrained_model_name_or_path} {found} {sorted(configured)}; use those of the file.")
+        if others or 0 < len(lacking) < len(model.config.spherized_layer_indices):
+            got = f"spherized_layers is {model.config.spherized_layers}, but it lacks {lacking} or also has {others}"
+            raise ValueError(f"{pretrained_model_name_or_path} has other spherized layers: {got}.")
         return (model, info) if returns_info else model
 
 

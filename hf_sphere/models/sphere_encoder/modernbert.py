@@ -18,7 +18,6 @@ class SphereModernBertConfig(SphereEncoderConfigMixin, ModernBertConfig):
     """`ModernBertConfig` with the fields of `SphereEncoderConfigMixin`."""
 
     model_type = "sphere_modernbert"
-    plain_model_type = "modernbert"
 
 
 class SphereModernBertMLP(plain.ModernBertMLP):
@@ -54,16 +53,10 @@ class SphereModernBertModel(SphereEncoderMixin, plain.ModernBertModel):
 class SphereModernBertForMaskedLM(SphereEncoderMixin, plain.ModernBertForMaskedLM):
     """`ModernBertForMaskedLM` of transformers with spherized feed-forwards."""
 
-    encoder_class = SphereModernBertModel
-
 
 class SphereModernBertForSequenceClassification(SphereEncoderMixin, plain.ModernBertForSequenceClassification):
     """`ModernBertForSequenceClassification` of transformers with spherized feed-forwards."""
 
-    encoder_class = SphereModernBertModel
-
 
 class SphereModernBertForTokenClassification(SphereEncoderMixin, plain.ModernBertForTokenClassification):
     """`ModernBertForTokenClassification` of transformers with spherized feed-forwards."""
-
-    encoder_class = SphereModernBertModel

@@ -15,7 +15,6 @@ class SphereRobertaConfig(SphereEncoderConfigMixin, RobertaConfig):
     """`RobertaConfig` with the fields of `SphereEncoderConfigMixin`."""
 
     model_type = "sphere_roberta"
-    plain_model_type = "roberta"
 
 
 class SphereRobertaModel(SphereEncoderMixin, plain.RobertaModel):
@@ -31,16 +30,10 @@ class SphereRobertaModel(SphereEncoderMixin, plain.RobertaModel):
 class SphereRobertaForMaskedLM(SphereEncoderMixin, plain.RobertaForMaskedLM):
     """`RobertaForMaskedLM` of transformers with spherized feed-forwards."""
 
-    encoder_class = SphereRobertaModel
-
 
 class SphereRobertaForSequenceClassification(SphereEncoderMixin, plain.RobertaForSequenceClassification):
     """`RobertaForSequenceClassification` of transformers with spherized feed-forwards."""
 
-    encoder_class = SphereRobertaModel
-
 
 class SphereRobertaForTokenClassification(SphereEncoderMixin, plain.RobertaForTokenClassification):
     """`RobertaForTokenClassification` of transformers with spherized feed-forwards."""
-
-    encoder_class = SphereRobertaModel

@@ -30,7 +30,6 @@ class SphereViTConfig(SphereEncoderConfigMixin, OwnPartsMixin, ViTConfig):
     """
 
     model_type = "sphere_vit"
-    plain_model_type = "vit"
     keys_to_ignore_at_inference = ["embeddings", "concentration"]
 
     head: str | None = None
@@ -70,8 +69,6 @@ class SphereViTModel(SphereEncoderMixin, plain.ViTModel):
 
 class SphereViTForImageClassification(ModelWithHead, SphereEncoderMixin, plain.ViTForImageClassification):
     """`ViTForImageClassification` of transformers with spherized feed-forwards, and any head."""
-
-    encoder_class = SphereViTModel
 
     def post_init(self) -> None:
         """Replace the linear classifier by the head if the configuration has one."""

@@ -2,7 +2,6 @@
 """Configuration of the image models."""
 
 import difflib
-import inspect
 import warnings
 from pathlib import Path
 from typing import Any, Literal
@@ -14,14 +13,10 @@ from transformers.utils import logging
 
 from hf_sphere.models import REQUIRES
 from hf_sphere.models.own_parts import OwnPartsMixin
-from hf_sphere.nn.heads import HEADS
-from hf_sphere.nn.layers import Spherization
-from hf_sphere.nn.pole_regression import PoleRegression
-from hf_sphere.nn.prototypical import PrototypicalClassifier
+from hf_sphere.nn.heads import HEADS, check_options
 from hf_sphere.nn.rejection import check_settings as check_rejection
 from hf_sphere.utils.checks import check_choice, check_integer, check_number
 from hf_sphere.utils.loading import check_settings
-from hf_sphere.utils.options import check_names, check_types
 from hf_sphere.utils.problem_types import PROBLEM_TYPES
 
 logger = logging.get_logger(__name__)
@@ -139,10 +134,8 @@ class SphereVisionConfig(OwnPartsMixin, PreTrainedConfig):
     @property
     def input_size(self) -> tuple[int, int]:
         """Height and width of the images in pixels."""
-        if isinstance(self.image_size, int):
-            return self.image_size, self.image_size
-        height, width = self.image_size
-        return height, width
+        size: Any = self.image_size
+        return (size, size) if isinstance(size, int) else tuple(size)
 
     @property
     def keeps_activation(self) -> bool:
@@ -151,8 +144,8 @@ class SphereVisionConfig(OwnPartsMixin, PreTrainedConfig):
         Raises:
             ValueError: If the head is unknown.
         """
-        if self.head is not None and self.head not in HEADS:
-            raise ValueError(f"unknown head {self.head!r}; the heads are: {', '.join(HEADS)}.")
+        if self.head is not None:
+            check_options(self.head, {})
         if self.final_activation is not None:
             return self.final_activation
         replaced = self.spherization is not None or (self.head is not None and HEADS[self.head].replaces_activation)
@@ -161,8 +154,7 @@ class SphereVisionConfig(OwnPartsMixin, PreTrainedConfig):
     def validate_sizes(self) -> None:
         """Check the number of channels and the size of images, and the length of the embeddings."""
         check_choice("num_channels", self.num_channels, (1, 3))
-        sides = [self.image_size] if isinstance(self.image_size, int) else list(self.image_size)
-        if (not isinstance(self.image_size, int) and len(sides) != 2) or min(sides, default=0) < 1:
+        if len(self.input_size) != 2 or min(self.input_size) < 1:
             raise ValueError(f"image_size must be a number of pixels or [height, width]; got {self.image_size}.")
         if self.embedding_dim is not None:
             check_integer("embedding_dim", self.embedding_dim, 1)
@@ -174,32 +166,15 @@ class SphereVisionConfig(OwnPartsMixin, PreTrainedConfig):
 
     def validate_calibration(self) -> None:
         """Check the temperatures of the logits."""
-        if (values := self.calibration) is None:
+        if self.calibration is None:
             return
-        sizes = {len(value) for value in values.values() if isinstance(value, list)}
-        is_valid = {"temperature"} <= {*values} <= {"temperature", "shift", "weights"} and sizes <= {self.num_labels}
-        is_valid &= self.problem_type in (None, "single_label_classification")
-        if not is_valid or np.min(values["temperature"]) <= 0:
-            raise ValueError(
-                f"calibration must be as by `fit_calibration` for {self.num_labels} classes, one per image, with "
-                f"positive temperatures; got {values}, and problem_type is {self.problem_type}."
-            )
+        sizes = {len(value) for value in self.calibration.values() if isinstance(value, list)}
+        is_valid = sizes <= {self.num_labels} and self.problem_type in (None, "single_label_classification")
+        if not is_valid or np.min(self.calibration.get("temperature", 0)) <= 0:
+            what = f"{self.num_labels} classes, one per image, with positive temperatures"
+            raise ValueError(f"calibration must be as by `fit_calibration` for {what}; got {self.calibration}.")
 
     def validate_rejection(self) -> None:
         """Check the settings of the rejection."""
         if self.rejection is not None:
             check_rejection(self.rejection)
-
-    def validate_options(self) -> None:
-        """Build the modules that have options, of the spherization, the regression and few-shot classification."""
-        parts: dict[str, tuple[Any, ...]] = {
-            "spherization": (Spherization, 1),
-            "regression_kwargs": (PoleRegression, 2, (0.0, 1.0) if self.value_range is None else self.value_range),
-            "few_shot_kwargs": (PrototypicalClassifier,),
-        }
-        for field, (module, *sizes) in parts.items():
-            options, parameters = getattr(self, field) or {}, inspect.signature(module).parameters
-            valid = {name: p for name, p in parameters.items() if p.default is not p.empty and name != "dim"}
-            check_names(field, options, valid)
-            check_types(field, options, valid)
-            module(*sizes, **options)

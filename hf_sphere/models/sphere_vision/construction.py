@@ -5,21 +5,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
-from transformers.utils import logging
 
 from hf_sphere.models.sphere_vision.configuration_sphere_vision import SphereVisionConfig
-
-logger = logging.get_logger(__name__)
 
 
 def reset_missing_parameters(module: nn.Module, *, xavier: bool = False) -> None:
     """Initialize the tensors of a module that no checkpoint has set by its `reset_parameters`, if it has one."""
     reset = getattr(module, "reset_parameters", None)
-    if reset is None:
-        return
     loaded = {name: tensor.clone() for name, tensor in _tensors(module).items() if _is_filled(tensor)}
-    if len(loaded) == len(_tensors(module)):
-        return  # nothing is missing, and placing prototypes is expensive
+    if reset is None or len(loaded) == len(_tensors(module)):  # placing prototypes is expensive
+        return
     reset()
     if xavier:
         from hf_sphere.models.backbones.base import initialize
@@ -49,12 +44,12 @@ def build_backbone(config: SphereVisionConfig, *, pretrained: bool | str = False
 
         source = getattr(config, "_local_backbone", config.backbone) if pretrained is True else pretrained or None
         backbone: Any = TransformersBackbone(config.backbone_config, config.num_channels, source)
-        if config._attn_implementation == "eager":  # asked for, for instance to see the attention weights
+        if config._attn_implementation == "eager":  # requested, for instance to see the attention weights
             backbone.encoder.set_attn_implementation("eager")
     else:
-        sizes: Any = {"num_channels": config.num_channels, "image_size": config.input_size}
-        options = config.backbone_kwargs or {}
-        backbone = create_backbone(config.backbone, pretrained=pretrained, **sizes, **options)
+        options: Any = {"num_channels": config.num_channels, "image_size": config.input_size}
+        options |= {"pretrained": pretrained, **(config.backbone_kwargs or {})}
+        backbone = create_backbone(config.backbone, **options)
     if config.initialization == "xavier":
         initialize(backbone, nn.init.xavier_uniform_)
     elif config.initialization == "torch":
@@ -76,17 +71,3 @@ def initialize_missing(backbone: nn.Module, config: SphereVisionConfig) -> None:
     for name, tensor in missing.items():
         init.copy_(tensor, fresh[name])
         tensor._is_hf_initialized = True  # type: ignore[attr-defined]
-
-
-def remove_final_activation(backbone: nn.Module, name: str) -> None:
-    """Remove the last activation of a backbone if it has one that can be removed."""
-    from hf_sphere.models.backbones import ends_in_activation
-
-    if (remove := getattr(backbone, "remove_final_activation", None)) is not None:
-        remove()
-    elif ends_in_activation(backbone) and not next(backbone.parameters()).is_meta:  # not while loading
-        logger.debug(  # which is usual for a pretrained one
-            f"The backbone {name!r} cannot leave out its last activation, as the head, the spherization or "
-            "`final_activation` of the configuration asks, so no embedding has negative coordinates. For these, set "
-            "`embedding_dim`, which adds an untrained linear map after it."
-        )

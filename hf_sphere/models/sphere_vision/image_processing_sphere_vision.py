@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from torchvision.transforms.v2 import InterpolationMode, functional as tvF
@@ -13,7 +12,6 @@ from transformers.processing_utils import ImagesKwargs, Unpack
 
 from hf_sphere.utils.checks import check_choice, check_color, check_number
 from hf_sphere.utils.pixels import WHITE, convert_array, convert_image, resize_image
-from hf_sphere.utils.texts import damage
 
 
 class SphereVisionImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call-arg]
@@ -74,18 +72,13 @@ class SphereVisionImageProcessor(TorchvisionBackend):
             >>> processor = SphereVisionImageProcessor.from_data(data)  # doctest: +SKIP
             >>> SphereTrainer(model, args, train_dataset=data.train, processing_class=processor)  # doctest: +SKIP
         """
-        channels = data.shape.channels
+        shape: Any = data.shape
         # Training data may have one value for all channels.
-        mean, std = (list(values) * (channels if len(values) == 1 else 1) for values in (data.mean, data.std))
-        return cls(
-            num_channels=channels,
-            size={"height": data.shape.height, "width": data.shape.width},
-            image_mean=mean,
-            image_std=std,
-            crop_pct=data.shape.crop_pct,
-            background_color=list(data.shape.background),
-            resample=PILImageResampling[data.shape.interpolation.upper()],
-        )
+        mean, std = (list(values) * (shape.channels if len(values) == 1 else 1) for values in (data.mean, data.std))
+        options: Any = {"image_mean": mean, "image_std": std, "crop_pct": shape.crop_pct}
+        options |= {"size": {"height": shape.height, "width": shape.width}, "background_color": list(shape.background)}
+        resample = PILImageResampling[shape.interpolation.upper()]
+        return cls(num_channels=shape.channels, resample=resample, **options)
 
     def _standardize_kwargs(self, **kwargs: Any) -> dict[str, Any]:
         """Check the options, those of the processor and those of a call."""
@@ -100,11 +93,6 @@ class SphereVisionImageProcessor(TorchvisionBackend):
                 kwargs[name] = values = values[:1]
             if kwargs["do_normalize"] and isinstance(values, tuple) and len(values) != channels:
                 raise ValueError(f"{name} must have one value per channel, {channels}; got {list(values)}.")
-            if kwargs["do_normalize"] and values is not None:
-                numbers = np.asarray(values, dtype=float)
-                if not np.isfinite(numbers).all() or (name == "image_std" and numbers.min() <= 0):
-                    what = "positive numbers" if name == "image_std" else "numbers"
-                    raise ValueError(f"{name} must be finite {what}; got {values}.")
         return kwargs
 
     def _prepare_images_structure(self, images: Any, expected_ndims: int = 3) -> Any:
@@ -112,17 +100,7 @@ class SphereVisionImageProcessor(TorchvisionBackend):
         several = list(images) if isinstance(images, list | tuple) else [images]
         if any(getattr(image, "ndim", 0) == 2 for image in several):
             return self.fetch_images(several)
-        got = [f"{type(image).__name__} {(*getattr(image, 'shape', ()),)}" for image in several[:3]] or ["none"]
-        expected = "images of PIL or arrays (H, W), (C, H, W) or (H, W, C), one or several"
-        explained = ValueError(f"images must be {expected}; got {', '.join(got)}.")
-        if not several:
-            raise explained
-        try:
-            return super()._prepare_images_structure(images, expected_ndims)
-        except ValueError as error:
-            if "Could not make" not in str(error):
-                raise
-            raise explained from None  # the text of the other one has all pixels
+        return super()._prepare_images_structure(images, expected_ndims)
 
     def process_image(
         self, image: Any, num_channels: int | None = None, background_color: Any = None, **kwargs: Any
@@ -132,11 +110,7 @@ class SphereVisionImageProcessor(TorchvisionBackend):
         background = self.background_color if background_color is None else background_color
         check_color(background)
         if isinstance(image, Image.Image):
-            try:
-                image = convert_image(image, channels, background)
-            except Exception as error:  # of PIL and its plugins, of many classes
-                name = getattr(image, "filename", "") or "an image"
-                raise ValueError(f"{name} cannot be read as an image: {damage(error)}.") from error
+            image = convert_image(image, channels, background)
         elif image.ndim == 2:  # not all versions of transformers add the axis
             image = image[None]
         elif kwargs.get("input_data_format") is None and {1, 3}.isdisjoint((image.shape[0], image.shape[-1])):

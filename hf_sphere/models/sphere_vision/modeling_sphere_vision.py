@@ -144,8 +144,8 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
         self.embedding_dim: int = features if config.embedding_dim is None else config.embedding_dim
         if config.embedding_dim is not None:
             self.projection = nn.Linear(features, self.embedding_dim)
-        if not keeps_activation:
-            construction.remove_final_activation(self.backbone, config.backbone)
+        if not keeps_activation and hasattr(self.backbone, "remove_final_activation"):
+            self.backbone.remove_final_activation()
         if config.spherization is not None:
             self.spherization = Spherization(self.embedding_dim, **config.spherization)
             self.embedding_dim += 1
@@ -176,19 +176,15 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
             **kwargs: Ignored; accepted for compatibility with transformers.
         """
         refuse_mixed(kwargs)  # of a task without such a loss
-        shape = tuple(pixel_values.shape)
-        if len(shape) != 4 or shape[1] != self.config.num_channels:
-            expected = f"(batch, {self.config.num_channels}, height, width)"
-            raise ValueError(f"expected pixel_values of shape {expected}; got {shape}.")
-        if getattr(self.backbone, "has_fixed_size", False) and shape[2:] != self.config.input_size:
-            needed = "was built for images of {} x {} pixels".format(*self.config.input_size)
-            raise ValueError(f"backbone {self.config.backbone} {needed}; got {shape}. Resize them.")
+        shape, size = tuple(pixel_values.shape), self.config.input_size
+        fits = len(shape) == 4 and shape[1] == self.config.num_channels
+        if not fits or (getattr(self.backbone, "has_fixed_size", False) and shape[2:] != size):
+            expected = f"(batch, {self.config.num_channels}, {size[0]}, {size[1]})"
+            raise ValueError(f"expected pixel_values of shape {expected}; got {shape}. Use the image processor.")
         weight = next(filter(torch.is_floating_point, self.parameters()), None)  # none if all are quantized
         pixel_values, hidden_states = pixel_values.to(torch.float32 if weight is None else weight.dtype), None
         if self.config.output_hidden_states if output_hidden_states is None else output_hidden_states:
             backbone: Any = self.backbone
-            if not hasattr(backbone, "forward_intermediates"):
-                raise ValueError(f"backbone {self.config.backbone!r} does not support output_hidden_states.")
             last, intermediates = backbone.forward_intermediates(pixel_values)
             features, hidden_states = backbone.forward_head(last), tuple(intermediates)
         else:
@@ -219,8 +215,7 @@ class ModelWithHead(nn.Module):
         if isinstance(head, ClassVectorHead):
             head.keep_own_classes()
         if (rejection := getattr(model, "rejection", None)) is not None and not rejection.is_fitted:
-            advice = "fit it again, or remove `rejection` from config.json"
-            raise ValueError(f"{model.name_or_path} has no values of its rejection; {advice}.")
+            raise ValueError(f"{model.name_or_path} has no values of its rejection; remove it from config.json.")
         if rejection is not None and len(rejection.settings.get("class_names", [])) not in (0, model.config.num_labels):
             logger.warning("The model gets other classes, so its rejection is removed.")
             model.set_rejection(None)
@@ -236,8 +231,7 @@ class ModelWithHead(nn.Module):
         if state_dict is None and isinstance(head, ClassVectorHead) and head.is_sharded:
             raise ValueError("the class vectors are spread over processes; pass state_dict=gather_classes(model).")
         options = self.config.head_kwargs
-        if options and "shard_classes" in options:
-            self.config.head_kwargs = {name: value for name, value in options.items() if name != "shard_classes"}
+        self.config.head_kwargs = options and {name: options[name] for name in options if name != "shard_classes"}
         try:
             super().save_pretrained(*args, state_dict=state_dict, **kwargs)  # type: ignore[misc]
         finally:
@@ -302,8 +296,7 @@ class ModelWithHead(nn.Module):
         """
         head, decision = self.apply_head(self.head_inputs(embeddings), labels, **(mixed or {})), {}
         calibration, rejection = getattr(self.config, "calibration", None), getattr(self, "rejection", None)
-        logits = head.logits
-        outputs: Any = {"embeddings": head.embeddings, "concentration": head.concentration}
+        logits, outputs = head.logits, {"embeddings": head.embeddings, "concentration": head.concentration}
         if logits is not None and not self.training:
             if rejection is not None:
                 decision = rejection(self.head_inputs(embeddings), logits, head.concentration)._asdict()
@@ -328,17 +321,14 @@ class ModelWithHead(nn.Module):
             if labels.shape not in (logits.shape, logits.squeeze(1).shape):
                 raise ValueError(f"a regression requires labels {tuple(logits.shape)}; got {tuple(labels.shape)}.")
             return replace(output, loss=F.mse_loss(logits, labels.to(logits.dtype).view_as(logits)))
-        axes = 2 if problem_type == "multi_label_classification" else 1
-        if labels.ndim != axes:
-            shape = "(batch, num_labels)" if axes == 2 else "(batch,)"
-            raise ValueError(f"problem_type {problem_type!r} requires labels {shape}; got {tuple(labels.shape)}.")
+        if labels.ndim != (2 if problem_type == "multi_label_classification" else 1):
+            raise ValueError(f"labels of shape {tuple(labels.shape)} do not fit the problem_type {problem_type!r}.")
         return self.head(inputs, labels, **mixed)
 
     @staticmethod
     def _build_head(config: Any, embedding_dim: int) -> Head:
         if config.head is None:
-            without = "SphereVisionForRegression and SphereVisionForFewShotClassification need none"
-            raise ValueError(f"the model needs a head: {', '.join(HEADS)}; {without}.")
+            raise ValueError(f"the model needs a head: {', '.join(HEADS)}.")
         if getattr(config, "spherization", None) is not None and issubclass(HEADS[config.head], SpherizedHead):
             raise ValueError(f"head {config.head!r} would spherize embeddings again; set spherization=None.")
         if config.problem_type not in (None, "single_label_classification"):

@@ -17,7 +17,6 @@ from hf_sphere.models.sphere_vision.modeling_sphere_vision import (
 )
 from hf_sphere.nn.pole_regression import PoleRegression
 from hf_sphere.nn.prototypical import PrototypicalClassifier
-from hf_sphere.utils.checks import check_integer
 
 
 class SphereVisionForRegression(SphereVisionPreTrainedModel):
@@ -82,13 +81,10 @@ class SphereVisionForJointPrediction(ModelWithHead, SphereVisionPreTrainedModel)
     def __init__(self, config: SphereVisionConfig, *, pretrained: bool | str = False) -> None:
         super().__init__(config)
         config = self.config
-        if config.embedding_dim is not None:
-            check_integer("embedding_dim of a joint prediction", config.embedding_dim, 3)
         self.sphere_vision, self.regression = _build_regression(config, pretrained)
         self.head = self._build_head(config, self.sphere_vision.embedding_dim - 1)
-        if (of_head := self.head.reduction) != (of_values := self.regression.reduction):
-            got = f"got {of_head} and {of_values}"
-            raise ValueError(f"set the same `reduction` in head_kwargs and regression_kwargs; {got}.")
+        if self.head.reduction != self.regression.reduction:
+            raise ValueError("set the same `reduction` in head_kwargs and regression_kwargs.")
         self.post_init()
 
     def head_inputs(self, embeddings: Tensor) -> Tensor:
@@ -124,12 +120,10 @@ class SphereVisionForJointPrediction(ModelWithHead, SphereVisionPreTrainedModel)
 
 def _build_regression(config: SphereVisionConfig, pretrained: bool | str) -> tuple[SphereVisionModel, PoleRegression]:
     if config.embedding_dim is None or config.value_range is None:
-        got = f"got {config.embedding_dim} and {config.value_range}"
-        raise ValueError(f"a regression needs embedding_dim (at least 2) and value_range (lowest, highest); {got}.")
+        raise ValueError("a regression needs embedding_dim and value_range (lowest, highest).")
     if config.spherization is not None:
         raise ValueError("spherized embeddings have no negative coordinates for a regression; set spherization=None.")
-    low, high = config.value_range
-    regression = PoleRegression(config.embedding_dim, (low, high), **(config.regression_kwargs or {}))
+    regression = PoleRegression(config.embedding_dim, list(config.value_range), **(config.regression_kwargs or {}))
     return SphereVisionModel(config, pretrained=pretrained), regression
 
 

@@ -43,13 +43,8 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
     check_types(f"head {name!r}", options, valid)
 
 
-def import_heads() -> None:
-    """Import every file of this folder, which adds its heads to `HEADS`."""
-    for module in pkgutil.iter_modules(__path__, prefix=f"{__name__}."):
-        importlib.import_module(module.name)
-
-
-import_heads()
+for module in pkgutil.iter_modules(__path__, prefix=f"{__name__}."):
+    importlib.import_module(module.name)  # which adds its heads to `HEADS`
 
 
 def __getattr__(name: str) -> type[Head]:

@@ -1,7 +1,6 @@
 """Base classes of the heads: embeddings in, logits and a loss out."""
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -11,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_sphere.geometry.checks import IGNORED, check_class_labels, check_tensors, is_batched, is_readable
+from hf_sphere.geometry.checks import IGNORED, check_class_labels, is_batched, is_readable
 from hf_sphere.geometry.manifold import divide_by_norms
 from hf_sphere.nn.mixed_labels import reduce_mixed_loss
 from hf_sphere.utils.checks import check_integer, check_number
@@ -107,16 +106,12 @@ class Head(nn.Module):
     ) -> None:
         super().__init__()
         self.embedding_dim = check_integer("embedding_dim", embedding_dim, 1)
-        self.num_classes = num_classes = check_integer("num_classes", num_classes, 1)
-        factors = [1.0] * num_classes if class_weights is None else class_weights
-        fits = np.shape(factors) == (num_classes,)
-        weights = [float(weight) for weight in factors] if fits else []
-        bad = next((f"{w} for class {k}" for k, w in enumerate(weights) if not 0.0 < w < math.inf), None)
-        if not fits or bad is not None:
-            got = bad if fits else f"the shape {tuple(np.shape(factors))}"
-            raise ValueError(f"class_weights must be {num_classes} positive numbers; got {got}.")
+        self.num_classes = check_integer("num_classes", num_classes, 1)
+        weights = np.ones(num_classes) if class_weights is None else np.asarray(class_weights, dtype=float)
+        if weights.shape != (num_classes,) or not ((weights > 0) & (weights < np.inf)).all():
+            raise ValueError(f"class_weights must be {num_classes} positive numbers; got {weights.tolist()}.")
+        self.class_weights = None if class_weights is None else weights.tolist()
         self.label_smoothing = check_number("label_smoothing", label_smoothing, "[0, 1)")
-        self.class_weights = None if class_weights is None else weights
         self._warned: set[str] = set()  # shared by the copies of `DataParallel`
 
     def transform(self, embeddings: Tensor) -> Tensor:
@@ -191,12 +186,12 @@ class Head(nn.Module):
             mixed_share: (B,), from 0 to 1, fraction of the second example.
             needs_logits: Whether the output must have logits, unless `blockwise` or the like excludes them in training.
         """
-        self.check_inputs(embeddings, labels)
+        if embeddings.shape[1:] != (self.embedding_dim,):
+            raise ValueError(f"embeddings must have shape (B, {self.embedding_dim}); got {tuple(embeddings.shape)}.")
         transformed = self.transform(embeddings)
         if labels is not None:
-            if labels.shape[:1] != transformed.shape[:1]:
-                count = len(labels) if labels.ndim else "no"
-                raise ValueError(f"there are {count} labels for {len(transformed)} embeddings; give one each.")
+            if labels.shape[:1] != transformed.shape[:1]:  # a single label would be broadcast
+                raise ValueError(f"labels {tuple(labels.shape)} are not one for each of {len(embeddings)} embeddings.")
             self.check_labels(labels)
             labels = labels.long() if labels.ndim == 1 else labels
             if self.training:
@@ -208,8 +203,8 @@ class Head(nn.Module):
             loss = reduce_mixed_loss(self, transformed, logits, labels, mixed_labels, mixed_share)
         else:
             loss = None if labels is None else self.reduce_loss(transformed, logits, labels)
-        if self.training and logits is not None:
-            self._watch(logits, loss)
+        if self.training and loss is None and logits.requires_grad:
+            self._watch(logits)
         concentration = self.compute_concentration(transformed)
         return HeadOutput(logits, loss, transformed.to(embeddings.dtype), concentration)
 
@@ -264,19 +259,8 @@ class Head(nn.Module):
             others = ", ".join(name for name, head in HEADS.items() if not head.has_own_loss())
             raise ValueError(f"head {cls.name!r} is for one class per example; {purpose} requires one of {others}.")
 
-    def check_inputs(self, embeddings: Tensor, labels: Tensor | None) -> None:
-        """Raise an error unless the embeddings are a tensor (B, d) and the labels, if given, a tensor."""
-        check_tensors(self, embeddings=embeddings, labels=labels)
-        if embeddings.shape[1:] != (self.embedding_dim,):
-            raise ValueError(f"embeddings must have shape (B, {self.embedding_dim}); got {tuple(embeddings.shape)}.")
-
     def check_labels(self, labels: Tensor) -> None:
-        """Raise an error for labels of a wrong shape and, if they can be read without a device synchronization, value.
-
-        Raises:
-            ValueError: If the labels have a wrong shape or are out of range, or the head has no loss for several
-                classes per example.
-        """
+        """Raise a ValueError for labels of a wrong shape and, if they can be read without synchronization, value."""
         if labels.ndim == 1:
             advice = "Set `num_labels`, or `num_classes` of a head or loss, to the number of classes in the data."
             check_class_labels(labels, self.num_classes, owner="model", advice=advice)
@@ -291,11 +275,9 @@ class Head(nn.Module):
             raise ValueError("labels of examples with several classes must be 0 or 1, or between them.")
 
     def _predict(self, embeddings: Tensor) -> Tensor:
-        """Return the logits (B, K) of transformed embeddings."""
         return self.compute_logits(embeddings)
 
     def _losses(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of each example: (B,)."""
         return self.compute_loss(embeddings, logits, labels)
 
     def reduce_loss(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
@@ -326,35 +308,24 @@ class Head(nn.Module):
             losses = losses * losses.new_tensor(self.class_weights)[labels]
         return losses.masked_fill(ignored, 0.0)
 
-    def _watch(self, logits: Tensor, loss: Tensor | None) -> None:
-        """Have a message logged if the first gradient is of the logits alone: the head is trained by another loss."""
-        is_cross_entropy = not (self.has_own_loss() or self.label_smoothing or self.class_weights)
-        if is_cross_entropy or "loss" in self._warned or not logits.requires_grad:
+    def _watch(self, logits: Tensor) -> None:
+        """Have a message logged once the logits without labels have a gradient: another loss trains the head."""
+        has_other = self.has_own_loss() or self.label_smoothing or self.class_weights
+        if not has_other or "loss" in self._warned or torch.compiler.is_compiling() or is_batched(logits):
             return
-        if torch.compiler.is_compiling() or is_batched(logits):
-            return
-        if loss is not None and loss.requires_grad:  # autograd visits what was computed last first: before the logits
-            loss.register_hook(lambda _: self._warned.add("loss"))
-        logits.register_hook(
-            lambda _: self._warn_once(
-                "loss",
-                "is trained by a loss of its logits instead of its own loss, which alone has its margin, label "
-                "smoothing or class weights. For that, pass the labels to the model and minimize `output.loss`; in a "
-                "Trainer, leave out compute_loss_func and, unless it is a SphereTrainer, label_smoothing_factor.",
-            )
+        message = (
+            "is trained by a loss of its logits instead of its own loss, which alone has its margin, label smoothing "
+            "or class weights. For that, pass the labels to the model and minimize `output.loss`; in a Trainer, leave "
+            "out compute_loss_func and, unless it is a SphereTrainer, label_smoothing_factor."
         )
+        logits.register_hook(lambda _: self._warn_once("loss", message))
 
     def division_advice(self) -> str:
         """Return what to do where the batch of an optimizer step is divided, if that changes the training."""
         return ""
 
     def warn_if_divided(self, size: float | Tensor, total: float | Tensor) -> None:
-        """Log a message, once, if dividing the batch of an optimizer step changes the training; see `division_advice`.
-
-        Args:
-            size: Size of a batch in training, for instance its number of targets.
-            total: That of the optimizer step, with gradient accumulation and on all processes.
-        """
+        """Log a message, once, if a batch of a `size` out of a `total` per optimizer step changes the training."""
         advice = self.division_advice()
         if advice and not torch.compiler.is_compiling() and "division" not in self._warned and size < total:
             self._warn_once("division", f"does not train as with one large batch where it is divided: {advice}")
@@ -363,10 +334,6 @@ class Head(nn.Module):
         if about not in self._warned:
             self._warned.add(about)
             logger.warning(f"Head {self.name!r} {message}")
-
-    def explain_loss(self) -> str:
-        """Return why the first loss is far from that of equal probabilities; empty if it is not."""
-        return ""
 
     def initialize_from_data(self, embeddings: Tensor) -> None:
         """Initialize the head from training embeddings (N, d); see `needs_data_initialization`."""

@@ -1,6 +1,5 @@
 """Classification by scaled cosines to class vectors."""
 
-import math
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -90,26 +89,14 @@ class MarginHead(CosineHead):
     def __init__(
         self, embedding_dim: int, num_classes: int, *, margin: float, margin_warmup_epochs: int = 0, **options: Any
     ) -> None:
-        if not 0.0 <= margin <= self.max_margin:
-            unit = "an angle in radians from 0 to pi / 2" if self.max_margin == math.pi / 2 else "a cosine from 0 to 1"
-            raise ValueError(f"margin is {unit}; got {margin}.")
         super().__init__(embedding_dim, num_classes, **options)
-        self.margin = margin
+        self.margin = check_number("margin, of a cosine or an angle in radians,", margin, f"[0, {self.max_margin}]")
         self.margin_warmup_epochs = check_integer("margin_warmup_epochs", margin_warmup_epochs, 0)
         self.set_epoch(margin_warmup_epochs)
 
     def set_epoch(self, epoch: int) -> None:
         """Activate the margin once `margin_warmup_epochs` epochs have passed."""
         self.active_margin = self.margin if epoch >= self.margin_warmup_epochs else 0.0
-
-    def explain_loss(self) -> str:
-        """Return what the margin adds to the first loss."""
-        across = torch.eye(2, self.embedding_dim, device=self.weight.device)
-        added = -self.target_logits(*across[:, None]).item() if self.margin else 0.0
-        if added < 5:
-            return ""
-        scale = f"a scale of {self.inverse_temperature().item():.3g} and a margin of {self.margin:g}"
-        return f"starts high, since {scale} add about {added:.0f} to that of equal probabilities; it falls quickly"
 
     def loss_logits(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the logits (B, K) with the margin in that of the own class."""

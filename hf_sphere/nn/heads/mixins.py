@@ -14,7 +14,7 @@ from hf_sphere.geometry.sampling import keyed_uniforms
 from hf_sphere.nn.class_softmax import own_rows, sum_over_other_classes
 from hf_sphere.nn.heads.base import Head
 from hf_sphere.nn.layers import read_scalar
-from hf_sphere.nn.processes import Exchange, count_processes, process_index, share_of
+from hf_sphere.nn.processes import Exchange, count_processes, share_of
 from hf_sphere.utils.checks import check_choice, check_number
 
 MANY_LOGITS = 2**24
@@ -105,23 +105,17 @@ class ClassVectorHead(Head):
         for name in self.class_parameters if self.shard_classes else ():
             module, _, attribute = name.rpartition(".")
             parameter = self.get_parameter(name)
-            if parameter.is_meta or len(parameter) < self.num_classes:
-                continue
-            self.classes = share_of(self.num_classes)
-            rows = parameter.detach()[self.classes.start : self.classes.stop].clone()
-            kept = nn.Parameter(rows, parameter.requires_grad)
-            # transformers would initialize it as if it were all classes
-            kept._is_hf_initialized = True  # type: ignore[attr-defined]
-            setattr(self.get_submodule(module), attribute, kept)
+            if not parameter.is_meta and len(parameter) == self.num_classes:
+                self.classes = share_of(self.num_classes)
+                rows = parameter.detach()[self.classes.start : self.classes.stop].clone()
+                kept: Any = nn.Parameter(rows, parameter.requires_grad)
+                kept._is_hf_initialized = True  # transformers would initialize it as if it were all classes
+                setattr(self.get_submodule(module), attribute, kept)
 
     def exchange(self, batch: Tensor) -> Exchange:
         """Return the exchange between processes for a batch whose first axis is that of the examples."""
         if self.shard_classes and self.classes != share_of(self.num_classes):
-            raise RuntimeError(
-                f"process {process_index()} of {count_processes()} has the classes {self.classes.start} to "
-                f"{self.classes.stop - 1} of {self.num_classes}, since the head was built before the process group. "
-                "Create the group (for instance by an Accelerator) first, then the model."
-            )
+            raise RuntimeError("a head with shard_classes was built before the process group; create the group first.")
         return Exchange(batch, shared=self.shard_classes)
 
     def before_forward(self, seed: int, positions: Tensor) -> None:
@@ -132,10 +126,7 @@ class ClassVectorHead(Head):
     def check_labels(self, labels: Tensor) -> None:
         """Raise an error also for labels of several classes per example if the loss is computed in blocks."""
         if self.in_blocks and labels.ndim != 1:
-            raise ValueError(
-                "a loss in blocks of classes needs one class per example; leave out blockwise, shard_classes and "
-                f"sample_rate for labels of shape {tuple(labels.shape)}."
-            )
+            raise ValueError("blockwise, shard_classes and sample_rate need one class per example; leave them out.")
         super().check_labels(labels)
 
     def logit_inputs(self, embeddings: Tensor) -> Tensor:
@@ -152,14 +143,8 @@ class ClassVectorHead(Head):
         parameters, local = self.select_classes(exchange.gather(labels))
         bias = parameters[1] if len(parameters) > 1 else None
         inputs = self.logit_inputs(embeddings)
-        others, total, targets = sum_over_other_classes(
-            exchange.gather(inputs),
-            parameters[0],
-            bias,
-            local,
-            normalize=self.normalizes_classes,
-            sum_logits=self.label_smoothing > 0,
-        )
+        sums = {"normalize": self.normalizes_classes, "sum_logits": self.label_smoothing > 0}
+        others, total, targets = sum_over_other_classes(exchange.gather(inputs), parameters[0], bias, local, **sums)
         targets = exchange.sum(targets)
         targets = F.normalize(targets, dim=-1) if self.normalizes_classes else targets
         if targets.ndim == 3:  # the best center
@@ -173,17 +158,11 @@ class ClassVectorHead(Head):
             return loss
         return loss + self.label_smoothing * (target - (exchange.sum(total) + target) / self.num_classes)
 
-    def extra_repr(self) -> str:
-        """State from which size a loss is computed in blocks."""
-        limit = f"blockwise='auto' (losses of > {MANY_LOGITS:,} logits)"
-        return super().extra_repr().replace("blockwise='auto'", limit)
-
     def directions(self) -> Tensor | None:
         """Return the normalized class vectors."""
         return F.normalize(self._read_parameters()[0].detach(), dim=-1)
 
-    def _read_parameters(self) -> list[Tensor]:
-        """Return the class parameters, which are plain tensors in the copies of `DataParallel`."""
+    def _read_parameters(self) -> list[Tensor]:  # not `get_parameter`: plain tensors in the copies of `DataParallel`
         return [attrgetter(name)(self) for name in self.class_parameters]
 
     def select_classes(self, labels: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -215,7 +194,7 @@ class ClassVectorHead(Head):
 
     def _predict(self, embeddings: Tensor) -> Tensor:
         """Compute the logits; those of classes on other processes are sent by them."""
-        if not self.shard_classes or not self.is_sharded:
+        if not self.is_sharded:
             return self.compute_logits(embeddings)
         if self.training and torch.is_grad_enabled():
             raise ValueError("a head with shard_classes has no logits in training; pass labels for its loss.")
@@ -292,24 +271,20 @@ class TemperatureHead(Head):
         super().__init__(embedding_dim, num_classes, **options)
         if log_temperature is not None and scale is not None:
             raise ValueError(f"log_temperature {log_temperature} and scale {scale!r} are exclusive; set only one.")
-        if temperature_lr is not None:
-            check_number("temperature_lr", temperature_lr, "[0, inf)")
-        if log_temperature is None and scale is None:
-            scale = self.default_scale
-        if log_temperature is None:
+        if scale is None:
+            scale = "learned" if log_temperature is not None else self.default_scale or "learned"
+        self.scale, self.temperature_lr = scale, temperature_lr
+        if scale != "learned":
+            log_temperature = -math.log(check_number("scale, if not 'learned',", scale, "(0, inf)"))
+        elif log_temperature is None:
             log_temperature = -math.log(self.default_scale) if self.default_scale else INITIAL_LOG_TEMPERATURE
         self.initial_log_temperature = float(log_temperature)
-        self.temperature_lr = temperature_lr
-        self.scale = scale = "learned" if scale is None else scale
         if scale == "learned":
             self.log_temperature = nn.Parameter(torch.tensor(self.initial_log_temperature))
-            return
-        if isinstance(scale, str) or not 0.0 < scale < math.inf:
-            raise ValueError(f"scale must be a positive number, which fixes it, or 'learned'; got {scale!r}.")
-        if temperature_lr is not None:
-            raise ValueError(f"temperature_lr {temperature_lr} needs a learned scale, but scale {scale} is fixed.")
-        self.initial_log_temperature = -math.log(scale)
-        self.register_buffer("log_temperature", torch.tensor(self.initial_log_temperature))
+        else:
+            self.register_buffer("log_temperature", torch.tensor(self.initial_log_temperature))
+            if temperature_lr is not None:
+                raise ValueError(f"temperature_lr {temperature_lr} needs a learned scale, but scale {scale} is fixed.")
 
     def reset_parameters(self) -> None:
         """Set the temperature to its initial value."""
@@ -337,13 +312,10 @@ class RunningStatistics:
 
     _sums: Tensor | None = None  # no buffer: those of the first process would be copied to the others
 
-    def measure(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Return three sums over the examples of transformed embeddings (B, d') without the label -100: (3,)."""
-        raise NotImplementedError
-
-    def update_statistics(self, sums: Tensor) -> None:
-        """Update the statistics from the sums of `measure` over all examples of an optimizer step."""
-        raise NotImplementedError
+    measure: Callable[[Tensor, Tensor], Tensor]
+    """Return three sums over the examples of transformed embeddings (B, d') without the label -100: (3,)."""
+    update_statistics: Callable[[Tensor], None]
+    """Update the statistics from the sums of `measure` over all examples of an optimizer step."""
 
     @torch.no_grad()
     def observe(self, embeddings: Tensor, labels: Tensor) -> None:

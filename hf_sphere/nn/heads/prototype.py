@@ -87,16 +87,12 @@ class PrototypeHead(RunningStatistics, Head):
         if isinstance(prototypes, Placement):
             prototypes = prototypes.prototypes
         if prototypes.shape != self.prototypes.shape:
-            shape = " x ".join(map(str, prototypes.shape))
-            raise ValueError(
-                f"the prototypes are {shape}, but the model has {self.num_classes} classes and requires "
-                f"{self.embedding_dim} coordinates."
-            )
-        prototypes = prototypes.double()
-        norms = torch.linalg.vector_norm(prototypes, dim=1, keepdim=True)
-        if not norms.isfinite().all() or not norms.all():
+            shapes = f"{tuple(self.prototypes.shape)}; got {tuple(prototypes.shape)}"
+            raise ValueError(f"the prototypes must have the shape (num_classes, embedding_dim), {shapes}.")
+        norms = torch.linalg.vector_norm(prototypes.double(), dim=1, keepdim=True)
+        if not ((norms > 0) & norms.isfinite()).all():
             raise ValueError("prototypes must be finite and not zero.")
-        self.prototypes.copy_(prototypes / norms)
+        self.prototypes.copy_(prototypes.double() / norms)
         self.class_concentration.fill_(INITIAL_CONCENTRATION)
 
     def measure(self, embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -167,9 +163,6 @@ class ETFHead(PrototypeHead):
         num_classes: Number of classes K, at least 2.
         reduction: See `PrototypeHead`.
 
-    Raises:
-        ValueError: If the embeddings are too short for a simplex.
-
     Reference:
         Yang et al., "Inducing neural collapse in imbalanced learning: do we really need a learnable classifier at the
         end of deep neural network?", NeurIPS 2022, with embeddings and class vectors of length 1.
@@ -182,11 +175,8 @@ class ETFHead(PrototypeHead):
     name = "etf"
 
     def __init__(self, embedding_dim: int, num_classes: int, *, reduction: Literal["mean", "sum"] = "mean") -> None:
-        if embedding_dim < num_classes - 1:
-            raise ValueError(
-                f"a simplex of {num_classes} classes needs embeddings of at least {num_classes - 1} dimensions; got "
-                f"{embedding_dim}. Set embedding_dim, or use head 'prototype'."
-            )
+        if embedding_dim < num_classes - 1:  # where another arrangement may have a closed form
+            raise ValueError(f"a simplex of {num_classes} classes needs embedding_dim >= K - 1; got {embedding_dim}.")
         super().__init__(embedding_dim, num_classes, method="closed_form", reduction=reduction)
 
     def compute_loss(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:

@@ -78,15 +78,9 @@ class SpherizedHead(ClassVectorHead):
         **options: Any,
     ) -> None:
         super().__init__(embedding_dim, num_classes, **options)
-        self.classifier = SphericalLinear(
-            embedding_dim,
-            num_classes,
-            scaling=scaling,
-            radius=radius,
-            delta=delta,
-            learn_scaling=learn_scaling,
-            learn_radius=learn_radius,
-        )
+        learned = {"learn_scaling": learn_scaling, "learn_radius": learn_radius}
+        spherization = {"scaling": scaling, "radius": radius, "delta": delta, **learned}
+        self.classifier = SphericalLinear(embedding_dim, num_classes, **spherization)
         self.keep_own_classes()
 
     def transform(self, embeddings: Tensor) -> Tensor:

@@ -1,10 +1,9 @@
 """Classification by von Mises-Fisher distributions of embeddings and classes."""
 
 import functools
-import logging
 import math
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -29,11 +28,8 @@ from hf_sphere.nn.heads.mixins import INITIAL_LOG_TEMPERATURE, ClassVectorHead, 
 from hf_sphere.nn.processes import log_sum_over_processes
 from hf_sphere.utils.checks import check_choice, check_integer, check_number
 
-logger = logging.getLogger(__name__)
-
-
-CONFIDENT, NEEDED, CONFIDENCES = 0.9999, 0.99, (0.4, 0.95)
-"""Probability that an embedding in the direction of its class has, that which it must have, and range of its cosine."""
+CONFIDENT, CONFIDENCES = 0.9999, (0.4, 0.95)
+"""Probability that an embedding in the direction of its class has, and range of its cosine."""
 
 
 def find_confidence(num_classes: int, log_temperature: float) -> float:
@@ -45,13 +41,9 @@ def find_confidence(num_classes: int, log_temperature: float) -> float:
     in a sweep on CIFAR-10, the l of p = 0.99 is as accurate as that of 0.9999, but its likelihood is much lower (page
     "von Mises-Fisher embeddings").
     """
-    lowest, highest = CONFIDENCES
-    return min(max(_cosine_for(CONFIDENT, num_classes, log_temperature), lowest), highest)
-
-
-def _cosine_for(probability: float, num_classes: int, log_temperature: float) -> float:
-    odds = max(num_classes - 1, 1) * probability / (1 - probability)
-    return math.sqrt(math.log(odds) * math.exp(log_temperature))
+    odds = max(num_classes - 1, 1) * CONFIDENT / (1 - CONFIDENT)
+    cosine = math.sqrt(math.log(odds) * math.exp(log_temperature))
+    return min(max(cosine, CONFIDENCES[0]), CONFIDENCES[1])
 
 
 class VMFHead(ClassVectorHead, TemperatureHead):
@@ -122,40 +114,20 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         shard_classes: bool = False,
         sample_rate: float = 1.0,
     ) -> None:
-        super().__init__(
-            embedding_dim,
-            num_classes,
-            log_temperature=log_temperature,
-            temperature_lr=temperature_lr,
-            blockwise=blockwise,
-            shard_classes=shard_classes,
-            sample_rate=sample_rate,
-        )
-        check_integer("embedding_dim", embedding_dim, 2)
-        is_automatic = kappa_confidence == "auto"
-        if is_automatic:
+        temperature = {"log_temperature": log_temperature, "temperature_lr": temperature_lr}
+        blocks: Any = {"blockwise": blockwise, "shard_classes": shard_classes, "sample_rate": sample_rate}
+        super().__init__(check_integer("embedding_dim", embedding_dim, 2), num_classes, **temperature, **blocks)
+        if kappa_confidence == "auto":
             kappa_confidence = find_confidence(num_classes, log_temperature)
         self.num_samples = check_integer("num_samples", num_samples, 1)
         self.kappa_confidence: float = check_number("kappa_confidence, if not 'auto',", kappa_confidence, "(0, 1)")
         self.prediction = check_choice("prediction", prediction, ("samples", "mean"))
         self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
-        if is_automatic and not self.weight.is_meta:  # not while a trained one is loaded
-            self._warn_if_never_confident(log_temperature)
         self._keys: Tensor | None = None  # no buffer: those of the first process would be copied to the others
         self.register_buffer("embedding_scale", torch.empty(()))
         self.register_buffer("is_initialized", torch.empty((), dtype=torch.bool))
         self.reset_parameters()
         self.keep_own_classes()
-
-    def _warn_if_never_confident(self, log_temperature: float) -> None:
-        """Warn if no initial cosine allows a confident prediction, and name the temperature that would."""
-        highest = CONFIDENCES[1]
-        if (needed := _cosine_for(NEEDED, self.num_classes, log_temperature)) > highest:
-            logger.warning(
-                "With %d classes, head 'vmf' cannot predict a probability of %g at its initial temperature; set "
-                "log_temperature to at most %.3g.",
-                *(self.num_classes, NEEDED, log_temperature + 2 * math.log(highest / needed)),
-            )
 
     @property
     def logits_per_class(self) -> int:
@@ -175,7 +147,7 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         self.weight.copy_(self.initial_concentration * F.normalize(self.weight, dim=-1))
         self.embedding_scale.fill_(1.0)
         self.is_initialized.fill_(False)
-        self._warn_if_uninitialized = True
+        self._warned.discard("scale")
 
     @property
     def needs_data_initialization(self) -> bool:  # type: ignore[override]  # a class attribute of the other heads
@@ -208,14 +180,15 @@ class VMFHead(ClassVectorHead, TemperatureHead):
     def transform(self, embeddings: Tensor) -> Tensor:
         """Scale: (B, d) -> (B, d), direction times concentration, in float32 or better."""
         embeddings = self.upcast_embeddings(embeddings)
-        if self.training and self._warn_if_uninitialized and not torch.compiler.is_compiling():
-            self._warn_if_uninitialized = False  # reading the buffer synchronizes the device: once per head
+        if self.training and not torch.compiler.is_compiling() and "scale" not in self._warned:
             if self.needs_data_initialization:
-                logger.warning(
-                    "Head 'vmf' is trained without its data-dependent initialization: the concentrations of embeddings "
-                    "may start far from the classes. Call hf_sphere.training.initialize_from_data(model, "
-                    "batches) before training, as the recipes do."
+                self._warn_once(
+                    "scale",
+                    "is trained without its data-dependent initialization: the concentrations of embeddings may start "
+                    "far from the classes. Call hf_sphere.training.initialize_from_data(model, batches) before "
+                    "training, as the recipes do.",
                 )
+            self._warned.add("scale")  # reading the buffer synchronizes the device: once per head
         return self.embedding_scale.to(embeddings.dtype) * embeddings
 
     def compute_concentration(self, embeddings: Tensor) -> Tensor:
@@ -245,14 +218,9 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         (weight,), local = self.select_classes(exchange.gather(labels))
         keys = exchange.gather(self._take_keys(embeddings)) if self.training else None
         samples = self._draw(exchange.gather(embeddings), keys)
-        recompute = self.in_blocks or self.is_large(embeddings)
-        total, target_weights = log_class_sum(
-            *samples,
-            weight.to(embeddings.dtype),
-            exchange.copied(beta),
-            local if logits is None else None,
-            recompute=recompute,
-        )
+        recompute, own = self.in_blocks or self.is_large(embeddings), local if logits is None else None
+        inputs = (*samples, weight.to(embeddings.dtype), exchange.copied(beta), own)
+        total, target_weights = log_class_sum(*inputs, recompute=recompute)
         if logits is not None:
             targets = logits.gather(1, labels[:, None])[:, 0]
         else:

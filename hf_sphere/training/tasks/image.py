@@ -256,8 +256,6 @@ def freeze(args: EncoderArguments, model: Any, epoch: int) -> None:
 
 def summarize(model: Any, images: "ImageData", head: HeadDescription, *, shows_pixels: bool = False) -> str:
     """Summarize data and model in a few lines."""
-    from hf_sphere.nn.heads.base import heads_of
-
     shape, names, evaluated = images.shape, images.class_names, images.eval_class_names
     splits = {"held out": images.validation, "for rejection": images.rejection, "for evaluation": images.evaluation}
     counts = [f"{split.num_examples:,} {use}" for use, split in splits.items() if split is not None]
@@ -280,7 +278,7 @@ def summarize(model: Any, images: "ImageData", head: HeadDescription, *, shows_p
     if shows_pixels:
         mean, std = (", ".join(f"{value:.3f}" for value in values) for values in (images.mean, images.std))
         lines.append(f"images    crop of {shape.crop_pct:g} of a side, mean {mean}, standard deviation {std}")
-    return "\n".join([*lines, *(f"loss      {text}" for head in heads_of(model) if (text := head.explain_loss()))])
+    return "\n".join(lines)
 
 
 def describe(
