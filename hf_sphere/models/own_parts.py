@@ -31,7 +31,7 @@ class OwnPartsMixin:
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Return the configuration with the values of a file; an unknown part whose modules it names is an error."""
         settings = {**config_dict, **kwargs}
-        names = [name for name in settings.get("requires_import", []) if is_module_name(name)]
+        names = [name for name in (settings.get("requires_import") or []) if is_module_name(name)]
         if names:
             import timm
 
@@ -41,7 +41,8 @@ class OwnPartsMixin:
             if not is_known:
                 code, options = "; ".join(f"import {name}" for name in names), " --import ".join(["", *names])
                 raise ValueError(
-                    "the model's author defines its head or backbone in a module. If you have it and trust it, run "
-                    f"`{code}` before loading in Python, or pass{options} to hf-sphere."
+                    f"unknown head {settings.get('head')!r} or backbone {settings.get('backbone')!r}; the model's "
+                    f"author defines it in a module. If you have it and trust it, run `{code}` before loading in Python, "
+                    f"or pass{options} to hf-sphere."
                 )
         return super().from_dict(config_dict, **kwargs)  # type: ignore[misc]

@@ -121,7 +121,7 @@ def test_loss_with_a_part_of_the_classes_is_not_saved(tmp_path):
         (lambda: losses.HeadLoss(6, 4), "head must be one of adaface, angular"),
         (lambda: losses.HeadLoss(6, 4, head="arcfase"), "unknown head 'arcfase'"),
         (lambda: losses.ArcFaceLoss(6, 4, head="cosine"), "head must be arcface; got 'cosine'"),
-        (lambda: losses.ArcFaceLoss(6, 4, margin=28.6), "margin is an angle in radians"),
+        (lambda: losses.ArcFaceLoss(6, 4, margin=28.6), "margin, of a cosine or an angle in radians"),
         (lambda: losses.ArcFaceLoss(6, 4)(torch.randn(5, 7), LABELS), r"shape \(B, 6\); got \(5, 7\)"),
         (lambda: losses.ArcFaceLoss(6, 4)(torch.randn(5, 6), LABELS + 1), "labels run from 1 to 4"),
         (lambda: losses.ArcFaceLoss(6, 4)(torch.randn(5, 6), LABELS, (LABELS,)), "leave out indices_tuple, the miner"),

@@ -68,10 +68,10 @@ def test_a_version_of_transformers_that_builds_other_classes_or_decorates_constr
     original = plain.__init__
     with monkeypatch.context() as patch:
         patch.setattr(modeling_sphere_encoder, "_in_layers", lambda layers, plain, spherized: plain)
-        with pytest.raises(RuntimeError, match=r"Model has layers that are not spherized: this version of transf"):
+        with pytest.raises(RuntimeError, match="layers are not spherized: this version of transf"):
             encoder.model()
     monkeypatch.setattr(plain, "__init__", lambda self, *args, **kwargs: original(self, *args, **kwargs))
-    with pytest.raises(RuntimeError, match="has layers that are not spherized"):
+    with pytest.raises(RuntimeError, match="layers are not spherized"):
         encoder.model("Model")
 
 

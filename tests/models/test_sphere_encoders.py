@@ -288,14 +288,6 @@ def test_half_precision_checkpoint_loads_in_half_precision(family, tmp_path):
     assert model(**family.batch()).logits.isfinite().all()
 
 
-def test_configuration_of_the_plain_encoder_is_rejected(family, tmp_path):
-    family.plain().save_pretrained(tmp_path)
-    plain = AutoConfig.from_pretrained(tmp_path)
-    message = f"config must be a Sphere{family.name}Config; got a {family.name}Config. Omit it, or read it with"
-    with pytest.raises(ValueError, match=message):
-        family.model_class("ForMaskedLM").from_pretrained(tmp_path, config=plain)
-
-
 @pytest.mark.parametrize("as_path", [False, True], ids=["object", "path"])
 def test_spherized_configuration_is_accepted(family, as_path, tmp_path):
     family.plain().save_pretrained(tmp_path)

@@ -394,7 +394,7 @@ def overflowing() -> SphereVisionModel:
             ["--classes", "known"],
             "--classes known needs a model with classes",
         ),
-        (lambda: BertModel(BertConfig(**TINY)), [], "BertModel of transformers is no image encoder"),
+        (lambda: BertModel(BertConfig(**TINY)), [], "BertModel is no image encoder"),
         (config_of, [], "is a model of an unknown class"),
         (overflowing, [], "embedding of image 0 is not finite"),
     ],

@@ -238,7 +238,7 @@ def test_only_valid_names_of_a_file_are_shown(kind):
 
 
 def test_the_module_of_a_backbone_is_named_and_not_saved_again():
-    with pytest.raises(ValueError, match=r"unknown backbone 'theirs'.*`import their_module`"):
+    with pytest.raises(ValueError, match=r"backbone 'theirs'.*`import their_module`"):
         SphereVisionConfig.from_dict({"backbone": "theirs", "requires_import": ["their_module"]})
     config = SphereVisionConfig.from_dict({"head": "vmf", "requires_import": ["their_module"]})
     assert "requires_import" not in config.to_dict()

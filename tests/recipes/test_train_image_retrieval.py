@@ -116,7 +116,10 @@ def test_frozen_batch_norms_keep_their_statistics_and_the_rest_is_trained(train)
         (["--head", "vmf", "--head_kwargs", "{kappa: 0.7}"], ["no option kappa", "kappa_confidence"]),
         (["--head", "vmf", "--head_kwargs", "{kappa_confidence: 1.0}"], ["'auto', must be a number in (0, 1)"]),
         (["--head", "vmf", "--label_smoothing_factor", "0.1"], ["'vmf' has no option label_smoothing"]),
-        (["--head", "arcface", "--head_kwargs", "{margin: 30}"], ["margin is an angle in radians", "got 30"]),
+        (
+            ["--head", "arcface", "--head_kwargs", "{margin: 30}"],
+            ["margin, of a cosine or an angle", "got 30"],
+        ),
         (
             ["--head", "hyperbolic", "--head_kwargs", "{curvature: -1}"],
             ["curvature must be a number in (0, inf)", "got -1"],

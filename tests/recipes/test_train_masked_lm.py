@@ -168,11 +168,11 @@ def test_resuming_does_not_repeat_the_data_dependent_initialization(train, monke
         (["--max_seq_length", "65"], "max_seq_length 65 exceeds the maximum of the model, 64 tokens"),
         (["--max_seq_length", "2"], "max_seq_length 2 leaves no room for text"),
         (["--spherized", "--spherization_kwargs", "{scale: 1}"], "no option 'scale' .* the options are: scaling"),
-        (["--spherized", "--spherized_layers", "2"], "contains layer 2, but the encoder has 2 layers"),
+        (["--spherized", "--spherized_layers", "2"], r"spherized_layers are \[2\], but the encoder has 2"),
         (["--text_column_name", "words"], "no text column 'words'"),
         (["--label_smoothing_factor", "0.1"], "label_smoothing_factor 0.1 has no effect in this task"),
         (["--loss_reduction", "sum"], "loss_reduction sum has no effect in this task"),
-        (["--spherized", "--fit_spherization", "--max_train_samples", "2"], "too few tokens: at least 65"),
+        (["--spherized", "--fit_spherization", "--max_train_samples", "2"], "needs at least 65 tokens in 5 texts"),
     ],
     ids=lambda value: " ".join(value[-2:]).strip("-") if isinstance(value, list) else "",
 )

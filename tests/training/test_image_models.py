@@ -185,8 +185,8 @@ def test_prototypes_are_loaded_from_a_file_and_saved(file, names, saved):
 @pytest.mark.parametrize(
     ("names", "dim", "head", "said"),
     [
-        (5, 4, "prototype", "the prototypes are 5 x 4.*the model has 3 classes and requires 4 coord"),
-        (3, 6, "prototype", "the prototypes are 3 x 6.*the model has 3 classes and requires 4 coord"),
+        (5, 4, "prototype", r"the prototypes must have the shape .*, \(3, 4\); got \(5, 4\)"),
+        (3, 6, "prototype", r"the prototypes must have the shape .*, \(3, 4\); got \(3, 6\)"),
         (["cat", "owl", "dog"], 4, "prototype", r"placed for 3 classes \(cat, owl, dog\), not for 3 .* in this order"),
         (["cat", "dog"], 4, "prototype", r"was placed for 2 classes \(cat, dog\)"),
         (3, 4, "softmax", "prototypes_file needs the head prototype"),

@@ -25,6 +25,7 @@ from hf_sphere.nn.layers import Spherization, names_kept_in_float32
 from hf_sphere.nn.mixed_labels import divide_soft_labels, pop_mixed, refuse_mixed, refuse_soft_labels
 from hf_sphere.nn.rejection import Rejection
 from hf_sphere.utils.modules import digest_weights, shared_tensors
+from hf_sphere.utils.options import check_names, keyword_options
 
 logger = logging.get_logger(__name__)
 is_loading: ContextVar[bool] = ContextVar("is_loading", default=False)
@@ -144,9 +145,10 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
         self.embedding_dim: int = features if config.embedding_dim is None else config.embedding_dim
         if config.embedding_dim is not None:
             self.projection = nn.Linear(features, self.embedding_dim)
-        if not keeps_activation and hasattr(self.backbone, "remove_final_activation"):
-            self.backbone.remove_final_activation()
+        if not keeps_activation:
+            getattr(self.backbone, "remove_final_activation", lambda: None)()
         if config.spherization is not None:
+            check_names("spherization", config.spherization, keyword_options(Spherization))
             self.spherization = Spherization(self.embedding_dim, **config.spherization)
             self.embedding_dim += 1
         self.gradient_checkpointing = False  # `is_activation_checkpointing` reads it
@@ -296,7 +298,7 @@ class ModelWithHead(nn.Module):
         """
         head, decision = self.apply_head(self.head_inputs(embeddings), labels, **(mixed or {})), {}
         calibration, rejection = getattr(self.config, "calibration", None), getattr(self, "rejection", None)
-        logits, outputs = head.logits, {"embeddings": head.embeddings, "concentration": head.concentration}
+        logits, outputs = head.logits, dict[str, Any](embeddings=head.embeddings, concentration=head.concentration)
         if logits is not None and not self.training:
             if rejection is not None:
                 decision = rejection(self.head_inputs(embeddings), logits, head.concentration)._asdict()

@@ -114,9 +114,9 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         shard_classes: bool = False,
         sample_rate: float = 1.0,
     ) -> None:
-        temperature = {"log_temperature": log_temperature, "temperature_lr": temperature_lr}
-        blocks: Any = {"blockwise": blockwise, "shard_classes": shard_classes, "sample_rate": sample_rate}
-        super().__init__(check_integer("embedding_dim", embedding_dim, 2), num_classes, **temperature, **blocks)
+        options: Any = {"log_temperature": log_temperature, "temperature_lr": temperature_lr}
+        options |= {"blockwise": blockwise, "shard_classes": shard_classes, "sample_rate": sample_rate}
+        super().__init__(check_integer("embedding_dim", embedding_dim, 2), num_classes, **options)
         if kappa_confidence == "auto":
             kappa_confidence = find_confidence(num_classes, log_temperature)
         self.num_samples = check_integer("num_samples", num_samples, 1)
