@@ -42,7 +42,7 @@ class OwnPartsMixin:
                 code, options = "; ".join(f"import {name}" for name in names), " --import ".join(["", *names])
                 raise ValueError(
                     f"unknown head {settings.get('head')!r} or backbone {settings.get('backbone')!r}; the model's "
-                    f"author defines it in a module. If you have it and trust it, run `{code}` before loading in Python, "
+                    f"author defines it in a module. If you trust it, run `{code}` before loading in Python, "
                     f"or pass{options} to hf-sphere."
                 )
         return super().from_dict(config_dict, **kwargs)  # type: ignore[misc]

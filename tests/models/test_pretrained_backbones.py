@@ -257,7 +257,6 @@ class TestWeightFiles:
         assert own.pos_embed.shape[1] == 17
 
 
-
 def test_preprocessing_of_a_timm_model_is_that_of_its_weights_and_of_our_backbones_unknown():
     assert pretrained_preprocessing("lenet5") == {}
     found = pretrained_preprocessing("vit_tiny_patch16_224")
