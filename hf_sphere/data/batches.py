@@ -39,7 +39,7 @@ class ImageBatches(IterableDataset):
         labels: (N,) class indices, or real values for regression.
         regression_labels: (N,) real values, in addition to classes.
         rows: (N,) row of the dataset of each image; 0 to N - 1 if None.
-        batch_size: Images per batch and process; None with episodes.
+        batch_size: Images per batch and process; with episodes, they define it.
         mean: Mean per channel, on the scale from 0 to 1.
         std: Standard deviation per channel, on the scale from 0 to 1.
         device: Device of the batches.
@@ -52,7 +52,7 @@ class ImageBatches(IterableDataset):
         num_processes: Number of processes that share the data.
 
     Raises:
-        ValueError: If sizes do not match, or episodes cannot be drawn from the labels.
+        ValueError: If episodes cannot be drawn from the labels.
     """
 
     _in_workers = False  # whether the processes that decode images do their part of the augmentation
@@ -75,25 +75,15 @@ class ImageBatches(IterableDataset):
         process_index: int = 0,
         num_processes: int = 1,
     ) -> None:
-        for name, beside in (("regression_labels", regression_labels), ("rows", rows)):
-            if beside is not None and len(beside) != len(labels):
-                raise ValueError(f"{len(labels)} labels need as many {name}; got {len(beside)}.")
         self.device = torch.device(device)
         self.labels = labels.to(self.device)
         self.regression_labels = None if regression_labels is None else regression_labels.to(self.device)
-        size: Any = batch_size if episodes is None else episodes.batch_size
-        if batch_size not in (None, size):
-            raise ValueError(f"these episodes are batches of {size} images; leave out batch_size={batch_size}.")
-        if augmentation is not None and augmentation.mixes and (episodes is not None or labels.is_floating_point()):
-            raise ValueError("mixup and cutmix are for classes, in batches without episodes; leave them out.")
-        self.batch_size: int = size
-        self.augmentation = augmentation
-        self._per_batch = augmentation
+        self.batch_size: Any = batch_size if episodes is None else episodes.batch_size
+        self.augmentation = self._per_batch = augmentation
         if augmentation is not None and self._in_workers:
             of_workers: Any = {"random_resized_crop": None, "crop_aspect_ratio": 4 / 3, "rand_augment": None}
             self._per_batch = replace(augmentation, horizontal_flip=False, **of_workers)
         self.shuffle = shuffle
-        self.balanced = balanced
         self.seed = seed
         self.process_index = process_index
         self.num_processes = num_processes
@@ -131,7 +121,7 @@ class ImageBatches(IterableDataset):
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        if get_worker_info() is not None:
+        if get_worker_info() is not None:  # each worker would make all batches
             raise ValueError("image batches are made on their device by the main process; leave out num_workers.")
         return self.epoch(self._epoch)
 

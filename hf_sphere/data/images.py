@@ -23,7 +23,7 @@ from hf_sphere.data.options import (
     ValueOptions,
 )
 from hf_sphere.data.provenance import DataRecord, fingerprint, identify_rows, resolve_split
-from hf_sphere.data.sampling import Episodes, check_episodes
+from hf_sphere.data.sampling import Episodes
 from hf_sphere.data.targets import CHANGED_BY, OPEN_SETS, check_task, has_labels, read_class_names
 from hf_sphere.utils.model_sources import name_of, preprocessing_of
 from hf_sphere.utils.seeds import mix_seed
@@ -154,15 +154,15 @@ def load_image_data(
     train_classes = targets.train_classes if isinstance(targets, OpenSetOptions) else None
     check_task(task, options, values, train_classes, episodes)
     augmentation = Augmentation(**{each.name: getattr(options, each.name) for each in fields(AugmentationOptions)})
-    corruption = _corruption(options, seed)
+    corruption, is_open = _corruption(options, seed), task in OPEN_SETS
     drawn = {"train": episodes, "validation": validation_episodes, "eval": eval_episodes}
     dataset = _load_splits(options, dataset, streaming=options.streaming)
-    opened: Any = streams.open_streams(dataset, options, task, any(drawn.values())) if options.streaming else None
-    loaded, shape = opened or splits.open_parts(dataset, options, task, values, train_classes, corruption)
+    if options.streaming:
+        opened: Any = streams.open_streams(dataset, options, task, any(drawn.values()))
+    else:
+        opened = splits.open_parts(dataset, options, task, values, train_classes, corruption)
+    loaded, shape = opened
     augmentation.check_size(shape.height, shape.width)
-    class_names = loaded["train"].class_names
-    if (options.horizontal_flip or options.alternating_flip) and set("0123456789") <= set(class_names):
-        logger.warning("Mirrored digits are not digits: images of classes named %s are flipped.", class_names)
     if changing := [f"--{name}" for name in CHANGED_BY.get(values.computed_value or "", ()) if getattr(options, name)]:
         message = "Values are computed before augmentation, and %s change(s) the %s of an image but not its value."
         logger.warning(message, " and ".join(changing), values.computed_value)
@@ -171,12 +171,16 @@ def load_image_data(
     for key, split in loaded.items() if not options.streaming else ():
         loaded[key] = splits.prepare_images(split, options, corruption, max_samples=limits.get(key), **reading)
     num_transparent = sum(split.num_transparent for split in loaded.values())
-    if fraction := options.rejection_fraction:  # first, so that it does not depend on the validation images
-        loaded["train"], loaded["rejection"] = splits.hold_out(loaded["train"], fraction, seed, by_class=False)
-    if fraction := options.validation_fraction:
-        by_class = task in OPEN_SETS
-        loaded["train"], loaded["validation"] = splits.hold_out(loaded["train"], fraction, seed, by_class=by_class)
-    for split in loaded.values() if task in OPEN_SETS else ():
+    # Rejection first, so that it does not depend on the validation images.
+    for key, fraction in (("rejection", options.rejection_fraction), ("validation", options.validation_fraction)):
+        if fraction:
+            train = loaded["train"]
+            if is_open:
+                mask = splits.held_out_classes(train.classes, fraction, seed)
+            else:
+                mask = sources.draw_held_out(len(train), fraction, seed, train.classes)
+            loaded["train"], loaded[key] = train.select(~mask), train.select(mask)
+    for split in loaded.values() if is_open else ():
         split.number_classes()
     train = loaded["train"]
     if options.label_noise:
@@ -184,26 +188,24 @@ def load_image_data(
         train.classes = corruption.replace_labels(train.classes, train.rows, **numbers)
     mean, std = splits.find_statistics(getattr(train, "images", torch.empty(0)), shape, options)
     augmentation.occlusion_color = [255 * value for value in mean]
-    balanced = options.class_balanced_sampling
-    for key, split in loaded.items():
-        if (wanted := drawn.get(key)) is not None:
-            what = {"train": "a training", "eval": "an evaluation"}.get(key, f"a {key}")
-            check_episodes(split.classes, wanted, split.class_names, what)
     sharing: dict[str, Any] = {"process_index": process_index, "num_processes": num_processes}
     sharing |= {"mean": mean, "std": std, "device": device}
-
-    def batches(key: str, size: int, seed: int, **more: Any) -> ImageBatches:
-        episodes = drawn.get(key)
-        more |= {"batch_size": size if episodes is None else None, "episodes": episodes, "seed": seed}
-        return loaded[key].batches(options.dataloader_num_workers, **sharing, **more)
-
+    batches: dict[str, ImageBatches] = {}
+    # With the seed of training, the evaluation episodes would equal the training episodes.
+    for number, key in enumerate(("train", "eval", "validation", "rejection")):
+        if key in loaded:
+            own: dict[str, Any] = {"batch_size": eval_batch_size, "seed": mix_seed(seed, number)}
+            if key == "train":
+                own = {"augmentation": augmentation, "shuffle": True, "balanced": options.class_balanced_sampling}
+                own |= {"batch_size": batch_size, "seed": seed}
+            workers = options.dataloader_num_workers
+            batches[key] = loaded[key].batches(workers, episodes=drawn.get(key), **sharing, **own)
     label_column = None if options.streaming else sources.stratifying_column(dataset, options, task)
     return ImageData(
-        train=batches("train", batch_size, seed, augmentation=augmentation, shuffle=True, balanced=balanced),
-        # With the seed of training, the evaluation episodes would equal the training episodes.
-        evaluation=batches("eval", eval_batch_size, mix_seed(seed, 1)),
+        train=batches["train"],
+        evaluation=batches["eval"],
         eval_split=loaded["eval"].name,
-        validation=batches("validation", eval_batch_size, mix_seed(seed, 2)) if "validation" in loaded else None,
+        validation=batches.get("validation"),
         class_names=train.class_names,
         shape=shape,
         mean=mean,
@@ -211,7 +213,7 @@ def load_image_data(
         value_range=None if train.values is None else (train.values.min().item(), train.values.max().item()),
         eval_class_names=loaded["eval"].class_names,
         num_transparent=num_transparent,
-        rejection=batches("rejection", eval_batch_size, mix_seed(seed, 3)) if "rejection" in loaded else None,
+        rejection=batches.get("rejection"),
         record=None if options.streaming else DataRecord.of(dataset, loaded, label_column),
     )
 

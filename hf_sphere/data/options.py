@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hf_sphere.utils.arguments import SEED, Arguments, argument
-from hf_sphere.utils.checks import check_color, check_exclusive
+from hf_sphere.utils.checks import check_color
 
 DataTask = Literal["classification", "regression", "joint", "retrieval", "few_shot"]
 """Kind of `labels`: classes, real values, classes with real values in addition, or (the last two) classes that are
@@ -33,10 +33,11 @@ class ImageSourceOptions(Arguments):
         None,
         "Fraction of the training split to hold out for evaluation, stratified by class, if there is no evaluation "
         "split; 0.2 if not set. For retrieval and few-shot, a fraction of the classes.",
+        not_with=["eval_split"],
         gt=0,
         lt=1,
     )
-    eval_seed: int = argument(0, "Seed of the images held out for evaluation.", **SEED)
+    eval_seed: int = argument(0, "Seed of the images held out for evaluation.", not_with=["eval_split"], **SEED)
     validation_split: str | None = argument(None, "Split for choosing the best epoch and for early stopping.")
     validation_fraction: float = argument(
         0.0,
@@ -101,10 +102,6 @@ class ImageSourceOptions(Arguments):
         if isinstance(self.image_size, int):
             self.image_size = [self.image_size]
         super().__post_init__()
-        for name in ("eval_fraction", "eval_seed"):
-            check_exclusive(
-                "choose the evaluation images", {each: getattr(self, each) for each in ("eval_split", name)}
-            )
         if self.image_size is not None and len(self.image_size) not in (1, 2):
             raise ValueError(f"image_size must be a side in pixels or (height, width); got {self.image_size}.")
         if self.background_color is not None:
@@ -127,11 +124,17 @@ class AugmentationOptions(Arguments):
     """Random augmentation of training images."""
 
     crop_padding: int = argument(0, "Padding in pixels before a random crop of training images.", ge=0, le=LARGEST_SIDE)
-    horizontal_flip: bool = argument(False, "Flip training images horizontally with probability 1/2.")
+    horizontal_flip: bool = argument(
+        False, "Flip training images horizontally with probability 1/2.", not_with=["alternating_flip"]
+    )
     alternating_flip: bool = argument(False, "Flip each training image in every other epoch, a random half first.")
     rotation: float = argument(0.0, "Maximum angle of random rotations of training images, in degrees.", ge=0, le=180)
     random_resized_crop: float | None = argument(
-        None, "Train on random resized crops of at least this fraction of the area, for instance 0.08.", gt=0, le=1
+        None,
+        "Train on random resized crops of at least this fraction of the area, for instance 0.08.",
+        not_with=["crop_padding"],
+        gt=0,
+        le=1,
     )
     crop_padding_mode: Literal["zeros", "reflect"] = argument(
         "zeros", "Pad with zeros, or reflect the image.", only_with=["crop_padding"]
@@ -168,16 +171,12 @@ class AugmentationOptions(Arguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        ways = {"flip": ("horizontal_flip", "alternating_flip"), "crop": ("crop_padding", "random_resized_crop")}
-        for what, names in ways.items():
-            check_exclusive(what, {name: getattr(self, name) for name in names})
         jitter, operations = self.color_jitter, self.rand_augment
         if jitter is not None and (len(jitter) != 4 or jitter[3] > 0.5):
-            what = "strengths of brightness, contrast, saturation (each from 0 to 1) and hue (from 0 to 0.5)"
-            raise ValueError(f"color_jitter must be the {what}; got {list(jitter)}.")
+            what = "the strengths of brightness, contrast, saturation (each from 0 to 1) and hue (from 0 to 0.5)"
+            raise ValueError(f"color_jitter must be {what}; got {[*jitter]}.")
         if operations is not None and (len(operations) != 2 or operations[0] < 1 or operations[1] > 30):
-            what = "a number of operations, at least 1, and a magnitude from 0 to 30"
-            raise ValueError(f"rand_augment must be {what}; got {list(operations)}.")
+            raise ValueError(f"rand_augment must be a number from 1 and a magnitude from 0 to 30; got {[*operations]}.")
 
 
 @dataclass
@@ -204,8 +203,12 @@ class ImageDataOptions(AugmentationOptions, ImageSourceOptions):
 class ValueOptions(Arguments):
     """Targets of a regression."""
 
-    value_column_name: str | None = argument(None, "Value column; detected by name by default.")
-    computed_value: str | None = argument(None, "Value computed from the image instead: slant, in degrees.")
+    value_column_name: str | None = argument(
+        None, "Value column; detected by name by default.", not_with=["computed_value"]
+    )
+    computed_value: Literal["slant"] | None = argument(
+        None, "Value computed from the image instead: slant, in degrees."
+    )
 
 
 @dataclass
@@ -245,8 +248,9 @@ class TextDataOptions(Arguments):
     objective: Literal["masked", "reconstruction"] = argument(
         "masked", "Predict masked tokens, or reproduce all tokens without masking, as in the paper."
     )
-    mask_probability: float | None = argument(None, "Fraction of the tokens to predict; default: 0.15.", gt=0, le=1)
-    whole_word_masking: bool = argument(False, "Mask whole words.")
+    mask_probability: float | None = argument(
+        None, "Fraction of the tokens to predict; default: 0.15.", only_with=["objective=masked"], gt=0, le=1
+    )
     max_train_samples: int | None = argument(None, "Use at most this many training blocks.", ge=1)
     max_eval_samples: int | None = argument(
         None, "Use at most this many blocks for evaluation and for validation.", ge=1
@@ -256,9 +260,3 @@ class TextDataOptions(Arguments):
     follow_links: bool = argument(
         False, "Follow links in the folder of the dataset to files outside it, which are an error by default."
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.objective == "reconstruction" and (self.mask_probability is not None or self.whole_word_masking):
-            how = "leave out mask_probability and whole_word_masking, or use objective masked"
-            raise ValueError(f"objective reconstruction masks no tokens; {how}.")

@@ -10,13 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from hf_sphere.utils.checks import check_seed
 from hf_sphere.utils.seeds import mix_seed
 
 logger = logging.getLogger(__name__)
-
-_NAMED = 3
-"""Maximum number of classes listed in a message."""
 
 
 @dataclass(frozen=True)
@@ -55,34 +51,6 @@ class Episodes:
         return self.size * self.per_batch
 
 
-def check_episodes(labels: Tensor, episodes: Episodes, names: Sequence[str] | None = None, what: str = "an") -> None:
-    """Raise an error if there are too few classes for episodes, or of distinct images too few in a class.
-
-    `labels` (N,) are the integer classes of the images. The error has the class `names`, and says `what` kind of
-    episode it is, with its article.
-    """
-    classes, counts = labels.unique(return_counts=True)
-    origin = f" {episodes.origin}" if episodes.origin else ""
-    if episodes.classes > len(classes):
-        origin = origin or " An open set divides its classes, see `OpenSetOptions(train_classes=...)`."
-        raise ValueError(
-            f"{what} episode of {episodes.classes} different classes cannot be drawn from {len(classes)}.{origin}"
-        )
-    small = counts < episodes.examples
-    if episodes.distinct and small.any():
-        fewer = f"{int(small.sum())} of {len(classes)} classes have fewer"
-        fewer += f" ({_name_small(classes, counts, small, names)}). Use at most {int(counts.min())}.{origin}"
-        raise ValueError(f"{what} episode takes {episodes.examples} different images of a class, but {fewer}")
-
-
-def _name_small(classes: Tensor, counts: Tensor, small: Tensor, names: Sequence[str] | None = None) -> str:
-    """Name the smallest classes with their numbers of images."""
-    order = counts.argsort(stable=True)[: min(int(small.sum()), _NAMED)].tolist()
-    smallest = [(int(classes[index]), int(counts[index])) for index in order]
-    named = [f"{names[label] if names else f'class {label}'} has {count}" for label, count in smallest]
-    return ", ".join(named) + (", ..." if small.sum() > _NAMED else "")
-
-
 class EpisodeSampler(Sampler[list[int]]):
     """Samples episodes, with the images of a class contiguous; usable as `batch_sampler` of a `DataLoader`.
 
@@ -99,8 +67,8 @@ class EpisodeSampler(Sampler[list[int]]):
         num_processes: Number of processes that share the episodes.
 
     Raises:
-        ValueError: If labels are not integers, episodes have more classes than the data or more distinct images than a
-            class, or the process index is out of range.
+        ValueError: If labels are not integers, or episodes have more classes than the data or more distinct images than
+            a class.
 
     Example:
         >>> sampler = EpisodeSampler(labels, Episodes(classes=2, examples=3, count=5))
@@ -117,15 +85,19 @@ class EpisodeSampler(Sampler[list[int]]):
         process_index: int = 0,
         num_processes: int = 1,
     ) -> None:
-        if not 0 <= process_index < num_processes:
-            raise ValueError(f"process_index must be less than num_processes={num_processes}; got {process_index}.")
         labels = torch.as_tensor(labels).cpu()
         if labels.dim() != 1 or (len(labels) and labels.is_floating_point()):
             raise ValueError(f"episodes need integer labels of shape (N,); got {labels.dtype}, {tuple(labels.shape)}.")
-        check_episodes(labels, episodes)
         classes, counts = labels.unique(return_counts=True)
+        if episodes.classes > len(classes):
+            origin = episodes.origin or "An open set divides its classes, see `OpenSetOptions(train_classes=...)`."
+            there = f"{episodes.classes} different classes cannot be drawn from {len(classes)}"
+            raise ValueError(f"an episode of {there}. {origin}")
+        if episodes.distinct and (least := int(counts.min())) < episodes.examples:
+            few = f"{episodes.examples} different images of a class, but class {classes[counts.argmin()]} has {least}"
+            raise ValueError(f"an episode takes {few}. Use at most {least}. {episodes.origin}".rstrip())
         self.episodes = episodes
-        self.seed = check_seed(seed)
+        self.seed = seed
         self.epoch = 0
         rounds = math.ceil(episodes.count / num_processes) * num_processes
         self._episode_indices = [index % episodes.count for index in range(process_index, rounds, num_processes)]
@@ -133,11 +105,9 @@ class EpisodeSampler(Sampler[list[int]]):
         self._by_class = labels.argsort(stable=True)
         self._starts = (counts.cumsum(0) - counts).tolist()
         self._counts = counts.tolist()
-        small = counts < episodes.examples
-        if process_index == 0 and small.any():
-            message = "%d of %d classes have fewer than the %d images of an episode (%s), which are repeated within it."
-            named = _name_small(classes, counts, small)
-            logger.warning(message, int(small.sum()), len(classes), episodes.examples, named)
+        if process_index == 0 and (few := int((counts < episodes.examples).sum())):
+            text = "%d of %d classes have fewer than the %d images of an episode, which are repeated within it."
+            logger.warning(text, few, len(counts), episodes.examples)
 
     def __len__(self) -> int:
         """Batches per epoch and process."""

@@ -78,14 +78,15 @@ def find_column(
 
     If there is none, the error lists the columns, says `what` was looked for, and what can be done `instead`.
     """
-    from hf_sphere.data.image_files import holds_images  # texts do not need it
-
     if name is not None and name not in dataset.column_names:
         raise ValueError(f"no {what} column {name!r}; the data has the columns {dataset.column_names}.")
-    column = name or next((name for name in candidates if name in dataset.column_names), None)
-    images = [] if column else [name for name, feature in dataset.features.items() if holds_images(feature)]
-    if column or (what == "image" and len(images) == 1):
-        return column or images[0]
+    if column := name or next((name for name in candidates if name in dataset.column_names), None):
+        return column
+    from hf_sphere.data.image_files import holds_images  # texts do not need it
+
+    images = [name for name, feature in dataset.features.items() if holds_images(feature)]
+    if what == "image" and len(images) == 1:
+        return images[0]
     if what == "label" and images:
         instead += ", or put the images into folders at one depth, one per class"
     raise ValueError(

@@ -49,9 +49,8 @@ class Split:
         split = self.select(torch.isin(self.classes, kept))
         split.class_names = [self.class_names[index] for index in kept]
         if len(split) == 0:
-            names = ", ".join(split.class_names[:10])
-            what = f"split {self.name!r} has no image of the {len(kept)} selected classes ({names})"
-            raise ValueError(f"{what}; use more classes, or another --corruption_seed.")
+            what = f"no image of the {len(kept)} selected classes ({', '.join(split.class_names[:10])})"
+            raise ValueError(f"split {self.name!r} has {what}; use more classes, or another --corruption_seed.")
         split.classes = torch.searchsorted(kept, split.classes)
         return split
 
@@ -76,9 +75,7 @@ class Split:
     def batches(self, num_workers: int | None, **options: Any) -> ImageBatches:
         """Create batches; `options` are those of `ImageBatches`."""
         labels: Any = self.values if self.classes is None else self.classes
-        options["rows"] = self.rows
-        if self.classes is not None:
-            options["regression_labels"] = self.values
+        options |= {"rows": self.rows, "regression_labels": None if self.classes is None else self.values}
         if isinstance(self.images, Tensor):
             return ImagesInMemory(self.images, labels, **options)
         return ImagesFromDisk(self.images, labels, num_workers=num_workers, **options)
@@ -103,10 +100,10 @@ def open_parts(
     label_column, value_column, class_names = None, None, []
     if task != "regression":
         label_column = sources.common_column(tables, options.label_column_name, sources.LABEL_COLUMNS, "label")
-        _, with_classes = rows["train"]
+        with_classes = tables["train"]
         if task in OPEN_SETS:
             pooled = pool(dict(rows.values()), [image_column, label_column])
-            _, with_classes = pooled
+            with_classes = pooled[1]
             if train_classes is None and rows["eval"][0] == rows["train"][0]:  # there is no evaluation split
                 train_classes = sources.count_training_classes(with_classes, label_column, options)
             rows = rows if train_classes is None else dict.fromkeys(rows, pooled)
@@ -114,7 +111,7 @@ def open_parts(
     if task in ("regression", "joint") and values.computed_value is None:
         instead = f", or compute a value with --computed_value ({', '.join(COMPUTED_VALUES)})"
         value_column = sources.common_column(tables, values.value_column_name, sources.VALUE_COLUMNS, "value", instead)
-    shape = choose_shape(rows["train"][1], image_column, options)
+    shape = choose_shape(tables["train"], image_column, options)
     opened = {
         key: open_split(name, part_rows, image_column, shape, label_column, class_names, value_column)
         for key, (name, part_rows) in rows.items()
@@ -170,50 +167,39 @@ def prepare_images(
     images = split.images
     if computed_value is not None:
         if not isinstance(images, Tensor):
-            what = f"--computed_value {computed_value} needs images in memory, up to {LARGEST_SIDE_IN_MEMORY} pixels"
             size = f"{images.shape.height} x {images.shape.width}"
-            raise ValueError(f"{what} a side; these are {size}: set --image_size or --keep_in_memory yes.")
+            how = f"images in memory; these are {size}: set --image_size or --keep_in_memory yes"
+            raise ValueError(f"--computed_value {computed_value} needs {how}.")
         split.values = COMPUTED_VALUES[computed_value](images)
     split.images = corruption.shuffle(images, split.rows, split.name)
     return split
 
 
-def hold_out(split: Split, fraction: float, seed: int, *, by_class: bool) -> tuple[Split, Split]:
-    """Hold out a fraction of the classes or images (stratified by class, if any); return rest and held-out part."""
-    if by_class:
-        mask = held_out_classes(split.classes, fraction, seed)
-    else:
-        mask = sources.draw_held_out(len(split), fraction, seed, split.classes)
-    return split.select(~mask), split.select(mask)
-
-
 def stays_in_memory(shape: decoding.ImageShape, count: int, keep: str) -> bool:
     """Whether `count` images of this shape are decoded once and kept in memory, by `keep_in_memory`."""
-    if keep != "auto":
-        return keep == "yes"
     size, free = count * shape.channels * shape.height * shape.width, psutil.virtual_memory().available
     is_small = max(shape.height, shape.width) <= LARGEST_SIDE_IN_MEMORY
-    if is_small and 2 * size > free:
+    if keep == "auto" and is_small and 2 * size > free:
         text = "%d decoded images need %.1f of %.1f GB of free memory: they stay on disk, unless --keep_in_memory yes."
         logger.warning(text, count, size / 1e9, free / 1e9)
-    return is_small and 2 * size <= free
+    return keep == "yes" or (keep == "auto" and is_small and 2 * size <= free)
 
 
 def choose_shape(rows: Dataset, column: str, options: ImageSourceOptions) -> decoding.ImageShape:
     """Return the shape set by the options, by default that of all images, and three channels if some have colors."""
+    size, channels = options.image_size, options.num_channels
+    shapes = [] if size and channels else decoding.probe_shapes(rows, column)
+    if size is None:
+        sizes = sorted({(shape.height, shape.width) for shape in shapes})
+        how = "Set image_size, such as --image_size 224, or 64 for small networks."
+        if len(sizes) > 1:
+            least, most = (f"{height} x {width}" for height, width in (sizes[0], sizes[-1]))
+            raise ValueError(f"the images have several sizes, such as {least} and {most}. {how}")
+        if max(sizes[0]) > 256:
+            logger.warning("No image_size is set, so the images keep their size, %d x %d. %s", *sizes[0], how)
+        size = [*sizes[0]]
+    channels = channels or max(shape.channels for shape in shapes)
     resizing = options.crop_pct, options.interpolation or "bilinear", tuple(options.background_color or WHITE)
-    if options.image_size and options.num_channels:
-        return decoding.ImageShape(options.num_channels, options.image_size[0], options.image_size[-1], *resizing)
-    shapes = decoding.probe_shapes(rows, column)
-    sizes = sorted({(shape.height, shape.width) for shape in shapes}) if options.image_size is None else []
-    how = "Set image_size, such as --image_size 224, or 64 for small networks."
-    if len(sizes) > 1:
-        least, most = (" x ".join(map(str, size)) for size in (sizes[0], sizes[-1]))
-        raise ValueError(f"the images have several sizes, such as {least} and {most}. {how}")
-    if sizes and max(sizes[0]) > 256:
-        logger.warning("No image_size is set, so the images keep their size, %d x %d. %s", *sizes[0], how)
-    size = options.image_size or sizes[0]
-    channels = options.num_channels or max(shape.channels for shape in shapes)
     return decoding.ImageShape(channels, size[0], size[-1], *resizing)
 
 
@@ -243,11 +229,11 @@ def find_statistics(
     """Return mean and standard deviation per channel: those of the options, else measured."""
     mean, std = options.image_mean, options.image_std
     if mean is None or std is None:
-        measured_mean, measured_std = measure_pixels(images)
-        mean, std = mean or measured_mean, std or measured_std
+        measured = measure_pixels(images)
+        mean, std = mean or measured[0], std or measured[1]
     for values in (mean, std):
         if len(values) not in (1, shape.channels):
-            raise ValueError(f"mean and std need one value or {shape.channels} (one per channel); got {list(values)}.")
+            raise ValueError(f"mean and std need one value or {shape.channels} (one per channel); got {[*values]}.")
     mean, std = ([float(value) for value in values] * (shape.channels // len(values)) for values in (mean, std))
     return mean, std
 
@@ -268,8 +254,7 @@ def held_out_classes(labels: Tensor, fraction: float, seed: int) -> Tensor:
     """Return a mask of the images of a random fraction of the classes (N,) that occur: at least one in each part."""
     classes = labels.unique()
     if len(classes) < 2:
-        what = f"validation_fraction={fraction} holds out whole classes"
-        raise ValueError(f"{what}, and needs at least two; the training images have {len(classes)}.")
+        raise ValueError(f"validation_fraction={fraction} holds out whole classes; there must be at least two.")
     count = min(max(round(fraction * len(classes)), 1), len(classes) - 1)
     order = torch.randperm(len(classes), generator=torch.Generator().manual_seed(seed))
     return torch.isin(labels, classes[order[:count]])
@@ -282,8 +267,8 @@ def warn_of_classes(parts: dict[str, Split], is_open: bool) -> None:
         evaluated = split.classes.unique()
         is_trained = torch.isin(evaluated, trained)
         if is_open and is_trained.any():
-            text = "%d of the %d classes of the %s split are trained on"
-            text += ", so this is not an open set; --train_classes makes one."
+            text = "%d of the %d classes of the %s split are trained on, so this is not an open set; "
+            text += "--train_classes makes one."
             logger.warning(text, int(is_trained.sum()), len(evaluated), "evaluation" if key == "eval" else key)
         elif not is_open and key == "eval" and not is_trained.all():
             untrained = [names[index] for index in evaluated[~is_trained].tolist()]

@@ -10,17 +10,16 @@ from torch import Tensor
 
 from hf_sphere.data.options import DataTask, ImageSourceOptions, ValueOptions
 from hf_sphere.data.sampling import Episodes
+from hf_sphere.utils.checks import check_choice
 
 OPEN_SETS = ("retrieval", "few_shot")
 """Tasks whose splits may have different classes."""
 
+_OF_CLASSES = ("classification", "joint", *OPEN_SETS)
 _TASKS_OF = {
     **dict.fromkeys(("value_column_name", "computed_value"), ("regression", "joint")),
+    **dict.fromkeys(("label_column_name", "label_noise", "class_balanced_sampling", "episodes"), _OF_CLASSES),
     "train_classes": OPEN_SETS,
-    **dict.fromkeys(
-        ("label_column_name", "label_noise", "class_balanced_sampling", "episodes"),
-        ("classification", "joint", *OPEN_SETS),
-    ),
     "sample_classes": ("classification", "joint"),  # in an open set, evaluation images have other classes
     **dict.fromkeys(("mixup", "cutmix"), ("classification", "retrieval")),
     "rejection_fraction": ("classification",),
@@ -36,21 +35,15 @@ def check_task(
     episodes: Episodes | None = None,
 ) -> None:
     """Raise an error if a task does not exist, or does not support the options, targets or episodes."""
-    if task not in get_args(DataTask):
-        raise ValueError(f"task must be classification, regression, joint, retrieval or few_shot; got {task!r}.")
-    if values.value_column_name is not None and values.computed_value is not None:
-        both = f"--value_column_name {values.value_column_name} and --computed_value {values.computed_value}"
-        raise ValueError(f"{both} are two sources of one value; use only one of them.")
+    check_choice("task", task, get_args(DataTask))
     stated = {**vars(options), **vars(values), "train_classes": train_classes, "episodes": episodes}
     for name, tasks in _TASKS_OF.items():
         if (value := stated.get(name)) and task not in tasks:
             advice = f"leave it out, or choose task {' or '.join(tasks)}"
             raise ValueError(f"--{name} {value} does not apply to {task}: {advice}.")
-    for name in ("class_balanced_sampling", "mixup", "cutmix") if episodes is not None else ():
-        if stated.get(name):
-            raise ValueError(f"--{name} does not apply to episodes, which draw classes; leave it out.")
-    if (value := values.computed_value) is not None and value not in COMPUTED_VALUES:
-        raise ValueError(f"no computed value {value!r}; the computed values are: {', '.join(COMPUTED_VALUES)}.")
+    draws = [name for name in ("class_balanced_sampling", "mixup", "cutmix") if stated.get(name)]
+    if episodes is not None and draws:
+        raise ValueError(f"--{draws[0]} does not apply to episodes, which draw classes; leave it out.")
 
 
 def read_values(rows: Dataset, column: str, split: str) -> Tensor:
@@ -61,8 +54,7 @@ def read_values(rows: Dataset, column: str, split: str) -> Tensor:
         raise ValueError(f"{what}; values must be integers or real numbers, so name another --value_column_name.")
     exact = cells.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     values = torch.tensor(exact, dtype=torch.float32)
-    unusable = (~values.isfinite()).nonzero()[:, 0].tolist()
-    if unusable:
+    if unusable := (~values.isfinite()).nonzero()[:, 0].tolist():
         what = f"value column {column!r} has {len(unusable)} values that are missing or not finite in single precision"
         raise ValueError(f"{what}: {exact[unusable[0]]} of row {unusable[0]} in split {split!r}. Leave them out.")
     return values
@@ -75,32 +67,24 @@ def read_class_names(rows: Dataset, column: str) -> list[str]:
         return list(feature.names)
     if not is_of_classes(feature):
         raise ValueError(f"label column {column!r} contains {feature}; class labels are integers or names.")
-    values = set(rows.unique(column)) - {None}
-    return [str(value) for value in sorted(values)]
+    return [str(value) for value in sorted(set(rows.unique(column)) - {None})]
 
 
 def read_labels(rows: Dataset, column: str, class_names: list[str], split: str) -> Tensor:
     """Read class indices, int64, (N,)."""
-    if None in rows.unique(column):
-        first = list(rows[column]).index(None)
-        raise ValueError(f"label column {column!r} has missing values: image {first} in split {split!r} is the first.")
-    values = rows.with_format("numpy")[column][:]
-    if isinstance(rows.features[column], ClassLabel):
-        names = rows.features[column].names
-        labels = torch.as_tensor(values, dtype=torch.int64)
-        outside = ((labels < 0) | (labels >= len(names))).nonzero()[:, 0]
-        if len(outside):
-            first = int(outside[0])
-            label = f"label {int(labels[first])} of image {first} in split {split!r}"
-            raise ValueError(f"{label} is outside the classes 0 to {len(names) - 1}; choose a split with labels.")
-        if names == class_names:
-            return labels
-        values = [names[label] for label in labels.tolist()]
+    feature, values = rows.features[column], list(rows[column])
+    names = feature.names if isinstance(feature, ClassLabel) else None
+    wrong = [row for row, x in enumerate(values) if x is None or (names is not None and not 0 <= x < len(names))]
+    if wrong:
+        what = f"label {values[wrong[0]]} of image {wrong[0]} in split {split!r} is missing or outside the classes"
+        raise ValueError(f"{what}, as in {len(wrong)} row(s) of column {column!r}; choose a split with labels.")
+    if names == class_names:
+        return torch.tensor(values, dtype=torch.int64)
+    values = [str(value) if names is None else names[value] for value in values]
     index = {name: i for i, name in enumerate(class_names)}
-    unknown = sorted({str(value) for value in values} - set(index))
-    if unknown:
+    if unknown := sorted({*values} - {*index}):
         raise ValueError(f"split {split!r} has classes that the training split lacks: {', '.join(unknown[:10])}.")
-    return torch.tensor([index[str(value)] for value in values])
+    return torch.tensor([index[value] for value in values], dtype=torch.int64)
 
 
 def is_of_classes(feature: Any) -> bool:

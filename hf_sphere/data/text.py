@@ -1,8 +1,6 @@
 """Preparation of text datasets for training: column, splits, tokens, blocks, batches."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +57,7 @@ def load_text_data(
     """Load a text dataset as batches.
 
     The texts of a split are tokenized, joined, and cut into blocks; an incomplete last block is dropped. The tokens,
-    five bytes each, are kept on the device. `max_train_samples` and `max_eval_samples` count blocks.
+    four bytes each, are kept on the device. `max_train_samples` and `max_eval_samples` count blocks.
 
     Args:
         options: The dataset (see `load_text_splits`), its column and splits, and the masking. `max_seq_length` is
@@ -84,43 +82,45 @@ def load_text_data(
     room = block_length - len(vocabulary.prefix) - len(vocabulary.suffix)
     if room < 1:
         raise ValueError(f"max_seq_length {block_length} leaves no room for text; use at least 8.")
-    if options.whole_word_masking and not tokenizer.is_fast:
-        raise ValueError(f"whole_word_masking needs a fast tokenizer; {type(tokenizer).__name__} is a slow one.")
-    with _progress_bars(progress):
-        splits = load_text_splits(
-            options.dataset_name, options.dataset_config_name, options.cache_dir, options.follow_links
-        )
-        names = _choose_splits(splits, options)
-        rows = {key: find_split(splits, split, f"--{key}_split") for key, split in names.items()}
-        column = common_column(rows, options.text_column_name, TEXT_COLUMNS, "text")
-        workers = options.preprocessing_num_workers
-        blocks = {key: _read_blocks(each, column, tokenizer, room, workers) for key, each in rows.items()}
+    shown = datasets.is_progress_bar_enabled()
+    if not progress:
+        datasets.disable_progress_bars()
+    splits = load_text_splits(
+        options.dataset_name, options.dataset_config_name, options.cache_dir, options.follow_links
+    )
+    names = _choose_splits(splits, options)
+    rows = {key: find_split(splits, split, f"--{key}_split") for key, split in names.items()}
+    column = common_column(rows, options.text_column_name, TEXT_COLUMNS, "text")
+    workers = options.preprocessing_num_workers
+    blocks = {key: _read_blocks(each, column, tokenizer, room, workers) for key, each in rows.items()}
+    if shown:
+        datasets.enable_progress_bars()
     if fraction := options.validation_fraction:  # the last blocks: contiguous text limits leakage between the parts
-        count, key = len(blocks["train"][0]), "validation" if "eval" in names else "eval"
-        kept = count - round(fraction * count)
-        if not 0 < kept < count:
-            raise ValueError(f"validation_fraction={fraction} does not split {count} blocks; use more text.")
-        tokens, starts = blocks["train"]
-        blocks["train"], blocks[key] = (tokens[:kept], starts[:kept]), (tokens[kept:], starts[kept:])
+        tokens, key = blocks["train"], "validation" if "eval" in names else "eval"
+        kept = len(tokens) - round(fraction * len(tokens))
+        blocks["train"], blocks[key] = tokens[:kept], tokens[kept:]
         names[key] = f"the last {fraction:.0%} of {options.train_split}"
-    for key, (tokens, starts) in blocks.items():
-        count, size = len(tokens), options.max_train_samples if key == "train" else options.max_eval_samples
-        if count == 0:
+    batches = {}
+    for key, tokens in blocks.items():
+        is_train, masking = key == "train", None
+        size = options.max_train_samples if is_train else options.max_eval_samples
+        if len(tokens) == 0:
             raise ValueError(f"{names[key]} has too little text for {block_length} tokens; reduce --max_seq_length.")
-        if size is not None and size < count:
-            drawn = draw_subset(count, size, seed)
-            blocks[key] = (tokens[drawn], starts[drawn])
-    masking = None
-    if options.objective == "masked":
-        masking = Masking(options.mask_probability or Masking.probability, options.whole_word_masking)
-
-    shared: dict[str, Any] = {"process_index": process_index, "num_processes": num_processes}
-    shared |= {"masking": masking, "device": device, "seed": seed}
-    sizes = {"train": batch_size, "eval": eval_batch_size, "validation": eval_batch_size}
-    batches = {
-        key: TextBatches(*blocks[key], vocabulary, batch_size=sizes[key], shuffle=key == "train", **shared)
-        for key in blocks
-    }
+        if size is not None and size < len(tokens):
+            tokens = tokens[draw_subset(len(tokens), size, seed)]
+        if options.objective == "masked":
+            masking = Masking(options.mask_probability or Masking.probability)
+        batches[key] = TextBatches(
+            tokens,
+            vocabulary,
+            batch_size=batch_size if is_train else eval_batch_size,
+            masking=masking,
+            device=device,
+            shuffle=is_train,
+            seed=seed,
+            process_index=process_index,
+            num_processes=num_processes,
+        )
     validation = batches.get("validation")
     return TextData(batches["train"], batches["eval"], names["eval"], validation, names.get("validation"))
 
@@ -146,7 +146,7 @@ def load_text_splits(
     if config_name is not None and (path / config_name).is_dir():
         return load_dataset(str(path / config_name), cache_dir=cache)
     splits = load_dataset(name, config_name, cache_dir=cache)
-    if config_name is None:
+    if config_name is None and path.is_dir() and not folders.has_configs(path):
         folders.log_unread(path)
     return splits
 
@@ -169,48 +169,27 @@ def _choose_splits(splits: DatasetDict, options: TextDataOptions) -> dict[str, s
     return names
 
 
-def _read_blocks(rows: Dataset, column: str, tokenizer: Any, room: int, num_proc: int | None) -> tuple[Tensor, Tensor]:
-    """Return the tokens of all texts joined, (N, room), int32, and whether each begins a word; drop the remainder."""
-    kind = rows.features[column]
-    if getattr(kind, "dtype", None) not in ("string", "large_string"):
+def _read_blocks(rows: Dataset, column: str, tokenizer: Any, room: int, num_proc: int | None) -> Tensor:
+    """Return the tokens of all texts joined, (N, room), int32, without the remainder."""
+    if getattr(kind := rows.features[column], "dtype", None) not in ("string", "large_string"):
         raise ValueError(f"column {column!r} does not contain text but {kind}; name another with --text_column_name.")
     tokenized = rows.map(
         _tokenize,
         batched=True,
         remove_columns=rows.column_names,
         fn_kwargs={"tokenizer": tokenizer, "column": column},
-        features=Features({"input_ids": List(Value("int32")), "starts": List(Value("bool"))}),
+        features=Features({"input_ids": List(Value("int32"))}),
         num_proc=num_proc,
         desc="Tokenizing",
     )
-    joined = []
-    for name, dtype in (("input_ids", np.int32), ("starts", np.bool_)):
-        lists = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in tokenized.data.column(name).chunks]
-        joined.append(np.concatenate([np.empty(0, dtype), *lists]))
-    whole = len(joined[0]) // room * room
-    tokens, starts = (torch.from_numpy(values[:whole].reshape(-1, room)) for values in joined)
-    return tokens, starts
+    lists = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in tokenized.data.column("input_ids").chunks]
+    joined = np.concatenate([np.empty(0, np.int32), *lists])
+    return torch.from_numpy(joined[: len(joined) // room * room].reshape(-1, room))
 
 
 def _tokenize(batch: dict[str, list], tokenizer: Any, column: str) -> dict[str, list]:
-    """Return the tokens of each text without special tokens, and whether each begins a word."""
-    texts = [text or "" for text in batch[column]]
+    """Return the tokens of each text without special tokens."""
     # Not verbose: texts are cut into blocks, so a warning about their length would be misleading.
-    encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
-    tokens = encoded["input_ids"]
-    if not tokenizer.is_fast:
-        return {"input_ids": tokens, "starts": [[True] * len(ids) for ids in tokens]}
-    words = [encoded.word_ids(index) for index in range(len(texts))]
-    starts = [[a != b for a, b in zip([None, *ids], ids, strict=False)] for ids in words]
-    return {"input_ids": tokens, "starts": starts}
-
-
-@contextmanager
-def _progress_bars(show: bool) -> Iterator[None]:
-    """Show or hide the progress bars of `datasets` within the block."""
-    shown = datasets.is_progress_bar_enabled()
-    (datasets.enable_progress_bars if show else datasets.disable_progress_bars)()
-    try:
-        yield
-    finally:
-        (datasets.enable_progress_bars if shown else datasets.disable_progress_bars)()
+    texts = [text or "" for text in batch[column]]
+    tokens = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+    return {"input_ids": tokens}

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hf_sphere.data.sampling import log_repetition, shuffled
 from hf_sphere.geometry.sampling import keyed_integers, keyed_uniforms
+from hf_sphere.utils.checks import check_number
 from hf_sphere.utils.devices import to_device
 from hf_sphere.utils.seeds import mix_seed
 
@@ -45,10 +46,8 @@ class Vocabulary:
         mask, name = tokenizer.mask_token_id, tokenizer.name_or_path
         if mask is None:
             raise ValueError(f"the tokenizer of {name!r} has no mask token; name another with --tokenizer_name.")
-        if tokenizer.is_fast:  # of all texts, only the mask token is known to have a token
-            ids = tokenizer(tokenizer.mask_token)["input_ids"]
-        else:
-            ids = tokenizer.build_inputs_with_special_tokens([mask])
+        # Of all texts, only the mask token is known to have a token.
+        ids = tokenizer(tokenizer.mask_token)["input_ids"]
         if ids.count(mask) != 1:
             what = f"the tokenizer of {name!r} does not find its mask token {tokenizer.mask_token!r} in a text"
             raise ValueError(f"{what}; load it with split_special_tokens=False.")
@@ -66,44 +65,35 @@ class Vocabulary:
 class Masking:
     """Masking for masked language modeling.
 
-    Each token, or each word with all of its tokens, is chosen with `probability`, but no special token; if a block has
-    none, the ordinary token with the lowest random number is chosen. Of the chosen tokens, 80 % are replaced by the
-    mask token, 10 % by a random ordinary token, and 10 % are kept (Devlin et al., "BERT", NAACL 2019).
+    Each token is chosen with `probability`, but no special token; if a block has none, the ordinary token with the
+    lowest random number is chosen. Of the chosen tokens, 80 % are replaced by the mask token, 10 % by a random ordinary
+    token, and 10 % are kept (Devlin et al., "BERT", NAACL 2019).
 
     Attributes:
         probability: Fraction of tokens to choose, above 0 and at most 1.
-        whole_words: Whether to choose whole words.
     """
 
     probability: float = 0.15
-    whole_words: bool = False
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.probability <= 1.0:
-            raise ValueError(f"mask_probability must be above 0 and at most 1; got {self.probability}.")
+        check_number("mask_probability", self.probability, "(0, 1]")
 
-    def __call__(self, tokens: Tensor, starts: Tensor, vocabulary: Vocabulary, keys: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, tokens: Tensor, vocabulary: Vocabulary, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Mask tokens of blocks; return the input tokens, and the labels: the token where it is a target, else -100.
 
-        Both are int64, (B, L), as the `tokens` of the text; `starts`, (B, L), is whether one begins a word. The `keys`,
-        int64, (B,), determine the mask of each block; see `keyed_integers`.
+        Both are int64, (B, L), as the `tokens` of the text. The `keys`, int64, (B,), determine the mask of each block;
+        see `keyed_integers`.
         """
         streams = keyed_integers(keys[:, None, None], torch.arange(3, device=keys.device)[:, None])
         positions = torch.arange(tokens.shape[1], device=keys.device)
         draws, fates = keyed_uniforms(streams[:, :2], positions, torch.float32).unbind(1)
         others = keyed_integers(streams[:, 2], positions) % len(vocabulary.ordinary)
-        if self.whole_words:
-            words = starts.long().cumsum(1)
-            words = words - words[:, :1]  # a block may begin within a word
-            draws = draws.gather(1, words)
         draws = draws.masked_fill(vocabulary.is_special(tokens), torch.inf)
         nearest = draws.amin(1, keepdim=True)
         selected = ((draws < self.probability) | (draws == nearest)) & draws.isfinite()
-        hidden = selected & (fates < 0.8)
-        replaced = selected & (fates >= 0.9)
-        seen = tokens.masked_fill(hidden, vocabulary.mask)
-        seen = torch.where(replaced, to_device(vocabulary.ordinary, tokens.device)[others], seen)
-        return seen, tokens.masked_fill(~selected, IGNORED)
+        seen = tokens.masked_fill(selected & (fates < 0.8), vocabulary.mask)
+        random = to_device(vocabulary.ordinary, tokens.device)[others]
+        return torch.where(selected & (fates >= 0.9), random, seen), tokens.masked_fill(~selected, IGNORED)
 
 
 class TextBatches:
@@ -117,7 +107,6 @@ class TextBatches:
 
     Args:
         tokens: (N, L) tokens of the text without special ones, any integer type.
-        starts: (N, L) whether a token begins a word.
         vocabulary: Special and ordinary tokens.
         batch_size: Blocks per batch and process.
         masking: Selects the target tokens; if None (reconstruction), no token is masked and every token is a target,
@@ -129,13 +118,12 @@ class TextBatches:
         num_processes: Number of processes that share the data.
 
     Raises:
-        ValueError: If the sizes are invalid, or all tokens are special.
+        ValueError: If all tokens are special.
     """
 
     def __init__(
         self,
         tokens: Tensor,
-        starts: Tensor,
         vocabulary: Vocabulary,
         *,
         batch_size: int,
@@ -146,17 +134,13 @@ class TextBatches:
         process_index: int = 0,
         num_processes: int = 1,
     ) -> None:
-        if tokens.shape != starts.shape or tokens.dim() != 2:
-            raise ValueError(f"tokens and starts must both be (N, L); got {(*tokens.shape,)} and {(*starts.shape,)}.")
-        if masking is not None and len(tokens):
+        if masking is not None:
             has_target = ~vocabulary.is_special(tokens).all(1)
             if not has_target.any():
                 raise ValueError("all tokens are special, so nothing can be predicted; use a tokenizer of this text.")
-            if not has_target.all():
-                tokens, starts = tokens[has_target], starts[has_target]
+            tokens = tokens if has_target.all() else tokens[has_target]
         self.device = torch.device(device)
         self.tokens = tokens.to(self.device)
-        self.starts = starts.to(self.device)
         self.vocabulary = vocabulary
         self.batch_size = batch_size
         self.masking = masking
@@ -168,7 +152,7 @@ class TextBatches:
         self._fixed: tuple[Tensor, Tensor] | None = None
         if masking is not None and not shuffle:
             keys = keyed_integers(mix_seed(seed), torch.arange(len(tokens), device=self.device))
-            self._fixed = masking(self.tokens.long(), self.starts, vocabulary, keys)
+            self._fixed = masking(self.tokens.long(), vocabulary, keys)
 
     def __len__(self) -> int:
         """Batches per epoch and process."""
@@ -200,7 +184,7 @@ class TextBatches:
                 if self.masking is not None:
                     local = batch_index * self.batch_size + torch.arange(len(rows), device=self.device)
                     keys = keyed_integers(mix_seed(self.seed, epoch), local * self.num_processes + self.process_index)
-                    seen, labels = self.masking(seen, self.starts[rows], self.vocabulary, keys)
+                    seen, labels = self.masking(seen, self.vocabulary, keys)
             inputs = self._surround(seen, self.vocabulary.prefix, self.vocabulary.suffix)
             if self.masking is None:
                 labels = inputs

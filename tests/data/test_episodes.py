@@ -87,20 +87,17 @@ def test_processes_together_sample_the_episodes_of_one_and_then_wrap_around(coun
     assert together == [alone[number % count] for number in range(len(together))]
 
 
-def test_only_the_first_process_warns_once_of_too_small_classes_and_lists_a_few(caplog):
+def test_only_the_first_process_warns_once_of_too_small_classes(caplog):
     EpisodeSampler(labels_of([1, 2]), Episodes(2, 2, 3), process_index=1, num_processes=2)
     EpisodeSampler(labels_of([3, 4]), Episodes(2, 3, 3))
     assert not caplog.records
     list(EpisodeSampler(labels_of([6, 3, 6, 1, 4]), Episodes(5, 5, 3)))
     (record,) = caplog.records
     assert "3 of 5 classes have fewer than the 5 images" in record.message
-    assert "(class 14 has 1, class 8 has 3, class 17 has 4)" in record.message
-    EpisodeSampler(labels_of([1] * 9), Episodes(5, 2, 3))
-    assert "(class 5 has 1, class 8 has 1, class 11 has 1, ...)" in caplog.text
 
 
-def test_of_distinct_images_too_small_classes_are_an_error_that_lists_the_smallest_first_and_its_origin():
-    for counts, smallest in (([6, 3, 6, 2, 4], r"\(class 14 has 2"), ([5, 5, 4], r"\(class 11 has 4")):
+def test_of_distinct_images_too_small_classes_are_an_error_that_names_the_smallest_and_its_origin():
+    for counts, smallest in (([6, 3, 6, 2, 4], "class 14 has 2"), ([5, 5, 4], "class 11 has 4")):
         with pytest.raises(ValueError, match=rf"takes 5 different .*{smallest}.*Use at most {min(counts)}"):
             EpisodeSampler(labels_of(counts), Episodes(2, 5, 3, distinct=True))
     for numbers in ((3, 2), (2, 5)):
@@ -130,11 +127,6 @@ def test_bad_input_is_refused():
     for labels in (torch.rand(8), torch.zeros(4, 2, dtype=torch.int64), torch.tensor(3)):
         with pytest.raises(ValueError, match=r"integer labels of shape \(N,\); got torch"):
             EpisodeSampler(labels, Episodes(1, 1, 1))
-    for index, processes in ((0, 0), (2, 2), (-1, 2), (0, -1)):
-        with pytest.raises(ValueError, match=f"less than num_processes={processes}; got {index}"):
-            EpisodeSampler(TEN_OF_TEN, Episodes(2, 2, 2), process_index=index, num_processes=processes)
-    with pytest.raises(ValueError, match="these episodes are batches of 12 images; leave out batch_size=128"):
-        batches(batch_size=128)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -98,17 +98,15 @@ class TestLoading:
         assert drawn[0] != drawn[1] != drawn[2] != drawn[0]
         assert self.load(load, dataset, validation_fraction=0.0).validation is None
 
-    def test_episodes_that_cannot_be_drawn_are_an_error_that_names_the_part_and_the_classes(
-        self, load, dataset, make_dataset
-    ):
-        for part, name in (("training", ""), ("validation", "validation_"), ("evaluation", "eval_")):
-            with pytest.raises(ValueError, match=rf"an? {part} episode takes 13 different images of a class, but . of"):
+    def test_episodes_that_cannot_be_drawn_are_an_error(self, load, dataset, make_dataset):
+        for name in ("", "validation_", "eval_"):
+            with pytest.raises(ValueError, match=r"an episode takes 13 different images of a class, but class \d has"):
                 self.load(load, dataset, **{f"{name}episodes": Episodes(2, 13, 5, distinct=True)})
-        with pytest.raises(ValueError, match="a validation episode of 4 different classes cannot be drawn from 3"):
+        with pytest.raises(ValueError, match="an episode of 4 different classes cannot be drawn from 3"):
             self.load(load, dataset, validation_episodes=Episodes(4, 3, 5, distinct=True))
         labels = [0] * 6 + [1] * 6 + [2] * 6 + [3] * 4 + [4] * 3 + [5] * 1 + [6] * 2
         dataset = make_dataset([torch.zeros(2, 2, dtype=torch.uint8).numpy()] * 28, labels)
-        message = r"an evaluation .* 4 of 4 classes have fewer \(5 has 2, 6 has 4, 4 has 6, \.\.\.\)\. Use at most 2"
+        message = r"an episode takes 9 different images of a class, but class 2 has 2\. Use at most 2"
         with pytest.raises(ValueError, match=message):
             self.load(load, dataset, count=3, validation_fraction=0.0, eval_episodes=Episodes(2, 9, 3, distinct=True))
 

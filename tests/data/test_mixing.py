@@ -67,10 +67,6 @@ def test_tasks_without_class_losses_and_episodes_refuse_it():
             load_image_data(ImageDataOptions("digits", mixup=0.2), task)
     with pytest.raises(ValueError, match="--cutmix does not apply to episodes"):
         load_image_data(ImageDataOptions("digits", cutmix=1.0), "retrieval", episodes=Episodes(5, 2, 3))
-    images, labels = plain_images()
-    sizes = {"mean": [0.0], "std": [1.0], "episodes": Episodes(2, 1, 1)}
-    with pytest.raises(ValueError, match="without episodes"):
-        ImagesInMemory(images, labels, **sizes, augmentation=Augmentation(mixup=0.2))
 
 
 def test_images_for_evaluation_and_initialization_are_not_mixed():

@@ -68,7 +68,7 @@ class TestHeldOutClasses:
         labels = torch.arange(100)
         drawn = [held_out_classes(labels, 0.3, seed).tolist() for seed in (0, 0, 1)]
         assert drawn[0] == drawn[1] != drawn[2]
-        with pytest.raises(ValueError, match=r"validation_fraction=0\.5 holds out whole classes.*have 1"):
+        with pytest.raises(ValueError, match=r"validation_fraction=0\.5 holds out whole classes"):
             held_out_classes(torch.tensor([3, 3, 3]), 0.5, 0)
 
 

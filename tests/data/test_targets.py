@@ -159,18 +159,21 @@ REGRESSION = {"task": "regression"}
     ("options", "message"),
     [
         (REGRESSION | {"label_column_name": "label"}, "--label_column_name label does not apply to regression"),
-        (REGRESSION | {"computed_value": "slope"}, "no computed value 'slope'; the computed values are: slant"),
-        (REGRESSION | {"computed_value": "slant"}, "to 96 pixels a side.*100 x 4.*--image_size"),
+        (REGRESSION | {"computed_value": "slope"}, "computed_value must be slant; got 'slope'"),
+        (REGRESSION | {"computed_value": "slant"}, "slant needs images in memory; these are 100 x 4: set --image_size"),
         (
             REGRESSION | {"value_column_name": "year", "computed_value": "slant"},
-            "--value_column_name year and --computed_value slant are two sources",
+            "value_column_name and computed_value exclude each other",
         ),
         (
             {"value_column_name": "year"},
             "--value_column_name year does not apply to classification.*regression or joint",
         ),
         ({"computed_value": "slant"}, "--computed_value slant does not apply to classification.*regression or joint"),
-        ({"task": "ranking"}, "task must be classification, regression, joint, retrieval or few_shot; got 'ranking'"),
+        (
+            {"task": "ranking"},
+            "task must be one of classification, regression, joint, retrieval, few_shot; got 'ranking'",
+        ),
     ],
 )
 def test_invalid_options_and_values_are_errors(options, message, make_valued, load):

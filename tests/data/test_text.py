@@ -107,18 +107,6 @@ def test_blocks_are_the_concatenated_tokens_without_the_remainder_between_specia
     assert (set(batch["input_ids"][:, 0].tolist()), set(batch["input_ids"][:, -1].tolist())) == ({2}, {3})
 
 
-def test_a_word_starts_at_a_text_a_non_continuation_word_piece_or_a_space_in_byte_level_tokens(byte_tokenizer, load):
-    starts = load({"train": ["unbelievable cats sat.", "the cats sat"], "test": LINES}).train.starts
-    assert starts.flatten().tolist() == [1, 0, 0, 1, 0, 1]
-    starts = load({"train": ["cat", "unbelievable", "cats"], "test": LINES}).train.starts
-    assert starts.flatten().tolist() == [1, 1, 0, 0, 1, 0]
-    data = load(tokenizer=byte_tokenizer)
-    words = byte_tokenizer.convert_ids_to_tokens(tokens_of(data.train))
-    starts = data.train.starts.flatten().tolist()
-    assert all(start for start, word in zip(starts, words, strict=True) if word.startswith("Ġ"))
-    assert not all(starts)
-
-
 def test_special_and_ordinary_tokens_of_any_tokenizer_are_distinguished(tokenizer, byte_tokenizer, slow_tokenizer):
     for of, frame, ordinary in (
         (tokenizer, (2, 3, 4), range(5, 13)),
@@ -226,8 +214,8 @@ def test_the_end_of_the_training_text_is_held_out_and_the_requested_number_of_bl
 
 def test_the_options_determine_the_masking(load):
     for options, expected in (
-        ({}, Masking(0.15, whole_words=False)),
-        ({"mask_probability": 0.3, "whole_word_masking": True}, Masking(0.3, whole_words=True)),
+        ({}, Masking(0.15)),
+        ({"mask_probability": 0.3}, Masking(0.3)),
         ({"objective": "reconstruction"}, None),
     ):
         data = load(**options)
@@ -252,7 +240,7 @@ NUMBERS, PIXELS = Dataset.from_dict({"text": [1, 2]}), Dataset.from_dict({"pixel
         (None, {"objective": "masks"}, "objective must be masked or reconstruction; got 'masks'"),
         (None, {"block_length": 2}, "max_seq_length 2 leaves no room for text"),
         (None, {"validation_fraction": 1.5}, "validation_fraction must be at least 0 and below 1; got 1.5"),
-        (None, {"validation_fraction": 0.001}, "validation_fraction=0.001 does not split"),
+        (None, {"validation_fraction": 0.001}, "the last 0% of train has too little text"),
         (None, {"validation_fraction": 0.5, "validation_split": "test"}, "exclude each other"),
         (None, {"validation_split": "test"}, "--validation_split test is also the split of --eval_split"),
         (None, {"validation_split": "train"}, "--validation_split train is also the split of --train_split"),
@@ -279,7 +267,7 @@ def test_an_unreadable_file_is_refused_with_the_reason(load, tmp_path):
         text.load_text_splits(str(tmp_path / "b.txt"))
 
 
-def test_bad_input_is_refused(tokenizer, load, slow_tokenizer):
+def test_a_tokenizer_without_a_mask_token_in_texts_is_refused(tokenizer, load):
     split = copy.deepcopy(tokenizer)
     split.split_special_tokens = True
     with pytest.raises(ValueError, match=r"does not find its mask token '\[MASK\]' in a text; load it with split_sp"):
@@ -288,5 +276,3 @@ def test_bad_input_is_refused(tokenizer, load, slow_tokenizer):
     without = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]", name_or_path="some/model")
     with pytest.raises(ValueError, match="the tokenizer of 'some/model' has no mask token"):
         load(tokenizer=without)
-    with pytest.raises(ValueError, match="whole_word_masking needs a fast tokenizer"):
-        load(tokenizer=slow_tokenizer, whole_word_masking=True)

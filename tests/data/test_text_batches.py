@@ -1,6 +1,5 @@
 import pytest
 import torch
-from hypothesis import given, strategies as st
 from torch import Tensor
 
 from hf_sphere.data import Masking, TextBatches, Vocabulary
@@ -9,26 +8,18 @@ from hf_sphere.data import Masking, TextBatches, Vocabulary
 VOCABULARY = Vocabulary(prefix=(2,), suffix=(3,), mask=4, special=torch.arange(5), ordinary=torch.arange(5, 50))
 
 
-def blocks(count: int = 40, length: int = 10, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Random tokens, int32 like loaded ones, and word starts."""
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(5, 50, (count, length), dtype=torch.int32, generator=generator)
-    return tokens, torch.rand(count, length, generator=generator) < 0.6
+def blocks(count: int = 40, length: int = 10) -> Tensor:
+    """Random tokens, int32 like loaded ones."""
+    return torch.randint(5, 50, (count, length), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
 
 
 def make_batches(count: int = 40, **options) -> TextBatches:
-    return TextBatches(*blocks(count), VOCABULARY, **{"batch_size": 8, "masking": Masking(), **options})
+    return TextBatches(blocks(count), VOCABULARY, **{"batch_size": 8, "masking": Masking(), **options})
 
 
-def keys(count: int, seed: int = 0) -> Tensor:
-    return torch.randint(2**62, (count,), generator=torch.Generator().manual_seed(seed))
-
-
-def mask(masking: Masking, count: int, length: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Tokens and word starts, and the masked inputs and labels."""
-    tokens, starts = blocks(count, length)
-    tokens = tokens.long()
-    return tokens, starts, *masking(tokens, starts, VOCABULARY, keys(len(tokens), seed))
+def mask(probability: float, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    keys = torch.randint(2**62, (len(tokens),), generator=torch.Generator().manual_seed(0))
+    return Masking(probability)(tokens.long(), VOCABULARY, keys)
 
 
 def same(first: list[dict[str, Tensor]], second: list[dict[str, Tensor]]) -> bool:
@@ -40,12 +31,10 @@ def same(first: list[dict[str, Tensor]], second: list[dict[str, Tensor]]) -> boo
 # Which tokens are targets
 
 
-@pytest.mark.parametrize("whole_words", [False, True])
 @pytest.mark.parametrize("probability", [0.15, 0.4])
-def test_the_requested_fraction_is_80_percent_masked_10_percent_replaced_and_10_percent_unchanged(
-    probability, whole_words
-):
-    tokens, _, seen, labels = mask(Masking(probability, whole_words), 2000, 100)
+def test_the_requested_fraction_is_80_percent_masked_10_percent_replaced_and_10_percent_unchanged(probability):
+    tokens = blocks(2000, 100).long()
+    seen, labels = mask(probability, tokens)
     target = labels != -100
     assert target.double().mean().item() == pytest.approx(probability, abs=0.005)
     assert torch.equal(labels[target], tokens[target])
@@ -56,40 +45,20 @@ def test_the_requested_fraction_is_80_percent_masked_10_percent_replaced_and_10_
     assert [hidden.item(), kept.item()] == pytest.approx([0.8, 0.1 + by_chance], abs=0.006)
 
 
-@given(st.integers(2, 30), st.integers(0, 2**32))
-def test_all_or_none_of_the_tokens_of_a_word_are_targets(length, seed):
-    _, starts, _, labels = mask(Masking(0.3, whole_words=True), 4, length, seed)
-    for row, target in zip(starts.tolist(), (labels != -100).tolist(), strict=True):
-        for position in range(1, length):
-            assert row[position] or target[position] == target[position - 1]
-
-
-def test_tokens_of_a_word_are_masked_and_replaced_independently():
-    """As in BERT's original code; otherwise a random word would be one repeated token."""
-    tokens = torch.full((1, 4000), 7)
-    starts = torch.zeros_like(tokens, dtype=torch.bool)
-    seen, _ = Masking(1.0, whole_words=True)(tokens, starts, VOCABULARY, keys(len(tokens)))
-    assert (seen == 4).double().mean().item() == pytest.approx(0.8, abs=0.03)
-
-
-@pytest.mark.parametrize("whole_words", [False, True])
 @pytest.mark.parametrize("probability", [1e-6, 0.3, 1.0])
-def test_special_tokens_inside_a_text_are_neither_masked_nor_predicted(probability, whole_words):
-    tokens, starts = blocks(200, 12)
-    tokens = tokens.long().masked_fill(torch.rand(200, 12) < 0.5, 1)
+def test_special_tokens_inside_a_text_are_neither_masked_nor_predicted(probability):
+    tokens = blocks(200, 12).masked_fill(torch.rand(200, 12) < 0.5, 1)
     tokens[:, 0] = 7  # so that each block has a target
-    seen, labels = Masking(probability, whole_words)(tokens, starts, VOCABULARY, keys(200))
+    seen, labels = mask(probability, tokens)
     assert not (labels == 1).any()
     assert (seen[tokens == 1] == 1).all()
     assert (labels != -100).any(1).all()
 
 
-@pytest.mark.parametrize("whole_words", [False, True])
-def test_the_targets_among_ordinary_tokens_do_not_depend_on_the_special_ones(whole_words):
-    tokens, starts = blocks(50, 20)
+def test_the_targets_among_ordinary_tokens_do_not_depend_on_the_special_ones():
+    tokens = blocks(50, 20)
     some = torch.rand(50, 20) < 0.2
-    masking = Masking(0.5, whole_words)
-    labels = [masking(t.long(), starts, VOCABULARY, keys(50))[1] for t in (tokens, tokens.masked_fill(some, 1))]
+    labels = [mask(0.5, each)[1] for each in (tokens, tokens.masked_fill(some, 1))]
     assert torch.equal(labels[0][~some], labels[1][~some])
 
 
@@ -97,12 +66,12 @@ def test_the_targets_among_ordinary_tokens_do_not_depend_on_the_special_ones(who
 
 
 def test_blocks_of_special_tokens_alone_are_left_out():
-    tokens, starts = blocks(5)
+    tokens = blocks(5)
     tokens[[1, 3]] = 1
-    left = TextBatches(tokens, starts, VOCABULARY, batch_size=2, masking=Masking())
+    left = TextBatches(tokens, VOCABULARY, batch_size=2, masking=Masking())
     assert torch.equal(left.tokens, tokens[[0, 2, 4]])
     assert all((batch["labels"] != -100).any(1).all() for batch in left.epoch())
-    assert TextBatches(tokens, starts, VOCABULARY, batch_size=2).num_examples == 5
+    assert TextBatches(tokens, VOCABULARY, batch_size=2).num_examples == 5
 
 
 def test_special_tokens_surround_a_block_and_the_targets_are_counted():
@@ -132,8 +101,7 @@ def test_order_and_masking_differ_between_epochs_blocks_and_seeds():
     first, second = (next(make_batches(1, shuffle=True).epoch(epoch))["labels"] for epoch in (0, 1))
     assert not torch.equal(first, second)
     assert not same(list(make_batches().epoch()), list(make_batches(seed=1).epoch()))
-    twice = (values.repeat(2, 1) for values in blocks(1))
-    (batch,) = TextBatches(*twice, VOCABULARY, batch_size=2, masking=Masking()).epoch()
+    (batch,) = TextBatches(blocks(1).repeat(2, 1), VOCABULARY, batch_size=2, masking=Masking()).epoch()
     assert not torch.equal(*batch["labels"])
 
 
@@ -175,11 +143,7 @@ def test_an_epoch_has_len_batches(count, batch_size, shuffle):
 
 def test_bad_input_is_refused():
     for probability in (0.0, -0.1, 1.5, float("nan")):
-        with pytest.raises(ValueError, match="mask_probability must be above 0"):
+        with pytest.raises(ValueError, match=r"mask_probability must be a number in \(0, 1\]"):
             Masking(probability)
-    tokens, starts = blocks(5)
     with pytest.raises(ValueError, match="all tokens are special, so nothing can be predicted; use a tokenizer"):
-        TextBatches(tokens.fill_(1), starts, VOCABULARY, batch_size=2, masking=Masking())
-    tokens, starts = blocks()
-    with pytest.raises(ValueError, match=r"must both be \(N, L\); got \(40, 10\) and \(40, 9\)"):
-        TextBatches(tokens, starts[:, 1:], VOCABULARY, batch_size=8)
+        TextBatches(blocks(5).fill_(1), VOCABULARY, batch_size=2, masking=Masking())

@@ -85,7 +85,7 @@ def test_a_class_missing_from_the_training_split_is_an_error(embed, make_dataset
         ({"validation_split": "test"}, r"--validation_split test is also the split of --eval_split"),
         ({"validation_split": "train"}, r"--validation_split train is also the split of --train_split"),
         ({"validation_split": "dev"}, r"no split 'dev'; the data has train, val, test.*--validation_split"),
-        ({"task": "retrieval", "train_classes": 2}, r"--train_classes divides all classes"),
+        ({"task": "retrieval", "train_classes": 2}, r"all classes are divided"),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, dict) else "",
 )

@@ -60,17 +60,14 @@ def test_calibration_matches_the_cpu(device):
 
 
 def test_masked_batches_are_created_on_the_device_and_match_the_cpu(tiny, device):
-    tokens, starts = torch.randint(10, 400, (20, 30)), torch.rand(20, 30) < 0.6
-    made = [
-        list(TextBatches(tokens, starts, Vocabulary.of(tiny[1]), batch_size=6, masking=masking, device=d).epoch())
-        for masking in (Masking(), Masking(whole_words=True))
-        for d in ("cpu", device)
-    ]
-    for on_cpu, on_gpu in (made[:2], made[2:]):
-        assert all(batch["input_ids"].device.type == device for batch in on_gpu)
-        for a, b in zip(on_cpu, on_gpu, strict=True):
-            assert torch.equal(a["input_ids"], b["input_ids"].cpu())
-            assert torch.equal(a["labels"], b["labels"].cpu())
+    tokens, options = torch.randint(10, 400, (20, 30)), {"batch_size": 6, "masking": Masking()}
+    on_cpu, on_gpu = (
+        list(TextBatches(tokens, Vocabulary.of(tiny[1]), device=d, **options).epoch()) for d in ("cpu", device)
+    )
+    assert all(batch["input_ids"].device.type == device for batch in on_gpu)
+    for a, b in zip(on_cpu, on_gpu, strict=True):
+        assert torch.equal(a["input_ids"], b["input_ids"].cpu())
+        assert torch.equal(a["labels"], b["labels"].cpu())
 
 
 @pytest.mark.parametrize("scoring", ["marginal_bias", "embedding_similarity"])

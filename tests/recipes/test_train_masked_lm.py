@@ -98,7 +98,7 @@ def test_a_roberta_with_byte_level_tokens_can_be_spherized(train, texts, tmp_pat
     )  # fmt: skip
     for part in (tokenizer, RobertaForMaskedLM(config)):
         part.save_pretrained(tmp_path / "roberta")
-    words = ["--model_name_or_path", str(tmp_path / "roberta"), "--spherized", "--whole_word_masking"]
+    words = ["--model_name_or_path", str(tmp_path / "roberta"), "--spherized"]
     folder = train(*words, "--num_train_epochs", "1")
     assert AutoModelForMaskedLM.from_pretrained(folder).config.model_type == "sphere_roberta"
     with pytest.raises(ValueError, match="max_seq_length 33 exceeds the maximum of the model, 32 tokens"):
@@ -140,13 +140,13 @@ def test_the_arguments_determine_the_masking(train, monkeypatch):
     used = []
 
     def load(options, *_, **more):
-        used.append((options.objective, options.mask_probability, options.whole_word_masking))
+        used.append((options.objective, options.mask_probability))
         raise ValueError("seen enough")
 
     monkeypatch.setattr("hf_sphere.data.load_text_data", load)
     with pytest.raises(ValueError, match="seen enough"):
-        train("--mask_probability", "0.3", "--whole_word_masking")
-    assert used == [("masked", 0.3, True)]
+        train("--mask_probability", "0.3")
+    assert used == [("masked", 0.3)]
 
 
 # Randomness, resuming
@@ -189,7 +189,7 @@ def test_invalid_arguments_are_refused(train, words, message):
         (["--spherization_kwargs", "{radius: 2}"], "has no effect without spherized"),
         (["--spherized", FIT, "--from_scratch"], "fit_spherization and from_scratch exclude each other"),
         (["--fit_tokens", "9"], "fit_tokens 9 has no effect without fit_spherization"),
-        (["--objective", "reconstruction", "--whole_word_masking"], "objective reconstruction masks no tokens"),
+        (["--objective", "reconstruction", "--mask_probability", "0.3"], "has no effect without objective masked"),
         (["--mask_probability", "0"], "mask_probability must be above 0 and at most 1; got 0.0"),
     ],
     ids=lambda value: "+".join(word.strip("-") for word in value[:2]) if isinstance(value, list) else "",

@@ -328,8 +328,8 @@ def test_the_printed_configuration_is_the_whole_and_can_be_read_again(tables, co
             for word in ("abc", "[1, 2]", "{scaling: 5", "", "{a: &a 1, b: *a}", "{a: 1, a: 2}", "{1: 2}")
         ),
         (["--head_kwargs", "{a: " * 5000], ["expected a mapping such as"]),
-        (["--eval_split", "test", "--eval_fraction", "0.3"], ["eval_split and eval_fraction are two ways to choose"]),
-        (["--eval_split", "test", "--eval_seed", "1"], ["eval_split and eval_seed are two ways", "use only one"]),
+        (["--eval_split", "test", "--eval_fraction", "0.3"], ["eval_fraction and eval_split exclude each other"]),
+        (["--eval_split", "test", "--eval_seed", "1"], ["eval_seed and eval_split exclude each other"]),
         (["--optim", "adamm"], ["adamm", "adam", "adamw"]),
         (["--per_device_train_batch_size", "0"], ["per_device_train_batch_size must be at least 1; got 0."]),
         (["--episode_classes", "32"], ["episode_classes 32 has no effect without episode_examples"]),

@@ -42,7 +42,7 @@ def make_model() -> TinyLanguageModel:
 def make_batches(count: int = 24, **options) -> TextBatches:
     tokens = torch.randint(5, 30, (count, 12), generator=torch.Generator().manual_seed(0))
     options = {"batch_size": 4, "masking": Masking(0.3), "shuffle": True} | options
-    return TextBatches(tokens, torch.ones_like(tokens, dtype=torch.bool), VOCABULARY, **options)
+    return TextBatches(tokens, VOCABULARY, **options)
 
 
 def train(batches: TextBatches, folder: str, **options) -> tuple[TinyLanguageModel, list[dict[str, float]]]:
