@@ -44,7 +44,7 @@ test-peers: $(READY)  ## run the tests of scipy, torch, transformers and others 
 		PYTHONPATH=$$tests OMP_NUM_THREADS=1 $(RUN) -m pytest --all-cases -o addopts=-ra -W ignore::pytest.PytestUnknownMarkWarning \
 		$(filter-out %/conftest.py %/fetch.py,$(wildcard tests/peers/*.py))
 
-soak: $(READY)  ## disturb training runs, indices, embeddings and predictions for MINUTES; prints the counts
+soak: $(READY)  ## kill training runs for MINUTES, resume them, and compare the results; prints the counts
 	$(RUN) tests/recipes/soak.py --minutes $(or $(MINUTES),10)
 
 bad-input: $(READY)  ## call commands and public functions with bad input, the commands for MINUTES if given; prints the counts

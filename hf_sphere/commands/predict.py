@@ -54,19 +54,15 @@ class PredictionArguments(Arguments):
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and predict."""
     (args,) = command_arguments((PredictionArguments,), argv, __doc__)
-    output = Path(args.output)
+    output, name = Path(args.output), args.model_name_or_path
     check_output_file(args.output, overwrite=args.overwrite_output)
-    source = search.ImageSource.of(args.images, args.split)
-    encoder = search.ImageEncoder(args.model_name_or_path)
+    source, encoder = search.ImageSource.of(args.images, args.split), search.ImageEncoder(name)
     if not encoder.class_names:
-        raise ValueError(f"{args.model_name_or_path} has no classes to predict; give a model with a head.")
+        raise ValueError(f"{name} has no classes to predict; give a model with a head.")
     rejection = getattr(encoder.model, "rejection", None)
+    if args.coverage is not None and rejection is None:
+        raise ValueError(f"--coverage needs a model with a rejection; fit one to {name} with hf-sphere reject.")
     if args.coverage is not None:
-        if rejection is None:
-            raise ValueError(
-                f"--coverage needs a model with a rejection, which {args.model_name_or_path} does not have. "
-                "Fit one with hf-sphere reject."
-            )
         rejection.check_coverage(args.coverage)
     from hf_sphere.search.pipeline import finished_batches
 

@@ -82,26 +82,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     from hf_sphere.utils.modules import check_input_shape, digest_weights
     from hf_sphere.utils.snapshots import list_snapshots
 
-    name = args.model_name_or_path
+    name, overwrite = args.model_name_or_path, args.overwrite_output_dir
     output = Path(args.output_dir or f"outputs/reinitialization/{file_name(name)}")
-    output_dir.check_results_dir(output, overwrite=args.overwrite_output_dir, resume=True)
-    accelerator = start_accelerator()
-    run = find_run(name)
-    classifier = load_classifier(name)
+    output_dir.check_results_dir(output, overwrite=overwrite, resume=True)
+    accelerator, classifier = start_accelerator(), load_classifier(name)
+    path = Path(name)  # the run may be in the parent of `best` or a checkpoint
+    run = next((folder for folder in (path, path.parent) if path.exists() and (folder / "run.json").is_file()), None)
     data_seed = adopt_settings(args, data_args, run, classifier, given_arguments(argv))
-    folder = run or Path(name)
+    folder = run or path
     snapshots: list[Any] = args.snapshots or (list_snapshots(folder) if folder.is_dir() else [])
     settings = asdict(data_args) | asdict(args) | {"data_seed": data_seed}
     digests = [digest_file(Path(getattr(one, "path", one))) or "" for one in snapshots]
     settings["weights"] = digest_weights(classifier.model, digests)
-    overwrite = args.overwrite_output_dir
     resume = output_dir.can_resume_results(output, settings, ignored=FREE_TO_CHANGE, overwrite=overwrite)
     batches = load_batches(args, data_args, data_seed, accelerator, classifier.model)
     lowest, highest = int(batches.labels.min()), int(batches.labels.max())
-    if lowest < 0:
-        raise ValueError(f"the images of {data_args.dataset_name} have no labels, so that accuracies are undefined.")
-    if highest >= classifier.num_classes:
-        problem = f"the images have labels up to {highest}, but {name} has {classifier.num_classes} classes"
+    if lowest < 0 or highest >= classifier.num_classes:
+        problem = f"the images have labels from {lowest} to {highest}, but {name} has {classifier.num_classes} classes"
         raise ValueError(f"{problem}; set the dataset that it was trained on with --dataset_name.")
     if args.top_k >= classifier.num_classes:
         limit = f"below the number of classes, {classifier.num_classes}"
@@ -110,15 +107,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     num_images = min(args.max_samples or batches.examples_per_epoch, batches.examples_per_epoch)
     images = f"{num_images:,} images of {data_args.dataset_name}, {args.split}"
     print(f"measuring on {images}")
+    with ExitStack() as locking:
 
-    locking = ExitStack()
+        def prepare() -> None:
+            locking.enter_context(output_dir.results_dir(output, FILES, overwrite=overwrite, resume=resume))
+            output_dir.write_settings(output, settings)
 
-    def prepare() -> None:
-        locking.enter_context(output_dir.results_dir(output, FILES, overwrite=overwrite, resume=resume))
-        output_dir.write_settings(output, settings)
-
-    options = ("layers", "include_1x1", "include_batch_norm", "num_random", "seed")
-    with locking:
+        options = ("layers", "include_1x1", "include_batch_norm", "num_random", "seed")
         result = hyperplanes.reinitialization_robustness(
             classifier.model.to(accelerator.device),
             snapshots,
@@ -131,24 +126,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         report(result, args, images, output)
 
 
-def find_run(model: str) -> Path | None:
-    """Return the folder of a model's training run: that of the model, or the parent of `best` or a checkpoint."""
-    path = Path(model)
-    folders = (path, path.parent) if path.exists() else ()
-    return next((folder for folder in folders if (folder / "run.json").is_file()), None)
-
-
 def adopt_settings(
     args: RobustnessArguments, data_args: ImageSourceOptions, run: Path | None, classifier: Any, passed: set[str]
 ) -> int:
     """Fill in data arguments that were not passed, from the training run or the model; return the data seed."""
-    settings: dict[str, Any] = {}
-    if run is not None:
-        settings = output_dir.read_settings(run) or {}
-        if "train_classes" in settings or "value_column_name" in settings:
-            raise ValueError(f"{run} is not a run of hf-sphere train classification; other tasks have no accuracy.")
-    elif "dataset_name" not in passed:
+    if run is None and "dataset_name" not in passed:
         raise ValueError("the model is not in the folder of a training run; set its dataset with --dataset_name.")
+    settings: dict[str, Any] = {} if run is None else output_dir.read_settings(run) or {}
+    if "train_classes" in settings or "value_column_name" in settings:
+        raise ValueError(f"{run} is not a run of hf-sphere train classification; other tasks have no accuracy.")
     for one in fields(data_args):
         if one.name in settings and one.name not in passed | {"cache_dir"}:  # which may be a folder of another machine
             setattr(data_args, one.name, settings[one.name])
@@ -188,19 +174,18 @@ def accuracy(model: Any, batches: "data.ImageBatches", num_images: int, top_k: i
     """Return the top-k accuracy of a model in eval mode on the first images of the first epoch."""
     import torch
 
-    correct: Any = 0
-    seen = 0
+    correct, seen = 0, 0
     with torch.inference_mode():
         for batch in batches.epoch(augment=False):
             labels = batch["labels"][: num_images - seen]
             output = model(batch["pixel_values"][: num_images - seen])
-            logits = output.logits if hasattr(output, "logits") else output
+            logits = getattr(output, "logits", output)
             best = logits.sort(descending=True, stable=True).indices[:, :top_k]  # of equal ones, the first
-            correct += (best == labels[:, None]).sum()
+            correct += int((best == labels[:, None]).sum())
             seen += len(labels)
             if seen == num_images:
                 break
-    return int(correct) / seen
+    return correct / seen
 
 
 def report(result: Any, args: RobustnessArguments, images: str, output: Path) -> None:
@@ -212,10 +197,9 @@ def report(result: Any, args: RobustnessArguments, images: str, output: Path) ->
     summary = {"model": args.model_name_or_path, "images": images, "metric": metric, "accuracy": result.accuracy}
     summary |= {"drop": args.drop, "num_critical_layers": len(critical), "critical_layers": critical}
     write_json(output / "all_results.json", summary)
+    options: Any = {"quantity": args.heat_map, "metric": metric, "title": Path(args.model_name_or_path).name}
     try:
         for name in PLOTS:
-            title = Path(args.model_name_or_path).name
-            options: Any = {"quantity": args.heat_map, "metric": metric, "title": title}
             visualization.plot_reinitialization(result.to_dict(), path=output / name, **options)
     except ImportError as error:
         print(f"no plots: {error}")

@@ -19,9 +19,6 @@ from hf_sphere import search
 from hf_sphere.utils.arguments import Arguments, argument, command_arguments
 from hf_sphere.utils.files import check_writable, list_folder, read_json, write_json, write_text
 
-USES = {"train": "trained on", "validation": "validated on", "eval": "evaluated on"}
-"""What the other parts of the record of a model were used for."""
-
 
 @dataclass
 class RejectionArguments(Arguments):
@@ -48,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     name, output = args.model_name_or_path, Path(args.output_dir or args.model_name_or_path)
     if args.output_dir is None and not output.is_dir():
         raise FileNotFoundError(f"{name} is not a folder to write to; name a new one with --output_dir.")
-    if args.output_dir is not None and output.exists() and (output.is_file() or list_folder(output)):
+    if args.output_dir is not None and list_folder(output):
         raise FileExistsError(f"{output} exists. Choose another --output_dir, or leave it out to change {name}.")
     check_writable(output / "config.json", is_folder=False)
     from hf_sphere.training.output_dir import locked
@@ -72,31 +69,31 @@ def fit(args: RejectionArguments, output: Path) -> None:
             f"{name} is no SphereVisionForImageClassification; for other models, use hf_sphere.ood.fit_rejection."
         )
     known, others = load_images(encoder, record, args.images, args.split, skip), None
-    if used := [f"{use} {count:,}" for part, use in USES.items() if (count := known.recorded.get(part))]:
+    uses = {"train": "trained on", "validation": "validated on", "eval": "evaluated on"}
+    if used := [f"{use} {count:,}" for part, use in uses.items() if (count := known.recorded.get(part))]:
         raise ValueError(
             f"the model was {' and '.join(used)} of the {known.num_images:,} images of {args.images}, split "
             f"{known.name}. Name others, by --split or --images."
         )
-    check_classes(known, args.images, {*known.class_names} - {*names}, "no classes of")
+    labels = class_labels(known)
+    check_classes(args.images, labels, {*labels} - {*names}, "no classes of")
     if args.unknown is not None:
         unknown = load_images(encoder, None, args.unknown, "all", skip)
-        check_classes(unknown, args.unknown, {*names}, "classes of")
+        check_classes(args.unknown, class_labels(unknown), {*names}, "classes of")
         others = unknown.batches
-    found = {known.class_names[label] for label in known.batches.labels.unique().tolist()} if known.class_names else {}
     reserved = ", reserved by its training" * (known.recorded.get("rejection") == known.num_images)
-    whose = f"of {len(found)} classes" if found else "without labels"
+    whose = f"of {len({*labels})} classes" if labels else "without labels"
     print(f"data      {args.images}, split {known.name}{reserved}: {known.num_images:,} images {whose}")
-    if found and (absent := [each for each in names if each not in found]):
+    if labels and (absent := [each for each in names if each not in {*labels}]):
         few = ", ".join(absent[:5])
         print(f"note      no images of {few}: the level may not hold for {len(absent)} of the classes")
     options: dict[str, Any] = {"by_class": args.by_class, "unknown": others}
-    rejection = fit_rejection(encoder.model, labeled(known), args.level, args.score, **options)
-    settings = rejection.settings
+    settings = fit_rejection(encoder.model, labeled(known), args.level, args.score, **options).settings
     if "ranking" in settings:
         ranked = sorted(settings["ranking"].items(), key=lambda item: -item[1])
         against = "classes left out in turn, a proxy" if others is None else "--unknown"
         print(f"scores    {', '.join(f'{each} {value:.3f}' for each, value in ranked)} (AUROC against {against})")
-    print(f"rejection {rejection.describe()}")
+    print(f"rejection {encoder.model.rejection.describe()}")
     if (measured := settings.get("unknown")) is not None:
         share, low, high = (f"{100 * measured[key]:.1f} %" for key in ("rejected", "low", "high"))
         print(f"unknown   {share} of {measured['num_images']:,} images are rejected (95 % interval {low} to {high})")
@@ -117,9 +114,13 @@ def load_images(encoder: "search.ImageEncoder", record: Any, source: str, split:
     return load_image_split(options, split, like=encoder.name, dataset=splits, device=encoder.model.device)
 
 
-def check_classes(images: Any, source: str, wrong: set[str], what: str) -> None:
+def class_labels(images: Any) -> list[str]:
+    """Return the names of the classes of the images, none if they have no labels."""
+    return [images.class_names[label] for label in images.batches.labels.tolist()] if images.class_names else []
+
+
+def check_classes(source: str, labels: list[str], wrong: set[str], what: str) -> None:
     """Raise an error if some images are of classes that must not occur."""
-    labels = [images.class_names[label] for label in images.batches.labels.tolist()] if images.class_names else []
     if found := [label for label in labels if label in wrong]:
         raise ValueError(
             f"{len(found):,} of the {len(labels):,} images of {source} are of {', '.join(sorted({*found})[:5])}, "
@@ -130,8 +131,8 @@ def check_classes(images: Any, source: str, wrong: set[str], what: str) -> None:
 def labeled(images: Any) -> Iterator[dict[str, Any]]:
     """Yield batches with the names of their classes, if they have labels."""
     for batch in images.batches.epoch():
-        labels = [images.class_names[label] for label in batch["labels"].tolist()] if images.class_names else None
-        yield {"pixel_values": batch["pixel_values"], **({} if labels is None else {"labels": labels})}
+        names = [images.class_names[label] for label in batch["labels"].tolist()] if images.class_names else []
+        yield {"pixel_values": batch["pixel_values"], **({"labels": names} if names else {})}
 
 
 def save(encoder: "search.ImageEncoder", output: Path, known: Any, record: Any) -> None:
@@ -151,11 +152,9 @@ def save(encoder: "search.ImageEncoder", output: Path, known: Any, record: Any) 
         if (card := find_file(encoder.name, CARD_FILE)) is not None:
             text = rename_model(Path(card).read_text(encoding="utf-8"), hide_private(str(output)))
             earlier = r"^(\| \w+_rejected \||- `\w+_rejected`:).*\n"  # of an earlier rejection
-            text = re.sub(earlier, "", text, flags=re.MULTILINE)
-            write_text(unfinished / CARD_FILE, text)
+            write_text(unfinished / CARD_FILE, re.sub(earlier, "", text, flags=re.MULTILINE))
             write_rejection(unfinished / CARD_FILE, encoder.model.rejection.describe())
         if (path := output / RESULTS_FILE).is_file():
-            results = read_json(path)
-            kept = {name: v for name, v in results.items() if name != "rejection" and not name.endswith("_rejected")}
-            if kept != results:
-                write_json(unfinished / RESULTS_FILE, kept)
+            results = read_json(path).items()
+            kept = {name: v for name, v in results if name != "rejection" and not name.endswith("_rejected")}
+            write_json(unfinished / RESULTS_FILE, kept)

@@ -1,6 +1,5 @@
 """Detection of out-of-distribution inputs by a score, and the comparison of scores."""
 
-import inspect
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -43,12 +42,9 @@ class OODDetector:
         >>> is_unknown = detector.score(model, loader) < threshold  # doctest: +SKIP
     """
 
-    _rows: Rows | None = None  # of the fit; None in files of earlier versions
-
     def __init__(self, score: str = "knn", **options: Any) -> None:
         self.name = check_choice("score", score, SCORES)
-        valid = list(inspect.signature(FITTED[score][1]).parameters)[1:] if score in FITTED else []
-        check_names(f"score {score!r}", options, valid)
+        check_names(f"score {score!r}", options, FITTED[score][1].__kwdefaults__ or {} if score in FITTED else {})
         self._options = {name: check_integer(name, value, 1) for name, value in options.items() if value is not None}
         self._fitted: Any = None
 
@@ -89,7 +85,7 @@ class OODDetector:
             needs, fit = FITTED[self.name]
             data.require((*VALUES[self.name].needs, *needs), self.name)
             self._rows = Rows.of(data.embeddings, data.ids)
-            self._fitted, self._dim = fit(data, **self._options), data.embeddings.shape[1]
+            self._fitted = fit(data, **self._options)
         return self
 
     def score(self, model: nn.Module, batches: Iterable[Any]) -> Tensor:
@@ -122,11 +118,8 @@ class OODDetector:
             return values.values({}, data)
         if state is None:
             raise NotFittedError(f"the score {self.name} is not fitted. Call `fit` or `fit_embeddings` first.")
-        if (dim := data.embeddings.shape[1]) != self._dim:
-            raise ValueError(f"the embeddings have {dim} columns, but {self._dim} when the score was fitted.")
-        if self._rows is not None:
-            of_fit = f"inputs that the score {self.name} was fitted to"
-            check_disjoint(Rows.of(data.embeddings, data.ids), self._rows, what, of_fit)
+        of_fit = f"inputs that the score {self.name} was fitted to"
+        check_disjoint(Rows.of(data.embeddings, data.ids), self._rows, what, of_fit)
         # Each distinct input once: products of matrices differ in the last digits for equal rows, which breaks ties.
         fields = {name: getattr(data, name) for name in values.needs}
         rows, index = torch.cat(list(fields.values()), 1).unique(dim=0, return_inverse=True)

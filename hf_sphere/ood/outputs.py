@@ -3,7 +3,8 @@
 import inspect
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -14,6 +15,8 @@ from hf_sphere.geometry.checks import check_embeddings, check_labels, check_scor
 from hf_sphere.ood.scores import UNFITTED
 from hf_sphere.utils.modules import eval_mode
 from hf_sphere.utils.problem_types import problem_type, why_no_accuracy
+
+logger = logging.getLogger(__name__)
 
 LOGITS_ONLY = ", ".join(name for name, score in UNFITTED.items() if score.needs == ("logits",))
 
@@ -43,18 +46,19 @@ class Outputs(NamedTuple):
             ValueError: If a field that a score needs is missing, a shape is wrong, or a value is not finite.
         """
         self.require(needs, score)
-        fields = {name: values for name, values in self._asdict().items() if values is not None}
-        integers = {name: fields.pop(name) for name in ("labels", "ids") if name in fields}
-        numbers = {
-            name: check_scores(name, values) if name == "concentrations" else check_embeddings(values, what=name).cpu()
-            for name, values in fields.items()
-        }
-        if len({len(values) for values in numbers.values()}) > 1:
-            lengths = ", ".join(f"{len(values)} {name}" for name, values in numbers.items())
-            raise ValueError(f"the numbers of rows must be equal; got {lengths}.")
-        count = len(next(iter((numbers | integers).values()), ()))
-        integers = {name: check_labels(values, count, name).cpu() for name, values in integers.items()}
-        return Outputs(**{name: values.double() for name, values in numbers.items()}, **integers)
+        fields: dict[str, Tensor] = {name: values for name, values in self._asdict().items() if values is not None}
+        lengths = {name: len(values) for name, values in fields.items()}
+        if len({*lengths.values()}) > 1:
+            shown = ", ".join(f"{count} {name}" for name, count in lengths.items())
+            raise ValueError(f"the numbers of rows must be equal; got {shown}.")
+        for name, values in fields.items():
+            if name in ("labels", "ids"):
+                fields[name] = check_labels(values, len(values), name).cpu()
+            elif name == "concentrations":
+                fields[name] = check_scores(name, values)
+            else:
+                fields[name] = check_embeddings(values, what=name).cpu().double()
+        return Outputs(**fields)
 
     def require(self, needs: Sequence[str], score: str) -> None:
         """Raise a ValueError if a field that a score needs is missing."""
@@ -64,7 +68,7 @@ class Outputs(NamedTuple):
 
 
 @torch.no_grad()
-def model_outputs(model: nn.Module | str | os.PathLike, batches: Iterable[Any] | str | os.PathLike) -> Outputs:
+def model_outputs(model: nn.Module | str | os.PathLike, batches: Any) -> Outputs:
     """Compute embeddings and logits of a classifier of timm, transformers or this library, in eval mode.
 
     The embeddings are the input of the linear layer or 1 x 1 convolution that computes the logits, or of the head of a
@@ -99,7 +103,17 @@ def model_outputs(model: nn.Module | str | os.PathLike, batches: Iterable[Any] |
     if (inner := extract_model_from_parallel(model, keep_torch_compile=False)) is not model:  # for the hooks
         return model_outputs(inner, batches)
     weight = next(chain(model.parameters(), model.buffers()), torch.empty(0))
-    given, names = _prepared(model, [batches] if isinstance(batches, Tensor | Mapping) else batches, weight)
+    paths, names = batches if isinstance(batches, list | tuple) else [batches], None
+    if paths and all(isinstance(path, str | os.PathLike) for path in paths):
+        from hf_sphere.data import ImageSourceOptions, load_image_split
+        from hf_sphere.search import ImageSource
+
+        source = ImageSource.of(batches)
+        options: Any = {"dataset": source.encoded, "like": model, "device": weight.device, "progress": False}
+        images, names = load_image_split(ImageSourceOptions(), "train", **options).batches, source.labels
+        batches = (batch["pixel_values"].to(weight.dtype) for batch in images)
+    elif isinstance(batches, Tensor | Mapping):
+        batches = [batches]
     head, calls, collected = getattr(model, "head", None) if hasattr(model, "head_inputs") else None, [], []
 
     def remember(layer: nn.Module, inputs: Any, output: Any) -> None:
@@ -107,53 +121,36 @@ def model_outputs(model: nn.Module | str | os.PathLike, batches: Iterable[Any] |
             calls.append((inputs[0].flatten(1), output))
 
     layers = [head] if head is not None else [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
-    handles = [layer.register_forward_hook(remember) for layer in layers]
-    try:
-        with eval_mode(model):
-            for batch in given.epoch() if hasattr(given, "epoch") else given:
-                inputs, labels = _split(batch, weight.device, model)
-                if isinstance(labels, list | tuple) and all(isinstance(label, str) for label in labels):
-                    labels = _class_indices(model, labels)
-                calls.clear()
-                output: Any = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
-                fields = output if isinstance(output, Mapping) else {"logits": getattr(output, "logits", None)}
-                logits = output if isinstance(output, Tensor) else fields.get("logits")
-                if logits is None:
-                    raise ValueError(f"the {type(model).__name__} returns no logits; pass a classifier.")
-                found = [c for c in calls if head is not None or torch.equal(c[1].flatten(1).to(logits.dtype), logits)]
-                embeddings, last = found[-1] if found else (None, None)
-                collected.append((embeddings, logits, labels, getattr(last, "concentration", None)))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with eval_mode(model), ExitStack() as stack:
+        for layer in layers:
+            stack.enter_context(layer.register_forward_hook(remember))
+        for batch in batches.epoch() if hasattr(batches, "epoch") else batches:
+            inputs, labels = _split(batch, weight.device, model)
+            if isinstance(labels, list | tuple) and all(isinstance(label, str) for label in labels):
+                labels = _class_indices(model, labels)
+            calls.clear()
+            output: Any = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+            logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+            logits = output.get("logits") if isinstance(output, Mapping) else logits
+            if logits is None:
+                raise ValueError(f"the {type(model).__name__} returns no logits; pass a classifier.")
+            last = [c for c in calls if head is not None or torch.equal(c[1].flatten(1).to(logits.dtype), logits)][-1:]
+            embeddings, of_head = last[0] if last else (None, None)
+            collected.append((embeddings, logits, labels, getattr(of_head, "concentration", None)))
     if not collected:
         raise ValueError("batches is empty; an iterator can be used only once.")
     outputs = Outputs(*map(_joined, zip(*collected, strict=True)))
     if reason := why_no_accuracy(problem_type(model)):
-        logging.getLogger(__name__).warning(f"Scores of logits are left out: {reason}.")
+        logger.warning(f"Scores of logits are left out: {reason}.")
         outputs = outputs._replace(logits=None)
     if names is not None:
         outputs = outputs._replace(labels=_class_indices(model, names))
     if outputs.embeddings is None:
-        logging.getLogger(__name__).warning(
+        logger.warning(
             f"No linear layer of {type(model).__name__} returns its logits, so its embeddings are unknown. The scores "
             f"{LOGITS_ONLY} need none. For others, pass embeddings to `fit_embeddings` and `score_embeddings`."
         )
     return outputs
-
-
-def _prepared(model: nn.Module, batches: Any, weight: Tensor) -> tuple[Any, list[str] | None]:
-    """Return batches, images prepared for the model with this weight, and the classes of the images."""
-    paths = batches if isinstance(batches, list | tuple) else [batches]
-    if not paths or not all(isinstance(path, str | os.PathLike) for path in paths):
-        return batches, None
-    from hf_sphere.data import ImageSourceOptions, load_image_split
-    from hf_sphere.search import ImageSource
-
-    source = ImageSource.of(batches)
-    options: dict[str, Any] = {"dataset": source.encoded, "like": model, "device": weight.device, "progress": False}
-    images = load_image_split(ImageSourceOptions(), "train", **options).batches
-    return (batch["pixel_values"].to(weight.dtype) for batch in images), source.labels
 
 
 def _split(batch: Any, device: torch.device, model: nn.Module) -> tuple[Any, Any]:
@@ -176,10 +173,10 @@ def _split(batch: Any, device: torch.device, model: nn.Module) -> tuple[Any, Any
     arrays = {name: value for name, value in values.items() if name in main and value.ndim > 1}  # no index
     if not named or len(arrays) == 1:
         return arrays if not named else next(iter(arrays.values())), labels
-    takes = (
+    raise ValueError(
         f"the {type(model).__name__} takes {', '.join(parameters)}, but a batch has {', '.join(values) or 'no tensors'}"
+        "; name the inputs so, or pass pairs of inputs and labels."
     )
-    raise ValueError(f"{takes}; name the inputs so, or pass pairs of inputs and labels.")
 
 
 def _class_indices(model: nn.Module, names: Sequence[str]) -> Tensor | None:

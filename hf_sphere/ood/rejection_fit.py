@@ -13,6 +13,7 @@ from hf_sphere.ood.outputs import Outputs, model_outputs
 from hf_sphere.ood.scores import FITTED
 from hf_sphere.utils.checks import check_choice, check_number, check_seed
 from hf_sphere.utils.modules import digest_weights
+from hf_sphere.utils.problem_types import SINGLE_LABEL, problem_type
 
 MOST_LEFT_OUT = 10
 """Number of classes that are left out in turn to compare scores without unknown inputs."""
@@ -74,104 +75,96 @@ def fit_rejection(
     check_choice("score", score, ("auto", *SCORES))
     model = extract_model_from_parallel(model, keep_torch_compile=False)
     config: Any = getattr(model, "config", None)
-    if getattr(config, "problem_type", None) not in (None, "single_label_classification"):
-        raise ValueError(f"a rejection needs a model of one class per input; this one is for {config.problem_type}.")
-    needs = () if score == "auto" else SCORES[score].needs
-    known = _uncalibrated_outputs(model, batches).checked(needs, score)
-    others = None if unknown is None else _uncalibrated_outputs(model, unknown)._replace(labels=None).checked()
-    # Numbered, so that images with equal outputs are not taken for the same one.
-    known = known._replace(labels=_check_labels(known), ids=torch.arange(len(known.logits)))
+    if problem_type(model) != SINGLE_LABEL:
+        raise ValueError(f"a rejection needs a model of one class per input; this one is for {problem_type(model)}.")
+    known = _outputs(model, batches).checked(() if score == "auto" else SCORES[score].needs, score)
+    others = None if unknown is None else _outputs(model, unknown)._replace(labels=None).checked()
+    total, classes = known.logits.shape
+    if known.labels is not None and (wrong := int(((known.labels < 0) | (known.labels >= classes)).sum())):
+        what = f"{wrong:,} of {total:,} labels are none of the model's classes, 0 to {classes - 1}"
+        raise ValueError(f"{what}; pass inputs of other classes as `unknown`.")
     needs_labels = by_class or (score == "auto" and others is None) or "labels" in FITTED.get(score, ((),))[0]
     if needs_labels and known.labels is None:
         why, hint = ("by_class", "") if by_class else (f"score={score!r}", " A score such as energy needs none.")
         raise ValueError(f"{why} needs labels of the inputs, which the batches do not have.{hint}")
-    order = torch.randperm(len(known.logits), generator=torch.Generator().manual_seed(seed))
+    # Numbered, so that images with equal outputs are not taken for the same one.
+    known = known._replace(ids=torch.arange(total))
+    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
     is_split = score == "auto" or score in FITTED
     if by_class and is_split:  # halves of each class
         half = torch.zeros_like(order).index_fill_(0, order[known.labels[order].argsort(stable=True)][::2], 1)
         order = order[half[order].argsort(stable=True)]
-    first, second = (_select(known, rows) for rows in order.tensor_split([len(order) // 2 if is_split else 0]))
+    first, second = (_select(known, rows) for rows in order.tensor_split([total // 2 if is_split else 0]))
     fewest, label = len(second.logits), None
     if by_class:
-        counts = torch.bincount(known.labels, minlength=known.logits.shape[1]) // (1 + is_split)
+        counts = torch.bincount(known.labels, minlength=classes) // (1 + is_split)
         fewest, label = int(counts.min()), int(counts.argmin())
     check_count(fewest, level, is_split=is_split, label=label)
     settings: dict[str, Any] = {"score": score, "level": level, "by_class": by_class, "num_images": len(second.logits)}
+    chosen_by = measured = None
     if others is not None:
         at = torch.randperm(count := len(others.logits), generator=torch.Generator().manual_seed(seed))
         if score == "auto" and count < 2:
             raise ValueError("unknown has a single input; it needs at least two, one to choose by and one to measure.")
-        others = others._replace(ids=len(known.logits) + torch.arange(count))
+        others = others._replace(ids=total + torch.arange(count))
         chosen_by, measured = (_select(others, rows) for rows in at.tensor_split([-(-count // 2) * (score == "auto")]))
     if score == "auto":
-        ranking = _rank(first, None if others is None else chosen_by, by_class=by_class)
+        ranking = _rank(first, chosen_by, by_class=by_class)
         settings |= {"score": max(ranking, key=lambda name: ranking[name]), "ranking": ranking}
         settings["ranked_by"] = "left-out classes" if others is None else "unknown inputs"
     rejection = _calibrate(settings, first, second)
     if config is not None:
         names = getattr(config, "id2label", {})
-        settings["class_names"] = [names.get(index) for index in range(known.logits.shape[1])]
+        settings["class_names"] = [names.get(index) for index in range(classes)]
     settings["weights"] = digest_weights(model, is_widened=True)
-    if others is not None:
+    if measured is not None:
+        count = len(measured.logits)
         rejected = int((~rejection(*measured[:2], measured.concentrations).known).sum())
-        low, high = binomtest(rejected, len(measured.logits)).proportion_ci(method="wilson")
-        shares = {"rejected": rejected / len(measured.logits), "low": float(low), "high": float(high)}
-        settings["unknown"] = {**shares, "num_images": len(measured.logits)}
-    if (attach := getattr(model, "set_rejection", None)) is not None:
-        attach(rejection)
+        low, high = map(float, binomtest(rejected, count).proportion_ci(method="wilson"))
+        settings["unknown"] = {"rejected": rejected / count, "low": low, "high": high, "num_images": count}
+    if hasattr(model, "set_rejection"):
+        model.set_rejection(rejection)
     return rejection
 
 
-def _uncalibrated_outputs(model: nn.Module, batches: Any) -> Any:
+def _outputs(model: nn.Module, batches: Any) -> Any:
     """Return outputs of a model without its calibration, which can change without the rejection."""
-    if isinstance(batches, Outputs):
-        return batches
     config: Any = getattr(model, "config", None)
-    calibration = getattr(config, "calibration", None)
+    if isinstance(batches, Outputs) or getattr(config, "calibration", None) is None:
+        return batches if isinstance(batches, Outputs) else model_outputs(model, batches)
+    calibration, config.calibration = config.calibration, None
     try:
-        if calibration is not None:
-            config.calibration = None
         return model_outputs(model, batches)
     finally:
-        if calibration is not None:
-            config.calibration = calibration
+        config.calibration = calibration
 
 
 def _select(outputs: Outputs, rows: Tensor) -> Any:
     return Outputs(*(None if values is None else values[rows] for values in outputs))
 
 
-def _check_labels(known: Any) -> Tensor | None:
-    """Return the labels of known inputs, if they are classes of the model."""
-    labels, classes = known.labels, known.logits.shape[1]
-    if labels is not None and (wrong := int(((labels < 0) | (labels >= classes)).sum())):
-        what = f"{wrong:,} of {len(labels):,} labels are none of the model's classes, 0 to {classes - 1}"
-        raise ValueError(f"{what}; pass inputs of other classes as `unknown`.")
-    return labels
-
-
 def check_count(count: int, level: float, *, is_split: bool, label: int | None = None) -> None:
     """Raise an error if there are too few inputs for a level, of all classes or of that with the fewest."""
-    if count >= (needed := images_needed(level)):
-        return
-    half = f", and as many to choose or fit the score, so {2 * needed:,}" if is_split else ""
-    each, there = ("", "there are") if label is None else (" of each class", f"class {label} has")
-    hint = "Hold out more, choose a higher level" + ", or leave out by_class" * bool(each)
-    raise ValueError(f"level {level:g} needs {needed:,} images{half}{each}; {there} {count:,} for the level. {hint}.")
+    if count < (needed := images_needed(level)):
+        half = f", and as many to choose or fit the score, so {2 * needed:,}" if is_split else ""
+        each, there = ("", "there are") if label is None else (" of each class", f"class {label} has")
+        raise ValueError(
+            f"level {level:g} needs {needed:,} images{half}{each}; {there} {count:,} for the level. Hold out more, or "
+            "choose a higher level."
+        )
 
 
 def _calibrate(settings: dict[str, Any], fitted_to: Any, known: Any) -> Rejection:
     """Return the rejection by a score that is fitted to one part of the inputs, with the scores of the other part."""
-    name = settings["score"]
+    name, by_class, count = settings["score"], settings["by_class"], len(known.logits)
     state: dict[str, Any] = FITTED[name][1](fitted_to, **_options(name, fitted_to)) if name in FITTED else {}
     tensors = {key: value.float() for key, value in state.items() if isinstance(value, Tensor)}
     settings["options"] = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
-    sizes = {} if settings["by_class"] else {"calibration": [len(known.logits)]}
-    if settings["by_class"]:
-        sizes["class_calibration"] = [known.logits.shape[1], int(torch.bincount(known.labels).max())]
-    elif known.labels is not None:
-        sizes["class_calibration"] = [1, len(known.logits)]
-    settings["shapes"] = sizes | {key: list(value.shape) for key, value in tensors.items()}
+    shapes = {} if by_class else {"calibration": [count]}
+    if known.labels is not None:
+        size = [known.logits.shape[1], int(torch.bincount(known.labels).max())]
+        shapes["class_calibration"] = size if by_class else [1, count]
+    settings["shapes"] = shapes | {key: list(value.shape) for key, value in tensors.items()}
     rejection = Rejection(settings)
     rejection.load_state_dict(tensors, strict=False)
     values, classes = rejection.score(known)
@@ -185,7 +178,7 @@ def _calibrate(settings: dict[str, Any], fitted_to: Any, known: Any) -> Rejectio
             ranks = torch.searchsorted(rejection.calibration, values, right=True)
             is_known = ranks > rejected_ranks(torch.tensor(len(values)), settings["level"])
             own = own.where(is_known, torch.finfo(own.dtype).min)
-        groups = [known.labels == label for label in range(classes.shape[1])] if settings["by_class"] else [...]
+        groups = [known.labels == label for label in range(classes.shape[1])] if by_class else [...]
         ordered = [own[group].sort().values for group in groups]
         rows = torch.nn.utils.rnn.pad_sequence(ordered, batch_first=True, padding_value=math.inf)
         rejection.class_calibration.copy_(rows)  # type: ignore[union-attr]  # its shape was set above
@@ -209,15 +202,12 @@ def _rank(known: Any, unknown: Any, *, by_class: bool) -> dict[str, float]:
     # Only scores of logits: the network has learned the left-out class, whose embeddings are then a cluster of their
     # own. Distances find it, but not what is unknown to the network (benchmarks/rejection.py).
     names = [name for name in names if SCORES[name].needs == ("logits",)]
-    classes = known.logits.shape[1]
-    order = torch.randperm(classes, generator=torch.Generator().manual_seed(0)).tolist()
-    results = []
-    for left_out in [label for label in order if 0 < int((known.labels == label).sum()) < len(known.labels)]:
+    classes, results = known.logits.shape[1], list[dict[str, float]]()
+    for left_out in torch.randperm(classes, generator=torch.Generator().manual_seed(0)).tolist():
         logits = known.logits[:, [label for label in range(classes) if label != left_out]]
-        is_known = known.labels != left_out
-        results.append(_aurocs(names, None, Outputs(logits=logits[is_known]), Outputs(logits=logits[~is_known])))
-        if len(results) == MOST_LEFT_OUT:
-            break
+        is_out = known.labels == left_out
+        if 0 < int(is_out.sum()) < len(is_out) and len(results) < MOST_LEFT_OUT:
+            results.append(_aurocs(names, None, Outputs(logits=logits[~is_out]), Outputs(logits=logits[is_out])))
     if not results:
         raise ValueError("score='auto' needs labeled inputs of at least two classes; name a score, or give unknown.")
     return {name: sum(each[name] for each in results) / len(results) for name in results[0]}

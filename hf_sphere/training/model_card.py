@@ -235,25 +235,23 @@ def upload(folder: Path, repo_id: str, *, private: bool | None = None) -> str:
     """Upload the files of a model in one commit; the code of its card then loads it from the Hub.
 
     The repository is created if there is none, `private` or by default as its owner has set. Its name is returned with
-    that of the owner. Credentials or local paths in a text are a `ValueError` that lists them, and all errors of the
+    that of the owner. Credentials, local paths, and links out of the folder are a `ValueError` that lists them, and all errors of the
     Hub are a `ConnectionError`.
     """
     files, _ = split_files(folder)
-    texts = {
-        file: file.read_text(encoding="utf-8", errors="replace") for file in files if file.suffix != ".safetensors"
-    }
-    private_texts = [
-        f"{file.relative_to(folder)}, line {line}: {what}"
-        for file, text in texts.items()
-        for line, what in find_private(text, paths=file.name not in _VOCABULARIES)
+    found = [
+        f"{f.relative_to(folder)} is a link out of it" for f in files if folder.resolve() not in f.resolve().parents
     ]
-    if private_texts:
-        what = f"{folder} has what must not be public: {'; '.join(private_texts[:20])}"
+    for file in files:
+        lines = find_private(_text(file), paths=file.name not in _VOCABULARIES)
+        found += [f"{file.relative_to(folder)}, line {line}: {what}" for line, what in lines]
+    if found:
+        what = f"{folder} has what must not be public: {'; '.join(found[:20])}"
         raise ValueError(f"{what}. Nothing was uploaded; remove it, and publish the folder by hf-sphere publish.")
     hub = HfApi()
     try:
         repo_id = hub.create_repo(repo_id, private=private, exist_ok=True).repo_id
-        card = {folder / CARD_FILE: rename_model(texts[folder / CARD_FILE], repo_id).encode()}
+        card = {folder / CARD_FILE: rename_model(_text(folder / CARD_FILE), repo_id).encode()}
         operations = [CommitOperationAdd(str(f.relative_to(folder)), card.get(f, f)) for f in files]
         hub.create_commit(repo_id, operations, commit_message="Upload trained model")
     except Exception as error:  # huggingface_hub also raises the errors of its HTTP library
@@ -261,6 +259,13 @@ def upload(folder: Path, repo_id: str, *, private: bool | None = None) -> str:
         problem = f"the upload failed: {error_text(error).rstrip('.')}. Log in with hf auth login, or set HF_TOKEN"
         raise ConnectionError(f"{problem}; to try again: {again}") from error
     return repo_id
+
+
+def _text(file: Path) -> str:
+    """Return the text of a file, of safetensors that of their header."""
+    with file.open("rb") as opened:
+        size = int.from_bytes(opened.read(8), "little") if file.suffix == ".safetensors" else opened.seek(0) - 1
+        return opened.read(size).decode(errors="replace")
 
 
 def rename_model(card: str, name: str) -> str:

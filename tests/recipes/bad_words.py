@@ -6,8 +6,8 @@ from typing import Any, Literal, get_args, get_origin
 USUAL = {int: ["1", "2", "3", "5", "8"], float: ["0", "0.1", "0.5", "1", "3"]}
 NUMBERS = ["-1", "0", "-3", "nan", "inf", "-inf", "1e999", "1e-30", "0.5", "2", "7", "99999999999", "1" * 400, "", "x"]
 TEXTS = ["", " ", "nothing", "a\nb", "a/b/c", "ä ö", "x" * 300, "--seed", "null", "[]", "%s", ".", "image", "label"]
-PATHS = ["empty.json", "bytes.bin", "list.json", "null", "/dev/null/x", "texts", "no_weights", "model", "embeddings"]
-PATHS += ["index", "photos", "zero", "fifo", "loop", "\x1b]2;owned\x07"]
+PATHS = ["empty.json", "bytes.bin", "list.json", "texts", "no_weights", "model", "embeddings"]
+PATHS += ["index", "photos"]
 NAMES = ["digits", "two_clusters", "train", "test", "softmax", "vmf", "resnet18_cifar", "conv4", "cosine", "auto"]
 MAPPINGS = ["{", "[1]", "{}", "{a: 1}", "{num_samples: null}", "{scale: x}", "{width: -1}", "{delta: .nan}", "{1: 2}"]
 MAPPINGS += ["{reduction: nothing}", "{scaling: [1]}", "{width: 0}", "{label_smoothing: 2}", "{drop_rate: -1}", "x"]

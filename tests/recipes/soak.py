@@ -2,11 +2,10 @@
 
 python tests/recipes/soak.py --minutes 30
 
-A trial starts a run of a random recipe, on one or two processes, and disturbs it up to five times: it is killed, its
-disk is full, a file of its newest checkpoint is damaged, or a second run starts in its folder. After each disturbance
-the run is resumed as a user would. Its model, best model, snapshots and results must be bit-for-bit equal to those of
-an undisturbed run, and nothing else may be left behind. Everything random follows from the seed of the trial, except
-where CPU time or the other process ends a process.
+A trial starts a run of a random recipe, on one or two processes, and disturbs it up to five times: it is killed, or its
+disk is full. After each disturbance the run is resumed as a user would. Its model, best model, snapshots and results
+must be bit-for-bit equal to those of an undisturbed run, and nothing else may be left behind. Everything random follows
+from the seed of the trial, except where CPU time or the other process ends a process.
 """
 
 import argparse
@@ -19,30 +18,18 @@ import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from disturbances import (  # sets the environment of the imports below
-    CRASHED,
-    DAMAGE,
-    FULL_DISK,
-    HOME,
-    KILL,
-    READER,
-    SECOND_RUN,
-    SECOND_WRITER,
-    Ended,
-    UnexpectedEndError,
-    damage,
-    fill_disk,
-    fork,
-    kill_after,
-    signal_at_event,
-)
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": f"{tempfile.mkdtemp(prefix='soak-')}/hf", "ACCELERATE_USE_CPU": "true"}
+os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # runs are forked from a process without threads
 
 # isort: split
 # Imported before the runs are forked, which then need not import them.
@@ -50,12 +37,97 @@ import datasets  # noqa: F401
 import sklearn.model_selection  # noqa: F401
 import timm  # noqa: F401
 from safetensors.torch import load_file
-from soak_folders import RESULTS, FolderTrials
 from training_runs import QUICK_RUNS, ROOT, make_sentences, same
 
 import hf_sphere.training.run  # noqa: F401
 from hf_sphere.commands.command_line import run_main
-from hf_sphere.training.output_dir import LOCK_FILE, RUN_FILE, list_checkpoints
+from hf_sphere.training.output_dir import list_checkpoints
+
+HOME = Path(os.environ["HF_HOME"]).parent
+KILL, FULL_DISK = "kill", "full disk"
+CRASHED = 99
+"""Exit code of a process with a traceback."""
+
+SECONDS = 600
+"""Longest duration of a process."""
+
+EVENTS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir")
+
+
+class UnexpectedEndError(Exception):
+    """A disturbed run did not end as it should."""
+
+
+@dataclass
+class Ended:
+    """How a run ended.
+
+    Attributes:
+        codes: Exit codes of its processes; negative for signals.
+        printed: What they printed.
+    """
+
+    codes: list[int]
+    printed: str
+
+    @property
+    def succeeded(self) -> bool:
+        return not any(self.codes)
+
+
+def fork(main: Callable[[], None], output: int) -> int:
+    """Call a function in a new process that prints to a file descriptor; return its process id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        signal.alarm(SECONDS)
+        main()
+        code = 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+        code = CRASHED
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def kill_at_event(folder: Path, number: int) -> None:
+    """Let the process kill itself when it does something to a file in a folder for the n-th time."""
+    left = number
+
+    def count(event: str, values: tuple[Any, ...]) -> None:
+        nonlocal left
+        # `shutil.rmtree` names files relative to the descriptor of their folder.
+        is_inside = event in EVENTS and (
+            str(folder) in str(values[:2]) or (event != "open" and values[-1] not in (-1, None))
+        )
+        if is_inside:
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
+
+
+def kill_after(seconds: float) -> None:
+    """Let the process end without notice after this much CPU time, at any instruction."""
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def fill_disk(size: int) -> None:
+    """Let every write beyond this size of a file fail."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
 
 SAVE_OFTEN = ["--save_steps", "3", "--snapshot_epochs", "1", "--load_best_model_at_end", "--ema_decay", "0.5"]
 
@@ -98,11 +170,6 @@ class Scenario:
         with os.fdopen(read) as pipe:
             return Ended(codes, pipe.read())
 
-    def start(self, folder: Path, *words: str) -> int:
-        """Start the recipe on one process without waiting; return its process id."""
-        with open(os.devnull, "wb") as nothing:
-            return fork(lambda: self._main(folder, words, 0, 0, None), nothing.fileno())
-
     def _main(
         self, folder: Path, words: Sequence[str], rank: int, port: int, before: Callable[[], object] | None
     ) -> None:
@@ -132,8 +199,6 @@ class Soak:
         self.counts: Counter[str] = Counter()
         self._references: dict[tuple[str, int], Path] = {}
         self._cpu_seconds: dict[tuple[str, int], float] = {}
-        if set(tasks) & set(RESULTS):
-            self._folders = FolderTrials(self._reference(Scenario("classification", 1)), kinds, self.counts)
 
     def trial(self, seed: int, most: int = 5) -> None:
         """Run a trial with at most this many disturbances.
@@ -143,11 +208,7 @@ class Soak:
         """
         draw = random.Random(seed)
         random.seed(seed)
-        task = draw.choice(self.tasks)
-        if task in RESULTS:
-            self._folders.trial(task, seed, most, draw)
-            return
-        scenario = Scenario(task, draw.choice(self.processes))
+        scenario = Scenario(draw.choice(self.tasks), draw.choice(self.processes))
         reference = self._reference(scenario)
         folder = HOME / f"trial-{seed}"
         words: list[str] = []
@@ -165,20 +226,13 @@ class Soak:
 
     def _disturb(self, scenario: Scenario, folder: Path, words: list[str], draw: random.Random) -> bool:
         """Run with a disturbance; return whether the run ended without an error."""
-        known = [kind for kind in self.kinds if kind in (KILL, FULL_DISK, DAMAGE, SECOND_RUN)]
-        possible = [kind for kind in known if kind != DAMAGE or list_checkpoints(folder)]
-        kind = draw.choice([kind for kind in possible if kind != SECOND_RUN or scenario.processes == 1])
-        if kind == DAMAGE:
-            self._damage(scenario, folder, draw)
-            return False
-        if kind == SECOND_RUN:
-            return self._start_twice(scenario, folder, words)
+        kind = draw.choice(self.kinds)
         if kind == FULL_DISK:
             limit = int(10 ** draw.uniform(2, 5.5))
             ended = scenario.run(folder, *words, before=lambda: fill_disk(limit))
         elif draw.random() < 0.5:
             number = draw.randint(1, 150)
-            ended = scenario.run(folder, *words, before=lambda: signal_at_event(folder, number))
+            ended = scenario.run(folder, *words, before=lambda: kill_at_event(folder, number))
         else:
             seconds = draw.uniform(0.05, 1) * self._cpu_seconds[scenario.task, scenario.processes]
             ended = scenario.run(folder, *words, before=lambda: kill_after(seconds))
@@ -189,35 +243,6 @@ class Soak:
             raise UnexpectedEndError(f"{kind}: exit codes {ended.codes}\n{ended.printed}")
         self.counts[kind] += 1
         return False
-
-    def _damage(self, scenario: Scenario, folder: Path, draw: random.Random) -> None:
-        newest = list_checkpoints(folder)[-1]
-        path = draw.choice(sorted(path for path in newest.iterdir() if path.name != "manifest.json"))
-        damage(path, draw)
-        ended = scenario.run(folder, "--resume_from_checkpoint", str(newest))
-        if 1 not in ended.codes or f"cannot resume from {newest}: {path.name} is" not in ended.printed:
-            raise UnexpectedEndError(f"{path} is damaged: {ended.codes}\n{ended.printed}")
-        shutil.rmtree(newest)
-        self.counts[DAMAGE] += 1
-
-    def _start_twice(self, scenario: Scenario, folder: Path, words: list[str]) -> bool:
-        settings = folder / RUN_FILE
-        before = settings.stat().st_mtime_ns if settings.exists() else None
-        first = scenario.start(folder, *words)
-        while os.waitid(os.P_PID, first, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            if settings.exists() and settings.stat().st_mtime_ns != before:  # written under the lock
-                break
-            time.sleep(0.005)
-        os.kill(first, signal.SIGSTOP)  # otherwise it may end before the second run has started
-        holds = (folder / LOCK_FILE).exists()
-        ended = scenario.run(folder, "--overwrite_output_dir") if holds else None
-        os.kill(first, signal.SIGCONT)
-        code = os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
-        refused = ended is None or (ended.codes == [1] and f"is in use by process {first} " in ended.printed)
-        if code or not refused:
-            raise UnexpectedEndError(f"two runs ended with {code} and {ended}")
-        self.counts[SECOND_RUN] += holds
-        return True
 
     def _reference(self, scenario: Scenario) -> Path:
         key = (scenario.task, scenario.processes)
@@ -264,8 +289,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0, help="start no further trial after this time")
     parser.add_argument("--kills", type=int, help="start no further trial after this many kills")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first trial")
-    tasks = [*sorted(QUICK_RUNS), *sorted(RESULTS)]
-    kinds = [KILL, KILL, FULL_DISK, DAMAGE, SECOND_RUN, SECOND_WRITER, READER]
+    tasks, kinds = sorted(QUICK_RUNS), [KILL, KILL, FULL_DISK]
     parser.add_argument("--tasks", nargs="+", default=tasks, choices=tasks)
     parser.add_argument("--kinds", nargs="+", default=kinds, choices=kinds)
     parser.add_argument("--processes", nargs="+", type=int, default=[1, 1, 2])

@@ -9,6 +9,7 @@ from doubles import hub
 from httpx import Request, Response
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
+from safetensors.torch import load_file, save_file
 
 from hf_sphere.commands import publish
 from hf_sphere.training.model_card import upload
@@ -66,6 +67,16 @@ def test_an_upload_of_private_text_stops_with_a_list(folder, commits, name, text
     with (folder / name).open("a") as file:
         file.write(f"\n{json.dumps(text)}\n")
     with pytest.raises(ValueError, match=rf"what must not be public: {name}, line \d+: a (credential|local path), "):
+        upload(folder, "model")
+    assert not commits
+
+
+def test_metadata_of_weights_and_links_out_of_the_folder_stop_the_upload(folder, commits, tmp_path):
+    weights = load_file(folder / "model.safetensors")
+    save_file(weights, folder / "model.safetensors", {"format": "pt", "from": "/home/alice/model"})
+    (folder / "run.json").symlink_to(shutil.copy(folder / "config.json", tmp_path / "secret.json"))
+    said = r"run.json is a link out of it; model.safetensors, line 1: a local path, /home/alice/model"
+    with pytest.raises(ValueError, match=said):
         upload(folder, "model")
     assert not commits
 

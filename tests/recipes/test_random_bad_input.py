@@ -1,9 +1,8 @@
-"""A small part of tests/recipes/bad_input.py, and each bad input that once had a traceback or was accepted."""
+"""A small part of tests/recipes/bad_input.py, and bad input that once had a traceback or was accepted."""
 
 import json
 import logging
 import os
-import random
 import re
 import shutil
 from collections.abc import Callable
@@ -13,10 +12,9 @@ from unittest import mock
 import bad_input
 import pytest
 import torch
-from bad_calls import RECIPES, Call, copy_of, declared_arguments, reading, valid
+from bad_calls import RECIPES, Call, declared_arguments, valid
 from bad_input import attack, run
 from case_selection import each
-from crafted_folders import INVALID
 from safetensors.torch import save_file
 
 from hf_sphere.commands.command_line import run_main
@@ -62,7 +60,8 @@ def refusal(folder) -> Callable[..., str]:
 @pytest.fixture
 def damaged(folder) -> Path:
     """A copy of the model, to damage."""
-    return copy_of("model", folder)
+    shutil.rmtree(folder / "damaged", ignore_errors=True)
+    return Path(shutil.copytree(folder / "model", folder / "damaged", ignore=lambda *_: ["checkpoint-3", "best"]))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -70,27 +69,10 @@ def test_command_line_that_is_made_worse_works(folder, recipe):
     assert run(Call(recipe, valid(recipe)))[0] == 0
 
 
-ATTACKS = {"line": 14, "config": 8, "file": 4, "folder": 16, "input": 8, "output": 14}
-"""Number of random calls by kind."""
-
-
-@pytest.mark.parametrize(("kind", "seed"), [(kind, seed) for kind, count in ATTACKS.items() for seed in range(count)])
+@pytest.mark.parametrize(("kind", "seed"), [("line", seed) for seed in range(14)] + [("config", n) for n in range(8)])
 @each("kind")
 def test_random_call_works_or_is_refused_on_one_line(folder, kind, seed):
     assert attack(kind, seed, folder)[1] is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", sorted(INVALID))
-def test_every_invalid_folder_is_refused_on_one_line(folder, kind):
-    accepted, readers_of_weights = [], ("compute_projections", "train_image_classification")
-    for number, name in enumerate(sorted(INVALID[kind])):
-        INVALID[kind][name](copy_of(kind, folder))
-        call = reading(kind, random.Random(number))
-        code, printed = run(call)
-        if bad_input.problem(code, printed) or (code == 0 and call.recipe not in readers_of_weights):
-            accepted.append(f"{name}: {call.recipe} {code} {printed[-200:]}")
-    assert accepted == []
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -106,63 +88,21 @@ def test_every_number_of_a_recipe_has_bounds(recipe):
 # Saved models
 
 
-READERS = {
-    "extract": ("extract_embeddings", []),
-    "train": ("train_image_regression", ["--initial_weights"]),
-    "reinitialize": ("reinitialize_layers", []),
-}
-WEIGHTS = {
-    "empty": (lambda file: file.write_bytes(b""), "damaged cannot be loaded as "),
-    "truncated": (lambda file: os.truncate(file, file.stat().st_size - 10), "damaged cannot be loaded as "),
-    "not safetensors": (lambda file: file.write_bytes(b"weights" * 50), "damaged cannot be loaded as "),
-    "no file": (Path.unlink, "damaged has no weights of a|no file named model.safetensors"),
-    "no tensor": (lambda file: save_file({}, file), "damaged has no weights of a"),
-    "other tensors": (lambda file: save_file({"other": torch.ones(2)}, file), "damaged has no weights of a"),
-}
-"""Changes of the weights of a model, and messages."""
-
-
-@each("reader")
-@each("weights")
-@pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("weights", WEIGHTS)
-def test_missing_and_damaged_weights_are_refused(refusal, damaged, reader, weights):
-    change, message = WEIGHTS[weights]
-    change(damaged / "model.safetensors")
-    recipe, words = READERS[reader]
-    assert re.search(message, refusal(recipe, *(words or ["--model_name_or_path"]), "damaged"))
+@pytest.mark.parametrize("recipe", ["extract_embeddings", "reinitialize_layers"])
+def test_missing_and_damaged_weights_are_refused(refusal, damaged, recipe):
+    file = damaged / "model.safetensors"
+    for change, message in (
+        (lambda: os.truncate(file, file.stat().st_size - 10), "damaged cannot be loaded as "),
+        (lambda: save_file({"other": torch.ones(2)}, file), "damaged has no weights of a"),
+        (file.unlink, "damaged has no weights of a|no file named model.safetensors"),
+    ):
+        change()
+        assert re.search(message, refusal(recipe, "--model_name_or_path", "damaged"))
 
 
 def test_model_to_evaluate_needs_all_its_weights(refusal, damaged):
     save_file({"head.linear.bias": torch.zeros(10)}, damaged / "model.safetensors")
     assert "damaged has no sphere_vision.backbone" in refusal("extract_embeddings", "--model_name_or_path", "damaged")
-
-
-DESCRIPTIONS = ["", "[1]", '{"model": 3}', '{"dataset": "digits"}', '{"distance": null}']
-DAMAGED = [
-    *[
-        (f"{recipe} --model_name_or_path", "model", "run.json", content)
-        for recipe in ("reinitialize_layers", "compute_projections")
-        for content in ("", "[1]", "{", "null", '"text"')
-    ],
-    *[("evaluate_embeddings --embeddings", "embeddings", "embeddings.json", content) for content in DESCRIPTIONS],
-]
-
-
-@each("reader")
-@each("content")
-@pytest.mark.parametrize(("reader", "kind", "file", "content"), DAMAGED)
-def test_damaged_settings_and_descriptions_are_refused(refusal, folder, reader, kind, file, content):
-    (copy_of(kind, folder) / file).write_text(content)
-    assert f"{file} is damaged" in refusal(*reader.split(), "damaged")
-
-
-def test_damaged_progress_of_a_run_is_refused(refusal, folder):
-    shutil.rmtree("again", ignore_errors=True)
-    shutil.copytree("model", "again")
-    (next(Path("again").glob("checkpoint-*")) / "trainer_state.json").write_text("[]")
-    words = ["--output_dir", "again", "--resume_from_checkpoint", "latest"]
-    assert "trainer_state.json is damaged" in refusal("train_image_classification", *words)
 
 
 # Options
@@ -185,8 +125,7 @@ REFUSED = {
     "--backbone=conv4": "conv4",
     "--hub_model_id=a\nb": "Repo id must",
     "--lr_scheduler_type=multistep --lr_milestones 5 3": "increase; got [5, 3]",
-    "reinitialize_layers --drop=nan": "drop must be at least 0 and at most 1; got nan",
-    "place_prototypes --device=nothing": "device must be one of torch, such as cpu or cuda:0; got 'nothing'",
+    "reinitialize_layers --drop=nan": "drop must be at least 0 and at most 1 and finite; got nan",
 }
 """Messages by options of classification, or of the recipe that comes first."""
 
