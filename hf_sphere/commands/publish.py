@@ -4,8 +4,8 @@ hf-sphere publish outputs/birds --repo_id me/birds
 hf-sphere publish hub_cards/mnist-lenet5-plain --repo_id mnist-lenet5-plain --private
 
 Weights, settings, vocabularies, results and card are uploaded; checkpoints, logs and other files are not. Nothing is
-uploaded if a text has credentials or local paths, or a file is a link out of the folder; they are listed. Log in with `hf auth login` before, or set
-`HF_TOKEN`.
+uploaded if a text has credentials or local paths, or a file is a link out of the folder; they are listed. Log in with
+`hf auth login` before, or set `HF_TOKEN`.
 """
 
 from collections.abc import Sequence

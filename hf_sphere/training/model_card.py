@@ -235,8 +235,8 @@ def upload(folder: Path, repo_id: str, *, private: bool | None = None) -> str:
     """Upload the files of a model in one commit; the code of its card then loads it from the Hub.
 
     The repository is created if there is none, `private` or by default as its owner has set. Its name is returned with
-    that of the owner. Credentials, local paths, and links out of the folder are a `ValueError` that lists them, and all errors of the
-    Hub are a `ConnectionError`.
+    that of the owner. Credentials, local paths, and links out of the folder are a `ValueError` that lists them, and all
+    errors of the Hub are a `ConnectionError`.
     """
     files, _ = split_files(folder)
     found = [
