@@ -334,7 +334,7 @@ def test_class_names_with_separators_stay_whole_in_the_table(predict, rejecting,
 @pytest.mark.parametrize(
     ("has_rejection", "coverage", "message"),
     [
-        (False, "0.9", "--coverage needs a model with a rejection, which"),
+        (False, "0.9", "--coverage needs a model with a rejection"),
         (True, "0.9", "coverage must be at most 0.5, .* a level of 0.1, which needs 9 images"),
         (True, "1", "coverage must be above 0 and below 1"),
     ],
