@@ -72,10 +72,7 @@ def untuned_configuration(scoring: str, template: str | None) -> dict[str, Any]:
 def evaluate_scoring(
     engine: Engine, splits: Splits, scoring: str, templates: Sequence[str | None], grid: Grid = "full"
 ) -> dict[str, Any]:
-    """Select the best configuration on validation questions, and report its accuracy on test questions.
-
-    The baselines are the accuracy with the first template and without a search, and that of guessing.
-    """
+    """Select the best configuration on validation questions, and report its accuracy on test questions."""
     validation, test = splits
     searched = search_templates(engine, validation, scoring, templates, grid)
     selected = select_configuration(searched)
@@ -110,10 +107,7 @@ def evaluate_model(
     *,
     disable_tqdm: bool = False,
 ) -> list[dict[str, Any]]:
-    """Evaluate a model on benchmarks with several scorings, by name with their templates, and print a table.
-
-    Scorings that the model does not support are skipped; if it supports none of them, this is an error.
-    """
+    """Evaluate a model with several scorings, by name with their templates, where it supports them; print a table."""
     model = engine.language_model
     print(f"\n{model.name}: {type(model.model).__name__}, {model.kind}, on {model.device} in {model.model.dtype}")
     supported = [scoring for scoring in templates if model.kind in scoring_class(scoring).kinds]
@@ -151,10 +145,7 @@ def averages(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def write_results(path: Path, results: Sequence[Mapping[str, Any]], benchmarks: Mapping[str, Splits]) -> None:
-    """Write accuracies as JSON to `path`, and `results.csv` and `predictions.json` to the same folder.
-
-    The metrics of a single result are also at the top level.
-    """
+    """Write accuracies as JSON to `path`, and `results.csv` and `predictions.json` to the same folder."""
     questions = {
         name: [asdict(question) | {"predictions": {}} for question in test] for name, (_, test) in benchmarks.items()
     }

@@ -26,10 +26,9 @@ class Encoding(NamedTuple):
 def encode(
     language_model: LanguageModel, sentences: Sequence[Sentence], *, words: bool = False, start_token: int | None = None
 ) -> list[Encoding]:
-    """Tokenize sentences.
+    """Tokenize sentences; `start_token` is added before a sentence if the tokenizer adds none.
 
-    With `words`, find the tokens of every word in `spans`: a token belongs to a word if they share a character.
-    `start_token` is added before a sentence if the tokenizer adds none.
+    With `words`, find the tokens of every word in `spans`: those that share a character with it.
     """
     tokenizer, encodings = language_model.tokenizer, []
     output = tokenizer(
@@ -77,11 +76,7 @@ def warn_unknown_words(language_model: LanguageModel, questions: Sequence[Questi
 def equal_length_batches(
     lengths: NDArray[np.int64], batch_tokens: int, batch_size: int | None = None
 ) -> Iterator[list[int]]:
-    """Split sequences of some lengths (N,) into batches of equal length, which need no padding.
-
-    Yields the indices of the sequences of a batch, ascending; shorter sequences come first. Without `batch_size`, a
-    batch has as many sequences as `batch_tokens` allows.
-    """
+    """Yield the indices of sequences of some lengths (N,) in batches of equal length, which need no padding."""
     for length in np.unique(lengths):
         members = torch.from_numpy(np.flatnonzero(lengths == length))
         for batch in members.split(batch_size or max(1, batch_tokens // max(1, int(length)))):

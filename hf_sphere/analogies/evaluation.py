@@ -27,19 +27,13 @@ ROUNDING = 1e-9  # of a mean of values 1/k, which depends on their order
 
 
 def lowest_costs(costs: Tensor) -> Tensor:
-    """Return whether choices have the lowest cost of their question, (K, ...), boolean; several if they tie.
-
-    Choices tie if the model cannot distinguish them: repeated ones, and those that differ in unknown words only.
-    """
+    """Return whether choices have the lowest cost of their question, (K, ...), boolean; several if they tie."""
     lowest = costs.amin(dim=0)
     return costs <= lowest + TIE * (1 + lowest.abs())
 
 
 def probability_correct(costs: Tensor, answers: Tensor) -> Tensor:
-    """Return the probability that Q answers are correct if ties are broken at random, (K, ..., Q) -> (..., Q), float64.
-
-    It is 1/k for k tied choices, one of which is correct; otherwise 0 or 1. `answers` are the correct choices, (Q,).
-    """
+    """Return the probability that answers (Q,) are correct if ties are broken at random, (K, ..., Q) -> (..., Q)."""
     lowest = lowest_costs(costs)
     correct = lowest.take_along_dim(answers.expand(1, *lowest.shape[1:]), dim=0)[0]
     return correct.double() / lowest.sum(dim=0, dtype=torch.int16)
@@ -99,7 +93,8 @@ def score_questions(
         The costs of the choices and the predictions.
 
     Raises:
-        ValueError: If the scoring, an option or a value is unknown or not supported by the model.
+        TypeError: If the scoring does not have an option.
+        ValueError: If the scoring or a value is unknown or not supported by the model.
 
     Example:
         >>> model = LanguageModel.load("bert-base-cased")  # doctest: +SKIP

@@ -21,10 +21,9 @@ Target = tuple[int, int, int]
 
 
 def scored_sequences(language_model: LanguageModel, sentences: Sequence[Sentence]) -> dict[bytes, list[Target]]:
-    """Return the distinct sequences of tokens (int64) that a model must process to score sentences, with their targets.
+    """Return the distinct sequences of tokens (int64) that score sentences, with the targets of each.
 
-    A masked model requires one sequence per scored token, with that token masked; sentences that differ only in this
-    token share it. A causal model requires one sequence per sentence and cannot score the first token.
+    A masked model needs one sequence per scored token, with that token masked.
     """
     sequences: dict[bytes, list[Target]] = {}
     if language_model.kind == "masked":

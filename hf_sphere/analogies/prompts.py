@@ -61,10 +61,9 @@ def template_text(template: str) -> str:
 def fill(
     template: str, words: Sequence[str], permutation: Sequence[int] = (0, 1, 2, 3), *, hidden: Sequence[int] = ()
 ) -> Sentence:
-    """Fill a template with the four words a, b, c, d of a question.
+    """Fill a template with the words a, b, c, d of a question, in the order of their indices in `permutation`.
 
-    `permutation` has the indices of the words at the fields {a}, {b}, {c} and {d}: (1, 0, 3, 2) results in "b is to a
-    what d is to c". `hidden` are the indices of the words to replace by mask tokens.
+    `hidden` are the indices of the words to replace by mask tokens.
     """
     text, *rest = _FIELD.split(template_text(template))
     spans: dict[int, tuple[int, int]] = {}

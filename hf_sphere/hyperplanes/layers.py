@@ -30,21 +30,14 @@ _FORWARDS = {one.forward for one in (nn.Linear, Conv1D, *_CONVOLUTIONS, *_TRANSP
 
 
 def layer_kind(module: nn.Module) -> LayerKind | None:
-    """Return the kind of a layer, determined by its class or a base class; None for modules without filters.
-
-    Transposed convolutions are `conv`; the `Conv1D` of transformers is `linear` despite its name.
-    """
+    """Return the kind of a layer; None for modules without filters. The `Conv1D` of transformers is `linear`."""
     if isinstance(module, _ConvNd):
         return "conv"
     return "linear" if isinstance(module, nn.Linear | Conv1D) else None
 
 
 def find_layers(model: nn.Module, layers: LayerSelection = "conv", include_1x1: bool = False) -> dict[str, nn.Module]:
-    """Return the layers of a model by path, in the order of definition; `all` means both kinds.
-
-    Layers that share the weight of an earlier one are left out, and pointwise (1x1) convolutions unless `include_1x1`,
-    as in Gamba et al. The path of a model that is itself a layer is "".
-    """
+    """Return the layers of a model by path, in order; those that share the weight of an earlier one are left out."""
     kinds: dict[str, str] = {}
     seen: set[int] = set()
     for name, module in model.named_modules():
@@ -79,11 +72,9 @@ def select_layers(kinds: Mapping[str, str], layers: LayerSelection, include_1x1:
 
 
 def filters(module: nn.Module, name: str = "") -> Tensor:
-    """Return the filters of a layer as rows, detached, on its device; a view of its weight where possible.
+    """Return the filters of a layer as rows (F, N), as evaluation mode uses them, detached; a view where possible.
 
-    They are (F, N), F outputs, each a weighted sum of N inputs: N = C/g k k for a convolution of C input channels in g
-    groups. For a transposed convolution, they are the kernels that contribute to one output channel. The weight is the
-    one of evaluation mode; a layer whose forward pass may change it is an error.
+    Those of a transposed convolution are the kernels that contribute to one output channel.
     """
     weight = _weight_in_use(module, name)
     if isinstance(module, _ConvTransposeNd):  # (in, out / groups, ...)

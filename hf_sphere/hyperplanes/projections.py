@@ -2,6 +2,15 @@
 
 After Gamba, Carlsson, Azizpour, Bjorkman, "Hyperplane Arrangements of Trained ConvNets Are Biased", 2020:
 trained networks are biased to negative projections, random networks are not.
+
+For an isotropic filter w in N dimensions, the normalized projection p = sum(w) / (|w| sqrt(N)) is the cosine of the
+angle between w and a fixed vector: (p + 1) / 2 is exactly Beta((N-1)/2, (N-1)/2) distributed.
+
+Initialization with i.i.d. normal weights is isotropic, and so is each single filter of an orthogonal initialization.
+The default of torch is i.i.d. uniform weights, whose projections have nearly the same distribution: the distribution
+functions differ by at most about 0.06 / N (measured; the Edgeworth expansion gives 0.055 / N). The Kolmogorov-Smirnov
+test at level 0.05 detects it with a power of 80 % for about 350 N^2 filters and more, which hardly any layer has. The
+sign test is exact for all weights that are symmetric about zero.
 """
 
 import math
@@ -11,14 +20,17 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from scipy.stats import kstest
+from numpy.typing import NDArray
+from scipy.special import bdtr, betainc
+from scipy.stats import binom, kstest
 
 from hf_sphere.comparison.significance import holm
-from hf_sphere.hyperplanes import null_distribution as null
 from hf_sphere.hyperplanes.layers import LayerKind, LayerSelection
-from hf_sphere.hyperplanes.null_distribution import Floats, is_significant
 from hf_sphere.hyperplanes.results import SavedResult
 from hf_sphere.hyperplanes.weight_files import LayerWeight, Source, iterate_layers
+
+SIGNIFICANT = 0.05  # significance level of the tests
+Floats = NDArray[np.float64]
 
 LAYER_WIDTH = 28
 
@@ -162,7 +174,7 @@ def projection_statistics(
     arrays = []
     for layer in iterate_layers(model, layers, include_1x1):
         sums, cosines, dead = _project(layer)
-        transform = null.projection_cdf(cosines, layer.dim) if layer.dim > 1 else np.empty(0)
+        transform = projection_cdf(cosines, layer.dim) if layer.dim > 1 else np.empty(0)
         statistics = _statistics(cosines if normalize else sums, transform, len(dead))
         described[layer.name] = statistics | {"kind": layer.kind, "dim": layer.dim, "dead": dead}
         arrays.append((sums, cosines, transform))
@@ -194,9 +206,9 @@ def _project(layer: LayerWeight) -> tuple[Floats, Floats, tuple[int, ...]]:
 def _statistics(projections: Floats, transform: Floats, num_dead: int) -> dict[str, Any]:
     """Return the fields of `Projections`; `transform` is the null distribution function at the projections."""
     count = len(projections)
-    low, high = null.mass_band(count)
+    low, high = mass_band(count)
     test = kstest(transform, "uniform", method="exact") if len(transform) else None
-    ks_p_value, sign_p_value = float(test.pvalue) if test else None, null.sign_test(projections)
+    ks_p_value, sign_p_value = float(test.pvalue) if test else None, sign_test(projections)
     return {
         "num_filters": count + num_dead,
         "num_dead": num_dead,
@@ -211,6 +223,33 @@ def _statistics(projections: Floats, transform: Floats, num_dead: int) -> dict[s
         "sign_p_value_adjusted": sign_p_value,
         "projections": tuple(projections.tolist()),
     }
+
+
+def projection_cdf(projections: Floats, dim: int) -> Floats:
+    """Compute the distribution function of normalized projections (...) of isotropic filters, `dim` >= 2."""
+    shape = (dim - 1) / 2
+    return betainc(shape, shape, (np.clip(projections, -1, 1) + 1) / 2)
+
+
+def sign_test(projections: Floats) -> float | None:
+    """Return the two-sided, exact p-value of equally probable signs, without zeros; None if all are zero."""
+    negative, positive = int((projections < 0).sum()), int((projections > 0).sum())
+    if negative + positive == 0:
+        return None
+    return min(2 * float(bdtr(min(negative, positive), negative + positive, 0.5)), 1.0)  # both tails are equal
+
+
+def is_significant(p_value: float | None) -> bool:
+    """Return whether a p-value, corrected if it is one of several, is below `SIGNIFICANT`."""
+    return p_value is not None and p_value < SIGNIFICANT
+
+
+def mass_band(count: int) -> tuple[float, float] | tuple[None, None]:
+    """Return a range of the fraction of projections <= 0 of isotropic filters, with a probability of at least 95 %."""
+    if count == 0:
+        return None, None
+    low, high = binom.interval(0.95, count, 0.5)
+    return float(low) / count, float(high) / count
 
 
 def _line(name: str, row: Mapping[str, Any]) -> str:

@@ -1,9 +1,11 @@
 """Critical layers of a trained network: its accuracy with one layer at a time reset to an earlier state."""
 
+import contextlib
 import copy
 import warnings
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from functools import cache
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from functools import cache, partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import PreTrainedModel
 
 from hf_sphere.hyperplanes.layers import LayerSelection, find_layers
-from hf_sphere.hyperplanes.model_state import named_tensors, observed_batch_norms, with_values
 from hf_sphere.hyperplanes.results import LayerRobustness, ReinitializationRobustness
 from hf_sphere.hyperplanes.weight_files import StoredTensor, open_file, stored_tensors
 from hf_sphere.utils.checks import check_not_text
+from hf_sphere.utils.modules import eval_mode
 from hf_sphere.utils.progress import progress_bar
 from hf_sphere.utils.seeds import mix_seed
 from hf_sphere.utils.snapshots import Snapshot, read_snapshot
@@ -28,10 +30,7 @@ StoredTensors = Mapping[str, StoredTensor]
 
 
 def open_snapshots(snapshots: Sequence[SnapshotLike]) -> tuple[dict[str, StoredTensors], list[str]]:
-    """Return the tensors of the snapshots that exist by label, and the paths of the missing ones.
-
-    The label is the epoch, or the position in the list for entries that are not files.
-    """
+    """Return the tensors of the snapshots that exist by epoch or position in the list, and the missing paths."""
     opened: dict[str, StoredTensors] = {}
     missing: list[str] = []
     for position, snapshot in enumerate(snapshots):
@@ -52,10 +51,7 @@ def open_snapshots(snapshots: Sequence[SnapshotLike]) -> tuple[dict[str, StoredT
 def tensors_of_modules(
     state: Mapping[str, Tensor], label: str, tensors: StoredTensors, modules: Mapping[str, nn.Module]
 ) -> dict[str, StoredTensor]:
-    """Return the tensors of a snapshot for modules, given by path, by their names in the state dict of the model.
-
-    A file may store a tensor under the name of another one that is tied to it.
-    """
+    """Return the tensors of a snapshot for modules, by their names in the model; those of tied ones may have others."""
     names = [f"{path}.{name}" if path else name for path, module in modules.items() for name in named_tensors(module)]
     selected: dict[str, StoredTensor] = {}
     for name in names:
@@ -174,3 +170,58 @@ def reinitialization_robustness(
         random = [accuracies[f"{layer}@{label}"] for label in random_labels]
         results[layer] = LayerRobustness({label: accuracies[f"{layer}@{label}"] for label in by_label}, random)
     return ReinitializationRobustness(accuracies["baseline"], results, missing)
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a model (not copies) by all their names in its state dict."""
+    return {name: v for name, v in model.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
+
+
+@contextlib.contextmanager
+def with_values(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Put a model into eval mode with other values in some tensors; modes, values and buffers are restored."""
+    state = named_tensors(model)
+    tensors = [*(state[name] for name in values), *model.buffers()]
+    before = [tensor.detach().clone() for tensor in tensors]
+    try:
+        with eval_mode(model):
+            with torch.no_grad():
+                for name, value in values.items():
+                    state[name].copy_(value)
+            yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in zip(tensors, before, strict=True):
+                tensor.copy_(value)
+
+
+@contextlib.contextmanager
+def observed_batch_norms(model: nn.Module, layers: Collection[str]) -> Iterator[dict[str, list[str]]]:
+    """Find the batch norms that follow layers, given by their paths, directly while the model is used.
+
+    Yields by layer, filled meanwhile, the paths of the batch norms that received the tensor object that the layer
+    returned, unless another module, such as an in-place activation, received it first. Compiled parts run eagerly.
+    """
+    norms_by_layer: dict[str, list[str]] = {path: [] for path in layers}
+    outputs: dict[str, weakref.ref[Tensor]] = {}
+
+    def received(path: str, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        for layer in [layer for layer, output in outputs.items() if any(output() is tensor for tensor in tensors)]:
+            if not isinstance(module, _BatchNorm):
+                del outputs[layer]
+            elif path not in norms_by_layer[layer]:
+                norms_by_layer[layer].append(path)
+
+    def returned(layer: str, module: nn.Module, args: tuple, output: Tensor) -> None:
+        outputs[layer] = weakref.ref(output)
+
+    with contextlib.ExitStack() as hooks:
+        hooks.enter_context(torch.compiler.set_stance("force_eager"))
+        for path, module in model.named_modules():
+            if path in norms_by_layer:
+                hooks.callback(module.register_forward_hook(partial(returned, path)).remove)
+            if not isinstance(module, nn.Identity) and not list(module.children()):
+                hook = partial(received, path)
+                hooks.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        yield norms_by_layer

@@ -69,10 +69,7 @@ class StoredTensor(NamedTuple):
 def named_layers(
     tensors: Mapping[str, StoredTensor], layers: LayerSelection, include_1x1: bool
 ) -> dict[str, tuple[LayerKind, Callable[[], Tensor]]]:
-    """Find layers among all tensors, given by name, by the rules of this module: their kind and how to read the weight.
-
-    No such layer is an error, and a layer whose weight cannot be read.
-    """
+    """Find layers among all tensors, by the rules of this module: their kind and how to read the weight."""
     kinds: dict[str, str] = {}
     problems: dict[str, str] = {}
     for key, (shape, _) in tensors.items():
@@ -105,11 +102,7 @@ def stored_tensors(state: Mapping[str, Any]) -> dict[str, StoredTensor]:
 
 
 def open_tensors(path: str | PathLike) -> dict[str, StoredTensor]:
-    """Return the tensors of a safetensors file, of an index, or of a folder with either, without reading them.
-
-    They are in the order of the model if the file defines it, as snapshots do, and otherwise in natural order of their
-    names, so that `layers.10` comes after `layers.9`.
-    """
+    """Return the tensors of a safetensors file, of an index, or of a folder with either, without reading them."""
     path = Path(path)
     if path.is_dir():
         files = sorted(path.glob("*.safetensors.index.json")) or sorted(path.glob("*.safetensors"))

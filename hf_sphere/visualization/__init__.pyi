@@ -1,5 +1,4 @@
 from .analogies import plot_analogy_accuracies as plot_analogy_accuracies
-from .circle import plot_circle as plot_circle
 from .comparisons import plot_comparison as plot_comparison
 from .curves import (
     plot_class_angles as plot_class_angles,
@@ -8,7 +7,6 @@ from .curves import (
 )
 from .embedding_pictures import EmbeddingPictures as EmbeddingPictures
 from .figures import check_matplotlib as check_matplotlib
-from .gallery import plot_gallery as plot_gallery
 from .interactive import check_plotly as check_plotly, write_interactive_sphere as write_interactive_sphere
 from .projections import (
     plot_projection_histograms as plot_projection_histograms,
@@ -17,5 +15,10 @@ from .projections import (
 )
 from .reinitialization import plot_reinitialization as plot_reinitialization
 from .scene import Panel as Panel
-from .sphere import View as View, plot_sphere as plot_sphere
+from .sphere import (
+    View as View,
+    plot_circle as plot_circle,
+    plot_gallery as plot_gallery,
+    plot_sphere as plot_sphere,
+)
 from .vector_report import plot_report as plot_report

@@ -54,12 +54,7 @@ check_matplotlib = partial(check_extra, "plots", "plotting", "matplotlib")
 
 @contextlib.contextmanager
 def plain_text() -> Iterator[None]:
-    """Draw in the style of all figures, and text literally; decorates every function that creates or draws a figure.
-
-    A `$` in a class name is a character, not the start of a formula, which matplotlib might fail to parse. Glyphs that
-    the font lacks come from the installed `FALLBACK_FONTS`; glyphs that no font has are drawn as boxes, without
-    warnings. Without matplotlib this is an ImportError.
-    """
+    """Draw in the style of all figures, and text literally: a `$` is no formula, and every glyph has a font."""
     check_matplotlib()
     import matplotlib
     from matplotlib.font_manager import get_font_names
@@ -113,11 +108,7 @@ def save_figure(figure: Figure, path: str | Path | None) -> Figure:
 
 
 def shorten_layer_names(names: Sequence[str], longest: int = 26) -> list[str]:
-    """Return short, unique names for the module paths of a model, of at most `longest` characters.
-
-    If one is longer, what all have in common is removed from the start, up to the last module. If that is not enough,
-    names are numbered from 1 and only their ends are kept.
-    """
+    """Return short, unique names for module paths: without what all have in common, or numbered and with their ends."""
     if max(map(len, names), default=0) <= longest:
         return list(names)
     paths = [name.split(".") for name in names]

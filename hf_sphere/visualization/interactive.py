@@ -44,12 +44,7 @@ def class_colors(count: int) -> list[str]:
 
 
 def make_sheets(images: Tensor) -> dict[str, Any]:
-    """Arrange uint8 images (N, C, H, W), gray or RGB, row by row on WebP sheets, with the best quality that fits.
-
-    All sheets together have at most `MOST_BYTES`: many or large images are downscaled. Returns `width` and `height` of
-    a thumbnail in pixels, `columns` (thumbnails per row of a sheet), `per_sheet` (thumbnails on a full sheet) and
-    `sheets` (the sheets as base64).
-    """
+    """Arrange uint8 images (N, C, H, W), gray or RGB, row by row on WebP sheets of at most `MOST_BYTES` together."""
     height, width = images.shape[-2:]
     scale = min(1.0, LONGEST_SIDE / max(height, width), math.sqrt(MOST_PIXELS / (len(images) * height * width)))
     height, width = max(1, math.floor(height * scale)), max(1, math.floor(width * scale))
@@ -113,16 +108,15 @@ def write_interactive_sphere(
     Example:
         >>> path = write_interactive_sphere("sphere.html", embeddings, labels, ["cat", "dog", "fox"])
     """
-    plotly_js = _read_plotly()
+    check_plotly()
+    from plotly.offline import get_plotlyjs
+
     flat = check_embeddings(points, what="points").shape[1] < 3
     scene = Scene(Panel(points, labels, directions), class_names, 2 if flat else 3)
     for what, values in (("images", images), ("texts", texts)):
         check_not_text(what, values)
         if values is not None and len(values) != len(points):
             raise ValueError(f"there are {len(values)} {what} for {len(points)} points; pass one per point.")
-    if images is not None and (images.ndim != 4 or images.dtype != torch.uint8 or images.shape[1] not in (1, 3)):
-        values = f"{tuple(images.shape)}, {images.dtype}"
-        raise ValueError(f"images do not fit: pass uint8 (N, C, H, W), C of 1 or 3; got {values}.")
     content = {
         "note": "2 coordinates, shown on the equator" if flat else scene.note,
         "names": list(map(str, class_names)),
@@ -133,26 +127,20 @@ def write_interactive_sphere(
         "texts": None if texts is None else list(map(str, texts)),
         "thumbnails": None if images is None else make_sheets(images.cpu()),
     }
+    # Browsers compile a parenthesized function at once; otherwise they first scan it for its end, for .3 seconds.
+    bundle = r"\bthis, (\(\) => \{.*\})\)\);\s*\Z"
+    library = re.sub(bundle, r"this, (\1)));\n", get_plotlyjs(), count=1, flags=re.DOTALL)
     # Names and texts are in the page only in compressed form, so they cannot be parsed as markup.
     fields = {
         "title": html.escape(title or "Embeddings on the sphere"),
         "style": _read_asset("style.css"),
         "script": _read_asset("page.js"),
-        "plotly": _compress(plotly_js),
+        "plotly": _compress(library),
         "content": _compress(json.dumps(content)),
     }
     page = re.sub(r"\{\{(\w+)\}\}", lambda match: fields[match[1]], _read_asset("page.html"))
     write_text(path, page)
     return Path(path)
-
-
-def _read_plotly() -> str:
-    check_plotly()
-    from plotly.offline import get_plotlyjs
-
-    # The bundle passes one function to another. Browsers compile a parenthesized function at once; otherwise they
-    # first scan it for its end, which takes a tenth of the time until the sphere is drawn.
-    return re.sub(r"\bthis, (\(\) => \{.*\})\)\);\s*\Z", r"this, (\1)));\n", get_plotlyjs(), count=1, flags=re.DOTALL)
 
 
 def _read_asset(name: str) -> str:

@@ -33,10 +33,7 @@ def mark_of(index: int) -> tuple[str, str]:
 
 
 def draw_points(axes: Any, positions: Tensor, labels: Tensor, *, scale: float = 1.0) -> None:
-    """Scatter places (N, 2) in the colors and markers of their classes (N,).
-
-    They are drawn in a reproducible random order; class by class, the last class would cover all others.
-    """
+    """Scatter places (N, 2) in the colors and markers of their classes (N,), in a reproducible random order."""
     order = torch.randperm(len(positions), generator=torch.Generator().manual_seed(0))
     positions, labels = positions[order], labels[order]
     size = scale * min(16.0, max(5.0, 16.0 * (1000 / max(len(positions), 1)) ** 0.5))
@@ -54,11 +51,9 @@ def draw_points(axes: Any, positions: Tensor, labels: Tensor, *, scale: float = 
 def place_names(
     axes: Any, points: Tensor, indices: Sequence[int], names: Sequence[str], size: float, beside: Tensor | None = None
 ) -> None:
-    """Draw class names as close to their points (K, 2), in data units, as possible without overlap.
+    """Draw class names as close to their points (K, 2) as possible without overlap; those without room are omitted.
 
-    The axes must be complete and laid out by `Figure.draw_without_rendering`. Names are centered on their points, or
-    beside them in the direction of the unit vectors `beside` (K, 2). They do not cover earlier texts of the axes. Names
-    without room are omitted. `indices` are the classes of the points, and `size` is the font size.
+    The axes must be laid out. Names are centered, or `beside` their points in the direction of unit vectors (K, 2).
     """
     from matplotlib.colors import to_rgb
     from matplotlib.patheffects import withStroke
@@ -89,12 +84,10 @@ def place_names(
 
 
 def project_to_great_sphere(points: Tensor, dim: int = 3) -> tuple[Tensor, Tensor, float]:
-    """Project points of any dimension to a low-dimensional sphere for display.
+    """Project points of any dimension to the great sphere of their leading principal directions, for display.
 
-    The points are normalized, projected on their leading principal directions about the origin (the great sphere that
-    is closest to them) and normalized again. A point that is orthogonal to all these directions maps to the origin; one
-    that is zero or not finite is an error, as is a `dim` above d. Returns unit vectors (N, dim), the orthonormal
-    directions (d, dim) in columns, both float64 on the CPU, and the fraction of the second moment that they keep.
+    Returns unit vectors (N, dim), the orthonormal directions (d, dim) in columns, and the kept fraction of the second
+    moment.
     """
     directions = check_directions(points, what="points")
     width = directions.shape[1]
@@ -125,11 +118,7 @@ class Panel:
 
 
 class Scene:
-    """Points of classes in two or three dimensions; subclasses draw them.
-
-    Points with more coordinates than the scene has dimensions, 2 or 3, are projected by `project_to_great_sphere`,
-    others only normalized; with `panel.lengths` they are not changed. Values, shapes and labels are checked.
-    """
+    """Points of classes in two or three dimensions, projected by `project_to_great_sphere`; subclasses draw them."""
 
     span = 1.0
     """Width of the figure, relative to its height."""
@@ -183,11 +172,7 @@ class Scene:
         return F.normalize(torch.stack([F.normalize(members, dim=1).mean(0) for members in self.members()]), dim=1)
 
     def describe(self, *before: str, marks: str, shown: int, outside: Sequence[str] = ()) -> list[str]:
-        """Return the lines of the caption, those about the kind of figure `before` the others.
-
-        `marks` are the marks of the directions, `shown` is the number of directions inside the figure, and `outside`
-        are other items outside the figure.
-        """
+        """Return the lines of the caption; `marks` are those of the directions, of which `shown` are inside."""
         count, classes = len(self.drawn_directions), len(self.present)
         lines = [self.note, *before, f"{marks}: directions of the classes" if shown else ""]
         if shown < count:

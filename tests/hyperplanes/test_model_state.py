@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import orthogonal
 
-from hf_sphere.hyperplanes.model_state import named_tensors, observed_batch_norms, with_values
+from hf_sphere.hyperplanes.reinitialization import named_tensors, observed_batch_norms, with_values
 
 
 class Tied(nn.Module):

@@ -6,7 +6,7 @@ import pytest
 import scipy.stats
 from hypothesis import given, strategies as st
 
-from hf_sphere.hyperplanes.null_distribution import mass_band, projection_cdf, sign_test
+from hf_sphere.hyperplanes.projections import mass_band, projection_cdf, sign_test
 
 POINTS = np.linspace(-1, 1, 41)
 

@@ -8,8 +8,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
-from hf_sphere.hyperplanes.model_state import named_tensors
-from hf_sphere.hyperplanes.reinitialization import reinitialization_robustness
+from hf_sphere.hyperplanes.reinitialization import named_tensors, reinitialization_robustness
 from hf_sphere.hyperplanes.results import LayerRobustness, ReinitializationRobustness
 from hf_sphere.utils.snapshots import read_snapshot, save_snapshot
 

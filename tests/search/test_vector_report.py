@@ -227,9 +227,7 @@ def test_a_space_says_that_it_has_normalized_its_vectors():
 
 def test_an_index_of_vectors_that_are_not_finite_names_their_file(tmp_path):
     Dataset.from_dict({"vector": [[1.0, 2.0], [1.0, math.nan]]}).to_parquet(path := tmp_path / "a.parquet")
-    with pytest.raises(
-        ValueError, match=rf"vectors of {path} must be finite and not zero; 1 of 2 are not, the"
-    ):
+    with pytest.raises(ValueError, match=rf"vectors of {path} must be finite and not zero; 1 of 2 are not, the"):
         ImageIndex.build(None, ImageSource.of(path, content="vector"))
 
 

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from hf_sphere.visualization import plot_circle
-from hf_sphere.visualization.circle import ROSE_NOTE, _density
 from hf_sphere.visualization.scene import project_to_great_sphere
+from hf_sphere.visualization.sphere import ROSE_NOTE, _density
 
 ABC = ["a", "b", "c"]
 LINES = "lines: directions of the classes"

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from hf_sphere.visualization import Panel, plot_gallery
-from hf_sphere.visualization.circle import ROSE_NOTE
+from hf_sphere.visualization.sphere import ROSE_NOTE
 
 ABC = ["a", "b", "c"]
 LABELS = torch.arange(30) % 3

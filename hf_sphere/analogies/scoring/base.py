@@ -105,11 +105,7 @@ class Scoring(ABC):
     def measure(
         self, questions: Questions, engine: Engine, permutations: Sequence[int] = range(len(PERMUTATIONS))
     ) -> Measurements:
-        """Run the model on Q questions of up to K choices in batches, which limits memory.
-
-        `permutations` are the numbers of the `PERMUTATIONS` to measure. A model that the scoring does not support, and
-        a value that is not finite, is a `ValueError`.
-        """
+        """Run the model on Q questions of up to K choices; `permutations` are numbers of `PERMUTATIONS`."""
         if (kind := engine.language_model.kind) not in self.kinds:
             raise ValueError(f"scoring {self.name!r} requires a model of kind {' or '.join(self.kinds)}; got {kind}.")
         warn_unknown_words(engine.language_model, questions)
@@ -131,10 +127,7 @@ class Scoring(ABC):
         return Measurements(self, questions, terms)
 
     def costs(self, questions: Questions, engine: Engine) -> Tensor:
-        """Compute the costs of the choices of Q valid questions, (Q, K), float64; the lowest cost is the answer.
-
-        Choices that a question does not have cost infinity.
-        """
+        """Compute the costs of the choices of Q questions, (Q, K), float64; infinity for choices that do not exist."""
         positive, negative = range(NUM_POSITIVE), range(NUM_POSITIVE, len(PERMUTATIONS))
         needed = _needed(positive, self.positive_aggregation)
         needed += _needed(negative, self.negative_aggregation) if self.negative_weight else []

@@ -18,9 +18,7 @@ from hf_sphere.analogies.scoring.base import Engine, Permutations, Questions, Sc
 def embed_words(language_model: LanguageModel, words: Sequence[str], *, batch_size: int | None = None) -> Tensor:
     """Embed N single words: the mean of the last hidden states of their tokens, (N, hidden size), float32, on the CPU.
 
-    A word is tokenized as in the middle of a text: with a leading space for tokenizers that encode it, such as those of
-    GPT-2 and RoBERTa. Special tokens are added if the tokenizer does so, but are not part of the mean. The head of the
-    model is not used.
+    A word is tokenized as in the middle of a text: with a leading space for tokenizers that encode it, such as GPT-2's.
     """
     tokenize = partial(language_model.tokenizer, add_special_tokens=False)
     first, spaced, both = (tokenize(text)["input_ids"] for text in ("x", " x", "x x"))
@@ -32,11 +30,7 @@ def embed_words(language_model: LanguageModel, words: Sequence[str], *, batch_si
 def embed_words_in_context(
     language_model: LanguageModel, sentences: Sequence[Sentence], *, batch_size: int | None = None
 ) -> Tensor:
-    """Embed the words of N sentences with W `spans` each: the mean of the last hidden states of a word's tokens.
-
-    The result is (N, W, hidden size), float32, on the CPU, in the order of `spans`. Hidden words are embedded as mask
-    tokens.
-    """
+    """Embed the W words of N sentences: the mean of the last hidden states of their tokens, (N, W, hidden size)."""
     encodings = encode(language_model, sentences, words=True)
     keys = [(encoding.ids.tobytes(), encoding.words.tobytes()) for encoding in encodings]
     inputs = list(dict(zip(keys, encodings, strict=True)).items())

@@ -191,7 +191,7 @@ function outline(eye) {
     + wide * (Math.cos(angle) * across[axis] + Math.sin(angle) * above[axis])));
 }
 
-/** Keeps the circle around the ball, and each class name beside its class, nearest first, without overlaps. */
+/** Keeps the circle around the ball, and each class name at its class or near it, nearest first, without overlaps. */
 function nameClasses(plot, content) {
   const tags = content.classes.map((one) => {
     const tag = element("names").appendChild(document.createElement("span"));
@@ -216,12 +216,14 @@ function nameClasses(plot, content) {
       const {tag, width, height, place} = tags[index];
       const inside = (value, size, full) => Math.min(Math.max(value, size / 2), full - size / 2);
       const seen = seenAt(place, view, frame);
-      const [left, top] = [inside(seen[0], width, frame.width), inside(seen[1], height, frame.height)];
-      const covers = (other) => 2 * Math.abs(left - other.left) < width + other.width
-        && 2 * Math.abs(top - other.top) < height + other.height;
+      const left = inside(seen[0], width, frame.width);
+      const isFree = (top) => !taken.some((other) => 2 * Math.abs(left - other.left) < width + other.width
+        && 2 * Math.abs(top - other.top) < height + other.height);
+      // Names of classes around the same place stand above and below each other.
+      const top = [0, 1, -1, 2, -2].map((step) => inside(seen[1] + step * height, height, frame.height)).find(isFree);
       const isBeside = dot(minus(place, view.eye), view.backward) >= 0;  // the camera may be inside the sphere
       tag.hidden = !isSeen(plot, index) || isBeside || (solid && isBehind(place, view.eye))
-        || taken.length === MOST_NAMES || taken.some(covers);
+        || taken.length === MOST_NAMES || top === undefined;
       if (tag.hidden) continue;
       tag.style.transform = `translate(${left - width / 2}px, ${top - height / 2}px)`;
       taken.push({left, top, width, height});
