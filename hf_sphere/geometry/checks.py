@@ -30,7 +30,7 @@ def weigh_points(points: Tensor, weights: Any) -> Tensor:
     norms = torch.linalg.vector_norm(points.detach(), dim=-1)
     if not ((norms > 0) & norms.isfinite()).all():
         raise ValueError("points must be finite, with finite norms above 0. Normalize them, and remove zeros.")
-    weights = points.new_ones(points.shape[-2]) if weights is None else weights.to(points.dtype)
+    weights = points.new_ones(points.shape[-2]) if weights is None else torch.as_tensor(weights).to(points)
     if weights.shape[-1:] != points.shape[-2:-1]:
         raise ValueError(
             "weights must have the shape (..., n), one for each of the points (..., n, d); got "
