@@ -6,7 +6,6 @@ import math
 import mpmath
 import pytest
 import torch
-from hypothesis import given, strategies as st
 from torch import Tensor
 from torch.func import grad, vmap
 
@@ -88,16 +87,11 @@ def golden_rows(root):
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.float64, 2e-15)])
-def test_mean_resultant_length_matches_golden_values(golden_rows, dtype, bound):
+def test_normalizer_and_mean_resultant_length_match_golden_values(golden_rows, dtype, bound):
     assert len(golden_rows) == 17
-    for dim, (concentrations, _, lengths) in golden_rows.items():
+    for dim, (concentrations, normalizers, lengths) in golden_rows.items():
         found = mean_resultant_length(concentrations.to(dtype), dim).double()
         torch.testing.assert_close(found, lengths, rtol=bound, atol=0, msg=lambda text, dim=dim: f"d = {dim}: {text}")
-
-
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.float64, 2e-15)])
-def test_normalizer_matches_golden_values(golden_rows, dtype, bound):
-    for dim, (concentrations, normalizers, _) in golden_rows.items():
         error = log_vmf_normalizer(concentrations.to(dtype), dim).double() - normalizers
         assert (error.abs() <= bound * concentrations.clamp_min(dim)).all(), dim
 
@@ -107,14 +101,6 @@ def test_normalizer_differences_match_golden_values_to_a_nanonat(golden_rows):
         found = log_vmf_normalizer(concentrations, dim)
         differences = found[:, None] - found, normalizers[:, None] - normalizers
         torch.testing.assert_close(*differences, rtol=0, atol=1e-9, msg=lambda text, dim=dim: f"d = {dim}: {text}")
-
-
-@given(dim=st.integers(2, 300), power=st.floats(-4, 4))
-def test_values_match_the_bessel_functions(dim, power):
-    concentration = torch.tensor([10**power], dtype=torch.float64)
-    found = {"length": mean_resultant_length(concentration, dim), "normalizer": log_vmf_normalizer(concentration, dim)}
-    for name, value in found.items():
-        torch.testing.assert_close(value, exact_values(name, dim, concentration), rtol=1e-13, atol=1e-13 * dim)
 
 
 @pytest.mark.parametrize("dim", [2, 3, 5, 16, 25, 26, 48, 49, 128, 2048])
@@ -178,13 +164,6 @@ def test_the_largest_concentrations_match_their_limits(dim, dtype):
         torch.testing.assert_close(function(kappa, dim), expected, rtol=1e-5, atol=8 * tiny)
 
 
-def test_three_dimensions_match_the_elementary_formula():
-    kappa = torch.logspace(-1, 2, 40, dtype=torch.float64)
-    torch.testing.assert_close(mean_resultant_length(kappa, 3), 1 / kappa.tanh() - 1 / kappa, rtol=1e-13, atol=0)
-    expected = kappa.log() - math.log(4 * math.pi) - kappa.sinh().log()
-    torch.testing.assert_close(log_vmf_normalizer(kappa, 3), expected, rtol=1e-13, atol=1e-13)
-
-
 @pytest.mark.parametrize("dim", MANY_DIMS)
 def test_zero_concentration_gives_the_uniform_distribution(dim):
     zero = torch.zeros((), dtype=torch.float64)
@@ -202,22 +181,15 @@ def test_uniform_density_is_one_over_the_area():
 
 @pytest.mark.parametrize("dim", MANY_DIMS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_length_increases_from_0_to_1_up_to_rounding(dim, dtype):
-    lengths = mean_resultant_length(WIDE.to(dtype), dim)
-    assert lengths[0] == 0
-    assert lengths[1] > 0
+def test_length_increases_from_0_to_1_and_derivative_and_complement_stay_in_range(dim, dtype):
+    lengths, eps = mean_resultant_length(WIDE.to(dtype), dim), torch.finfo(dtype).eps
+    assert lengths[0] == 0 < lengths[1]
     assert lengths.max() <= 1
-    assert lengths.diff().min() >= -16 * torch.finfo(dtype).eps
-
-
-@pytest.mark.parametrize("dim", MANY_DIMS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_derivative_and_complement_stay_in_range(dim, dtype):
+    assert lengths.diff().min() >= -16 * eps
     slope = mean_resultant_length_derivative(WIDE.to(dtype), dim)
     complement = mean_resultant_length_complement(WIDE.to(dtype), dim)
-    assert slope.min() > 0
-    assert slope.max() * dim <= 1 + 8 * torch.finfo(dtype).eps
-    assert complement.min() > 0
+    assert min(slope.min(), complement.min()) > 0
+    assert slope.max() * dim <= 1 + 8 * eps
     assert complement.max() <= 1
 
 
@@ -259,10 +231,12 @@ def test_derivatives_pass_gradcheck_and_gradgradcheck(function, dim):
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("dim", DIMS)
-def test_normalizer_derivative_is_exactly_minus_the_length(dim, dtype):
+def test_derivatives_of_normalizer_and_length_are_exactly_these_functions(dim, dtype):
     concentrations = torch.tensor([0.0, 1e-3, 0.7, 13.0, 500.0, 3e4], dtype=dtype, requires_grad=True)
-    (slope,) = torch.autograd.grad(log_vmf_normalizer(concentrations, dim).sum(), concentrations)
-    assert torch.equal(slope, -mean_resultant_length(concentrations.detach(), dim))
+    for function, slope in ((log_vmf_normalizer, -1), (mean_resultant_length, 1)):
+        (found,) = torch.autograd.grad(function(concentrations, dim).sum(), concentrations)
+        of = mean_resultant_length if slope < 0 else mean_resultant_length_derivative
+        assert torch.equal(found, slope * of(concentrations.detach(), dim))
 
 
 @pytest.mark.parametrize("dim", DIMS)
@@ -273,13 +247,6 @@ def test_peak_and_complement_together_equal_each_alone_with_two_derivatives(dim)
     assert torch.equal(
         torch.stack(together), torch.stack([f(values, dim) for f in (log_vmf_peak, mean_resultant_length_complement)])
     )
-
-
-@pytest.mark.parametrize("dim", DIMS)
-def test_length_gradient_is_exactly_its_derivative(dim):
-    concentrations = torch.tensor([0.0, 1e-3, 0.7, 13.0, 500.0], requires_grad=True)
-    (slope,) = torch.autograd.grad(mean_resultant_length(concentrations, dim).sum(), concentrations)
-    assert torch.equal(slope, mean_resultant_length_derivative(concentrations.detach(), dim))
 
 
 @pytest.mark.parametrize("dim", MANY_DIMS)
@@ -304,23 +271,13 @@ def test_inverse_recovers_the_concentration(dim):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", DIMS)
-def test_lengths_0_and_1_have_zero_and_infinite_concentration(dim, dtype):
+def test_lengths_0_and_1_have_zero_and_infinite_concentration_and_others_none(dim, dtype):
     found = concentration_from_mean_resultant_length(torch.tensor([0.0, 1.0], dtype=dtype), dim)
     assert found.tolist() == [0, math.inf]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("length", [-1.5, -0.1, 1.1, 30.0, math.inf, math.nan])
-def test_lengths_outside_0_to_1_that_cannot_be_read_have_no_concentration(length, dtype):
-    for dim in DIMS:
-        find = torch.vmap(lambda x, dim=dim: concentration_from_mean_resultant_length(x, dim))
-        assert find(torch.tensor([length], dtype=dtype)).isnan().all(), dim
-
-
-@pytest.mark.parametrize("length", [-0.1, 1.2])
-def test_lengths_outside_0_to_1_are_errors(length):
+    lengths = torch.tensor([-1.5, -0.1, 1.1, 30.0, math.inf, math.nan], dtype=dtype)
+    assert torch.vmap(lambda x: concentration_from_mean_resultant_length(x, dim))(lengths).isnan().all()
     with pytest.raises(ValueError, match=r"lengths must be in \[0, 1\]; got .* to "):
-        concentration_from_mean_resultant_length(torch.tensor([0.5, length]), 3)
+        concentration_from_mean_resultant_length(lengths[1:2], dim)
 
 
 @pytest.mark.parametrize("dim", DIMS)
@@ -335,11 +292,6 @@ def test_inverse_of_short_lengths_has_the_dimension_as_slope(dim):
 def test_half_precision_is_computed_in_float32_and_rounded_once(function, dtype):
     values = arguments(function, dtype)
     assert torch.equal(function(values, 16), function(values.float(), 16).to(dtype))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_shape_and_dtype_are_preserved(function, dtype):
     for shape in [(), (0,), (3, 1, 2)]:
         found = function(torch.full(shape, 0.5, dtype=dtype), 7)
         assert (found.shape, found.dtype) == (shape, dtype)
@@ -388,26 +340,17 @@ def test_fullgraph_compile_of_several_values_needs_no_gradient(function):
     torch.testing.assert_close(torch.compile(function, fullgraph=True, backend="eager")(values), function(values))
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_bad_input_is_refused(function):
+    for values, message in (
         (0.5, r"got float. Convert it with torch.as_tensor\(\)"),
-        (torch.ones(2, dtype=torch.int64), "floating-point dtype; got torch.int64"),
-        (torch.ones(2) + 1j, "floating-point dtype; got torch.complex64"),
-    ],
-    ids=["number", "integer", "complex"],
-)
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_other_than_floating_tensors_are_errors(function, values, message):
-    with pytest.raises(TypeError, match=message):
-        function(values, 3)
-
-
-@pytest.mark.parametrize("dim", [-3, 0, 1, 2.5])
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_invalid_dimension_is_an_error(function, dim):
-    with pytest.raises(ValueError, match=f"dim must be an integer of at least 2; got {dim}"):
-        function(torch.full((2,), 0.5), dim)
+        (torch.ones(2) + 1j, "floating-"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            function(values, 3)
+    for dim in (1, 2.5):
+        with pytest.raises(ValueError, match=f"dim must be an integer of at least 2; got {dim}"):
+            function(torch.full((2,), 0.5), dim)
 
 
 def test_the_concentration_of_almost_equal_points_is_right_in_many_dimensions():

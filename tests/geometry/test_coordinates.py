@@ -63,32 +63,16 @@ def test_spherize_matches_the_formula(n, scaling, radius, delta, seed):
     torch.testing.assert_close(spherize(x, scaling, radius, delta).double(), expected, rtol=0, atol=2e-6 * radius)
 
 
-@pytest.mark.parametrize("n", [1, 2, 39, 40, 1000, 8192])
-def test_norm_is_the_radius_in_float32(n):
-    norms = spherize(4 * torch.randn(8, n), scaling=5.0, radius=5.0).double().norm(dim=-1)
-    assert (norms / 5.0 - 1).abs().max() < 5e-6
-
-
-@pytest.mark.parametrize("value", [-1e4, 1e4])
-@pytest.mark.parametrize("n", [1, 30, 3000])
-def test_saturated_values_have_finite_gradients(n, value):
-    x = torch.full((2, n), value, requires_grad=True)
-    spherize(x, 5.0, 5.0).cumsum(-1).sum().backward()
+@pytest.mark.parametrize("value", [-1e4, 1e4, None])
+@pytest.mark.parametrize("n", [1, 30, 3000, 8192])
+def test_norms_are_the_radius_and_saturated_values_have_finite_gradients_and_nonnegative_points(n, value):
+    x = (4 * torch.randn(8, n) if value is None else torch.full((2, n), value)).requires_grad_()
+    y = spherize(x, 5.0, 2.0, delta=1e-6)
+    y.cumsum(-1).sum().backward()
     assert x.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("n", [1, 30, 3000])
-def test_coordinates_are_nonnegative_and_the_last_exceeds_delta(n):
-    y = spherize(torch.full((1, n), -1e4), radius=2.0, delta=1e-6)
     assert y.min() >= 0
-    assert y[0, -1] >= 2.0 * 1e-6 * 0.999
-
-
-def test_zero_scaling_centers_every_angle():
-    x = torch.randn(1, 5, dtype=torch.float64)
-    low = math.asin(1e-6 ** (1 / 5))
-    expected = angles_to_cartesian(torch.full((1, 5), (math.pi / 2 + low) / 2, dtype=torch.float64))
-    torch.testing.assert_close(spherize(x, scaling=0.0), expected)
+    assert y[:, -1].min() >= 2.0 * 1e-6 * 0.999
+    assert (y.double().norm(dim=-1) / 2.0 - 1).abs().max() < 5e-6
 
 
 @pytest.mark.parametrize("n", [1, 6])
@@ -160,14 +144,6 @@ def test_points_and_angles_round_trip(n, radius, seed):
     torch.testing.assert_close(back, points, rtol=1e-9, atol=1e-9 * radius)
 
 
-def test_angles_are_in_range():
-    angles = cartesian_to_angles(torch.randn(1000, 4, dtype=torch.float64))
-    assert angles[:, :2].min() >= 0
-    assert angles[:, :2].max() <= math.pi
-    assert angles[:, 2].min() < -1
-    assert angles[:, 2].abs().max() <= math.pi
-
-
 def test_circle_angle_matches_atan2():
     angle = torch.linspace(-3.1, 3.1, 50, dtype=torch.float64)[:, None]
     points = torch.cat([angle.cos(), angle.sin()], dim=-1)
@@ -181,11 +157,6 @@ def test_conversions_pass_gradcheck_and_gradgradcheck(function, n):
     x = torch.randn(3, n, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(function, (x,))
     assert torch.autograd.gradgradcheck(function, (x,))
-
-
-def test_zero_angles_have_the_exact_gradient():
-    angles = torch.tensor([[0.0, 1.0, 0.3], [1.0, 0.0, 0.2], [0.5, 0.7, 0.0]], dtype=torch.float64)
-    assert torch.autograd.gradcheck(angles_to_cartesian, (angles.requires_grad_(),))
 
 
 def test_undetermined_angles_have_zero_gradient():
@@ -222,13 +193,7 @@ def test_differentiable_gradient_matches_the_in_place_one(n):
     scaling = torch.tensor(2.0, requires_grad=True)
     y = spherize(x, scaling)
     in_place = torch.autograd.grad(y, (x, scaling), incoming, retain_graph=True)
+    strided = x.detach().T.contiguous().T.requires_grad_()
+    torch.testing.assert_close(torch.autograd.grad(spherize(strided, scaling), strided, incoming)[0], in_place[0])
     differentiable = torch.autograd.grad(y, (x, scaling), incoming, create_graph=True)
     torch.testing.assert_close(in_place, differentiable, rtol=1e-4, atol=1e-5)
-
-
-def test_noncontiguous_channels_give_the_same_result():
-    x = torch.randn(6, 4, 5).permute(1, 2, 0).requires_grad_()
-    spherize(x).square().cumsum(-1).sum().backward()
-    other = x.detach().contiguous().requires_grad_()
-    spherize(other).square().cumsum(-1).sum().backward()
-    torch.testing.assert_close(x.grad, other.grad)

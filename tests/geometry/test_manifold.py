@@ -85,18 +85,6 @@ class TestAccuracy:
         component = parallel_transport(x, y, tangent).double() @ y.double()
         assert component.abs() < 20 * torch.finfo(dtype).eps
 
-    def test_geoopt_agrees(self, angle):
-        geoopt = pytest.importorskip("geoopt", reason="compares with geoopt")
-        sphere = geoopt.Sphere()
-        x, tangent, y = pair(angle)
-        step = angle * tangent
-        torch.testing.assert_close(exp_map(x, step), sphere.expmap(x, step), rtol=1e-6, atol=1e-14)
-        torch.testing.assert_close(project_to_tangent(x, y), sphere.proju(x, y), rtol=1e-6, atol=1e-14)
-        torch.testing.assert_close(project_to_sphere(3 * y), sphere.projx(3 * y), rtol=1e-6, atol=1e-14)
-        if 1e-2 <= angle <= 3.1:  # elsewhere its clamped cosine has errors of up to 5e-4
-            torch.testing.assert_close(geodesic_distance(x, y), sphere.dist(x, y), rtol=1e-6, atol=0)
-            torch.testing.assert_close(log_map(x, y), sphere.logmap(x, y), rtol=1e-6, atol=1e-9)
-
 
 class TestGradients:
     @pytest.mark.parametrize("angle", [1e-3, 0.0316, 0.1, 1.5, 3.0])
@@ -155,12 +143,6 @@ class TestAntipodes:
 
 
 class TestFrechetMean:
-    def test_of_two_points_is_their_weighted_midpoint(self):
-        x, y = unit(3, 5), unit(3, 5)
-        weights = torch.tensor([0.25, 0.75], dtype=torch.float64)
-        mean = frechet_mean(torch.stack([x, y], -2), weights)
-        torch.testing.assert_close(mean, slerp(x, y, 0.75), rtol=0, atol=1e-12)
-
     def test_the_gradient_vanishes_for_scattered_points(self):
         points = unit(50, 16)
         with warnings.catch_warnings():
@@ -237,11 +219,6 @@ class TestRandomRotation:
         angles = torch.atan2(rotation[:, 1, 0], rotation[:, 0, 0])
         counts = torch.histc(angles, 10, -math.pi, math.pi)
         assert ((counts - 2000).abs() < 5 * 2000**0.5).all()
-
-    def test_traces_in_three_dimensions_have_the_moments_of_haar_measure(self):
-        traces = random_rotation(3, (50_000,), dtype=torch.float64).diagonal(dim1=-2, dim2=-1).sum(-1)
-        assert abs(traces.mean()) < 0.03
-        assert abs(traces.square().mean() - 1) < 0.04
 
 
 @pytest.mark.parametrize("short", [torch.inf, 1e-12])

@@ -15,12 +15,6 @@ from hf_sphere.geometry.sampling import fixed_noise, points_around, points_from_
 DRAWS = 50_000
 DTYPES = [torch.float32, torch.float64]
 
-CASES = [
-    (3, 1.0), (5, 2.0), (16, 12.0), (32, 20.0), (128, 40.0),
-    (128, 60.5), (512, 12.0), (512, 100.0), (512, 701.0), (2048, 50.0),
-]  # fmt: skip
-"""Dimensions and concentrations, from almost uniform to tightly concentrated."""
-
 
 def density_of_angle(angle, kappa: float, dim: int):
     """Unnormalized density of the angle between mean and point: that of w = cos(angle), but without poles."""
@@ -50,14 +44,6 @@ def drawn(dim: int, kappa: float, dtype=torch.float64, count: int = DRAWS) -> tu
 def gap_of(cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
     """Return 1 - w at full precision."""
     return torch.where(cosine > 0, sine.square() / (1 + cosine), 1 - cosine).detach()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("dim", "kappa"), CASES)
-def test_mean_cosine_matches_the_mean_resultant_length(dim, kappa, dtype):
-    cosine = drawn(dim, kappa, dtype)[1].double()
-    expected = mean_resultant_length(torch.tensor(kappa, dtype=torch.float64), dim)
-    assert (cosine.mean() - expected).abs() < 4 * cosine.std() / DRAWS**0.5
 
 
 @pytest.mark.parametrize("kappa", [0.0, 0.7, 30.0, 1e4])
@@ -95,20 +81,6 @@ def test_sample_derivative_matches_the_quantile_derivative(dim, kappa):
         quantiles = [quantile(level, near, dim, angle) for near in (kappa - step, kappa + step)]
         expected = (math.cos(quantiles[1]) - math.cos(quantiles[0])) / (2 * step)
         assert slope == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.float64, 1e-10)])
-@pytest.mark.parametrize("kappa", [0.3, 5.0, 50.0])
-def test_derivative_in_three_dimensions_matches_the_elementary_quantile(kappa, dtype, bound):
-    concentration, cosine, sine = drawn(3, kappa, dtype, 1000)
-    (slopes,) = torch.autograd.grad(cosine.sum(), concentration)
-    # P(w > v) = (1 - exp(kappa (v - 1))) / (1 - exp(-2 kappa)), solved for v and differentiated
-    gap = gap_of(cosine, sine).double()
-    missing = torch.expm1(-kappa * gap) / math.expm1(-2 * kappa)
-    wide = concentration.detach().double().requires_grad_()
-    quantiles = 1 + (missing * torch.expm1(-2 * wide)).log1p() / wide
-    (expected,) = torch.autograd.grad(quantiles.sum(), wide)
-    torch.testing.assert_close(slopes.double(), expected, rtol=bound, atol=bound * expected.mean().item())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -213,18 +185,15 @@ def test_almost_two_thirds_of_proposals_are_accepted(dim):
     assert accepted.min() > 0.648  # 0.658 in the limit of two dimensions: 4.7 standard errors
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (3, 1, 2)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_one_sample_is_drawn_per_concentration(shape, dtype):
-    for part in sample_cosine(torch.ones(shape, dtype=dtype), 4):
-        assert (part.shape, part.dtype) == (shape, dtype)
-
-
-def test_each_sample_uses_the_matching_concentration():
-    concentrations = torch.tensor([0.0, 3.0, 500.0]).repeat(20_000, 1)
-    lengths = mean_resultant_length(concentrations[0], 5)
-    errors = (mean_resultant_length_derivative(concentrations[0], 5) / 20_000).sqrt()
-    assert ((sample_cosine(concentrations, 5)[0].mean(dim=0) - lengths).abs() < 4 * errors).all()
+@pytest.mark.parametrize("dim", [3, 5, 16, 32, 128, 512, 2048])
+def test_mean_cosines_match_the_mean_resultant_lengths(dim, dtype):
+    concentrations = torch.tensor([0.0, 1.0, 12.0, 60.5, 701.0], dtype=dtype).repeat(20_000, 1)
+    lengths = mean_resultant_length(concentrations[0].double(), dim)
+    errors = (mean_resultant_length_derivative(concentrations[0].double(), dim) / 20_000).sqrt()
+    cosines, _ = sample_cosine(concentrations, dim)
+    assert (cosines.shape, cosines.dtype) == (concentrations.shape, dtype)
+    assert ((cosines.double().mean(dim=0) - lengths).abs() < 4.5 * errors).all()
 
 
 @pytest.mark.parametrize(("dim", "kappa"), [(2, 1.0), (5, 2.0), (128, 60.5)])
@@ -237,19 +206,15 @@ def test_keyed_samples_follow_the_distribution(dim, kappa):
     assert scipy.stats.kstest(cosine.acos().numpy(), lambda at: np.interp(at, angles, share / share[-1])).pvalue > 1e-3
 
 
-def test_keyed_samples_do_not_depend_on_the_batch():
+def test_keyed_samples_depend_neither_on_the_batch_nor_on_the_number_of_proposals(monkeypatch):
     concentration, keys = torch.rand(500, dtype=torch.float64) * 9, torch.arange(500)
     whole = sample_cosine(concentration, 5, keys=keys)
+    with monkeypatch.context() as patch:
+        patch.setattr(sampling, "PROPOSALS_PER_ROUND", sampling.PROPOSALS_WITHOUT_ROUNDS)
+        assert all(map(torch.equal, sample_cosine(concentration, 5, keys=keys), whole))
     for some in ([3], [499, 0, 7], range(200, 300)):
         parts = sample_cosine(concentration[some], 5, keys=keys[some])
         torch.testing.assert_close(parts, tuple(part[some] for part in whole))
-
-
-def test_keyed_samples_do_not_depend_on_the_number_of_proposals_per_round(monkeypatch):
-    concentration, keys = torch.full((500,), 3.0), torch.arange(500)
-    expected = sample_cosine(concentration, 5, keys=keys)
-    monkeypatch.setattr(sampling, "PROPOSALS_PER_ROUND", sampling.PROPOSALS_WITHOUT_ROUNDS)
-    assert all(map(torch.equal, sample_cosine(concentration, 5, keys=keys), expected))
 
 
 @pytest.mark.parametrize("loss", [torch.sum, lambda cosine: cosine.square().sum()], ids=["straight", "curved"])
@@ -337,13 +302,6 @@ def test_noise_broadcasts_over_distributions():
             loc[index], concentration[index], type(noise)(noise.uniforms[..., 0], noise.normals[:, 0])
         )
         torch.testing.assert_close(points[:, index], alone)
-    cosines = (points * loc).sum(-1)
-    errors = (mean_resultant_length_derivative(concentration, 4) / 20_000).sqrt()
-    assert ((cosines.mean(dim=0) - mean_resultant_length(concentration, 4)).abs() < 4 * errors).all()
-
-
-def test_vmap_over_noise_matches_a_loop():
-    loc, concentration = unit(3, 4), torch.tensor([0.0, 3.0, 400.0])
     noise = noise_like((3,), loc)
     found = torch.func.vmap(points_from_noise, in_dims=(0, 0, type(noise)(2, 0)))(loc, concentration, noise)
     torch.testing.assert_close(found, points_from_noise(loc, concentration, noise))

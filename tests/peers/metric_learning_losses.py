@@ -165,26 +165,6 @@ def test_wrong_shapes_and_miners_are_refused(loss: Any) -> None:
         loss(x, labels, miners.BatchHardMiner()(x, labels))
 
 
-@every_loss
-def test_copy_and_loaded_state_have_the_same_value(name: str) -> None:
-    ours, _ = build(name, torch.float32)
-    embeddings, labels = points(range(30)), torch.arange(30) % 10
-    other, _ = build(name, torch.float32)
-    assert not torch.equal(ours(embeddings, labels), other(embeddings, labels))
-    other.load_state_dict(ours.state_dict())
-    for loss in (other, copy.deepcopy(ours)):
-        assert torch.equal(loss(embeddings, labels), ours(embeddings, labels))
-
-
-@every_loss
-def test_autocast_does_not_change_the_value(name: str) -> None:
-    ours, _ = build(name, torch.float32)
-    embeddings, labels = points(range(30)), torch.arange(30) % 10
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        value = ours(embeddings, labels)
-    assert torch.equal(value, ours(embeddings, labels))
-
-
 def their_losses() -> list[str]:
     """All losses of pytorch-metric-learning but the wrappers of other losses and those for subclasses."""
     base = [
