@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import timm
 import torch
 import transformers
-from timm.models import convmixer, levit, metaformer, mlp_mixer, resnet, vgg
+from timm.models import convmixer, levit, mlp_mixer
 from torch import Tensor, nn
 
 
@@ -111,7 +111,6 @@ ARCHITECTURES = {
         output="^head|^head_dist",
         undecayed="cls_token|pos_embed|dist_token",
     ),
-    "CaiT": of_timm("cait_xxs24_224", options=VIT, output="^head", undecayed=CLASS_TOKENS),
     "XCiT": of_timm(
         "xcit_nano_12_p8_224",
         options={"img_size": 32, "embed_dim": 32, "depth": 2, "num_heads": 2},
@@ -126,22 +125,11 @@ ARCHITECTURES = {
         output="^head",
         undecayed="alpha|beta",
     ),
-    "gMLP": of_class(
-        mlp_mixer.MlpMixer,
-        {**MIXER, "mlp_ratio": 4, "mlp_layer": mlp_mixer.GatedMlp, "block_layer": mlp_mixer.SpatialGatingBlock},
-        output="^head",
-    ),
     "Swin": of_timm("swin_tiny_patch4_window7_224", options=SWIN, output="^head", undecayed=BIAS_TABLE),
     "Swin v2": of_timm("swinv2_tiny_window8_256", options=SWIN, output="^head", undecayed="logit_scale|cpb_mlp"),
     "MaxViT": of_timm("test_maxvit", 64, {"img_size": 64}, output="^head", undecayed=BIAS_TABLE, thin=DEPTHWISE),
     "CoAtNet": of_timm("test_coatnet", 64, {"img_size": 64}, output="^head", undecayed=BIAS_TABLE, thin=DEPTHWISE),
     "ResNet": of_timm("test_resnet", output="^fc"),
-    "SE-ResNeXt": of_class(
-        resnet.ResNet,
-        {"block": resnet.Bottleneck, "layers": (1,) * 4, "channels": (16,) * 4, "cardinality": 2, "base_width": 32}
-        | {"block_args": {"attn_layer": "se"}},
-        output="^fc",
-    ),
     "ConvNeXt": of_timm("test_convnext", 64, output="^head", thin=DEPTHWISE),
     "EfficientNet": of_timm("test_efficientnet", output="^classifier", thin=DEPTHWISE),
     "MobileNet v3": of_timm("mobilenetv3_small_050", output="^classifier", thin=DEPTHWISE),
@@ -150,9 +138,6 @@ ARCHITECTURES = {
     "ConvMixer": of_class(
         convmixer.ConvMixer, {"dim": 16, "depth": 2, "kernel_size": 5, "patch_size": 8}, output="^head", thin=r"fn\.0"
     ),
-    "PoolFormer": of_class(metaformer.MetaFormer, {"depths": (1, 1), "dims": (8, 16)}, output=r"^head\.fc\.fc2"),
-    "DenseNet": of_timm("densenet121", options={"growth_rate": 4, "block_config": (2, 2)}, output="^classifier"),
-    "VGG": of_class(vgg.VGG, {"cfg": [8, "M", 16, "M"], "mlp_ratio": 1 / 256}, output="^head"),
     "LeViT with distillation": of_class(
         levit.LevitDistilled,
         {"img_size": 64, "embed_dim": (16, 24, 32), "key_dim": 8, "depth": (1, 1, 1), "num_heads": (2, 2, 2)},
@@ -168,10 +153,6 @@ ARCHITECTURES = {
         {"input_ids": IDS},
         embedding=BERT_TABLES,
     ),
-    "RoBERTa classifier": of_transformers(
-        "RobertaForSequenceClassification", TEXT, output=r"classifier\.out_proj", embedding=BERT_TABLES
-    ),
-    "ALBERT": of_transformers("AlbertForMaskedLM", {"embedding_size": 8, **TEXT}, embedding=BERT_TABLES),
     "ELECTRA discriminator": of_transformers(
         "ElectraForPreTraining", {"embedding_size": 8, **TEXT}, output="dense_prediction", embedding=BERT_TABLES
     ),
@@ -226,20 +207,6 @@ ARCHITECTURES = {
         embedding="shared|embed_positions",
     ),
     # transformers: images, audio, several kinds of input
-    "ViT of transformers": of_transformers(
-        "ViTForImageClassification",
-        {"patch_size": 8, **IMAGE, **BODY},
-        PIXELS,
-        output="^classifier",
-        undecayed=r"embeddings\.(cls_token|position_embeddings)",
-    ),
-    "BEiT of transformers": of_transformers(
-        "BeitForImageClassification",
-        {"patch_size": 8, "use_relative_position_bias": True, "use_mask_token": True, **IMAGE, **BODY},
-        PIXELS,
-        output="^classifier",
-        undecayed=f"cls_token|mask_token|{BIAS_TABLE}",
-    ),
     "Swin of transformers, with its hidden states": of_transformers(
         "SwinForImageClassification",
         {"patch_size": 4, "window_size": 4, "embed_dim": 16, "depths": [2, 1], "num_heads": [1, 2], **IMAGE}

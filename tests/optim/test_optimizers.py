@@ -328,17 +328,3 @@ def test_schedules_and_resumed_runs_do_not_compile_again(kind, backend, make_mod
             take_steps(optimizer, 1, start=step)
             take_steps(eager, 1, start=step)
     torch.testing.assert_close([*model.parameters()], [*other.parameters()], rtol=1e-5, atol=1e-6)
-
-
-@OPTIMIZER_FAMILIES
-@ONE_BACKEND
-@pytest.mark.slow
-def test_a_copy_compiles_its_own_steps(kind, backend, make_model, groups, make_optimizer, take_steps):
-    model = make_model()
-    optimizer = make_optimizer(kind, groups(model), compile=True)
-    take_steps(optimizer, 1)
-    other_model, other = pickle.loads(pickle.dumps(copy.deepcopy((model, optimizer))))
-    take_steps(optimizer, 1, start=1)
-    take_steps(other, 1, start=1)
-    assert "_compiled" in vars(other)
-    assert all_equal(model.parameters(), other_model.parameters())

@@ -126,6 +126,15 @@ def test_every_batch_format_is_supported(batch):
     assert find_scale_invariant_weights(Small(), batch()).channel_dims == FOUND
 
 
+@pytest.mark.parametrize("change", ["double", "half", "bfloat16", nn.DataParallel, torch.compile], ids=str)
+def test_models_of_every_precision_and_wrapped_ones_are_supported(change):
+    model = getattr(Small(), change)() if isinstance(change, str) else change(Small())
+    found = find_scale_invariant_weights(model, images(dtype=next(model.parameters()).dtype))
+    assert found.channel_dims == FOUND
+    assert 0.0 <= found.deviations["conv.weight"] < 1e-4
+    assert found.deviations.keys() == FOUND.keys()
+
+
 def test_the_loss_receives_the_output_and_the_batch():
     seen = []
 
@@ -200,16 +209,6 @@ def test_a_batch_without_gradients_finds_no_scale_invariant_weights():
     assert "no gradient reaches it in this batch" in found.rejected["1.weight"]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
-def test_models_of_every_precision_are_supported(dtype):
-    assert find_scale_invariant_weights(Small().to(dtype), images(dtype=dtype)).channel_dims == FOUND
-
-
-@pytest.mark.parametrize("wrapper", [nn.DataParallel, torch.compile], ids=["DataParallel", "torch.compile"])
-def test_names_exclude_the_prefix_of_the_wrapper(wrapper):
-    assert find_scale_invariant_weights(wrapper(Small()), images()).channel_dims == FOUND
-
-
 def test_tied_weights_are_listed_once():
     first, second = nn.Linear(6, 6), nn.Linear(6, 6)
     second.weight = first.weight
@@ -219,15 +218,6 @@ def test_tied_weights_are_listed_once():
 
 
 # Invalid arguments
-
-
-class Scaled(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(3, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.scale
 
 
 class WantsTwo(Small):
@@ -256,9 +246,8 @@ def test_bad_input_is_refused():
     for tolerance in (0.0, 1.0, -0.1, float("nan")):
         with pytest.raises(ValueError, match="tolerance must lie between 0 and 1; got"):
             find_scale_invariant_weights(Small(), images(), tolerance=tolerance)
-    for kind in (Scaled, WantsTwo):
-        with pytest.raises(ValueError, match=f"{kind.__name__} does not accept any generated input: .*Pass one"):
-            find_scale_invariant_weights(kind())
+    with pytest.raises(ValueError, match=r"WantsTwo does not accept any generated input: .*Pass one"):
+        find_scale_invariant_weights(WantsTwo())
     with pytest.raises(ValueError, match=r"conv\.weight is on the meta device; the numerical check needs real weights"):
         find_scale_invariant_weights(Small().to("meta"), images())
 
@@ -278,14 +267,6 @@ def test_the_groups_contain_the_parameters_of_the_model_and_can_be_passed_to_an_
     ]
 
 
-def test_frozen_parameters_are_in_no_group():
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))
-    model[0].requires_grad_(False)
-    groups = scale_invariant_groups(model, images())
-    names = [[name for name, _ in group["params"]] for group in groups]
-    assert names == [["2.weight"], ["1.weight", "1.bias", "2.bias", "3.weight", "3.bias"]]
-
-
 def test_the_warning_for_a_model_without_scale_invariant_weights_says_what_is_used_instead():
     model = BertModel(BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
     message = r"^BertModel has no scale-invariant weight, .* the ordinary one of torch\. Print .* for the reasons\.$"
@@ -302,10 +283,3 @@ def test_the_table_lists_channel_dims_or_the_reason_for_every_weight_and_counts_
     assert linear.split(maxsplit=1) == ["linear.weight", f"not scale-invariant: {found.rejected['linear.weight']}"]
     summary = find_scale_invariant_weights(Small().requires_grad_(False), images()).summary()
     assert summary == "0 of 2 weight tensors are scale-invariant (0 % of their elements); 2 are frozen"
-
-
-def test_deviations_are_at_rounding_level_and_bounded_by_the_tolerance():
-    deviations = find_scale_invariant_weights(Small(), images()).deviations
-    assert 0.0 <= deviations.pop("conv.weight") < 1e-4
-    assert deviations == {}
-    assert find_scale_invariant_weights(Small(), images(), tolerance=1e-30).channel_dims == {}
