@@ -346,6 +346,5 @@ class SphereOptimizer(NamedOptimizer):
         owners = [(parameter, group) for group in self.param_groups for parameter in group["params"]]
         for index, (parameter, group) in zip(indices, owners, strict=True):
             for key, value in state_dict["state"].get(index, {}).items():
-                dtype = value.dtype if key == "step" else self._state_dtype(key, parameter, group)
-                if self.state[parameter][key].dtype != dtype:
-                    self.state[parameter][key] = value.to(device=parameter.device, dtype=dtype)
+                if key != "step" and self.state[parameter][key].dtype != self._state_dtype(key, parameter, group):
+                    self.state[parameter][key] = value.to(parameter.device, self._state_dtype(key, parameter, group))

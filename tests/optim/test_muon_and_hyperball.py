@@ -71,12 +71,6 @@ def test_the_groups_of_a_wrapped_model_are_those_of_the_model(kind, wrapper):
     assert rules(WRAPPERS[wrapper](net()), kind) == rules(net(), kind)
 
 
-@pytest.mark.parametrize("name", ["adamw", "adam_s", *NAMES])
-def test_learning_rates_of_a_compiled_model_are_given_by_the_names_of_the_model(name):
-    optimizer = build_optimizer(torch.compile(net()), name, TOKENS, lr=1.0, lr_scales={"conv.weight": 0.5})
-    assert [g["param_names"] for g in optimizer.param_groups if g["lr"] == 0.5] == [["conv.weight"]]
-
-
 def test_the_printed_groups_name_rule_and_reason_of_every_tensor():
     lines = str(MuonHyperball.form_groups(net(), TOKENS)).splitlines()
     by_name = {line.split()[0]: line for line in lines}

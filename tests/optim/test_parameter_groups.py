@@ -98,23 +98,6 @@ def test_frozen_parameters_are_omitted(own):
     assert trained == {name for name, _ in model.named_parameters()} - {"conv.weight", "conv.bias"}
 
 
-class Gains(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.logit_scale = nn.Parameter(torch.ones(3, 1, 1))
-        self.pos_embed = nn.Parameter(torch.ones(1, 4, 2))
-        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(2, 3, bias=False))
-        self.thin = nn.Linear(2, 1, bias=False)
-
-    def no_weight_decay(self) -> set[str]:
-        return {"pos_embed"}
-
-
-def test_temperatures_gains_and_excluded_parameters_have_no_weight_decay():
-    decaying = {name for group in parameter_groups(Gains()) if "weight_decay" not in group for name in names_in(group)}
-    assert decaying == {"normed.parametrizations.weight.original1", "thin.weight"}
-
-
 @pytest.mark.parametrize("name", ["adam", "sgd", "adam_srt", "muon"])
 def test_another_implementation_than_the_fused_one_can_be_chosen(name):
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.LayerNorm(4), nn.Linear(4, 3))

@@ -75,15 +75,6 @@ def test_scale_invariant_weights_are_computed_in_float32_and_rounded_once(kind, 
     assert torch.equal(low, whole.to(dtype))
 
 
-@pytest.mark.parametrize("mode", ["stochastic", "master"])
-@every_dims
-def test_low_precision_modes_have_no_effect_on_float32_weights(kind, mode, dims):
-    _, expected, plain = run(kind, FLOAT32, dims)
-    _, after, optimizer = run(kind, FLOAT32, dims, mode=mode)
-    assert torch.equal(after, expected)
-    assert [set(state) for state in optimizer.state.values()] == [set(state) for state in plain.state.values()]
-
-
 @every_dims
 @every_mode
 def test_a_saved_state_resumes_bit_for_bit(kind, dims, mode, dtype, make_optimizer, take_steps):
@@ -120,19 +111,6 @@ def test_a_state_loads_into_a_model_of_another_dtype(kind, saved, loaded, whole,
         dtype = {"exp_avg_sq": whole, "step": FLOAT32}.get(key, loaded)
         assert resumed.state[other][key].dtype == dtype, key
         assert torch.equal(resumed.state[other][key], value.to(dtype)), key
-
-
-@every_dims
-def test_a_state_without_master_copies_can_be_resumed_with_them(kind, dims, make_optimizer, take_steps):
-    weight, other = (torch.ones(5, 7, dtype=dtype, requires_grad=True) for dtype in (FLOAT32, BFLOAT16))
-    optimizer = make_optimizer(kind, [weight], channel_dims=dims)
-    take_steps(optimizer, 2)
-    resumed = make_optimizer(kind, [other], channel_dims=dims)
-    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    resumed.param_groups[0]["low_precision"] = "master"
-    take_steps(resumed, 1)
-    assert torch.equal(resumed.state[other]["master"].bfloat16(), other)
-    assert not torch.equal(other, torch.ones_like(other))
 
 
 @every_dims

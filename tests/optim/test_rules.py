@@ -9,8 +9,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT
-from hf_sphere.optim.fast_step import Block, Flags, Portion, portions
-from hf_sphere.optim.layout import inner
 from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
 
 GOLDEN_CASES = {"adam_s": AdamS, "adam_g": AdamG}
@@ -148,17 +146,6 @@ def test_the_fast_step_follows_the_rule(name, case, dims):
     check()
 
 
-@given(st.integers(1, 5), st.integers(2, 30), st.floats(-2, 2), seeds)
-def test_transport_without_the_old_weights_matches_the_publication(count, dim, step, seed):
-    x, (m,) = weights_and_gradients((count, dim), seed, steps=1)
-    y = x - step * m
-    expected = (inner(x, y) * m - inner(m, y) * x) / inner(y, y)
-    rows = Portion([Block(y, m, m, m.new_empty(0), 1)], torch.empty_like(m).view(-1))
-    _, lengths = rows.transport([x], rows.x, rows.m, x, x, Flags(False, False, False), 1.0)
-    torch.testing.assert_close(m, expected, rtol=1e-8, atol=1e-8)
-    torch.testing.assert_close(lengths, y.norm(dim=1))
-
-
 @pytest.mark.parametrize("transporting", [AdamSRT, AdamG, SGDMRT])
 @pytest.mark.parametrize("dims", DIMS, ids=str)
 def test_the_momentum_is_orthogonal_to_the_new_weights(transporting, dims):
@@ -231,27 +218,3 @@ def test_steps_do_not_depend_on_the_memory_format(kind, layout, dims, dtype, mak
     take_steps(make_optimizer(kind, [other], channel_dims=dims), 3)
     bound = 1e-6 if dtype == torch.float32 else 1e-2
     torch.testing.assert_close(other, contiguous, rtol=bound, atol=bound, check_stride=False)
-
-
-def test_steps_do_not_depend_on_the_memory_format_of_the_gradient(kind, make_optimizer):
-    weights = torch.randn(4, 3, 2, 5, requires_grad=True)
-    other = weights.detach().clone().requires_grad_()
-    weights.grad = torch.randn(4, 3, 2, 5)
-    other.grad = weights.grad.contiguous(memory_format=torch.channels_last)
-    make_optimizer(kind, [weights], channel_dims=[0]).step()
-    make_optimizer(kind, [other], channel_dims=[0]).step()
-    torch.testing.assert_close(other, weights, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("size", [1, 7, 20, 64, 1000])
-def test_chunks_contain_every_group_once_and_respect_the_size_limit(size, monkeypatch):
-    monkeypatch.setattr("hf_sphere.optim.fast_step.CPU_PORTION", size)
-    shapes = [(6, 3), (1, 30), (9, 2), (2, 25), (4, 7)]
-    weights = [torch.randn(shape) for shape in shapes]
-    blocks = [Block(weight, weight, weight, weight[:, 0], step=1) for weight in weights]
-    cut = list(portions(blocks, foreach=None))
-    for portion in cut:
-        single = len(portion) == len(portion[0].weight) == 1
-        assert single or sum(block.weight.numel() for block in portion) <= size
-    rows = torch.cat([block.weight.flatten() for portion in cut for block in portion])
-    assert torch.equal(rows, torch.cat([weight.flatten() for weight in weights]))

@@ -4,7 +4,6 @@ geoopt's tests are in neither of its distributions, so that they are written her
 compositions that it installs. geoopt's own sphere takes them too, which shows that the tests are right.
 """
 
-import math
 from typing import Any
 
 import geoopt
@@ -16,9 +15,6 @@ from hf_sphere import geometry
 
 NOT_APPLICABLE = {
     "test_step_is_undone_by_the_opposite_step[*-geoopt]": "geoopt transports by projections",
-    "test_logarithm_and_distance_keep_their_digits[geoopt-*]": "geoopt takes arc cosines and clamps them",
-    "test_antipode_is_reached[geoopt]": "geoopt's logarithm of the antipode is zero",
-    "test_exponential_of_zero_has_gradients[geoopt]": "geoopt divides by the norm of the tangent",
 }
 
 
@@ -131,27 +127,6 @@ def test_distance_is_the_length_of_the_logarithm(case: Any) -> None:
     assert (manifold.dist(x, z) <= manifold.dist(x, y) + manifold.dist(y, z) + 1e-4).all()
 
 
-@pytest.mark.parametrize("distance", [1e-9, 1e-6, 1e-3, math.pi - 1e-6])
-def test_logarithm_and_distance_keep_their_digits(manifold: Any, distance: float) -> None:
-    x = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
-    u = torch.tensor([0.0, 0.6, 0.8], dtype=torch.float64) * distance
-    y = math.cos(distance) * x + math.sin(distance) / distance * u
-    torch.testing.assert_close(manifold.logmap(x, y), u, rtol=1e-9, atol=0)
-    torch.testing.assert_close(manifold.dist(x, y).item(), distance, rtol=1e-14, atol=0)
-
-
-def test_antipode_is_reached(manifold: Any) -> None:
-    x = torch.nn.functional.normalize(torch.randn(5, 3, dtype=torch.float64), dim=-1)
-    assert_close(manifold.expmap(x, manifold.logmap(x, -x)), -x)
-
-
-def test_exponential_of_zero_has_gradients(manifold: Any) -> None:
-    x = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
-    u = torch.zeros(3, dtype=torch.float64, requires_grad=True)
-    manifold.expmap(x, u)[1].backward()
-    assert_close(u.grad, torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64))
-
-
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -182,9 +157,3 @@ def test_products_and_scalings_of_geoopt_accept_the_manifold(manifold: Any) -> N
     product.assert_check_vector_on_tangent(x, u)
     assert_close(product.logmap(x, product.expmap(x, u)), u)
     assert_close(product.dist(x, product.expmap(x, u)), torch.linalg.vector_norm(u, dim=-1))
-
-
-def test_random_points_lie_on_the_manifold(manifold: Any) -> None:
-    points = manifold.random(500, 4, dtype=torch.float64)
-    manifold.assert_check_point_on_manifold(points)
-    assert torch.linalg.vector_norm(points.mean(0)) < 0.2

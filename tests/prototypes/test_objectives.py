@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, strategies as st
 
-from hf_sphere.geometry.codes import separation, separation_bound
 from hf_sphere.prototypes import ordering
 from hf_sphere.prototypes.methods.placement_task import minimize_on_sphere
 from hf_sphere.prototypes.ordering import mean_nearest_cosine, soft_separation
@@ -68,39 +67,6 @@ def test_soft_separation_is_slightly_above_the_largest_cosine(count, dim, sharpn
     value, gradient = soft_separation(points, sharpness)
     assert gradient.isfinite().all()
     assert largest - 1e-12 <= value <= largest + math.log(count * (count - 1)) / sharpness + 1e-12
-
-
-@given(count=st.integers(2, 30), dim=st.integers(2, 6), seed=st.integers(0, 1000))
-def test_no_points_are_below_the_bound(count, dim, seed):
-    assert separation_bound(count, dim) <= separation(unit(count, dim, seed)).item() + 1e-12
-
-
-def test_input_points_and_starts_are_unchanged():
-    points = unit(9, 3)
-    before = points.clone()
-    soft_separation(points, 40.0)
-    mean_nearest_cosine(points)
-    minimize_on_sphere(lambda points: soft_separation(points, 5.0), points, max_iterations=5)
-    assert torch.equal(points, before)
-
-
-def test_cosines_of_many_points_are_computed_in_blocks(monkeypatch):
-    points, held = unit(800, 5), []
-    cosines_to_others = ordering.cosines_to_others
-
-    def measured(*arguments):
-        cosines = cosines_to_others(*arguments)
-        held.append(cosines.numel())
-        return cosines
-
-    whole = soft_separation(points, 50.0), mean_nearest_cosine(points)
-    monkeypatch.setattr(ordering, "BLOCK_ENTRIES", 50_000)
-    monkeypatch.setattr(ordering, "cosines_to_others", measured)
-    blocked = soft_separation(points, 50.0), mean_nearest_cosine(points)
-    assert max(held) <= 50_000
-    for (value, gradient), (expected, slope) in zip(blocked, whole, strict=True):
-        assert value == pytest.approx(expected, rel=1e-12)
-        torch.testing.assert_close(gradient, slope, rtol=1e-9, atol=1e-14)
 
 
 def test_minimizer_uses_the_gradient_of_the_normalized_points(monkeypatch):

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from hf_sphere.geometry.codes import separation
 from hf_sphere.prototypes import METHODS, place_prototypes, placement
-from hf_sphere.prototypes.methods import PlacementTask, placement_task, searches
+from hf_sphere.prototypes.methods import PlacementTask, searches
 
 
 @given(dim=st.integers(2, 40), data=st.data())
@@ -159,13 +159,6 @@ def test_interruption_after_the_search_keeps_the_result_and_one_before_still_mea
     placed = place_prototypes(6, 3, class_vectors=vectors)
     assert placed.interrupted
     assert placed.order is not None
-
-
-@pytest.mark.parametrize(("module", "function"), [(placement_task, "separation"), (placement_task.F, "normalize")])
-def test_interruption_before_any_candidate_is_raised(monkeypatch, module, function):
-    interrupt_at(monkeypatch, module, function, 1)
-    with pytest.raises(KeyboardInterrupt):
-        place_prototypes(13, 3, method="lbfgs")
 
 
 @pytest.mark.parametrize(("progress", "seconds"), [(None, 0), (False, 0), (False, 100), (True, 0)])

