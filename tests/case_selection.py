@@ -109,39 +109,3 @@ def choose(items: Iterable[pytest.Item]) -> tuple[list[pytest.Item], list[pytest
             kept += [cases[index] for index in covering([settings_of(item) for item in cases])]
     chosen = set(map(id, kept))
     return kept, [item for item in items if id(item) not in chosen]
-
-
-class Counts:
-    """Number of chosen cases and of all cases, from this process or one of its workers."""
-
-    def __init__(self) -> None:
-        self.chosen = self.all = 0
-        self.settings: dict[str, set[tuple[str, Hashable]]] = defaultdict(set)
-        """Settings of all collected cases by function."""
-
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Pass the counts of a worker to the process that started it."""
-        if hasattr(session.config, "workeroutput"):
-            session.config.workeroutput["cases"] = [self.chosen, self.all]
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        """Take the counts of a worker; all of them collect the same."""
-        self.chosen, self.all = getattr(node, "workeroutput", {}).get("cases", [self.chosen, self.all])
-
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Print what was left out."""
-        if self.chosen < self.all:
-            terminalreporter.write_line(f"{self.chosen} of {self.all} cases; `make test-all` runs the rest")
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Leave out the cases that do not run by default, unless a case is named on the command line."""
-        self.chosen = self.all = len(items)
-        for item in items:
-            self.settings[item.nodeid.partition("[")[0]] |= settings_of(item) if hasattr(item, "callspec") else set()
-        if config.option.all_cases or any("[" in argument for argument in config.args):
-            return
-        items[:], left_out = choose(items)
-        self.chosen = len(items)
-        config.hook.pytest_deselected(items=left_out)

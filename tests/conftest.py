@@ -41,7 +41,14 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.register_profile("a few cases", hypothesis.settings.get_profile("all cases"), max_examples=15)
     hypothesis.settings.load_profile("all cases" if config.option.all_cases else "a few cases")
     config.addinivalue_line("markers", "settings(**functions): which settings the values of a parameter stand for")
-    config.pluginmanager.register(case_selection.Counts())
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the cases that do not run by default, see `case_selection`, unless a case is named."""
+    if not config.option.all_cases and not any("[" in argument for argument in config.args):
+        items[:], left_out = case_selection.choose(items)
+        config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_collection_finish() -> None:

@@ -1,11 +1,10 @@
 """Do the cases that run by default contain every setting, and every function?"""
 
-from collections import defaultdict
 from types import SimpleNamespace
 
 import pytest
 import torch
-from case_selection import Counts, choose, covering, settings_of, some_rows
+from case_selection import choose, covering, settings_of, some_rows
 from hypothesis import given, strategies as st
 
 
@@ -17,11 +16,8 @@ def test_every_setting_of_all_cases_occurs_in_the_chosen_ones(cases):
     assert len(set(chosen)) == len(chosen)
 
 
-def test_values_that_are_no_settings_need_one_case():
+def test_values_that_are_no_settings_need_one_case_and_one_can_show_values_of_several_settings():
     assert covering([set(), set(), set()]) == [0]
-
-
-def test_one_case_can_show_values_of_several_settings():
     cases = [{("head", "vmf")}, {("head", "vmf"), ("dtype", 1)}, {("head", "cosine"), ("dtype", 2)}]
     assert covering(cases) == [1, 2]
 
@@ -80,11 +76,3 @@ def test_a_table_of_bad_input_stays_whole_and_other_functions_keep_one_case_per_
     kept, left_out = choose(items)
     assert [item.nodeid for item in kept] == ["test.py::a_comparison[0]", *(item.nodeid for item in items[3:])]
     assert left_out == items[1:3]
-
-
-def test_every_collected_function_keeps_a_case_with_each_of_its_settings(request):
-    remaining = defaultdict(set)
-    for item in request.session.items:
-        remaining[item.nodeid.partition("[")[0]] |= settings_of(item) if hasattr(item, "callspec") else set()
-    counts = next(plugin for plugin in request.config.pluginmanager.get_plugins() if isinstance(plugin, Counts))
-    assert remaining == counts.settings

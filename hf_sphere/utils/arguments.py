@@ -100,12 +100,7 @@ class Options(dict[str, Any]):
 
 
 class _Help(str):
-    """A help text as argparse expects it, with what is no option of argparse, to which HfArgumentParser passes all."""
-
-    choices: Iterable[str] | Callable[[], Iterable[str]] | None
-    bounds: Mapping[str, float]
-    only_with: Sequence[str]
-    not_with: Sequence[str]
+    """A help text as argparse expects it, with what argparse does not know, to which HfArgumentParser passes all."""
 
 
 def argument(
@@ -120,24 +115,18 @@ def argument(
     """Declare a field of an argument dataclass.
 
     Args:
-        default: Default value (a tuple for a list), or a class such as `list` or `Options` to instantiate. Required
-            arguments have none.
+        default: Default value (a tuple for a list), or a class to instantiate; required arguments have none.
         help: Shown by `--help`.
-        choices: Valid values, or a function that is called for them when the command line is parsed. Not needed for
-            fields of type `Literal`.
-        only_with: Names of other fields of the class, or `NAME=VALUE`, without all of which this one has no effect;
-            then only its default is valid.
-        not_with: Names of other fields of the class, or `NAME=VALUE`, with any of which only its default is valid.
+        choices: Valid values, or a function that is called for them when the command line is parsed.
+        only_with: Names of other fields, or `NAME=VALUE`, without all of which only the default is valid.
+        not_with: Names of other fields, or `NAME=VALUE`, with any of which only the default is valid.
         **bounds: `ge`, `gt`, `le` or `lt`, for numbers and lists of numbers.
     """
-    about = _Help(help.replace("%", "%%"))
+    about: Any = _Help(help.replace("%", "%%"))
     about.choices, about.bounds, about.only_with, about.not_with = choices, bounds, only_with, not_with
-    metadata = {"help": about}
-    if isinstance(default, tuple):
-        return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
-    if isinstance(default, type):
-        return dataclasses.field(default_factory=default, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+    make: Any = (lambda: list(default)) if isinstance(default, tuple) else default
+    given: Any = {"default_factory": make} if isinstance(default, tuple | type) else {"default": default}
+    return dataclasses.field(metadata={"help": about}, **given)
 
 
 def command_arguments(*args: Any, **options: Any) -> tuple[Any, ...]:
@@ -164,10 +153,9 @@ def parse_arguments(
 ) -> tuple[Any, ...]:
     """Read argument dataclasses from `--config NAME_OR_FILE` and the command line, which takes precedence.
 
-    One instance of each is returned; an unknown key or a value of the wrong type is a `SystemExit`, with a message that
-    includes it. `--print_config` prints all of them as YAML, and exits. The command line has no program name; None
-    stands for that of `sys.argv`. Only configurations of the script `recipe` are read, or those of all scripts. If some
-    options are `usual`, `--help` shows these, and `--help all` all of them.
+    Mistakes are a `SystemExit` with a message. The command line has no program name; None stands for that of
+    `sys.argv`. Only configurations of the script `recipe` are read, or those of all scripts. If some options are
+    `usual`, `--help` shows these, and `--help all` all of them.
     """
     argv = import_modules(sys.argv[1:] if argv is None else argv)  # first: it may define choices
     parser = _Parser(
@@ -201,8 +189,8 @@ def parse_arguments(
         unknown = [word for word in words if re.match(r"--\w", word) and word.partition("=")[0] not in known]
         if not unknown or "--help" in words:
             parsed, unknown = parser.parse_known_args(words)
-        for word in unknown:
-            parser.error(f"unknown argument {word.partition('=')[0]!r}.{_hint(word.partition('=')[0][2:], names)}")
+        for word in (word.partition("=")[0] for word in unknown):
+            parser.error(f"unknown argument {word!r}.{_hint(word.lstrip('-'), names)}")
         for field in (field for cls in types for field in dataclasses.fields(cls) if field.name in places):
             # What a configuration sets, and a later one or the command line makes idle, is left out.
             needed, order = getattr(field.metadata.get("help"), "only_with", ()), [*places, *on_line]
@@ -224,13 +212,7 @@ def parse_arguments(
 
 
 def make_arguments(types: Sequence[type], values: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return an instance of each argument dataclass, from values by name such as those of a table.
-
-    None leaves an argument out, and a single value is a list of one where a list is expected.
-
-    Raises:
-        ValueError: If a name is unknown, or a value has another type, is no choice, or is refused by its dataclass.
-    """
+    """Return an instance of each argument dataclass, from values by name; None leaves an argument out."""
     parser, given = argparse.ArgumentParser(), {name: value for name, value in values.items() if value is not None}
     actions = {action.dest: action for cls in types for action in _add_arguments(parser, cls)}
     if unknown := [name for name in given if name not in actions]:
@@ -244,9 +226,8 @@ def _check_value(action: Any, value: Any) -> Any:
     kind, is_list = bool if action.type is _boolean else action.type, action.nargs == "+"
     items = value if is_list and isinstance(value, list | tuple) else [value]
     types: Any = {float: (int, float), Options: dict}.get(kind, kind)
-    is_valid = [isinstance(item, types) and isinstance(item, bool) == (kind is bool) for item in items]
-    is_valid += [action.default == []] * (not items)
-    if not all(is_valid) or (action.choices and not {*items} <= {*action.choices}):
+    is_valid = all(isinstance(item, types) and isinstance(item, bool) == (kind is bool) for item in items)
+    if not (is_valid and (items or action.default == [])) or (action.choices and not {*items} <= {*action.choices}):
         choices = f"one of {', '.join(map(str, action.choices))}" if action.choices else f"of type {kind.__name__}"
         raise ValueError(f"{action.dest} must be {choices}; got {value!r}.")
     items = [float(item) if kind is float else item for item in items]

