@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from transformers import AutoConfig
 from transformers.image_utils import PILImageResampling
 
-from hf_sphere.comparison.arms import Arm, Parts, apply_setting
+from hf_sphere.comparison.arms import Arm, Parts, Setting, apply_setting
 from hf_sphere.comparison.measures import Evaluated, mean_or_none
 from hf_sphere.comparison.plan import UNSEEN
-from hf_sphere.comparison.tuning import Setting
 from hf_sphere.data import ImageSourceOptions, load_image_split
 from hf_sphere.data.provenance import DataRecord
 from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
@@ -43,10 +42,7 @@ NEIGHBORS = 5
 
 
 class FeatureClassifier(nn.Module):
-    """A linear map and a head, trained on the features of one backbone after `standardize`.
-
-    `copy_to` makes the standardization a part of the linear map.
-    """
+    """A linear map and a head, trained on the features of one backbone after `standardize`."""
 
     def __init__(self, features: Tensor, num_classes: int, options: Mapping[str, Any]) -> None:
         super().__init__()
@@ -66,7 +62,7 @@ class FeatureClassifier(nn.Module):
 
     @torch.no_grad()
     def copy_to(self, model: SphereVisionForImageClassification) -> None:
-        """Copy the weights to a model with the backbone of the features."""
+        """Copy the weights to a model with the backbone of the features; its linear map includes `standardize`."""
         target: Any = model.sphere_vision.projection
         target.weight.copy_(self.projection.weight / self.deviation)
         target.bias.copy_(self.projection.bias - target.weight @ self.mean)
@@ -130,12 +126,9 @@ class FrozenRuns:
         model = self.train(arm, setting, parts, seed=seed, epochs=epochs)
         if model is None:
             return None
-        model.eval()
         classes = self.select(arm, parts.train)[1].unique()
-        known, unseen = (self.outputs(model, arm, name, classes) for name in (parts.test, parts.unseen))
-        if known is None or not known.logits.isfinite().all():  # type: ignore[union-attr]  # a head has logits
-            return None
-        return Evaluated(known, unseen, model.head.metric())
+        outputs: Any = [self.outputs(model.eval(), arm, name, classes) for name in parts[1:] if name]
+        return Evaluated(*outputs, metric=model.head.metric()) if outputs[0].logits.isfinite().all() else None
 
     def save(self, arm: Arm, setting: Setting, parts: Parts, *, epochs: int, folder: Path) -> None:
         """Save the model of an arm and the first seed, with backbone, image processor and record of its images."""
@@ -159,10 +152,8 @@ class FrozenRuns:
         DataRecord(used, rows, self.label).save(folder)
 
     @torch.no_grad()
-    def outputs(self, model: FeatureClassifier, arm: Arm, part: str | None, classes: Tensor) -> Outputs | None:
+    def outputs(self, model: FeatureClassifier, arm: Arm, part: str, classes: Tensor) -> Outputs:
         """Return the outputs of a part; labels that are no `classes` of the model follow these."""
-        if part is None:
-            return None
         features, labels = self.select(arm, part)
         output = model(model.standardize(features))
         targets = torch.where(torch.isin(labels, classes), torch.searchsorted(classes, labels), len(classes) + labels)
@@ -182,10 +173,7 @@ def read_features(file: str) -> dict[str, Tensor]:
 
 
 def cache_features(backbone: str, source: ImageSourceOptions, splits: Any, split: str, file: Path) -> None:
-    """Write the features of a split to a file.
-
-    The tensors in it are `features`, (N, d), `labels`, (N,), and `ids`, (N,), see `hf_sphere.data.ImageSplit`.
-    """
+    """Write `features` (N, d), `labels` (N,) and `ids` (N,), see `hf_sphere.data.ImageSplit`, of a split to a file."""
     options, device = prepared_options(backbone, source), "cuda" if torch.cuda.is_available() else "cpu"
     encoder = build_model(backbone, options, head="softmax").sphere_vision.backbone.to(device).eval()
     images = load_image_split(options, split, dataset=splits, device=device)
@@ -219,8 +207,7 @@ def saved_config(backbone: str) -> SphereVisionConfig | None:
 def build_model(backbone: str, source: ImageSourceOptions, **settings: Any) -> SphereVisionForImageClassification:
     """Build a classifier of prepared images with a pretrained backbone, and a new head by settings of a configuration.
 
-    The backbone is a name of timm, `<name of timm>=<file of weights>`, a folder or Hub id of an image encoder of
-    transformers, or that of a saved model of this library, whose backbone is used.
+    For names of backbones, see `Plan`; of a saved model of this library, the backbone is used.
     """
     name, _, weights = backbone.partition("=")
     sides = source.image_size or []
@@ -246,12 +233,10 @@ def score_backbone(runs: FrozenRuns, backbone: str, parts: Sequence[Parts]) -> d
     arm, columns = Arm("", {"backbone": backbone}), defaultdict[str, list[Any]](list)
     for each in parts:
         train, labels = runs.select(arm, each.train)
-        outputs = []
-        for part in (each.test, each.unseen)[: len(each.names) - 1]:
-            features, classes = runs.select(arm, str(part))
-            outputs.append(Outputs(features, labels=classes, ids=runs.positions[str(part)]))
-        _, rows = NeighborSearch(train, kind="torch").search(outputs[0].embeddings, min(NEIGHBORS, len(train)))
-        correct = labels[rows].mode(1).values == outputs[0].labels
+        tested = [(part, *runs.select(arm, part)) for part in each[1:] if part]
+        outputs = [Outputs(features, labels=classes, ids=runs.positions[part]) for part, features, classes in tested]
+        _, rows = NeighborSearch(train, kind="torch").search(tested[0][1], min(NEIGHBORS, len(train)))
+        correct = labels[rows].mode(1).values == tested[0][2]
         columns[f"{NEIGHBORS}-NN accuracy"].append(100 * float(correct.double().mean()))
         evaluated = Evaluated(outputs[0], outputs[-1])
         for prefix, name in itertools.product(("", UNSEEN)[: len(outputs)], ("recall_at_1", "map_at_r")):

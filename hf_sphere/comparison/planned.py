@@ -10,14 +10,13 @@ import numpy as np
 import torch
 
 from hf_sphere.comparison import frozen
-from hf_sphere.comparison.arms import Arm, Division, apply_setting, make_arm, make_arms
+from hf_sphere.comparison.arms import RATES, Arm, Division, apply_setting, make_arm, make_arms
 from hf_sphere.comparison.measures import check_measure
 from hf_sphere.comparison.plan import Plan
 from hf_sphere.comparison.results import Results
 from hf_sphere.comparison.significance import power
 from hf_sphere.comparison.study import Study
 from hf_sphere.comparison.trained import TrainingRuns
-from hf_sphere.comparison.tuning import RATES
 from hf_sphere.data import ImageSourceOptions, sources
 from hf_sphere.data.provenance import DataRecord, fingerprint
 from hf_sphere.data.targets import read_class_names, read_labels
@@ -34,12 +33,7 @@ PLANNED = {"dataset_name", "train_split", "eval_split", "seed", "output_dir"}
 
 
 class PlannedComparison:
-    """A comparison, checked before it starts: arms, measure and parts of the data must fit together.
-
-    Raises:
-        ValueError: If test images are also images to train or tune on, the measure is not defined for a part of the
-            data, or an arm does not fit.
-    """
+    """A comparison, checked before it starts: arms, measure and parts of the data must fit together."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.folder = plan, Path(plan.output_dir)
@@ -55,7 +49,7 @@ class PlannedComparison:
             test = sources.choose_eval_split(self.splits, test, plan.train_split)
         self.division = Division(plan.train_split, test, plan.eval_fraction, plan.group_column, left_out, self.label)
         self.parts = [self.division.of_seed(seed) for seed in range(plan.seeds)]
-        drawn = {name for parts in (self.division.tuning(), *self.parts) for name in parts.names}
+        drawn = {name for parts in (self.division.tuning(), *self.parts) for name in parts if name}
         # The rows of each part among those of all splits.
         self.positions = {name: sources.find_rows(self.splits, name, self.label) for name in drawn}
         self.arms = make_arms(plan)
@@ -75,13 +69,14 @@ class PlannedComparison:
             groups = [group for split in self.splits.values() for group in sources.read_groups(split, column)]
             units = torch.from_numpy(np.unique(groups, return_inverse=True)[1])
         for parts in (tuning, *self.parts):
-            trained, known, *unseen = (rows[name] for name in parts.names)
+            trained, known, *unseen = (rows[name] for name in parts if name)
             tested = torch.cat([known, *unseen])
             others = trained if parts is tuning else torch.cat([trained, rows[tuning.test]])
             if shared := int(torch.isin(units[tested], units[others]).sum()):
+                which = "test images" if column is None else f"test images, or others of their {column},"
                 raise ValueError(
-                    f"{shared:,} of the {len(tested):,} test images, or others of their {column or 'row'}, are also "
-                    "images to train or tune on; choose other parts by --train_split and --eval_split."
+                    f"{shared:,} of the {len(tested):,} {which} are also images to train or tune on; choose other "
+                    "parts by --train_split and --eval_split."
                 )
             classes = labels[trained].unique()
             if missing := {*labels[known].tolist()} - {*classes.tolist()}:
@@ -219,7 +214,7 @@ class PlannedComparison:
 
     def finish(self, study: Study, backbones: Mapping[str, Any] = {}, workers: int = 1) -> Results:
         """Run a study, and write its results and the best model; `backbones` are scores of features."""
-        study.complete(print, workers=workers)
+        study.complete(workers)
         results = Results(study)
         results.write(len(self.class_names), backbones)
         if results.ranked:

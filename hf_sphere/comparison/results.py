@@ -4,11 +4,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hf_sphere.comparison.arms import Arm, apply_setting
+from hf_sphere.comparison.arms import Arm, apply_setting, describe_setting
 from hf_sphere.comparison.measures import MEASURES
 from hf_sphere.comparison.runs import RunComparison, compare_runs
 from hf_sphere.comparison.study import Study
-from hf_sphere.comparison.tuning import describe_setting
 from hf_sphere.utils.files import write_json, write_text
 from hf_sphere.utils.pages import markdown_rows
 
@@ -29,14 +28,14 @@ class Results:
             for arm in study.arms
         }
         self.comparison = self.compare(study.arms)
-        means = {arm.name: self.mean(arm, study.plan.metric) for arm in study.arms}
+        means: Any = {arm.name: self.mean(arm, study.plan.metric) for arm in study.arms}
         ranked: list[Any] = [arm for arm in study.arms if means[arm.name] is not None]
         ranked.sort(key=lambda arm: means[arm.name], reverse=MEASURES[study.plan.metric].higher_is_better)
         self.ranked = [(arm, self.trials["tuned", arm.name]["setting"]) for arm in ranked]
 
     def mean(self, arm: Arm, name: str) -> float | None:
         """Return the mean of a measure over the seeds; None if a run diverged or lacks it."""
-        values = [run and run["values"].get(name) for run in self.runs[arm.name].values()]
+        values: Any = [run and run["values"].get(name) for run in self.runs[arm.name].values()]
         return None if None in values else statistics.fmean(values)
 
     def compare(self, arms: Sequence[Arm]) -> RunComparison | None:

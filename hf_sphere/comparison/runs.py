@@ -229,7 +229,7 @@ def compare_runs(
         groups[name] = [[run[seed] for seed in common] if test == "paired" else [*run.values()] for run in pair]
         if not groups[name][0]:
             raise ValueError(f"{name} and {reference} have no seed in common for a paired test.")
-    results = {name: widest_test(*group, test, test_fraction) for name, group in groups.items()}
+    results = {name: widest_test(a, b, test, test_fraction) for name, (a, b) in groups.items()}
     counts = {name: min(map(len, group)) for name, group in groups.items()}
     complete = {name for name, count in counts.items() if seeds is None or count >= seeds}
     p_values = {name: result.p_value if result and name in complete else None for name, result in results.items()}

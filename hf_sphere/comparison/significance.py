@@ -63,17 +63,18 @@ def widest_test(
     ours: Sequence[float | Outcomes], theirs: Sequence[float | Outcomes], test: Test, test_fraction: float | None
 ) -> TestResult | None:
     """Return the test with the widest interval of those that are possible; the arguments are as of `compare_runs`."""
-    groups: Any = ours, theirs
-    rows, means = [*ours, *theirs], [[mean_of(value) for value in group] for group in groups]
-    results = [difference_test(*means, test)]
-    if isinstance(rows[0], Mapping) and min(map(len, groups)) > 1:
-        results.append(difference_test(*means, test, images=image_variance(*groups, test)))
-    elif isinstance(rows[0], Mapping) and all(row.keys() == rows[0].keys() for row in rows):  # type: ignore[union-attr]
-        by_image = [[np.mean([row[image] for row in group]) for image in rows[0]] for group in groups]
-        over_images = difference_test(*by_image, "paired")
-        results.append(over_images and over_images._replace(variation="test images"))
+    rows: list[Any] = [*ours, *theirs]
+    a, b = ([mean_of(value) for value in group] for group in (ours, theirs))
+    results = [difference_test(a, b, test)]
+    if isinstance(rows[0], Mapping) and min(len(a), len(b)) > 1:
+        results.append(difference_test(a, b, test, images=image_variance(ours, theirs, test)))  # type: ignore[arg-type]
+    elif isinstance(rows[0], Mapping) and all(row.keys() == rows[0].keys() for row in rows):
+        groups: Any = (rows[: len(a)], rows[len(a) :])
+        over_images = ([np.mean([row[image] for row in group]) for image in rows[0]] for group in groups)
+        result: Any = difference_test(*over_images, test="paired")
+        results.append(result and result._replace(variation="test images"))
     if test_fraction is not None:
-        results.append(difference_test(*means, test, overlap=test_fraction / (1 - test_fraction)))
+        results.append(difference_test(a, b, test, overlap=test_fraction / (1 - test_fraction)))
     return max(filter(None, results), key=lambda result: result.interval[1] - result.interval[0], default=None)
 
 

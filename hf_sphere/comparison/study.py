@@ -6,7 +6,7 @@ import signal
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -17,12 +17,11 @@ from typing import Any
 
 import torch
 
-from hf_sphere.comparison.arms import TUNING_SEED, Arm, Division
+from hf_sphere.comparison.arms import TUNING_SEED, Arm, Division, Setting, Tuned, describe_setting, tune
 from hf_sphere.comparison.frozen import FrozenRuns
 from hf_sphere.comparison.measures import MEASURES, mean_or_none, measure
 from hf_sphere.comparison.plan import UNSEEN, Plan
 from hf_sphere.comparison.trained import TrainingRuns
-from hf_sphere.comparison.tuning import Setting, Tuned, describe_setting, tune
 from hf_sphere.utils.imports import import_modules, imported
 from hf_sphere.utils.json_lines import JsonLines
 
@@ -75,30 +74,29 @@ class Study:
         self.read_trials(read=False)["run", arm.name, seed] = result
         return result
 
-    def complete(self, say: Callable[[str], None], *, workers: int) -> None:
+    def complete(self, workers: int) -> None:
         """Tune and run what is not finished, by processes."""
-        finished, seeds, metric = self.read_trials(), range(self.plan.seeds), self.plan.metric
+        finished, runs, metric = self.read_trials(), self.plan.seeds * len(self.arms), self.plan.metric
         open_arms = [arm for arm in self.arms if ("tuned", arm.name) not in finished]
         if finished:
-            done = sum(key[0] == "run" for key in finished)
-            before = f"{len(self.arms) - len(open_arms)} of {len(self.arms)} are tuned"
-            say(f"resumed   {before}, and {done} of {len(seeds) * len(self.arms)} runs are finished")
+            done, tuned = sum(key[0] == "run" for key in finished), len(self.arms) - len(open_arms)
+            print(f"resumed   {tuned} of {len(self.arms)} are tuned, and {done} of {runs} runs are finished")
         with _pool(workers) as pool:
             for arm, tuned, left in _finished({pool.submit(self.tune, arm): arm for arm in open_arms}):
                 result = "all settings diverged"
                 if tuned is not None:
                     score = f"{self.tuned_by} {tuned.score:.2f} % in tuning ({tuned.count} settings)"
                     result = f"{describe_setting(tuned.setting)}; {score}"
-                say(f"tuned     {arm.name}: {result}{left}")
+                print(f"tuned     {arm.name}: {result}{left}")
             finished = self.read_trials()
             pending: dict[Any, Any] = {}
-            for seed, arm in itertools.product(seeds, self.arms):
+            for seed, arm in itertools.product(range(self.plan.seeds), self.arms):
                 best: Any = finished["tuned", arm.name]
                 if best is not None and ("run", arm.name, seed) not in finished:
                     pending[pool.submit(self.run, arm, best["setting"], seed)] = arm, seed
             for (arm, seed), result, left in _finished(pending):
                 value = "diverged" if result is None else f"{metric} {result['values'][metric]:.2f} %"
-                say(f"ran       {arm.name}, seed {seed}: {value}{left}")
+                print(f"ran       {arm.name}, seed {seed}: {value}{left}")
 
 
 @contextmanager

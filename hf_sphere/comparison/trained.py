@@ -10,9 +10,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from hf_sphere.comparison.arms import Arm, Parts, apply_setting
+from hf_sphere.comparison.arms import Arm, Parts, Setting, apply_setting
 from hf_sphere.comparison.measures import Evaluated
-from hf_sphere.comparison.tuning import Setting
 from hf_sphere.data import ImageSourceOptions, load_image_split
 from hf_sphere.ood import Outputs
 from hf_sphere.search.extract import embed, embedding_metric, load_embedding_model

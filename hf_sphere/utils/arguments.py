@@ -68,7 +68,8 @@ class Arguments:
                 check_not_text(field.name, value)
             if field.name in ("output", "output_dir") and value is not None and not value.strip():
                 raise ValueError(f"{field.name} must not be empty; name a file or folder.")
-            kinds, about = (field.type, *get_args(field.type)), field.metadata.get("help")
+            about: Any = field.metadata.get("help")
+            kinds = (field.type, *get_args(field.type))
             choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
             for number in value if isinstance(value, (list, tuple)) else [value]:
                 if choices and number is not None and number not in choices:
@@ -91,12 +92,12 @@ class Options(dict[str, Any]):
     def __init__(self, value: str | Iterable[tuple[str, Any]] = ()) -> None:
         if isinstance(value, str):
             try:
-                parsed = yaml.load(value, Loader=YamlLoader)
-                value = parsed.items()
+                super().__init__(yaml.load(value, Loader=YamlLoader).items())
             except (yaml.YAMLError, ValueError, RecursionError, AttributeError) as error:
                 problem = f"expected a mapping such as '{{scaling: 5.0}}', got {value!r} ({error_text(error)})."
                 raise argparse.ArgumentTypeError(problem) from error  # the only one whose message argparse shows
-        super().__init__(value)
+        else:
+            super().__init__(value)
 
 
 class _Help(str):

@@ -58,7 +58,7 @@ def read_snapshot(path: str | PathLike) -> Snapshot:
     except SafetensorError as error:
         raise ValueError(f"{path} is not a complete safetensors file: {error}") from error
     named = _NAME.fullmatch(path.name)
-    epoch = metadata.get("epoch", named[1] if named else "")
+    epoch = str(metadata.get("epoch", named[1] if named else ""))
     if not epoch.isdecimal():
         raise ValueError(f"the epoch of {path} is unknown; name it epoch-<number>.safetensors, or write metadata.")
     return Snapshot(path, int(epoch), metadata)

@@ -281,7 +281,7 @@ ONE = "b: {head: cosine}\n"
         ([*HEADS, "--train_split", "train+test", "--eval_split", "test"], "355 of the 355 test images are also images"),
         ([*HEADS, "--eval_split", "train"], "1,442 of the 1,442 test images are also images to train or tune on"),
         ([*HEADS, "--metric", "unseen_auroc", "--left_out_classes", "0.9"], "0.9 of the classes cannot be left out"),
-        ([*HEADS, "--frozen"], "its backbone and the grid of its learning_rate are needed in softmax"),
+        ([*HEADS, "--frozen"], "with --frozen, softmax needs a backbone and the grid of its learning_rate"),
         ([*HEADS, "--training", "{eval_split: train}"], "the plan sets eval_split of each run"),
         ([*HEADS, "--training", "{no_option: 1}"], "softmax does not fit: unknown option 'no_option'"),
         ([*HEADS, "--training", "{optim: adm}"], "softmax does not fit: optim must be one of adam, "),
@@ -322,9 +322,9 @@ def test_a_contradictory_command_line_is_refused(words, message, capsys):
         ("a: {head: softmax, head_kwargs: {foo: 1}, embedding_dim: 8}\n" + ONE, [], "head 'softmax' has no option foo"),
         ("a: {head: softmax, grid: {learning_rate: [2, 1]}}\n" + ONE, [], "lists of increasing numbers"),
         ("a: {head: softmax, grid: {no_option: [1]}}\n" + ONE, [], "a does not fit"),
-        ("a: {head: softmax, weight_decay: 0.1}\n" + ONE, ["--frozen"], "got weight_decay in a"),
-        ("a: {head: softmax, grid: {seed: [1]}}\n" + ONE, ["--frozen"], "got seed in a"),
-        ("a: {head: softmax, grid: {}}\n" + ONE, ["--frozen"], "the grid of its learning_rate are needed in a"),
+        ("a: {head: softmax, weight_decay: 0.1}\n" + ONE, ["--frozen"], "got weight_decay besides"),
+        ("a: {head: softmax, grid: {seed: [1]}}\n" + ONE, ["--frozen"], "got seed besides"),
+        ("a: {head: softmax, grid: {}}\n" + ONE, ["--frozen"], "a needs a backbone and the grid"),
     ],
 )
 def test_a_wrong_table_of_arms_is_refused(refused, tmp_path, text, words, message):
@@ -400,7 +400,7 @@ NO_GROUP = "column 'patient' must have the name of a group in each row"
                 "test": {"patient": [f"{8 + n // 2}" for n in range(24)]},
             },
             ["--group_column", "patient"],
-            r"8 of the 24 test images are of groups with images to train or tune on \(patient\), or",
+            "8 of the 24 test images, or others of their patient, are also images",
         ),
         *(
             ({"train": {"patient": patients * 8}}, ["--group_column", "patient"], NO_GROUP)

@@ -2,8 +2,7 @@ import pytest
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
-from hf_sphere.comparison.arms import Division, apply_setting, make_arm
-from hf_sphere.comparison.tuning import RATES
+from hf_sphere.comparison.arms import RATES, Division, apply_setting, make_arm
 from hf_sphere.data.sources import draw_held_out, find_rows, held_out_names, read_split
 
 GROUPED = {"head": "arcface", "head_kwargs": {"scale": 20.0}}

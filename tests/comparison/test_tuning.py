@@ -3,8 +3,7 @@ from collections import Counter
 
 import pytest
 
-from hf_sphere.comparison.arms import make_arm
-from hf_sphere.comparison.tuning import OWN_NUMBERS, RATES, describe_setting, tune
+from hf_sphere.comparison.arms import OWN_NUMBERS, RATES, describe_setting, make_arm, tune
 
 SCALES = (4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 
