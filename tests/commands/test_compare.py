@@ -341,7 +341,6 @@ def test_backbones_that_cannot_be_frozen_or_have_other_weights_and_folders_with_
     for words, message in (
         (["--frozen", "--backbones", "lenet5"], "how images are prepared for the backbone lenet5 is unknown"),
         (["--frozen", "--backbones", "resnet18x"], "resnet18"),  # a similar name
-        (["--frozen", "--backbones", "resnet10t=none.safetensors"], r"none\.safetensors"),
         (["--frozen", "--backbones", other], "does not fit the backbone resnet10t"),
         (["--backbones", other], "does not fit the backbone resnet10t"),
     ):
