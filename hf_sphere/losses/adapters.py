@@ -1,7 +1,5 @@
 """Losses in the trainers of other libraries, and losses of other libraries here."""
 
-import logging
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,13 +13,10 @@ from transformers import TrainerCallback
 from hf_sphere.geometry.checks import IGNORED, check_tensors
 from hf_sphere.losses.heads import require_all_classes
 from hf_sphere.losses.memory import CrossBatchSupConLoss
-from hf_sphere.losses.pairs import PairLoss
 from hf_sphere.nn.heads import HEADS, Head
 from hf_sphere.nn.heads.base import heads_of
 from hf_sphere.nn.processes import count_processes, process_index
 from hf_sphere.utils.files import atomic_file
-
-logger = logging.getLogger(__name__)
 
 
 class MetricLearningLoss(nn.Module):
@@ -64,39 +59,18 @@ def trainer_loss(loss: nn.Module) -> Callable[..., Tensor]:
     Example:
         >>> Trainer(model, args, compute_loss_func=trainer_loss(SupConLoss()))  # doctest: +SKIP
     """
-    trained = [name for name, parameter in loss.named_parameters() if parameter.requires_grad]
-    if trained:
-        names, advice = ", ".join(trained), "leave them out, as by learn_temperature=False"
-        raise ValueError(f"the Trainer would not train the parameters {names} of the loss; {advice}.")
-
-    is_checked = False
+    if trained := [name for name, parameter in loss.named_parameters() if parameter.requires_grad]:
+        advice = "leave them out, as by learn_temperature=False"
+        raise ValueError(f"the Trainer would not train the parameters {', '.join(trained)} of the loss; {advice}.")
 
     def compute(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
-        nonlocal is_checked
         embeddings = outputs["embeddings"]
         loss.to(embeddings.device).train(torch.is_grad_enabled())  # the Trainer knows the model alone
         value = loss(embeddings, labels)
-        if num_items_in_batch is None:
-            return value
-        count = (labels != IGNORED).sum()
-        if not is_checked and torch.is_grad_enabled():
-            is_checked = True
-            if bool(reduce(count, "sum") < num_items_in_batch):
-                _warn_about_accumulation(loss)
         # The Trainer sums over the batches of an optimizer step; `num_items_in_batch` is their size.
-        return value * count / num_items_in_batch
+        return value if num_items_in_batch is None else value * (labels != IGNORED).sum() / num_items_in_batch
 
     return compute
-
-
-def _warn_about_accumulation(loss: nn.Module) -> None:
-    """Log a message if gradients are accumulated although the loss compares all examples of a batch."""
-    for head in heads_of(loss):
-        head.warn_if_divided(1, 2)
-    if isinstance(loss, (MetricLearningLoss, PairLoss)):
-        what = f"{type(loss).__name__} compares the examples of each of the accumulated batches only among themselves"
-        advice = "Use a larger batch and gradient_accumulation_steps=1"
-        logger.warning(f"{what}, so it differs from one large batch. {advice}.")
 
 
 class SentenceTransformerLoss(nn.Module):
@@ -132,9 +106,8 @@ class SentenceTransformerLoss(nn.Module):
         heads = heads_of(self.loss)
         has_classes = bool(heads) or isinstance(self.loss, CrossBatchSupConLoss)  # whose memory has earlier labels
         if labels is None and (has_classes or len(sentence_features) > 2):
-            what = f"{type(self.loss).__name__} has classes" if has_classes else "one of three columns may be negative"
-            names = "label, labels, score or scores"
-            raise ValueError(f"labels are missing, but {what}: name the column of class numbers {names}.")
+            what = f"{type(self.loss).__name__} has classes, or one of three columns may be negative"
+            raise ValueError(f"labels are missing, but {what}: name their column label, labels, score or scores.")
         embeddings = [self.model(features)["sentence_embedding"] for features in sentence_features]
         rows = len(embeddings[0])
         if labels is None:
@@ -152,11 +125,9 @@ class SentenceTransformerLoss(nn.Module):
         """Compute the loss of embeddings that were cut, with class vectors that are cut to the same length."""
         plain = {name: kind for name, kind in HEADS.items() if getattr(kind, "normalizes_classes", False)}
         plain = {name: kind for name, kind in plain.items() if kind.compute_concentration is Head.compute_concentration}
-        for head in heads:
-            if head.name not in plain:
-                problem = f"head {head.name!r} cannot be used in MatryoshkaLoss, which cuts and normalizes embeddings"
-                advice = f"it compares more than directions to class vectors. Use {', '.join(plain)}."
-                raise ValueError(f"{problem}: {advice}")
+        if others := [head.name for head in heads if head.name not in plain]:
+            what = f"head {others[0]!r} compares more than directions, which MatryoshkaLoss cuts and normalizes"
+            raise ValueError(f"{what}. Use {', '.join(plain)}.")
         lengths, length = [head.embedding_dim for head in heads], embeddings.shape[1]
         vectors = {id(head.get_parameter(name)) for head in heads for name in head.class_parameters}
         cut = {name: value[..., :length] for name, value in self.loss.named_parameters() if id(value) in vectors}
@@ -179,8 +150,7 @@ class LossCheckpointCallback(TrainerCallback):
         loss: The loss.
 
     Raises:
-        ValueError: If the class vectors of the loss are spread over processes; or, before training begins, if the
-            labels of a `SentenceTransformerTrainer` are no class numbers of the loss.
+        ValueError: If the class vectors of the loss are spread over processes.
         FileNotFoundError: If training resumes from a checkpoint in `output_dir` that was saved without a loss.
 
     Example:
@@ -193,34 +163,16 @@ class LossCheckpointCallback(TrainerCallback):
         require_all_classes(loss)
         self.loss = loss
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Load the loss of the checkpoint from which training resumes, equal on all processes."""
-        self._check_labels(train_dataloader)
         others = vars(state).setdefault("loss_callbacks", [])  # of this training; not a field, so it is not saved
         self.file = f"loss-{len(others)}.safetensors" if others else type(self).file
         others.append(self)
-        if args.gradient_accumulation_steps > 1:
-            _warn_about_accumulation(self.loss)
         if state.global_step > 0:
             self.loss.load_state_dict(load_file(self._path(args, state)))
         for value in self.loss.state_dict().values():
             value.copy_(broadcast(value))
         self.loss.is_shared = True  # type: ignore[assignment]
-
-    def _check_labels(self, loader: Any) -> None:
-        """Raise an error if the column of the labels, if it can be read whole, has others than class numbers."""
-        names = getattr(getattr(loader, "collate_fn", None), "valid_label_columns", None) or ()
-        features = getattr(getattr(loader, "dataset", None), "features", None) or {}
-        column = next((name for name in names if name in features), None)
-        if column is None or not hasattr(features[column], "dtype") or not hasattr(loader.dataset, "unique"):
-            return
-        count = min((head.num_classes for head in heads_of(self.loss)), default=math.inf)
-        for label in loader.dataset.unique(column):
-            if type(label) is not int or not (0 <= label < count or label == IGNORED):
-                classes = "" if count == math.inf else f" from 0 to {count - 1}"
-                names = getattr(features[column], "num_classes", None)
-                advice = f"Use num_classes={names}" if names else f"dataset.class_encode_column({column!r}) makes them"
-                raise ValueError(f"the column {column!r} must have class numbers{classes}; got {label!r}. {advice}.")
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Update the schedules of the heads, such as `margin_warmup_epochs`."""

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hf_sphere.utils.checks import check_integer
-
 
 def cached_step(
     model: Callable[..., Any],
@@ -43,9 +41,8 @@ def cached_step(
     """
     inputs, labels = batch
     parts = dict(inputs) if isinstance(inputs, Mapping) else {"the inputs": inputs}
-    counts = {name: len(value) for name, value in {**parts, "labels": labels}.items()}
-    if len({*counts.values()}) > 1 or not len(labels):
-        raise ValueError(f"inputs and labels must have the same number of examples, at least one; got {counts}.")
+    if {*map(len, parts.values())} != {len(labels)}:
+        raise ValueError("inputs and labels must have the same number of examples.")
     inner: Any = model.module if isinstance(model, DistributedDataParallel) else model  # the first pass sends nothing
     warn_of_batch_norm(inner)
 
@@ -54,11 +51,9 @@ def cached_step(
         output = call(**dict(zip(parts, chunk, strict=True))) if isinstance(inputs, Mapping) else call(*chunk)
         embeddings: Tensor = getattr(output, "embeddings", output)
         if len(embeddings) != len(chunk[0]):  # the order would depend on the chunks
-            counts = f"{len(embeddings)} embeddings of {len(chunk[0])} examples"
-            raise ValueError(f"the model must return one embedding per example; got {counts}.")
+            raise ValueError(f"the model must return one embedding per example; got {len(embeddings)}.")
         return embeddings
 
-    chunk_size = check_integer("chunk_size", chunk_size, 1)
     chunks = list(zip(*(value.split(chunk_size) for value in parts.values()), strict=True))
     return step_in_chunks(encode, lambda embeddings: loss(embeddings, labels), chunks, getattr(model, "no_sync", None))
 
@@ -86,10 +81,7 @@ def step_in_chunks(
     torch.clear_autocast_cache()  # in older versions of torch, it has casts of weights without gradients
     embeddings = torch.cat(encoded).requires_grad_()
     value = loss(embeddings)
-    if value.requires_grad:
-        value.backward()
-    if embeddings.grad is None:
-        raise ValueError("the loss does not depend on the embeddings, so the model has no gradient.")
+    value.backward()
     gradients, last = embeddings.grad.split([len(part) for part in encoded]), _random_states()
     for index, (chunk, state, gradient) in enumerate(zip(chunks, states, gradients, strict=True), 1):
         _set_random_states(state)

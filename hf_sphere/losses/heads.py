@@ -44,7 +44,7 @@ class HeadLoss(nn.Module, PyTorchModelHubMixin, library_name="hf_sphere"):  # ty
     def __init__(self, embedding_dim: int, num_classes: int, *, head: str | None = None, **options: Any) -> None:
         super().__init__()
         name = self.head_name or head
-        if name is None or (head is not None and head != name):
+        if name is None or head not in (None, name):
             raise ValueError(f"head must be {name or 'one of ' + ', '.join(HEADS)}; got {head!r}.")
         self.head = build_head(name, embedding_dim, num_classes, **options)
         saved = vars(self)["_hub_mixin_config"]  # the arguments
@@ -69,9 +69,7 @@ class HeadLoss(nn.Module, PyTorchModelHubMixin, library_name="hf_sphere"):  # ty
             if getattr(type(self.head), "initialize_from_data", None) is not Head.initialize_from_data:  # or a wrapper
                 self._initialize(embeddings.detach())
         options = {"needs_logits": False} if type(self.head).forward is Head.forward else {}
-        loss = self.head(embeddings, labels, **options).loss
-        assert loss is not None
-        return loss
+        return self.head(embeddings, labels, **options).loss  # type: ignore[return-value]
 
     @torch.compiler.disable(reason="a first batch without compilation must initialize the loss")
     def _initialize(self, embeddings: Tensor) -> None:

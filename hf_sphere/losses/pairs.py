@@ -117,13 +117,11 @@ class SupConLoss(PairLoss):
         total = (positives[:count] > 0).sum()
         if not torch.compiler.is_compiling() and self._may_warn:
             # Reading it synchronizes another device: only for the first batch there.
-            is_without, has_one_class = torch.stack([total == 0, (positives + 1 == used.sum()).any()]).tolist()
-            self._may_warn = is_readable(labels) and not (is_without or has_one_class)
-            problem = "no two examples with the same label, so its SupConLoss is 0"
-            if has_one_class and not is_without:
-                problem = "examples of one label only, so its SupConLoss separates no classes"
-            if is_without or has_one_class:
-                logger.warning(f"A batch has {problem}; sample several examples per class (P x K sampling).")
+            is_useless = bool((total == 0) | (positives + 1 == used.sum()).any())
+            self._may_warn = is_readable(labels) and not is_useless
+            if is_useless:
+                text = "A batch has no two examples with the same label, or only one label, so that its SupConLoss "
+                logger.warning(text + "separates no classes; sample several examples per class (P x K sampling).")
         # The sum over positives follows from that over the class, so that only the log-sum-exp needs all pairs.
         of_class = torch.zeros_like(others[: len(counts)]).index_add(0, group, others)
         queries, positives = self.scale(points), positives[rows]

@@ -208,33 +208,6 @@ def test_sphere_trainer_minimizes_a_loss_of_embeddings(tmp_path):
     assert found == pytest.approx(sum(values) / 2, rel=1e-4)
 
 
-def accumulate(loss, counts: list[int], items: int | None) -> None:
-    """Compute a loss for the batches of an optimizer step, with some numbers of examples that are not ignored."""
-    compute = losses.trainer_loss(loss)
-    for count in counts:
-        labels = torch.where(torch.arange(4) < count, torch.tensor([0, 0, 1, 1]), -100)
-        compute({"embeddings": torch.randn(4, 6)}, labels, num_items_in_batch=items)
-
-
-@pytest.mark.parametrize(
-    "loss", [losses.SupConLoss(), losses.MetricLearningLoss(metric_losses.TripletMarginLoss()), losses.ETFLoss(6, 4)]
-)
-def test_a_loss_of_a_whole_batch_warns_once_of_accumulation_in_a_trainer(loss, caplog):
-    accumulate(loss, [4], 4)
-    accumulate(loss, [4], None)
-    assert caplog.messages == []
-    accumulate(loss, [4, 3, 4], 11)
-    assert len(caplog.messages) == 1
-    assert "gradient_accumulation_steps=1" in caplog.text or "Use SphereTrainer" in caplog.text
-
-
-def test_a_loss_of_a_whole_batch_warns_of_accumulation_in_sentence_transformers(caplog):
-    state, args = SimpleNamespace(global_step=0), SimpleNamespace(gradient_accumulation_steps=2)
-    for name, expected in (("ArcFaceLoss", 0), ("ProxyAnchorLoss", 1)):
-        losses.LossCheckpointCallback(make(name)).on_train_begin(args, state, None)
-        assert sum("where it is divided" in message for message in caplog.messages) == expected
-
-
 def test_trainer_loss_takes_a_dictionary_and_rejects_a_loss_with_parameters():
     points, labels, loss = torch.randn(4, 3), torch.tensor([0, 0, 1, 1]), losses.SupConLoss()
     assert losses.trainer_loss(loss)({"embeddings": points}, labels) == loss(points, labels)

@@ -132,13 +132,13 @@ def test_batches_without_positives_or_of_one_class_warn_once(caplog):
             value.backward()
     assert value == 0
     assert not x.grad.any()
-    assert len([message for message in caplog.messages if "no two examples with the same label" in message]) == 1
+    assert len(caplog.messages) == 1
     loss = SupConLoss()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             loss(torch.randn(4, 4), torch.tensor([3, -100, 3, 3]))
         SupConLoss()(torch.randn(4, 4), torch.tensor([0, 0, 1, 1]))
-    assert len([message for message in caplog.messages if "examples of one label only" in message]) == 1
+    assert len([message for message in caplog.messages if "separates no classes" in message]) == 2
 
 
 @pytest.mark.parametrize("kind", [SupConLoss, InfoNCELoss, SigLIPLoss])
