@@ -1,8 +1,7 @@
 """Calibration: whether 80 % of the predictions with a confidence of 80 % are correct."""
 
-import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from hf_sphere.geometry.checks import check_confidences, check_embeddings, check_labels, to_tensor
 from hf_sphere.metrics.selective import mean_over_ties
-from hf_sphere.utils.checks import check_integer
+from hf_sphere.utils.checks import check_choice, check_integer, check_number
 
 Binning = Literal["equal_mass", "equal_width"]
 
@@ -71,20 +70,18 @@ def reliability_bins(
         low, high = confidences.min().item(), confidences.max().item()
         raise ValueError(f"confidences must be probabilities, in [0, 1]; got {low:g} to {high:g}.")
     num_bins = check_integer("num_bins", num_bins, 1)
-    if binning == "equal_mass":
+    if check_choice("binning", binning, get_args(Binning)) == "equal_mass":
         total = len(confidences)
         rank = torch.empty(total, dtype=torch.float64)
         rank[confidences.argsort()] = torch.arange(total, dtype=torch.float64)
         # Same order of operations as the authors' code of the vMF paper; exact arithmetic would move some boundaries by
         # one prediction, for instance 29/50 of 2,000.
         bins = (rank / total * num_bins).long()
-    elif binning == "equal_width":
+    else:
         inner = torch.arange(1, num_bins, dtype=torch.float64) / num_bins
         narrow = dtype if dtype in (torch.float16, torch.bfloat16) else torch.float32
         rounded = torch.bucketize(confidences, inner.to(narrow).double())
         bins = torch.where(confidences == confidences.to(narrow), rounded, torch.bucketize(confidences, inner))
-    else:
-        raise ValueError(f"unknown binning {binning!r}; choose equal_mass or equal_width.")
     count = torch.bincount(bins, minlength=num_bins)
     both = (confidences, mean_over_ties(confidences, correct))
     confidence, accuracy = (torch.bincount(bins, values, num_bins) / count for values in both)
@@ -104,8 +101,7 @@ def expected_calibration_error(
         >>> expected_calibration_error(torch.tensor([0.75, 0.75]), torch.tensor([1, 0]))
         0.25
     """
-    if not (norm >= 1 and math.isfinite(norm)):
-        raise ValueError(f"norm must be finite and at least 1; got {norm}.")
+    check_number("norm", norm, "[1, inf)")
     return reliability_bins(confidences, correct, num_bins=num_bins, binning=binning).error(norm)
 
 

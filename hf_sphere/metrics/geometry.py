@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hf_sphere.geometry.checks import check_classes, check_correct, check_embeddings
 from hf_sphere.geometry.manifold import check_directions, geodesic_distance
-from hf_sphere.utils.checks import check_integer, check_positive, check_seed
+from hf_sphere.utils.checks import check_choice, check_integer, check_number, check_seed
 
 OverlapDistance = Literal["angular", "euclidean"]
 
@@ -65,10 +65,7 @@ def class_angles(
 def _draw_pairs(
     start: Tensor, size: Tensor, count: int, seed: int
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Sample pairs of embeddings that are sorted by class: indices (count,) and (count,) of each kind.
-
-    `start` and `size` are the index of the first member of each embedding's class and their number, (N,) each.
-    """
+    """Sample pairs within and between classes of sorted embeddings, by the `start` and `size` (N,) of their classes."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(others: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,11 +128,8 @@ def class_overlap(
         >>> class_overlap(embeddings, labels, labels == 0, threshold=0.5)["num_overlaps"]
         0
     """
-    if distance not in get_args(OverlapDistance):
-        raise ValueError(f"unknown distance {distance!r}; choose one of {', '.join(get_args(OverlapDistance))}.")
-    if not 0 < threshold < math.inf or (distance == "angular" and threshold > 180):
-        allowed = "in degrees, above 0 and up to 180" if distance == "angular" else "positive and finite"
-        raise ValueError(f"threshold of the {distance} distance must be {allowed}; got {threshold}.")
+    check_choice("distance", distance, get_args(OverlapDistance))
+    check_number("threshold", threshold, "(0, 180]" if distance == "angular" else "(0, inf)")
     points = check_directions(embeddings) if distance == "angular" else check_embeddings(embeddings).cpu().double()
     labels = check_classes(labels, len(points))
     correct = check_correct(correct, len(points))
@@ -215,7 +209,7 @@ def uniformity(embeddings: Tensor, *, t: float = 2.0) -> float:
         >>> uniformity(torch.eye(4))
         -4.0
     """
-    check_positive("t", t)
+    check_number("t", t, "(0, inf)")
     unit = check_directions(embeddings, min_count=2)
     count = len(unit)
     total = torch.tensor(-math.inf, dtype=unit.dtype)

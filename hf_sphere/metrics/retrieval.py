@@ -11,7 +11,7 @@ from torch import Tensor
 from hf_sphere.distributions import VonMisesFisher
 from hf_sphere.geometry.checks import check_embeddings, check_labels, to_floating
 from hf_sphere.metrics.neighbors import Distance, Gallery
-from hf_sphere.utils.checks import check_integer, check_positive, check_seed
+from hf_sphere.utils.checks import check_choice, check_integer, check_number, check_seed
 
 
 @torch.no_grad()
@@ -52,7 +52,7 @@ def retrieval_scores(
         queries. `num_excluded` embeddings are not queries.
 
     Raises:
-        TypeError: If the embeddings are complex, the labels are not integers or `ks` is not a sequence.
+        TypeError: If the embeddings are complex, or the labels are not integers.
         ValueError: If a shape is wrong, an embedding is not finite or outside the ball, no class has two members, `ks`
             or `curvature` is not positive, or the distance is unknown.
 
@@ -81,12 +81,9 @@ def score_queries(
         >>> len(rows), scores.keys()
         (60, dict_keys(['recall_at_1', 'r_precision', 'map_at_r']))
     """
-    if distance not in get_args(Distance):
-        raise ValueError(f"unknown distance {distance!r}; choose one of {', '.join(get_args(Distance))}.")
-    if not isinstance(ks, Sequence):
-        raise TypeError(f"ks must be a sequence of integers, for instance (1, 5); got {ks!r}.")
+    check_choice("distance", distance, get_args(Distance))
     ks = [check_integer("each of ks", k, 1) for k in ks]
-    check_positive("curvature", curvature)
+    check_number("curvature", curvature, "(0, inf)")
     embeddings = check_embeddings(embeddings)
     labels = check_labels(labels, len(embeddings))
     device = embeddings.device
@@ -135,30 +132,22 @@ def sampled_retrieval_scores(
         around the median.
 
     Raises:
-        ValueError: If `num_samples` is not positive, `interval` is not in (0, 1), the concentrations are not (N,) or
+        ValueError: If `num_samples` is not positive, `interval` is not in (0, 1), a direction or a concentration is
             not valid, and for the same reasons as `retrieval_scores`.
 
     Example:
         >>> sampled_retrieval_scores(torch.eye(3)[labels], torch.full((60,), 10.0), labels).keys()
         dict_keys(['recall_at_1', 'r_precision', 'map_at_r'])
     """
-    if check_integer("num_samples", num_samples, 1) > 1_000_000:
-        raise ValueError(f"num_samples must be at most 1,000,000; got {num_samples}.")
-    seed = check_seed(seed)
-    if not 0 < interval < 1:
-        raise ValueError(f"interval must be in (0, 1), for instance 0.95; got {interval}.")
+    check_integer("num_samples", num_samples, 1)
+    check_number("interval", interval, "(0, 1)")
     directions = check_embeddings(directions)
-    labels = check_labels(labels, len(directions))
     concentration = to_floating("concentration", concentration)
-    if concentration.shape != labels.shape:
-        raise ValueError(f"concentration must have the shape {tuple(labels.shape)}; got {tuple(concentration.shape)}.")
-    if not directions.any(-1).all():
-        raise ValueError("directions must not be zero vectors. Remove them.")
     dtype = torch.promote_types(torch.promote_types(directions.dtype, concentration.dtype), torch.float32)
     # Explicit, since compiling a model disables the validation of distributions for the entire process.
     axes = F.normalize(directions.to("cpu", dtype), dim=-1)
     points = VonMisesFisher(axes, concentration.to("cpu", dtype), validate_args=True)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(check_seed(seed))
     samples = (points.rsample(generator=generator).to(directions.device) for _ in range(num_samples))
     runs = [retrieval_scores(sample, labels, **options) for sample in samples]
     tail = (1 - interval) / 2

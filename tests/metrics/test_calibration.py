@@ -1,7 +1,6 @@
 import itertools
 import json
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
@@ -109,37 +108,6 @@ def test_bins_of_a_constant_confidence_have_the_mean_accuracy():
     for confidence, binning in itertools.product((0.0, 0.5, 1.0), ("equal_mass", "equal_width")):
         error = expected_calibration_error(torch.full((100,), confidence), HALF_RIGHT, binning=binning)
         assert error == pytest.approx(abs(confidence - 0.5), abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("confidences", "correct", "message"),
-    [
-        (torch.rand(3, 2), torch.ones(3), r"confidences must have the shape \(N,\) with N >= 1; got \(3, 2\)"),
-        (torch.rand(0), torch.ones(0), r"got \(0,\)"),
-        (torch.rand(3), torch.ones(4), r"correct must have the shape \(3,\), one per prediction; got \(4,\)"),
-        (torch.tensor([0.5, 1.5]), torch.ones(2), r"probabilities, in \[0, 1\]; got 0.5 to 1.5"),
-        (torch.tensor([0.5, float("nan")]), torch.ones(2), "confidences must not be NaN; index 1 is"),
-        (torch.rand(2), torch.tensor([0, 2]), "correct must be boolean, or 0 and 1"),
-    ],
-)
-def test_invalid_predictions_are_rejected(confidences, correct, message):
-    with pytest.raises(ValueError, match=message):
-        calibration_errors(confidences, correct)
-
-
-def test_invalid_options_are_rejected_but_not_integers_of_numpy():
-    for options, message in (
-        ({"num_bins": 0}, "num_bins must be an integer of at least 1; got 0"),
-        ({"num_bins": 2.5}, "got 2.5"),
-        ({"num_bins": True}, "num_bins must be an integer of at least 1; got True"),
-        ({"norm": 0.5}, "norm must be finite and at least 1; got 0.5"),
-        ({"norm": float("inf")}, "got inf"),
-        ({"binning": "equal"}, "unknown binning 'equal'; choose equal_mass or equal_width"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            expected_calibration_error(torch.rand(4), torch.ones(4), **options)
-    few, many = (expected_calibration_error([0.4, 0.6], [0, 1], num_bins=number) for number in (3, np.int64(3)))
-    assert few == many
 
 
 def tenths(dtype):

@@ -66,19 +66,3 @@ def test_a_sample_has_the_requested_size_the_mean_of_all_pairs_and_its_own_gener
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-
-
-@pytest.mark.parametrize(
-    ("points", "labels", "options", "message"),
-    [
-        (torch.eye(3), [0, 0, 0], {}, "need at least two classes; got one"),
-        (torch.eye(3), [0, 1, 2], {}, "none of the 3 classes has two members"),
-        (torch.eye(3), [0, 0, 1], {"max_pairs": 0}, "max_pairs must be an integer of at least 1"),
-        (torch.eye(3), [0, 1], {}, r"labels must have the shape \(3,\)"),
-        (torch.zeros(3, 2), [0, 0, 1], {}, "a zero vector has no direction; 3 of 3"),
-    ],
-    ids=["one class", "no pair", "max_pairs", "labels", "zero"],
-)
-def test_inputs_without_class_angles_are_rejected(points, labels, options, message):
-    with pytest.raises(ValueError, match=message):
-        class_angles(points, labels, **options)

@@ -86,29 +86,3 @@ def test_norms_do_not_affect_angular_overlap(scale):
     assert class_overlap(scaled, labels, correct, threshold=20.0) == class_overlap(
         points, labels, correct, threshold=20.0
     )
-
-
-@pytest.mark.parametrize(
-    ("changed", "error", "message"),
-    [
-        ({"embeddings": torch.zeros(4)}, ValueError, r"embeddings must have the shape \(N, d\).*got \(4,\)"),
-        ({"embeddings": torch.zeros(0, 2)}, ValueError, r"embeddings must have the shape .*got \(0, 2\)"),
-        ({"embeddings": torch.eye(4, dtype=torch.complex64)}, TypeError, "embeddings must be real"),
-        ({"embeddings": torch.eye(4) / torch.tensor([1, 1, 0, 1])}, ValueError, "4 of 4 are not, the first at index 0"),
-        ({"embeddings": torch.zeros(4, 4)}, ValueError, "a zero vector has no direction; 4 of 4 embeddings are zero"),
-        ({"labels": torch.zeros(3)}, ValueError, r"labels must have the shape \(4,\), one per embedding; got \(3,\)"),
-        ({"labels": torch.zeros(4)}, TypeError, "labels must be integers; got torch.float32"),
-        ({"correct": torch.zeros(3)}, ValueError, r"correct must have the shape \(4,\), one per .*; got \(3,\)"),
-        ({"correct": torch.full((4,), 0.5)}, ValueError, "correct must be boolean, or 0 and 1"),
-        ({"threshold": 0.0}, ValueError, "angular distance must be in degrees, above 0 and up to 180; got 0"),
-        ({"threshold": 181.0}, ValueError, "above 0 and up to 180; got 181"),
-        ({"threshold": math.nan}, ValueError, "got nan"),
-        ({"threshold": -1.0, "distance": "euclidean"}, ValueError, "euclidean distance must be positive and finite"),
-        ({"distance": "cosine"}, ValueError, "unknown distance 'cosine'; choose one of angular, euclidean"),
-    ],
-    ids=str,
-)
-def test_invalid_input_is_rejected(changed, error, message):
-    good = {"embeddings": torch.eye(4), "labels": torch.arange(4), "correct": torch.ones(4), "threshold": 10.0}
-    with pytest.raises(error, match=message):
-        class_overlap(**(good | changed))

@@ -1,9 +1,7 @@
 import json
-import math
 import sys
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -222,52 +220,6 @@ class TestMemory:
         retrieval_scores(embeddings, labels, distance="hyperbolic", curvature=1e-3)
         mebibytes = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
         assert mebibytes < 800  # the distances alone would take 1,495
-
-
-class TestRefusals:
-    @pytest.mark.parametrize(
-        ("embeddings", "labels", "message"),
-        [
-            (torch.randn(4), torch.zeros(4).long(), r"shape \(N, d\) with N >= 1 and d >= 1; got \(4,\)"),
-            (torch.randn(4, 0), torch.zeros(4).long(), r"got \(4, 0\)"),
-            (torch.randn(4, 2), torch.zeros(3).long(), r"shape \(4,\), one per embedding; got \(3,"),
-            (torch.randn(4, 2), torch.zeros(4, 1).long(), r"got \(4, 1\)"),
-            (torch.randn(4, 2), torch.arange(4), "none of the 4 classes has two members"),
-            (torch.randn(0, 2), torch.zeros(0).long(), r"N >= 1 and d >= 1; got \(0, 2\)"),
-            ([], [], r"N >= 1 and d >= 1; got \(0,\)"),
-            (torch.tensor([[1.0], [math.nan]]), torch.zeros(2).long(), "1 of 2 are not, the first at index 1"),
-            (torch.tensor([[math.inf], [1.0]]), torch.zeros(2).long(), "must be finite"),
-        ],
-    )
-    def test_invalid_data_is_rejected(self, embeddings, labels, message):
-        with pytest.raises(ValueError, match=message):
-            retrieval_scores(embeddings, labels)
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"distance": "manhattan"}, "unknown distance 'manhattan'; choose one of cosine, euclidean, hyperbolic"),
-            ({"ks": (1, 0)}, "each of ks must be an integer of at least 1; got 0"),
-            ({"ks": (1.5,)}, "each of ks must be an integer of at least 1; got 1.5"),
-            ({"curvature": -1.0}, "curvature must be finite and positive; got -1.0"),
-            ({"distance": "hyperbolic", "curvature": 100.0}, r"-100, of radius 0.1; that at index 0 has the norm 1"),
-        ],
-    )
-    def test_invalid_options_are_rejected(self, options, message):
-        with pytest.raises(ValueError, match=message):
-            retrieval_scores(F.normalize(torch.ones(4, 2), dim=1), torch.zeros(4).long(), **options)
-
-    def test_bad_input_is_refused(self):
-        with pytest.raises(TypeError, match=r"ks must be a sequence of integers, for instance \(1, 5\); got 5"):
-            retrieval_scores(torch.randn(4, 2), torch.zeros(4).long(), ks=5)
-        for labels in (torch.zeros(4), torch.zeros(4).bool(), ["a", "a", "b", "b"]):
-            with pytest.raises(TypeError, match="labels must be integers"):
-                retrieval_scores(torch.randn(4, 2), labels)
-        with pytest.raises(TypeError, match="embeddings must be real"):
-            retrieval_scores(torch.randn(4, 2, dtype=torch.complex64), torch.zeros(4).long())
-        missing = pd.Series([0, 1, None, 1], dtype="Int64")
-        with pytest.raises(ValueError, match="integers; 1 of 4 are missing or not finite, the first at index 2"):
-            retrieval_scores(torch.randn(4, 3), missing)
 
 
 def test_lists_keep_the_precision_of_python():

@@ -49,14 +49,6 @@ class TestAlignment:
         points = torch.tensor([[1.0, 0.0], [math.cos(angle), math.sin(angle)]], dtype=torch.float64)
         assert alignment(points, torch.zeros(2).long()) == pytest.approx(angle**2, rel=1e-6)
 
-    def test_bad_input_is_refused(self):
-        with pytest.raises(ValueError, match=r"labels must have the shape \(3,\), one per embedding; got \(2,\)"):
-            alignment(unit(3, 2), torch.zeros(2).long())
-        with pytest.raises(TypeError, match=r"labels must be integers; got torch.float32"):
-            alignment(unit(3, 2), torch.zeros(3))
-        with pytest.raises(ValueError, match="none of the 3 classes has two members"):
-            alignment(unit(3, 2), torch.arange(3))
-
 
 class TestUniformity:
     @given(seed=st.integers(0, 10**6), t=st.sampled_from([0.5, 2.0, 7.0]), dim=st.integers(1, 5))
@@ -87,16 +79,11 @@ class TestUniformity:
         assert uniformity(torch.ones(10, 4)) == pytest.approx(0.0, abs=1e-12)
         assert uniformity([[1.0, 0.0], [-1.0, 0.0]], t=1000.0) == pytest.approx(-4000.0)
 
-    def test_the_block_size_has_no_effect_and_bad_input_is_refused(self, monkeypatch):
+    def test_the_block_size_has_no_effect(self, monkeypatch):
         points = unit(61, 3)
         whole = uniformity(points)
         monkeypatch.setattr(MODULE, "_BLOCK_NUMEL", 200)
         assert uniformity(points) == pytest.approx(whole, rel=1e-12)
-        with pytest.raises(ValueError, match=r"shape \(N, d\) with N >= 2 and d >= 1; got \(1, 3\)"):
-            uniformity(torch.ones(1, 3))
-        for t in (0.0, -1.0, math.inf, math.nan):
-            with pytest.raises(ValueError, match="t must be finite and positive"):
-                uniformity(unit(3, 2), t=t)
 
 
 @pytest.mark.parametrize("measure", [uniformity, lambda points: alignment(points, torch.zeros(len(points)).long())])
@@ -107,18 +94,3 @@ class TestBoth:
             assert measure(scale * points) == pytest.approx(measure(points))
         for dtype in (torch.float16, torch.bfloat16, torch.float32):
             assert measure(points.to(dtype)) == measure(points.to(dtype).double())
-
-    @pytest.mark.parametrize(
-        ("points", "error", "message"),
-        [
-            (torch.tensor([[1.0, 0.0], [0.0, 0.0]]), ValueError, "a zero vector has no direction; 1 of 2 .* index 1"),
-            (torch.tensor([[1.0, torch.nan], [0.0, 1.0]]), ValueError, "embeddings must be finite; 1 of 2"),
-            (torch.empty(0, 2), ValueError, r"shape \(N, d\)"),
-            (torch.ones(3), ValueError, r"shape \(N, d\)"),
-            (torch.ones(2, 2, dtype=torch.complex64), TypeError, "must be real"),
-        ],
-        ids=["zero", "nan", "empty", "1-D", "complex"],
-    )
-    def test_points_without_a_direction_are_rejected(self, measure, points, error, message):
-        with pytest.raises(error, match=message):
-            measure(points)
