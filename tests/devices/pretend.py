@@ -41,38 +41,15 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 NAME = "pretend"
 ROOT = Path(__file__).resolve().parents[2]
-ALLOCATIONS = frozenset(
-    [
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "empty_permuted",
-        "new_empty",
-        "new_empty_strided",
-        "_unsafe_view",
-        "resize_",
-        "set_",
-        "is_same_size",
-        "_reshape_alias",
-        "lift_fresh",
-        "_fused_sdp_choice",
-        "_has_compatible_shallow_copy_type",
-    ]
-)
-WAITS = frozenset(
-    [
-        "_local_scalar_dense",
-        "nonzero",
-        "masked_select",
-        "equal",
-        "bincount",
-        "_unique",
-        "_unique2",
-        "unique_dim",
-        "unique_consecutive",
-        "_linalg_check_errors",
-    ]
-)
+ALLOCATIONS = frozenset([
+    "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "_unsafe_view",
+    "resize_", "set_", "is_same_size", "_reshape_alias", "lift_fresh", "_fused_sdp_choice",
+    "_has_compatible_shallow_copy_type",
+])  # fmt: skip
+WAITS = frozenset([
+    "_local_scalar_dense", "nonzero", "masked_select", "equal", "bincount", "_unique", "_unique2", "unique_dim",
+    "unique_consecutive", "_linalg_check_errors",
+])  # fmt: skip
 """Operations whose result or shape the host reads."""
 INDEXING = frozenset(["index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"])
 """Operations on tensors of the device whose indices may be on the CPU."""

@@ -24,10 +24,7 @@ def x(pretend) -> torch.Tensor:
 
 def test_views_and_allocations_are_no_kernels(count, x):
     assert count(lambda: (x.t(), x[0], x.expand(4, 2, 3), torch.empty_like(x), x.detach())) == (0, [])
-
-
-def test_a_foreach_operation_is_one_kernel(count, x):
-    assert count(lambda: torch._foreach_add([x, x], 1.0)) == (1, [])
+    assert count(lambda: torch._foreach_add([x, x], 1.0)) == (1, [])  # which is one
 
 
 @pytest.mark.parametrize("call", ["item", "nonzero", "mask", "equal", "to device", "index of the CPU", "tolist"])
@@ -44,13 +41,6 @@ def test_what_the_host_reads_is_a_synchronization(count, x, call):
     assert len(count(calls[call])[1]) == 1
 
 
-def test_a_synchronization_has_the_line_that_called_it(pretend, x):
-    pretend.reset()
-    bool(x.any())
-    (wait,) = pretend.synchronizations()
-    assert wait.line.startswith("tests/devices/test_pretend.py:")
-
-
 def test_a_capturable_step_refuses_synchronizations(pretend, x):
     with pretend.capturable():
         x.sum()
@@ -62,14 +52,6 @@ def test_a_capturable_step_refuses_synchronizations(pretend, x):
 def test_tensors_of_the_cpu_are_refused(x, call):
     with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
         call(x)
-
-
-def test_outputs_are_resized(pretend, x):
-    out = torch.empty(0, device=x.device)
-    torch.mul(x, 2, out=out)
-    assert torch.eye(1, 4, device=x.device)[0].tolist() == [1, 0, 0, 0]
-    assert out.tolist() == [[0, 2, 4], [6, 8, 10]]
-    assert x.clone().unsqueeze_(0).shape == (1, 2, 3)
 
 
 def test_tied_parameters_stay_tied(pretend):

@@ -16,9 +16,7 @@ from hf_sphere.geometry import (
 )
 from hf_sphere.geometry.bessel import mean_resultant_length_derivative
 from hf_sphere.geometry.sampling import fixed_noise, points_from_noise
-from hf_sphere.nn import build_head
 from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT, find_scale_invariant_weights, scale_invariant_groups
-from hf_sphere.prototypes import place_prototypes
 
 
 @pytest.mark.parametrize("function", [spherize, angles_to_cartesian, cartesian_to_angles])
@@ -162,25 +160,6 @@ def test_finding_scale_invariant_weights_is_robust_to_tf32(device):
     assert torch.get_float32_matmul_precision() == "high"
     torch.set_float32_matmul_precision("highest")
     assert found.channel_dims == {"0.weight": (0,), "3.weight": (0,)}
-
-
-@pytest.mark.parametrize("method", ["lbfgs", "sgd"])
-def test_prototypes_placed_on_the_device_have_the_same_separation(method, device):
-    options = {"method": method, "max_iterations": 100, "progress": False}
-    on_cpu = place_prototypes(60, 8, **options)
-    on_gpu = place_prototypes(60, 8, device=device, **options)
-    assert on_gpu.prototypes.device.type == "cpu"
-    assert abs(on_gpu.separation - on_cpu.separation) < 0.02
-
-
-def test_prototype_head_matches_the_cpu_and_learns_the_same_concentration(device):
-    head, x, labels = build_head("prototype", 8, 20), torch.randn(64, 8), torch.arange(64) % 20
-    other = build_head("prototype", 8, 20).to(device)
-    for _ in range(5):
-        expected, found = head(x, labels), other(x.to(device), labels.to(device))
-    torch.testing.assert_close(found.logits.cpu(), expected.logits, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(found.loss.cpu(), expected.loss)
-    torch.testing.assert_close(other.class_concentration.cpu(), head.class_concentration, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
