@@ -1,6 +1,5 @@
 """The uniform distribution on the unit sphere, and the support constraint of all distributions on it."""
 
-import math
 from typing import Any
 
 import torch
@@ -117,11 +116,6 @@ class HypersphericalUniform(Distribution):
     def covariance_matrix(self) -> Tensor:
         """Covariance matrix of the coordinates, the identity divided by d: (..., d, d)."""
         return self.variance[..., None] * torch.eye(self.dim, dtype=self._like.dtype, device=self._like.device)
-
-    @property
-    def mode(self) -> Tensor:
-        """NaN, (..., d), as for `torch.distributions.Uniform`, because all points have the same density."""
-        return self._like.new_full(self._extended_shape(), math.nan)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Negative logarithm of the surface area of the sphere, in nats: (...)."""

@@ -13,9 +13,8 @@ from hf_sphere.geometry.checks import IGNORED
 def weighted_by_targets(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate the `forward` of a model whose loss is a mean over its targets, so that it takes `num_items_in_batch`.
 
-    The Trainer passes this number of targets, labels other than -100, in all batches of an optimizer step. The loss is
-    then the contribution of the batch to the mean over them, so that the sum over the batches is that mean. A loss that
-    is a sum needs no weight.
+    The Trainer passes this number of targets, labels other than -100, of an optimizer step. The loss is then the
+    contribution of the batch to the mean over them. A loss that is a sum needs no weight.
     """
     position = list(inspect.signature(forward).parameters).index("labels") - 1  # not counting `self`
 

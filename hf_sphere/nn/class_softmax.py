@@ -31,27 +31,15 @@ def sum_over_other_classes(
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Sum over all classes but an example's own, in blocks of classes.
 
-    The logit of a class is `w.x + b`. With several weights per class (centers) it is the largest of their products. The
-    memory, in addition to the inputs and their gradients, is that of a few blocks of logits and does not depend on the
-    number of classes; the backward pass computes each block again. The own class is masked instead of subtracted, so
-    that its loss stays accurate however large its logit is, and a margin can replace that logit.
+    The logit of a class is `w.x + b`, with C centers per class the largest of their products. The memory is that of a few
+    blocks of logits, which the backward pass computes again (Chen et al., "Training deep nets with sublinear memory
+    cost", 2016). The own class is masked instead of subtracted, so that its loss stays accurate however large its logit is,
+    and a margin can replace that logit.
 
-    Args:
-        embeddings: x, (B, d), float32 or float64.
-        weight: w, (K, d), or (K, C, d) with C centers per class; may have a smaller dtype, then blocks are upcast.
-        bias: b, (K,), or None.
-        labels: Own class of each example, (B,), int64. For one outside 0..K-1, nothing is masked.
-        normalize: Whether to divide each w by its norm.
-        sum_logits: Whether to compute the sum of the logits.
-
-    Returns:
-        Log-sum-exp of the logits, (B,), -inf if there is no other class; the sum of the logits, (B,), if requested; and
-        the weights of the own class, (B, d) or (B, C, d), not normalized, zero where there is none. Once
-        differentiable.
-
-    Reference:
-        Blocks that the backward pass computes again are those of Chen et al., "Training deep nets with sublinear memory
-        cost", 2016.
+    The inputs are x, (B, d), float32 or float64; w, (K, d) or (K, C, d), of any dtype, divided by its norms if `normalize`;
+    b, (K,), or None; and the labels, (B,), for which nothing is masked outside 0..K-1. Returned are the log-sum-exp, (B,),
+    -inf if there is no other class; with `sum_logits` the sum of the logits, (B,); and the weights of the own class,
+    (B, d) or (B, C, d), not normalized, zero where there is none. Once differentiable.
     """
     with torch.autocast(embeddings.device.type, enabled=False):
         return _OtherClasses.apply(embeddings, weight, bias, labels, normalize, sum_logits)
@@ -85,9 +73,8 @@ def _is_inside(weight: Tensor, labels: Tensor) -> Tensor:
 class _OtherClasses(torch.autograd.Function):
     """The log-sum-exp and the sum of the logits `l_k = w_k.x + b_k` over k other than the own class y, and w_y.
 
-    The gradient of the first with respect to l_k is the softmax `exp(l_k - log_sum)`, that of the second is 1, and both
-    are 0 at k = y. From the sum g_k of both, times the incoming gradients, follow those of x, `sum_k g_k w_k`, and,
-    summed over the examples, those of w_k, `g_k x`, and b_k, `g_k`. The blocks of logits are computed again for this.
+    Their gradients with respect to l_k are `exp(l_k - log_sum)` and 1, both 0 at k = y. From their sum g_k, times the
+    incoming gradients, follow those of x, `sum_k g_k w_k`, and, summed over the examples, of w_k, `g_k x`, and b_k, g_k.
     """
 
     @staticmethod
@@ -211,30 +198,15 @@ def log_class_sum(
 ) -> tuple[Tensor, Any]:
     """Sum over the classes of the von Mises-Fisher softmax: `logsumexp_k [log C(|w_k|) - log C(|w_k + beta x|)]`.
 
-    A term is the log-mean of exp(beta x.y) over samples y of class k. The samples x are given relative to the mean
-    directions of their distributions, `x = cosine * mu +- sine * v`, and never materialized: their dot products with
-    the class vectors follow from those of mu and v. The noise v rotates rigidly with mu, so its gradient requires no
-    further matrix product.
+    A term is the log-mean of exp(beta x.y) over samples y of class k. The S samples x of each distribution are given
+    relative to its mean direction, `x = cosine * mu +- sine * v`, and never materialized: their dot products with the class
+    vectors follow from those of mu and v. The noise v rotates rigidly with mu, so its gradient requires no further product.
 
-    Args:
-        direction: mu, unit vectors (B, d), float32 or float64.
-        cosine: (S, B), of S samples of each distribution.
-        sine: (S, B), of the same samples, nonnegative.
-        tangents: v, unit vectors orthogonal to mu, (ceil(S/2), B, d), negated for the second half of the samples.
-        class_vectors: w, mean direction times concentration of each class, (K, d).
-        inverse_temperature: beta, a scalar.
-        labels: Own class of each example, (B,), int64; outside 0..K-1 if it is none of these classes. None if the
-            weights of the own classes are not needed.
-        recompute: Whether the backward pass computes the blocks of classes again instead of saving them, which takes
-            the memory of almost three matrices (S B, K).
-
-    Returns:
-        The sums, (S, B), and the weights of the own classes, (B, d), zero where there is none, or None. Once
-        differentiable with respect to all but the tangents.
-
-    Reference:
-        Scott, Gallagher and Mozer, "von Mises-Fisher loss: an exploration of embedding geometries for supervised
-        learning", ICCV 2021.
+    The inputs are mu, (B, d), float32 or float64; cosines and sines, (S, B); v, orthogonal to mu, (ceil(S/2), B, d),
+    negated for the second half of the samples; w, mean direction times concentration, (K, d); the scalar beta; and the
+    labels, (B,), outside 0..K-1 for none of these classes, None if their weights are not needed. With `recompute`, the
+    backward pass computes the blocks of classes again instead of saving them, almost three matrices (S B, K). Returned are
+    the sums, (S, B), and the weights of the own classes, (B, d), zero where there is none, or None. Once differentiable.
     """
     return _LogClassSum.apply(direction, cosine, sine, tangents, class_vectors, inverse_temperature, labels, recompute)
 

@@ -6,7 +6,6 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
-from torch import nn
 from transformers import (
     BitImageProcessor,
     CLIPConfig,
@@ -33,7 +32,7 @@ from transformers import (
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionModel
 from hf_sphere.models.backbones import create_backbone
-from hf_sphere.models.pretrained_backbones import _has_class_token, pretrained_preprocessing
+from hf_sphere.models.pretrained_backbones import pretrained_preprocessing
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
 ENCODERS = {
@@ -188,12 +187,6 @@ class TestTransformers:
         found = own(pixels).embeddings
         torch.testing.assert_close(found, model.eval()(pixels).pooler_output)
         assert own.embedding_dim == found.shape[1]
-
-    def test_class_tokens_are_found_by_name(self):
-        for name, found in (("cls_token", True), ("cls_register_token", True), ("mask_token", False)):
-            encoder = nn.Module()
-            encoder.embeddings = nn.ParameterDict({name: nn.Parameter(torch.zeros(1))})
-            assert _has_class_token(encoder) == found
 
     @torch.no_grad()
     def test_features_without_pooler_and_class_token_are_the_mean_and_of_masked_autoencoders_of_whole_images(

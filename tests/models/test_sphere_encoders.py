@@ -83,28 +83,6 @@ def test_classifier_has_a_half_width_spherized_layer(family):
     torch.testing.assert_close(family.output(model), expected, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize(
-    ("layers", "asked"),
-    [(None, {}), (None, {"spherized_classifier": True}), ([], {"spherized_classifier": True}), ([], {})],
-    ids=["layer", "both", "classifier", "neither"],
-)
-def test_classifier_is_spherized_only_if_the_config_says_so(family, layers, asked):
-    model = family.model("ForSequenceClassification", spherized_layers=layers, **asked)
-    assert hasattr(model.classifier, "spherization") == bool(asked)
-    assert any(hasattr(layer.output, "spherical") for layer in model.base_model.encoder.layer) == (layers is None)
-    assert family.output(model).shape == (3, 2)
-
-
-@pytest.mark.parametrize("learned", [True, False])
-def test_scaling_and_radius_are_parameters_only_if_learned(family, learned):
-    options = {"learn_spherization_scaling": learned, "learn_spherization_radius": not learned}
-    model = family.model("Model", spherization_scaling=2.0, spherization_radius=3, **options)
-    spherization = model.encoder.layer[-1].output.spherical.spherization
-    assert (spherization.scaling.item(), spherization.radius.item()) == (2.0, 3.0)
-    assert set(dict(spherization.named_parameters())) == {"scaling" if learned else "radius"}
-    assert set(dict(spherization.named_buffers())) == {"radius" if learned else "scaling"}
-
-
 # Execution modes
 
 
@@ -286,13 +264,3 @@ def test_half_precision_checkpoint_loads_in_half_precision(family, tmp_path):
     model = family.model_class("ForMaskedLM").from_pretrained(tmp_path, dtype="auto")
     assert {value.dtype for value in model.state_dict().values()} == {torch.bfloat16}
     assert model(**family.batch()).logits.isfinite().all()
-
-
-@pytest.mark.parametrize("as_path", [False, True], ids=["object", "path"])
-def test_spherized_configuration_is_accepted(family, as_path, tmp_path):
-    family.plain().save_pretrained(tmp_path)
-    config = type(family.config()).from_pretrained(tmp_path, spherized_layers=[0])
-    config.save_pretrained(tmp_path / "config")
-    given = tmp_path / "config" if as_path else config
-    model = family.model_class("ForMaskedLM").from_pretrained(tmp_path, config=given)
-    assert model.config.spherized_layer_indices == (0,)

@@ -106,10 +106,3 @@ def test_a_step_is_finite_and_close_to_float32(head, precision, flags):
     assert abs(loss / exact - 1) < DISTANCES[precision][0]
     assert abs(norm / exact_norm - 1) < DISTANCES[precision][1]
     assert all(value.isfinite().all() for value in model.state_dict().values())
-
-
-def test_every_pair_of_options_appears():
-    rows = [{"head": head, "precision": precision, **flags} for head, precision, flags in cases()]
-    values = {"head": HEADS, "precision": DISTANCES, **dict.fromkeys(FLAGS, (False, True))}
-    for first, second in itertools.combinations(values, 2):
-        assert {(row[first], row[second]) for row in rows} == {*itertools.product(values[first], values[second])}

@@ -69,8 +69,6 @@ OPTIONS = [
     (head("cosface", margin=1.5), r"must be a number in \[0, 1.0\]; got 1.5"),
     (head("proxy_anchor", margin=-0.1), r"margin must be a number in \[0, 1\]; got -0.1"),
     (head("arcface", margin_warmup_epochs=-5), "margin_warmup_epochs must be an integer of at least 0; got -5"),
-    (head("adaface", norm_factor=0.0), r"norm_factor must be a number in \(0, inf\); got 0.0"),
-    (head("adaface", norm_momentum=1.0), r"norm_momentum must be a number in \[0, 1\); got 1.0"),
     (head("subcenter_arcface", sub_centers=0), "sub_centers must be an integer of at least 1; got 0"),
     *((head("arcface", scale=s), r"'learned', must be a number in \(0, inf\)") for s in (0, -3.0, INF, NAN, "fixed")),
     (head("cosine", scale="learned", log_temperature=-2.0), "log_temperature -2.0 and scale 'learned' are exclusive"),

@@ -166,23 +166,6 @@ def test_meta_device_skips_placement_and_its_heads_can_be_reset_also_in_inferenc
     assert x.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("accumulating", [False, True], ids=["on its own", "in the loop"])
-def test_compiled_training_matches_eager_training(accumulating):
-    torch.compiler.reset()
-    results = []
-    for compiled in (False, True):
-        head, x = build_head("prototype", 4, 7), torch.linspace(-1, 2, 20).view(5, 4).requires_grad_()
-        forward = torch.compile(head, fullgraph=True, backend="aot_eager") if compiled else head
-        for _ in range(3):
-            if accumulating:
-                head.before_forward(0, torch.arange(5))
-            output = forward(x, LABELS)
-            (output.loss + output.logits.square().sum()).backward()
-            head.after_step(lambda values: values)
-        results.append((x.grad, head.class_concentration, output.logits.detach()))
-    torch.testing.assert_close(results[1], results[0])
-
-
 def in_parts(head, x, labels, parts):
     """Train on parts of a batch in one optimizer step."""
     for some in torch.arange(len(x)).split(parts):

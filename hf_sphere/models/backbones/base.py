@@ -135,22 +135,15 @@ def initialize(net: nn.Module, set_weight: Callable[[Tensor], Any], kinds: Any =
 
 
 def initialize_for_relu(net: nn.Module) -> None:
-    """Apply He initialization to convolutions and linear maps, so that a deep network without batch norm trains.
+    """Apply He initialization (He et al., 2015), with which a deep network without batch norm trains.
 
-    Weights are normal with variance 2 / fan-in, which preserves the variance of the signal through ReLUs; biases are
-    zero. torch's default is uniform with a sixth of that variance, with which the signal vanishes after sixteen layers.
-
-    Reference:
-        He, Zhang, Ren and Sun, "Delving deep into rectifiers", ICCV 2015, section 2.2.
+    Weights are normal with variance 2 / fan-in, biases zero; torch's default has a sixth of that variance.
     """
     initialize(net, functools.partial(nn.init.kaiming_normal_, nonlinearity="relu"))
 
 
 def initialize_fan_out(net: nn.Module) -> None:
-    """Apply He initialization with the fan-out to convolutions, as torchvision does before batch norm; biases are zero.
-
-    Weights are normal with variance 2 / fan-out, where the fan-out is the number of outputs times the kernel's area.
-    """
+    """Apply He initialization with variance 2 / fan-out to convolutions, as torchvision does before batch norm."""
     initialize(net, functools.partial(nn.init.kaiming_normal_, mode="fan_out", nonlinearity="relu"), nn.Conv2d)
 
 
@@ -190,20 +183,10 @@ def register_backbone(build: Callable[..., nn.Module]) -> Callable[..., nn.Modul
 def create_backbone(
     name: str, *, num_channels: int, image_size: ImageSize, pretrained: bool | str = False, **options: Any
 ) -> nn.Module:
-    """Create a timm model without its classifier.
+    """Create a timm model without its classifier, (B, num_channels, height, width) -> (B, num_features).
 
-    Args:
-        name: A name of timm's registry, which includes the backbones of this library.
-        num_channels: Channels of the images.
-        image_size: Side of the images in pixels, or (height, width), for backbones whose layers depend on it.
-        pretrained: Whether to load timm's weights, from its cache or the Hub; or a file of weights.
-        **options: Options of the model, as in `timm.create_model`.
-
-    Returns:
-        A module (B, num_channels, height, width) -> (B, num_features).
-
-    Raises:
-        ValueError: If the name or an option is unknown.
+    The size of the images is used by backbones whose layers depend on it. `pretrained` loads timm's weights, from its cache
+    or the Hub, or a file of weights; the options are those of `timm.create_model`.
     """
     architecture = name.split(".")[0]
     if not timm.is_model(architecture):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hf_sphere.geometry.checks import IGNORED
 from hf_sphere.nn.heads.cosine import MarginHead, cosine_and_sine
 from hf_sphere.nn.heads.mixins import RunningStatistics
-from hf_sphere.utils.checks import check_integer, check_number
+from hf_sphere.utils.checks import check_integer
 
 
 class ArcFaceHead(MarginHead):
@@ -158,12 +158,7 @@ class AdaFaceHead(RunningStatistics, MarginHead):
     Args:
         embedding_dim: Length d of the embeddings, at least 2.
         margin: m, from 0 to pi / 2.
-        norm_factor: Factor h of the standardized norm, positive; 1/3 limits it to three standard deviations.
-        norm_momentum: Factor of the running averages in each update, in [0, 1).
         **options: See `hf_sphere.nn.heads.cosine.MarginHead`; `scale` is 64 by default, as in the paper.
-
-    Raises:
-        ValueError: If an option is out of range.
 
     Reference:
         Kim, Jain and Liu, "AdaFace: quality adaptive margin for face recognition", CVPR 2022. The initial averages are
@@ -180,20 +175,10 @@ class AdaFaceHead(RunningStatistics, MarginHead):
     max_margin = math.pi / 2
     norm_mean: Tensor
     norm_std: Tensor
+    norm_factor, norm_momentum = 0.333, 0.99  # of the standardized norm, and of the running averages in each update
 
-    def __init__(
-        self,
-        embedding_dim: int,
-        num_classes: int,
-        *,
-        margin: float = 0.4,
-        norm_factor: float = 0.333,
-        norm_momentum: float = 0.99,
-        **options: Any,
-    ) -> None:
+    def __init__(self, embedding_dim: int, num_classes: int, *, margin: float = 0.4, **options: Any) -> None:
         super().__init__(embedding_dim, num_classes, margin=margin, **options)
-        self.norm_factor = check_number("norm_factor", norm_factor, "(0, inf)")
-        self.norm_momentum = check_number("norm_momentum", norm_momentum, "[0, 1)")
         self.register_buffer("norm_mean", torch.tensor(20.0))
         self.register_buffer("norm_std", torch.tensor(100.0))
 
