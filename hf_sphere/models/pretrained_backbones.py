@@ -162,8 +162,8 @@ def load_backbone_weights(backbone: nn.Module, name: str, file: str) -> None:
     """Load the weights of a backbone from a file, as timm does: converted, and adapted to the number of channels.
 
     The file is safetensors, a state dict that torch loads with `weights_only`, or the module of a pip package of
-    `hf_sphere.utils.known_weights`. A classifier in it is not used; tensors that are missing or have another shape are an
-    error. Messages have the `name` of the backbone.
+    `hf_sphere.utils.known_weights`. A classifier in it is not used; tensors that are missing or have another shape are
+    an error. Messages have the `name` of the backbone.
     """
     path = package_file(file)
     state, tensors = load_state_dict(str(path or file), weights_only=True), backbone.state_dict()

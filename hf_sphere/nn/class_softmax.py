@@ -31,15 +31,15 @@ def sum_over_other_classes(
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Sum over all classes but an example's own, in blocks of classes.
 
-    The logit of a class is `w.x + b`, with C centers per class the largest of their products. The memory is that of a few
-    blocks of logits, which the backward pass computes again (Chen et al., "Training deep nets with sublinear memory
-    cost", 2016). The own class is masked instead of subtracted, so that its loss stays accurate however large its logit is,
-    and a margin can replace that logit.
+    The logit of a class is `w.x + b`, with C centers per class the largest of their products. The memory is that of a
+    few blocks of logits, which the backward pass computes again (Chen et al., "Training deep nets with sublinear memory
+    cost", 2016). The own class is masked instead of subtracted, so that its loss stays accurate however large its logit
+    is, and a margin can replace that logit.
 
-    The inputs are x, (B, d), float32 or float64; w, (K, d) or (K, C, d), of any dtype, divided by its norms if `normalize`;
-    b, (K,), or None; and the labels, (B,), for which nothing is masked outside 0..K-1. Returned are the log-sum-exp, (B,),
-    -inf if there is no other class; with `sum_logits` the sum of the logits, (B,); and the weights of the own class,
-    (B, d) or (B, C, d), not normalized, zero where there is none. Once differentiable.
+    The inputs are x, (B, d), float32 or float64; w, (K, d) or (K, C, d), of any dtype, divided by its norms if
+    `normalize`; b, (K,), or None; and the labels, (B,), for which nothing is masked outside 0..K-1. Returned are the
+    log-sum-exp, (B,), -inf if there is no other class; with `sum_logits` the sum of the logits, (B,); and the weights
+    of the own class, (B, d) or (B, C, d), not normalized, zero where there is none. Once differentiable.
     """
     with torch.autocast(embeddings.device.type, enabled=False):
         return _OtherClasses.apply(embeddings, weight, bias, labels, normalize, sum_logits)
@@ -74,7 +74,8 @@ class _OtherClasses(torch.autograd.Function):
     """The log-sum-exp and the sum of the logits `l_k = w_k.x + b_k` over k other than the own class y, and w_y.
 
     Their gradients with respect to l_k are `exp(l_k - log_sum)` and 1, both 0 at k = y. From their sum g_k, times the
-    incoming gradients, follow those of x, `sum_k g_k w_k`, and, summed over the examples, of w_k, `g_k x`, and b_k, g_k.
+    incoming gradients, follow those of x, `sum_k g_k w_k`, and, summed over the examples, of w_k, `g_k x`, and b_k,
+    g_k.
     """
 
     @staticmethod
@@ -199,14 +200,16 @@ def log_class_sum(
     """Sum over the classes of the von Mises-Fisher softmax: `logsumexp_k [log C(|w_k|) - log C(|w_k + beta x|)]`.
 
     A term is the log-mean of exp(beta x.y) over samples y of class k. The S samples x of each distribution are given
-    relative to its mean direction, `x = cosine * mu +- sine * v`, and never materialized: their dot products with the class
-    vectors follow from those of mu and v. The noise v rotates rigidly with mu, so its gradient requires no further product.
+    relative to its mean direction, `x = cosine * mu +- sine * v`, and never materialized: their dot products with the
+    class vectors follow from those of mu and v. The noise v rotates rigidly with mu, so its gradient requires no
+    further product.
 
     The inputs are mu, (B, d), float32 or float64; cosines and sines, (S, B); v, orthogonal to mu, (ceil(S/2), B, d),
     negated for the second half of the samples; w, mean direction times concentration, (K, d); the scalar beta; and the
     labels, (B,), outside 0..K-1 for none of these classes, None if their weights are not needed. With `recompute`, the
-    backward pass computes the blocks of classes again instead of saving them, almost three matrices (S B, K). Returned are
-    the sums, (S, B), and the weights of the own classes, (B, d), zero where there is none, or None. Once differentiable.
+    backward pass computes the blocks of classes again instead of saving them, almost three matrices (S B, K). Returned
+    are the sums, (S, B), and the weights of the own classes, (B, d), zero where there is none, or None. Once
+    differentiable.
     """
     return _LogClassSum.apply(direction, cosine, sine, tangents, class_vectors, inverse_temperature, labels, recompute)
 

@@ -28,9 +28,9 @@ def share_of(count: int, process: int | None = None) -> range:
 class Exchange:
     """Exchanges what losses need between processes, each with examples of its own and a part of the classes.
 
-    Each process computes the losses of its B examples, of N in all; data parallelism minimizes the mean of the losses over
-    processes, so the gradients of class vectors, which have no copies, are those of this mean. Without a group, or with
-    classes that are not `shared`, all methods return what they are given.
+    Each process computes the losses of its B examples, of N in all; data parallelism minimizes the mean of the losses
+    over processes, so the gradients of class vectors, which have no copies, are those of this mean. Without a group, or
+    with classes that are not `shared`, all methods return what they are given.
     """
 
     def __init__(self, batch: Tensor, *, shared: bool) -> None:

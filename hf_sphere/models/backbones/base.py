@@ -185,8 +185,8 @@ def create_backbone(
 ) -> nn.Module:
     """Create a timm model without its classifier, (B, num_channels, height, width) -> (B, num_features).
 
-    The size of the images is used by backbones whose layers depend on it. `pretrained` loads timm's weights, from its cache
-    or the Hub, or a file of weights; the options are those of `timm.create_model`.
+    The size of the images is used by backbones whose layers depend on it. `pretrained` loads timm's weights, from its
+    cache or the Hub, or a file of weights; the options are those of `timm.create_model`.
     """
     architecture = name.split(".")[0]
     if not timm.is_model(architecture):

@@ -36,8 +36,8 @@ def find_confidence(num_classes: int, log_temperature: float) -> float:
     """Return the initial expected cosine l, 0.4 to 0.95, with which a prediction can have a probability of 0.9999.
 
     The logit of an embedding in the direction of its class is beta l^2, about 0 for classes orthogonal to it, and their
-    softmax is p if beta l^2 is log((K - 1) p / (1 - p)). In a sweep on CIFAR-10, the l of p = 0.99 is as accurate, but its
-    likelihood is much lower (page "von Mises-Fisher embeddings").
+    softmax is p if beta l^2 is log((K - 1) p / (1 - p)). In a sweep on CIFAR-10, the l of p = 0.99 is as accurate, but
+    its likelihood is much lower (page "von Mises-Fisher embeddings").
     """
     odds = max(num_classes - 1, 1) * CONFIDENT / (1 - CONFIDENT)
     cosine = math.sqrt(math.log(odds) * math.exp(log_temperature))
