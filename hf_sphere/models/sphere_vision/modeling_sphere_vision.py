@@ -298,7 +298,8 @@ class ModelWithHead(nn.Module):
         """
         head, decision = self.apply_head(self.head_inputs(embeddings), labels, **(mixed or {})), {}
         calibration, rejection = getattr(self.config, "calibration", None), getattr(self, "rejection", None)
-        logits, outputs = head.logits, dict[str, Any](embeddings=head.embeddings, concentration=head.concentration)
+        logits = head.logits
+        outputs: Any = {"embeddings": head.embeddings, "concentration": head.concentration}
         if logits is not None and not self.training:
             if rejection is not None:
                 decision = rejection(self.head_inputs(embeddings), logits, head.concentration)._asdict()
