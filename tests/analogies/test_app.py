@@ -63,13 +63,6 @@ def test_costs_match_the_library_and_the_lowest_are_highlighted(app, tiny, expec
     assert {cell for cell, style in by_order.ctx.items() if style} == lowest
 
 
-@pytest.mark.parametrize("scoring", ["marginal_bias", "pmi", "hypothesis_bias", "embedding_similarity"])
-def test_scorings_with_permutations_show_them(app, tiny, scoring):
-    _, by_order, details = app.answer("word : language", CHOICES, tiny, scoring, "is-to-as")
-    assert len(by_order.data) == 24
-    assert details["visible"]
-
-
 def test_the_weight_is_passed_to_the_scoring(app, tiny):
     pairs = [tuple(line.split(" : ")) for line in CHOICES.splitlines()]
     of_scorings = {"marginal_bias": ("weight_head", "weight_tail"), "pmi": ("alpha",), "perplexity": ()}
@@ -79,12 +72,6 @@ def test_the_weight_is_passed_to_the_scoring(app, tiny):
         (costs,) = score_questions(questions, model, scoring, **dict.fromkeys(names, 0.7)).by_question()
         result, *_ = app.answer("word : language", CHOICES, tiny, scoring, "", 0.7)
         assert [cost for _, cost in shown_costs(result)] == [f"{cost:.4f}" for cost in costs]
-
-
-def test_duplicate_choices_are_allowed(app, tiny):
-    result, *_ = app.answer("a : b", "c : d\nc : d", tiny, "perplexity", app.DEFAULT_TEMPLATE)
-    assert "<b>c : d</b> or <b>c : d</b> (a tie)" in result
-    assert [name for name, _ in shown_costs(result)] == ["c : d", "c : d"]
 
 
 @pytest.mark.parametrize(

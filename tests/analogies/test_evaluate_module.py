@@ -119,13 +119,6 @@ def test_a_model_id_is_reloaded_only_if_its_files_change(module, metric, tiny_fo
     assert [call.args[0] for call in load.call_args_list] == [str(folder)] * 2
 
 
-def test_predictions_have_a_chance_level_if_choices_are_passed(metric):
-    found = metric.compute(predictions=[1, 1, 0], references=REFERENCES, choice=CHOICE)
-    assert found["accuracy"] == pytest.approx(2 / 3)
-    assert found["chance_level"] == pytest.approx((1 / 4 + 1 / 2 + 1 / 3) / 3)
-    assert "chance_level" not in metric.compute(predictions=[1, 1, 0], references=REFERENCES)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -166,8 +159,3 @@ def test_invalid_arguments_are_rejected(metric, tiny, change, message):
 def test_invalid_predictions_are_rejected(metric, arguments, message):
     with pytest.raises(ValueError, match=message):
         metric.compute(**arguments)
-
-
-def test_the_card_describes_the_module(root):
-    card = (root / "analogy" / "README.md").read_text().split("---\n")[1]
-    assert "- evaluate\n- metric\n" in card

@@ -13,7 +13,7 @@ from hf_sphere.analogies.evaluation import (
     select_configuration,
 )
 from hf_sphere.analogies.questions import Question
-from hf_sphere.analogies.scoring import base, scoring_class, scoring_names, sentences
+from hf_sphere.analogies.scoring import scoring_class, sentences
 
 MODEL = model_that_knows_all()
 SCORINGS_OF_SENTENCES = ["hypothesis_bias", "marginal_bias", "perplexity", "pmi"]
@@ -102,22 +102,7 @@ def test_the_first_of_the_best_configurations_is_chosen(searched, scoring):
     assert selection.tied == result.accuracy.tolist().count(selection.accuracy)
 
 
-def test_a_grid_can_be_restricted(searched):
-    questions, _ = searched
-    grid = {"weight_head": [0.3], "weight_tail": [-0.1, 0.0], "positive_aggregation": ["index_7"]}
-    result = search(questions, "marginal_bias", grid=grid)
-    assert len(result) == 6 * 2 * 19
-    assert {one["weight_head"] for one in result.configurations} == {0.3}
-
-
 def test_a_search_requires_answers():
     questions = [dataclasses.replace(question, answer=None) for question in questions_of(1)]
     with pytest.raises(ValueError, match=r"question 0, .* has no answer"):
         search(questions)
-
-
-def test_the_grid_of_every_scoring_covers_its_options():
-    for scoring in map(scoring_class, scoring_names()):
-        names = {field.name for field in dataclasses.fields(scoring)}
-        common = {field.name for field in dataclasses.fields(base.Scoring)} | {"template"}
-        assert set(scoring.grid) == names - common

@@ -49,12 +49,6 @@ def test_unknown_words_are_named_once(tiny_bert, scoring):
         score_questions(KNOWN, tiny_bert, "pmi")
 
 
-def test_only_some_of_many_unknown_words_are_named(tiny_bert):
-    words = [chr(0x4E00 + number) for number in range(40)]
-    with pytest.warns(UserWarning, match=r"does not know the words (., ){19}. and 20 more\."):
-        score_questions(make_questions(list(zip(words[::2], words[1::2], strict=True)), [[("a", "b")]] * 20), tiny_bert)
-
-
 @pytest.mark.parametrize("scoring", scoring_names())
 def test_a_repeated_choice_of_a_benchmark_ties(tiny_bert, real_data, scoring):
     folder = str(real_data("relbert/analogy_questions"))

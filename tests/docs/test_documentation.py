@@ -62,25 +62,6 @@ def test_a_block_that_fails_is_named_with_its_page(tmp_path, block, message):
         code_blocks.check_page(page)
 
 
-def test_only_blocks_whose_packages_are_installed_run(tmp_path):
-    page = tmp_path / "page.md"
-    wrong = "\nraise KeyError\n```\n\n```text\nnothing\n```\n"
-    page.write_text(f"```python\n# pip install torch no-such-package[extra]{wrong}")
-    assert code_blocks.check_page(page) == 2
-    page.write_text(f"```python\n# pip install torch{wrong}")
-    with pytest.raises(code_blocks.BlockError, match="KeyError"):
-        code_blocks.check_page(page)
-
-
-def test_a_failing_block_stops_the_build(tmp_path, monkeypatch, capsys):
-    page = tmp_path / "page.md"
-    page.write_text("```python\n1 / 0\n```\n")
-    monkeypatch.setattr("sys.argv", ["code_blocks.py", str(page)])
-    with pytest.raises(SystemExit, match="1 of 1 pages"):
-        code_blocks.main()
-    assert "page.md, block 1 (line 2): ZeroDivisionError" in capsys.readouterr().err
-
-
 def test_links_to_missing_files_and_anchors_and_loads_from_the_network_are_found(tmp_path):
     (tmp_path / "a.html").write_text(
         '<a href="b.html#there">1</a> <a href="b.html#not">2</a> <a href="c.html">3</a> <a href="https://x.org">4</a>'

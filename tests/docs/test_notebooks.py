@@ -36,10 +36,3 @@ def test_a_notebook_is_a_page_with_its_outputs():
     assert "```text\nsoftmax" in text
     assert [png[:4] for png in figures.values()] == [b"\x89PNG"] * text.count(".png)")
     assert figures
-
-
-def test_all_notebooks_are_in_the_navigation():
-    nav = [{"Get started": []}, {"Reference": []}]
-    hooks.on_config({"nav": nav})
-    (added,) = nav[0]["Get started"]
-    assert added["Notebooks"] == ["notebooks/index.md", *(f"notebooks/{path.stem}.md" for path in NOTEBOOKS)]

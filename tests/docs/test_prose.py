@@ -50,11 +50,3 @@ def test_a_page_has_no_phrase_to_avoid_and_no_long_sentence_cell_or_caption(page
     captions = [part for table in tables for part in re.split(r"\n\n|\n(?=- )", FOLDED.sub("", table))]
     captions += [part for part in re.split(r"\n\s*\n", shown) if re.fullmatch(r"\s*\*[^*].*\*\s*", part, re.DOTALL)]
     assert longer(captions, 60) == []
-
-
-def test_long_and_avoided_texts_are_found(tmp_path):
-    page = tmp_path / "page.md"
-    for text in ("Lines, of which two are bad.", "word " * 46 + ".", f"| {'word ' * 16} |", f"*{'word. ' * 61}*"):
-        page.write_text(f"# Page\n\n{text}\n")
-        with pytest.raises(AssertionError):
-            test_a_page_has_no_phrase_to_avoid_and_no_long_sentence_cell_or_caption(page)

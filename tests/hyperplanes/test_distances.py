@@ -56,12 +56,6 @@ def test_a_layer_without_weights_has_distance_zero():
         assert distances.layers[""] == LayerDistance(0, 0, relative=False)
 
 
-def test_biases_are_ignored(model):
-    other = copy.deepcopy(model)
-    other[0].bias.data += 1
-    assert distance_from_initialization(other, model).layers["0"].l2 == 0
-
-
 def test_weight_sources_and_dtypes_can_be_mixed(model, tmp_path):
     save_model(model, str(tmp_path / "model.safetensors"))
     trained = changed(model, 1.5)

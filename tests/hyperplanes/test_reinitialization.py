@@ -195,15 +195,6 @@ def test_random_weights_of_a_transformers_model_come_from_its_configuration():
     assert len(set(result.layers["classifier"].random)) == 2
 
 
-def test_equal_weights_are_not_evaluated():
-    net, calls = new_net(), []
-    state = new_net(1).state_dict()
-    state |= {name: value for name, value in net.state_dict().items() if name.startswith("conv2")}
-    result = reinitialization_robustness(net, [state], lambda model: calls.append(1) or share(model))
-    assert result.layers["conv2"].snapshots["0"] == result.accuracy
-    assert len(calls) == 3
-
-
 def test_known_accuracies_are_reused():
     net, known, calls = new_net(), {}, []
 
@@ -235,18 +226,6 @@ def test_snapshots_are_cast_to_the_dtype_of_the_model(dtype):
         assert result.layers[layer].snapshots["0"] == pytest.approx(share(changed), abs=1e-6)
     assert {value.dtype for value in net.parameters()} == {dtype}
     assert {value.dtype for value in other.parameters()} == {torch.float32}
-
-
-def test_a_single_layer_and_a_single_snapshot_are_supported():
-    net, other = nn.Linear(4, 2), nn.Linear(4, 2)
-    x, y = torch.randn(10, 4), torch.randint(2, (10,))
-
-    def evaluate(model):
-        return (model(x).argmax(-1) == y).float().mean()
-
-    result = reinitialization_robustness(net, [other], evaluate)
-    assert result.layers == {"": LayerRobustness({"0": evaluate(other).item()})}
-    assert "(the model)" in str(result)
 
 
 def test_batch_norms_of_a_compiled_model_are_found():
@@ -294,20 +273,6 @@ def test_critical_layers_have_the_largest_accuracy_drop(result):
     assert borderline.critical_layers() == []
     draws = {name: LayerRobustness({}, layer.random) for name, layer in result.layers.items()}
     assert ReinitializationRobustness(0.9, draws).critical_layers() == ["body", "stem", "head"]
-
-
-@pytest.mark.parametrize("count", [0, 2, 40])
-def test_the_table_fits_a_terminal(count):
-    layers = {
-        f"model.encoder.stages.{n}.layers.0.a_rather_long_name.of_a_convolution.{n}": LayerRobustness(
-            {str(epoch): 0.5 for epoch in range(count)}, [0.1, 0.2]
-        )
-        for n in range(9)
-    }
-    text = str(ReinitializationRobustness(0.9, layers, ["a" * 20] * 9))
-    assert max(map(len, text.splitlines())) <= 100
-    if count:
-        assert text.splitlines()[1].split()[-2] == str(count - 1)
 
 
 def test_results_do_not_depend_on_earlier_evaluations():

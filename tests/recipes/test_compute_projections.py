@@ -4,7 +4,7 @@ import shutil
 import pytest
 import timm
 from PIL import Image
-from safetensors.torch import load_file, save_model
+from safetensors.torch import load_file
 from torch import nn
 from transformers import BertConfig, BertModel, ResNetConfig, ResNetForImageClassification
 
@@ -126,19 +126,6 @@ def test_the_output_is_the_result_of_the_function_with_plots_and_a_summary_of_mo
 
 
 @pytest.mark.usefixtures("no_plots")
-def test_the_table_shows_the_layers_the_result_and_distances_from_the_given_initial_model(
-    recipe, trained, tmp_path, capsys
-):
-    first = str(list_snapshots(trained)[0].path)
-    compute(recipe, trained / "model.safetensors", tmp_path / "out", "--initial_model", first)
-    shown = capsys.readouterr()
-    assert "backbone.layers.12" in shown.out
-    assert " <= 0 (isotropic: " in shown.out
-    assert "Distance from initialization" in shown.out
-    assert "snapshot" not in shown.err  # no bar without snapshots
-
-
-@pytest.mark.usefixtures("no_plots")
 def test_saved_transformers_models_are_measured_without_building_them(recipe, tmp_path, monkeypatch):
     config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
     ResNetForImageClassification(config).save_pretrained(tmp_path / "resnet")
@@ -158,10 +145,3 @@ def test_only_the_given_snapshots_are_measured_and_a_missing_one_is_an_error(rec
     assert [entry["epoch"] for entry in entries] == [0, 2]
     with pytest.raises(FileNotFoundError, match=r"epoch-0009\.safetensors"):
         compute(recipe, trained, tmp_path / "new", "--snapshots", paths[0], str(tmp_path / "epoch-0009.safetensors"))
-
-
-def test_a_model_without_convolutions_is_refused_before_anything_is_written(recipe, tmp_path):
-    save_model(nn.Sequential(nn.Linear(3, 2)), tmp_path / "linear.safetensors")
-    with pytest.raises(ValueError, match="linear"):
-        compute(recipe, tmp_path / "linear.safetensors", tmp_path / "out")
-    assert not (tmp_path / "out").exists()

@@ -170,24 +170,6 @@ def test_given_arguments_take_precedence_even_if_they_are_defaults(measure, corr
     assert measure(corrupted, tmp_path / "out", *words).accuracy != pytest.approx(by_hand["train"])
 
 
-def test_the_best_model_of_a_run_uses_the_snapshots_of_the_run(measure, corrupted, tmp_path):
-    result = measure(corrupted / "best", tmp_path / "out", "--layers", "linear", "--num_random", "0")
-    assert len(result.layers["head.linear"].snapshots) == 3
-
-
-def test_a_model_without_a_run_requires_a_dataset(measure, corrupted, tmp_path):
-    for file in ("config.json", "preprocessor_config.json", "model.safetensors"):
-        (tmp_path / file).write_bytes((corrupted / file).read_bytes())
-    with pytest.raises(ValueError, match="--dataset_name"):
-        measure(tmp_path, tmp_path / "out")
-
-
-def test_max_samples_limits_the_images(measure, trained, tmp_path, capsys):
-    result = measure(trained, tmp_path / "out", "--max_samples", "16", "--layers", "linear")
-    assert "measuring on 16 images of digits, eval" in capsys.readouterr().out
-    assert 16 * result.accuracy == round(16 * result.accuracy)
-
-
 def test_image_subsets_cover_all_classes(recipe, trained, parsed):
     """The data may be sorted by class."""
     args, data_args = parsed(trained, "--max_samples", "40", "--disable_tqdm")
@@ -225,16 +207,6 @@ def test_a_run_of_another_task_is_refused(task, measure, trained, tmp_path):
     (run / "run.json").write_text(json.dumps(dict.fromkeys(names)))
     with pytest.raises(ValueError, match=r"not a run of hf-sphere train classification"):
         measure(run, tmp_path / "out")
-
-
-def test_results_are_replaced_only_if_requested(measured, measure, trained, tmp_path):
-    words = ["--layers", "linear", "--num_random", "0"]
-    measure(trained, tmp_path / "out", *words)
-    first = (tmp_path / "out" / "cells.jsonl").read_text()
-    measure(trained, tmp_path / "out", "--layers", "linear", "--num_random", "1", "--overwrite_output_dir")
-    second = (tmp_path / "out" / "cells.jsonl").read_text()
-    assert "@random0" not in first
-    assert "@random0" in second
 
 
 def test_a_finished_run_is_not_measured_again(measured, measure, trained, monkeypatch, recipe):
@@ -276,17 +248,6 @@ def test_a_folder_of_other_measurements_is_refused(words, measured, measure, tra
     snapshots = [str(snapshot.path) for snapshot in list_snapshots(trained)]
     with pytest.raises(FileExistsError, match=r"differs in .*weights"):  # of other weights of the same names
         measure(trained, measured, "--num_random", "2", "--snapshots", *snapshots[:2])
-
-
-def test_a_snapshot_of_another_architecture_is_refused_naming_layer_and_leaving_the_folder_unused(
-    measure, trained, tmp_path
-):
-    tensors = load_file(list_snapshots(trained)[0].path)
-    tensors["sphere_vision.backbone.layers.2.weight"] = torch.zeros(6, 5, 3, 3)
-    save_file(tensors, tmp_path / "epoch-0.safetensors")
-    with pytest.raises(ValueError, match=r"layers\.2.*\(6, 5, 3, 3\)"):
-        measure(trained, tmp_path / "out", "--snapshots", str(tmp_path / "epoch-0.safetensors"))
-    measure(trained, tmp_path / "out", "--layers", "linear")
 
 
 def test_a_timm_model_requires_no_snapshots(measure, tmp_path, monkeypatch, recipe):

@@ -88,12 +88,6 @@ def test_by_default_all_available_figures_are_drawn(draw, embeddings):
     assert names == {"sphere.png", "angles.png", "sphere.html", "all_results.json", "run.json", ".local_paths.json"}
 
 
-def test_figures_are_written_next_to_the_embeddings_by_default(recipe, run_main, tmp_path):
-    folder = write(tmp_path / "own", *clusters(3))
-    run_main(recipe, ["--embeddings", str(folder), "--pictures", "angles"])
-    assert (folder / "pictures" / "angles.png").is_file()
-
-
 @pytest.mark.parametrize(
     ("dim", "words", "name"),
     [(2, (), "circle.png"), (3, (), "sphere.png"), (7, (), "sphere.png"), (7, ("--dim", 2), "circle.png")],
@@ -187,17 +181,6 @@ def test_undefined_metrics_are_noted_and_the_rest_is_computed(labels, missing, d
 # Errors and missing parts
 
 
-def test_existing_figures_are_not_replaced_by_default(draw, tmp_path):
-    own, words = write(tmp_path / "own", *clusters(3)), ["--pictures", "angles"]
-    (tmp_path / "pictures").mkdir()
-    for name in ("sphere.png", "all_results.json"):
-        (tmp_path / "pictures" / name).write_text("{}")
-    with pytest.raises(FileExistsError, match="overwrite_output_dir"):
-        draw(own, *words)
-    folder = draw(own, *words, "--overwrite_output_dir")
-    assert {path.name for path in folder.glob("*.png")} == {"angles.png"}
-
-
 @pytest.mark.parametrize(
     ("dim", "value", "words", "message"),
     [
@@ -217,21 +200,6 @@ def test_embeddings_that_cannot_be_drawn_are_refused_before_anything_is_written(
     with pytest.raises(ValueError, match=message):
         draw(write(tmp_path / "own", points, labels), "--pictures", "sphere", *words)
     assert not (tmp_path / "pictures").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--max_samples", 0), "max_samples must be at least 1; got 0"),
-        (("--pictures", "cube"), "--pictures: invalid choice: 'cube'"),
-        (("--pictures", "gallery"), "gallery and --beside require each other"),
-        (("--pictures", "sphere", "--beside", "x"), "gallery and --beside require each other"),
-    ],
-)
-def test_invalid_arguments_are_refused(words, message, draw, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        draw(tmp_path / "nowhere", *words)
-    assert message in capsys.readouterr().err
 
 
 def test_a_missing_extra_is_noted_or_an_error_if_its_figure_is_requested(draw, tmp_path, monkeypatch, capsys):

@@ -1,6 +1,5 @@
 """What holds for the functions of all figures."""
 
-import sys
 from functools import partial
 
 import pytest
@@ -64,9 +63,3 @@ def test_a_title_is_not_parsed_as_math(plot):
     figure = plot(title="$a^$")
     figure.draw_without_rendering()
     assert "$a^$" in (figure.get_suptitle(), figure.axes[0].get_title())
-
-
-def test_missing_matplotlib_names_the_extra(plot, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[plots\]'"):
-        plot()

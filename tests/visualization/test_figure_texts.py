@@ -9,7 +9,6 @@ from torch import nn
 from hf_sphere import visualization
 from hf_sphere.comparison import compare_runs
 from hf_sphere.hyperplanes import projection_statistics
-from hf_sphere.metrics import reliability_bins, risk_coverage
 from hf_sphere.visualization import Panel
 
 TITLE = (
@@ -55,19 +54,6 @@ def test_a_gallery_with_long_names_and_titles(dim, count):
     panels = {"one": Panel(points, labels, torch.randn(count, dim)), TITLE: Panel(points, labels, lengths=dim == 2)}
     panels["positive"] = Panel(points.abs(), labels)
     assert problems(visualization.plot_gallery(panels, names, dim=dim, title=TITLE)) == []
-
-
-def test_a_reliability_diagram_with_a_long_caption():
-    confidence = torch.rand(2000)
-    bins = reliability_bins(confidence, torch.rand(2000) < confidence)
-    caption = "calibration error 12.34 % (equal mass, root mean square), 23.45 % (equal width, mean), of 10,000 images"
-    assert problems(visualization.plot_reliability(bins, title=TITLE, caption=caption)) == []
-
-
-def test_curves_with_long_names():
-    names = ("norm", "confidence", "a measure of certainty with a long name", "energy", "max logit")
-    curves = {name: risk_coverage(torch.rand(200), torch.rand(200) > 0.2) for name in names}
-    assert problems(visualization.plot_risk_coverage(curves, title=TITLE)) == []
 
 
 @pytest.mark.parametrize("count", [2, 20])

@@ -98,14 +98,6 @@ def test_directions_are_projected_like_the_points():
     assert "6 coordinates, projected on the two leading principal directions" in figure.get_supxlabel()
 
 
-@pytest.mark.parametrize(("last", "start"), [(89, (-0.12, -0.12)), (91, (-2.02, -1.79))])
-def test_points_in_a_quadrant_fill_the_picture_up_to_a_margin(last, start):
-    axes = plot_circle(at(1, 45, last), torch.arange(3), ABC).axes[0]
-    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
-    assert (left, low) == pytest.approx(start)
-    assert (right, high) == pytest.approx((2.02, 1.79))  # with room for the names
-
-
 def test_the_plane_has_points_at_their_coordinates_one_scale_and_the_origin():
     points = torch.tensor([[3.0, 4.0], [1.0, 2.0], [50.0, 6.0]])
     axes = plot_circle(points, torch.arange(3), ABC, lengths=True).axes[0]
@@ -113,11 +105,3 @@ def test_the_plane_has_points_at_their_coordinates_one_scale_and_the_origin():
     assert axes.get_aspect() == 1.0
     assert axes.get_xlim() == pytest.approx((-3.0, 53.0))  # 6 % of the larger side
     assert axes.get_ylim() == pytest.approx((-3.0, 9.0))
-
-
-def test_direction_rays_in_the_plane_extend_beyond_the_points():
-    points = 10 * torch.randn(30, 2)
-    figure = plot_circle(points, torch.arange(30) % 3, ABC, directions=at(0, 120, 240), lengths=True)
-    ends = torch.tensor(directions_in(figure), dtype=torch.float64)
-    torch.testing.assert_close(F.normalize(ends, dim=1), at(0, 120, 240))
-    assert (ends.norm(dim=1) > points.abs().max()).all()

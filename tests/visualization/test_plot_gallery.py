@@ -25,14 +25,6 @@ def test_one_legend_lists_all_shown_classes():
     assert [text.get_text() for text in legend.get_texts()] == ABC
 
 
-@pytest.mark.parametrize(("count", "columns", "parts"), [(1, 3, 1), (4, 3, 6), (4, 2, 4), (3, 1, 3)])
-def test_panels_have_the_requested_number_of_columns(count, columns, parts):
-    figure = plot_gallery({f"{number}": panel(3) for number in range(count)}, ABC, dim=3, columns=columns)
-    assert len(figure.axes) == parts
-    assert [axes.get_visible() for axes in figure.axes] == [True] * count + [False] * (parts - count)
-    assert figure.axes[0].get_gridspec().ncols == min(columns, count)
-
-
 def test_the_projection_of_a_panel_is_described_with_its_name():
     caption = plot_gallery({"three": panel(3), "eight": panel(8)}, ABC, dim=3).get_supxlabel()
     assert "eight: 8 coordinates, projected on the three leading principal directions" in caption
@@ -46,19 +38,6 @@ def test_embeddings_with_norms_are_drawn_in_a_plane_next_to_a_circle():
     assert len(plane.collections[0].get_offsets()) == 30
     assert figure.get_supxlabel() == f"cosine: {ROSE_NOTE}"
     assert plot_gallery({"plain": panel(2, lengths=True)}, ABC, dim=2).get_supxlabel() == ""
-
-
-def test_a_sphere_seen_from_one_side_has_the_size_of_others_in_its_column():
-    points = torch.randn(300, 3)
-    panels = {"all sides": points, "octant": points.abs(), "a cluster": points + 20}
-    figure = plot_gallery(
-        {name: Panel(each, torch.arange(300) % 3) for name, each in panels.items()}, ABC, dim=3, columns=1
-    )
-    widths = [right - left for left, right in (axes.get_xlim() for axes in figure.axes)]
-    heights = [high - low for low, high in (axes.get_ylim() for axes in figure.axes)]
-    assert widths[0] == pytest.approx(2.16 + heights[0])
-    assert widths[1] == pytest.approx(widths[0], rel=0.01)
-    assert widths[2] / heights[2] == pytest.approx(widths[1] / heights[1])
 
 
 @pytest.mark.parametrize(("dim", "marks"), [(2, "lines"), (3, "lines and diamonds")])

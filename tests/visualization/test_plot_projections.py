@@ -3,11 +3,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, strategies as st
 from scipy.stats import beta, kstest
 
-from hf_sphere.hyperplanes import projection_statistics
 from hf_sphere.visualization import plot_projection_histograms, plot_projection_masses, plot_projections_along_training
 from hf_sphere.visualization.figures import choose_evenly, shorten_layer_names
 
@@ -63,14 +61,6 @@ class TestMasses:
         assert self.names(figure.axes[0].yaxis) == ["a", "b", "network"]
         assert figure.axes[0].yaxis_inverted()  # from top to bottom
 
-    def test_the_range_of_random_filters_is_behind_each_bar_and_one_half_marked(self):
-        figure = plot_projection_masses(statistics({"a": layer(-1, 1, null_mass_low=0.4, null_mass_high=0.6)}))
-        ranges, bars = figure.axes[0].containers
-        assert self.bars(figure, "95 % range of random filters")[0] == pytest.approx((0, 0.4, 0.6))
-        assert ranges[0].get_zorder() < bars[0].get_zorder()
-        assert ranges[0].get_height() > bars[0].get_height()
-        assert [set(line.get_xdata()) for line in figure.axes[0].get_lines()] == [{0.5}]
-
     @pytest.mark.parametrize("test", ["sign_p_value_adjusted", "ks_p_value_adjusted"])
     def test_layers_significant_in_either_test_differ_in_color_and_hatch(self, test):
         layers = {"a": layer(-1, 1), "b": layer(-1, 1, **{test: 0.049}), "c": layer(-1, 1, **{test: 0.05})}
@@ -82,22 +72,11 @@ class TestMasses:
         assert different[0].get_hatch() != alike[0].get_hatch()
         assert len(legend_of(figure.legends[0])) == 3
 
-    def test_a_mass_of_zero_is_visible(self):
-        axes = plot_projection_masses(statistics({"a": layer(1, 1)})).axes[0]
-        ends = [segment[:, 0].tolist() for lines in axes.collections for segment in lines.get_segments()]
-        assert ends == [[0, 0], [0, 0]]
-
     def test_a_layer_of_dead_filters_has_no_bar(self):
         dead = layer(num_filters=4, num_dead=4, sign_p_value_adjusted=None, ks_p_value_adjusted=None)
         figure = plot_projection_masses(statistics({"a": dead, "b": layer(-1, 1)}))
         assert [middle for middle, *_ in self.bars(figure, "no significant difference")] == [1, 2.5]
         assert [middle for middle, *_ in self.bars(figure, "95 % range of random filters")] == [1, 2.5]
-
-    def test_statistics_of_a_network_can_be_drawn(self):
-        network = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 12, 3))
-        figure = plot_projection_masses(projection_statistics(network).to_dict(), title="network")
-        assert self.names(figure.axes[0].yaxis) == ["0", "1", "network"]
-        assert figure.get_suptitle() == "network"
 
 
 class TestHistograms:
@@ -149,16 +128,6 @@ class TestHistograms:
         assert len(grid) == 48
         assert (grid[0], grid[-1]) == (("conv0", "epoch 0"), ("conv19", "epoch 10"))
         assert [column for row, column in grid if row == "conv0"] == [f"epoch {n}" for n in (0, 2, 4, 6, 8, 10)]
-
-    def test_all_panels_share_axes_and_only_outer_ones_are_labeled(self):
-        skipped = {"epoch": 0.5, "eval_accuracy": 0.1}
-        figure = plot_projection_histograms({"epochs": [epoch(0, numbered(2)), skipped, epoch(1, numbered(2))]})
-        expected = [("conv0", "epoch 0"), ("conv0", "epoch 1"), ("conv1", "epoch 0"), ("conv1", "epoch 1")]
-        assert self.grid(figure) == expected
-        figure.draw_without_rendering()
-        assert len({(axes.get_xlim(), axes.get_ylim()) for axes in figure.axes}) == 1
-        assert [bool(axes.get_xticklabels()) for axes in figure.axes] == [False, False, True, True]
-        assert [bool(axes.get_yticklabels()) for axes in figure.axes] == [True, False, True, False]
 
     def test_outlying_projections_are_counted_but_do_not_set_the_scale(self):
         far = layer(*random_layer(999, 10_000)["projections"], 0.9, dim=10_000)
@@ -222,16 +191,6 @@ class TestAlongTraining:
         assert [place for place, _ in self.lines(axes)["conv0"]] == [0, 1, 2]
         (axes,) = plot_projections_along_training({"epochs": [epoch(3, numbered(1))]}).axes
         assert len(self.lines(axes)["conv0"]) == 1
-
-    def test_only_some_of_many_layers_are_labeled(self):
-        (axes,) = plot_projections_along_training(self.training(4)).axes
-        assert legend_of(axes.get_legend()) == ["conv0", "conv1", "conv2", "conv3", "network"]
-        assert len({line.get_linestyle() for line in axes.get_lines() if line.get_label().startswith("conv")}) == 4
-        (axes,) = plot_projections_along_training(self.training(53)).axes
-        names = legend_of(axes.get_legend())
-        assert (len(names), names[0], names[-2:]) == (10, "conv0", ["conv52", "network"])
-        assert axes.get_legend().get_title().get_text() == "layers (9 of 53 named)"
-        assert len(axes.get_lines()) == 53 + 2
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,3 @@
-import itertools
 from typing import Any
 
 import numpy as np
@@ -47,12 +46,6 @@ def test_random_draws_are_in_the_last_column():
     assert labels_of(figure.axes[0].xaxis)[-1] == "random\nweights"
 
 
-def test_results_with_only_random_draws_can_be_drawn():
-    figure = plot_reinitialization(robustness(a=layer(random=0.25)))
-    assert labels_of(figure.axes[0].xaxis) == ["random\nweights"]
-    assert figure.axes[0].get_xlabel() == ""
-
-
 def test_missing_cells_are_empty_and_explained():
     short = layer(0.3, random=0.1)  # has no epoch 5
     figure = plot_reinitialization(robustness(a=layer(0.1, None), b=short))
@@ -79,16 +72,6 @@ def test_the_color_range_covers_the_cells_and_the_trained_model_which_is_marked(
     assert bar.get_ylabel() == f"accuracy, % (as trained: {100 * accuracy:.1f})"
     marks = [line.get_ydata() for line in bar.get_lines() if len(line.get_ydata()) == 1]
     assert marks == [pytest.approx([100 * accuracy])]
-
-
-@pytest.mark.parametrize("columns", [1, 12, 30])
-def test_column_names_do_not_overlap(columns):
-    figure = plot_reinitialization(large(60, columns))
-    figure.draw_without_rendering()
-    shown = [label for label in figure.axes[0].get_xticklabels() if label.get_text()]
-    boxes = [label.get_window_extent() for label in shown]
-    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
-    assert (shown[0].get_text(), shown[-1].get_text()) == ("0", "random\nweights")
 
 
 def test_layers_are_named_as_in_their_backbone_and_shortly():

@@ -124,11 +124,6 @@ def test_directions_are_projected_like_the_points():
     assert diamonds_in(figure) == [pytest.approx(place) for place in sorted(expected)]
 
 
-def test_classes_without_points_have_no_direction():
-    figure = plot_sphere(EYE[:2].repeat(5, 1), torch.arange(10) % 2, ABC, directions=EYE)
-    assert len(diamonds_in(figure)) == 2
-
-
 def test_names_are_not_parsed_as_math_and_do_not_warn(tmp_path, recwarn):
     names = ["$a^$", "\u732b\U0001f408\u0b87", "_b"]
     figure = plot_sphere(unit(30, 3), torch.arange(30) % 3, names, title="5 $ or 6 $", path=tmp_path / "sphere.png")
@@ -136,14 +131,6 @@ def test_names_are_not_parsed_as_math_and_do_not_warn(tmp_path, recwarn):
     assert set(names_in(figure.axes[0])) == set(names)
     assert not any(text.get_parse_math() for text in [figure._suptitle, *figure.axes[0].texts])
     assert not [warning for warning in recwarn if "Glyph" in str(warning.message)]
-
-
-def test_long_names_leave_room_for_the_plot():
-    figure = plot_sphere(unit(30, 3).abs(), torch.arange(30) % 3, [letter * 300 for letter in "abc"])
-    short = [letter * 24 + "\u2026" for letter in "abc"]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == short
-    assert set(names_in(figure.axes[0])) == set(short)
-    assert figure.axes[0].get_window_extent().width > 0.5 * figure.bbox.width
 
 
 def test_names_and_directions_are_omitted_for_too_many_classes():
