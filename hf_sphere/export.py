@@ -68,8 +68,8 @@ def export_onnx(
     Raises:
         ImportError: If onnx or onnxscript is missing, or onnxruntime for `int8`.
         RuntimeError: If onnxruntime cannot run the file, or computes other outputs.
-        ValueError: If the model has other inputs, or has changed since its rejection was fitted, or `path` is a folder;
-            or if a module cannot be exported, which the message names.
+        ValueError: If the model has other inputs, or has changed since its rejection was fitted, or cannot be
+            exported.
 
     Example:
         >>> export_onnx(model, "digits.onnx")
@@ -77,10 +77,7 @@ def export_onnx(
         >>> logits, embeddings = session.run(["logits", "embeddings"], {"pixel_values": images.numpy()})
     """
     check_extra("onnx", "exporting to ONNX", "onnx", "onnxscript", *["onnxruntime"] * int8)
-    path = Path(path)
-    if path.is_dir():
-        raise ValueError(f"path must be a file, but {path} is a folder. Use for instance {path / 'model.onnx'}.")
-    about = {}
+    path, about = Path(path), {}
     if hasattr(model, "head") and (kind := problem_type(model)) != SINGLE_LABEL:
         about["problem_type"] = kind
     if any(kind.__name__ == "SentenceTransformer" for kind in type(model).__mro__):
@@ -109,10 +106,8 @@ def export_onnx(
                 wrapped, tuple(inputs.values()), dynamo=True, verbose=False, dynamic_shapes=axes, **named
             )
         except Exception as error:  # of torch or onnxscript, of many classes
-            raise ValueError(_explain(model, inputs, error)) from error
+            raise ValueError(f"{type(model).__name__} cannot be exported: {error_text(error)[:300]}") from error
         expected = dict(zip(wrapped.output_names, wrapped(*others.values()), strict=True))
-        if wrong := [name for name, values in expected.items() if not values.isfinite().all()]:
-            raise ValueError(f"the {wrong[0]} are not finite, so the model is not exported; its weights are damaged.")
         program.model.metadata_props.update(about | dict(metadata or {}))
         with atomic_files(path.parent) as folder:
             program.save(folder / path.name)
@@ -171,7 +166,7 @@ class _SentenceEmbeddings(nn.Module):
             if not getattr(module, "include_prompt", True) and any((model.prompts or {}).values()):
                 hint = "which the tensors do not mark. Set include_prompt=True, or remove the prompts"
                 raise ValueError(f"module {name} ({type(module).__name__}) leaves out prompts, {hint}.")
-        self.model, self.device, self.count = model, model.device, len(model)
+        self.model, self.device = model, model.device
         self.config = getattr(model[0], "config", None)
         image = Image.new("L" if getattr(self.config, "num_channels", 3) == 1 else "RGB", (32, 32))
         sample = model.preprocess([image if "image" in model.modalities else "text"])
@@ -185,26 +180,9 @@ class _SentenceEmbeddings(nn.Module):
 
     def forward(self, return_dict: bool = True, **inputs: Tensor) -> dict[str, Tensor]:
         features = {**self.constants, **inputs}
-        for module in [*self.model][: self.count]:
+        for module in self.model:
             features = module(features)
-        if self.count < len(self.model):
-            return {name: value for name, value in features.items() if name not in inputs}
         return {"sentence_embedding": features["sentence_embedding"][:, : self.model.truncate_dim]}
-
-
-def _explain(model: nn.Module, inputs: dict[str, Tensor], error: Exception) -> str:
-    """Return the message that the model, or the first module of a SentenceTransformer, cannot be exported."""
-    where = type(model).__name__
-    if isinstance(model, _SentenceEmbeddings):
-        axes = tuple({axis: torch.export.Dim.DYNAMIC for axis in axes} for axes in _variable_axes(inputs))
-        for index, module in enumerate(model.model):
-            where, model.count = f"module {index} ({type(module).__name__})", index + 1
-            try:
-                torch.export.export(_TupleOfTensors(model, inputs), tuple(inputs.values()), dynamic_shapes=(axes,))
-            except Exception as cause:
-                error = cause
-                break
-    return f"{where} cannot be exported: {error_text(error)[:300]}"
 
 
 def _quantize(file: Path, kept: set[str]) -> None:

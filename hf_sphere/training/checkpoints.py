@@ -1,16 +1,16 @@
-"""Checkpoints and snapshots of a training run, written atomically.
+"""Checkpoints of a training run, written atomically.
 
 A checkpoint has a manifest, written last, with the checksums of its files; a folder without one is incomplete.
 """
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accelerate import Accelerator, PartialState
+from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from torch import nn
 from transformers import PreTrainedModel
@@ -22,7 +22,6 @@ from hf_sphere.training.output_dir import CHECKPOINT_PREFIX, list_checkpoints
 from hf_sphere.utils import files
 from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.modules import shared_tensors
-from hf_sphere.utils.snapshots import list_snapshots, save_snapshot
 
 STATE_FILE = "trainer_state.json"
 
@@ -72,7 +71,7 @@ def check_can_be_saved(model: nn.Module) -> None:
 
 
 @contextmanager
-def _explained(problem: str) -> Iterator[None]:
+def explained(problem: str) -> Iterator[None]:
     """Raise all errors, such as those of torch and safetensors on a full disk, as a `CheckpointError`."""
     try:
         yield
@@ -83,7 +82,7 @@ def _explained(problem: str) -> Iterator[None]:
 def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: RunState, keep: int) -> Path:
     """Write `checkpoint-<step>`, then remove all but the newest `keep`; a `CheckpointError` leaves the older ones."""
     final, is_main = output_dir / f"{CHECKPOINT_PREFIX}{state.step}", accelerator.is_main_process
-    with _explained(f"could not write {final}; earlier checkpoints are unchanged"):
+    with explained(f"could not write {final}; earlier checkpoints are unchanged"):
         with files.atomic_folder(final) if is_main else nullcontext() as unfinished:
             # The other processes write their random states to the folder that the main process creates and renames.
             (unfinished,) = broadcast_object_list([unfinished])
@@ -108,7 +107,7 @@ def write_model_files(folder: Path) -> Iterator[Path]:
 
     All errors, for instance of a full disk, become a `CheckpointError`.
     """
-    with _explained(f"could not write {folder}; earlier files are unchanged"), files.atomic_files(folder) as unfinished:
+    with explained(f"could not write {folder}; earlier files are unchanged"), files.atomic_files(folder) as unfinished:
         yield unfinished
 
 
@@ -118,7 +117,7 @@ def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> RunState:
     Missing and damaged files, and those that do not fit, are errors.
     """
     hooks = [each.optimizer.register_load_state_dict_pre_hook(check_state) for each in accelerator._optimizers]
-    with _explained(f"cannot resume from {checkpoint}"):
+    with explained(f"cannot resume from {checkpoint}"):
         (damage,) = broadcast_object_list([files.find_damage(checkpoint) if accelerator.is_main_process else None])
         if damage:
             raise ValueError(damage)
@@ -137,28 +136,3 @@ def find_checkpoint(name: str, output_dir: Path) -> Path:
         complete = ", ".join(map(str, checkpoints)) or f"none in {output_dir}"
         raise CheckpointError(f"{name} is not a complete checkpoint with a {files.MANIFEST_FILE}; there is {complete}.")
     return path
-
-
-@dataclass(frozen=True)
-class Snapshots:
-    """The snapshots of a run: the initialization, every `every`-th epoch, all up to `until`, and the last one."""
-
-    folder: Path
-    every: int | None
-    until: int | None
-    metadata: Mapping[str, str]  # of each file besides the epoch
-
-    def save(self, model: nn.Module, epoch: int, *, is_last: bool = False) -> None:
-        """Save the weights after an epoch (0 for the initialization) if requested."""
-        is_regular = self.every is not None and (is_last or epoch % self.every == 0)
-        if is_regular or (self.until is not None and (is_last or epoch <= self.until)):
-            if PartialState().is_main_process:
-                with _explained(f"could not write the snapshot of epoch {epoch}"):
-                    save_snapshot(model, self.folder, epoch, self.metadata)
-            PartialState().wait_for_everyone()
-
-    def remove_after(self, epoch: int) -> None:
-        """Remove snapshots of later epochs, left over if training was resumed from an earlier checkpoint."""
-        for snapshot in list_snapshots(self.folder) if PartialState().is_main_process else ():
-            if snapshot.epoch > epoch:
-                snapshot.path.unlink()

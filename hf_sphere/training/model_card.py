@@ -27,7 +27,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from hf_sphere.data.sources import BUNDLED
 from hf_sphere.training.output_dir import RESULTS_FILE, RUN_FILE
-from hf_sphere.training.tasks import Description, Prepared, Task
+from hf_sphere.training.tasks import Prepared, Task
 from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.files import RECORD_FILE, write_text
 from hf_sphere.utils.privacy import find_private, hide_private
@@ -77,32 +77,74 @@ def publish(
     run: Any, task: Task, prepared: Prepared, results: Mapping[str, Any], command: Command, *, metric: str
 ) -> None:
     """Write the model card of a `Run`, and upload its directory if requested; `metric` has selected the best epoch."""
-    args, description = run.args, prepared.description
+    write_model_card(run, task, prepared, results, command, metric=metric)
+    if "rejection" in results:
+        write_rejection(run.output_dir / CARD_FILE, results["rejection"]["summary"])
+    if run.args.push_to_hub:
+        name = upload(run.output_dir, run.args.hub_model_id or run.output_dir.name)
+        run.accelerator.print(f"uploaded to {name}")
+
+
+def write_model_card(
+    run: Any, task: Task, prepared: Prepared, results: Mapping[str, Any], command: Command, *, metric: str
+) -> None:
+    """Write the model card, `README.md`, without access tokens and absolute paths.
+
+    The headline metrics of the task become the card's `model-index` entries.
+    """
+    description, device, dataset = prepared.description, run.accelerator.device, Path(prepared.description.dataset)
+    try:
+        validate_repo_id(description.dataset)
+        is_on_hub = description.dataset not in BUNDLED and not dataset.exists()
+    except HFValidationError:
+        is_on_hub = False
+    data = ModelCardData(
+        library_name=LIBRARY,
+        license=run.args.license,
+        pipeline_tag=task.pipeline_tag,
+        tags=["hf_sphere", "hypersphere", *description.tags],
+        datasets=[description.dataset] if is_on_hub else None,
+        model_name=description.title,
+        eval_results=[
+            EvalResult(
+                task_type=task.pipeline_tag or "other",
+                dataset_type=dataset.name if dataset.exists() else description.dataset,
+                dataset_name=dataset.name,
+                dataset_split=description.evaluated_on or prepared.data.eval_split,
+                metric_type=name,
+                metric_value=round(results[f"eval_{name}"], 6),
+            )
+            for name in task.headline
+        ],
+    )
     options = [field for kind in task.arguments for field in fields(kind)]
     defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in options}
     defaults |= {"bf16": False, "fp16": False}  # the settings have the precision that was used
-    write_model_card(
-        run.output_dir,
-        description,
+    changed = {k: v for k, v in run.settings.items() if v != defaults.get(k) and k != "output_dir"}
+    measured = {k: v for k, v in results.items() if k.startswith(("eval_", "validation_", "train_"))}
+    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} ({platform.machine()})"
+    packages, seconds = ("hf_sphere", "torch", "transformers", *description.packages), results["train_runtime"]
+    card = ModelCard.from_template(
+        data,
+        template_path=str(TEMPLATE),
         model_id=str(run.output_dir),
+        title=on_one_line(description.title),
+        summary=on_one_line(description.summary),
         model_class=type(prepared.model).__name__,
+        imports=[f"import {name}" for name in prepared.model.config.to_dict().get("requires_import", [])],
         pipeline_tag=task.pipeline_tag,
-        metrics={k: v for k, v in results.items() if k.startswith(("eval_", "validation_", "train_"))},
-        headline=task.headline,
-        eval_split=description.evaluated_on or prepared.data.eval_split,
-        selection_note=_selection_note(metric, prepared, args, results),
-        settings={k: v for k, v in run.settings.items() if v != defaults.get(k) and k != "output_dir"},
-        command=[*command.words, *command.argv],
-        device=run.accelerator.device,
-        seconds=results["train_runtime"],
-        license=args.license,
-        modules=prepared.model.config.to_dict().get("requires_import", []),
+        metrics=[(name, show_metric(name, value)) for name, value in measured.items() if "_excluded" not in name],
+        definitions=[(name, text) for name, text in _DEFINITIONS.items() if name in measured],
+        model=[(name, on_one_line(value)) for name, value in description.model.items()],
+        settings=[(name, on_one_line(value)) for name, value in changed.items()],
+        selection_note=_selection_note(metric, prepared, run.args, results),
+        command=wrap_command([*command.words, *command.argv]),
+        versions=", ".join(f"{name} {version(name)}" for name in packages),
+        hardware=hardware,
+        duration=f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min",
     )
-    if "rejection" in results:
-        write_rejection(run.output_dir / CARD_FILE, results["rejection"]["summary"])
-    if args.push_to_hub:
-        name = upload(run.output_dir, args.hub_model_id or run.output_dir.name)
-        run.accelerator.print(f"uploaded to {name}")
+    write_text(run.output_dir / CARD_FILE, hide_private(card.content))
+    write_eval_results(run.output_dir, (data.eval_results or []) if is_on_hub else [])
 
 
 def _selection_note(metric: str, prepared: Prepared, args: Any, results: Mapping[str, Any]) -> str:
@@ -118,79 +160,6 @@ def _selection_note(metric: str, prepared: Prepared, args: Any, results: Mapping
     followed = args.early_stopping_patience is not None or args.lr_scheduler_type == "reduce_lr_on_plateau"
     used = "determined its end or learning rate" if followed and prefix == "eval" else "was not used for selection"
     return f"The model is from the last epoch, {results['epoch']:g}; the evaluation split {used}."
-
-
-def write_model_card(
-    folder: Path,
-    description: Description,
-    *,
-    model_id: str,
-    model_class: str,
-    pipeline_tag: str | None,
-    metrics: Mapping[str, float],
-    headline: Sequence[str],
-    eval_split: str,
-    selection_note: str,
-    settings: Mapping[str, Any],
-    command: Sequence[str],
-    device: torch.device,
-    seconds: float,
-    license: str = "unknown",
-    modules: Sequence[str] = (),
-) -> None:
-    """Write the model card, `README.md`, to the folder of a model, without access tokens and absolute paths.
-
-    The `headline` metrics, without `eval_`, become the card's `model-index` entries, and `modules` are those that
-    define its head and backbone, if this library does not.
-    """
-    dataset = Path(description.dataset)
-    try:
-        validate_repo_id(description.dataset)
-        is_on_hub = description.dataset not in BUNDLED and not dataset.exists()
-    except HFValidationError:
-        is_on_hub = False
-    data = ModelCardData(
-        library_name=LIBRARY,
-        license=license,
-        pipeline_tag=pipeline_tag,
-        tags=["hf_sphere", "hypersphere", *description.tags],
-        datasets=[description.dataset] if is_on_hub else None,
-        model_name=description.title,
-        eval_results=[
-            EvalResult(
-                task_type=pipeline_tag or "other",
-                dataset_type=dataset.name if dataset.exists() else description.dataset,
-                dataset_name=dataset.name,
-                dataset_split=eval_split,
-                metric_type=name,
-                metric_value=round(metrics[f"eval_{name}"], 6),
-            )
-            for name in headline
-        ],
-    )
-    packages = ("hf_sphere", "torch", "transformers", *description.packages)
-    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} ({platform.machine()})"
-    card = ModelCard.from_template(
-        data,
-        template_path=str(TEMPLATE),
-        model_id=model_id,
-        title=on_one_line(description.title),
-        summary=on_one_line(description.summary),
-        model_class=model_class,
-        imports=[f"import {name}" for name in modules],
-        pipeline_tag=pipeline_tag,
-        metrics=[(name, show_metric(name, value)) for name, value in metrics.items() if "_excluded" not in name],
-        definitions=[(name, text) for name, text in _DEFINITIONS.items() if name in metrics],
-        model=[(name, on_one_line(value)) for name, value in description.model.items()],
-        settings=[(name, on_one_line(value)) for name, value in settings.items()],
-        selection_note=selection_note,
-        command=wrap_command(command),
-        versions=", ".join(f"{name} {version(name)}" for name in packages),
-        hardware=hardware,
-        duration=f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min",
-    )
-    write_text(folder / CARD_FILE, hide_private(card.content))
-    write_eval_results(folder, (data.eval_results or []) if is_on_hub else [])
 
 
 def write_rejection(card: Path, rejection: str) -> None:

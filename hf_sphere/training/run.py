@@ -30,6 +30,7 @@ from hf_sphere.training.tasks import Prepared, Task
 from hf_sphere.utils.files import SNAPSHOT_FOLDER, find_damage, read_json, write_json, write_manifest
 from hf_sphere.utils.loading import load_model
 from hf_sphere.utils.privacy import hide_private
+from hf_sphere.utils.snapshots import list_snapshots, save_snapshot
 from hf_sphere.utils.texts import INTERVAL, show_metrics
 
 logger = logging.getLogger(__name__)
@@ -256,7 +257,15 @@ def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) ->
     """
     args, data, description = run.args, prepared.data, prepared.description
     info = {"model": description.title, "dataset": description.dataset, "seed": str(args.seed)}
-    snapshots = checkpoints.Snapshots(run.output_dir / SNAPSHOT_FOLDER, args.snapshot_epochs, args.snapshot_until, info)
+    every, until, folder = args.snapshot_epochs, args.snapshot_until, run.output_dir / SNAPSHOT_FOLDER
+
+    def snapshot(model: nn.Module, epoch: int, *, is_last: bool = False) -> None:
+        is_due = (every and (is_last or epoch % every == 0)) or (until and (is_last or epoch <= until))
+        if is_due and is_main:
+            with checkpoints.explained(f"could not write the snapshot of epoch {epoch}"):
+                save_snapshot(model, folder, epoch, info)
+        run.accelerator.wait_for_everyone()
+
     split, prefix = (data.evaluation, "eval") if data.validation is None else (data.validation, "validation")
     loads_best, is_main = args.load_best_model_at_end, run.accelerator.is_main_process
     loop = TrainingLoop(
@@ -269,7 +278,7 @@ def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) ->
         measure=prepared.measure,
         derive=prepared.derive,
         before_epoch=prepared.before_epoch,
-        snapshot=snapshots.save,
+        snapshot=snapshot,
         metric=metric,
         higher_is_better=higher_is_better,
     )
@@ -282,10 +291,12 @@ def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) ->
         prepared.record.save(run.output_dir)
     if not loads_best and is_main:  # of an earlier part of the run; there may be a better epoch in this one
         shutil.rmtree(run.best_dir, ignore_errors=True)
-    snapshots.remove_after(loop.state.epoch)
+    for later in list_snapshots(folder) if is_main else ():  # if training is resumed from an earlier checkpoint
+        if later.epoch > loop.state.epoch:
+            later.path.unlink()
     state, model = loop.run(), loop.trained_model
     if state.batch == 0:  # training may have ended in the middle of an epoch
-        snapshots.save(model, state.epoch, is_last=True)
+        snapshot(model, state.epoch, is_last=True)
     if loads_best and state.best_epoch is not None:
         if damage := find_damage(run.best_dir):
             advice = "Leave out load_best_model_at_end to use the last"

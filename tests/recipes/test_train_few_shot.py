@@ -8,7 +8,6 @@ import pytest
 import torch
 from case_selection import each
 from huggingface_hub import ModelCard
-from huggingface_hub.errors import StrictDataclassError
 from training_runs import same, weights
 
 from hf_sphere import SphereVisionForFewShotClassification, SphereVisionImageProcessor
@@ -101,37 +100,16 @@ def test_a_run_of_zero_epochs_evaluates_a_saved_model_with_its_metric_or_another
 # Errors
 
 
-TOO_MANY = "an episode takes 100 different images of a class, but class 1 has"
-
-
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("words", "message"),
     [
-        (["--way", "7"], ["an episode of 7 different classes cannot be drawn from 6", "--way 7 is the number"]),
-        (["--way", "5"], ["an episode of 5 different classes cannot be drawn from 4"]),
-        (["--way", "4", "--validation_fraction", "0.5"], ["an episode of 4 different classes", "from 3"]),
-        (["--shot", "50", "--query", "50"], [TOO_MANY, "Use at most", "--shot 50 and --query 50 count images"]),
-        (["--max_eval_samples", "20"], ["an episode takes 7 different images of a class", "Use at most"]),
-        (["--validation_episodes", "9"], ["validation_episodes 9 needs --validation_split", "--validation_fraction"]),
-        (["--per_device_train_batch_size", "20"], ["20 does not match episodes of 3 classes and 7 images"]),
-        (["--label_smoothing_factor", "0.1"], ["label_smoothing_factor 0.1 has no effect in this task"]),
-        (["--loss_reduction", "sum"], ["loss_reduction sum has no effect in this task"]),
-        (["--sample_classes", "4"], ["--sample_classes 4 does not apply to few_shot"]),
-        (["--spherization", "{scale: 5.0}"], ["spherization has no option scale", "scaling"]),
-        (["--validation_split", "test"], ["all classes are divided"]),
-        (
-            ["--model_name_or_path", "FINISHED", "--spherization", "{scaling: 1.0}"],
-            ["spherization is {'scaling': 1.0} but FINISHED has"],
-        ),
-        (["--model_name_or_path", "FINISHED", "--backbone", "conv4"], ["backbone is conv4 but"]),
+        (["--spherization", "{scaling: 1.0}"], r"spherization is \{'scaling': 1.0\} but .* has"),
+        (["--backbone", "conv4"], "backbone is conv4 but"),
     ],
-    ids=lambda value: " ".join(value[-2:]) if value[0].startswith("--") else "",
 )
-def test_invalid_arguments_are_errors_that_list_valid_ones(train, finished, words, expected):
-    with pytest.raises((ValueError, StrictDataclassError)) as refusal:
-        train(*(str(finished) if word == "FINISHED" else word for word in words))
-    message = str(refusal.value).replace(str(finished), "FINISHED")
-    assert [part for part in expected if part not in message] == [], message
+def test_a_saved_model_is_not_changed(train, finished, words, message):
+    with pytest.raises(ValueError, match=message):
+        train("--model_name_or_path", str(finished), *words)
 
 
 @pytest.fixture
@@ -156,27 +134,6 @@ def test_classes_of_data_without_an_evaluation_split_are_divided(train_undivided
     of_one = train_undivided("--train_split", "test", "--eval_fraction", "0.4", "--stop_after_steps", "1")
     of_classes = train("--eval_split", "train", "--stop_after_steps", "1", name="classes")
     assert [results_of(folder)["eval_num_episodes"] for folder in (of_one, of_classes)] == [60, 60]
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--head", "vmf"], "unknown argument '--head'"),
-        (["--prototypes_file", "p"], "unknown argument '--prototypes_file'"),
-        (["--episode_classes", "4"], "unknown argument '--episode_classes'"),
-        (["--metric", "manhattan"], "invalid choice: 'manhattan'"),
-        (["--temperature", "0"], "temperature must be above 0; got 0"),
-        (["--way", "1"], "way must be at least 2; got 1"),
-        (["--query", "0"], "query must be at least 1; got 0"),
-        (["--validation_episodes", "1"], "validation_episodes must be at least 2; got 1"),
-        (["--eval_episodes", "1"], "eval_episodes must be at least 2; got 1"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_an_unused_argument_is_a_usage_error(train, capsys, words, expected):
-    with pytest.raises(SystemExit):
-        train(*words)
-    assert expected in capsys.readouterr().err
 
 
 # Real characters

@@ -102,30 +102,10 @@ def test_images_of_one_class_are_an_error_that_says_what_to_do(train, tmp_path):
 # Errors
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--backbone", "lenet6"], ["unknown backbone 'lenet6'", "lenet5"]),
-        (["--head_kwargs", "{scalling: 5.0}"], ["scalling", "scaling", "radius"]),
-        (["--backbone_kwargs", "{breadth: 5}"], ["linear_embedding", "breadth"]),
-        (["--image_column_name", "picture"], ["no image column 'picture'", "image", "label"]),
-        (["--label_column_name", "lable"], ["no label column 'lable'; the data has"]),
-        (["--train_split", "training"], ["no split 'training'", "train, test", "--train_split"]),
-        (["--eval_split", "validation"], ["no split 'validation'", "train, test", "--eval_split"]),
-        (["--push_to_hub", "--hub_model_id", "a/b/c"], ["Repo id must"]),
-        (
-            ["--model_name_or_path", "FINISHED", "--dataset_name", "two_clusters", "--num_train_epochs", "0"],
-            ["has 2 classes (", "trained on 10 classes"],
-        ),
-        (["--model_name_or_path", "nowhere"], ["nowhere"]),
-    ],
-    ids=lambda value: value[-1] if value[0].startswith("--") else "",
-)
-def test_an_invalid_name_is_an_error_that_lists_valid_ones(train, finished, words, expected, tmp_path):
-    with pytest.raises((ValueError, OSError)) as refusal:
-        train(*(str(finished) if word == "FINISHED" else word for word in words))
-    assert [part for part in expected if part not in str(refusal.value)] == []
-    assert not (tmp_path / "run").exists()
+def test_a_saved_model_is_not_evaluated_on_other_classes(train, finished):
+    words = ["--model_name_or_path", str(finished), "--dataset_name", "two_clusters", "--num_train_epochs", "0"]
+    with pytest.raises(ValueError, match=r"has 2 classes \(.*trained on 10 classes"):
+        train(*words)
 
 
 # A loop of one's own

@@ -71,28 +71,3 @@ def test_the_code_in_the_card_runs(finished, tmp_path, monkeypatch):
     found: dict = {}
     exec(code, found)
     assert found["output"].predictions.shape == (1,)
-
-
-# Errors
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--head", "softmax"], "head softmax has no effect in this task"),
-        (["--head_kwargs", "{scaling: 2.0}"], "head_kwargs {'scaling': 2.0} has no effect in this task"),
-        (["--class_weights", "balanced"], "class_weights balanced has no effect in this task"),
-        (["--label_smoothing_factor", "0.1"], "label_smoothing_factor 0.1 has no effect in this task"),
-        (["--prototypes_file", "some.safetensors"], "prototypes_file some.safetensors has no effect in this task"),
-        (["--embedding_dim", "1"], "embedding_dim must be an integer of at least 2; got 1"),
-        (["--label_column_name", "label"], "--label_column_name label does not apply to regression"),
-        (["--computed_value", "beauty"], "no computed value 'beauty'; the computed values are: slant"),
-        (["--value_column_name", "year"], "are two sources of one value"),
-        (["--value_range", "10", "-10"], "value_range must be two numbers, the lower one first; got [10.0, -10.0]"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
-def test_invalid_arguments_are_refused(train, words, said, capsys):
-    with pytest.raises((ValueError, SystemExit)) as refusal:
-        train(*CLIPPED, *words)
-    assert said in f"{refusal.value} {capsys.readouterr().err}"

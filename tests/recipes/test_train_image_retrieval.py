@@ -103,74 +103,10 @@ def test_frozen_batch_norms_keep_their_statistics_and_the_rest_is_trained(train)
 # Errors
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--train_classes", "10"], ["--train_classes 10 does not divide 10 classes", "at most 9"]),
-        (["--train_classes", "1", "--validation_fraction", "0.5"], ["holds out whole classes", "have 1"]),
-        ([*EPISODES, "--episode_examples", "6"], ["20 does not match episodes of 4 classes and 6", "batches of 24"]),
-        (
-            ["--episode_classes", "10", "--episode_examples", "2", "--episodes_per_epoch", "1"],
-            ["10 different classes cannot be drawn from 6"],
-        ),
-        (["--head", "vmf", "--head_kwargs", "{kappa: 0.7}"], ["no option kappa", "kappa_confidence"]),
-        (["--head", "vmf", "--head_kwargs", "{kappa_confidence: 1.0}"], ["'auto', must be a number in (0, 1)"]),
-        (["--head", "vmf", "--label_smoothing_factor", "0.1"], ["'vmf' has no option label_smoothing"]),
-        (
-            ["--head", "arcface", "--head_kwargs", "{margin: 30}"],
-            ["margin, of a cosine or an angle", "got 30"],
-        ),
-        (
-            ["--head", "hyperbolic", "--head_kwargs", "{curvature: -1}"],
-            ["curvature must be a number in (0, inf)", "got -1"],
-        ),
-        (["--max_eval_samples", "1"], ["each class of the evaluation images (", ") has a single one"]),
-        (
-            ["--train_classes", "2", "--max_train_samples", "3", "--validation_fraction", "0.5", "--seed", "2"],
-            ["each class of the validation images has a single one"],
-        ),
-        *(
-            (["--metric_for_best_model", name], ["must be one of eval_recall_at_1, ", f"got '{name}'"])
-            for name in ("eval_loss", "eval_accuracy", "train_recall_at_1")
-        ),
-    ],
-    ids=lambda value: " ".join(value[-2:]) if value[0].startswith("--") else "",
-)
-def test_invalid_arguments_are_errors_that_list_valid_ones_before_training(train, words, expected, tmp_path):
-    with pytest.raises(ValueError, match=r".") as refusal:
+def test_validation_images_without_neighbors_are_refused(train):
+    words = ["--train_classes", "2", "--max_train_samples", "3", "--validation_fraction", "0.5", "--seed", "2"]
+    with pytest.raises(ValueError, match="each class of the validation images has a single one"):
         train(*words)
-    assert [part for part in expected if part not in str(refusal.value)] == [], str(refusal.value)
-    assert not [*tmp_path.rglob("run.json")]
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--head_kwargs", "{marginn: 0.3}"], "head 'spherized' has no option marginn; its options are: "),
-        (["--backbone", "lenet55"], "unknown backbone 'lenet55'; similar names: lenet5"),
-        (["--backbone", "facebook/no-such-model"], "no folder or file facebook/no-such-model"),
-    ],
-)
-def test_an_unknown_name_or_option_is_refused_before_data_is_loaded(train, monkeypatch, words, expected):
-    monkeypatch.setattr("hf_sphere.data.load_image_data", lambda *_, **__: pytest.fail("loaded data"))
-    with pytest.raises((ValueError, OSError), match=expected):
-        train(*words)
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--episode_classes", "4"], "episode_classes 4 has no effect without episode_examples"),
-        (["--value_range", "0", "1"], "unknown argument '--value_range'"),
-        (["--train_class", "4"], "Did you mean train_classes"),
-        (["--train_classes", "0"], "train_classes must be at least 1; got 0"),
-        (["--validation_fraction", "1.5"], "validation_fraction must be at least 0 and below 1; got 1.5"),
-    ],
-)
-def test_an_unused_argument_is_a_usage_error(train, capsys, words, expected):
-    with pytest.raises(SystemExit):
-        train(*words)
-    assert expected in capsys.readouterr().err
 
 
 def test_evaluation_images_of_one_class_are_warned_of(train, caplog):

@@ -163,21 +163,12 @@ def test_values_in_yaml_are_not_parsed_as_words_of_a_command_line(config, refusa
         assert f"{file}: {text.partition(':')[0]} must be o" in refusal("--config", file)
 
 
-BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 60))
 UNCLEAR = {
-    BOMB: "anchors and aliases are not supported",
     "head_kwargs: &a {scaling: 5.0}": "anchors and aliases are not supported",
-    "head_kwargs: {<<: {scaling: 5.0}}": "a key is not a text",
     "seed: 1\nmomentum: 0.5\nseed: 2": "the key 'seed' occurs twice at line 3",
-    "head_kwargs: {scaling: 5.0, scaling: 6.0}": "the key 'scaling' occurs twice",
     "head_kwargs: {no: 1}": "a key is not a text",
-    "head_kwargs: {? [1] : 1}": "a key is not a text",
-    "head_kwargs: " + "{a: " * 5000: "maximum recursion depth",
-    "seed: " + "1" * 5000: "limit (4300 digits)",
-    "seed: " + ":".join(["1"] * 60_000): "more than 100,000 characters",
-    **dict.fromkeys(["- learning_rate", "just words", "false"], "the configuration {file} must be a mapping"),
+    "just words": "the configuration {file} must be a mapping",
     "learning_rate: [0.1": "cannot read the configuration {file}",
-    "learning_rate: !!bool abc": "cannot read the configuration {file}",
     "leraning_rate: 0.1": "unknown key 'leraning_rate' in {file}. Did you mean learning_rate",
     "zzzzzz: 0.1": "unknown key 'zzzzzz' in {file}. The keys are: ",
     "num_train_epochs: many": "num_train_epochs must be of type int; got 'many'",
@@ -186,11 +177,9 @@ UNCLEAR = {
 
 
 @pytest.mark.parametrize("text", UNCLEAR, ids=list(UNCLEAR.values()))
-def test_a_configuration_that_is_unclear_or_endless_is_refused_by_its_name(config, refusal, text):
+def test_a_configuration_that_is_unclear_is_refused_by_its_name(config, refusal, text):
     file = config(text)
-    message = refusal("--config", file)
-    assert UNCLEAR[text].format(file=file) in message
-    assert len(message) < 3000  # one lists all options
+    assert UNCLEAR[text].format(file=file) in refusal("--config", file)
 
 
 @pytest.fixture
@@ -211,31 +200,14 @@ NONE = "there is no configuration or file"
     ("name", "text", "message"),
     [
         ("mnist-c", TABLE % "mnist-a", f"{NONE} 'mnist-c'; the nearest are d/mnist-b, d/mnist-a."),
-        ("b/mnist-a", TABLE % "mnist-a", f"{NONE} 'b/mnist-a'; the nearest are d/mnist-a, d/mnist-b."),
-        ("d/mnist-c.yaml", TABLE % "mnist", f"{NONE} 'd/mnist-c.yaml'."),
         ("mnist-b", TABLE % "mnist-x", f"run mnist-b of {FILE}, base: {NONE} 'mnist-x'; the nearest are d/mnist"),
         ("mnist-b", TABLE % "[1]", f"run mnist-b of {FILE}: base must be the name of a configuration; got [1]."),
-        ("MNIST-A", TABLE % "mnist", f"{NONE} 'MNIST-A'; the nearest are d/mnist-a, d/mnist-b."),
         ("a", "base: {}\ng: {runs: {a: {seed: b}}}", f"run a of {FILE}: seed must be of type int; got 'b'."),
         ("a", "base: {seed: -1}\ng: {runs: {a: {}}}", f"group base of {FILE}: seed must be at least 0"),
-        (
-            "a",
-            "base: {seed: [1, 2]}\ng: {runs: {a: {}}}",
-            f"group base of {FILE}: seed must be of type int; got [1, 2].",
-        ),
-        (
-            "a",
-            "base: {backbone: {a: 1}}\ng: {runs: {a: {}}}",
-            f"group base of {FILE}: backbone must be of type str; got {{'a': 1}}.",
-        ),
         ("mnist-b", TABLE % "d/mnist-b", f"run mnist-b of {FILE}: its base leads back to itself."),
         ("a", "g: {base: h}\nh: {base: g, runs: {a: {}}}", f"group h of {FILE}: its base leads back to itself."),
         ("a", "g: {runs: {a: {}}}", f"group g of {FILE}, base: {NONE} 'base'"),
         ("a", "g: {runs: {a: 3}}", f"run a of {FILE} must be a mapping of arguments to values; got 3."),
-        ("a", "g: {runs: [a]}", f"the runs of group g of {FILE} must be a mapping"),
-        ("a", "g: [a]", f"group g of {FILE} must be a mapping of arguments to values; got ['a']."),
-        ("a", "# a", f"the table {FILE} must be a mapping of arguments to values; got None."),
-        ("a", "base: {lr: 1}\ng: {runs: {a: {lr: null, sed: null}}}", f"unknown key 'sed' in run a of {FILE}."),
         ("a", "base: {}\ng: {runs: {a: {sed: 1}}}", f"unknown key 'sed' in run a of {FILE}. Did you mean seed"),
         (
             "a",
@@ -325,14 +297,11 @@ def test_the_printed_configuration_is_the_whole_and_can_be_read_again(tables, co
         (["--num_train_epochs", "many"], ["error: argument --num_train_epochs: invalid int value: 'many'"]),
         *(
             (["--head_kwargs", word], ["expected a mapping such as '{scaling: 5.0}'"])
-            for word in ("abc", "[1, 2]", "{scaling: 5", "", "{a: &a 1, b: *a}", "{a: 1, a: 2}", "{1: 2}")
+            for word in ("abc", "[1, 2]", "{scaling: 5", "{a: 1, a: 2}", "{1: 2}")
         ),
-        (["--head_kwargs", "{a: " * 5000], ["expected a mapping such as"]),
         (["--eval_split", "test", "--eval_fraction", "0.3"], ["eval_fraction and eval_split exclude each other"]),
         (["--eval_split", "test", "--eval_seed", "1"], ["eval_seed and eval_split exclude each other"]),
         (["--optim", "adamm"], ["adamm", "adam", "adamw"]),
-        (["--per_device_train_batch_size", "0"], ["per_device_train_batch_size must be at least 1; got 0."]),
-        (["--episode_classes", "32"], ["episode_classes 32 has no effect without episode_examples"]),
         (["--lr_scheduler_type", "multistep"], ["multistep needs lr_milestones"]),
         (
             ["--lr_scheduler_type", "reduce_lr_on_plateau", "--warmup_epochs", "1"],
@@ -346,12 +315,7 @@ def test_usage_error_names_the_argument_and_the_remedy(refusal, words, parts):
     assert "usage:" not in message
 
 
-ZERO = ["per_device_train_batch_size", "gradient_accumulation_steps", "save_epochs", "save_steps", "save_total_limit"]
-ZERO += ["logging_steps", "lr_step_epochs", "early_stopping_patience"]
-NEGATIVE = ["per_device_eval_batch_size", "stop_after_steps", "num_train_epochs", "max_grad_norm"]
-WRONG = [*((name, 0) for name in ZERO), *((name, -1) for name in NEGATIVE)]
-WRONG += [("ema_decay", decay) for decay in (0.0, 1.0, -0.5)]
-WRONG += [("learning_rate", -0.1), ("learning_rate", float("nan")), ("weight_decay", -1e-4), ("warmup_epochs", -0.5)]
+WRONG = [("save_steps", 0), ("num_train_epochs", -1), ("ema_decay", 1.0), ("learning_rate", float("nan"))]
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG)
@@ -372,9 +336,6 @@ def test_episodes_are_optional_and_whole_and_those_that_lack_numbers_are_rejecte
     for given in (names for n in (1, 2) for names in itertools.combinations(EPISODES, n)):
         with pytest.raises(ValueError, match=f"({'|'.join(given)}) .* has no effect without episode"):
             ImageDataArguments(**{name: EPISODES[name] for name in given})
-    for name, value in itertools.product(EPISODES, (0, -1)):
-        with pytest.raises(ValueError, match=f"must be at least 1; got {value}|has no effect without"):
-            _ = ImageDataArguments(**EPISODES | {name: value}).episodes
 
 
 def test_given_arguments_include_those_equal_to_the_default(tmp_path):
