@@ -18,9 +18,6 @@ from hf_sphere.utils.seeds import mix_seed
 
 logger = logging.getLogger(__name__)
 
-_PIXELS_AT_A_TIME = 1 << 22
-"""Maximum number of pixels whose permutations are in memory at once: 32 MB."""
-
 # Mixed with the seed, so that the draws are independent of each other.
 _CLASSES, _NOISE, _PIXELS = 1, 2, 3
 
@@ -45,14 +42,10 @@ class Corruption:
     def replace_labels(self, labels: Tensor, rows: Tensor, *, num_rows: int, num_classes: int) -> Tensor:
         """Replace exactly round(`label_noise` * N) labels by classes drawn uniformly from all, the true one included.
 
-        If all labels are replaced, they are independent of the images; if only other classes were drawn, a label would
-        rule out one class. Labels are drawn per row of the dataset (`rows`, (N,), of `num_rows`), and rows are replaced
-        in an order that does not depend on the fraction. A larger fraction therefore replaces the same labels by the
-        same classes, and more, and a different subset of the images changes few labels.
+        Labels are drawn per row of the dataset (`rows`, (N,), of `num_rows`), and rows are replaced in an order that
+        does not depend on the fraction, so a larger fraction replaces the same labels by the same classes, and more.
         """
         count = round(self.label_noise * len(labels))
-        if count == 0:
-            return labels
         order, drawn = torch.rand(2, num_rows, dtype=torch.float64, generator=self._generator(_NOISE))
         replaced = order[rows].argsort(stable=True)[:count]
         noisy = labels.clone()
@@ -72,27 +65,17 @@ class Corruption:
         if isinstance(images, EncodedImages):
             shuffle = partial(self._shuffle_one, split)
             return EncodedImages(images.dataset, images.column, images.shape, images.rows, shuffle)
-        num_pixels = images.shape[-2] * images.shape[-1]
-        step = max(_PIXELS_AT_A_TIME // num_pixels, 1)
-        shuffled = torch.empty_like(images)
-        chunks = (images.flatten(2).split(step), rows.split(step), shuffled.flatten(2).split(step))
-        for pixels, chunk_rows, out in zip(*chunks, strict=True):
-            order = self._permutations(chunk_rows, num_pixels, split).to(images.device)
-            torch.gather(pixels, 2, order[:, None, :].expand_as(pixels), out=out)
+        pixels, shuffled = images.flatten(2), torch.empty_like(images)
+        generator, of_split = self._generator(_PIXELS), mix_seed(self.seed, _PIXELS, *split.encode())
+        order = torch.randperm(pixels.shape[2], generator=generator)
+        for index, row in enumerate(rows.tolist()):
+            if self.shuffled_pixels == "per_image":
+                order = torch.randperm(len(order), generator=generator.manual_seed(mix_seed(of_split, row)))
+            shuffled.flatten(2)[index] = pixels[index][:, order]
         return shuffled
 
     def _shuffle_one(self, split: str, image: Tensor, row: Tensor) -> Any:
         return self.shuffle(image[None], row[None], split)[0]
-
-    def _permutations(self, rows: Tensor, num_pixels: int, split: str) -> Tensor:
-        """Return the source of each pixel, (N, P), or (1, P) if shared by all images."""
-        if self.shuffled_pixels == "shared":
-            return torch.randperm(num_pixels, generator=self._generator(_PIXELS))[None]
-        of_split = mix_seed(self.seed, _PIXELS, *split.encode())
-        generator, orders = torch.Generator(), torch.empty(len(rows), num_pixels, dtype=torch.int64)
-        for row, order in zip(rows.tolist(), orders, strict=True):
-            torch.randperm(num_pixels, generator=generator.manual_seed(mix_seed(of_split, row)), out=order)
-        return orders
 
     def _generator(self, draw: int) -> torch.Generator:
         return torch.Generator().manual_seed(mix_seed(self.seed, draw))

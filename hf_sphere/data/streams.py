@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from datasets import ClassLabel, Image, IterableDataset
-from pyarrow import ArrowInvalid
 from torch import Tensor
 
 from hf_sphere.data import folders, sources
@@ -28,10 +27,6 @@ logger = logging.getLogger(__name__)
 _REFUSED = (
     *("validation_fraction", "rejection_fraction", "sample_classes", "label_noise", "shuffled_pixels"),
     *("class_balanced_sampling", "alternating_flip"),
-)
-_DECODED = (
-    "rows of the split {split!r} have decoded images, as after map or filter: call "
-    "cast_column({column!r}, datasets.Image(decode=False)) before them."
 )
 
 
@@ -64,7 +59,8 @@ class StreamSplit(torch.utils.data.Dataset):
             rows = rows.shuffle(seed=seed, buffer_size=self.options.shuffle_buffer_size)
         for place, row in enumerate(itertools.islice(rows, self.count)):
             if not isinstance(record := row[image] or {}, dict):
-                raise ValueError(_DECODED.format(split=self.name, column=image))
+                how = f"as after map or filter: call cast_column({image!r}, datasets.Image(decode=False)) before them"
+                raise ValueError(f"rows of the split {self.name!r} have decoded images, {how}.")
             if is_checked and record.get("bytes") is None:
                 folders.check_inside(name, [record["path"]])
             known = [record.get("path"), row.get("__key__"), row.get("__url__")]
@@ -158,7 +154,7 @@ def open_streams(
     needed = ("image_size", "num_channels", "image_mean", "image_std")
     missing = [name for name in needed if getattr(options, name) is None]
     missing += ["eval_split (no images can be held out)"] * (evaluation is None)
-    opened: dict[str, Any] = {}
+    class_names, opened = options.class_names, dict[str, Any]()
     for key, name in names.items():
         if name is None:
             continue
@@ -166,29 +162,24 @@ def open_streams(
             listed = ", ".join(f"{split} ({type(rows).__name__})" for split, rows in splits.items())
             raise ValueError(f"{key}_split {name!r} must be a whole split of a streaming dataset; got {listed}.")
         rows = splits[name].with_format(None)
-        try:
-            rows = rows if rows.features is not None else rows._resolve_features()  # reads the first rows
-        except ArrowInvalid as error:
-            raise ValueError(_DECODED.format(split=name, column=options.image_column_name or "image")) from error
+        rows = rows if rows.features is not None else rows._resolve_features()  # reads the first rows
         image = sources.find_column(rows, options.image_column_name, sources.IMAGE_COLUMNS, "image")
         encoded_images(rows, image)  # checks the column
         label = sources.find_column(rows, options.label_column_name, sources.LABEL_COLUMNS, "label")
+        class_names = class_names or getattr(rows.features[label], "names", None)
+        if (own := getattr(rows.features[label], "names", class_names)) != class_names:
+            raise ValueError(f"split {name!r} has the classes {own[:10]}, but others are expected.")
         stated = (rows.info.splits or {}).get(name)
         option = "max_train_samples" if key == "train" else "max_eval_samples"
         counts = [count for count in (stated and stated.num_examples, getattr(options, option)) if count]
         missing += [] if counts else [f"{option} (the number of images of {name!r})"]
         rows = rows.cast_column(image, Image(decode=False))
         opened[key] = {"name": name, "rows": rows, "columns": (image, label), "count": min(counts, default=0)}
-    features = {each["name"]: each["rows"].features[each["columns"][1]] for each in opened.values()}
-    class_names: Any = options.class_names or getattr(features[options.train_split], "names", None)
     missing += ["class_names (the labels do not list them)"] * (class_names is None)
     if missing:
         raise ValueError(f"a stream is not read before training, so set {', '.join(missing)}.")
     if len({*class_names}) < len(class_names):
         raise ValueError(f"class_names must differ from each other; got {class_names[:10]}.")
-    for name, feature in features.items():
-        if isinstance(feature, ClassLabel) and feature.names != class_names:
-            raise ValueError(f"split {name!r} has the classes {feature.names[:10]}, but others are expected.")
     logger.info("The images of a stream are not recorded: evaluation images that were trained on are not noticed.")
     shape = choose_shape(opened["train"]["rows"], opened["train"]["columns"][0], options)
     shared: Any = {"class_names": class_names, "shape": shape, "options": options}

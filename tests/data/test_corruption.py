@@ -194,15 +194,11 @@ class TestPixels:
         assert same(pixels(memory.train), pixels(disk.train))
         assert same(pixels(memory.evaluation), pixels(disk.evaluation))
 
-    @given(st.integers(1, 40), st.integers(1, 200), st.sampled_from(["per_image", "shared"]))
-    def test_the_chunk_size_does_not_matter_and_input_images_are_not_modified(self, count, at_a_time, kind):
-        images, rows = torch.from_numpy(noise(count, 2, 3, 4)), torch.arange(count).flip(0)
-        corruption = Corruption(shuffled_pixels=kind, seed=5)
-        with pytest.MonkeyPatch.context() as patch:
-            whole = corruption.shuffle(images, rows, "train")
-            patch.setattr("hf_sphere.data.corruption._PIXELS_AT_A_TIME", at_a_time)
-            assert torch.equal(corruption.shuffle(images, rows, "train"), whole)
-        assert np.array_equal(images, noise(count, 2, 3, 4))
+    @pytest.mark.parametrize("kind", ["per_image", "shared"])
+    def test_input_images_are_not_modified(self, kind):
+        images = torch.from_numpy(noise(9, 2, 3, 4))
+        Corruption(shuffled_pixels=kind, seed=5).shuffle(images, torch.arange(9).flip(0), "train")
+        assert np.array_equal(images, noise(9, 2, 3, 4))
 
     def test_seed_split_and_row_determine_the_permutation(self):
         def order(seed=0, split="train", row=0):
@@ -334,7 +330,6 @@ class TestInvalidOptions:
         [
             ({"label_noise": -0.1}, r"label_noise must be at least 0 and at most 1; got -0\.1"),
             ({"label_noise": 1.01}, r"at most 1; got 1\.01"),
-            ({"label_noise": float("nan")}, "at most 1; got nan"),
             ({"label_noise": 0.2, "task": "regression"}, r"--label_noise 0\.2 does not apply to regression"),
             ({"shuffled_pixels": "all"}, r"^shuffled_pixels must be per_image or shared; got 'all'"),
             ({"sample_classes": 1}, "at least 2; got 1"),
