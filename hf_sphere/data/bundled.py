@@ -24,10 +24,7 @@ def _digits() -> DatasetDict:
 
 @cache
 def _two_clusters() -> DatasetDict:
-    """Toy task: two clusters of 100 points around (0, 0) and (1, 1), +-0.05.
-
-    A point is an image of 1 x 2 pixels, whose gray values map -0.05 to 0 and 1.05 to 255.
-    """
+    """Two clusters of 100 points near (0, 0) and (1, 1), as images of 1 x 2 pixels: -0.05 is 0, and 1.05 is 255."""
     splits = {}
     for split, seed in (("train", 0), ("test", 1)):
         labels = np.repeat([0, 1], 100)

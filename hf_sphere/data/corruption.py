@@ -40,11 +40,7 @@ class Corruption:
         return torch.randperm(count, generator=self._generator(_CLASSES))[: self.sample_classes].sort().values
 
     def replace_labels(self, labels: Tensor, rows: Tensor, *, num_rows: int, num_classes: int) -> Tensor:
-        """Replace exactly round(`label_noise` * N) labels by classes drawn uniformly from all, the true one included.
-
-        Labels are drawn per row of the dataset (`rows`, (N,), of `num_rows`), and rows are replaced in an order that
-        does not depend on the fraction, so a larger fraction replaces the same labels by the same classes, and more.
-        """
+        """Replace round(`label_noise` * N) labels, in an order and by classes drawn for all rows of the dataset."""
         count = round(self.label_noise * len(labels))
         order, drawn = torch.rand(2, num_rows, dtype=torch.float64, generator=self._generator(_NOISE))
         replaced = order[rows].argsort(stable=True)[:count]
@@ -55,11 +51,7 @@ class Corruption:
         return noisy
 
     def shuffle(self, images: Tensor | EncodedImages, rows: Tensor, split: str) -> Tensor | EncodedImages:
-        """Permute the pixels of each image, and keep the channels of a pixel together; no image is changed in place.
-
-        Images (N, C, H, W) that are in the same of the `rows` (N,) of the same `split` have the same permutation.
-        Encoded images are shuffled when they are decoded.
-        """
+        """Permute the pixels of each image, by its row of the split; encoded images when they are decoded."""
         if self.shuffled_pixels is None:
             return images
         if isinstance(images, EncodedImages):

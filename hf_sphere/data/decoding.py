@@ -100,11 +100,7 @@ def _read_crop(image: Any, shape: ImageShape, augmentation: Augmentation) -> Ten
 
 
 class EncodedImages(torch.utils.data.Dataset):
-    """Encoded images of a split, decoded to uint8 tensors (channels, height, width) on access.
-
-    For a corrupt image, the error is returned: if a worker process raised it, it would have a second traceback. Only
-    some `rows` of the dataset, (N,), can be used. A `transform` gets each decoded image and its row, a scalar tensor.
-    """
+    """Encoded images of a split, decoded on access to uint8 (C, H, W) and transformed, or as an error."""
 
     def __init__(
         self,
@@ -164,11 +160,7 @@ def decode_all(
     num_workers: int | None = None,
     progress: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Decode every image once; return the images, uint8 (N, channels, height, width), and their indices, (N,).
-
-    Corrupt images are a `CorruptImageError`, or skipped and logged. The cache, by default in the Hugging Face home, has
-    the decoded data by the fingerprint of the dataset. Decoding processes are one per core, or 0 for small data.
-    """
+    """Decode every image once, or read the cache; return the images, uint8 (N, C, H, W), and their indices, (N,)."""
     cache = cache_file(images, cache_dir)
     stored = read_tensors(cache) if cache.is_file() else None
     if stored is not None and (skip_corrupt or len(stored["indices"]) == len(images)):
@@ -199,10 +191,7 @@ def decode_all(
 
 
 def check_files(images: EncodedImages, *, skip_corrupt: bool = False, progress: bool = True) -> Tensor:
-    """Check the image files, see `examine_files`, log the number of those with transparency, and return good indices.
-
-    A damaged file is a `CorruptImageError`, unless `skip_corrupt` is set.
-    """
+    """Check the image files, see `examine_files`, log those with transparency, and return the indices of good ones."""
     errors, transparent = examine_files(images._records, images.column, images.rows.tolist(), progress=progress)
     if errors and not skip_corrupt:
         (row, error), *others = errors.items()

@@ -34,11 +34,7 @@ _ADVICE = "Copy the files into the folder; only training follows links to files,
 
 
 def list_files(folder: Path, suffixes: Collection[str], *, follow_links: bool = False) -> list[Path]:
-    """Return the files below a folder with one of the suffixes, sorted; not hidden ones and those of the system.
-
-    The folder may be a link. A link in it to a file or folder outside it is an error, unless links to files are
-    followed, and so is a pipe.
-    """
+    """Return the files below a folder with these suffixes, but for hidden ones; links that leave it are an error."""
     files, outside, root = list[Path](), list[Path](), Path(os.path.realpath(folder))
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name[0] != "." and not is_of_system(name)]
@@ -94,10 +90,7 @@ def _read_schema(table: Path) -> pa.Schema:
 
 
 def log_unread(folder: Path, images: Collection[str | None] | None = None) -> None:
-    """Log the files of a folder that are not among the images, or by default the tables, that `datasets` has read.
-
-    A file that it has read although it is of the system is an error.
-    """
+    """Log the files of a folder that are not among the images, or by default the tables, that `datasets` has read."""
     files, suffixes = images, SUFFIXES | UNREADABLE
     if files is None:
         files = [*chain(*(load_dataset_builder(str(folder)).config.data_files or {}).values())]

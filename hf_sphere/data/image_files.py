@@ -70,10 +70,7 @@ def open_image(record: dict[str, Any] | None) -> ImageFile.ImageFile:
 
 
 def file_names(dataset: Dataset, column: str, folder: str | os.PathLike = "") -> list[str]:
-    """Return the file of each image of a split, or an empty list if the dataset names none.
-
-    Files below `folder` are named relative to it.
-    """
+    """Return the file of each image of a split, relative to `folder` below it, or an empty list if none is named."""
     tables = encoded_images(dataset, column).with_format("arrow").iter(1000)
     names = [name for table in tables for name in pc.struct_field(table[column], "path").to_pylist()]
     root = os.path.join(os.path.abspath(folder), "") if folder else ""
@@ -83,11 +80,7 @@ def file_names(dataset: Dataset, column: str, folder: str | os.PathLike = "") ->
 def examine_files(
     records: Dataset, column: str, rows: Sequence[int], *, progress: bool = True
 ) -> tuple[dict[int, str], int]:
-    """Read the header and the last bytes of the image files in some rows, in parallel threads.
-
-    A file that lacks the last bytes of its format, or whose format has none, is decoded: it may be truncated. Returned
-    are the error of each damaged file, by row, and the number of images with an alpha channel or a transparent color.
-    """
+    """Check headers and last bytes of files, else decode; return errors by row, and the number with transparency."""
 
     def examine(rows: Sequence[int]) -> list[bool | str]:
         return [_examine(record) for record in records[rows][column]]

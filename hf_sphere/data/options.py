@@ -38,7 +38,9 @@ class ImageSourceOptions(Arguments):
         lt=1,
     )
     eval_seed: int = argument(0, "Seed of the images held out for evaluation.", not_with=["eval_split"], **SEED)
-    validation_split: str | None = argument(None, "Split for choosing the best epoch and for early stopping.")
+    validation_split: str | None = argument(
+        None, "Split for choosing the best epoch and for early stopping.", not_with=["validation_fraction"]
+    )
     validation_fraction: float = argument(
         0.0,
         "Fraction of the training split to hold out, stratified by class, instead of using a validation split. For "
@@ -237,6 +239,7 @@ class TextDataOptions(Arguments):
         None,
         "Split for choosing the best epoch and for early stopping; default: `validation`, unless used for training or "
         "evaluation.",
+        not_with=["validation_fraction"],
     )
     validation_fraction: float = argument(
         0.0, "Fraction of the training text to hold out, from its end, instead of using a validation split.", ge=0, lt=1

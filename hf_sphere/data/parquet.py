@@ -15,10 +15,7 @@ ROWS_AT_A_TIME = 100
 
 
 class ParquetSplit:
-    """Writes the rows of a split, one by one, to `<split>-00000-of-00003.parquet` and so on, in a folder.
-
-    File names contain the number of files, so files are renamed at the end of the `with` block.
-    """
+    """Writes the rows of a split, one by one, to files with names such as `train-00000-of-00003.parquet` at the end."""
 
     def __init__(self, folder: Path, split: str, features: Features) -> None:
         self.folder = folder

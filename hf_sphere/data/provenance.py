@@ -46,11 +46,7 @@ def fingerprint(splits: DatasetDict) -> int:
 
 
 def identify_rows(splits: DatasetDict, name: str, label_column: str | None, data: int) -> Tensor:
-    """Return the identity of each row of a split, part or pool of them: (N,), int64.
-
-    A row has the same identity in all parts of its data, whatever these are called. The highest bits are `data`, the
-    `fingerprint` of the splits, and the others the row among those of all splits. Parts are held out by `label_column`.
-    """
+    """Return the identity of each row of a part, (N,): `data`, the fingerprint, and the row among all splits."""
     return find_rows(splits, name, label_column) + (data << ROW_BITS)
 
 
@@ -79,10 +75,7 @@ class DataRecord:
         return int(self.ids["train"][0]) >> ROW_BITS
 
     def after(self, saved: "DataRecord | None", *, trains: bool) -> "DataRecord | None":
-        """Return the record of a model that was saved with another one, and then trained or only evaluated by this one.
-
-        Warns of evaluation images on which the saved model was trained.
-        """
+        """Return the record of a saved model that was then trained or evaluated by this one; warn of images of both."""
         if saved is None or saved.data != self.data:
             return self if trains else saved
         if shared := int(torch.isin(self.ids["eval"], saved.ids["train"]).sum()):
@@ -122,11 +115,7 @@ class DataRecord:
 def resolve_split(
     split: str | None, record: DataRecord | None, splits: DatasetDict, data: int
 ) -> tuple[str | None, Tensor | None]:
-    """Return the splits that contain a part (see `RECORDED`) of a record, and the identities of its images.
-
-    Other names are returned as they are, with None: those of splits first, except for `training`. If there is no name,
-    it is that of the evaluation split in the record of the data, whose fingerprint is `data`.
-    """
+    """Return the splits that have a part (see `RECORDED`) of a record, and its identities; None for other names."""
     if split is None and record is not None and record.data == data:
         # Where the classes were divided, both parts are of one split.
         split = "evaluation" if record.names["eval"] == record.names["train"] else record.names["eval"]

@@ -33,10 +33,7 @@ PUBLISHED: dict[str, dict[str, int]] = {
 
 
 def read_imagenet200(source: Path) -> tuple[pd.DataFrame, Features]:
-    """Read a folder per class; the validation images of Tiny ImageNet are in one folder, with a list.
-
-    Classes have the names of `words.txt` if it exists, but the order of their folders.
-    """
+    """Read a folder per class, named by `words.txt` if it exists; the test images of Tiny ImageNet are in a list."""
     train, words, folder = _rows_by_class(source / "train", "train"), {}, source / "val"
     if (folder / "val_annotations.txt").is_file():
         listed = _read_table(folder / "val_annotations.txt", ("file", "label"), "\t")
@@ -81,10 +78,7 @@ def read_cub200(source: Path) -> tuple[pd.DataFrame, Features]:
 
 
 def read_sop(source: Path) -> tuple[pd.DataFrame, Features]:
-    """Read the two lists of Stanford Online Products, an open set: its test classes differ from its training classes.
-
-    Labels are the published class numbers; with a `ClassLabel` of all classes, every split would have all of them.
-    """
+    """Read two lists of an open set; labels are the published numbers, as a `ClassLabel` would have all classes."""
     columns = ("image_id", "class_id", "super_class_id", "path")
     tables = {split: _read_table(source / f"Ebay_{split}.txt", columns, header=0) for split in ("train", "test")}
     rows = pd.concat([table.assign(split=split) for split, table in tables.items()], ignore_index=True)
@@ -97,10 +91,7 @@ def read_sop(source: Path) -> tuple[pd.DataFrame, Features]:
 
 
 def read_class_split(source: Path) -> tuple[pd.DataFrame, Features]:
-    """Read three lists of images with disjoint classes, the usual layout of few-shot datasets.
-
-    Classes are stored as names: with a `ClassLabel` every split would have all classes.
-    """
+    """Read three lists with disjoint classes, stored as names, as a `ClassLabel` would have all classes."""
     folder = source / "split" if (source / "split").is_dir() else source
     files = {"train": "train.csv", "validation": "val.csv", "test": "test.csv"}
     tables = {split: _read_table(folder / file, ("filename", "label"), ",", header=0) for split, file in files.items()}
@@ -119,10 +110,7 @@ READERS: dict[str, Callable[[Path], tuple[pd.DataFrame, Features]]] = {
 
 
 def prepare_images(args: Any) -> None:
-    """Convert a dataset and print a summary. Image files are stored unchanged, and writing is atomic.
-
-    `args` are the `PrepareArguments` of `hf-sphere prepare`.
-    """
+    """Convert a dataset by the `PrepareArguments`, and print a summary; image files are stored unchanged."""
     source, output = Path(args.source), Path(args.output)
     if source.resolve().is_relative_to(output.resolve()):
         raise ValueError(f"--output {output} contains --source {source}; choose another folder to write to.")

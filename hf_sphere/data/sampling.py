@@ -151,10 +151,7 @@ class EpisodeSampler(Sampler[list[int]]):
 
 
 def shuffled(count: int, seed: int, num_processes: int, weights: Tensor | None = None) -> Tensor:
-    """Return a random order of examples, repeated from its start so that it divides evenly among processes.
-
-    With `weights` (`count`,), as many examples are drawn with replacement, with probabilities proportional to these.
-    """
+    """Return a random order, or one drawn by `weights`, repeated from its start to divide evenly among processes."""
     generator = torch.Generator().manual_seed(seed)
     if weights is None:
         order = torch.randperm(count, generator=generator)

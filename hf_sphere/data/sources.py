@@ -74,10 +74,7 @@ def _file_names(splits: DatasetDict) -> list[str]:
 def find_column(
     dataset: Dataset, name: str | None, candidates: tuple[str, ...], what: str, *, instead: str = "", option: str = ""
 ) -> str:
-    """Return the column `name`, else the first of the usual names `candidates` that exists, or the only one of images.
-
-    If there is none, the error lists the columns, says `what` was looked for, and what can be done `instead`.
-    """
+    """Return the column `name`, else the first of the usual `candidates` that exists, or the only one of images."""
     if name is not None and name not in dataset.column_names:
         raise ValueError(f"no {what} column {name!r}; the data has the columns {dataset.column_names}.")
     if column := name or next((name for name in candidates if name in dataset.column_names), None):
@@ -107,10 +104,7 @@ def choose_eval_split(splits: Mapping[str, Any], name: str | None, train: str = 
 
 
 def find_split(splits: DatasetDict, name: str, option: str, label_column: str | None = None) -> Dataset:
-    """Return a split or part of the data, see `read_split`; an error lists the splits if there is none, or it is empty.
-
-    The error names the `option` that chooses the split. Parts are held out by the classes of the `label_column`.
-    """
+    """Return a split or part of the data, see `read_split`, which the `option` chooses; an error lists the splits."""
     try:
         rows = read_split(splits, name, label_column)
     except KeyError:
@@ -125,11 +119,7 @@ def find_split(splits: DatasetDict, name: str, option: str, label_column: str | 
 def choose_splits(
     splits: DatasetDict, options: ImageSourceOptions, task: str, train_classes: int | None
 ) -> dict[str, tuple[str, Dataset]]:
-    """Return the name and rows of the splits `train`, `eval` and possibly `validation`.
-
-    Without an evaluation split, a part of the training split is held out; in an open set, whose classes are to be
-    divided, `eval` is then the training split.
-    """
+    """Return name and rows of `train`, `eval` and possibly `validation`; without an evaluation split it is held out."""
     train = options.train_split
     names = {"train": train, "eval": choose_eval_split(splits, options.eval_split, train) or train}
     label_column = stratifying_column(splits, options, task)
@@ -147,7 +137,7 @@ def choose_splits(
     if (name := options.validation_split) is not None:
         if by_class:
             raise ValueError(f"all classes are divided, also those of --validation_split {name}; hold out a fraction.")
-        check_validation_split(name, names, options.validation_fraction)
+        check_validation_split(name, names)
         names["validation"] = name
     return {key: (name, find_split(splits, name, f"--{key}_split", label_column)) for key, name in names.items()}
 
@@ -161,13 +151,10 @@ def read_groups(rows: Dataset, column: str) -> list[Any]:
     return groups
 
 
-def check_validation_split(name: str, others: Mapping[str, str], fraction: float) -> None:
-    """Raise an error if a fraction is held out too, or if the split is one of the `others`, `train` and `eval`."""
-    if fraction:
-        raise ValueError(f"--validation_split {name} and --validation_fraction exclude each other; use only one.")
-    for key, other in others.items():
-        if other == name:
-            raise ValueError(f"--validation_split {name} is also the split of --{key}_split; name another one.")
+def check_validation_split(name: str, others: Mapping[str, str]) -> None:
+    """Raise an error if the split is one of the `others`, `train` and `eval`."""
+    for key in (key for key, other in others.items() if other == name):
+        raise ValueError(f"--validation_split {name} is also the split of --{key}_split; name another one.")
 
 
 def common_column(
@@ -187,10 +174,7 @@ def stratifying_column(splits: DatasetDict, options: ImageSourceOptions, task: s
 
 
 def count_training_classes(rows: Dataset, label_column: str, options: ImageSourceOptions) -> int:
-    """Return the number of classes to train on, the first ones, if `eval_fraction` of the classes is held out.
-
-    Two are held out at least, where the others are two as well: images of one class have no wrong neighbor.
-    """
+    """Return the number of classes to train on, the first ones; where possible two are held out at least."""
     count = len(rows.unique(label_column))
     train_classes = count - max(round(options.held_out_fraction * count), 2 if count > 3 else 1)
     text = "The data has no evaluation split: %g %% of the %d classes are held out, the last ones; --train_classes %d."
@@ -202,11 +186,7 @@ _HELD_OUT = re.compile(r"(kept|held_out)\((.+), ([-+.e0-9]+), seed=([0-9]+)(?:, 
 
 
 def as_splits(data: Any, max_rows: Mapping[str | None, int | None]) -> DatasetDict:
-    """Return the splits of a dataset of `datasets`, and those of a streaming one as files of its cache.
-
-    A `Dataset` or `IterableDataset` becomes the split `train`. `max_rows` are the numbers of rows, by split, to read
-    from a streaming dataset; without a number, it is read to its end.
-    """
+    """Return the splits of a dataset of `datasets`; streams are read to `max_rows`, or their end, into its cache."""
     splits = data if isinstance(data, (DatasetDict, IterableDatasetDict)) else {"train": data}
     for rows in splits.values():
         if not isinstance(rows, (Dataset, IterableDataset)):
@@ -240,10 +220,7 @@ _HELD_OUT = re.compile(r"(kept|held_out)\((.+), ([-+.e0-9]+), seed=([0-9]+)(?:, 
 
 
 def held_out_names(split: str, fraction: float, seed: int, by: str | None = None) -> tuple[str, str]:
-    """Return the names of the two parts of a split; the second has a random fraction of the rows.
-
-    Rows with the same value of the column `by` are in the same part: with the labels, a part has a fraction of classes.
-    """
+    """Return the names of two parts of a split, the second a random fraction; groups of the column `by` stay whole."""
     drawn = f"({split}, {fraction:g}, seed={seed}{f', by={by}' if by else ''})"
     return f"kept{drawn}", f"held_out{drawn}"
 
@@ -295,11 +272,7 @@ def _find_pieces(splits: DatasetDict, name: str, label_column: str | None) -> li
 def draw_held_out(
     count: int, fraction: float, seed: int, classes: Tensor | None = None, groups: Sequence[Any] | None = None
 ) -> Tensor:
-    """Draw a random fraction of `count` images, bool (`count`,), with the same proportion of each class, if any.
-
-    No part may be empty or lack a class. Images of the same group, `groups` (`count`,), are not divided; the
-    proportions of the `classes` (`count`,) are then approximate.
-    """
+    """Draw a random fraction of images, bool (`count`,), stratified by `classes`, if any; `groups` are not divided."""
     from sklearn import model_selection
 
     num_drawn = 1  # of the folds

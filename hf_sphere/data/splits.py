@@ -239,10 +239,7 @@ def find_statistics(
 
 
 def first_classes(labels: Tensor, count: int) -> Tensor:
-    """Return a mask of the images of the first `count` of the classes (N,) that occur, which must leave others.
-
-    This is the split of CUB-200-2011 and Cars196 for metric learning.
-    """
+    """Return a mask of the images of the first `count` of the classes (N,) that occur, which must leave others."""
     classes = labels.unique()
     if not 1 <= count < len(classes):
         how = f"use at least 1 and at most {len(classes) - 1}, or name a split of other classes by --eval_split"

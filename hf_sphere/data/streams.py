@@ -139,10 +139,7 @@ class ImageStream(ImageBatches):
 def open_streams(
     splits: Any, options: ImageDataOptions, task: str, has_episodes: bool
 ) -> tuple[dict[str, StreamSplit], ImageShape]:
-    """Return the parts `train`, `eval` and possibly `validation`, and the image shape.
-
-    Nothing is measured or counted: what neither the dataset nor an option states is an error, which lists all of it.
-    """
+    """Return the parts and the image shape; what neither the dataset nor an option states is an error."""
     refused = [f"{name} {value}" for name in _REFUSED if (value := getattr(options, name))]
     refused += ["episodes"] * has_episodes + [f"task {task}"] * (task != "classification")
     refused += ["keep_in_memory yes"] * (options.keep_in_memory == "yes")

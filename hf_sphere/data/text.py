@@ -162,7 +162,7 @@ def _choose_splits(splits: DatasetDict, options: TextDataOptions) -> dict[str, s
         how = "choose one with --eval_split, or hold out training text with --validation_fraction"
         raise ValueError(f"there is no split to report results on; the data has {', '.join(splits)}: {how}.")
     if validation is not None:
-        check_validation_split(validation, names, fraction)
+        check_validation_split(validation, names)
         names["validation"] = validation
     elif not fraction and "validation" in splits and "validation" not in names.values():
         names["validation"] = "validation"

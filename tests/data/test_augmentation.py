@@ -246,40 +246,6 @@ class TestOcclusion:
         assert pixels.abs().max() <= 0.5 / 255 / 0.5
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"crop_padding": -1}, "crop_padding must be at least 0 .*; got -1"),
-        ({"occlusion": -1}, "occlusion must be at least 0 .*; got -1"),
-        *[
-            ({"rotation": degrees}, f"rotation must be at least 0 and at most 180.*; got {degrees}")
-            for degrees in (-1.0, 180.5, math.inf, math.nan)
-        ],
-        *[
-            ({"random_resized_crop": area}, f"random_resized_crop must be above 0 and at most 1.*; got {area}")
-            for area in (0.0, -0.1, 1.01, math.nan)
-        ],
-        ({"random_resized_crop": 0.16, "crop_aspect_ratio": 0.75}, r"crop_aspect_ratio must be at least 1; got 0\.75"),
-        ({"crop_padding": 4, "random_resized_crop": 0.08}, "random_resized_crop and crop_padding exclude each other"),
-        ({"horizontal_flip": True, "alternating_flip": True}, "horizontal_flip and alternating_flip exclude each"),
-        *[
-            ({"color_jitter": strengths}, "color_jitter must be")
-            for strengths in ((0.3, 0.3, 0.3), (0.3, 0.3, 1.5, 0.1), (0.3, 0.3, 0.3, 0.6), (-0.1, 0, 0, 0))
-        ],
-        *[
-            ({"rand_augment": strengths}, "rand_augment must be a number from 1 and a magnitude")
-            for strengths in ((2,), (0, 9), (2, 31))
-        ],
-        ({"crop_aspect_ratio": 1.0}, "crop_aspect_ratio 1.0 has no effect without random_resized_crop"),
-        ({"crop_padding_mode": "reflect"}, "crop_padding_mode reflect has no effect without crop_padding"),
-    ],
-    ids=str,
-)
-def test_invalid_options_are_an_error(options, said):
-    with pytest.raises(ValueError, match=said):
-        ImageDataOptions(**options)
-
-
 def test_what_exceeds_the_image_is_an_error():
     with pytest.raises(ValueError, match=r"crop_padding 4 exceeds what .* 4 x 9 pixels allow, 3"):
         Augmentation(crop_padding=4, crop_padding_mode="reflect").check_size(4, 9)

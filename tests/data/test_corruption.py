@@ -322,29 +322,3 @@ class TestConsistencyBetweenLoaders:
         with pytest.raises(ValueError, match="found no label column"):
             load_split(sample_classes=2)
         assert load_split(shuffled_pixels="shared").num_images == 4
-
-
-class TestInvalidOptions:
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"label_noise": -0.1}, r"label_noise must be at least 0 and at most 1; got -0\.1"),
-            ({"label_noise": 1.01}, r"at most 1; got 1\.01"),
-            ({"label_noise": 0.2, "task": "regression"}, r"--label_noise 0\.2 does not apply to regression"),
-            ({"shuffled_pixels": "all"}, r"^shuffled_pixels must be per_image or shared; got 'all'"),
-            ({"sample_classes": 1}, "at least 2; got 1"),
-            ({"sample_classes": 11}, "--sample_classes 11 is more than the data has: 10 classes"),
-            ({"sample_classes": 3, "task": "regression"}, "--sample_classes 3 does not apply to regression"),
-            ({"sample_classes": 3, "task": "retrieval"}, "--sample_classes 3 does not apply to retrieval"),
-        ],
-    )
-    def test_invalid_options_are_errors_that_list_valid_values(self, options, message, load_named):
-        computed = {"computed_value": "slant"} if options.get("task") == "regression" else {}
-        with pytest.raises(ValueError, match=message):
-            load_named("digits", **options, **computed)
-
-    def test_invalid_options_are_errors_for_a_single_split(self, load_one):
-        with pytest.raises(ValueError, match="more than the data has: 10 classes"):
-            load_one("digits", sample_classes=11)
-        with pytest.raises(ValueError, match="--sample_classes 3 does not apply to retrieval"):
-            load_one("digits", sample_classes=3, train_classes=4)

@@ -184,5 +184,3 @@ def test_only_training_uses_episodes(task, make_dataset, load):
     data = load(dataset, task=task, episodes=Episodes(3, 2, 5))
     assert [len(batch["labels"].unique()) for batch in data.train.epoch()] == [3] * 5
     assert len(next(data.evaluation.epoch())["labels"]) == 40
-    with pytest.raises(ValueError, match=r"--episodes .* does not apply to regression"):
-        load(dataset, task="regression", episodes=Episodes(3, 2, 5))

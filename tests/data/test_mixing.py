@@ -6,7 +6,6 @@ import torch
 from hf_sphere import SphereVisionConfig
 from hf_sphere.data import ImageDataOptions, ImagesInMemory, load_image_data
 from hf_sphere.data.augmentation import Augmentation
-from hf_sphere.data.sampling import Episodes
 from hf_sphere.training import RecipeArguments
 from hf_sphere.training.tasks.classification import ImageDataArguments, ModelArguments, check_head
 
@@ -57,16 +56,6 @@ def test_an_epoch_has_the_same_batches_again_and_leaves_the_random_state():
     first, again = next(split.epoch(3)), next(split.epoch(3))
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(first[name], again[name]) for name in first)
-
-
-def test_tasks_without_class_losses_and_episodes_refuse_it():
-    for task in ("regression", "joint", "few_shot"):
-        with pytest.raises(
-            ValueError, match=rf"--mixup 0\.2 does not apply to {task}: leave it out, or choose task cl"
-        ):
-            load_image_data(ImageDataOptions("digits", mixup=0.2), task)
-    with pytest.raises(ValueError, match="--cutmix does not apply to episodes"):
-        load_image_data(ImageDataOptions("digits", cutmix=1.0), "retrieval", episodes=Episodes(5, 2, 3))
 
 
 def test_images_for_evaluation_and_initialization_are_not_mixed():

@@ -165,24 +165,6 @@ def test_classification_evaluates_on_the_training_classes_and_regression_has_non
     assert load(train, test, task="regression").eval_class_names == []
 
 
-@pytest.mark.parametrize(
-    ("task", "options", "message"),
-    [
-        ("retrieval", {"value_column_name": "year"}, r"does not apply to retrieval.*regression or joint"),
-        ("retrieval", {"computed_value": "slant"}, r"does not apply to retrieval.*regression or joint"),
-        ("retrieval", {"train_classes": 0}, "train_classes must be at least 1; got 0"),
-        ("retrieval", {"train_classes": 4}, "--train_classes 4 does not divide 4"),
-        *[
-            (task, {"train_classes": 1}, f"--train_classes 1 does not apply to {task}")
-            for task in ("classification", "regression", "joint")
-        ],
-    ],
-)
-def test_options_that_do_not_apply_are_errors(task, options, message, animals, load):
-    with pytest.raises(ValueError, match=message):
-        load(*animals(["ant", "bee"], ["cat", "dog"]), task=task, **options)
-
-
 @pytest.fixture
 def load_split(load_one, embed):
     """Load a split by its name with `load_image_split`."""
@@ -213,19 +195,6 @@ class TestOneSplit:
         theirs = next(load(dataset, **options, rotation=9.0).evaluation.epoch())
         assert torch.equal(next(split.batches.epoch())["pixel_values"], theirs["pixel_values"])
         assert (split.class_names, split.batches.labels.tolist()) == ([], [-1] * 7)
-
-    @pytest.mark.parametrize(
-        ("split", "options", "message"),
-        [
-            ("test", {"label_column_name": "kind"}, "no label column 'kind'; the data has the columns"),
-            ("dev", {}, r"no split 'dev'; the data has test\. Choose one with --split"),
-            ("test", {"image_mean": [0.1, 0.2, 0.3]}, "mean and std need one value or 1"),
-            ("test", {"train_classes": 4, "train_split": "test"}, "--train_classes 4 does not divide 1 classes"),
-        ],
-    )
-    def test_invalid_options_are_errors(self, split, options, message, animals, load_split):
-        with pytest.raises(ValueError, match=message):
-            load_split(*animals(["fox"]), split=split, **options)
 
 
 class TestUnseenClasses:

@@ -32,7 +32,6 @@ from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, Sp
 from hf_sphere.data import (
     Augmentation,
     CorruptImageError,
-    Episodes,
     ImageDataOptions,
     ImageSourceOptions,
     load_image_data,
@@ -555,10 +554,6 @@ def test_class_balanced_sampling_draws_each_class_equally_often_on_average(folde
     assert len(drawn) == 40 * 40
     assert abs(np.mean(drawn) - 0.5) < 0.05  # four standard deviations
     assert data.train.epoch_rows(1).equal(data.train.epoch_rows(1))
-    with pytest.raises(ValueError, match="does not apply to regression: leave it out"):
-        load_named(path, task="regression", computed_value="slant", class_balanced_sampling=True)
-    with pytest.raises(ValueError, match="does not apply to episodes, which draw classes"):
-        load_named(path, class_balanced_sampling=True, episodes=Episodes(2, 2, 1))
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -12,7 +12,7 @@ from datasets import ClassLabel, Dataset, Features, Image, IterableDatasetDict, 
 from made_up_images import ANIMALS, NOT_AN_IMAGE, RAW, marked, noise, seen
 from PIL import Image as PILImage
 
-from hf_sphere.data import Augmentation, Episodes, ImageDataOptions, load_image_data
+from hf_sphere.data import Augmentation, ImageDataOptions, load_image_data
 from hf_sphere.data.decoding import decode_image
 from hf_sphere.data.streams import ImageStream
 from hf_sphere.utils.seeds import mix_seed
@@ -177,26 +177,6 @@ class TestSources:
 
 
 class TestErrors:
-    @pytest.mark.parametrize(
-        ("options", "said"),
-        [
-            ({"validation_fraction": 0.1}, "validation_fraction 0.1"),
-            ({"rejection_fraction": 0.1}, "rejection_fraction 0.1"),
-            ({"sample_classes": 2}, "sample_classes 2"),
-            ({"label_noise": 0.5}, "label_noise 0.5"),
-            ({"shuffled_pixels": "shared"}, "shuffled_pixels shared"),
-            ({"class_balanced_sampling": True}, "class_balanced_sampling True"),
-            ({"alternating_flip": True}, "alternating_flip True"),
-            ({"keep_in_memory": "yes"}, "keep_in_memory yes"),
-            ({"task": "retrieval"}, "task retrieval"),
-            ({"task": "regression"}, "task regression"),
-            ({"episodes": Episodes(2, 2, 1)}, "episodes"),
-        ],
-    )
-    def test_what_needs_all_images_is_refused_by_name(self, options, said, shards):
-        with pytest.raises(ValueError, match=f"{said} needs all images or labels before training; leave it or stream"):
-            load(shards(), **STATED, **COUNTS, **options)
-
     @pytest.mark.parametrize("label", [7, -1])
     def test_an_unknown_label_names_the_image(self, label, shards, encode):
         images = [encode(image) for image in marked(3, (6, 4, 3))]
@@ -256,6 +236,3 @@ class TestErrors:
             list(load(rows.filter(lambda row: True), **sizes).train.epoch())
         encoded = rows.cast_column("image", Image(decode=False)).map(lambda row: row)
         assert sorted(seen(load(encoded, **sizes).train)) == [(mark, mark % 3) for mark in range(4)]
-        for options in ({"class_names": ["a"]}, {"shuffle_buffer_size": 5}):
-            with pytest.raises(ValueError, match="has no effect without streaming; leave it out"):
-                ImageDataOptions(**options)

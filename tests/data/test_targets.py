@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, Value
-from made_up_images import LARGE, RAW, SMALL, both_sizes, marked, seen
+from made_up_images import RAW, SMALL, both_sizes, marked, seen
 
 from hf_sphere.data import COMPUTED_VALUES
 from hf_sphere.data.targets import read_values
@@ -153,32 +153,6 @@ class TestComputedValue:
 
 
 REGRESSION = {"task": "regression"}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (REGRESSION | {"label_column_name": "label"}, "--label_column_name label does not apply to regression"),
-        (REGRESSION | {"computed_value": "slope"}, "computed_value must be slant; got 'slope'"),
-        (REGRESSION | {"computed_value": "slant"}, "slant needs images in memory; these are 100 x 4: set --image_size"),
-        (
-            REGRESSION | {"value_column_name": "year", "computed_value": "slant"},
-            "value_column_name and computed_value exclude each other",
-        ),
-        (
-            {"value_column_name": "year"},
-            "--value_column_name year does not apply to classification.*regression or joint",
-        ),
-        ({"computed_value": "slant"}, "--computed_value slant does not apply to classification"),
-        (
-            {"task": "ranking"},
-            "task must be one of classification, regression, joint, retrieval, few_shot; got 'ranking'",
-        ),
-    ],
-)
-def test_invalid_options_and_values_are_errors(options, message, make_valued, load):
-    with pytest.raises(ValueError, match=message):
-        load(make_valued([7.5] * 2, LARGE), **options)
 
 
 def load_digits(load, **options):

@@ -76,19 +76,3 @@ def test_a_class_missing_from_the_training_split_is_an_error(embed, make_dataset
     name = embed(train=named(["a", "b"]), val=named(["a", "c"]), test=named(["a", "b"]))
     with pytest.raises(ValueError, match="split 'val' has classes that the training split lacks: c"):
         load_named(name, validation_split="val")
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"validation_fraction": 0.2}, r"--validation_split val and --validation_fraction exclude each other"),
-        ({"validation_split": "test"}, r"--validation_split test is also the split of --eval_split"),
-        ({"validation_split": "train"}, r"--validation_split train is also the split of --train_split"),
-        ({"validation_split": "dev"}, r"no split 'dev'; the data has train, val, test.*--validation_split"),
-        ({"task": "retrieval", "train_classes": 2}, r"all classes are divided"),
-    ],
-    ids=lambda value: " ".join(map(str, value)) if isinstance(value, dict) else "",
-)
-def test_invalid_options_are_errors_that_list_valid_ones(load_three, options, expected):
-    with pytest.raises(ValueError, match=expected):
-        load_three(**options)
