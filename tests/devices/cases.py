@@ -475,8 +475,7 @@ TESTED = {
         analogies.LanguageModel analogies.Question analogies.score_questions analogies.Scores
     """,
     "test_analysis.py": """
-        hyperplanes.projection_statistics hyperplanes.distance_from_initialization
-        hyperplanes.reinitialization_robustness
+        hyperplanes.projection_statistics hyperplanes.reinitialization_robustness
     """,
     "test_training.py": """
         training.TrainingLoop training.start_run training.Run training.RunState training.evaluate

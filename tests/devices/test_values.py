@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.distributions import kl_divergence
 
-from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionForJointPrediction
+from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.data import Augmentation, ImagesInMemory
 from hf_sphere.distributions import HypersphericalUniform, VonMisesFisher
 from hf_sphere.geometry import (
@@ -162,23 +162,6 @@ def test_finding_scale_invariant_weights_is_robust_to_tf32(device):
     assert found.channel_dims == {"0.weight": (0,), "3.weight": (0,)}
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_joint_step_under_autocast_is_finite(dtype, device):
-    config = SphereVisionConfig(
-        backbone="resnet20_cifar", num_labels=10, embedding_dim=10, head="prototype", value_range=[0, 1]
-    )
-    model = SphereVisionForJointPrediction(config).to(device)
-    with torch.autocast(device, dtype=dtype):
-        output = model(
-            torch.randn(8, 3, 32, 32, device=device),
-            labels=torch.arange(8, device=device),
-            regression_labels=torch.rand(8, device=device),
-        )
-    output.loss.backward()
-    assert output.loss.dtype == torch.float32
-    assert all(p.grad.isfinite().all() for p in model.parameters())
-
-
 @pytest.mark.parametrize(
     "function", [log_vmf_normalizer, mean_resultant_length, concentration_from_mean_resultant_length]
 )
@@ -243,22 +226,3 @@ def use_distributions(loc: torch.Tensor, concentration: torch.Tensor) -> list[to
     values += [uniform.rsample((3,)), uniform.log_prob(points)]
     values += [kl_divergence(distribution, uniform), kl_divergence(uniform, distribution)]
     return [*values, *torch.autograd.grad(sum(v.sum() for v in values), (loc, concentration))]
-
-
-def test_distributions_do_not_synchronize_with_the_device(device, no_synchronization):
-    loc = nn.functional.normalize(torch.randn(4, 16, device=device), dim=-1).requires_grad_()
-    concentration = torch.full((4,), 30.0, device=device, requires_grad=True)
-    use_distributions(loc, concentration)  # constants are copied once
-    with no_synchronization():
-        use_distributions(loc, concentration)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_autocast_does_not_lower_the_precision_of_distributions(dtype, device):
-    loc = nn.functional.normalize(torch.randn(4, 16, device=device), dim=-1).requires_grad_()
-    concentration, results = torch.full((4,), 30.0, device=device, requires_grad=True), []
-    for enabled in (True, False):
-        torch.manual_seed(0)
-        with torch.autocast(device, dtype=dtype, enabled=enabled):
-            results.append(use_distributions(loc, concentration))
-    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)

@@ -417,13 +417,6 @@ class TestPrecision:
         assert distribution.support.check(points).all()
         assert HypersphericalUniform(3).sample().dtype == torch.get_default_dtype()
 
-    @pytest.mark.parametrize("validate", [True, False])
-    @pytest.mark.parametrize("kind", [HypersphericalUniform, VonMisesFisher, PowerSpherical])
-    def test_an_axis_as_integers_has_the_density_of_the_same_numbers(self, kind, validate):
-        axis, arguments = torch.tensor([0, 1, 0]), (3,) if kind is HypersphericalUniform else (unit(3).float(), 2.0)
-        distribution = kind(*arguments, validate_args=validate)
-        torch.testing.assert_close(distribution.log_prob(axis), distribution.log_prob(axis.float()))
-
     def test_autocast_does_not_lower_the_precision(self):
         loc, concentration = (
             unit(4, 16, dtype=torch.float32).requires_grad_(),

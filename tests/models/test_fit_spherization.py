@@ -278,18 +278,6 @@ def pair(family) -> tuple[Any, Any]:
     return family.model(), family.plain()
 
 
-@pytest.mark.parametrize("position", [0, 3, 7], ids=["first", "middle", "last"])
-def test_padding_only_texts_do_not_change_the_fit(pair, position):
-    model, reference = pair
-    batches = texts_of(8)
-    padding = {name: torch.zeros_like(value[:2]) for name, value in batches[0].items()}
-    (fit,) = fit_spherization(model, reference, batches, ridge=0.01)
-    expected = new_map(model).clone()
-    (other,) = fit_spherization(model, reference, [*batches[:position], padding, *batches[position:]], ridge=0.01)
-    assert other == fit
-    torch.testing.assert_close(new_map(model), expected)
-
-
 def test_texts_with_tokens_are_held_out_if_every_fifth_is_padding_in_any_batches(pair):
     model, reference = pair
     at_once = {name: torch.cat([batch[name] for batch in texts_of(10)]) for name in ("input_ids", "attention_mask")}

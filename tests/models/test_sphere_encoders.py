@@ -12,15 +12,11 @@ from safetensors.torch import load_file, save_file
 from small_encoders import BERT, every_encoder
 from torch import Tensor, nn
 from transformers import (
-    AutoConfig,
     AutoModel,
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     BertConfig,
-    BertTokenizer,
     RobertaConfig,
-    RobertaTokenizer,
     pipeline,
 )
 
@@ -163,14 +159,6 @@ def drop(folder: Path, part: str) -> set[str]:
 # Spherized checkpoints
 
 
-def test_config_round_trips(family, tmp_path):
-    config = family.config(spherized_layers=[0, -1], spherization_scaling=5, spherized_classifier=False, num_labels=7)
-    config.save_pretrained(tmp_path)
-    loaded = AutoConfig.from_pretrained(tmp_path)
-    assert type(loaded) is type(config)
-    assert loaded.to_diff_dict() == config.to_diff_dict()
-
-
 @pytest.mark.parametrize("learned", [True, False])
 def test_weight_is_loaded_if_scaling_and_radius_are_missing(family, learned, tmp_path):
     options = {"learn_spherization_scaling": learned, "spherization_scaling": 4.0, "spherization_radius": 3.0}
@@ -204,14 +192,6 @@ def test_spherized_layers_differing_from_the_checkpoint_are_rejected(encoder, tm
     encoder.model(spherized_layers=[-1, 0]).save_pretrained(tmp_path)
     _, info = type(encoder.model()).from_pretrained(tmp_path, spherized_layers=[0, 2], output_loading_info=True)
     assert not any(info.values())
-
-
-def test_tokenizer_class_is_inferred_from_the_config(family, tmp_path):
-    family.config().save_pretrained(tmp_path)
-    write_vocabulary(tmp_path, family.name)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    assert type(tokenizer) is (BertTokenizer if family == BERT else RobertaTokenizer)
-    assert len(tokenizer("the").input_ids) == 3
 
 
 def test_fill_mask_pipeline_runs_on_a_saved_model(family, tmp_path):
@@ -257,10 +237,3 @@ def test_tied_weights_are_tied_after_loading_and_resizing(family, source, tmp_pa
     assert model(**family.batch()).logits.shape == (3, 6, 57)
     assert model.config.vocab_size == 57
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
-
-
-def test_half_precision_checkpoint_loads_in_half_precision(family, tmp_path):
-    family.plain().bfloat16().save_pretrained(tmp_path)
-    model = family.model_class("ForMaskedLM").from_pretrained(tmp_path, dtype="auto")
-    assert {value.dtype for value in model.state_dict().values()} == {torch.bfloat16}
-    assert model(**family.batch()).logits.isfinite().all()

@@ -10,7 +10,6 @@ from PIL import Image
 from transformers import Trainer, TrainingArguments, pipeline
 
 from hf_sphere import (
-    SphereTrainer,
     SphereVisionConfig,
     SphereVisionForImageClassification,
     SphereVisionForJointPrediction,
@@ -99,18 +98,6 @@ def test_array_without_channels_is_a_gray_image(convert, channels):
 # Gradient checkpointing
 
 
-@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*deprecated:FutureWarning")  # the names of version 5.17
-@pytest.mark.parametrize("model_class", [SphereVisionModel, SphereVisionForImageClassification])
-def test_model_reports_gradient_checkpointing(model_class):
-    model = model_class(SphereVisionConfig(backbone="resnet20_cifar"))
-    states = [model.is_gradient_checkpointing]
-    model.gradient_checkpointing_enable()
-    states += [model.is_gradient_checkpointing, model.base_model.backbone.grad_checkpointing]
-    model.gradient_checkpointing_disable()
-    states += [model.is_gradient_checkpointing, model.base_model.backbone.grad_checkpointing]
-    assert states == [False, True, True, False, False]
-
-
 # Problem types
 
 TARGETS = torch.tensor([[1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]])
@@ -156,13 +143,3 @@ def test_label_smoothing_of_the_trainer_but_not_of_the_head_warns_that_the_margi
     messages = [message for message in caplog.messages if "instead of its own loss" in message]
     assert len(messages) == 1
     assert "leave out compute_loss_func and, unless it is a SphereTrainer, label_smoothing_factor" in messages[0]
-
-
-@pytest.mark.parametrize("kind", [Trainer, SphereTrainer])
-def test_a_loss_function_of_the_logits_warns_that_the_margin_is_not_used(kind, tmp_path, caplog):
-    run = trainer(
-        classifier(head="arcface"), [0, 1, 2], tmp_path, kind,
-        compute_loss_func=lambda outputs, labels, **_: F.cross_entropy(outputs.logits, labels),
-    )  # fmt: skip
-    run.train()
-    assert len([message for message in caplog.messages if "instead of its own loss" in message]) == 1

@@ -128,16 +128,3 @@ def test_class_weights_multiply_the_losses_of_the_examples(as_given):
     weighted.load_state_dict(head.state_dict())
     losses = torch.nn.functional.cross_entropy(head(embeddings).logits, labels, torch.tensor(weights), reduction="none")
     torch.testing.assert_close(weighted(embeddings, labels).loss, losses.sum() / 4)
-
-
-def test_a_head_that_computes_its_loss_in_blocks_omits_the_logits_in_training():
-    class InBlocks(HEADS["angular"]):
-        in_blocks = True
-
-        def compute_loss(self, embeddings, logits, labels):
-            assert logits is None
-            return super().compute_loss(embeddings, self.compute_logits(embeddings), labels)
-
-    head, x, labels = InBlocks(6, 4), torch.randn(3, 6), torch.tensor([0, -100, 3])
-    assert head(x, labels).logits is None
-    assert head.eval()(x).logits.shape == (3, 4)
