@@ -103,10 +103,6 @@ class LanguageModel:
             return cls(_load_model(name, dtype).to(target), tokenizer, name)
         return cls(model.to(device=device, dtype=dtype), tokenizer)
 
-    def __repr__(self) -> str:
-        dtype = str(self.model.dtype).removeprefix("torch.")
-        return f"LanguageModel({self.name!r}, kind={self.kind!r}, device={str(self.device)!r}, dtype={dtype!r})"
-
     @property
     def device(self) -> torch.device:
         """Device of the model."""

@@ -84,7 +84,7 @@ def filters(module: nn.Module, name: str = "") -> Tensor:
 
 
 def _weight_in_use(module: nn.Module, name: str) -> Tensor:
-    """Return the weight of a layer in evaluation mode; the layer is unchanged."""
+    """Return the weight of a layer in evaluation mode."""
     if getattr(module.forward, "__func__", None) not in _FORWARDS:
         raise ValueError(
             f"{name or 'the model'}, a {type(module).__name__}, has its own forward pass, which may change its weight. "
@@ -92,14 +92,9 @@ def _weight_in_use(module: nn.Module, name: str) -> Tensor:
         )
     if (stored := module._parameters.get("weight")) is not None:
         return stored.detach()
-    # Normalization and pruning by hooks compute the attribute before a forward pass; until then it is outdated.
-    before = dict(vars(module))
-    try:
-        with eval_mode(module), torch.no_grad():
-            for hook in module._forward_pre_hooks.values():
-                hook(module, ())
-            weight: Any = module.weight
-            return weight.detach()
-    finally:
-        vars(module).clear()
-        vars(module).update(before)
+    # Normalization and pruning by hooks set the attribute before a forward pass; until then it may be outdated.
+    with eval_mode(module), torch.no_grad():
+        for hook in module._forward_pre_hooks.values():
+            hook(module, ())
+        weight: Any = module.weight
+        return weight.detach()

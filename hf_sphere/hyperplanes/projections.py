@@ -258,10 +258,11 @@ def _line(name: str, row: Mapping[str, Any]) -> str:
         mean = f"{row['mean']:.4f}" if abs(row["mean"]) < 100 else f"{row['mean']:.3g}"
         mass, band = f"{row['mass']:.3f}", f"{row['null_mass_low']:.3f}-{row['null_mass_high']:.3f}"
     p_values = [row["ks_p_value_adjusted"], row["sign_p_value_adjusted"]]
+    tests = " ".join(f"{'-' if p_value is None else format(p_value, '.2g'):>8}" for p_value in p_values)
     star = " *" if any(map(is_significant, p_values)) else ""
     return (
         f"{name:<{LAYER_WIDTH}} {row['num_filters']:>7} {row['num_dead']:>5} {row.get('dim', ''):>6} {mean:>8} "
-        f"{mass:>6} {band:>11} {_p_value(p_values[0]):>8} {_p_value(p_values[1]):>8}{star}"
+        f"{mass:>6} {band:>11} {tests}{star}"
     )
 
 
@@ -279,11 +280,3 @@ def _verdict(net: Mapping[str, Any]) -> str:
     if is_significant(net["ks_p_value"]):
         return f"The arrangement is not isotropic (KS test), without a significant majority of one sign:\n{shares}"
     return f"No significant bias of the projections: {shares}"
-
-
-def _p_value(value: float | None) -> str:
-    if value is None:
-        return "-"
-    if value < 1e-300:  # including underflow
-        return "<1e-300"
-    return f"{value:.3f}" if value >= 0.001 else f"{value:.0e}"

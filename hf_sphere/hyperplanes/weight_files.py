@@ -77,7 +77,7 @@ def named_layers(
         if match is None or (not 2 <= len(shape) <= 5 and match["form"] != "qweight"):
             continue
         name = match["name"] or ""
-        bias = tensors.get(f"{name}.bias" if name else "bias", StoredTensor((), tuple)).shape
+        bias = tensors.get(f"{name}.bias" if name else "bias", StoredTensor((), Tensor)).shape
         is_table = EMBEDDING_TABLE.fullmatch(name.rpartition(".")[2]) and (not bias or bias[0] not in shape)
         if len(shape) == 2 and is_table:
             continue
@@ -170,8 +170,8 @@ class LayerWeight:
             # A sum is faster than an elementwise test; it overflows only if the values are not finite or very large.
             if not numbers.sum().isfinite() and not numbers.isfinite().all():
                 wrong = numbers[~numbers.isfinite()][0].item()
-                name = f"layer {self.name}" if self.name else "the layer"
-                raise ValueError(f"{name} has a weight that is {wrong}; all must be finite. Pass an earlier snapshot.")
+                what = f"layer {self.name} has a weight that is {wrong}"
+                raise ValueError(f"{what}; all must be finite. Pass an earlier snapshot.")
             yield numbers
 
 

@@ -235,17 +235,17 @@ def plot_projections_along_training(
         panels[DISTANCE].append((np.where(relative == 1, l2, np.nan), line))
     network = {"color": "black", "linewidth": 3, "label": "network", "zorder": 3}
     panels[MASS].append((values("projections", "net", "mass"), network))
-    panels = {name: lines for name, lines in panels.items() if any(np.isfinite(line).any() for line, _ in lines)}
+    panels = {name: lines for name, lines in panels.items() if any(np.isfinite(course).any() for course, _ in lines)}
     heights = [{ACCURACY: 1.5, MASS: 2.4, DISTANCE: 2.0}[name] for name in panels]
     figure = new_figure(7.2, 0.8 + sum(heights), title)
     grid = figure.subplots(len(panels), squeeze=False, sharex=True, height_ratios=heights).flatten()
     epochs = np.array([entry["epoch"] for entry in entries])
     for axes, (name, lines) in zip(grid, panels.items(), strict=True):
-        for line, style in lines:
-            finite = np.isfinite(line)
+        for course, style in lines:
+            finite = np.isfinite(course)
             if finite.any():
                 marker = "o" if finite.sum() < 12 else None
-                axes.plot(epochs[finite], line[finite], **{"marker": marker, "markersize": 3} | style)
+                axes.plot(epochs[finite], course[finite], **{"marker": marker, "markersize": 3} | style)
         axes.set_ylabel(name)
         axes.grid()
         if name == DISTANCE:

@@ -134,7 +134,6 @@ def test_the_weight_is_that_of_a_hook_whose_attribute_may_be_outdated(hook, kind
     loaded.load_state_dict(trained.state_dict())
     stale = loaded.weight
     assert distance_from_initialization(trained, loaded, "all").layers[""].l2 == pytest.approx(0, abs=1e-6)
-    assert loaded.weight is stale  # reading changes nothing
     found = filters(loaded)
     loaded.eval()(torch.zeros(1, *((4,) if kind is nn.Linear else (4, 5, 5))))
     plain = kind(*sizes)

@@ -66,29 +66,16 @@ class EmbeddingSimilarity(Scoring):
 
     def question_terms(self, questions: Questions, permutations: Permutations, engine: Engine) -> Iterator[Tensor]:
         """See `Scoring.question_terms`."""
-        embed = self._embed_alone if self.template is None else self._embed_in_context
-        for embeddings in embed(questions, permutations, engine):
-            first, second, third, fourth = embeddings.double().unbind(2)
+        model, size, orders = engine.language_model, engine.batch_size, torch.tensor(permutations)
+        asked = [(*question.stem, *pair) for question in questions for pair in question.choices]
+        counts = [len(question.choices) for question in questions]
+        if self.template is None:
+            words = embed_words(model, [word for four in asked for word in four], batch_size=size)
+            embeddings = [four[:, orders].movedim(1, 0) for four in words.view(len(asked), 4, -1).split(counts)]
+        else:
+            sentences = [fill(self.template, four, order) for order in permutations for four in asked]
+            words = embed_words_in_context(model, sentences, batch_size=size).unflatten(0, (len(orders), -1))
+            embeddings = list(words.take_along_dim(orders[:, None, :, None], dim=2).split(counts, dim=1))
+        for each in embeddings:  # (P, k, 4, H), of the permuted words of a question
+            first, second, third, fourth = each.double().unbind(2)
             yield 1 - F.cosine_similarity(first - second, third - fourth, dim=-1)[None]
-
-    def _embed_alone(self, questions: Questions, permutations: Permutations, engine: Engine) -> Iterator[Tensor]:
-        """Embed the permuted words of each question, (P, k, 4, H)."""
-        asked = [[(*question.stem, *pair) for pair in question.choices] for question in questions]
-        words = list(dict.fromkeys(word for of_question in asked for four in of_question for word in four))
-        embeddings = embed_words(engine.language_model, words, batch_size=engine.batch_size)
-        for of_question in asked:
-            indices = torch.tensor([[words.index(word) for word in four] for four in of_question])
-            yield embeddings[indices[:, torch.tensor(permutations)].movedim(1, 0)]
-
-    def _embed_in_context(self, questions: Questions, permutations: Permutations, engine: Engine) -> Iterator[Tensor]:
-        """Embed the permuted words of each question in its sentences, (P, k, 4, H)."""
-        sentences = [
-            fill(str(self.template), (*question.stem, *pair), order)
-            for question in questions
-            for order in permutations
-            for pair in question.choices
-        ]
-        embeddings = embed_words_in_context(engine.language_model, sentences, batch_size=engine.batch_size)
-        orders = torch.tensor(permutations)[:, None, :, None]
-        for of_question in embeddings.split([len(orders) * len(question.choices) for question in questions]):
-            yield of_question.unflatten(0, (len(orders), -1)).take_along_dim(orders, dim=2)
