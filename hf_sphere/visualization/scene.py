@@ -131,14 +131,11 @@ class Scene:
             raise ValueError(f"lengths can be drawn for 2 coordinates in 2 dimensions only; got {width} and {dim}.")
         labels = check_labels(panel.labels, len(points)).cpu()
         self.present: list[int] = labels.unique().tolist()  # classes that have points
-        if self.present[0] < 0 or self.present[-1] >= len(class_names):
+        if not 0 <= self.present[0] <= self.present[-1] < len(class_names):
             got = f"got {self.present[0]} to {self.present[-1]}"
             raise ValueError(f"labels must be from 0 to {len(class_names) - 1}, one per class name; {got}.")
         if directions is not None:
             directions = check_directions(directions, what="directions")
-            if directions.shape != (len(class_names), width):
-                expected, shape = (len(class_names), width), tuple(directions.shape)
-                raise ValueError(f"directions must have the shape {expected}, one per class; got {shape}.")
         note = ""
         if not lengths and width == dim:
             points = check_directions(points, what="points")
@@ -202,10 +199,7 @@ def plot_scenes(scenes: Mapping[str, Scene], title: str, path: str | Path | None
     for index, (axes, (name, scene)) in enumerate(zip(grid, scenes.items(), strict=False)):
         for line in scene.draw(axes, scale=1.0 if is_alone else 0.5):
             captions.setdefault(line, []).append(shorten(name))
-        if (width := widths[index % columns]) > scene.span:
-            (start, end), room = axes.get_xlim(), (width / scene.span - 1) / 2
-            axes.set_xlim(start - room * (end - start), end + room * (end - start))
-        axes.set_title(textwrap.fill(name, round(10 * side * width)))
+        axes.set_title(textwrap.fill(name, round(10 * side * widths[index % columns])))
     for_all = {line: len(names) == len(scenes) for line, names in captions.items()}
     add_caption(figure, *(line if for_all[line] else f"{', '.join(captions[line])}: {line}" for line in captions))
     if len(present) <= LARGEST_LEGEND:
