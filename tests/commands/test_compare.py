@@ -276,7 +276,6 @@ ONE = "b: {head: cosine}\n"
     ("words", "message"),
     [
         (["--heads", "softmax"], "a comparison needs at least two;"),
-        (["--heads", "softmax", "softmax"], "a comparison needs at least two;"),
         (["--heads", "softmax", "etf", "--embedding_dim", "8"], "etf does not fit: a simplex of 10 classes"),
         ([*HEADS, "--train_split", "train+test", "--eval_split", "test"], "355 of the 355 test images are also images"),
         ([*HEADS, "--eval_split", "train"], "1,442 of the 1,442 test images are also images to train or tune on"),
@@ -320,7 +319,6 @@ def test_a_contradictory_command_line_is_refused(words, message, capsys):
         ("a: {backbone: lenet5}\n" + ONE, [], "a does not fit: unknown head 'None'"),
         ("a: {head: softmax, no_option: 1}\n" + ONE, [], "a does not fit"),
         ("a: {head: softmax, head_kwargs: {foo: 1}, embedding_dim: 8}\n" + ONE, [], "head 'softmax' has no option foo"),
-        ("a: {head: softmax, grid: {learning_rate: [2, 1]}}\n" + ONE, [], "lists of increasing numbers"),
         ("a: {head: softmax, grid: {no_option: [1]}}\n" + ONE, [], "a does not fit"),
         ("a: {head: softmax, weight_decay: 0.1}\n" + ONE, ["--frozen"], "got weight_decay besides"),
         ("a: {head: softmax, grid: {seed: [1]}}\n" + ONE, ["--frozen"], "got seed besides"),

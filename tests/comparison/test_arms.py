@@ -117,8 +117,6 @@ def test_a_setting_is_merged_with_the_options_of_the_head():
     [
         ({"grid": [1.0]}, r"the grid of a must map options to lists of increasing numbers; got \[1.0\]"),
         ({"grid": {"learning_rate": [0.1, 0.01]}}, r"increasing numbers; got {'learning_rate': \[0.1, 0.01\]}"),
-        ({"grid": {"learning_rate": [0.1, 0.1]}}, "increasing numbers"),
-        ({"grid": {"learning_rate": []}}, "increasing numbers"),
         ({"grid": {"learning_rate": "0.1"}}, "increasing numbers"),
         ({"grid": {"learning_rate": [0.1]}, "learning_rate": 0.1}, "a fixes learning_rate, which its grid has too"),
     ],

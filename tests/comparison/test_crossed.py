@@ -237,35 +237,3 @@ def test_pseudo_values_of_auroc_have_the_variance_of_delong():
     assert statistics.mean(found.values()) == pytest.approx(auroc(scores, positive), rel=1e-12)
     assert variance == pytest.approx(sum(v / n for v, n in parts), rel=0.03)
     assert variance == pytest.approx(sum(v / (n - 1) for v, n in parts) * 99 / 100, rel=1e-9)
-
-
-GOOD = {seed: {1: 1.0, 2: 0.0, 3: 1.0} for seed in range(3)}
-
-
-@pytest.mark.parametrize(
-    ("ours", "options", "message"),
-    [
-        ({**GOOD, 2: {1: 1.0, 2: 0.0}}, {}, "run and reference .* same images for seed 2.*; got 2 and 3 images, 2 of"),
-        ({**GOOD, 2: {1: 1.0, 2: 0.0, 4: 1.0}}, {}, "for seed 2, at least 2; got 3 and 3 images, 2 of them in both"),
-        ({**GOOD, 0: {7: 1.0, 8: 0.0}}, {"test": "paired"}, "for seed 0.*; got 2 and 3 images, 0 of them in both"),
-        ({**GOOD, 8: {1: 1.0}}, {}, "for seed 8, at least 2; got 1 and 1 images"),
-        ({**GOOD, 1: {**GOOD[1], 3: math.nan}}, {}, "run needs finite values by seed"),
-    ],
-)
-def test_outcomes_that_cannot_be_compared_are_an_error(ours, options, message):
-    with pytest.raises(ValueError, match=message):
-        compare(ours, GOOD, **options)
-
-
-@pytest.mark.parametrize(
-    ("measure", "ids", "message"),
-    [
-        (len, [1], "ids must be at least 2 different ones; got 1"),
-        (len, [1, 1, 1], "ids must be at least 2 different ones; got 1"),
-        (lambda rows: 1 / (0 in rows) if 0 in rows else math.nan, ["a", "b"], r"1.0, and \[nan, 1.0\] without each"),
-        (lambda rows: math.inf if len(rows) == 2 else 1.0, ["a", "b"], r"must be finite; got inf"),
-    ],
-)
-def test_pseudo_values_need_different_ids_and_a_finite_measure(measure, ids, message):
-    with pytest.raises(ValueError, match=message):
-        pseudo_values(measure, ids)

@@ -193,24 +193,3 @@ def test_the_figure_has_a_row_of_values_mean_interval_and_verdict_per_run():
 )
 def test_a_p_value_is_shown_with_two_digits(p_value, shown):
     assert show_p_value(p_value) == shown
-
-
-@pytest.mark.parametrize(
-    ("runs", "options", "message"),
-    [
-        (RUNS, {"reference": "arcface"}, "no run 'arcface' to compare others with; the runs are softmax, cosine, vmf"),
-        ({"softmax": {0: 1.0}}, {}, "no run 'softmax' to compare others with"),
-        ({**RUNS, "run": {}}, {}, "run needs finite values by seed"),
-        ({**RUNS, "run": {0: math.nan}}, {}, "run needs .*Leave out diverged seeds"),
-        (RUNS, {"test": "t"}, "test must be one of welch, paired; got 't'"),
-        (RUNS, {"minimum": 0.0}, r"minimum must be a number in \(0, inf\); got 0.0"),
-        (RUNS, {"margin": -1.0}, "margin must be a number in .*; got -1.0"),
-        (RUNS, {"perfect": math.nan}, "perfect must be a number in .*; got nan"),
-        (RUNS, {"seeds": 1}, "seeds must be a number in .*; got 1"),
-        *((RUNS, {"test_fraction": f}, r"test_fraction must be a number in \(0, 1\)") for f in (0.0, 1.0, math.nan)),
-        ({**RUNS, "run": {7: 93.0}}, {"test": "paired"}, "run and softmax have no seed in common"),
-    ],
-)
-def test_bad_input_is_an_error_that_names_it(runs, options, message):
-    with pytest.raises(ValueError, match=message):
-        compare(runs, **options)

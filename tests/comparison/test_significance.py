@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 from scipy import stats
 
-from hf_sphere.comparison import holm, power, seeds_for_power
+from hf_sphere.comparison import compare_runs, holm, power, pseudo_values, seeds_for_power
 from hf_sphere.comparison.significance import difference_test
 
 OURS, THEIRS = [93.8, 93.9, 94.1, 93.6, 94.4], [93.1, 93.4, 93.2, 93.9, 93.0]
@@ -119,21 +119,58 @@ def test_the_number_of_seeds_is_the_smallest_with_the_power(test, difference, te
     assert seeds == 2 or power(difference, 0.3, seeds - 1, tests=tests, test=test) < target
 
 
+RUNS = {"a": {0: 93.1, 1: 93.3}, "b": {0: 93.8, 1: 93.9}}
+GOOD = {seed: {1: 1.0, 2: 0.0, 3: 1.0} for seed in range(3)}
+
+
+def compare(ours=RUNS["b"], theirs=RUNS["a"], **options):
+    return compare_runs({"a": theirs, "b": ours}, **{"reference": "a", "higher_is_better": True, **options})
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: power(0.3, 0.0, 5), "positive deviation.*got 0.0, 5 and 1"),
         (lambda: power(0.3, 0.3, 1), "at least 2 seeds"),
         (lambda: power(0.3, 0.3, 5, tests=0), "at least 1 test"),
+        (lambda: power(0.3, 0.3, 5, test="pairs"), "test must be one of welch, paired; got 'pairs'"),
         (lambda: seeds_for_power(0.3, 0.3, target=1.1), "would need more than 10,000 seeds"),
         (lambda: seeds_for_power(1e-6, 0.3), "would need more than 10,000 seeds"),
         (lambda: seeds_for_power(0.3, -1.0), "positive deviation"),
         (lambda: holm([math.nan, 0.01]), r"p-values from 0 to 1, at most 2 of them; got \[nan, 0.01\]"),
         (lambda: holm([0.01, 1.5]), "p-values from 0 to 1"),
         (lambda: holm([0.01, 0.02], 1), "at most 1 of them"),
-        (lambda: power(0.3, 0.3, 5, test="pairs"), "test must be one of welch, paired; got 'pairs'"),
+        (lambda: compare(reference="c"), "no run 'c' to compare others with; the runs are a, b"),
+        (lambda: compare_runs({"a": {0: 1.0}}, reference="a", higher_is_better=True), "no run 'a' to compare others"),
+        (lambda: compare({}), "b needs finite values by seed"),
+        (lambda: compare({0: math.nan}), "b needs .*Leave out diverged seeds"),
+        (lambda: compare({7: 93.0}, test="paired"), "b and a have no seed in common"),
+        (lambda: compare(test="t"), "test must be one of welch, paired; got 't'"),
+        (lambda: compare(minimum=0.0), r"minimum must be a number in \(0, inf\); got 0.0"),
+        (lambda: compare(margin=-1.0), "margin must be a number in .*; got -1.0"),
+        (lambda: compare(perfect=math.nan), "perfect must be a number in .*; got nan"),
+        (lambda: compare(seeds=1), "seeds must be a number in .*; got 1"),
+        (lambda: compare(test_fraction=0.0), r"test_fraction must be a number in \(0, 1\)"),
+        (lambda: compare(test_fraction=1.0), r"test_fraction must be a number in \(0, 1\)"),
+        (
+            lambda: compare({**GOOD, 2: {1: 1.0, 2: 0.0}}, GOOD),
+            "same images for seed 2.*; got 2 and 3 images",
+        ),
+        (lambda: compare({**GOOD, 2: {1: 1.0, 2: 0.0, 4: 1.0}}, GOOD), "got 3 and 3 images, 2 of them in both"),
+        (lambda: compare({**GOOD, 0: {7: 1.0, 8: 0.0}}, GOOD, test="paired"), "for seed 0.*; got 2 and 3 images, 0 of"),
+        (lambda: compare({**GOOD, 8: {1: 1.0}}, GOOD), "for seed 8, at least 2; got 1 and 1 images"),
+        (lambda: compare({**GOOD, 1: {1: 1.0, 2: 0.0, 3: math.nan}}, GOOD), "b needs finite values by seed"),
+        (lambda: pseudo_values(len, [1, 1, 1]), "ids must be at least 2 different ones; got 1"),
+        (
+            lambda: pseudo_values(lambda rows: math.inf if len(rows) == 2 else 1.0, ["a", "b"]),
+            "must be finite; got inf",
+        ),
+        (
+            lambda: pseudo_values(lambda rows: 1.0 if 0 in rows else math.nan, ["a", "b"]),
+            r"1.0, and \[nan, 1.0\]",
+        ),
     ],
 )
-def test_an_argument_out_of_range_is_an_error(call, message):
+def test_bad_input_is_an_error_that_names_it(call, message):
     with pytest.raises(ValueError, match=message):
         call()
