@@ -127,8 +127,6 @@ def load_pretrained(kind: Any, name: str | os.PathLike, *, option: str = "model_
     path = Path(name)
     for file in path.iterdir() if path.is_dir() else ():
         check_regular(file)
-    if path.name.startswith("checkpoint-") and path.is_dir() and not (path / "config.json").exists():
-        raise ValueError(f"{name} is the state of a training run; its model is saved in {path.parent} at the end.")
     try:
         if not kind.__name__.endswith(("Processor", "Tokenizer")):
             if "config" not in options:  # which has been checked
@@ -192,10 +190,8 @@ def load_sentence_transformer(name: str, device: Any = None) -> Any:
         load_pretrained(AutoConfig, name)  # its error says that there is no such model
         hint = "Save it, with its pooling, as a model of sentence-transformers."
         raise ValueError(f"{name} has no modules.json, so the pooling of its token embeddings is unknown. {hint}")
-    needed: Any = {
-        "allow_patterns": ["*.json", "*.safetensors", "*.txt", "*.model"],
-        "ignore_patterns": ["onnx/*", "openvino/*"],
-    }
+    needed: Any = {"allow_patterns": ["*.json", "*.safetensors", "*.txt", "*.model"]}
+    needed["ignore_patterns"] = ["onnx/*", "openvino/*"]
     folder = Path(name) if Path(name).is_dir() else Path(snapshot_download(name, **needed))
     try:
         for file in folder.rglob("*"):
@@ -213,9 +209,7 @@ def load_sentence_transformer(name: str, device: Any = None) -> Any:
                 activation = json.loads(config.read_text(encoding="utf-8")).get("activation_function") or "torch."
             if (kind != SPHERIZE and not re.fullmatch(own, kind)) or not activation.startswith("torch."):
                 code = kind if activation.startswith("torch.") else activation
-                raise ValueError(
-                    f"its {code} is code of others; if you trust it, load it yourself, and pass the model."
-                )
+                raise ValueError(f"its {code} is code of others; if you trust it, load it, and pass the model.")
         options: Any = {"local_files_only": True, "trust_remote_code": False, "model_kwargs": {"dtype": "float32"}}
         load: Any = SentenceTransformer
         if any(module["type"] == SPHERIZE for module in modules):
@@ -233,8 +227,7 @@ def load_file(path: str | os.PathLike, **options: Any) -> Any:
     """Load a file of rows, with a suffix of `FILE_KINDS`, as the split `train`; see `load_dataset`."""
     kind = FILE_KINDS[Path(path).suffix.lower()]
     options |= {"encoding": "utf-8-sig"} if kind == "text" else {}  # the mark of the byte order is no text
-    pattern = re.sub(r"[*?[]", r"[\g<0>]", str(path))  # otherwise these characters would be a pattern
-    return load_dataset(kind, data_files={"train": pattern}, source=str(path), **options)
+    return load_dataset(kind, data_files={"train": glob.escape(str(path))}, source=str(path), **options)
 
 
 def load_dataset(name: str, *args: Any, source: str | None = None, **options: Any) -> Any:
@@ -244,12 +237,7 @@ def load_dataset(name: str, *args: Any, source: str | None = None, **options: An
     """
     import datasets
 
-    if not name.strip():
-        raise ValueError("the name of the dataset must not be empty.")
-    if Path(name).is_dir() and glob.has_magic(name):
-        raise ValueError(f"`datasets` reads the characters *, ? and [ in {name} as a pattern; rename the folder.")
-    for path in (Path(source or name), Path(name, "README.md"), Path(name, ".huggingface.yaml")):
-        check_regular(path)
+    check_regular(source or name)
     try:
         return datasets.load_dataset(name, *args, **options)
     except ImportError:
