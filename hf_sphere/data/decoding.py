@@ -99,24 +99,20 @@ def _read_crop(image: Any, shape: ImageShape, augmentation: Augmentation) -> Ten
     return resize_image(crop, (shape.height, shape.width), interpolation=InterpolationMode(shape.interpolation))
 
 
+@dataclass(eq=False)
 class EncodedImages(torch.utils.data.Dataset):
     """Encoded images of a split, decoded on access to uint8 (C, H, W) and transformed, or as an error."""
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        column: str,
-        shape: ImageShape,
-        rows: Tensor | None = None,
-        transform: Callable[[Tensor, Tensor], Tensor] | None = None,
-    ) -> None:
-        self.dataset = dataset
-        self.column = column
-        self.shape = shape
-        self.rows = torch.arange(len(dataset)) if rows is None else rows
-        self.transform = transform
-        self.num_transparent = 0  # until `decode_all` or `check_files` has counted them
-        self._records = encoded_images(dataset, column)
+    dataset: Dataset
+    column: str
+    shape: ImageShape
+    rows: Any = None  # (N,) of the dataset; all if None
+    transform: Callable[[Tensor, Tensor], Tensor] | None = None  # of each decoded image and its row, a scalar tensor
+    num_transparent: int = 0  # until `decode_all` or `check_files` has counted them
+
+    def __post_init__(self) -> None:
+        self.rows = torch.arange(len(self.dataset)) if self.rows is None else self.rows
+        self._records = encoded_images(self.dataset, self.column)
 
     def __len__(self) -> int:
         return len(self.rows)

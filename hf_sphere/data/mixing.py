@@ -11,19 +11,10 @@ from hf_sphere.utils.devices import to_device
 def mix_images(
     images: Tensor, labels: Tensor, mixup: float | None, cutmix: float | None, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Mix each image of a batch with the one before it, by mixup, CutMix or one of the two, drawn for the batch.
+    """Mix each image of a normalized batch (B, C, H, W) with the one before it, by one of the kinds with an alpha.
 
-    Args:
-        images: (B, C, H, W), normalized.
-        labels: (B,), class indices.
-        mixup: Parameter alpha of the beta distribution of the share of an image, Zhang et al., ICLR 2018; None for
-            CutMix only.
-        cutmix: Likewise of the share of its area, Yun et al., ICCV 2019; None for mixup only.
-        generator: On the CPU.
-
-    Returns:
-        `pixel_values`; `labels`, of the images with the larger share, `mixed_labels`, of the others, and the share of
-        the latter, `mixed_share`, each (B,).
+    These are mixup (Zhang et al., ICLR 2018) and CutMix (Yun et al., ICCV 2019). `labels` are those with the larger
+    share, `mixed_labels` the others, and `mixed_share` the share of these, each (B,).
     """
     kinds = [kind(alpha=alpha, num_classes=len(images)) for kind, alpha in ((MixUp, mixup), (CutMix, cutmix)) if alpha]
     chosen, seed = torch.randint(2**62, (2,), generator=generator).tolist()

@@ -26,13 +26,10 @@ class ImageSourceOptions(Arguments):
     dataset_name: str = argument("digits", "Hub id, folder, or a bundled dataset: `digits` or `two_clusters`.")
     dataset_config_name: str | None = argument(None, "Configuration of the dataset.")
     train_split: str = argument("train", "Training split, or a part of the data such as `train[:80%]` or `all`.")
-    eval_split: str | None = argument(
-        None, "Evaluation split or part; default: `test`, else `validation` (or `val`, `dev`), else held out."
-    )
+    eval_split: str | None = argument(None, "Evaluation split or part; default: test, else validation, else held out.")
     eval_fraction: float | None = argument(
         None,
-        "Fraction of the training split to hold out for evaluation, stratified by class, if there is no evaluation "
-        "split; 0.2 if not set. For retrieval and few-shot, a fraction of the classes.",
+        "Fraction of the training images (in retrieval and few-shot of their classes) to hold out for evaluation; 0.2.",
         not_with=["eval_split"],
         gt=0,
         lt=1,
@@ -42,18 +39,10 @@ class ImageSourceOptions(Arguments):
         None, "Split for choosing the best epoch and for early stopping.", not_with=["validation_fraction"]
     )
     validation_fraction: float = argument(
-        0.0,
-        "Fraction of the training split to hold out, stratified by class, instead of using a validation split. For "
-        "retrieval and few-shot, a fraction of the classes.",
-        ge=0,
-        lt=1,
+        0.0, "Fraction to hold out likewise for choosing the best epoch, instead of a validation split.", ge=0, lt=1
     )
     rejection_fraction: float = argument(
-        0.0,
-        "Fraction of the training split to reserve, stratified by class, for the rejection of unknown images; only for "
-        "classification.",
-        ge=0,
-        lt=1,
+        0.0, "Fraction to reserve for the rejection of unknown images; only for classification.", ge=0, lt=1
     )
     image_column_name: str | None = argument(None, "Image column; detected by name by default.")
     label_column_name: str | None = argument(None, "Label column; detected by name by default.")
@@ -64,14 +53,10 @@ class ImageSourceOptions(Arguments):
         None, "Crop the center, this fraction of a side, as timm does; default: stretch the whole image.", gt=0, le=1
     )
     interpolation: Literal["bilinear", "bicubic"] | None = argument(
-        None, "Interpolation of resized images; default: that of the pretrained model, else bilinear."
+        None, "Interpolation of resized images; default: of the pretrained model, else bilinear."
     )
     background_color: list[int] | None = argument(
-        None,
-        "Red, green and blue of the color behind transparent parts of images, from 0 to 255; default: that of the "
-        "pretrained model, else white.",
-        ge=0,
-        le=255,
+        None, "Color behind transparent parts, 0 to 255; default: of the pretrained model, else white.", ge=0, le=255
     )
     num_channels: Literal[1, 3] | None = argument(None, "1 or 3; default: 3 if some images have colors.")
     image_mean: list[float] | None = argument(None, "Mean per channel, on the scale 0 to 1; default: measured.")
@@ -132,20 +117,13 @@ class AugmentationOptions(Arguments):
     alternating_flip: bool = argument(False, "Flip each training image in every other epoch, a random half first.")
     rotation: float = argument(0.0, "Maximum angle of random rotations of training images, in degrees.", ge=0, le=180)
     random_resized_crop: float | None = argument(
-        None,
-        "Train on random resized crops of at least this fraction of the area, for instance 0.08.",
-        not_with=["crop_padding"],
-        gt=0,
-        le=1,
+        None, "Random resized crops of at least this fraction of the area.", not_with=["crop_padding"], gt=0, le=1
     )
     crop_padding_mode: Literal["zeros", "reflect"] = argument(
         "zeros", "Pad with zeros, or reflect the image.", only_with=["crop_padding"]
     )
     crop_aspect_ratio: float = argument(
-        4 / 3,
-        "Largest aspect ratio of random resized crops relative to the image.",
-        only_with=["random_resized_crop"],
-        ge=1,
+        4 / 3, "Largest relative aspect ratio of random resized crops.", only_with=["random_resized_crop"], ge=1
     )
     color_jitter: list[float] | None = argument(
         None, "Strengths of random changes of brightness, contrast, saturation and hue of training images.", ge=0, le=1
@@ -156,14 +134,9 @@ class AugmentationOptions(Arguments):
     rand_augment: list[int] | None = argument(
         None, "Number of operations and magnitude (0 to 30) of RandAugment on training images, for instance 2 9.", ge=0
     )
-    mixup: float | None = argument(
-        None, "Mix training images in pairs, and their labels, by shares with this alpha, for instance 0.2.", gt=0
-    )
+    mixup: float | None = argument(None, "Mix pairs of training images and labels, with this alpha, say 0.2.", gt=0)
     cutmix: float | None = argument(
-        None,
-        "Replace a part of each training image by that of another one, and mix labels by area, with this alpha, for "
-        "instance 1. With mixup, half of the batches each.",
-        gt=0,
+        None, "Mix parts of training images by area, with this alpha. With mixup, half of the batches each.", gt=0
     )
 
     @property
@@ -190,8 +163,7 @@ class ImageDataOptions(AugmentationOptions, ImageSourceOptions):
     )
     streaming: bool = argument(
         False,
-        "Read images from the shards of the dataset when they are needed, without a copy on disk. Where it does not "
-        "state the numbers of its images, set max_train_samples and max_eval_samples to them.",
+        "Read images from the shards when needed; max_train_samples and max_eval_samples are their numbers.",
     )
     shuffle_buffer_size: int = argument(
         1000, "Images of a stream among which the next one is drawn.", only_with=["streaming"], ge=1
@@ -218,10 +190,7 @@ class OpenSetOptions(Arguments):
     """Division of the classes into training and evaluation."""
 
     train_classes: int | None = argument(
-        None,
-        "Pool both splits, train on the first N classes and evaluate on the others; default: keep the splits, or hold "
-        "out `--eval_fraction` of the classes if there is one split.",
-        ge=1,
+        None, "Pool both splits, train on the first N classes and evaluate on the others; default: keep them.", ge=1
     )
 
 
@@ -232,13 +201,10 @@ class TextDataOptions(Arguments):
     dataset_name: str = argument(help="Hub id, folder, or a text, parquet, json or csv file.")
     dataset_config_name: str | None = argument(None, "Configuration of the dataset.")
     train_split: str = argument("train", "Training split.")
-    eval_split: str | None = argument(
-        None, "Evaluation split; default: `test`, else `validation`, else the held-out part."
-    )
+    eval_split: str | None = argument(None, "Evaluation split; default: test, else validation, else the held-out part.")
     validation_split: str | None = argument(
         None,
-        "Split for choosing the best epoch and for early stopping; default: `validation`, unless used for training or "
-        "evaluation.",
+        "Split for choosing the best epoch and for early stopping; default: `validation`, if not used otherwise.",
         not_with=["validation_fraction"],
     )
     validation_fraction: float = argument(
@@ -255,9 +221,7 @@ class TextDataOptions(Arguments):
         None, "Fraction of the tokens to predict; default: 0.15.", only_with=["objective=masked"], gt=0, le=1
     )
     max_train_samples: int | None = argument(None, "Use at most this many training blocks.", ge=1)
-    max_eval_samples: int | None = argument(
-        None, "Use at most this many blocks for evaluation and for validation.", ge=1
-    )
+    max_eval_samples: int | None = argument(None, "Use at most this many blocks for evaluation, and validation.", ge=1)
     cache_dir: str | None = argument(None, "Cache folder for prepared text; by default the cache of `datasets`.")
     preprocessing_num_workers: int | None = argument(None, "Tokenization processes; default: one.", ge=1, le=1024)
     follow_links: bool = argument(

@@ -32,31 +32,24 @@ class ParquetSplit:
     def add(self, row: dict[str, Any], size: int) -> None:
         """Add a row in its encoded form, with an image of `size` bytes."""
         if self._bytes and self._bytes + size > BYTES_A_FILE:
-            self._close_file()
+            self._write(close=True)
         self._rows.append(row)
         self._bytes += size
         if len(self._rows) == ROWS_AT_A_TIME:
-            self._write_rows()
+            self._write()
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        if error is None:
-            self._close_file()
-            for index, file in enumerate(self._files):
-                file.rename(self.folder / f"{self.split}-{index:05d}-of-{len(self._files):05d}.parquet")
-        elif self._writer is not None:
-            self._writer.close()
+        self._write(close=True)
+        for index, file in enumerate(self._files):
+            file.rename(self.folder / f"{self.split}-{index:05d}-of-{len(self._files):05d}.parquet")
 
-    def _write_rows(self) -> None:
-        if not self._rows:
-            return
-        if self._writer is None:
+    def _write(self, close: bool = False) -> None:
+        if self._rows and self._writer is None:
             self._files.append(self.folder / f"{self.split}-{len(self._files):05d}.parquet")
             self._writer = pq.ParquetWriter(self._files[-1], self.schema)
-        self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self.schema))
-        self._rows = []
-
-    def _close_file(self) -> None:
-        self._write_rows()
         if self._writer is not None:
-            self._writer.close()
-        self._writer, self._bytes = None, 0
+            self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self.schema))
+            self._rows = []
+            if close:
+                self._writer.close()
+                self._writer, self._bytes = None, 0

@@ -261,7 +261,7 @@ class TestReading:
             os.mkfifo(folder / inner)
         else:
             (folder / inner).symlink_to("/dev/zero")
-        with pytest.raises(ValueError, match=f"{inner} is not a regular file"):
+        with pytest.raises(ValueError, match=rf"{inner} is not a regular file|outside it: .*{inner}\."):
             read_embeddings(name)
 
     def test_bad_input_is_refused(self, save, folder):
