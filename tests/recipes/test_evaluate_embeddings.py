@@ -437,5 +437,5 @@ def test_the_output_of_a_hub_data_set_is_required_and_no_file(write, measure, tm
     with pytest.raises(ValueError, match=r"is not a folder\. If it is a dataset on the Hub, set --output_dir"):
         measure(Path("someone/embeddings"))
     (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="cannot be written|is a file"):
+    with pytest.raises(OSError, match=r"cannot be written|is a file"):
         measure(write(columns_of()), "--output_dir", tmp_path / "file")
