@@ -5,7 +5,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,11 @@ from torch import Tensor
 
 from hf_sphere.geometry.checks import shorten
 from hf_sphere.search.calibration import Calibration
-from hf_sphere.search.margins import Groups
-from hf_sphere.search.matching import CANDIDATES, CalibratedSearch, Candidates, Matches, merge_groups
+from hf_sphere.search.matching import CANDIDATES, CalibratedSearch, Candidates, Matches
 from hf_sphere.search.neighbor_search import SPARE, TARGET_RECALL, NeighborSearch
 from hf_sphere.search.sampling import mix, name_keys, sample_rows
 from hf_sphere.search.vectors import as_names, check_ids, check_vectors, positions, unit_vectors
 from hf_sphere.utils.checks import check_extra, check_integer, error_text
-from hf_sphere.utils.files import check_writable
 
 os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(64 << 20))  # otherwise Lance reads up to 2 GiB ahead
 
@@ -63,18 +60,19 @@ class LanceSpace(CalibratedSearch):
             raise ValueError("the table 'vectors' was not written by LanceSpace.create; write its rows to a new space.")
         self.table, self._database = table, database
         self._column, self._group_column, self._id_column, *self._options = json.loads(about)
-        self._options = [check_integer("options of the table 'vectors'", count, 1) for count in self._options]
         self._columns = ["_rowid", self._column, *[self._group_column] * bool(self._group_column)]
         self._dim = table.schema.field(self._column).type.list_size
         index, known = _open(database, "index"), _open(database, "calibration")
-        self._calibration: Calibration | None
-        try:
-            self._effort, self.recall = (0, 1.0) if index is None else _read_effort(index)
-            self._version, self._calibration = (0, None) if known is None else _read_calibration(known)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            which = "index or calibration are damaged"
-            hint = "Delete the tables 'index' and 'calibration', and build the index again if there was one"
-            raise ValueError(f"{which}: {error_text(error)}. {hint}.") from error
+        self._effort, self.recall, self._version = 0, 1.0, 0
+        self._calibration: Calibration | None = None
+        if index is not None:
+            self._effort, self.recall = (index.to_arrow()[name][0].as_py() for name in ("effort", "recall"))
+        if known is not None:
+            self._version, next_id = json.loads(known.schema.metadata[b"hf_sphere"])
+            cells = [known.to_arrow()[name].combine_chunks() for name in CALIBRATION]
+            cells = [torch.tensor((c.flatten() if pa.types.is_nested(c.type) else c).to_numpy()) for c in cells]
+            groups, ids, *pairs = cells
+            self._calibration = Calibration(groups, ids, *(column.view(len(ids), 2) for column in pairs), next_id)
 
     @classmethod
     def create(
@@ -136,19 +134,17 @@ class LanceSpace(CalibratedSearch):
 
     def add(self, batches: Any) -> int:
         """Write more rows, as `create` does, and return their number. Several processes may do so at the same time."""
-        parts = _parts(batches, self._column, self._group_column, self._id_column, self.table.schema)
-        self._check_writable()
-        return self._add(parts)
+        return self._add(_parts(batches, self._column, self._group_column, self._id_column, self.table.schema))
 
     def _add(self, parts: Iterator[pa.Table]) -> int:
         count = 0
         for part in parts:
-            for start in range(0, len(part), COMPARED) if (name := self._id_column) is not None else ():
-                there = self._rows([name], _is_in(name, part[name][start : start + COMPARED].to_pylist()))[name]
-                if len(there):
+            for start in range(0, len(part), COMPARED) if self._id_column else ():
+                ids = part[self._id_column][start : start + COMPARED].to_pylist()
+                known = self._rows([self._id_column], _is_in(self._id_column, ids))[self._id_column].to_pylist()
+                if known:
                     written = f"Before them, {count:,} rows were written."
-                    known = shorten(there.to_pylist())
-                    raise ValueError(f"ids must be different, but are in the space: {known}. {written}")
+                    raise ValueError(f"ids must be different, but are in the space: {shorten(known)}. {written}")
             self.table.add(part)
             count += len(part)
         return count
@@ -163,21 +159,13 @@ class LanceSpace(CalibratedSearch):
         if (groups is None) == (ids is None) or column is None:
             raise ValueError("give either ids, or groups if the space has some.")
         wanted = as_names(what, ids if groups is None else groups)
-        try:
-            known = self._rows([column], condition := _is_in(column, wanted))[column]
-        except (ValueError, RuntimeError) as error:
-            raise ValueError(f"{what}s are all of the type that those of the space have; got {wanted}.") from error
+        known = self._rows([column], condition := _is_in(column, wanted))[column]
         if missing := wanted.difference(known.unique().to_pylist()):
             raise ValueError(f"there is no {what} {next(iter(missing))!r} in the space.")
         if len(known) == len(self):
             raise ValueError("no row would remain.")
-        self._check_writable()
         self.table.delete(condition)
         return len(known)
-
-    def _check_writable(self) -> None:
-        if "://" not in (uri := str(self._database.uri)):  # whose errors of LanceDB do not name the space
-            check_writable(Path(uri) / "vectors.lance")
 
     def build_index(self, queries: Any = None) -> float:
         """Build an index (IVF_RQ, one bit per dimension), search enough of it for a recall@10 of 0.98, and return that.
@@ -191,7 +179,6 @@ class LanceSpace(CalibratedSearch):
         """
         if len(self) < SMALLEST_INDEX:
             return self.recall
-        self._check_writable()
         from lancedb.index import IvfRq
 
         if queries is None:
@@ -228,7 +215,7 @@ class LanceSpace(CalibratedSearch):
         except (ValueError, RuntimeError) as error:  # the latter for a row, such as a division by zero
             names = self.table.schema.names
             raise ValueError(f"where={where!r} is no condition on {names}: {error_text(error)}") from error
-        return self._judge(queries, found, k, false_accept)
+        return self._judge(queries, found, k, false_accept, is_part=True)
 
     @property
     def is_calibrated(self) -> bool:
@@ -242,23 +229,13 @@ class LanceSpace(CalibratedSearch):
         if old is not None and self._version == version:
             return old
         groups, ids, next_id = self._sample(*self._options)
-        queries, is_fresh = self._vectors(ids), torch.full((len(ids),), True)
-        none = torch.full((len(ids), 2), -1)
-        found = Groups(none.double(), none.clone(), none.clone())
-        if old is not None:  # scores that cannot have changed are kept
-            at, present = (
-                positions(ids, old.ids),
-                self._rows(["_rowid"], _is_in("_rowid", old.matches.flatten().tolist())),
-            )
-            at, is_fresh = at.clamp_min(0), at < 0
-            is_fresh |= ~torch.isin(old.matches[at], self._unpack(present)[0]).all(1)
-            kept, before = ~is_fresh, Groups(old.scores, old.match_groups, old.matches)
-            added = self._compare(queries[kept], CANDIDATES["cosine"], self._blocks(start=old.next_id), groups[kept])
-            merged = merge_groups(Groups(*(column[at[kept]] for column in before)), added)
-            for column, values in zip(found, merged, strict=True):
-                column[kept] = values
-        for column, values in zip(found, self._find(queries[is_fresh], groups[is_fresh]), strict=True):
-            column[is_fresh] = values
+        queries = self._vectors(ids)
+        if old is None:
+            found = self._find(queries, groups)
+        else:
+            present = self._unpack(self._rows(["_rowid"], _is_in("_rowid", old.matches.flatten().tolist())))[0]
+            added = self._compare(queries, CANDIDATES["cosine"], self._blocks(start=old.next_id), groups)
+            found = self._follow(old, positions(ids, old.ids), queries, groups, present, added)
         if (found.ids[:, 0] < 0).any():
             raise ValueError("the rows are of one group, so no query without a match is known; add other groups.")
         calibration = Calibration(groups, ids, *found, next_id)
@@ -291,17 +268,20 @@ class LanceSpace(CalibratedSearch):
     def _names_of(self, rows: Tensor) -> list[Any]:
         if self._group_column is None:
             raise ValueError("the rows have no names; create the space with group_column=.")
-        table = self._rows(["_rowid", self._group_column], _is_in("_rowid", rows.tolist()))
-        names = dict(zip(*(column.to_pylist() for column in table.columns), strict=True))
+        names = self._cells(self._group_column, rows)
         return [names.get(row) for row in rows.tolist()]
 
     def _ids_of(self, rows: Tensor) -> list[list[Any]]:
-        wanted = {*rows[rows >= 0].tolist()}
-        ids: dict[int, Any] = dict(zip(wanted, wanted, strict=True))
-        if self._id_column:
-            table = self._rows(["_rowid", self._id_column], _is_in("_rowid", wanted))
-            ids = dict(zip(*(column.to_pylist() for column in table.columns), strict=True))
+        ids = self._cells(self._id_column or "_rowid", rows)
         return [[ids.get(row) for row in some] for some in rows.tolist()]
+
+    def _cells(self, column: str, rows: Tensor) -> dict[int, Any]:
+        """Return the cells of a column, by the numbers of rows."""
+        wanted = {*rows[rows >= 0].tolist()}
+        if column == "_rowid":
+            return dict(zip(wanted, wanted, strict=True))
+        table = self._rows(["_rowid", column], _is_in("_rowid", wanted))
+        return dict(zip(*(cells.to_pylist() for cells in table.columns), strict=True))
 
     def _compare(self, queries: Tensor, k: int, tables: Iterable[pa.Table], groups: Tensor | None = None) -> Candidates:
         """Return the rows of tables with the best scores; of other groups than those of the queries, if given."""
@@ -376,32 +356,6 @@ class LanceSpace(CalibratedSearch):
         self._database.create_table(name, table, mode="create" if _open(self._database, name) is None else "overwrite")
 
 
-def _read_effort(table: Any) -> tuple[int, float]:
-    effort, recall = (table.to_arrow()[name][0].as_py() for name in ("effort", "recall"))
-    if effort not in EFFORTS or not 0 <= recall <= 1:
-        raise ValueError(f"the effort is {effort}, and the recall {recall}")
-    return effort, recall
-
-
-def _read_calibration(table: Any) -> tuple[int, Calibration]:
-    """Return the version of the rows that were calibrated, and the calibration."""
-    (version, next_id), rows = json.loads(table.schema.metadata[b"hf_sphere"]), table.to_arrow()
-    columns = {name: rows[name].combine_chunks() for name in CALIBRATION}
-    pairs = {name: column.flatten() if pa.types.is_nested(column.type) else column for name, column in columns.items()}
-    groups, ids, scores, numbers, matches = (torch.tensor(pairs[name].to_numpy()) for name in CALIBRATION)
-    are_integers = all(column.dtype == torch.int64 for column in (groups, ids, numbers, matches))
-    are_whole = len(groups) == len(ids) and {len(scores), len(numbers), len(matches)} == {2 * len(ids)}
-    if not are_integers or not are_whole or scores.dtype != torch.float64 or not (scores < 1 + 1e-6).all():
-        raise ValueError("the scores of the calibration are no cosines, or groups and ids no integers")
-    scores, numbers, matches = (column.reshape(len(ids), 2) for column in (scores, numbers, matches))
-    best = matches[:, 0]
-    if not len(ids) or min(best.min(), ids.min(), version) < 0 or max(matches.max(), ids.max()) >= next_id:
-        raise ValueError("the ids of the calibration are not those of rows")
-    if len(ids.unique()) < len(ids) or not (scores[:, 0] > -1 - 1e-6).all():
-        raise ValueError("ids of the calibration are repeated, or scores no cosines")
-    return version, Calibration(groups, ids, scores, numbers, matches, next_id)
-
-
 def _connect(uri: str | os.PathLike) -> Any:
     check_extra("lance", "LanceSpace", "lancedb")
     import lancedb
@@ -414,10 +368,9 @@ def _open(database: Any, name: str) -> Any:
     try:
         return database.open_table(name)
     except (ValueError, FileNotFoundError) as error:
-        if "not found" in str(error):
-            return None
-        hint = "check the address and the credentials"
-        raise OSError(f"{database.uri} cannot be read; {hint}: {error_text(error)[:200]}") from error
+        if "not found" not in str(error):
+            raise
+        return None
 
 
 def _is_in(column: str, values: Iterable[Any]) -> str:
@@ -443,13 +396,16 @@ def _parts(
             schema = schema or table.schema
             if {*table.column_names} != {*schema.names}:
                 raise ValueError(f"the columns are {table.column_names}; the others have {schema.names}.")
-            new = {*table[id_column].to_pylist()} if id_column else set()
-            kinds = [each.field(id_column).type for each in (schema, table.schema)] if id_column else []
-            if len({*map(pa.types.is_integer, kinds)}) > 1:
-                raise ValueError(f"ids must be all texts or all integers; got {kinds[1]} after {kinds[0]}.")
-            if repeated := [*seen.intersection(new)]:
-                raise ValueError(f"ids must be different, but are repeated: {shorten(repeated)}.")
-            seen |= new
+            if id_column:
+                new, kinds = (
+                    {*table[id_column].to_pylist()},
+                    [each.field(id_column).type for each in (schema, table.schema)],
+                )
+                if pa.types.is_integer(kinds[0]) != pa.types.is_integer(kinds[1]):
+                    raise ValueError(f"ids must be all texts or all integers; got {kinds[1]} after {kinds[0]}.")
+                if repeated := [*seen.intersection(new)]:
+                    raise ValueError(f"ids must be different, but are repeated: {shorten(repeated)}.")
+                seen |= new
             tables.append(table.select(schema.names).cast(schema))
         except (ValueError, TypeError) as error:
             text = f"batch {number}, from row {count:,} on: {error_text(error).rstrip('.')}."

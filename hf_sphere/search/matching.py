@@ -255,6 +255,36 @@ class CalibratedSearch(ABC):
         found = self._find_groups(queries, self._candidates(queries, count, left_out), left_out)
         return Groups(*(column[:, :2] for column in found))
 
+    def _follow(
+        self,
+        old: Calibration,
+        at: Tensor,
+        queries: Tensor,
+        left_out: Tensor | None,
+        present: Tensor,
+        added: Candidates | None,
+    ) -> Groups:
+        """Return the best two groups of queries: those before, and by rows that were `added` since.
+
+        `at` are the queries before, -1 for new ones. These, and those whose best rows are no longer `present`, are
+        searched among all.
+        """
+        known = at.clamp_min(0)
+        found = Groups(old.scores[known], old.match_groups[known], old.matches[known])
+        is_fresh = (at < 0) | ~torch.isin(found.ids, present).all(1)
+        if added is not None:
+            pairs = zip(found, (added.scores, added.groups, added.ids), strict=True)
+            merged = sort_candidates(Groups(*(torch.cat(pair, 1) for pair in pairs)))
+            found = best_groups(*group_scores(merged.scores, merged.groups, True), merged.groups, merged.ids, 2)
+            # The next group may be beyond these candidates.
+            is_of_one = (added.groups == added.groups[:, :1]).all(1) & (added.rows[:, -1] >= 0)
+            is_fresh |= is_of_one & (added.rows.shape[1] == CANDIDATES[self.score])
+        if is_fresh.any():
+            fresh = self._find(queries[is_fresh], None if left_out is None else left_out[is_fresh])
+            for column, values in zip(found, fresh, strict=True):
+                column[is_fresh] = values
+        return found
+
     def _find_groups(self, queries: Tensor, found: Candidates, left_out: Tensor | None = None) -> Groups:
         """Return the best groups among candidates; more are searched for queries whose candidates are of one group."""
         rows, is_margin = found, self.score == "margin"
@@ -278,16 +308,8 @@ class CalibratedSearch(ABC):
         return top
 
 
-def sort_candidates(found: Candidates, scores: Tensor, count: int | None = None) -> Candidates:
-    """Return the best candidates by other scores (Q, c); equal ones stay in their order."""
+def sort_candidates(found: Any, scores: Tensor | None = None, count: int | None = None) -> Any:
+    """Return the best candidates, or groups, by other scores (Q, c); equal ones stay in their order."""
+    scores = found.scores if scores is None else scores
     order = scores.argsort(dim=1, descending=True, stable=True)[:, :count]
-    return Candidates(*[column.gather(1, order) for column in (scores, *found[1:])])
-
-
-def merge_groups(known: Groups, found: Candidates) -> Groups:
-    """Return the best two groups of two known ones and of candidates, by their best rows."""
-    pairs = zip(known, (found.scores, found.groups, found.ids), strict=True)
-    columns = [torch.cat(pair, 1) for pair in pairs]
-    order = columns[0].argsort(dim=1, descending=True, stable=True)
-    scores, groups, ids = (column.gather(1, order) for column in columns)
-    return best_groups(*group_scores(scores, groups, True), groups, ids, 2)
+    return type(found)(*[column.gather(1, order) for column in (scores, *found[1:])])

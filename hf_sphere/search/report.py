@@ -77,8 +77,10 @@ class VectorReport(Table):
     @staticmethod
     def _show(value: Any) -> str:
         values = value if isinstance(value, list) else [value]
-        forms = {float: ".4g", int: ","}
-        text = " ".join(format(each, forms.get(type(each), "")) for each in values[:5])
+        text = " ".join(
+            f"{each:.4g}" if isinstance(each, float) else f"{each:,}" if isinstance(each, int) else each
+            for each in values[:5]
+        )
         return f"{text}{' ...' * (len(values) > 5)}"
 
     def to_dict(self) -> dict[str, Any]:

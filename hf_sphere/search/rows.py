@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from hf_sphere.search.calibration import Calibration, Rule
-from hf_sphere.search.margins import Groups, Nearest, Score
+from hf_sphere.search.margins import Nearest, Score
 from hf_sphere.search.matching import (
     CANDIDATES,
     CalibratedSearch,
     Candidates,
     ExpectedFound,
     mean_interval,
-    merge_groups,
 )
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind
 from hf_sphere.search.sampling import mix, name_keys, name_numbers, sample_rows
@@ -262,18 +261,8 @@ class GroupedVectors(CalibratedSearch):
             known = positions(ids, old.ids) if old is not None else ids
         if old is None or self.score == "margin":
             return Calibration(groups, ids, *self._find(queries, left_out), self._next, self.rule)
-        # The best two groups before, and by rows that were added; they are found anew if a best row was removed.
-        at = known.clamp_min(0)
-        found = Groups(old.scores[at], old.match_groups[at], old.matches[at])
-        is_fresh = (known < 0) | ~torch.isin(found.ids, self._numbers).all(1)
         added = (self._numbers >= old.next_id).nonzero()[:, 0]
-        if len(added):
-            new = self._candidates(queries, min(CANDIDATES[self.score], len(added)), left_out, added)
-            found = merge_groups(found, new)
-            if len(added) > new.rows.shape[1]:
-                is_fresh |= (new.groups == new.groups[:, :1]).all(1)  # the next group may be beyond these candidates
-        if is_fresh.any():
-            fresh = self._find(queries[is_fresh], None if left_out is None else left_out[is_fresh])
-            for column, values in zip(found, fresh, strict=True):
-                column[is_fresh] = values
+        count = min(CANDIDATES[self.score], len(added))
+        new = self._candidates(queries, count, left_out, added) if count else None
+        found = self._follow(old, known, queries, left_out, self._numbers, new)
         return Calibration(groups, ids, *found, self._next, self.rule)

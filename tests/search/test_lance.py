@@ -1,12 +1,10 @@
 """LanceSpace: the numbers of an EmbeddingSpace, several writers, interrupted writes, filters, the index, bad input."""
 
-import errno
 import os
 import re
 import signal
 import sys
 import time
-from unittest import mock
 
 import numpy as np
 import pandas
@@ -60,13 +58,6 @@ def test_row_numbers_of_pandas_are_no_column(tmp_path):
     space = LanceSpace.create(tmp_path / "space", frame[frame.index > 9])
     assert space.table.schema.names == ["vector"]
     assert (space.add(frame), space.add(frame[::2])) == (30, 15)
-
-
-def test_changes_where_nothing_can_be_written_name_the_space(space, tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.TemporaryFile", mock.Mock(side_effect=PermissionError(errno.EACCES, "denied")))
-    for change in (lambda: space.add(batches(*clusters())), lambda: space.remove(ids=[0])):
-        with pytest.raises(PermissionError, match=r"it cannot be written: denied: .*space"):
-            change()
 
 
 @pytest.mark.settings(calibration_rows=lambda rows: {"rows": rows}, has_groups=lambda groups: {"groups": groups})
@@ -126,15 +117,6 @@ def test_rows_in_double_precision_match_themselves_as_in_memory(tmp_path):
     vectors = np.random.default_rng(0).standard_normal((300, 8))
     space = LanceSpace.create(tmp_path / "space", vectors)
     check_equal(space, EmbeddingSpace.fit(vectors, score="cosine"), vectors[::9])
-
-
-def test_a_database_that_cannot_be_read_is_named(tmp_path, monkeypatch):
-    def fail(*args):
-        raise ValueError("Failed to connect")
-
-    monkeypatch.setattr("lancedb.db.LanceDBConnection.open_table", fail)
-    with pytest.raises(OSError, match=f"{tmp_path} cannot be read; check the address and the credentials: Failed"):
-        LanceSpace.open(tmp_path)
 
 
 def test_rows_are_sampled_after_the_first_ones_were_removed(tmp_path, monkeypatch):
@@ -265,8 +247,11 @@ def other(tmp_path):
 
 
 CREATE = {
-    "zero": (bad_batch(0), "batch 1, from row 4 on: a zero vector has no direction; 1 of 3 .* index 1"),
-    "nan": (bad_batch(torch.nan), "batch 1, from row 4 on: rows must be finite; 1 of 3 .* 0 rows were written"),
+    "zero": (bad_batch(0), "batch 1, from row 4 on: rows must be finite and not zero; 1 of 3 .* index 1"),
+    "nan": (
+        bad_batch(torch.nan),
+        "batch 1, from row 4 on: rows must be finite .* 0 rows were written",
+    ),
     "dimensions": ([unit(2, 3), unit(2, 4)], "batch 1, .* Size of FixedSizeList is not the same"),
     "columns": ([{"vector": unit(1, 3), "a": [1]}, {"vector": unit(1, 3)}], r"the columns are \['vector'\]"),
     "no vectors": ([{"x": [1]}], r"there is no column 'vector', only \['x'\]"),
@@ -286,7 +271,7 @@ INVALID = {
     "open": (lambda s: s.search(unit(1, 16), where="is_odd) OR (is_odd"), r"where='is_odd\) OR .* is no condition"),
     "two": (lambda s: s.search(unit(1, 16), where="is_odd; DROP TABLE vectors"), "where='is_odd; .* is no condition"),
     "type of id": (lambda s: s.remove(ids=[1.5]), "there is no id 1.5 in the space"),
-    "type of group": (lambda s: s.remove(3), "groups are all of the type .*3"),
+    "true": (lambda s: s.remove(ids=[True]), "there is no id True in the space"),
     "unknown id": (lambda s: s.remove(ids=[300]), "there is no id 300 in the space"),
     "unknown group": (lambda s: s.remove("x"), "there is no group 'x' in the space"),
     "all": (lambda s: s.remove(ids=range(300)), "no row would remain"),
@@ -349,51 +334,6 @@ def test_a_condition_that_fails_for_a_row_is_named(tmp_path, where):
         space.search(unit(1, 4), where=where)
 
 
-def calibrated(folder):
-    space = LanceSpace.create(folder, batches(*clusters()), group_column="name")
-    return space, space.threshold(0.1), space._database.open_table("calibration").to_arrow()
-
-
-def test_columns_of_the_calibration_are_read_by_their_names(tmp_path):
-    space, threshold, table = calibrated(tmp_path)
-    space._write(
-        "calibration",
-        table.select(["ids", "matches", "scores", "match_groups", "groups"]).replace_schema_metadata(
-            table.schema.metadata
-        ),
-    )
-    assert LanceSpace.open(tmp_path).threshold(0.1) == threshold
-
-
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        ("scores", [np.nan, 0.1]),
-        ("scores", [7.0, 0.1]),
-        ("ids", -1),
-        ("matches", [10**9, 1]),
-        ("matches", [-1, 1]),
-        ("ids", 0.5),
-        ("groups", None),
-        ("scores", [None, 0.1]),
-        ("scores", [0.1]),
-    ],
-)
-def test_a_calibration_that_cannot_be_is_damaged(tmp_path, column, value):
-    space, _, table = calibrated(tmp_path)
-    cells = table[column].to_pylist()
-    cells[1] = value
-    space._write("calibration", table.set_column(table.schema.names.index(column), column, [cells]))
-    with pytest.raises(ValueError, match="index or calibration are damaged"):
-        LanceSpace.open(tmp_path)
-
-
-def test_an_unknown_effort_of_an_index_is_damaged(space, tmp_path):
-    space._write("index", pa.table({"effort": [3], "recall": [0.99]}))
-    with pytest.raises(ValueError, match="index or calibration are damaged: the effort is 3"):
-        LanceSpace.open(tmp_path / "space")
-
-
 @pytest.mark.parametrize("value", [0.0, 5.0])
 def test_vectors_that_another_program_wrote_are_not_compared(tmp_path, value):
     space = LanceSpace.create(tmp_path, {"vector": unit(20, 4)})
@@ -401,9 +341,3 @@ def test_vectors_that_another_program_wrote_are_not_compared(tmp_path, value):
     space.table.add(pa.table({"vector": vectors}))
     with pytest.raises(ValueError, match="another program wrote are no unit vectors"):
         space.search(unit(1, 4))
-
-
-@pytest.mark.parametrize("ids", [True, [True], [1.0]])
-def test_true_is_no_id(space, ids):
-    with pytest.raises(ValueError, match="there is no id"):
-        space.remove(ids=ids)
