@@ -16,7 +16,6 @@ from hf_sphere.search.margins import Nearest
 from hf_sphere.search.matching import CalibratedSearch, Candidates, mean_interval, sort_candidates
 from hf_sphere.search.rows import GroupedVectors
 from hf_sphere.search.sampling import independent_rows
-from hf_sphere.search.vectors import check_vectors
 from hf_sphere.utils import files
 from hf_sphere.utils.checks import check_choice, check_extra, check_number, check_seed, error_text
 
@@ -49,7 +48,6 @@ class CompressedSpace(CalibratedSearch):
     """
 
     metric = {"distance": "cosine"}
-    calibration: Calibration = None  # type: ignore[assignment]
     groups, ids, _ids_of = GroupedVectors.groups, GroupedVectors.ids, GroupedVectors._ids_of
 
     def __init__(self, about: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -58,22 +56,29 @@ class CompressedSpace(CalibratedSearch):
         self._numbers, self._groups, self._rotation = (tensors[name] for name in ("numbers", "groups", "rotation"))
         if "offsets" in tensors:
             self._nearest = Nearest.known(tensors["offsets"])
-        faiss, self._index = load_faiss(), make_index(self.bits, len(self._rotation))
+        self._dim = len(self._rotation)
+        faiss, self._index = load_faiss(), make_index(self.bits, self._dim)
         self.bytes_per_vector, learned = int(self._index.code_size), tensors["learned"].numpy()
-        size = len(self._rotation) * (1 + (self.bits == 8))
+        size = self._dim * (1 + (self.bits == 8))
         if tensors["codes"].shape != (len(self), self.bytes_per_vector) or learned.shape != (size,):
             raise ValueError("the codes do not fit the rows")  # FAISS would read other memory
         faiss.copy_array_to_vector(learned, _learned(self._index))
         faiss.copy_array_to_vector(tensors["codes"].numpy().ravel(), self._index.codes)
         self._index.ntotal, self._index.is_trained = len(self._numbers), True
         if "known_ids" in tensors:
-            self.calibration = Calibration(*(tensors[f"known_{name}"] for name in CALIBRATION), 0, about["rule"])
+            self._calibration = Calibration(*(tensors[f"known_{name}"] for name in CALIBRATION), 0, about["rule"])
+
+    @property
+    def calibration(self) -> Calibration:
+        """The calibration by scores of codes."""
+        assert self._calibration is not None
+        return self._calibration
 
     def __len__(self) -> int:
         return len(self._numbers)
 
     def __repr__(self) -> str:
-        size = f"{len(self):,} vectors of {len(self._rotation)} dimensions, {self.bytes_per_vector} bytes each"
+        size = f"{len(self):,} vectors of {self._dim} dimensions, {self.bytes_per_vector} bytes each"
         return "CompressedSpace({}; recall@10 {:.3f} ({:.3f} to {:.3f}))".format(size, *self.recall)
 
     def save(self, folder: str | PathLike) -> None:
@@ -120,9 +125,6 @@ class CompressedSpace(CalibratedSearch):
         except Exception as error:  # of safetensors and of Python, of many classes
             text = error_text(error).rstrip(".")
             raise ValueError(f"the compressed space {folder} is damaged: {text}. Compress the space again.") from error
-
-    def _check(self, what: str, vectors: Any) -> Tensor:
-        return check_vectors(what, vectors, len(self._rotation), "cosine")
 
     def _candidates(self, queries: Tensor, count: int, left_out: Tensor | None = None) -> Candidates:
         if left_out is None:
@@ -206,7 +208,7 @@ def compress(space: Any, bits: int, max_recall_loss: float | None, seed: int) ->
         small._nearest = Nearest.of(vectors, groups, space._sample())
     best = small._find(project_to_sphere(queries), left_out)
     # Rows are not added to codes, so there is no next id, and no group is left out any more.
-    small.calibration = Calibration(numbers, ids, *best, 0, space.rule)
+    small._calibration = Calibration(numbers, ids, *best, 0, space.rule)
     if small._nearest is not None:
         small._nearest = Nearest.known(small._nearest.offsets(torch.arange(count)))
     return small

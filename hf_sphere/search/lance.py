@@ -1,5 +1,6 @@
 """Vectors on disk or in an object store, in tables of LanceDB."""
 
+import itertools
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from hf_sphere.search.calibration import Calibration
 from hf_sphere.search.matching import CANDIDATES, CalibratedSearch, Candidates, Matches
 from hf_sphere.search.neighbor_search import SPARE, TARGET_RECALL, NeighborSearch
 from hf_sphere.search.sampling import mix, name_keys, sample_rows
-from hf_sphere.search.vectors import as_names, check_ids, check_vectors, positions, unit_vectors
+from hf_sphere.search.vectors import as_names, check_ids, positions, unit_vectors
 from hf_sphere.utils.checks import check_extra, check_integer, error_text
 
 os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(64 << 20))  # otherwise Lance reads up to 2 GiB ahead
@@ -139,10 +140,9 @@ class LanceSpace(CalibratedSearch):
     def _add(self, parts: Iterator[pa.Table]) -> int:
         count = 0
         for part in parts:
-            for start in range(0, len(part), COMPARED) if self._id_column else ():
-                ids = part[self._id_column][start : start + COMPARED].to_pylist()
-                known = self._rows([self._id_column], _is_in(self._id_column, ids))[self._id_column].to_pylist()
-                if known:
+            for start in range(0, len(part), COMPARED) if (name := self._id_column) else ():
+                wanted = _is_in(name, part[name][start : start + COMPARED].to_pylist())
+                if known := self._rows([name], wanted)[name].to_pylist():
                     written = f"Before them, {count:,} rows were written."
                     raise ValueError(f"ids must be different, but are in the space: {shorten(known)}. {written}")
             self.table.add(part)
@@ -218,11 +218,6 @@ class LanceSpace(CalibratedSearch):
         return self._judge(queries, found, k, false_accept, is_part=True)
 
     @property
-    def is_calibrated(self) -> bool:
-        """Whether searches without a level have p-values."""
-        return self._calibration is not None
-
-    @property
     def calibration(self) -> Calibration:
         """The calibration of the current rows; an error if they are of one group."""
         old, version = self._calibration, self.table.version
@@ -246,9 +241,6 @@ class LanceSpace(CalibratedSearch):
             self._write("calibration", table.replace_schema_metadata({"hf_sphere": json.dumps([version, next_id])}))
         self._calibration, self._version = calibration, version
         return calibration
-
-    def _check(self, what: str, vectors: Any) -> Tensor:
-        return check_vectors(what, vectors, self._dim, "cosine")
 
     def _candidates(
         self, queries: Tensor, count: int, left_out: Tensor | None = None, where: str | None = None
@@ -389,33 +381,28 @@ def _parts(
         batches = [batches]
     elif hasattr(batches, "iter"):  # of datasets
         batches = batches.iter(COMPARED)
-    tables, seen, count, written = [], set[Any](), 0, 0
-    for number, batch in enumerate(batches):
-        try:
-            table = _to_table(batch, column, group_column, id_column)
-            schema = schema or table.schema
-            if {*table.column_names} != {*schema.names}:
-                raise ValueError(f"the columns are {table.column_names}; the others have {schema.names}.")
-            if id_column:
-                new, kinds = (
-                    {*table[id_column].to_pylist()},
-                    [each.field(id_column).type for each in (schema, table.schema)],
-                )
-                if pa.types.is_integer(kinds[0]) != pa.types.is_integer(kinds[1]):
+    tables, count, written = [], 0, 0
+    for number, batch in enumerate(itertools.chain(batches, [None])):
+        if batch is not None:
+            try:
+                table = _to_table(batch, column, group_column, id_column)
+                schema = schema or table.schema
+                if {*table.column_names} != {*schema.names}:
+                    raise ValueError(f"the columns are {table.column_names}; the others have {schema.names}.")
+                kinds = [each.field(id_column).type for each in (schema, table.schema)] if id_column else []
+                if len({*map(pa.types.is_integer, kinds)}) > 1:
                     raise ValueError(f"ids must be all texts or all integers; got {kinds[1]} after {kinds[0]}.")
-                if repeated := [*seen.intersection(new)]:
-                    raise ValueError(f"ids must be different, but are repeated: {shorten(repeated)}.")
-                seen |= new
-            tables.append(table.select(schema.names).cast(schema))
-        except (ValueError, TypeError) as error:
-            text = f"batch {number}, from row {count:,} on: {error_text(error).rstrip('.')}."
-            raise ValueError(f"{text} Before it, {written:,} rows were written.") from error
-        count += len(table)
-        if sum(part.nbytes for part in tables) >= WRITTEN:
-            yield pa.concat_tables(tables)
-            tables, seen, written = [], set(), count
-    if tables:
-        yield pa.concat_tables(tables)
+                tables.append(table.select(schema.names).cast(schema))
+            except (ValueError, TypeError) as error:
+                text = f"batch {number}, from row {count:,} on: {error_text(error).rstrip('.')}."
+                raise ValueError(f"{text} Before it, {written:,} rows were written.") from error
+            count += len(table)
+        if tables and (batch is None or sum(part.nbytes for part in tables) >= WRITTEN):
+            part = pa.concat_tables(tables)
+            if id_column:
+                check_ids(part[id_column], len(part))
+            yield part
+            tables, written = [], count
 
 
 def _to_table(batch: Any, column: str, group_column: str | None, id_column: str | None) -> pa.Table:

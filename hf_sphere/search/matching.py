@@ -1,6 +1,7 @@
 """Matches at a false-accept level, for all that is searched."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from hf_sphere.geometry.checks import to_tensor
 from hf_sphere.search.calibration import Calibration, accepts
 from hf_sphere.search.margins import Groups, Nearest, Score, best_groups, group_scores
+from hf_sphere.search.vectors import check_vectors
 from hf_sphere.utils.checks import check_integer
 from hf_sphere.utils.pages import Table
 
@@ -124,7 +126,9 @@ class CalibratedSearch(ABC):
 
     metric: dict[str, Any]
     score: Score = "cosine"
+    _calibration: Calibration | None = None
     _nearest: Nearest | None = None
+    _dim: int
     _names: list[Any] | None  # of groups, by their numbers
     _groups: Tensor  # number of the group of each row
 
@@ -136,14 +140,14 @@ class CalibratedSearch(ABC):
     @property
     def is_calibrated(self) -> bool:
         """Whether searches without a level have p-values; others calibrate first."""
-        return True
+        return self._calibration is not None
 
     @abstractmethod
     def __len__(self) -> int: ...
 
-    @abstractmethod
-    def _check(self, what: str, vectors: Any) -> Tensor:
-        """Return valid vectors (n, d) to compare with the rows; of one (d,) too."""
+    def _check(self, what: str, vectors: Any, ids: Sequence[Any] | None = None) -> Tensor:
+        """Return valid vectors (n, d) to compare with the rows, unit vectors if these are; of one (d,) too."""
+        return check_vectors(what, vectors, self._dim, self.metric["distance"], ids)
 
     @abstractmethod
     def _candidates(self, queries: Tensor, count: int, left_out: Tensor | None = None) -> Candidates:

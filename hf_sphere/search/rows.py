@@ -1,6 +1,5 @@
 """Vectors with ids and groups: their search, and its calibration."""
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +17,7 @@ from hf_sphere.search.matching import (
 )
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind
 from hf_sphere.search.sampling import mix, name_keys, name_numbers, sample_rows
-from hf_sphere.search.vectors import check_ids, check_names, check_vectors, positions
+from hf_sphere.search.vectors import check_ids, check_names, positions
 from hf_sphere.utils.checks import check_choice
 
 
@@ -42,7 +41,7 @@ class GroupedVectors(CalibratedSearch):
         calibration_rows: int = 5_000,
         seed: int = 0,
     ) -> None:
-        self.vectors = vectors
+        self.vectors, self._dim = vectors, vectors.shape[1]
         self._numbers = torch.arange(len(vectors)) if numbers is None else numbers
         self._next = int(self._numbers.max()) + 1 if len(vectors) else 0
         self._ids: list[Any] | None = None if ids is None else check_ids(ids, len(vectors))
@@ -96,10 +95,6 @@ class GroupedVectors(CalibratedSearch):
         self._is_current, self._nearest = False, None
         if self._calibration is not None and self._queries is None and not len(self._calibration_rows()):
             self._calibration = None  # so that a search without a level needs none
-
-    def _check(self, what: str, vectors: Any, ids: Sequence[Any] | None = None) -> Tensor:
-        """Return vectors (n, d) to compare with those of the space, unit vectors if it compares cosines."""
-        return check_vectors(what, vectors, self.vectors.shape[1], self.metric["distance"], ids)
 
     def _number(self, groups: Any, rows: Tensor) -> Tensor:
         """Return a number for each group, (n,) int64; without groups, that of the row."""
@@ -198,11 +193,6 @@ class GroupedVectors(CalibratedSearch):
         if self._calibration is None or not self._is_current:
             self._calibration, self._is_current = self._updated(), True
         return self._calibration
-
-    @property
-    def is_calibrated(self) -> bool:
-        """Whether searches without a level have p-values; others calibrate first."""
-        return self._calibration is not None
 
     def expected_found(self, level: float) -> ExpectedFound:
         """Return the share of queries of known groups that a level accepts with the right group, before any query.
