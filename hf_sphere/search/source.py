@@ -1,7 +1,6 @@
 """Images, texts or vectors of any source."""
 
 import logging
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from datasets import ClassLabel, Dataset, DatasetDict, Image, IterableDataset, IterableDatasetDict, Value
 from PIL import Image as PILImage
 from torch import Tensor
 
 from hf_sphere.data import folders, image_files, sources
 from hf_sphere.data.targets import has_labels, read_class_names, read_labels
-from hf_sphere.search.vectors import Content, check_ids, check_names, parse_vectors
+from hf_sphere.search.vectors import Content, check_ids, check_names, column_vectors, parse_vectors
 from hf_sphere.utils.checks import check_not_text
 from hf_sphere.utils.loading import FILE_KINDS, load_file
 from hf_sphere.utils.pixels import WHITE, convert_image
@@ -241,7 +238,7 @@ class ImageSource:
             encoded = image_files.encoded_images(rows, column)
             encoded = encoded if column == "image" else encoded.rename_column(column, "image")
         elif content == "vector":
-            encoded = parse_vectors(_read_vectors(rows, column), what)
+            encoded = parse_vectors(column_vectors(rows, column), what)
         else:
             encoded = rows[column][:]
         name = str(Path(name).resolve()) if name and Path(name).exists() else name
@@ -259,19 +256,6 @@ def _vector_column(rows: Dataset) -> str | None:
     if len(found) > 1:
         raise ValueError(f"several columns have vectors: {', '.join(found)}. Name one with --column.")
     return found[0] if found else None
-
-
-def _read_vectors(rows: Dataset, column: str) -> Any:
-    """Return the cells of a column; vectors and numbers of lists that are missing are NaN."""
-    cells = rows.select_columns([column]).with_format("arrow")[:][column]
-    is_list = isinstance(cells.type, (pa.ListType, pa.LargeListType, pa.FixedSizeListType))
-    if not cells.null_count and not (is_list and pc.list_flatten(cells).null_count):
-        return rows.with_format("numpy")[column][:]
-    values = cells.to_pylist()
-    if not is_list:
-        return values
-    missing = [math.nan] * max((len(value) for value in values if value is not None), default=0)
-    return [missing if row is None else [math.nan if x is None else x for x in row] for row in values]
 
 
 def _encode(images: Sequence[Any]) -> Dataset:

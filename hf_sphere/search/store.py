@@ -19,25 +19,24 @@ row_id         identity of the image: the same in all splits and parts of a data
 """
 
 import contextlib
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-import pyarrow as pa
 import torch
-from datasets import ClassLabel, Dataset, Features, List, Value
+from datasets import ClassLabel, Features, List, Value
 from torch import Tensor
 
 from hf_sphere.data.parquet import ParquetSplit
 from hf_sphere.data.sampling import draw_subset
 from hf_sphere.data.sources import find_split, load_splits
 from hf_sphere.data.targets import read_class_names, read_labels, read_values
-from hf_sphere.metrics.neighbors import Distance
-from hf_sphere.utils.checks import check_not_text, check_seed
+from hf_sphere.geometry.checks import check_labels
+from hf_sphere.search.vectors import column_vectors, read_vectors
+from hf_sphere.utils.checks import check_integer, check_not_text, check_seed
 from hf_sphere.utils.files import atomic_folder, read_json, read_whole, write_json
 from hf_sphere.utils.problem_types import SINGLE_LABEL
 
@@ -151,8 +150,6 @@ def embeddings_writer(
     folder = Path(folder)
     if re.fullmatch(r"\w+(\.\w+)*", split) is None:
         raise ValueError(f"the name of a split consists of letters, digits, underscores and dots; got {split!r}.")
-    check_not_text("class_names", class_names)
-    check_not_text("predicted_names", predicted_names)
     names = {"label": class_names, "prediction": predicted_names}
     with atomic_folder(folder) as unfinished, contextlib.ExitStack() as stack:
         (unfinished / DATA_FOLDER).mkdir()
@@ -212,16 +209,12 @@ def read_embeddings(
     rows = find_split(splits, split_name, "--split")
     columns = rows.column_names
     predicted = ["confidence", "prediction"] if {"confidence", "prediction"} & set(columns) else []
-    missing = [c for c in dict.fromkeys(["embedding", *needed, *predicted]) if c not in columns]
-    if missing:
-        available = ", ".join(columns)
-        raise ValueError(f"{name} has no column {' and no column '.join(missing)}; it has: {available}.")
-    if max_samples is not None and max_samples < 1:
-        raise ValueError(f"--max_samples must be at least 1; got {max_samples}.")
-    total, kept_rows = len(rows), torch.arange(len(rows))
-    if max_samples is not None and max_samples < len(rows):
-        kept_rows = draw_subset(len(rows), max_samples, check_seed(seed))
-        rows = rows.select(kept_rows.tolist())
+    if missing := [c for c in dict.fromkeys(["embedding", *needed, *predicted]) if c not in columns]:
+        raise ValueError(f"{name} has no column {' and no column '.join(missing)}; it has: {', '.join(columns)}.")
+    numbers = torch.arange(len(rows))
+    if max_samples is not None and check_integer("--max_samples", max_samples, 1) < len(rows):
+        numbers = draw_subset(len(rows), max_samples, check_seed(seed))
+        rows = rows.select(numbers.tolist())
     class_names = read_class_names(rows, "label") if "label" in columns else []
     if predicted and not isinstance(rows.features["prediction"], ClassLabel):
         raise ValueError(
@@ -230,33 +223,38 @@ def read_embeddings(
         )
     predicted_names = read_class_names(rows, "prediction") if predicted else []
     labels = read_labels(rows, "label", class_names, split_name) if "label" in columns else None
-    certainties = ("confidence", "concentration")
-    values = {column: read_values(rows, column, split_name) for column in certainties if column in columns}
+    values = {c: read_values(rows, c, split_name) for c in ("confidence", "concentration") if c in columns}
+    checked = values | {}
     if labels is not None and rows.features["label"] in SIGNED:
-        values["label"] = torch.tensor([int(label) for label in class_names])[labels]
-    for column, cells in values.items():
-        invalid = (cells < 0) | ((cells > 1) & (column == "confidence"))
-        if invalid.any():
+        checked["label"] = torch.tensor([int(label) for label in class_names])[labels]
+    for column, cells in checked.items():
+        if (invalid := (cells < 0) | ((cells > 1) & (column == "confidence"))).any():
             first = int(invalid.nonzero()[0, 0])
-            problem = f"is {cells[first].item()} in row {kept_rows[first]}; {RULES[column]}"
+            problem = f"is {cells[first].item()} in row {numbers[first]}; {RULES[column]}"
             raise ValueError(f"column {column} of {name}, split {split_name!r}, {problem}.")
-    embeddings = _read_vectors(rows, name, "embedding", kept_rows)
-    sizes = {"embedding_dim": embeddings.shape[1]} | ({"num_images": total} if len(splits) == 1 else {})
+
+    def read(column: str) -> Tensor:
+        return read_vectors(column_vectors(rows, column), f"column {column} of {name}", scale=1.0)
+
+    def integers(column: str) -> Tensor | None:
+        is_there = rows.features.get(column) in SIGNED
+        return check_labels(rows[column][:], len(rows), f"column {column} of {name}") if is_there else None
+
     return Embeddings(
         name=name,
         split=split_name,
-        embeddings=embeddings,
-        logits=_read_vectors(rows, name, "logits", kept_rows) if "logits" in columns else None,
+        embeddings=read("embedding"),
+        logits=read("logits") if "logits" in columns else None,
         labels=labels,
         class_names=class_names,
         predictions=read_labels(rows, "prediction", predicted_names, split_name) if predicted else None,
         predicted_names=predicted_names,
         confidences=values.get("confidence"),
         concentrations=values.get("concentration"),
-        indices=_read_integers(rows, name, "index", kept_rows),
-        row_ids=_read_integers(rows, name, "row_id", kept_rows),
+        indices=integers("index"),
+        row_ids=integers("row_id"),
         texts=[str(text or "") for text in rows["text"][:]] if "text" in columns else None,
-        about=_check_about(Path(name), about, sizes),
+        about=about,
     )
 
 
@@ -265,61 +263,9 @@ def _read_about(folder: Path) -> dict[str, Any]:
     return read_json(folder / ABOUT_FILE) if (folder / ABOUT_FILE).is_file() else {}
 
 
-def _check_about(folder: Path, about: dict[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Return the content of `embeddings.json`, which must agree with the sizes of the data."""
-    path = folder / ABOUT_FILE
-    texts = ["model", "dataset", "split", "head", "problem_type", "distance"]
-    texts += ["dataset_config_name", "image_column_name", "train_split"]
-    wrong = [key for key in texts if not isinstance(about.get(key), str | None)]
-    wrong += [key for key in ("model", "dataset", "split", "distance") if key in about and about[key] is None]
-    if wrong or ("dataset" in about and "split" not in about):
-        raise ValueError(f"{path} is damaged: {wrong[0] if wrong else 'split'} must be a text.")
-    rules = {key: (about.get(key) == value, f"{value}, as in the data") for key, value in sizes.items()}
-    curvature: Any = about.get("curvature")
-    distances = get_args(Distance)
-    rules["curvature"] = (type(curvature) in (int, float) and 0 < curvature < math.inf, "a positive number")
-    rules["distance"] = (about.get("distance") in distances, f"one of {', '.join(distances)}")
-    for key in ("num_training_images", "num_calibration_images"):
-        rules[key] = (type(about.get(key)) is int and about[key] >= 0, "a number of images")
-    for key, (is_valid, rule) in rules.items():
-        if key in about and not is_valid:
-            raise ValueError(f"{path} is damaged: {key} must be {rule}; it is {about[key]!r}.")
-    return about
-
-
 def _feature(name: str, values: Tensor, names: Mapping[str, Sequence[str]]) -> Any:
     """Return the feature of a column: class names, vectors of one length, or numbers."""
     if name in names:
         return ClassLabel(names=list(names[name]))
     value = Value(str(values.dtype).removeprefix("torch."))
     return value if values.ndim == 1 else List(value, length=values.shape[1])
-
-
-def _read_integers(rows: Dataset, name: str, column: str, row_ids: Tensor) -> Tensor | None:
-    """Read a column of integers, if there is one, (N,)."""
-    if rows.features.get(column) not in SIGNED:
-        return None
-    values = rows[column][:]
-    if None in values:
-        raise ValueError(f"column {column} of {name} has no value in row {row_ids[values.index(None)]}; remove it.")
-    return torch.tensor(values)
-
-
-def _read_vectors(rows: Dataset, name: str, column: str, row_ids: Tensor) -> Tensor:
-    """Read a column of vectors of one length as float32 (N, d); `numbers` are those of the rows in the split."""
-    cells = rows.select_columns([column]).with_format("arrow")[:][column].combine_chunks()
-    kind = cells.type
-    is_list = isinstance(kind, (pa.ListType, pa.LargeListType, pa.FixedSizeListType))
-    if not is_list or not (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)):
-        raise ValueError(f"column {column} of {name} contains {rows.features[column]}, not lists of numbers.")
-    lengths = cells.value_lengths().fill_null(-1).to_numpy(zero_copy_only=False)
-    odd = (lengths != lengths[0]).nonzero()[0] if lengths[0] > 0 else [0]
-    values = cells.flatten()
-    if len(odd) or values.null_count:
-        reason = f"row {row_ids[odd[0]]} has no vector or another length" if len(odd) else "some numbers are missing"
-        raise ValueError(f"column {column} of {name} must have vectors of one length in all rows; {reason}.")
-    vectors = torch.tensor(values.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)).reshape(len(rows), -1)
-    if len(wrong := (~vectors.isfinite().all(1)).nonzero()):
-        reason = f"{len(wrong)} row(s) are not, such as row {row_ids[wrong[0, 0]]}"
-        raise ValueError(f"column {column} of {name} must be finite in float32; {reason}. Correct or remove them.")
-    return vectors

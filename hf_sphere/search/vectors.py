@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
@@ -79,6 +80,19 @@ def parse_vectors(values: Any, what: str = "vectors", scale: Any = None, offset:
         hint = "scale=1.0 if all dimensions have the same, else one number per dimension, and the offset, if any"
         raise ValueError(f"{what} are integers, which need their scale. Use hf_sphere.search.read_vectors: {hint}.")
     return values.float()
+
+
+def column_vectors(rows: Any, column: str) -> Any:
+    """Return the cells of a column of a dataset; vectors and numbers of lists that are missing are NaN."""
+    cells = rows.select_columns([column]).with_format("arrow")[:][column]
+    is_list = isinstance(cells.type, (pa.ListType, pa.LargeListType, pa.FixedSizeListType))
+    if not cells.null_count and not (is_list and pc.list_flatten(cells).null_count):
+        return rows.with_format("numpy")[column][:]
+    values = cells.to_pylist()
+    if not is_list:
+        return values
+    missing = [np.nan] * max((len(value) for value in values if value is not None), default=0)
+    return [missing if row is None else [np.nan if x is None else x for x in row] for row in values]
 
 
 def positions(values: Tensor, others: Tensor) -> Tensor:

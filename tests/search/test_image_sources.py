@@ -294,7 +294,7 @@ def test_a_label_column_without_classes_has_no_labels(labels, digits):
 def test_a_row_without_a_vector_is_named(feature, missing):
     vectors = [None if row == missing else [1.0, 0.0] for row in range(2)]
     rows = Dataset.from_dict({"vector": vectors}, Features({"vector": feature}))
-    with pytest.raises(ValueError, match=f"must be finite; 1 of 2 are not, the first at index {missing}"):
+    with pytest.raises(ValueError, match=f"must be finite and not zero; 1 of 2 are not, the first at index {missing}"):
         ImageIndex.build(None, ImageSource.of(rows, content="vector"))
 
 
@@ -365,7 +365,11 @@ def test_cut_vectors_are_normalized_again():
     [
         (torch.ones(2, 3, dtype=torch.int8), {}, "are integers, which need their scale"),
         ([[1, 2], [3, 4]], {}, "are integers, which need their scale"),
-        (torch.ones(2, 3, dtype=torch.int8), {"scale": [1.0, 2.0]}, "must be numbers, the same number"),
+        (
+            torch.ones(2, 3, dtype=torch.int8),
+            {"scale": [1.0, 2.0]},
+            "have 3 dimensions; scale and offset are one number or one",
+        ),
         ([[1.0, 2.0], [1.0]], {}, "must be numbers, the same number of them for each"),
         ([[1.0, None]], {}, "must be numbers, the same number of them for each"),
         ([[1.0], None], {}, "the base64 of float32: row 1 has none"),
@@ -373,12 +377,10 @@ def test_cut_vectors_are_normalized_again():
         (["no base64!"], {}, "or the base64 of float32"),
         ([[1.0, math.nan]], {}, "must be finite; 1 of 1 are not, the first at index 0"),
         (torch.ones(3), {}, r"must have the shape \(N, d\)"),
-        ([], {}, "must be numbers.*: there are none"),
+        ([], {}, r"must have the shape \(N, d\)"),
         ([[1 + 2j, 3j]], {"scale": 1.0}, "vectors must be real"),
         (torch.tensor([[1 + 2j, 3j]]), {"scale": 1.0}, "vectors must be real"),
-        (np.array([[1e-50, 0.0], [1.0, 0.0]]), {}, "must be in the range of float32.* 1 of 2 .* the first at index 0"),
-        (np.array([[1.0, 0.0], [1e50, 0.0]]), {}, "must be in the range of float32.* the first at index 1"),
-        (torch.ones(1, 3, dtype=torch.int8), {"scale": torch.ones(5, 3)}, r"one per dimension; got the shape \(5, 3\)"),
+        (np.array([[1.0, 0.0], [1e50, 0.0]]), {}, "must be finite; 1 of 2 are not, the first at index 1"),
     ],
 )
 def test_vectors_that_cannot_be_compared_are_one_error(values, options, message):

@@ -1,5 +1,4 @@
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from datasets import ClassLabel, Dataset, List, Value, load_dataset
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from hf_sphere.data import parquet
-from hf_sphere.data.sampling import draw_subset
 from hf_sphere.search import store
 from hf_sphere.search.store import Columns, Embeddings, embeddings_writer, read_embeddings
 
@@ -156,18 +154,20 @@ class TestReading:
             ({"text": ["a"]}, "no column embedding; it has: text"),
             ({"embedding": [[1.0]], "prediction": [0]}, "no column confidence"),
             ({"embedding": [[1.0]], "prediction": [0], "confidence": [0.5]}, "without the names of classes. Cast it"),
-            ({"embedding": [[1.0, 2.0], [3.0]]}, "row 1 has no vector or another length"),
-            ({"embedding": [[1.0, 2.0], None]}, "row 1 has no vector or another length"),
-            ({"embedding": [[], []]}, "not lists of numbers"),
-            ({"embedding": [[1.0, None], [3.0, 4.0]]}, "some numbers are missing"),
-            ({"embedding": [1.0, 2.0]}, "not lists of numbers"),
-            ({"embedding": [["a"], ["b"]]}, "not lists of numbers"),
-            ({"embedding": [[1.0]] * 3, "index": [4, None, 5]}, "column index of .* has no value in row 1; remove it"),
-            ({"embedding": [[1.0]] * 3, "row_id": [4, None, 5]}, "column row_id of .* has no value in row 1"),
+            ({"embedding": [[1.0, 2.0], [3.0]]}, "column embedding of .* must be numbers, the same number of them for"),
+            (
+                {"embedding": [[1.0, 2.0], None]},
+                "column embedding of .* must be finite; 1 of 2 are not, ",
+            ),
+            ({"embedding": [[], []]}, r"column embedding of .* must have the shape \(N, d\)"),
+            ({"embedding": [[1.0, None], [3.0, 4.0]]}, "must be finite; 1 of 2 are not, the first at index 0"),
+            ({"embedding": [1.0, 2.0]}, r"must have the shape \(N, d\)"),
+            ({"embedding": [["a"], ["b"]]}, "must be numbers"),
+            ({"embedding": [[1.0]] * 3, "index": [4, None, 5]}, "column index of .* must be integers"),
         ],
     )
     def test_missing_columns_and_invalid_cells_are_rejected(self, save, columns, message):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises((ValueError, TypeError), match=message):
             read_embeddings(save(**columns))
 
     def test_several_splits_require_a_choice(self, save):
@@ -221,48 +221,13 @@ class TestReading:
     def test_a_vector_that_is_not_finite_in_float32_is_named_by_its_row(self, save, column, value):
         vectors = {"embedding": [[0.0, 1.0]] * 40} | {column: [[0.0, 1.0]] * 39 + [[value, 1.0]]}
         name = save(**vectors)
-        with pytest.raises(ValueError, match=rf"column {column} .*must be finite in float32; 1 row.* such as row 39\."):
-            read_embeddings(name)
-        drawn = next(seed for seed in range(99) if 39 in draw_subset(40, 20, seed))
-        with pytest.raises(ValueError, match=r"such as row 39\."):
-            read_embeddings(name, max_samples=20, seed=drawn)
-
-    @pytest.mark.parametrize(
-        ("about", "message"),
-        [
-            ({"embedding_dim": 7}, "embedding_dim must be 2, as in the data; it is 7"),
-            ({"embedding_dim": "2"}, "embedding_dim must be 2"),
-            ({"num_images": 800}, "num_images must be 3, as in the data; it is 800"),
-            ({"distance": "manhattan"}, "distance must be one of cosine, euclidean, hyperbolic"),
-            ({"curvature": 0}, "curvature must be a positive number; it is 0"),
-            ({"curvature": -1.0}, "curvature must be a positive number"),
-            ({"curvature": float("nan")}, "curvature must be a positive number"),
-            ({"curvature": "1"}, "curvature must be a positive number"),
-            ({"curvature": True}, "curvature must be a positive number"),
-            ({"num_training_images": "many"}, "num_training_images must be a number of images; it is 'many'"),
-            ({"num_calibration_images": -1}, "num_calibration_images must be a number of images"),
-        ],
-        ids=str,
-    )
-    def test_a_description_that_does_not_fit_the_data_is_rejected(self, save, folder, about, message):
-        name = save(embedding=[[1.0, 2.0]] * 3)
-        (folder / "embeddings.json").write_text(json.dumps(about))
-        with pytest.raises(ValueError, match=rf"embeddings\.json is damaged: {message}"):
+        with pytest.raises(
+            ValueError, match=rf"column {column} .*must be finite; 1 of 40 are not, the first at index 39"
+        ):
             read_embeddings(name)
 
     def test_the_description_of_a_sample_fits(self, folder):
         assert len(read_embeddings(str(write(folder, columns_of(9))), max_samples=2).embeddings) == 2
-
-    @pytest.mark.parametrize("inner", ["embeddings.json", "more.parquet", "metadata.jsonl"])
-    @pytest.mark.parametrize("kind", ["fifo", "device"])
-    def test_only_regular_files_are_read(self, save, folder, inner, kind):
-        name = save(embedding=[[1.0, 2.0]])
-        if kind == "fifo":
-            os.mkfifo(folder / inner)
-        else:
-            (folder / inner).symlink_to("/dev/zero")
-        with pytest.raises(ValueError, match=rf"{inner} is not a regular file|outside it: .*{inner}\."):
-            read_embeddings(name)
 
     def test_bad_input_is_refused(self, save, folder):
         with pytest.raises(ValueError, match="no column label; it has: embedding, text"):
@@ -278,7 +243,7 @@ class TestReading:
         first = int(drawn[drawn >= 7][0])
         with pytest.raises(ValueError, match=rf"is -1\.0 in row {first};"):
             read_embeddings(name, max_samples=5)
-        with pytest.raises(ValueError, match="--max_samples must be at least 1; got 0"):
+        with pytest.raises(ValueError, match="--max_samples must be an integer of at least 1; got 0"):
             read_embeddings(save(embedding=[[1.0]]), max_samples=0)
 
 
