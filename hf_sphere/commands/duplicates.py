@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     columns, space, index = read_rows(args)
     labels, parts = columns.get("label"), columns.get("part")
     found = space.duplicates(args.threshold, expected_false=args.expected_false, labels=labels, parts=parts)
-    pairs = found._pair_cells(columns)
+    pairs = found.pairs_by_column(columns)
     pairs["cosine"] = [f"{cosine:.6g}" for cosine in pairs["cosine"]]
     if len(found.pairs) and (args.table or not args.page):
         write_table([dict(zip(pairs, cells, strict=True)) for cells in zip(*pairs.values(), strict=True)], args.table)

@@ -11,11 +11,10 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components, minimum_spanning_tree
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_rows
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.search.neighbor_search import APPROXIMATE
 from hf_sphere.search.vectors import check_names
-from hf_sphere.utils.checks import check_exclusive
+from hf_sphere.utils.checks import check_number
 from hf_sphere.utils.pages import Table
 
 WINDOWS = (0.2, 0.6), (0.4, 0.8)
@@ -69,9 +68,8 @@ class Duplicates(Table):
     ids: Sequence[Any] = field(repr=False)
 
     def __str__(self) -> str:
-        text = (
-            f"{sum(map(len, self.clusters)):,} rows in {len(self.clusters):,} clusters, threshold {self.threshold:.4g}"
-        )
+        rows = sum(map(len, self.clusters))
+        text = f"{rows:,} rows in {len(self.clusters):,} clusters, threshold {self.threshold:.4g}"
         if self.expected_false is None:
             return f"{text}, expected number of false pairs unknown"
         if len(self.pairs) > self.expected_false >= 1:
@@ -89,18 +87,17 @@ class Duplicates(Table):
         """
         from pandas import DataFrame
 
-        return DataFrame(self._pair_cells({} if columns is None else columns))
+        return DataFrame(self.pairs_by_column(columns or {}))
 
-    def _pair_cells(self, columns: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    def pairs_by_column(self, columns: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
         """Return the columns of `to_pandas`."""
-        named = {"row" if isinstance(self.ids, range) else "id": self.ids}
+        named = {} if "id" in columns else {"row" if isinstance(self.ids, range) else "id": self.ids}
         numbers = {row: number for number, rows in enumerate(self.clusters, start=1) for row in rows.tolist()}
         clusters = np.array([numbers[row] for row in self.pairs[:, 0].tolist()], dtype=np.int64)
         order = np.lexsort((-self.cosines.numpy(), clusters))
         cells = {"cluster": clusters[order].tolist(), "cosine": self.cosines[order].tolist()}
-        for name, column in (({} if "id" in columns else named) | dict(columns)).items():
-            values = [*column]
-            if len(values) != len(self.ids):
+        for name, column in (named | dict(columns)).items():
+            if len(values := [*column]) != len(self.ids):
                 raise ValueError(f"column {name!r} must have {len(self.ids):,} values; got {len(values):,}.")
             cells |= {f"{name}_{n + 1}": [values[row] for row in self.pairs[order, n].tolist()] for n in (0, 1)}
         return cells
@@ -117,18 +114,16 @@ def find_duplicates(
     count, distance = len(space), space.metric["distance"]
     if distance != "cosine":
         raise ValueError(f"duplicates are found by cosines, but the space has the {distance} distance.")
-    if threshold is not None and (isinstance(threshold, bool) or not -1 < threshold <= 1):
-        raise ValueError(f"threshold must be a cosine above -1 and at most 1; got {threshold}.")
-    both = {"threshold": threshold is not None, "expected_false": expected_false is not None}
-    check_exclusive("choose the pairs", both)
-    expected_false = 1.0 if expected_false is None else expected_false
-    if isinstance(expected_false, bool) or not 0 < expected_false <= max(count, LEAST_ROWS) / 10:
-        raise ValueError(f"expected_false must be above 0 and at most a tenth of the rows; got {expected_false}.")
+    if threshold is not None and expected_false is not None:
+        raise ValueError("threshold and expected_false are two ways to choose the pairs; use only one of them.")
+    if threshold is not None:
+        check_number("threshold", threshold, "(-1, 1]")
+    most = max(count, LEAST_ROWS) / 10
+    expected_false = check_number("expected_false", 1.0 if expected_false is None else expected_false, f"(0, {most:g}]")
     labels, parts = (
         [""] * count if names is None else check_names(what, names, count)
         for what, names in (("labels", labels), ("parts", parts))
     )
-    check_rows(space.vectors.any(1), "a zero vector has no direction", "vectors are zero")
     fits, problem = _fit_best_matches(space)
     cosine = threshold
     if cosine is None:

@@ -94,25 +94,15 @@ class ImageEncoder(Encoder):
     content = "image"
 
     def __init__(self, name: str, device: torch.device | str | None = None) -> None:
-        self.name = name
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        model = extract.load_embedding_model(name)
+        self.name, model = name, extract.load_embedding_model(name)
         try:
             self.processor = extract.load_image_processor(name)
         except OSError as error:
             problem = f"{name} has no image processor, so the preprocessing of its images is unknown"
             raise ValueError(f"{problem}. Save the one of its training there by its `save_pretrained`.") from error
         self.preprocessing = self.processor.to_dict()
-        self.model = model.to(device).eval()
+        self.model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
         self.class_names = extract.class_names(model)
-        channels = [getattr(source, "num_channels", None) for source in (self.processor, model.config)]
-        if None not in channels and channels[0] != channels[1]:
-            what = f"the image processor of {name} makes {channels[0]} channels, but its model has {channels[1]}"
-            raise ValueError(f"{what}; save the processor of the model's training beside it.")
-        for kind in ("image_mean", "image_std"):
-            statistics = torch.tensor(getattr(self.processor, kind, None) or [1.0])
-            if not statistics.isfinite().all() or (kind == "image_std" and not statistics.all()):
-                raise ValueError(f"{kind} in preprocessor_config.json of {name} is {statistics.tolist()}; correct it.")
         self.embeds_texts = hasattr(model, "get_text_features")
         self._texts: Any = load_pretrained(AutoTokenizer, name) if self.embeds_texts else None
         self.metric = extract.embedding_metric(model)

@@ -109,10 +109,10 @@ class ImageSource:
         for name in columns:
             kind = features.get(name)
             if not isinstance(kind, (Value, ClassLabel)) or name in taken:
-                why = f"of {kind}" if kind else "which is not there"
-                why = "which tables have themselves" if name in taken else why
-                hint = f"name texts, numbers or dates among {[*features]}" if features else "there are no columns"
-                raise ValueError(f"columns has {name!r}, {why}; {hint}, or rename it.")
+                why = (
+                    "which tables have themselves" if name in taken else f"of {kind}" if kind else "which is not there"
+                )
+                raise ValueError(f"columns has {name!r}, {why}; name texts, numbers or dates among {[*features]}.")
             cells[name] = table.with_format(None)[name][:]
             if isinstance(kind, ClassLabel):
                 cells[name] = [None if label is None or label < 0 else kind.int2str(label) for label in cells[name]]
@@ -147,8 +147,6 @@ class ImageSource:
         if isinstance(images, (str, os.PathLike)):
             path = Path(images)
             if path.is_file() and path.suffix.lower() == ".npy" and content != "text":
-                if column is not None or split not in (None, "all"):
-                    raise ValueError(f"{path} is one array, without columns and splits; leave out {column or split!r}.")
                 array = parse_vectors(np.load(path, allow_pickle=False), str(path))
                 return cls(str(path.resolve()), "all", [f"all/{row}" for row in range(len(array))], [], array, "vector")
             if path.is_file() and path.suffix.lower() in FILE_KINDS:
@@ -159,21 +157,25 @@ class ImageSource:
                 return cls.of([path])
             if content in ("image", None) and column is None and str(images) not in sources.BUNDLED:
                 files = folders.list_files(path, folders.SUFFIXES)
-                others = folders.list_files(path, folders.TABLES | folders.UNREADABLE)
-                if path.is_dir() and not files and not others:
-                    raise ValueError(f"{path} has no images.")
                 if files and folders.has_metadata(path):
                     of_rows["split"] = split or "all"
                 elif files and not folders.has_tables(path):
-                    return cls._of_folder(path, files, split)
+                    if split is not None:
+                        hint = f"name its folder {path / split}" if (path / split).is_dir() else f"leave out {split!r}"
+                        raise ValueError(f"{path} is a folder of image files, which has no splits; {hint}.")
+                    inside = [file.relative_to(path) for file in files]
+                    labels = [name.parent.name for name in inside]
+                    labels = labels if any(labels) else []
+                    return cls(str(path.resolve()), None, [*map(str, inside)], labels, _encode(files))
             return cls._of_splits(str(images), sources.load_splits(str(images)), **of_rows)
         content = content or "image"
         is_one = hasattr(images, "ndim") or isinstance(images, (PILImage.Image, Mapping, bytes))
         several = list(images) if isinstance(images, Iterable) and (content == "vector" or not is_one) else [images]
         if several and not is_one and all(isinstance(row, Mapping) for row in several):
             return cls._of_splits("", DatasetDict(train=Dataset.from_list(several)), **of_rows)
+        kinds: Any = (str, os.PathLike, PILImage.Image) if content == "image" else str
         for image in several if content != "vector" else ():
-            if not isinstance(image, (str, os.PathLike, PILImage.Image) if content == "image" else str):
+            if not isinstance(image, kinds):
                 hint = "Convert images by PIL.Image.fromarray; search embeddings with hf_sphere.search.EmbeddingSpace."
                 got = "an array" if hasattr(image, "ndim") else type(image).__name__
                 what = f"files, a folder, a dataset or {'images of PIL' if content == 'image' else 'str'}; got {got}"
@@ -191,29 +193,20 @@ class ImageSource:
         return cls("", None, names, [], _encode(several))
 
     @classmethod
-    def _of_folder(cls, path: Path, files: list[Path], split: str | None) -> "ImageSource":
-        if split is not None:
-            hint = f"name its folder {path / split}" if (path / split).is_dir() else f"leave out {split!r}"
-            raise ValueError(f"{path} is a folder of image files, which has no splits; {hint}.")
-        inside = [file.relative_to(path) for file in files]
-        labels = [name.parent.name for name in inside]
-        return cls(str(path.resolve()), None, [*map(str, inside)], labels if any(labels) else [], _encode(files))
-
-    @classmethod
     def _of_splits(
         cls, name: str, splits: DatasetDict, split: str | None, column: str | None, content: Content | None
     ) -> "ImageSource":
         """Make a source of a dataset; `name` is empty if it is in memory."""
         split = sources.choose_eval_split(splits, split) or next(iter(splits))
         rows = sources.find_split(splits, split, "--split")
-        images = [each for each, feature in rows.features.items() if image_files.holds_images(feature)]
         if content is None:
+            images = [each for each, feature in rows.features.items() if image_files.holds_images(feature)]
             content = "image" if (column in images if column else images) else "vector"
         if content == "vector" and column is None:
             column = _vector_column(rows)
         instead = ", or embed images or texts by a model (hf-sphere index --model_name_or_path)" * (content == "vector")
-        usual = COLUMNS[content]
-        named, column = column, sources.find_column(rows, column, usual, content, instead=instead, option="--column")
+        named, options = column, {"instead": instead, "option": "--column"}
+        column = sources.find_column(rows, column, COLUMNS[content], content, **options)
         labels, what = list[str](), f"column {column} of {name or 'the data'}"
         kept: Sequence[int] = range(len(rows))
         if content == "text":
@@ -221,11 +214,11 @@ class ImageSource:
             if not all(isinstance(text, str) for text in texts):
                 raise ValueError(f"{what} has {rows.features[column]} or rows without text; name a column of texts.")
             kept = [row for row, text in enumerate(texts) if text.strip()]
+            if not kept:
+                raise ValueError(f"{what} has no texts.")
             if count := len(rows) - len(kept):
                 logger.warning("%d of %d texts are empty, and are left out.", count, len(rows))
             rows = rows.select(kept)
-            if not kept:
-                raise ValueError(f"{what} has no texts.")
         if (label := sources.usual_label(rows)) is not None and has_labels(rows, label):
             classes = read_class_names(rows, label)
             labels = [classes[index] for index in read_labels(rows, label, classes, split).tolist()]
@@ -233,10 +226,8 @@ class ImageSource:
         # Images without files, or with the names of another folder's files.
         if len(set(names) - {""}) < len(rows) or not (name or all(map(os.path.isabs, names))):
             names = [f"{split}/{row}" if name else f"{content} {row}" for row in kept]
-        encoded: Any = None
         if content == "image":
-            encoded = image_files.encoded_images(rows, column)
-            encoded = encoded if column == "image" else encoded.rename_column(column, "image")
+            encoded = image_files.encoded_images(rows, column).rename_columns({column: "image"})
         elif content == "vector":
             encoded = parse_vectors(column_vectors(rows, column), what)
         else:
