@@ -132,10 +132,9 @@ def read_rows(args: DuplicateArguments) -> tuple[dict[str, list[Any]], Any, Any]
     from hf_sphere.search.index_files import ABOUT_FILE, read_index
 
     if (Path(args.source) / ABOUT_FILE).exists():
-        of_source = ("model_name_or_path", "column", "split", "other", "other_split", "group_column", "id_column")
-        for name in (*of_source, "columns", "skip_invalid"):
-            if value := getattr(args, name):
-                raise ValueError(f"--{name} {value} has no effect on {args.source}, which is an index. Leave it out.")
+        of_source = "model_name_or_path column split other other_split group_column id_column columns skip_invalid"
+        if given := [name for name in of_source.split() if getattr(args, name)]:
+            raise ValueError(f"--{given[0]} has no effect on {args.source}, which is an index. Leave it out.")
         about, images, space = read_index(search.EmbeddingSpace, args.source)
         index, labels = search.ImageIndex(None, images, space, about.sources), images.get(args.label_column or "")
         if args.label_column and labels is None:
@@ -146,27 +145,25 @@ def read_rows(args: DuplicateArguments) -> tuple[dict[str, list[Any]], Any, Any]
         encoder = load_encoder(args.model_name_or_path) if args.model_name_or_path else None
         options: dict[str, Any] = {"column": args.column, "content": encoder and encoder.content}
         sources = [search.ImageSource.of(args.source, args.split, **options)]
-        options["content"] = sources[0].content
+        content = options["content"] = sources[0].content
         if args.other or args.other_split:
             sources.append(search.ImageSource.of(args.other or args.source, args.other_split, **options))
         if len({(source.name, source.split) for source in sources}) < len(sources):
             raise ValueError(f"--other is {args.source} itself. Name another part, or leave it out.")
-        encoder = encoder or (ThumbnailEncoder() if sources[0].content == "image" else VectorEncoder())
+        encoder = encoder or (ThumbnailEncoder() if content == "image" else VectorEncoder())
         sources = [source.with_columns(args.id_column, args.columns or ()) for source in sources]
         names = [source.read_groups(args.label_column, "labels") for source in sources if args.label_column]
-        is_vector = encoder.content == "vector"
-        options = {"skip_unreadable": args.skip_invalid if is_vector else args.skip_unreadable_images}
-        # Ids of the two parts may be the same.
-        index = search.ImageIndex.build(encoder, sources[0], groups=args.group_column, **options)
-        for source in sources[1:]:
-            index.add(source, **options)
+        skip = {"skip_unreadable": args.skip_invalid if content == "vector" else args.skip_unreadable_images}
+        index = search.ImageIndex.build(encoder, sources[0], groups=args.group_column, **skip)
+        for source in sources[1:]:  # whose ids may be the same
+            index.add(source, **skip)
         parts = index.images["source"]
         at = [*zip(parts, index.images["row"], strict=True)]
         ids = [(sources[n].ids or [])[row] for n, row in at] if args.id_column else None
         columns = {"row": index.images["row"]} if ids is None else {"id": ids}
         cells = [(sources[n].cells or [])[row] for n, row in at] if args.columns else None
         labels = [names[n][row] for n, row in at] if names else None
-        has_files = encoder.content == "image"
+        has_files = content == "image"
         if (column := sources[0].column) is not None and args.column is None:
             print(f"vectors   column {column} of {args.source}", file=sys.stderr)
     here = f"{Path.cwd()}/"

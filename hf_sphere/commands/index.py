@@ -102,13 +102,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     (args,) = command_arguments((IndexArguments,), named_first("images", argv), __doc__)
     folder = next(name for name in (args.output_dir, args.add_to, args.remove_from) if name is not None)
     check_writable(folder)
-    if args.output_dir is None and not Path(folder).resolve().parent.exists():
-        raise FileNotFoundError(f"there is no index {folder}; build it with --output_dir.")
-    name, is_chosen = args.model_name_or_path, False
+    name, backbone = args.model_name_or_path, None
     if args.output_dir is not None and name is None and args.column is None and has_images(args.images):
-        backbone, is_chosen = choose_backbone(), True
-        name = backbone.model
-        where = "here" if backbone.is_here() else "downloading"
+        backbone = choose_backbone()
+        name, where = backbone.model, "here" if backbone.is_here() else "downloading"
         if os.environ.get("RANK", "0") == "0":
             print(f"model     {backbone.name} ({backbone.source}, {backbone.megabytes} MB, {where})", flush=True)
     from hf_sphere.training.run import start_accelerator
@@ -127,21 +124,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         from hf_sphere.search import ImageIndex, ImageSource
         from hf_sphere.search.encoder import load_encoder
         from hf_sphere.search.index_files import check_replaceable
-        from hf_sphere.search.neighbor_search import APPROXIMATE
         from hf_sphere.search.pipeline import finished_batches
 
         check_replaceable(Path(folder))
         options: dict[str, Any] = {"batch_size": args.batch_size, "num_workers": args.num_workers}
         options |= {"folder": finished_batches(folder), "accelerator": accelerator}
         options["progress"] = is_main and not args.disable_tqdm
-        if args.remove_from is not None:
-            index: Any = ImageIndex.load(folder, args.model_name_or_path)
+        index = None if args.output_dir is not None else ImageIndex.load(folder, args.model_name_or_path)
+        if index is not None and args.remove_from is not None:
             done = f"removed   {index.remove(args.images):,} {index.encoder.content}s of {args.images}"
         else:
-            index = None if args.add_to is None else ImageIndex.load(folder, args.model_name_or_path)
-            if is_chosen:
+            if backbone is not None:
                 ImageSource.of(args.images, args.split)  # its errors before a download
-            encoder = load_encoder(name) if index is None else index.encoder
+            encoder: Any = load_encoder(name) if index is None else index.encoder
             of_rows = {"column": args.column, "content": encoder.content}
             source = ImageSource.of(args.images, args.split, **of_rows)
             is_vector = encoder.content == "vector"
@@ -159,26 +154,27 @@ def main(argv: Sequence[str] | None = None) -> None:
             done = f"added     {added:,} of {len(source):,} {source.content}s of {args.images}"
             done += f", column {source.column}" if source.column is not None and args.column is None else ""
         accelerator.end_training()
-        if not is_main:
-            return
-        index.save(folder)
-        shutil.rmtree(finished_batches(folder), ignore_errors=True)
-        what = f"{index.encoder.content}s"
-        search, image = index.neighbor_search, index.path(0) if len(index) else ""
-        image = image.removeprefix(f"{Path.cwd()}/") if os.path.isfile(image) else "IMAGE"  # no file in a dataset
-        queries = {"image": f"--query {shlex.quote(image)}", "text": "--text TEXT"}
-        query = queries.get(index.encoder.content, "--query VECTORS")
-        about = ""
-        if (args.calibration or args.group_column) and len(index.space._groups.unique()) > 1:
-            about, level = describe_levels(index)
-            query += f" --false_accept {level:g}"
-        recall = f", recall@10 of {search.recall:.3f}" if search.kind in APPROXIMATE else ", exact"
-        print(
-            f"{done}\n"
-            f"wrote     {folder}: {len(index):,} {what}, {search.references.shape[1]}-dimensional embeddings\n"
-            f"search    {search.kind}{recall}, {search.distance} distance\n{about}"
-            f"next step hf-sphere search --index {shlex.quote(folder)} {query}"
-        )
+        if is_main:
+            index.save(folder)
+            shutil.rmtree(finished_batches(folder), ignore_errors=True)
+            print(f"{done}\n{describe(index, folder, bool(args.calibration or args.group_column))}")
+
+
+def describe(index: Any, folder: str, has_levels: bool) -> str:
+    """Return what an index has, and the command that searches in it."""
+    content, search, image = index.encoder.content, index.neighbor_search, index.path(0) if len(index) else ""
+    image = image.removeprefix(f"{Path.cwd()}/") if os.path.isfile(image) else "IMAGE"  # no file in a dataset
+    query = {"image": f"--query {shlex.quote(image)}", "text": "--text TEXT"}.get(content, "--query VECTORS")
+    about = ""
+    if has_levels and len(index.space._groups.unique()) > 1:
+        about, level = describe_levels(index)
+        query += f" --false_accept {level:g}"
+    recall = f", recall@10 of {search.recall:.3f}" if search.kind in ("ivf", "hnsw") else ", exact"
+    return (
+        f"wrote     {folder}: {len(index):,} {content}s, {search.references.shape[1]}-dimensional embeddings\n"
+        f"search    {search.kind}{recall}, {search.distance} distance\n{about}"
+        f"next step hf-sphere search --index {shlex.quote(folder)} {query}"
+    )
 
 
 def describe_levels(index: Any) -> tuple[str, float]:

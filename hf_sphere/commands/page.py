@@ -55,11 +55,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     import gradio as gr
     from starlette.middleware import Middleware
 
-    try:
-        socket.create_server((args.host or "localhost", args.port or 0)).close()
-    except (OSError, UnicodeError, TypeError) as error:  # gradio would only say that there is no port
-        address = f"{args.host or 'localhost'}{'' if args.port is None else f':{args.port}'}"
-        raise ValueError(f"the page cannot listen on {address}: {error}. Choose another --host or --port.") from error
     index = search.ImageIndex.load(args.index, args.model_name_or_path)
     if index.encoder.content == "vector":
         raise ValueError(f"{args.index} has no model that embeds what a visitor enters; use hf-sphere search.")
@@ -109,8 +104,6 @@ def build_page(index: "search.ImageIndex") -> Any:
     """Build the page."""
     import gradio as gr
 
-    from hf_sphere.search.neighbor_search import APPROXIMATE
-
     shown = "All if none is chosen; of images without a label, predictions."
     classes = sorted(set(index.classes()) - {""})
     searched, kind, texts = index.neighbor_search, index.encoder.content, index.encoder.embeds_texts
@@ -122,7 +115,7 @@ def build_page(index: "search.ImageIndex") -> Any:
     with gr.Blocks(title=f"{kind.title()} search", analytics_enabled=False, delete_cache=(600, 3600)) as page:
         gr.Markdown(
             f"# {kind.title()} search\n{len(index):,} {kind}s, {searched.distance} distance, search `{searched.kind}`"
-            + (f" with a recall@10 of {searched.recall:.3f}" if searched.kind in APPROXIMATE else "")
+            + (f" with a recall@10 of {searched.recall:.3f}" if searched.recall < 1 else "")
         )
         with gr.Row():
             with gr.Column(scale=1, min_width=280):
@@ -188,15 +181,13 @@ def ask(index: "search.ImageIndex") -> str:
 
 def show(index: Any, image: Any, text: str, classes: Any, count: float, level: Any = None) -> str:
     """Search, and return the verdict and the neighbors as HTML, or what is wrong."""
-    names, query = index.classes(), "image" if image else "text"
+    query = "image" if image else "text"
     if image is None and not (text and text.strip()):
         return draw_verdict(ask(index), kind="")
     try:
-        k = min(int(count), sum(name in classes for name in names) if classes else len(index))
+        k = min(int(count), sum(name in classes for name in index.classes()) if classes else len(index))
         if image is not None and text:
             raise ValueError("There are an image and a text to search by: remove one of them.")
-        if text and not index.encoder.embeds_texts:
-            raise ValueError("The model of this index embeds no texts: choose an image.")
         options: dict[str, Any] = {"classes": classes or None}
         options["false_accept"] = None if (reason := index.why_no_level(query)) else level
         if image is None:
@@ -211,8 +202,7 @@ def show(index: Any, image: Any, text: str, classes: Any, count: float, level: A
     verdicts = []
     if neighbors.queries.get("known", [None])[0] is False:
         at = f"at its level of {100 * index.encoder.model.rejection.settings['level']:.3g} %"
-        p_value = f"p = {neighbors.queries['p_value'][0]:.2g}"
-        verdicts.append(draw_verdict(f"to the model {at} ({p_value})", "Unknown"))
+        verdicts.append(draw_verdict(f"to the model {at} (p = {neighbors.queries['p_value'][0]:.2g})", "Unknown"))
     if neighbors.accepted is not None:
         matches = int(neighbors.accepted[0].sum())
         result = f"{matches} of {k} neighbors match" if matches else "No match"
@@ -222,7 +212,7 @@ def show(index: Any, image: Any, text: str, classes: Any, count: float, level: A
         verdicts.append(draw_verdict(about, result, "match" if matches else "none"))
     elif level is not None:
         verdicts.append(draw_verdict(f"No level: {reason}."))
-    certainty = describe(neighbors.queries, 0)
+    certainty = describe(neighbors.queries)
     return "".join(verdicts) + f"<p>Query: {html.escape(certainty)}</p>" * bool(certainty) + draw(index, neighbors)
 
 
@@ -257,10 +247,9 @@ def draw(index: "search.ImageIndex", neighbors: "search.Matches") -> str:
     return f'<div class="neighbors {kind}s">{cards}</div>{details}'
 
 
-def describe(columns: dict[str, list[Any]], row: int) -> str:
-    """Describe the prediction and the certainty of an image; there is no certainty if its model rejects it."""
-    is_rejected = columns.get("known", {row: None})[row] is False
+def describe(columns: dict[str, list[Any]]) -> str:
+    """Describe the prediction and the certainty of a query; there is no certainty if its model rejects it."""
+    is_rejected = columns.get("known", [None])[0] is False
     names = ["concentration"] if is_rejected else ["prediction", "confidence", "concentration"]
-    cells = {name: columns[name][row] for name in names if name in columns}
-    texts = [f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in cells.items()]
-    return ", ".join(texts)
+    cells = {name: columns[name][0] for name in names if name in columns}
+    return ", ".join(f"{name} {v:.4g}" if isinstance(v, float) else f"{name} {v}" for name, v in cells.items())

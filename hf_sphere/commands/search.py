@@ -129,34 +129,30 @@ def make_table(index: "search.ImageIndex", neighbors: Any) -> list[dict[str, Any
     """
     from hf_sphere.search.indexed_images import predicted_class
 
-    classes, rows, here = index.classes(mark="?"), [], f"{Path.cwd()}/"
+    classes, rows, here, queries = index.classes(mark="?"), [], f"{Path.cwd()}/", neighbors.queries
     for query, pairs in enumerate(zip(neighbors.rows.tolist(), neighbors.distances.tolist(), strict=True)):
+        name = queries.get("id", queries["file"])[query]
         for rank, (row, distance) in enumerate(zip(*pairs, strict=True), start=1):
             if row < 0:
                 continue
-            name = neighbors.queries.get("id", neighbors.queries["file"])[query]
             cells = {"query": name.removeprefix(here) if isinstance(name, str) else name, "rank": rank}
-            cells |= {
-                "id": neighbors.ids[query][rank - 1],
-                "file": index.path(row).removeprefix(here),
-                "class": classes[row],
-            }
+            cells["id"] = neighbors.ids[query][rank - 1]
+            cells |= {"file": index.path(row).removeprefix(here), "class": classes[row]}
             if "text" in index.images:
                 cells["text"] = index.images["text"][row]
-            if "known" in neighbors.queries:
-                cells["query_class"] = predicted_class(neighbors.queries, query, "?")
+            if "known" in queries:
+                cells["query_class"] = predicted_class(queries, query, "?")
             cells["distance"] = f"{round(distance, 6):.6g}"
             if neighbors.accepted is not None:
                 cells["p_value"] = f"{neighbors.p_values[query, rank - 1]:.4g}"
                 cells["accepted"] = str(bool(neighbors.accepted[query, rank - 1])).lower()
-            for name in ("confidence", "concentration"):
-                if name in neighbors.queries:
-                    certainty = index.images.get(name, {row: None})[row]
-                    cells[f"query_{name}"] = f"{neighbors.queries[name][query]:.4g}"
-                    cells[name] = "" if certainty is None else f"{certainty:.4g}"
+            for certain in (each for each in ("confidence", "concentration") if each in queries):
+                certainty = index.images.get(certain, {row: None})[row]
+                cells[f"query_{certain}"] = f"{queries[certain][query]:.4g}"
+                cells[certain] = "" if certainty is None else f"{certainty:.4g}"
             cells |= index.images.get("columns", {row: {}})[row] or dict.fromkeys(index.extra)
-            of_query = neighbors.queries.get("columns", {query: {}})[query]
-            rows.append(cells | {f"query_{name}": cell for name, cell in of_query.items()})
+            of_query = queries.get("columns", {query: {}})[query]
+            rows.append(cells | {f"query_{column}": cell for column, cell in of_query.items()})
     return rows
 
 

@@ -67,8 +67,15 @@ def evaluate_embeddings(
     if data.labels is None:
         raise ValueError(f"{data.name} has no labels, which the metrics need.")
     options = options or EvaluationOptions()
-    retrieval = {**_retrieval_distance(data, options), "ks": options.ks}
-    evaluation = Evaluation(retrieval["distance"])
+    distance = options.distance or data.about.get("distance", "cosine")
+    curvature = options.curvature or (data.about.get("curvature") if distance == "hyperbolic" else None)
+    if (curvature is None) != (distance != "hyperbolic"):
+        raise ValueError(
+            f"the hyperbolic distance needs --curvature, and no other has one; {data.name} has {distance}."
+        )
+    retrieval: dict[str, Any] = {"distance": distance, "ks": options.ks}
+    retrieval |= {} if curvature is None else {"curvature": curvature}
+    evaluation = Evaluation(distance)
     is_known = _evaluate_predictions(evaluation, data, options.num_bins)
     _evaluate_retrieval(evaluation, data, data.labels, options, retrieval)
     if options.overlap_threshold is not None:
@@ -87,18 +94,16 @@ def _evaluate_ood(
         models = {Path(about["model"]).resolve() for about in (data.about, other.about) if "model" in about}
         if len(models) == 2:
             evaluation.notes.append(f"{other.name} was embedded by another model, so its scores are not comparable.")
-    inside, *others = (
-        Outputs(
-            *(d.embeddings, None if why_no_accuracy(d.problem_type) else d.logits, d.labels),
-            *(d.concentrations, d.row_ids),
-        )
-        for d in (data, *ood.values(), *([] if train is None else [train]))
-    )
-    fitted = None if train is None else others.pop()
+
+    def outputs(each: Embeddings) -> Outputs:
+        logits = None if why_no_accuracy(each.problem_type) else each.logits
+        return Outputs(each.embeddings, logits, each.labels, each.concentrations, each.row_ids)
+
     omitted = "max_softmax" if data.confidences is not None else None  # equivalent to the confidence
     detectors = {name: OODDetector(name) for name in SCORES if name != omitted}
+    fitted, others = None if train is None else outputs(train), {name: outputs(each) for name, each in ood.items()}
     try:
-        comparison = compare_scores(fitted, inside, dict(zip(ood, others, strict=True)), detectors)
+        comparison = compare_scores(fitted, outputs(data), others, detectors)
     except SharedRowsError as error:
         hint = "With hf-sphere extract, the images that the model was trained on are --split training."
         raise SharedRowsError(f"{error} {hint}") from error
@@ -125,31 +130,15 @@ def read_ood_embeddings(paths: Sequence[str], data: Embeddings, **options: Any) 
     return {name: read_embeddings(path, **options) for name, path in zip(names, paths, strict=True)}
 
 
-def _retrieval_distance(data: Embeddings, options: EvaluationOptions) -> dict[str, Any]:
-    distance = options.distance or data.about.get("distance", "cosine")
-    if distance == "hyperbolic":
-        curvature = options.curvature or data.about.get("curvature")
-        if curvature is None:
-            raise ValueError(f"the hyperbolic distance needs --curvature, since {data.name} does not store one.")
-        return {"distance": distance, "curvature": curvature}
-    if options.curvature is not None:
-        raise ValueError(f"--curvature is for the hyperbolic distance; {data.name} has {distance}.")
-    return {"distance": distance}
-
-
 def _evaluate_predictions(evaluation: Evaluation, data: Embeddings, num_bins: int) -> Tensor | None:
     """Add accuracy, calibration and risk; return a mask (N,) of the labels that are classes of the model."""
     skipped, note = "accuracy, calibration and risk are skipped", evaluation.notes.append
-    if reason := why_no_accuracy(data.problem_type):
+    if reason := why_no_accuracy(data.problem_type) or ("" if data.predictions is not None else "no column prediction"):
         note(f"{skipped}: {reason}.")
         return None
-    if data.predictions is None:
-        note(f"{skipped}: there is no column prediction.")
-        return None
     is_known, correct = data.match_predictions()
-    unknown = int((~is_known).sum())
-    evaluation.results["eval_num_unknown_labels"] = unknown
-    if not is_known.any():
+    evaluation.results["eval_num_unknown_labels"] = unknown = int((~is_known).sum())
+    if unknown == len(is_known):
         note(f"{skipped}: no label is one of the model's classes (an open set).")
         return None
     if unknown:
@@ -177,9 +166,8 @@ def _evaluate_retrieval(
 ) -> None:
     counts, note = labels.unique(return_counts=True)[1], evaluation.notes.append
     if len(counts) < 2 or counts.max() < 2:
-        note(
-            f"retrieval is skipped: {'all images are of one class' if len(counts) < 2 else 'no class has two images'}."
-        )
+        why = "all images are of one class" if len(counts) < 2 else "no class has two images"
+        note(f"retrieval is skipped: {why}.")
         return
     if data.row_ids is not None and (repeated := len(data.row_ids) - len(data.row_ids.unique())):
         note(f"retrieval is skipped: {repeated:,} row(s) repeat an image, which would be its own neighbor.")
@@ -208,8 +196,7 @@ def _evaluate_overlap(
         evaluation.notes.append(f"class overlap is skipped: {why}.")
         return
     points, correct = data.embeddings[is_known], data.match_predictions()[1][is_known]
-    zero = int((~points.any(-1)).sum())
-    if zero and options.overlap_distance == "angular":
+    if options.overlap_distance == "angular" and (zero := int((~points.any(-1)).sum())):
         what = f"class overlap is skipped: {zero:,} embedding(s) are zero vectors, which have no direction"
         evaluation.notes.append(f"{what}; use --overlap_distance euclidean.")
         return
