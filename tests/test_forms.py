@@ -200,7 +200,6 @@ CASES = {
     ),
     "search.EmbeddingSpace.calibrate.queries": lambda x: changed(lambda space: space.calibrate(x)),
     "search.EmbeddingSpace.add.vectors": lambda x: changed(lambda space: space.add(LABELS, x)),
-    "search.EmbeddingSpace.replace.vectors": lambda x: changed(lambda space: space.replace(x, OWN + 3, LABELS)),
     "search.EmbeddingSpace.check_model.vectors": lambda x: SPACE.check_model(x),
     "search.EmbeddingSpace.compare.other": lambda x: search.EmbeddingSpace.fit(X).compare(x).p_value,
     "search.EmbeddingSpace.search.queries": lambda x: found(SPACE.search(x, 2)),

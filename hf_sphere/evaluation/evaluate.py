@@ -70,9 +70,7 @@ def evaluate_embeddings(
     distance = options.distance or data.about.get("distance", "cosine")
     curvature = options.curvature or (data.about.get("curvature") if distance == "hyperbolic" else None)
     if (curvature is None) != (distance != "hyperbolic"):
-        raise ValueError(
-            f"the hyperbolic distance needs --curvature, and no other has one; {data.name} has {distance}."
-        )
+        raise ValueError(f"the hyperbolic distance needs --curvature, and no other has one; this one is {distance}.")
     retrieval: dict[str, Any] = {"distance": distance, "ks": options.ks}
     retrieval |= {} if curvature is None else {"curvature": curvature}
     evaluation = Evaluation(distance)
@@ -133,7 +131,7 @@ def read_ood_embeddings(paths: Sequence[str], data: Embeddings, **options: Any) 
 def _evaluate_predictions(evaluation: Evaluation, data: Embeddings, num_bins: int) -> Tensor | None:
     """Add accuracy, calibration and risk; return a mask (N,) of the labels that are classes of the model."""
     skipped, note = "accuracy, calibration and risk are skipped", evaluation.notes.append
-    if reason := why_no_accuracy(data.problem_type) or ("" if data.predictions is not None else "no column prediction"):
+    if reason := why_no_accuracy(data.problem_type) or ("there is no column prediction" * (data.predictions is None)):
         note(f"{skipped}: {reason}.")
         return None
     is_known, correct = data.match_predictions()

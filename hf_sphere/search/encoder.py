@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer
 
-from hf_sphere.data import image_files
 from hf_sphere.data.decoding import state_of_files
 from hf_sphere.search import extract
 from hf_sphere.search.pipeline import Batch, embed_batches
@@ -142,29 +141,20 @@ class ImageEncoder(Encoder):
             # another one whenever a stream is read.
             contents = [source.encoded._fingerprint] if source.name else map(Hasher.hash, chosen)
             sharing["identity"] = [*options, state_of_files(chosen, "image"), *contents]
-        background = getattr(self.processor, "background_color", WHITE)
-        hint = "Repair or remove it, or skip such images: --skip_unreadable_images."
+        channels = getattr(self.model.config, "num_channels", 3)
+        prepared = _Prepared(source, self.processor, channels, getattr(self.processor, "background_color", WHITE))
 
         def embed(batches: list[Sequence[int]]) -> Iterator[Batch]:
-            wanted = [row for batch in batches for row in batch]
-            damaged, transparent = image_files.examine_files(source.encoded, "image", wanted, progress=progress)
-            if damaged and not skip_unreadable:
-                row, error = next(iter(damaged.items()))
-                raise ValueError(f"{source.names[row]} cannot be read as an image: {error}. {hint}")
-            image_files.log_transparent(transparent, len(wanted), background)
-            default_workers = min(os.cpu_count() or 1, 16) if len(wanted) > 500 else 0
+            default_workers = min(os.cpu_count() or 1, 16) if sum(map(len, batches)) > 500 else 0
             loader: DataLoader = DataLoader(
-                _Prepared(source, self.processor, getattr(self.model.config, "num_channels", 3), background),
+                prepared,
                 batch_sampler=[list(batch) for batch in batches],
                 num_workers=default_workers if num_workers is None else num_workers,
                 collate_fn=operator.itemgetter(0),
                 generator=torch.Generator(),  # the loader draws a seed, which must not change the global random state
             )
             for indices, pixels, errors in loader:
-                if errors and not skip_unreadable:
-                    raise ValueError(f"{errors[0]} {hint}")
-                for error in errors:
-                    logger.warning("Skipped: %s", error)
+                log_unreadable(errors, skip_unreadable)
                 names = [source.names[index] for index in indices.tolist()]
                 yield {"row": indices} | ({} if pixels is None else self._embed(names, pixel_values=pixels))
 
@@ -313,19 +303,18 @@ class ThumbnailEncoder(Encoder):
     ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         """Yield the indices of the readable images and their embeddings; see `ImageEncoder.encode`."""
 
-        def read(row: int) -> Tensor | None:
+        def read(row: int) -> Tensor | str:
             try:
                 image = source.open(row, 1).resize((12, 12), Resampling.BILINEAR)
+                return torch.from_numpy(np.array(image, np.float32))
             except ValueError as error:
-                if not skip_unreadable:
-                    raise ValueError(f"{error} Repair or remove it, or pass --skip_unreadable_images.") from error
-                logger.warning("Skipped: %s", error)
-                return None
-            return torch.from_numpy(np.array(image, np.float32))
+                return str(error)
 
         with ThreadPool(min(16, len(rows) // 100 + 1)) as pool:
             bar = progress_bar(pool.imap(read, rows), "Reading", len(rows), disable=not progress, leave=False)
-            found = {row: pixels for row, pixels in zip(rows, bar, strict=True) if pixels is not None}
+            cells = dict(zip(rows, bar, strict=True))
+        log_unreadable([cell for cell in cells.values() if isinstance(cell, str)], skip_unreadable)
+        found = {row: cell for row, cell in cells.items() if isinstance(cell, Tensor)}
         if found:
             pixels = torch.stack([*found.values()])
             differences = torch.cat([pixels.diff(dim=dim).flatten(1) for dim in (1, 2)], 1)
@@ -350,6 +339,14 @@ def load_encoder(model: Any, device: torch.device | str | None = None) -> Any:
         return VectorEncoder()
     is_of_texts = not any(split_weights(model)) and find_file(model, "modules.json") is not None
     return TextEncoder(model, device) if is_of_texts else ImageEncoder(model, device)
+
+
+def log_unreadable(errors: Sequence[str], skip: bool) -> None:
+    """Raise an error for the first image that cannot be read, or log all if these are skipped."""
+    if errors and not skip:
+        raise ValueError(f"{errors[0]} Repair or remove it, or skip such images: --skip_unreadable_images.")
+    for error in errors:
+        logger.warning("Skipped: %s", error)
 
 
 class _Prepared(torch.utils.data.Dataset):

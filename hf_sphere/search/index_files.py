@@ -20,20 +20,9 @@ from hf_sphere.search.calibration import Calibration, Rule
 from hf_sphere.search.margins import Nearest, Score
 from hf_sphere.search.neighbor_search import APPROXIMATE, NeighborSearch, SearchKind
 from hf_sphere.search.vectors import Content, positions
+from hf_sphere.utils import files
 from hf_sphere.utils.checks import error_text
-from hf_sphere.utils.files import (
-    MANIFEST_FILE,
-    atomic_folder,
-    digest_file,
-    find_damage,
-    list_folder,
-    lock_folder,
-    read_json,
-    read_tensors,
-    read_whole,
-    write_json,
-    write_manifest,
-)
+from hf_sphere.utils.files import MANIFEST_FILE, digest_file, read_json
 
 ABOUT_FILE, CODES_FILE = "index.json", "codes.safetensors"
 """Model, distance, sources and kind of search; and the codes of a `CompressedSpace`, whose folder is no index."""
@@ -87,7 +76,7 @@ def read_index(space_class: Any, folder: str | PathLike) -> tuple[About, dict[st
 
     Without FAISS there is no approximate search. Files that are damaged or do not fit together are an error.
     """
-    about, images, space, version = read_whole(folder, partial(_read_files, space_class))
+    about, images, space, version = files.read_whole(folder, partial(_read_files, space_class))
     space._loaded = Path(folder).resolve(), version
     return about, images, space
 
@@ -99,11 +88,11 @@ def _read_files(space_class: Any, folder: Path) -> tuple[About, dict[str, list[A
         raise FileNotFoundError(f"there is no {folder / ABOUT_FILE}; build an index with hf-sphere index.")
     try:
         version = digest_file(folder / MANIFEST_FILE)
-        if damage := find_damage(folder, (ABOUT_FILE, EMBEDDINGS_FILE, IMAGES_FILE)):
+        if damage := files.find_damage(folder, (ABOUT_FILE, EMBEDDINGS_FILE, IMAGES_FILE)):
             raise ValueError(damage)
         values = read_json(folder / ABOUT_FILE)
         about = About(**values | {"sources": [tuple(source) for source in values["sources"]]})
-        tensors = read_tensors(folder / EMBEDDINGS_FILE)
+        tensors = files.read_tensors(folder / EMBEDDINGS_FILE)
         with pq.ParquetFile(folder / IMAGES_FILE) as file:
             images = file.read().to_pydict()
         return about, images, _read_space(space_class, folder, about, images, tensors), version
@@ -147,9 +136,9 @@ def _groups_of(ids: Tensor, space: Any) -> Tensor:
     return space._groups[rows].where(rows >= 0, -1).reshape(ids.shape)
 
 
-def check_replaceable(folder: Path, files: Collection[str] = FILES) -> None:
+def check_replaceable(folder: Path, names: Collection[str] = FILES) -> None:
     """Raise an error if a folder contains other files."""
-    if other := next((path for path in list_folder(folder) if path.name not in files), None):
+    if other := next((path for path in files.list_folder(folder) if path.name not in names), None):
         which = f"it has other files, such as {other.name}"
         raise FileExistsError(f"{folder} is not replaced: {which}. Choose another folder.")
 
@@ -162,7 +151,7 @@ def write_index(folder: str | PathLike, space: Any, images: dict[str, list[Any]]
     folder, search = Path(folder), space.neighbor_search
     values |= space._options | space.metric | {"rule": space.rule, "score": space.score, "next_id": space._next}
     about = About(kind=space.kind, search=search.kind, recall=search.recall, **values)
-    with lock_folder(folder):
+    with files.lock_folder(folder):
         check_replaceable(folder)
         version, where = digest_file(folder / MANIFEST_FILE), folder.resolve()
         if space._loaded is not None and space._loaded[0] == where and version not in (None, space._loaded[1]):
@@ -171,7 +160,7 @@ def write_index(folder: str | PathLike, space: Any, images: dict[str, list[Any]]
         if not about.sources and (folder / ABOUT_FILE).exists() and read_json(folder / ABOUT_FILE).get("sources"):
             problem = "it is an index with a model or sources, which would be lost. Choose another folder"
             raise FileExistsError(f"{folder} is not replaced: {problem}.")
-        with atomic_folder(folder) as unfinished:
+        with files.atomic_folder(folder) as unfinished:
             _write_files(unfinished, about, images, space)
         space._loaded = where, digest_file(folder / MANIFEST_FILE)
 
@@ -192,5 +181,5 @@ def _write_files(folder: Path, about: About, images: dict[str, list[Any]], space
     pq.write_table(table, folder / IMAGES_FILE)
     if about.search in APPROXIMATE:
         space.neighbor_search.save(folder / SEARCH_FILE)
-    write_json(folder / ABOUT_FILE, asdict(about), strict=True)
-    write_manifest(folder)
+    files.write_json(folder / ABOUT_FILE, asdict(about), strict=True)
+    files.write_manifest(folder)

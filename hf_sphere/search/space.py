@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_labels, to_embeddings
+from hf_sphere.geometry.checks import to_embeddings
 from hf_sphere.search.calibration import Rule
 from hf_sphere.search.compression import CompressedSpace, compress
 from hf_sphere.search.drift import FEWEST, Comparison, ModelCheck, check_model, compare
@@ -282,30 +282,6 @@ class EmbeddingSpace(GroupedVectors, Table):
         ids = self._ids and [*itertools.compress(self._ids, kept.tolist())]
         self._set(self.vectors[kept], self._numbers[kept], self._groups[kept], ids)
         return int((~kept).sum())
-
-    def replace(self, vectors: Any, ids: Any, groups: Any = None) -> None:
-        """Replace all rows, (N, d), with their ids (N,) and the names of their groups, if the space has groups.
-
-        If a row has the id of an old one, but another vector or group, all scores of the calibration are recomputed.
-
-        Raises:
-            ValueError: If a vector, name or id is invalid, or the ids of a space that was fitted without ids are not
-                different integers from 0 to 2^62 - 1.
-        """
-        self._check_alike(groups=groups)
-        names = None if self._ids is None else as_list(ids)
-        vectors = self._check("vectors", vectors, names)
-        if names is None:
-            numbers = check_labels(ids, len(vectors), "ids").cpu()
-            if len(numbers.unique()) < len(numbers) or not 0 <= numbers.min() <= numbers.max() < 1 << 62:
-                got = f"{numbers.min()} to {numbers.max()}, or repetitions"
-                raise ValueError(f"ids must be different, from 0 to 2^62 - 1; got {got}.")
-        else:
-            known = dict(zip(self._ids or (), self._numbers.tolist(), strict=True))
-            names, fresh = check_ids(names, len(vectors)), itertools.count(self._next)
-            numbers = torch.tensor([known[name] if name in known else next(fresh) for name in names])
-        groups = None if groups is None else check_names("groups", groups, len(vectors))
-        self._replace(vectors, numbers, groups, names)
 
     def _replace(self, vectors: Tensor, rows: Tensor, groups: Any, ids: list[Any] | None) -> None:
         """Replace all rows by valid ones with their numbers (N,)."""

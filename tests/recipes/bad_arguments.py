@@ -98,7 +98,7 @@ VALID: dict[str, Any] = {
 PAIRS, ONE, FOUR_AXES = torch.arange(12) // 2, torch.zeros(12, 1), torch.randn(2, 4, 8, 8)
 VALID_OF: dict[str, dict[str, Any]] = {
     **{key: {"labels": PAIRS} for key in ["losses.InfoNCELoss.forward", "losses.SigLIPLoss.forward"]},
-    **{key: {"groups": [*"abcdefghijkl"]} for key in ["search.EmbeddingSpace.add", "search.EmbeddingSpace.replace"]},
+    "search.EmbeddingSpace.add": {"groups": [*"abcdefghijkl"]},
     **{
         f"search.{name}Space.{job}": {"folder": name}
         for name in ("Compressed", "Embedding")

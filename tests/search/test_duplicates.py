@@ -268,7 +268,7 @@ def test_the_command_reads_vectors_and_spaces(tmp_path, capsys):
         (["space", "--label_column", "label"], "has no 'label'"),
         (["photos", "--label_column", "species"], "no column 'species' for labels; .*photos has no columns"),
         (["photos", "--other", "photos"], "--other is .*photos itself. Name another part"),
-        (["photos"], "broken.png cannot be read as an image: .*Repair or remove it, or pass --skip_unreadable_images"),
+        (["photos"], "broken.png cannot be read as an image: .*Repair or remove it, or skip such images: --skip_unr"),
     ],
 )
 def test_invalid_words_are_one_error(words, message, tmp_path, monkeypatch):

@@ -86,7 +86,8 @@ def test_rows_are_added_and_removed_by_ids_and_replaced_with_them():
     assert space.ids == [*IDS[1:], "b"]
     known = space.calibration
     order = torch.randperm(len(space), generator=torch.Generator().manual_seed(0)).tolist()
-    space.replace(space.vectors[order], [space.ids[row] for row in order], [space.groups[row] for row in order])
+    ids, groups = ([names[row] for row in order] for names in (space.ids, space.groups))
+    space._replace(space.vectors[order], space._numbers[order], groups, ids)
     assert space.search(rows()[[9]], 1).ids == [["S009"]]
     order = known.ids.argsort(), space.calibration.ids.argsort()
     torch.testing.assert_close(known.scores[order[0]], space.calibration.scores[order[1]])

@@ -241,7 +241,7 @@ def test_a_replaced_vector_is_found_at_its_new_place():
     space.search(vectors[:1], 1)
     changed = vectors.clone()
     changed[5] = -vectors[0]
-    space.replace(changed, space.ids, groups)
+    space._replace(changed, space._numbers, groups.tolist(), None)
     assert space.search(-vectors[:1], 1).rows.tolist() == [[5]]
     assert 5 not in space.search(vectors[5:6], 5).rows
 
@@ -417,12 +417,8 @@ def test_a_group_of_the_calibration_cannot_be_added_later(tmp_path):
     fit = {"calibration": unit(30, 4, seed=1), "calibration_groups": [f"new {n}" for n in range(30)]}
     EmbeddingSpace.fit(unit(2, 4), ["a", "b"], score="cosine", **fit).save(tmp_path / "space")
     space = EmbeddingSpace.load(tmp_path / "space")
-    for change in (
-        lambda: space.add("new 7", unit(1, 4)),
-        lambda: space.replace(unit(2, 4), torch.arange(2), ["new 7", "b"]),
-    ):
-        with pytest.raises(ValueError, match="groups of calibration queries, such as 'new 7'"):
-            change()
+    with pytest.raises(ValueError, match="groups of calibration queries, such as 'new 7'"):
+        space.add("new 7", unit(1, 4))
     assert (len(space), space.groups) == (2, ["a", "b"])
     assert len(space.add("c", unit(1, 4))) == 1
 
@@ -474,35 +470,6 @@ def test_the_energy_distance_is_that_of_its_definition():
     assert energy_test(x, y)[0] == pytest.approx(float(2 * between - within))
 
 
-def test_a_space_whose_rows_were_replaced_by_vectors_of_float64_is_loaded(tmp_path, space):
-    vectors, groups = clusters(seed=1)
-    space.replace(3 * vectors.double(), np.arange(200) + 7, groups)
-    space.save(tmp_path / "space")
-    torch.testing.assert_close(EmbeddingSpace.load(tmp_path / "space").vectors, vectors)
-
-
-@pytest.mark.parametrize(
-    "ids",
-    [
-        *([0] * 200, range(-1, 199), range(2**62 - 9, 2**62 + 191)),
-        *([True, *range(2, 201)][:200], np.arange(200) / 2, range(9)),
-    ],
-    ids=["repeated", "negative", "large", "a truth value", "fractions", "few"],
-)
-def test_rows_are_replaced_by_rows_with_valid_ids_only(space, ids):
-    vectors, groups = clusters(seed=1)
-    with pytest.raises((TypeError, ValueError), match=r"^ids must"):
-        space.replace(vectors, ids, groups)
-
-
-def test_rows_are_replaced_by_directions_only(space):
-    vectors, groups = clusters(seed=1)
-    for value in (0.0, np.nan):
-        vectors[3] = value
-        with pytest.raises(ValueError, match="index 3"):
-            space.replace(vectors, range(200), groups)
-
-
 def test_bad_input_is_refused(space):
     vectors, names = clusters()
     with pytest.raises(ValueError, match="1 groups of the space are groups of calibration queries, such as 3"):
@@ -510,8 +477,6 @@ def test_bad_input_is_refused(space):
     for permutations in (-1, 0, 9.0):
         with pytest.raises(ValueError, match=f"permutations must be an integer of at least 1; got {permutations}"):
             energy_test(unit(6, 3), unit(9, 3), permutations=permutations)
-    with pytest.raises(ValueError, match="the space has groups"):
-        space.replace(clusters(seed=1)[0], range(200))
     for wanted in ({"ids": True}, {"ids": [1.0]}, {"groups": [True]}, {"groups": np.array([True])}):
         with pytest.raises(ValueError, match=r"there is no (id|group) (True|1\.0) in the space"):
             space.remove(**wanted)
