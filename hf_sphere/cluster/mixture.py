@@ -107,7 +107,7 @@ class VonMisesFisherMixture(DensityMixin, ClassNamePrefixFeaturesOutMixin, Trans
         if len(rows) < self.n_components:
             raise ValueError(f"n_samples={len(rows)} must be at least n_components={self.n_components}.")
         random = check_random_state(self.random_state)
-        runs = (self._expectation_maximization(rows, self._start(rows, random)) for _ in range(self.n_init))
+        runs = (self._run(rows, random) for _ in range(self.n_init))
         parameters, self.lower_bound_, self.converged_, self.n_iter_, labels = max(runs, key=lambda run: run[1])
         if is_noise(rows, parameters):
             text = f"{len(rows)} uniform rows in {rows.dim} dimensions could have these {self.n_components} components"
@@ -194,19 +194,13 @@ class VonMisesFisherMixture(DensityMixin, ClassNamePrefixFeaturesOutMixin, Trans
             raise ValueError("all rows of X are zero and have no direction; pass at least one other row.")
         return log_joint[~rows.is_zero].logsumexp(1), rows.weights[~rows.is_zero]
 
-    def _start(self, rows: DirectionRows, random: Any) -> Parameters:
-        """Return the parameters of the clusters of spherical k-means."""
+    def _run(self, rows: DirectionRows, random: Any) -> tuple[Parameters, float, bool, int, Tensor]:
+        """Return parameters, likelihood, whether it converged, iterations and labels, from clusters of k-means."""
         k_means, seed = SphericalKMeans(self.n_components, max_iter=20), random.randint(2**31)
         labels, *_ = k_means._best_run(rows, None, check_random_state(seed))
-        sums, counts = all_sums_by_label(rows, labels, self.n_components)
-        return maximize(sums, counts, shared=self.concentration_type == "shared")
-
-    def _expectation_maximization(
-        self, rows: DirectionRows, parameters: Parameters
-    ) -> tuple[Parameters, float, bool, int, Tensor]:
-        """Iterate; return the parameters, their likelihood, whether it converged, the iterations and the labels."""
         iteration, converged, shared = 0, False, self.concentration_type == "shared"
-        likelihood, labels, sums, counts, squares = expect(rows, parameters)
+        start = maximize(*all_sums_by_label(rows, labels, self.n_components), shared=shared)
+        likelihood, labels, sums, counts, squares = expect(rows, start)
         while not converged and iteration < self.max_iter:
             previous = likelihood
             likelihood, labels, sums, counts, squares = expect(rows, maximize(sums, counts, shared=shared))

@@ -165,7 +165,11 @@ class SphericalKMeans(ClusterMixin, ClassNamePrefixFeaturesOutMixin, Transformer
         if most < 2:
             return choose_centers(rows, 1, random)
         for count in sorted({min(most, max(20, len(used) // 10)), most}):
-            centers, better = self._merge(rows, used, count, random)
+            k_means = clone(self).set_params(n_clusters=count, max_iter=min(self.max_iter, 20))
+            labels, *_ = k_means._best_run(rows, None, random)
+            sample = used[torch.from_numpy(random.choice(len(used), min(len(used), 1_000), replace=False))]
+            sampled = rows.directions(sample), labels[sample], rows.weights[sample]
+            centers, better = merge_clusters(*all_sums_by_label(rows, labels, count), *sampled)
             if 1 < len(centers) <= count / 2:
                 break
         found = f"n_clusters='auto' found {len(centers)} clusters"
@@ -176,15 +180,6 @@ class SphericalKMeans(ClusterMixin, ClassNamePrefixFeaturesOutMixin, Transformer
             text = f"{found}, but {better} are more compact by their silhouette; they have too few rows for"
             warnings.warn(f"{text} {rows.dim} dimensions to decide: pass a number.", stacklevel=5)
         return centers.to(rows.device, rows.dtype)
-
-    def _merge(
-        self, rows: DirectionRows, used: Tensor, count: int, random: np.random.RandomState
-    ) -> tuple[Tensor, int | None]:
-        k_means = clone(self).set_params(n_clusters=count, max_iter=min(self.max_iter, 20))
-        labels, *_ = k_means._best_run(rows, None, random)
-        sums, counts = all_sums_by_label(rows, labels, count)
-        sample = used[torch.from_numpy(random.choice(len(used), min(len(used), 1_000), replace=False))]
-        return merge_clusters(sums, counts, rows.directions(sample), labels[sample], rows.weights[sample])
 
     def _best_run(
         self, rows: DirectionRows, initial: Tensor | None, random: np.random.RandomState

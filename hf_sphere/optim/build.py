@@ -128,10 +128,9 @@ def _parse(name: str, texts: dict[str, str], supported: dict[str, Any]) -> dict[
     defaults = {key: value for key, value in supported.items() if not key.startswith("channel_")}
     if "betas" in defaults:
         defaults["beta1"], defaults["beta2"] = defaults.pop("betas")
+    check_names(f"optim_args of {name}", texts, sorted(defaults))
     options = {}
     for key, text in texts.items():
-        if key not in defaults:
-            raise ValueError(f"optim_args of {name} has no key {key!r}; its keys are {', '.join(sorted(defaults))}.")
         kind = type(defaults[key])
         try:
             options[key] = kind(text) if kind in _EXPECTED else bool(str_to_bool(text))

@@ -96,14 +96,12 @@ class Layout:
 
     def write_back(self, tensor: Tensor, matrix: Tensor) -> None:
         """Copy a matrix to the tensor it was created from, unless it is a view of that tensor."""
-        if matrix.dtype != tensor.dtype or not self._is_view(tensor):
-            tensor.permute(self._order).copy_(matrix.view(self._permuted))
-
-    def _is_view(self, tensor: Tensor) -> bool:
-        """Whether `matrix` returns a view: neighboring axes i, j of a side merge if stride_i = stride_j size_j."""
+        # It is a view if neighboring axes i, j of a side merge, as the stride of i is that of j times its size.
         axes = [axis for axis, size in zip(self._order, self._permuted, strict=True) if size != 1]
         pairs = [(i, j) for i, j in itertools.pairwise(axes) if (i in self._dims) == (j in self._dims)]
-        return all(tensor.stride(i) == tensor.stride(j) * tensor.shape[j] for i, j in pairs)
+        is_view = all(tensor.stride(i) == tensor.stride(j) * tensor.shape[j] for i, j in pairs)
+        if matrix.dtype != tensor.dtype or not is_view:
+            tensor.permute(self._order).copy_(matrix.view(self._permuted))
 
 
 class OpenParameter:

@@ -43,31 +43,11 @@ def test_uniforms_are_the_leading_bits(dtype):
     assert keyed_uniforms(keys, torch.tensor(3), dtype).tolist() == leading
 
 
-@pytest.mark.parametrize("axis", [0, 1], ids=["over keys", "over places"])
-def test_uniforms_are_uniform(axis):
-    numbers = keyed_uniforms(torch.arange(1000)[:, None], torch.arange(1000), torch.float64)
-    assert scipy.stats.kstest(numbers.select(axis, 17).numpy(), "uniform").pvalue > 1e-3
-
-
-@pytest.mark.parametrize("shift", [(0, 1), (1, 0), (1, 1)])
-def test_numbers_of_nested_streams_are_uncorrelated(shift):
-    """As in the heads: places of a seed, samples of a place, numbers of a sample."""
-    keys = keyed_integers(keyed_integers(5, torch.arange(64))[:, None], torch.arange(64))
-    numbers = keyed_uniforms(keys[..., None], torch.arange(64), torch.float64)
-    other = numbers.roll(shift, (0, 1))
-    assert abs(torch.corrcoef(torch.stack([numbers.flatten(), other.flatten()]))[0, 1]) < 4 / numbers.numel() ** 0.5
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_normals_are_normal(dtype):
     numbers = keyed_normals(keyed_integers(1, torch.arange(300)), 65, dtype)
     assert (numbers.shape, numbers.dtype) == ((300, 65), dtype)
     assert scipy.stats.kstest(numbers.flatten().double().numpy(), "norm").pvalue > 1e-3
-
-
-def test_normals_of_a_stream_are_uncorrelated():
-    correlations = torch.corrcoef(keyed_normals(torch.arange(20_000), 8, torch.float64).T)
-    torch.testing.assert_close(correlations, torch.eye(8, dtype=torch.float64), rtol=0, atol=4 / 20_000**0.5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -80,17 +80,6 @@ def test_the_direction_is_tangent_to_the_sphere_and_reproduces_the_step_with_the
     torch.testing.assert_close(nn.functional.normalize(there, dim=1), expected, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("size", [0.1, 1.0, 30.0])
-def test_the_effective_rate_of_a_tangent_gradient_is_lr_over_the_squared_norm(size):
-    x = size * nn.functional.normalize(torch.randn(4, 9, dtype=torch.float64), dim=1)
-    gradient = torch.randn_like(x)
-    gradient -= (gradient * x).sum(1, keepdim=True) / size**2 * x
-    step = effective_step(x, gradient, torch.ones(4, 1, dtype=torch.float64), 0.1)
-    torch.testing.assert_close(step.learning_rate, torch.full((4,), 0.1 / size**2, dtype=torch.float64))
-    torch.testing.assert_close(step.weight_norm, torch.full((4,), size, dtype=torch.float64))
-    torch.testing.assert_close(step.direction, size * gradient)
-
-
 def test_the_anisotropy_is_the_coefficient_of_variation_and_zero_with_one_denominator_per_group():
     step = effective_step(torch.randn(2, 4), torch.randn(2, 4), torch.tensor([[1.0, 3.0] * 2, [2.0, 2.0] * 2]), 0.1)
     torch.testing.assert_close(step.anisotropy, torch.tensor([0.5, 0.0]))

@@ -29,8 +29,6 @@ LAYOUTS = {
     "with gaps": lambda w: torch.stack([w, w], dim=-1)[..., 0],
 }
 DIMS = [[0], [], [0, 1], [1]]
-MOMENTUM = {AdamS: "exp_avg", AdamSRT: "exp_avg", AdamG: "exp_avg", SGDMRT: "momentum_buffer"}
-
 shapes = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(2, 3), st.integers(1, 3))
 seeds = st.integers(0, 2**31)
 
@@ -144,23 +142,6 @@ def test_the_fast_step_follows_the_rule(name, case, dims):
         torch.testing.assert_close(*paths, rtol=1e-8, atol=1e-10)
 
     check()
-
-
-@pytest.mark.parametrize("transporting", [AdamSRT, AdamG, SGDMRT])
-@pytest.mark.parametrize("dims", DIMS, ids=str)
-def test_the_momentum_is_orthogonal_to_the_new_weights(transporting, dims):
-    x, gradients = weights_and_gradients((4, 3, 3, 2), seed=1)
-    optimizer = transporting([x.requires_grad_()], lr=0.1, channel_dims=dims)
-    y = steps_of(optimizer, gradients, dims)[-1]
-    m = rows(optimizer.state[x][MOMENTUM[transporting]], dims)
-    assert torch.cosine_similarity(m, y).abs().max() < 1e-12
-
-
-@pytest.mark.parametrize("dims", DIMS, ids=str)
-def test_adam_g_normalizes_groups_of_any_norm(dims):
-    x, gradients = weights_and_gradients((4, 3, 3, 2), seed=2)
-    norms = by_the_optimizer(AdamG, 100 * x, gradients, dims, lr=0.1, weight_decay=0.1).norm(dim=-1)
-    torch.testing.assert_close(norms, torch.ones_like(norms))
 
 
 @pytest.mark.parametrize(("scaled", "power"), [(AdamS, 1), (AdamSRT, 1), (SGDMRT, 2)])
