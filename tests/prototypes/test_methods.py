@@ -3,8 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from hf_sphere.prototypes import METHODS, place_prototypes
-from hf_sphere.prototypes.methods import PlacementTask
-from hf_sphere.prototypes.methods.auto import choose_methods
+from hf_sphere.prototypes.methods import PlacementTask, choose_methods
 from hf_sphere.prototypes.ordering import TripletRanking
 
 SHORT = {
