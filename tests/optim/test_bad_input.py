@@ -1,5 +1,6 @@
 import pytest
 import torch
+from steps import make_optimizer, take_steps
 from torch import Tensor, nn
 from torch._inductor import config as inductor
 from torch.optim import SGD, Adam
@@ -98,7 +99,7 @@ def test_compile_without_a_cpp_compiler_is_rejected(kind):
 
 
 @pytest.mark.parametrize("dims", [[0], [1], [0, 1]], ids=str)
-def test_a_weight_flattened_after_construction_is_rejected(kind, dims, make_optimizer):
+def test_a_weight_flattened_after_construction_is_rejected(kind, dims):
     flat = weight(3, 4, 2)
     optimizer = make_optimizer(kind, [flat], channel_dims=dims)
     flat.data = flat.data.flatten()
@@ -118,7 +119,7 @@ def test_a_fused_step_on_an_unsupported_device_is_an_error_as_in_torch(kind, dim
 
 @pytest.mark.parametrize("zeros", [([0], (1,)), ([1], (slice(None), 2)), ([], (...,))], ids=str)
 @pytest.mark.parametrize("decay", [{}, {"weight_decay": 0.1}, {"maximize": True}], ids=str)
-def test_zero_groups_do_not_move(kind, zeros, decay, make_optimizer, take_steps):
+def test_zero_groups_do_not_move(kind, zeros, decay):
     (dims, place), start = zeros, torch.randn(4, 3, 2)
     start[place] = 0.0
     mine = start.clone().requires_grad_()
@@ -127,7 +128,7 @@ def test_zero_groups_do_not_move(kind, zeros, decay, make_optimizer, take_steps)
     assert torch.equal(mine == 0, start == 0)
 
 
-def test_a_zero_group_does_not_affect_other_groups(kind, make_optimizer):
+def test_a_zero_group_does_not_affect_other_groups(kind):
     start, gradients = torch.randn(4, 3, 2), torch.randn(5, 4, 3, 2)
     start[1] = 0
     together, alone = start.clone().requires_grad_(), start[[0, 2, 3]].requires_grad_()
@@ -141,7 +142,7 @@ def test_a_zero_group_does_not_affect_other_groups(kind, make_optimizer):
 
 @pytest.mark.parametrize("value", [INF, -INF, NAN])
 @pytest.mark.parametrize("options", [{}, {"foreach": True}, {"low_precision": "master"}], ids=str)
-def test_a_non_finite_gradient_reaches_its_weight_as_in_torch_and_only_its_group(kind, value, options, make_optimizer):
+def test_a_non_finite_gradient_reaches_its_weight_as_in_torch_and_only_its_group(kind, value, options):
     start, gradients, rows = torch.randn(4, 3), torch.randn(3, 4, 3), [0, 1, 3]
     mine, torchs, clean = (start.clone().requires_grad_() for _ in range(3))
     optimizers = [make_optimizer(kind, [own], channel_dims=[0], **options) for own in (mine, clean)]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from hypothesis import assume, given, strategies as st
+from steps import make_model, take_steps
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
@@ -108,7 +109,7 @@ KINDS: dict[str, tuple[Callable[..., Optimizer], dict[str, Any]]] = {
 OURS = [name for name, (kind, _) in KINDS.items() if kind.__module__.startswith("hf_sphere")]
 
 
-def stepped(name: str, model: nn.Module, take_steps: Callable[..., None], count: int = 3, **more: Any) -> Optimizer:
+def stepped(name: str, model: nn.Module, count: int = 3, **more: Any) -> Optimizer:
     kind, options = KINDS[name]
     optimizer = kind(parameter_groups(model, DIMS if name in OURS else None), **options | more)
     take_steps(optimizer, count)
@@ -127,9 +128,9 @@ def scale_for_a_zero_gradient(optimizer: Optimizer, step: int) -> float:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_angle_matches_the_rotation_by_the_optimizer(name, make_model, take_steps):
+def test_the_angle_matches_the_rotation_by_the_optimizer(name):
     model = make_model(dtype=torch.float64)
-    optimizer = stepped(name, model, take_steps)
+    optimizer = stepped(name, model)
     measured = step_diagnostics(optimizer, DIMS)
     before = {name: dict(model.named_parameters())[name].detach().flatten(1).clone() for name in DIMS}
     for group in optimizer.param_groups:
@@ -143,9 +144,9 @@ def test_the_angle_matches_the_rotation_by_the_optimizer(name, make_model, take_
 
 
 @pytest.mark.parametrize("name", ["SGD", "SGDMRT"])
-def test_without_momentum_the_angle_is_that_of_a_repeated_step(name, make_model, take_steps):
+def test_without_momentum_the_angle_is_that_of_a_repeated_step(name):
     model = make_model(dtype=torch.float64)
-    optimizer = stepped(name, model, take_steps, momentum=0.0)
+    optimizer = stepped(name, model, momentum=0.0)
     measured = step_diagnostics(optimizer, DIMS)
     before = model[0].weight.detach().flatten(1).clone()
     optimizer.step()
@@ -154,9 +155,9 @@ def test_without_momentum_the_angle_is_that_of_a_repeated_step(name, make_model,
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_diagnostics_are_means_over_the_groups_of_each_weight_and_have_no_side_effects(name, make_model, take_steps):
+def test_diagnostics_are_means_over_the_groups_of_each_weight_and_have_no_side_effects(name):
     model = make_model()
-    optimizer = stepped(name, model, take_steps)
+    optimizer = stepped(name, model)
     groups = str(optimizer.param_groups)
     before = copy.deepcopy((model.state_dict(), optimizer.state_dict()["state"]))
     measured = step_diagnostics(optimizer, DIMS)
@@ -176,12 +177,12 @@ def test_diagnostics_are_means_over_the_groups_of_each_weight_and_have_no_side_e
 @pytest.mark.parametrize(
     ("name", "dims"), [("Adam", None), ("Adam", {"conv.weight": (0,)}), ("AdamSRT", {"conv.weight": (0,)})]
 )
-def test_an_optimizer_without_named_weights_or_gradients_is_rejected(name, dims, make_model, take_steps):
-    optimizer = stepped(name, make_model(), take_steps)
+def test_an_optimizer_without_named_weights_or_gradients_is_rejected(name, dims):
+    optimizer = stepped(name, make_model())
     with pytest.raises(ValueError, match=r"no scale-invariant weight with a known name: build it from scale_"):
         step_diagnostics(optimizer, dims)
-    assert step_diagnostics(stepped("AdamSRT", make_model(), take_steps, count=0)) == {}
-    optimizer = stepped("SGD", make_model(), take_steps, momentum=0.0)
+    assert step_diagnostics(stepped("AdamSRT", make_model(), count=0)) == {}
+    optimizer = stepped("SGD", make_model(), momentum=0.0)
     optimizer.zero_grad()
     with pytest.raises(ValueError, match="without momentum, the gradients are needed: measure before"):
         step_diagnostics(optimizer, DIMS)

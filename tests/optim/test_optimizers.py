@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from case_selection import OPTIMIZER_FAMILIES
+from steps import give_gradients, groups, make_model, make_optimizer, make_weights, take_steps
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
@@ -55,7 +56,7 @@ def through_a_file(value: Any) -> Any:
     [((6, 3, 3, 3), None), ((6, 3, 3, 3), [0, 1, 2, 3]), ((6, 1, 1), [0]), ((2, 3, 1), [0, 1]), ((6,), [0])],
     ids=str,
 )
-def test_weights_without_a_direction_match_torch_bit_for_bit(kind, shape, dims, options, take_steps):
+def test_weights_without_a_direction_match_torch_bit_for_bit(kind, shape, dims, options):
     ours = torch.randn(shape, requires_grad=True)
     torchs = ours.detach().clone().requires_grad_()
     take_steps(kind([{"params": [ours], "channel_dims": dims}], lr=0.03, **OPTIONS[options]), 5)
@@ -65,7 +66,7 @@ def test_weights_without_a_direction_match_torch_bit_for_bit(kind, shape, dims, 
 
 @pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}, {"maximize": True}], ids=str)
 @pytest.mark.parametrize("adam", [AdamS, AdamSRT, AdamG])
-def test_decoupled_weight_decay_of_ordinary_weights_matches_adamw_bit_for_bit(adam, options, take_steps, make_weights):
+def test_decoupled_weight_decay_of_ordinary_weights_matches_adamw_bit_for_bit(adam, options):
     ours = make_weights()
     torchs = copies(ours)
     take_steps(adam(ours, lr=0.03, **DECOUPLED, **options), 5)
@@ -74,7 +75,7 @@ def test_decoupled_weight_decay_of_ordinary_weights_matches_adamw_bit_for_bit(ad
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_sgd_without_momentum_matches_torch_bit_for_bit_on_scale_invariant_weights(options, take_steps, make_weights):
+def test_sgd_without_momentum_matches_torch_bit_for_bit_on_scale_invariant_weights(options):
     ours = make_weights()
     torchs = copies(ours)
     take_steps(SGDMRT(ours, lr=0.03, momentum=0.0, **INVARIANT, **OPTIONS[options]), 5)
@@ -85,7 +86,7 @@ def test_sgd_without_momentum_matches_torch_bit_for_bit_on_scale_invariant_weigh
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dims", [None, [0], []], ids=str)
 @pytest.mark.parametrize("options", [*OPTIONS.values(), DECOUPLED], ids=str)
-def test_gradients_are_not_modified(kind, dtype, dims, options, make_optimizer, give_gradients, make_weights):
+def test_gradients_are_not_modified(kind, dtype, dims, options):
     weights = make_weights(dtype=dtype)
     optimizer = make_optimizer(kind, weights, channel_dims=dims, **options)
     for step in range(2):
@@ -97,7 +98,7 @@ def test_gradients_are_not_modified(kind, dtype, dims, options, make_optimizer, 
         assert all_equal(gradients, before)
 
 
-def test_parameters_without_a_gradient_are_unchanged(kind, make_optimizer, make_weights):
+def test_parameters_without_a_gradient_are_unchanged(kind):
     weights = [*make_weights(), *make_weights(1)]
     optimizer = make_optimizer(kind, [{"params": weights[:3], **INVARIANT}, {"params": weights[3:]}], weight_decay=0.1)
     before = copies(weights)
@@ -108,9 +109,7 @@ def test_parameters_without_a_gradient_are_unchanged(kind, make_optimizer, make_
     assert set(optimizer.state) == {weights[1], weights[4]}
 
 
-def test_groups_have_their_own_channel_dims_or_opt_out_and_those_of_the_caller_are_not_modified(
-    kind, make_optimizer, take_steps, make_weights
-):
+def test_groups_have_their_own_channel_dims_or_opt_out_and_those_of_the_caller_are_not_modified(kind):
     together, later, ordinary = make_weights(), make_weights(), make_weights()
     mine = [{"params": together[:1], "channel_dims": None}, {"params": together[1:]}]
     optimizer = make_optimizer(kind, mine, channel_dims=[1])
@@ -125,7 +124,7 @@ def test_groups_have_their_own_channel_dims_or_opt_out_and_those_of_the_caller_a
     assert all_equal(together, ordinary)
 
 
-def test_a_parameter_with_late_gradients_counts_its_own_steps(kind, make_optimizer, give_gradients, make_weights):
+def test_a_parameter_with_late_gradients_counts_its_own_steps(kind):
     weights, alone = make_weights(), make_weights()
     optimizer = make_optimizer(kind, weights, **INVARIANT)
     give_gradients(weights[1:], 100)
@@ -139,14 +138,14 @@ def test_a_parameter_with_late_gradients_counts_its_own_steps(kind, make_optimiz
 
 
 @pytest.mark.parametrize("dims", [None, [0], []], ids=str)
-def test_reading_the_state_before_the_first_step_keeps_the_weights(kind, dims, make_optimizer):
+def test_reading_the_state_before_the_first_step_keeps_the_weights(kind, dims):
     model = torch.nn.Linear(3, 4, bias=False)
     before = model.weight.detach().clone()
     get_optimizer_state_dict(model, make_optimizer(kind, model.parameters(), channel_dims=dims))
     assert torch.equal(model.weight, before)
 
 
-def test_the_state_has_one_number_per_weight_and_one_per_group(kind, make_optimizer, take_steps):
+def test_the_state_has_one_number_per_weight_and_one_per_group(kind):
     weights = [torch.randn(6, 3, 3, 3, requires_grad=True) for _ in range(5)]
     dims = [[0], [], [0, 1], [1], None]
     optimizer = make_optimizer(
@@ -160,7 +159,7 @@ def test_the_state_has_one_number_per_weight_and_one_per_group(kind, make_optimi
         assert sizes == [{"step": 1, "exp_avg": 162, "exp_avg_sq": n} for n in (6, 1, 18, 3, 162)]
 
 
-def test_a_scheduler_can_cycle_rate_and_momentum(kind, take_steps, make_weights):
+def test_a_scheduler_can_cycle_rate_and_momentum(kind):
     weights, others = make_weights(), make_weights()
     optimizer, by_hand = kind(weights, lr=0.1, **INVARIANT), kind(others, lr=0.1, **INVARIANT)
     scheduler = OneCycleLR(optimizer, max_lr=0.1, total_steps=10, base_momentum=0.0, max_momentum=0.5)
@@ -178,7 +177,7 @@ def test_a_scheduler_can_cycle_rate_and_momentum(kind, take_steps, make_weights)
     assert all_equal(weights, others)
 
 
-def test_a_copy_takes_the_same_steps(kind, make_model, groups, make_optimizer, take_steps):
+def test_a_copy_takes_the_same_steps(kind):
     model = make_model()
     optimizer = make_optimizer(kind, groups(model), weight_decay=0.1)
     take_steps(optimizer, 2)
@@ -196,7 +195,7 @@ ONE_BACKEND = pytest.mark.settings(backend=lambda name: {})
 @ONE_BACKEND
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_a_step_compiled_by_the_user_is_one_graph_for_all_learning_rates(kind, backend, make_optimizer, give_gradients):
+def test_a_step_compiled_by_the_user_is_one_graph_for_all_learning_rates(kind, backend):
     weights = [torch.randn(4, 3, 2, requires_grad=True), torch.randn(5, requires_grad=True)]
     others = copies(weights)
     rate = torch.tensor(0.05)
@@ -242,7 +241,7 @@ COMPILED = {
 @OPTIMIZER_FAMILIES
 @pytest.mark.slow
 @pytest.mark.parametrize("options", COMPILED)
-def test_the_compiled_update_matches_the_eager_one(kind, options, make_weights, make_optimizer, take_steps):
+def test_the_compiled_update_matches_the_eager_one(kind, options):
     low = "low_precision" in COMPILED[options]
     results = []
     for compiles in (True, False):
@@ -261,9 +260,7 @@ def test_the_compiled_update_matches_the_eager_one(kind, options, make_weights, 
 @ONE_BACKEND
 @pytest.mark.slow
 @pytest.mark.parametrize("decay", [{"weight_decay": 0.1}, DECOUPLED], ids=["L2", "decoupled"])
-def test_compiled_steps_match_the_eager_ones_if_gradients_are_missing(
-    kind, decay, backend, make_weights, give_gradients
-):
+def test_compiled_steps_match_the_eager_ones_if_gradients_are_missing(kind, decay, backend):
     results = []
     for compiles in (True, False):
         weights = make_weights()
@@ -284,7 +281,7 @@ def test_compiled_steps_match_the_eager_ones_if_gradients_are_missing(
 @OPTIMIZER_FAMILIES
 @ONE_BACKEND
 @pytest.mark.slow
-def test_schedules_and_resumed_runs_do_not_compile_again(kind, backend, make_model, groups, make_optimizer, take_steps):
+def test_schedules_and_resumed_runs_do_not_compile_again(kind, backend):
     model, other = make_model(), make_model()
     optimizer = make_optimizer(kind, groups(model), compile=True)
     schedule = OneCycleLR(optimizer, max_lr=0.1, total_steps=10, base_momentum=0.5, max_momentum=0.8)

@@ -3,6 +3,7 @@ import math
 
 import pytest
 import torch
+from steps import make_optimizer, take_steps
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -65,7 +66,7 @@ def test_a_master_copy_matches_the_float32_run(kind, dims, dtype):
 
 @pytest.mark.parametrize("dims", [[0], []], ids=str)
 @pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT16])
-def test_scale_invariant_weights_are_computed_in_float32_and_rounded_once(kind, dims, dtype, make_optimizer):
+def test_scale_invariant_weights_are_computed_in_float32_and_rounded_once(kind, dims, dtype):
     low = torch.randn(5, 7).to(dtype).requires_grad_()
     whole = low.detach().float().requires_grad_()
     low.grad = torch.randn(5, 7).to(dtype)
@@ -77,7 +78,7 @@ def test_scale_invariant_weights_are_computed_in_float32_and_rounded_once(kind, 
 
 @every_dims
 @every_mode
-def test_a_saved_state_resumes_bit_for_bit(kind, dims, mode, dtype, make_optimizer, take_steps):
+def test_a_saved_state_resumes_bit_for_bit(kind, dims, mode, dtype):
     weight = torch.randn(5, 7).to(dtype).requires_grad_()
     optimizer = make_optimizer(kind, [weight], channel_dims=dims, low_precision=mode)
     take_steps(optimizer, 3)
@@ -102,7 +103,7 @@ def test_a_saved_state_resumes_bit_for_bit(kind, dims, mode, dtype, make_optimiz
         (BFLOAT16, FLOAT32, FLOAT32),
     ],
 )
-def test_a_state_loads_into_a_model_of_another_dtype(kind, saved, loaded, whole, make_optimizer, take_steps):
+def test_a_state_loads_into_a_model_of_another_dtype(kind, saved, loaded, whole):
     weight, other = (torch.ones(5, 7, dtype=dtype, requires_grad=True) for dtype in (saved, loaded))
     optimizer, resumed = (make_optimizer(kind, [own], channel_dims=[0]) for own in (weight, other))
     take_steps(optimizer, 2)
@@ -114,7 +115,7 @@ def test_a_state_loads_into_a_model_of_another_dtype(kind, saved, loaded, whole,
 
 
 @every_dims
-def test_a_group_can_contain_several_dtypes(kind, dims, make_optimizer):
+def test_a_group_can_contain_several_dtypes(kind, dims):
     low, single, double = weights = [
         torch.ones(5, 7, dtype=t, requires_grad=True) for t in (BFLOAT16, FLOAT32, FLOAT64)
     ]

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from steps import make_optimizer, make_weights, take_steps
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -157,7 +158,7 @@ def test_directions_are_invariant_to_scale_with_an_adjusted_learning_rate(scaled
 @pytest.mark.parametrize("decay", ["no decay", "L2", "decoupled"])
 @pytest.mark.parametrize("shape", [(), (1,)], ids=str)
 @pytest.mark.parametrize("capturable", [True, False])
-def test_the_learning_rate_can_be_a_tensor(kind, decay, shape, capturable, take_steps, make_weights):
+def test_the_learning_rate_can_be_a_tensor(kind, decay, shape, capturable):
     weights, others = make_weights(), make_weights()
     rate = torch.full(shape, 0.03)
     optimizer = kind(weights, lr=rate, capturable=capturable, channel_dims=[0], **DECAYS[decay])
@@ -172,7 +173,7 @@ def test_the_learning_rate_can_be_a_tensor(kind, decay, shape, capturable, take_
 
 @pytest.mark.parametrize("options", [{"capturable": True}, {"foreach": True}, {"foreach": False}], ids=str)
 @pytest.mark.parametrize("decay", ["no decay", "L2", "decoupled"])
-def test_how_a_step_is_computed_does_not_change_it(kind, options, decay, make_optimizer, take_steps, make_weights):
+def test_how_a_step_is_computed_does_not_change_it(kind, options, decay):
     weights, others = make_weights(), make_weights()
     take_steps(make_optimizer(kind, weights, channel_dims=[0], **options, **DECAYS[decay]), 5)
     take_steps(make_optimizer(kind, others, channel_dims=[0], **DECAYS[decay]), 5)
@@ -180,7 +181,7 @@ def test_how_a_step_is_computed_does_not_change_it(kind, options, decay, make_op
 
 
 @pytest.mark.parametrize("portion", [1, 30, 100, 200])
-def test_chunking_does_not_change_the_steps(kind, portion, make_optimizer, take_steps, monkeypatch, make_weights):
+def test_chunking_does_not_change_the_steps(kind, portion, monkeypatch):
     weights, others = make_weights(), make_weights()
     take_steps(make_optimizer(kind, others, channel_dims=[0]), 5)
     monkeypatch.setattr("hf_sphere.optim.fast_step.CPU_PORTION", portion)
@@ -191,7 +192,7 @@ def test_chunking_does_not_change_the_steps(kind, portion, make_optimizer, take_
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dims", [None, [0], [], [1], [0, 1], [0, 2]], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_steps_do_not_depend_on_the_memory_format(kind, layout, dims, dtype, make_optimizer, take_steps):
+def test_steps_do_not_depend_on_the_memory_format(kind, layout, dims, dtype):
     values = torch.randn(4, 3, 2, 5).to(dtype)
     contiguous, other = values.clone().requires_grad_(), LAYOUTS[layout](values).detach().requires_grad_()
     assert not other.is_contiguous()
