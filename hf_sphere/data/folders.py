@@ -91,7 +91,8 @@ def _read_schema(table: Path) -> pa.Schema:
 
 def log_unread(folder: Path, images: Collection[str | None] | None = None) -> None:
     """Log the files of a folder that are not among the images, or by default the tables, that `datasets` has read."""
-    files, suffixes = images, SUFFIXES | UNREADABLE
+    files: Any = images
+    suffixes = SUFFIXES | UNREADABLE
     if files is None:
         files = [*chain(*(load_dataset_builder(str(folder)).config.data_files or {}).values())]
         suffixes = {Path(file).suffix.lower() for file in files}

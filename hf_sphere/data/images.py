@@ -167,9 +167,8 @@ def load_image_data(
         message = "Values are computed before augmentation, and %s change(s) the %s of an image but not its value."
         logger.warning(message, " and ".join(changing), values.computed_value)
     limits = {"train": options.max_train_samples, "eval": options.max_eval_samples}
-    reading: dict[str, Any] = {"computed_value": values.computed_value, "seed": seed, "progress": progress}
     for key, split in loaded.items() if not options.streaming else ():
-        loaded[key] = splits.prepare_images(split, options, corruption, max_samples=limits.get(key), **reading)
+        loaded[key] = split.prepare(options, corruption, limits.get(key), values.computed_value, seed, progress)
     num_transparent = sum(split.num_transparent for split in loaded.values())
     # Rejection first, so that it does not depend on the validation images.
     for key, fraction in (("rejection", options.rejection_fraction), ("validation", options.validation_fraction)):
@@ -309,7 +308,7 @@ def load_image_split(
         with_classes = rows
     class_names = [] if label_column is None else read_class_names(with_classes, label_column)
     shape = splits.choose_shape(rows, image_column, options)
-    images = splits.open_split(name, rows, image_column, shape, label_column, class_names)
+    images = splits.Split.of(name, rows, {"image": image_column, "label": label_column}, shape, class_names)
     ids = identify_rows(dataset, name, classes, data)
     if recorded is not None:
         images = images.select(torch.isin(ids, recorded))
@@ -322,7 +321,7 @@ def load_image_split(
     if select_class is not None:
         kept = [index for index, label in enumerate(images.class_names) if select_class(label)]
         images = images.keep_classes(torch.tensor(kept).long())
-    images = splits.prepare_images(images, options, corruption, max_samples=max_samples, seed=seed, progress=progress)
+    images = images.prepare(options, corruption, max_samples, None, seed, progress)
     if train_classes is not None:
         images.number_classes()
     mean, std = splits.find_statistics(images.images, shape, options)

@@ -105,9 +105,9 @@ class EpisodeSampler(Sampler[list[int]]):
         self._by_class = labels.argsort(stable=True)
         self._starts = (counts.cumsum(0) - counts).tolist()
         self._counts = counts.tolist()
-        if process_index == 0 and (few := int((counts < episodes.examples).sum())):
+        if process_index == 0 and (small := int((counts < episodes.examples).sum())):
             text = "%d of %d classes have fewer than the %d images of an episode, which are repeated within it."
-            logger.warning(text, few, len(counts), episodes.examples)
+            logger.warning(text, small, len(counts), episodes.examples)
 
     def __len__(self) -> int:
         """Batches per epoch and process."""

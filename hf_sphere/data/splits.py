@@ -1,6 +1,7 @@
 """Images and targets of one split, before they are converted to batches; splits by class."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -59,18 +60,40 @@ class Split:
         classes, self.classes = self.classes.unique(return_inverse=True)
         self.class_names = [self.class_names[index] for index in classes.tolist()]
 
-    def read(self, options: ImageSourceOptions, *, progress: bool) -> "Split":
-        """Decode images that are kept in memory; check the files of other images, or drop corrupt ones if requested."""
-        encoded: Any = self.images
-        skip, workers = options.skip_unreadable_images, options.dataloader_num_workers
-        if stays_in_memory(encoded.shape, len(self), options.keep_in_memory):
-            images, good = decoding.decode_all(
-                encoded, skip_corrupt=skip, cache_dir=options.cache_dir, num_workers=workers, progress=progress
-            )
-            return replace(self._with_images(images, good), num_transparent=encoded.num_transparent)
-        good = decoding.check_files(encoded, skip_corrupt=skip, progress=progress)
-        decoding.report_left_out(encoded, good)
-        return replace(self.select(good), num_transparent=encoded.num_transparent)
+    @classmethod
+    def of(
+        cls, name: str, rows: Dataset, columns: Mapping[str, Any], shape: decoding.ImageShape, class_names: list[str]
+    ) -> "Split":
+        """Open all images of a split, encoded, with their targets, by the columns `image`, `label` and `value`."""
+        label, value = columns.get("label"), columns.get("value")
+        classes = None if label is None else read_labels(rows, label, class_names, name)
+        values = None if value is None else read_values(rows, value, name)
+        images = decoding.EncodedImages(rows, columns["image"], shape)
+        return cls(name, len(rows), images, torch.arange(len(rows)), classes, class_names, values)
+
+    def prepare(
+        self, options: Any, corruption: Corruption, limit: int | None, value: str | None, seed: int, progress: bool
+    ) -> "Split":
+        """Sample images, decode or check them by the options, compute a value if requested, and shuffle pixels."""
+        is_whole = limit is None or limit >= len(self)
+        split = self if is_whole else self.select(draw_subset(len(self), limit or 0, seed))
+        encoded, reading = split.images, {"skip_corrupt": options.skip_unreadable_images, "progress": progress}
+        assert isinstance(encoded, decoding.EncodedImages)
+        if stays_in_memory(encoded.shape, len(split), options.keep_in_memory):
+            reading |= {"cache_dir": options.cache_dir, "num_workers": options.dataloader_num_workers}
+            split = split._with_images(*decoding.decode_all(encoded, **reading))
+        else:
+            good = decoding.check_files(encoded, **reading)
+            decoding.report_left_out(encoded, good)
+            split = split.select(good)
+        if value is not None:
+            if not isinstance(split.images, Tensor):
+                size = f"{encoded.shape.height} x {encoded.shape.width}"
+                how = f"images in memory; these are {size}: set --image_size or --keep_in_memory yes"
+                raise ValueError(f"--computed_value {value} needs {how}.")
+            split.values = COMPUTED_VALUES[value](split.images)
+        images = corruption.shuffle(split.images, split.rows, split.name)
+        return replace(split, images=images, num_transparent=encoded.num_transparent)
 
     def batches(self, num_workers: int | None, **options: Any) -> ImageBatches:
         """Create batches; `options` are those of `ImageBatches`."""
@@ -112,10 +135,8 @@ def open_parts(
         instead = f", or compute a value with --computed_value ({', '.join(COMPUTED_VALUES)})"
         value_column = sources.common_column(tables, values.value_column_name, sources.VALUE_COLUMNS, "value", instead)
     shape = choose_shape(tables["train"], image_column, options)
-    opened = {
-        key: open_split(name, part_rows, image_column, shape, label_column, class_names, value_column)
-        for key, (name, part_rows) in rows.items()
-    }
+    columns = {"image": image_column, "label": label_column, "value": value_column}
+    opened = {key: Split.of(name, table, columns, shape, class_names) for key, (name, table) in rows.items()}
     if train_classes is not None:
         trained = first_classes(opened["train"].classes, train_classes)
         opened = {"train": opened["train"].select(trained), "eval": opened["eval"].select(~trained)}
@@ -134,47 +155,6 @@ def pool(rows: dict[str, Dataset], columns: list[str]) -> tuple[str, Dataset]:
     return "+".join(rows), concatenate_datasets([split.select_columns(columns) for split in rows.values()])
 
 
-def open_split(
-    name: str,
-    rows: Dataset,
-    image_column: str,
-    shape: decoding.ImageShape,
-    label_column: str | None,
-    class_names: list[str],
-    value_column: str | None = None,
-) -> Split:
-    """Open all images of a split, encoded, with their targets."""
-    classes = None if label_column is None else read_labels(rows, label_column, class_names, name)
-    values = None if value_column is None else read_values(rows, value_column, name)
-    images = decoding.EncodedImages(rows, image_column, shape)
-    return Split(name, len(rows), images, torch.arange(len(rows)), classes, class_names, values)
-
-
-def prepare_images(
-    split: Split,
-    options: ImageSourceOptions,
-    corruption: Corruption,
-    *,
-    max_samples: int | None,
-    computed_value: str | None = None,
-    seed: int,
-    progress: bool,
-) -> Split:
-    """Sample and read images, compute their values if requested, and shuffle their pixels."""
-    if max_samples is not None and max_samples < len(split):
-        split = split.select(draw_subset(len(split), max_samples, seed))
-    split = split.read(options, progress=progress)
-    images = split.images
-    if computed_value is not None:
-        if not isinstance(images, Tensor):
-            size = f"{images.shape.height} x {images.shape.width}"
-            how = f"images in memory; these are {size}: set --image_size or --keep_in_memory yes"
-            raise ValueError(f"--computed_value {computed_value} needs {how}.")
-        split.values = COMPUTED_VALUES[computed_value](images)
-    split.images = corruption.shuffle(images, split.rows, split.name)
-    return split
-
-
 def stays_in_memory(shape: decoding.ImageShape, count: int, keep: str) -> bool:
     """Whether `count` images of this shape are decoded once and kept in memory, by `keep_in_memory`."""
     size, free = count * shape.channels * shape.height * shape.width, psutil.virtual_memory().available
@@ -187,7 +167,7 @@ def stays_in_memory(shape: decoding.ImageShape, count: int, keep: str) -> bool:
 
 def choose_shape(rows: Dataset, column: str, options: ImageSourceOptions) -> decoding.ImageShape:
     """Return the shape set by the options, by default that of all images, and three channels if some have colors."""
-    size, channels = options.image_size, options.num_channels
+    size, channels = options.image_size, int(options.num_channels or 0)
     shapes = [] if size and channels else decoding.probe_shapes(rows, column)
     if size is None:
         sizes = sorted({(shape.height, shape.width) for shape in shapes})

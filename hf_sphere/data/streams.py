@@ -151,7 +151,8 @@ def open_streams(
     needed = ("image_size", "num_channels", "image_mean", "image_std")
     missing = [name for name in needed if getattr(options, name) is None]
     missing += ["eval_split (no images can be held out)"] * (evaluation is None)
-    class_names, opened = options.class_names, dict[str, Any]()
+    class_names: Any = options.class_names
+    opened: dict[str, Any] = {}
     for key, name in names.items():
         if name is None:
             continue

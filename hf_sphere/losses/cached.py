@@ -82,6 +82,7 @@ def step_in_chunks(
     embeddings = torch.cat(encoded).requires_grad_()
     value = loss(embeddings)
     value.backward()
+    assert embeddings.grad is not None
     gradients, last = embeddings.grad.split([len(part) for part in encoded]), _random_states()
     for index, (chunk, state, gradient) in enumerate(zip(chunks, states, gradients, strict=True), 1):
         _set_random_states(state)

@@ -69,7 +69,7 @@ class HeadLoss(nn.Module, PyTorchModelHubMixin, library_name="hf_sphere"):  # ty
             if getattr(type(self.head), "initialize_from_data", None) is not Head.initialize_from_data:  # or a wrapper
                 self._initialize(embeddings.detach())
         options = {"needs_logits": False} if type(self.head).forward is Head.forward else {}
-        return self.head(embeddings, labels, **options).loss  # type: ignore[return-value]
+        return self.head(embeddings, labels, **options).loss
 
     @torch.compiler.disable(reason="a first batch without compilation must initialize the loss")
     def _initialize(self, embeddings: Tensor) -> None:

@@ -229,10 +229,7 @@ class SigLIPLoss(InfoNCELoss):
 
 @opaque(lambda x, *others: (x.new_empty(()), *map(torch.empty_like, (x, *others[:2]))))
 def _sum_pairs(points: Tensor, others: Tensor, bias: Tensor, own: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Sum the binary cross-entropies of logits `x.y + b` over points x (N, d) and all others y (M, d), with gradients.
-
-    The partner of a point is at `own` (N,) among the others; points with -1 are left out.
-    """
+    """Sum the binary cross-entropies of logits `x.y + b` of points (N, d), whose partners are at `own` (-1: left out)."""
     total, used = points.new_zeros(()), (own >= 0)[:, None]
     grad_points, grad_others, grad_bias = map(torch.zeros_like, (points, others, bias))
     for block in class_blocks(len(others), len(points), points.device, BLOCK):
@@ -247,10 +244,7 @@ def _sum_pairs(points: Tensor, others: Tensor, bias: Tensor, own: Tensor) -> tup
 
 
 def _group(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the group (N,) of each label, and the size of each, 0 after the last one: (N,); without `unique`.
-
-    The number of groups, and so the size of what `unique` returns, is not known without a device synchronization.
-    """
+    """Return the group (N,) of each label, and the size of each, 0 after the last: (N,); `unique` would synchronize."""
     labels, order = labels.sort()
     changes = F.pad(labels[1:] != labels[:-1], (1, 0)) if len(labels) else labels
     groups = torch.empty_like(order).scatter_(0, order, changes.cumsum(0))
@@ -258,9 +252,6 @@ def _group(labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gather_points(points: Tensor) -> tuple[Tensor, slice]:
-    """Gather points (B, d) of all processes, and return the place of those of this process among them.
-
-    Their gradient is the sum of those on all processes.
-    """
+    """Gather points (B, d) of all processes, with the sum of their gradients, and the place of this process's."""
     exchange = Exchange(points, shared=True)
     return scale_gradient(exchange.gather(points), 1 / count_processes()), exchange.own

@@ -25,10 +25,7 @@ GROUP = 8
 
 @dataclass(frozen=True, eq=False)
 class Gallery:
-    """Embeddings sorted by class, small classes first, and transformed for comparison by inner products.
-
-    A nearer reference has a larger inner product with the query.
-    """
+    """Embeddings sorted by class, small classes first; nearer references have larger inner products with a query."""
 
     queries: Tensor  # (N, e)
     references: Tensor  # (N or more, e); rows beyond N are padding
@@ -63,12 +60,7 @@ class Gallery:
         return max(1, BYTES_IN_MEMORY // row)
 
     def nearest(self, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Return the similarities of the queries `rows` (b,) with their class and with neighbors of other classes.
-
-        They are (b, p) with the other members of the class, where p is their number in the largest class, and (b, n)
-        with the nearest members of other classes, where n is `count`, at least p, or smaller if there are fewer. Both
-        are in decreasing order and padded with -inf.
-        """
+        """Return the similarities of queries (b,) with their class and with nearest others, in order, padded with -inf."""
         similarities = (padded(self.queries[rows]) @ self.references.T)[: len(rows)]
         similarities[:, len(self.queries) :] = -torch.inf
         # Columns of each row's class; smaller classes are padded with the query itself.
@@ -97,11 +89,7 @@ def _largest(values: Tensor, count: int) -> Tensor:
 
 
 def largest_products(queries: Tensor, parts: Iterable[Tensor], count: int, keys: Any = None, own: Any = None) -> Tensor:
-    """Return the rows of references, given in parts (n, e), with the largest inner products with queries (b, e).
-
-    They are (b, count), in order; of equal products the first. References with the key of a query are left out, and -1
-    fills up.
-    """
+    """Return the rows of the references with the largest products, (b, count), the first of equal ones; -1 fills up."""
     products, rows, start = queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.long), 0
     for part in parts:
         similarities = (padded(queries) @ padded(part).T)[: len(queries), : len(part)]

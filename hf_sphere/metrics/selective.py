@@ -8,12 +8,7 @@ from hf_sphere.utils.checks import check_integer
 
 
 def mean_over_ties(confidences: Tensor, correct: Tensor) -> Tensor:
-    """Return, for each prediction, the accuracy of the predictions with the same confidence, (N,), (N,) -> (N,).
-
-    With it instead of `correct`, sums over bins and cumulative sums in the order of the confidences are their means
-    over all orders of tied predictions. Metrics that are not linear in these sums, such as the expected calibration
-    error, are those of the mean sums, not their own means.
-    """
+    """Return, for each prediction, the accuracy of the predictions with the same confidence, (N,), (N,) -> (N,)."""
     _, group, count = confidences.unique(return_inverse=True, return_counts=True)
     return (torch.bincount(group, weights=correct) / count)[group]
 
