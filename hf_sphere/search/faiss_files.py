@@ -41,7 +41,7 @@ def new_index(kind: str, dim: int, lists: int, metric: int) -> Any:
 
 
 def write_index(path: Path, index: Any, about: dict[str, Any], **known: Tensor) -> None:
-    """Write a FAISS index, and what is known of its references, among it the `numbers` of its entries."""
+    """Write a FAISS index, and what is known of its references."""
     import faiss
     from safetensors.torch import save_file  # here, since searches without files do not need it
 
@@ -52,15 +52,14 @@ def write_index(path: Path, index: Any, about: dict[str, Any], **known: Tensor) 
         about = about | {"entry": graph.entry_point, "effort": graph.efSearch}
     else:
         storage, stored = index, index.invlists
-        sizes = [(number, size) for number in range(index.nlist) if (size := stored.list_size(number))]
-        ids = [faiss.rev_swig_ptr(stored.get_ids(number), size) for number, size in sizes]
-        codes = [faiss.rev_swig_ptr(stored.get_codes(number), size * index.d) for number, size in sizes]
-        known |= {"numbers": known["numbers"][np.concatenate(ids)]}
+        sizes = [stored.list_size(number) for number in range(index.nlist)]
+        lists = [number for number, size in enumerate(sizes) if size]
+        ids = [faiss.rev_swig_ptr(stored.get_ids(number), sizes[number]) for number in lists]
+        codes = [faiss.rev_swig_ptr(stored.get_codes(number), sizes[number] * index.d) for number in lists]
+        tensors = {"ids": torch.from_numpy(np.concatenate(ids)), "codes": torch.from_numpy(np.concatenate(codes))}
         # a tensor with contrib.torch_utils
-        centroids = torch.as_tensor(index.quantizer.reconstruct_n(0, index.nlist))
-        tensors = {"codes": torch.from_numpy(np.concatenate(codes)), "centroids": centroids}
-        tensors["sizes"] = torch.tensor([stored.list_size(number) for number in range(index.nlist)])
-        about = about | {"effort": index.nprobe}
+        tensors["centroids"] = torch.as_tensor(index.quantizer.reconstruct_n(0, index.nlist))
+        tensors["sizes"], about = torch.tensor(sizes), about | {"effort": index.nprobe}
     tensors |= known | {"ranges": torch.from_numpy(faiss.vector_to_array(storage.sq.trained))}
     tensors["codes"] = tensors["codes"].view(-1, index.d)
     with atomic_file(path) as unfinished:
@@ -80,7 +79,12 @@ def read_index(path: Path, kind: str, dim: int, metric: int) -> tuple[Any, dict[
             index = new_index(kind, dim, len(tensors.get("centroids", ())), metric)
             storage: Any = faiss.downcast_index(index.storage) if kind == "hnsw" else index
             count = len(codes)
-            if codes.shape != (count, dim) or codes.dtype != torch.uint8 or ranges.shape != (2 * dim,):
+            if (
+                codes.shape != (count, dim)
+                or len(tensors.get("ids", codes)) != count
+                or codes.dtype != torch.uint8
+                or ranges.shape != (2 * dim,)
+            ):
                 raise ValueError("its codes have another shape")
             faiss.copy_array_to_vector(ranges.numpy(), storage.sq.trained)
             storage.is_trained = index.is_trained = True
@@ -91,10 +95,13 @@ def read_index(path: Path, kind: str, dim: int, metric: int) -> tuple[Any, dict[
             else:
                 index.quantizer.add(tensors.pop("centroids").numpy())
                 index.nprobe = min(about["effort"], index.nlist)
-                for number, ids in enumerate(torch.arange(count).split(tensors.pop("sizes").tolist())):
+                start = 0
+                for number, ids in enumerate(tensors.pop("ids").long().split(tensors.pop("sizes").tolist())):
                     if len(ids):  # only one list is mapped into memory
-                        cells = file.get_slice("codes")[int(ids[0]) : int(ids[-1]) + 1].numpy()
-                        index.invlists.add_entries(number, len(ids), faiss.swig_ptr(ids.numpy()), faiss.swig_ptr(cells))
+                        cells = file.get_slice("codes")[start : start + len(ids)].numpy()
+                        ids = np.ascontiguousarray(ids.numpy())
+                        index.invlists.add_entries(number, len(ids), faiss.swig_ptr(ids), faiss.swig_ptr(cells))
+                        start += len(ids)
             storage.ntotal = index.ntotal = count
             return index, about, tensors
     except Exception as error:  # of safetensors, FAISS and torch, of many classes

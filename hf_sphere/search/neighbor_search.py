@@ -128,7 +128,7 @@ class NeighborSearch:
             self._index, about, stored = read_index(file, self.kind, self.references.shape[1], self._metric())
             if about["references"] != self._digest():
                 raise ValueError(f"{file} cannot be used: it was built for other embeddings. Build the index again.")
-            self._numbers, self._changed, self._spare = stored["numbers"], about["changed"], about["spare"]
+            self._changed, self._spare = about["changed"], about["spare"]
             self._origin = stored["center"].to(self.references.dtype)
             self._group(stored["hashes"])
             return
@@ -224,31 +224,19 @@ class NeighborSearch:
     def save(self, path: Path) -> None:
         """Write the index of an approximate search, without the references, to a safetensors file."""
         about = {"references": self._digest(), "changed": self._changed, "spare": self._spare}
-        known = {"numbers": self._numbers, "hashes": self._hashes, "center": self._origin.double()}
-        write_index(path, self._index, about, **known)
+        write_index(path, self._index, about, hashes=self._hashes, center=self._origin.double())
 
-    def update(self, references: Tensor, old: Tensor) -> bool:
-        """Replace the references (M, d), valid and of the same dtype; return whether that needs no new search.
-
-        An approximate index gets the new ones, and an inverted file loses those that are gone; a graph cannot. `old` is
-        the row that each was before, (M,), -1 for new ones.
-        """
-        kept, groups = old >= 0, self._groups
-        if self._index is None or (self.kind == "hnsw" and kept.sum() < len(groups)):
+    def extend(self, references: Tensor) -> bool:
+        """Take valid references that begin with those before; return whether an approximate index got the new ones."""
+        if self._index is None:
             return False
-        self._check_range("references", references[~kept])
-        hashes, self.references = self._hashes[old], references
-        hashes[~kept] = hash_rows(references[~kept])
-        self._group(hashes)
+        added, known = references[len(self.references) :], len(self._first)
+        self._check_range("references", added)
+        self.references = references
+        self._group(torch.cat([self._hashes, hash_rows(added)]))
         self.__dict__.pop("_center", None)
-        numbers = torch.full((int(groups.max()) + 2,), -1)  # by old number; the last one is that of removed entries
-        numbers[groups[old[kept]]] = self._groups[kept]
-        before, self._numbers = self._numbers, numbers[self._numbers]
-        if len(gone := ((self._numbers < 0) & (before >= 0)).nonzero()[:, 0]):
-            self._index.remove_ids(gone.numpy())
-        added = np.setdiff1d(np.arange(len(self._first)), self._numbers)
-        self._append(torch.from_numpy(added))
-        self._changed += len(gone) + len(added)
+        self._append(torch.arange(known, len(self._first)))
+        self._changed += len(self._first) - known
         return True
 
     def refresh(self) -> None:
@@ -275,8 +263,7 @@ class NeighborSearch:
         """Return the numbers of the vectors with the largest similarities, (Q, count), in any order."""
         vectors = self._prepare(queries, as_query=True)
         if self._index is not None:
-            labels = torch.from_numpy(self._index.search(vectors.numpy(), count)[1])
-            return self._numbers[labels].where(labels >= 0, -1)
+            return torch.from_numpy(self._index.search(vectors.numpy(), count)[1])
         assert self._vectors is not None
         if self.kind == "flat" and (self.distance != "cosine" or len(queries) < FEW_QUERIES):
             import faiss
@@ -355,7 +342,7 @@ class NeighborSearch:
         import faiss
 
         count, dim, is_graph = len(self._first), self.references.shape[1], self.kind == "hnsw"
-        lists, self._changed, self._numbers = number_of_lists(count), 0, torch.empty(0, dtype=torch.long)
+        lists, self._changed = number_of_lists(count), 0
         self._index, self._origin = new_index(self.kind, dim, lists, self._metric()), self._center
         # FAISS recommends at least 39 per list; more take longer, and memory, as do many to train the codes.
         sample = torch.randperm(count, generator=torch.Generator().manual_seed(0))[: 40 * lists]
@@ -385,11 +372,7 @@ class NeighborSearch:
     def _append(self, numbers: Tensor) -> None:
         """Add different references, by their numbers, to the index."""
         for block in numbers.split(8 * REFERENCES):
-            vectors = self._prepare(self.references[self._first[block]], as_query=False).numpy()
-            # Labels of removed entries are not used again.
-            labels = [np.arange(len(self._numbers), len(self._numbers) + len(block))] * (self.kind == "ivf")
-            (self._index.add_with_ids if labels else self._index.add)(vectors, *labels)
-            self._numbers = torch.cat([self._numbers, block])
+            self._index.add(self._prepare(self.references[self._first[block]], as_query=False).numpy())
 
     def _held_out(self, start: int, most: int) -> tuple[Tensor, Tensor]:
         """Return mirror images of tenth neighbors, reflected at references from a number on, and their distances."""

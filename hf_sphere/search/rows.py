@@ -90,8 +90,10 @@ class GroupedVectors(CalibratedSearch):
         """Set all rows; `old` are those that they were, -1 for new vectors, by default those of their numbers."""
         old = positions(numbers, self._numbers) if old is None else old
         self.vectors, self._numbers, self._ids, self._groups = vectors, numbers, ids, groups
-        if self._search is not None and not self._search.update(vectors, old):
-            self._search = None
+        if self._search is not None:
+            before = len(self._search.references)
+            is_extended = torch.equal(old[:before], torch.arange(before)) and bool((old[before:] < 0).all())
+            self._search = self._search if is_extended and self._search.extend(vectors) else None
         self._is_current, self._nearest = False, None
         if self._calibration is not None and self._queries is None and not len(self._calibration_rows()):
             self._calibration = None  # so that a search without a level needs none

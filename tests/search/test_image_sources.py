@@ -1,6 +1,5 @@
 import base64
 import io
-import json
 import math
 import os
 from decimal import Decimal
@@ -200,12 +199,6 @@ def test_a_model_or_processor_that_cannot_be_is_an_error(save_model, tmp_path):
     from hf_sphere.search import ImageEncoder
 
     folder = Path(save_model(tmp_path / "model"))
-    known = (folder / "preprocessor_config.json").read_text()
-    for name, value in (("image_std", 0.0), ("image_std", math.inf), ("image_mean", math.nan)):
-        (folder / "preprocessor_config.json").write_text(json.dumps(json.loads(known) | {name: [value]}))
-        with pytest.raises(ValueError, match=f"{name} in .* correct it"):
-            ImageEncoder(str(folder))
-    (folder / "preprocessor_config.json").write_text(known)
     weights = load_file(folder / "model.safetensors")
     next(value for name, value in weights.items() if name.endswith("weight")).fill_(torch.nan)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})

@@ -892,7 +892,6 @@ def test_images_are_added_to_an_index_without_training(encoder, digits, monkeypa
     index = ImageIndex.build(encoder, "digits", kind="ivf", **QUIET)
     index.search(digits[:1], 1, **QUIET)
     assert index.add([digits[0].rotate(90), digits[1].rotate(90)], **QUIET) == 2
-    index.remove(0)
     found = index.search([digits[0].rotate(90)], 1, **QUIET)
     assert found.rows.tolist() == [[len(index) - 2]]
     assert len(built) == 1

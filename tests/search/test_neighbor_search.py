@@ -293,38 +293,26 @@ def built(monkeypatch):
     return kinds
 
 
-@pytest.mark.parametrize("change", ["add", "remove", "mixed"])
 @pytest.mark.parametrize("distance", ["cosine", "euclidean"])
 @pytest.mark.parametrize("kind", ["ivf", "hnsw"])
-def test_an_updated_search_finds_what_a_new_one_finds_without_training(kind, distance, change, built, tmp_path):
+def test_an_extended_search_finds_what_a_new_one_finds_without_training(kind, distance, built, tmp_path):
     references, queries = points(3000, 8), points(200, 8, seed=1)
-    references[1500:1600] = references[:100]  # copies, of which some stay and some go
+    references[1500:1600] = references[:100]  # copies
     search = NeighborSearch(references, distance=distance, kind=kind)
-    old = torch.arange(3000)
-    if change != "add":
-        old = torch.cat([old[50:1550], old[1600:]])
-    if change == "mixed":
-        old = old[torch.randperm(len(old), generator=torch.Generator().manual_seed(0))]
-    if change != "remove":
-        old = torch.cat([old[:1000], torch.full((300,), -1), old[1000:]])
-    fresh = torch.cat([points(200, 8, seed=2), references[:100]])  # with copies of old rows, some of which are gone
-    rows = references[old]
-    rows[old < 0] = fresh[: int((old < 0).sum())]
-    can_update = search.update(rows, old)
-    assert can_update == (kind == "ivf" or change == "add")
-    if can_update:
-        search.refresh()
-        assert built == [kind]
-        assert search.recall >= neighbor_search.TARGET_RECALL
-        exact = NeighborSearch(rows, distance=distance, kind="torch").search(queries, 10)
-        distances, found = search.search(queries, 10)
-        agrees = found == exact[1]
-        assert agrees.double().mean() > 0.93
-        torch.testing.assert_close(distances[agrees], exact[0][agrees])
-        assert search.search(rows[-100:], 1)[1].equal(NeighborSearch(rows, kind="torch").search(rows[-100:], 1)[1])
-        search.save(tmp_path / "index")
-        loaded = NeighborSearch(rows, distance=distance, kind=kind, file=tmp_path / "index")
-        assert torch.equal(loaded.search(queries, 10)[1], found)
+    rows = torch.cat([references, points(200, 8, seed=2), references[:100]])
+    assert search.extend(rows)
+    search.refresh()
+    assert built == [kind]
+    assert search.recall >= neighbor_search.TARGET_RECALL
+    exact = NeighborSearch(rows, distance=distance, kind="torch").search(queries, 10)
+    distances, found = search.search(queries, 10)
+    agrees = found == exact[1]
+    assert agrees.double().mean() > 0.93
+    torch.testing.assert_close(distances[agrees], exact[0][agrees])
+    assert search.search(rows[-100:], 1)[1].equal(NeighborSearch(rows, kind="torch").search(rows[-100:], 1)[1])
+    search.save(tmp_path / "index")
+    loaded = NeighborSearch(rows, distance=distance, kind=kind, file=tmp_path / "index")
+    assert torch.equal(loaded.search(queries, 10)[1], found)
 
 
 @pytest.mark.parametrize("kind", ["ivf", "hnsw"])
@@ -332,7 +320,7 @@ def test_an_index_is_built_again_when_added_rows_are_not_found(kind, built, capl
     vectors = torch.eye(1, 16) + 0.02 * torch.randn(3000, 16, generator=torch.Generator().manual_seed(0))
     search = NeighborSearch(vectors[:2500], kind=kind)
     rows = torch.cat([vectors[:2500], -vectors[2500:]])  # outside the ranges of the codes
-    assert search.update(rows, torch.cat([torch.arange(2500), torch.full((500,), -1)]))
+    assert search.extend(rows)
     with caplog.at_level(logging.WARNING):
         search.refresh()
     assert "Many rows have changed" in caplog.text
@@ -358,7 +346,7 @@ def test_near_duplicates_that_codes_cannot_distinguish_are_found(kind, tmp_path)
 def test_an_index_of_four_times_the_rows_gets_more_lists(built):
     vectors = points(9000, 8)
     search = NeighborSearch(vectors[:2000], kind="ivf")
-    search.update(vectors, torch.arange(9000).where(torch.arange(9000) < 2000, -1))
+    search.extend(vectors)
     search.refresh()
     assert built == ["ivf", "ivf"]
 
@@ -367,7 +355,7 @@ def test_an_index_of_four_times_the_rows_gets_more_lists(built):
 def test_references_far_from_the_first_ones_are_found(kind, caplog):
     vectors = torch.cat([points(1000, 8), points(2000, 8, seed=1) + 1e4])
     search = NeighborSearch(vectors[:1000], distance="euclidean", kind=kind)
-    search.update(vectors, torch.arange(3000).where(torch.arange(3000) < 1000, -1))
+    search.extend(vectors)
     search.refresh()
     queries, keys = points(100, 8, seed=2) + 1e4, torch.zeros(3000).long()
     exact = NeighborSearch(vectors, distance="euclidean", kind="torch").search(queries, 10)
@@ -383,19 +371,11 @@ def test_one_large_reference_does_not_coarsen_the_codes_of_others(kind):
     assert NeighborSearch(references, distance="euclidean", kind=kind).recall >= neighbor_search.TARGET_RECALL
 
 
-def test_the_only_row_that_is_left_is_always_found():
-    vectors = points(2000, 8)
-    search = NeighborSearch(vectors, kind="ivf")
-    search.update(vectors[:1], torch.tensor([0]))
-    search.refresh()
-    assert search.search(vectors, 1)[1].max() == search.search(vectors, 1)[1].min() == 0
-
-
 def test_the_recall_is_measured_again_after_many_changes_only(monkeypatch, tmp_path):
     vectors, measured = points(4010, 8), []
     search = NeighborSearch(vectors[:4000], kind="ivf")
     for count in (4002, 4004, 4006):
-        search.update(vectors[:count], torch.arange(count).where(torch.arange(count) < count - 2, -1))
+        search.extend(vectors[:count])
         search.save(tmp_path / "index")
         search = NeighborSearch(vectors[:count], kind="ivf", file=tmp_path / "index")
         monkeypatch.setattr(search, "_held_out", lambda *_, count=count: measured.append(count) or (vectors[:9], 9.0))

@@ -216,7 +216,7 @@ def test_an_approximate_search_accepts_no_stranger_more():
     assert (approximate.p_values >= exact.p_values - 1e-12).all()
 
 
-def test_rows_are_added_to_an_index_and_removed_from_it_without_training(monkeypatch, tmp_path):
+def test_rows_are_added_to_an_index_without_training_and_removed(monkeypatch, tmp_path):
     pytest.importorskip("faiss")
     built, new_index = [], neighbor_search.new_index
     monkeypatch.setattr(neighbor_search, "new_index", lambda *args: built.append(args) or new_index(*args))
@@ -225,9 +225,10 @@ def test_rows_are_added_to_an_index_and_removed_from_it_without_training(monkeyp
     space.save(tmp_path / "space")
     space = EmbeddingSpace.load(tmp_path / "space")
     space.add(groups[1900:], vectors[1900:])
+    space.search(vectors[:1], 5)
+    assert len(built) == 1
     space.remove([7, 390])
     found = space.search(vectors[1900:], 5, false_accept=0.1)
-    assert len(built) == 1
     expected = EmbeddingSpace(space.vectors, space.groups, kind="torch").search(vectors[1900:], 5)
     assert (found.rows == expected.rows).double().mean() > 0.98
     space.save(tmp_path / "space")
