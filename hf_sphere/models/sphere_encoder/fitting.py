@@ -118,7 +118,8 @@ def fit_spherization(
             train, held_out = (_NormalEquations(), _NormalEquations())
             for equations, subset in zip((train, held_out), subsets, strict=True):
                 for points, targets in _layer_pairs(model, reference, layer, plain, subset):
-                    equations.add(points, targets)
+                    sums = (len(points), points.T @ points, points.T @ targets, targets.square().sum().item())
+                    equations.add(_NormalEquations(*sums))
                     bar.update()
             ridges = RIDGES if ridge is None else (ridge,)
             solved = ((train.solve(each), each) for each in ridges)
@@ -129,29 +130,22 @@ def fit_spherization(
             linear: Any = _spherical_map(layer).linear
             linear.weight.copy_(train.solve(best))
             explained = _explained_variance(model, reference, layer, plain, subsets[1])
-            train.merge(held_out)
+            train.add(held_out)
             linear.weight.copy_(train.solve(best))
             fits.append(SpherizationFit(index, explained, best, train.count))
     return fits
 
 
+@dataclass
 class _NormalEquations:
     """Normal equations of a linear map, accumulated over tokens in float64."""
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.gram: Any = 0.0
-        self.cross: Any = 0.0
-        self.target_square = 0.0
+    count: int = 0
+    gram: Any = 0.0
+    cross: Any = 0.0
+    target_square: float = 0.0
 
-    def add(self, points: Tensor, targets: Tensor) -> None:
-        """Add tokens: points (T, n + 1) and targets (T, H)."""
-        self.count += len(points)
-        self.gram = self.gram + points.T @ points
-        self.cross = self.cross + points.T @ targets
-        self.target_square += targets.square().sum().item()
-
-    def merge(self, other: "_NormalEquations") -> None:
+    def add(self, other: "_NormalEquations") -> None:
         """Add the tokens of other equations."""
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
@@ -159,14 +153,12 @@ class _NormalEquations:
     def solve(self, ridge: float) -> Tensor | None:
         """Return the map (H, n + 1), or None where the equations are singular to working precision."""
         mean_squares = self.gram.diagonal() / self.count
-        system = self.gram + torch.diag(ridge * self.count * mean_squares)
-        factor, failed = torch.linalg.cholesky_ex(system)
+        factor, failed = torch.linalg.cholesky_ex(self.gram + torch.diag(ridge * self.count * mean_squares))
         return None if failed else torch.cholesky_solve(self.cross, factor).T
 
     def squared_error(self, weight: Tensor) -> float:
         """Return the sum of squared errors of the map on these tokens."""
-        error = self.target_square - 2 * (weight.T * self.cross).sum() + ((weight @ self.gram) * weight).sum()
-        return float(error)
+        return float(self.target_square - 2 * (weight.T * self.cross).sum() + ((weight @ self.gram) * weight).sum())
 
 
 def _split(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
@@ -190,11 +182,9 @@ def _spherical_map(layer: nn.Module) -> SphericalMap:
 def _layer_pairs(
     model: Any, reference: Any, layer: Any, plain: Any, batches: Sequence[Batch]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the inputs (T, n + 1) and targets (T, H) of the new map for the tokens of each batch.
-
-    A layer returns r + f(r), from the residual r and the feed-forward f, up to norms. With r' and f' of the spherized
-    layer, whose r' differs if layers before it are spherized, the target of f' is f(r) + r - r'.
-    """
+    """Yield the inputs (T, n + 1) and targets (T, H) of the new map for the tokens of each batch."""
+    # A layer returns r + f(r), from the residual r and the feed-forward f, up to norms. With r' and f' of the spherized
+    # layer, whose r' differs if layers before it are spherized, the target of f' is f(r) + r - r'.
     encoder, spherical = model.base_model, _spherical_map(layer)
     modules = [spherical, plain.get_submodule(encoder.plain_map_path)]
     modules += [each.get_submodule(encoder.feed_forward_path) for each in (layer, plain)]
@@ -210,10 +200,7 @@ def _layer_pairs(
 
 
 def _explained_variance(model: Any, reference: Any, layer: Any, plain: Any, batches: Sequence[Batch]) -> float:
-    """Return the fraction of the variance of a plain layer's output that the spherized layer explains.
-
-    BERT's layers end with a norm; before it, a few coordinates with most of the variance would dominate.
-    """
+    """Return the fraction of the variance of a plain layer's output, after its norm, that the spherized explains."""
     outputs: tuple[list[Tensor], list[Tensor]] = ([], [])
     for inputs, mask in batches:
         for kept, [(_, output)] in zip(outputs, _record([model, reference], [layer, plain], inputs), strict=True):
