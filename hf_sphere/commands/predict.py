@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     source, encoder = search.ImageSource.of(args.images, args.split), search.ImageEncoder(name)
     if not encoder.class_names:
         raise ValueError(f"{name} has no classes to predict; give a model with a head.")
-    rejection = getattr(encoder.model, "rejection", None)
+    rejection: Any = getattr(encoder.model, "rejection", None)
     if args.coverage is not None and rejection is None:
         raise ValueError(f"--coverage needs a model with a rejection; fit one to {name} with hf-sphere reject.")
     if args.coverage is not None:

@@ -88,12 +88,13 @@ def fit(args: RejectionArguments, output: Path) -> None:
         few = ", ".join(absent[:5])
         print(f"note      no images of {few}: the level may not hold for {len(absent)} of the classes")
     options: dict[str, Any] = {"by_class": args.by_class, "unknown": others}
-    settings = fit_rejection(encoder.model, labeled(known), args.level, args.score, **options).settings
+    rejection = fit_rejection(encoder.model, labeled(known), args.level, args.score, **options)
+    settings = rejection.settings
     if "ranking" in settings:
         ranked = sorted(settings["ranking"].items(), key=lambda item: -item[1])
         against = "classes left out in turn, a proxy" if others is None else "--unknown"
         print(f"scores    {', '.join(f'{each} {value:.3f}' for each, value in ranked)} (AUROC against {against})")
-    print(f"rejection {encoder.model.rejection.describe()}")
+    print(f"rejection {rejection.describe()}")
     if (measured := settings.get("unknown")) is not None:
         share, low, high = (f"{100 * measured[key]:.1f} %" for key in ("rejected", "low", "high"))
         print(f"unknown   {share} of {measured['num_images']:,} images are rejected (95 % interval {low} to {high})")

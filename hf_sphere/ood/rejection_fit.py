@@ -122,8 +122,8 @@ def fit_rejection(
         rejected = int((~rejection(*measured[:2], measured.concentrations).known).sum())
         low, high = map(float, binomtest(rejected, count).proportion_ci(method="wilson"))
         settings["unknown"] = {"rejected": rejected / count, "low": low, "high": high, "num_images": count}
-    if hasattr(model, "set_rejection"):
-        model.set_rejection(rejection)
+    if (attach := getattr(model, "set_rejection", None)) is not None:
+        attach(rejection)
     return rejection
 
 

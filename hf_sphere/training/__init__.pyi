@@ -1,6 +1,5 @@
 from .arguments import RecipeArguments as RecipeArguments
-from .checkpoints import RunState as RunState
-from .class_shards import gather_classes as gather_classes
+from .checkpoints import RunState as RunState, gather_classes as gather_classes
 from .errors import (
     CheckpointError as CheckpointError,
     TrainingDivergedError as TrainingDivergedError,

@@ -10,12 +10,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
-from torch import nn
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, distributed, nn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
+from hf_sphere.nn.heads.mixins import class_shards
+from hf_sphere.nn.processes import count_processes, process_index, share_of
 from hf_sphere.training.errors import CheckpointError
 from hf_sphere.training.optimization import check_state
 from hf_sphere.training.output_dir import CHECKPOINT_PREFIX, list_checkpoints
@@ -24,6 +29,9 @@ from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.modules import shared_tensors
 
 STATE_FILE = "trainer_state.json"
+
+SHARD_FILE = "class_weights-{:05d}-of-{:05d}.safetensors"
+"""Rows of the class vectors of one process, and of their optimizer state; any number of processes can read them."""
 
 
 @dataclass
@@ -136,3 +144,104 @@ def find_checkpoint(name: str, output_dir: Path) -> Path:
         complete = ", ".join(map(str, checkpoints)) or f"none in {output_dir}"
         raise CheckpointError(f"{name} is not a complete checkpoint with a {files.MANIFEST_FILE}; there is {complete}.")
     return path
+
+
+def gather_classes(model: nn.Module) -> dict[str, Tensor] | None:
+    """Return the state of a model with all classes on the first process, None on the others; all must call it.
+
+    Example:
+        >>> gather_classes(network).keys() == network.state_dict().keys()
+        True
+    """
+    is_main = process_index() == 0
+    state = {name: value.cpu() for name, value in model.state_dict().items()} if is_main else None
+    for name, head in class_shards(model).items():
+        shard, rows = model.get_parameter(name).detach().contiguous(), []
+        for process in range(count_processes()):
+            count = len(share_of(head.num_classes, process))
+            received = shard if process == process_index() else shard.new_empty(count, *shard.shape[1:])
+            if count_processes() > 1:
+                distributed.broadcast(received, process)
+            rows += [received.cpu()] if is_main else []
+        if state is not None:
+            state[name] = torch.cat(rows)
+    return state
+
+
+class ClassShardCheckpoint:
+    """Writes and reads the class vectors of this process in the checkpoints of an accelerator.
+
+    The accelerator has one model and one optimizer, which are passed without their wrappers.
+    """
+
+    def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.model, self.optimizer = model, optimizer
+        self.shards = class_shards(model)
+        self._loaded: dict[str, dict[str, Tensor]] = {}
+        accelerator.register_save_state_pre_hook(self._save)
+        accelerator.register_load_state_pre_hook(self._load)
+        optimizer.register_state_dict_post_hook(self._without_shards)
+        optimizer.register_load_state_dict_post_hook(self._fill)
+
+    def _save(self, models: list[nn.Module], weights: list[dict[str, Tensor]], folder: str) -> None:
+        """Write the file of this process, and leave the other weights to Accelerate."""
+        others = {name: value for name, value in self.model.state_dict().items() if name not in self.shards}
+        weights[:] = [{name: value.contiguous() for name, value in others.items()}]
+        tensors, rows = {}, {}
+        for name, head in self.shards.items():
+            parameter = self.model.get_parameter(name)
+            for key, value in {"": parameter.detach(), **self.optimizer.state[parameter]}.items():
+                if value is not None:
+                    tensors[f"{name}:{key}"] = value.contiguous()
+            rows[name] = f"{head.classes.start} {head.classes.stop} {head.num_classes}"
+        save_file(tensors, Path(folder, SHARD_FILE.format(process_index(), count_processes())), metadata=rows)
+
+    def _load(self, models: list[nn.Module], folder: str) -> None:
+        """Load the model with the rows of the classes of this process; its optimizer state is loaded by `_fill`."""
+        models.clear()
+        state = load_file(Path(folder, "model.safetensors"))
+        for name, head in self.shards.items():
+            self._loaded[name] = _read_rows(Path(folder), name, head.classes, head.num_classes)
+            state[name] = self._loaded[name].pop("")
+        self.model.load_state_dict(state)
+
+    def _without_shards(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        for index, _ in self._indices():
+            state["state"].pop(index, None)
+
+    def _fill(self, optimizer: torch.optim.Optimizer) -> None:
+        """Add the optimizer state of the class vectors to that of the others."""
+        state = {index: self._loaded.pop(name, {}) for index, name in self._indices()}
+        check_state(optimizer, {"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+        for index, name in self._indices():
+            parameter = self.model.get_parameter(name)
+            # Steps are counted on the CPU, like those that torch loads.
+            moved = {k: v if v.ndim == 0 else v.to(parameter.device) for k, v in state[index].items()}
+            if moved:
+                optimizer.state[parameter] = moved
+
+    def _indices(self) -> Iterator[tuple[int, str]]:
+        """Yield the position of each class parameter in the optimizer, and its name."""
+        names = {self.model.get_parameter(name): name for name in self.shards}
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        yield from ((index, names[parameter]) for index, parameter in enumerate(parameters) if parameter in names)
+
+
+def _read_rows(folder: Path, name: str, classes: range, num_classes: int) -> dict[str, Tensor]:
+    """Read rows of a parameter, as an empty name, and of its optimizer state, from the files of all processes."""
+    pieces: dict[str, list[Tensor]] = {}
+    for path in sorted(folder.glob("class_weights-*.safetensors")):
+        with safe_open(path, "pt") as file:
+            start, stop, total = map(int, file.metadata()[name].split())
+            if total != num_classes:
+                raise ValueError(f"{path.name} has {name} of {total} classes; expected {num_classes}")
+            rows = slice(max(classes.start - start, 0), max(min(classes.stop, stop) - start, 0))
+            for key in file.keys():  # noqa: SIM118
+                owner, _, part = key.rpartition(":")
+                if owner == name:
+                    values = file.get_slice(key)
+                    piece = values[rows] if values.get_shape() else file.get_tensor(key)
+                    pieces.setdefault(part, []).append(piece)
+    if not pieces:
+        raise ValueError(f"{folder} has no class vectors of processes; it was written without shard_classes")
+    return {part: values[0] if values[0].ndim == 0 else torch.cat(values) for part, values in pieces.items()}

@@ -158,7 +158,7 @@ def evaluate(
 
 
 @torch.inference_mode()
-def evaluate_retrieval(model: nn.Module, batches: "ImageBatches", accelerator: Accelerator) -> dict[str, float]:
+def evaluate_retrieval(model: Any, batches: "ImageBatches", accelerator: Accelerator) -> dict[str, float]:
     """Compute retrieval metrics with each image of a split as a query, using the distance of the model's head.
 
     Args:
@@ -172,47 +172,42 @@ def evaluate_retrieval(model: nn.Module, batches: "ImageBatches", accelerator: A
     Example:
         >>> evaluate_retrieval(model, data.test, Accelerator())["recall_at_1"]  # doctest: +SKIP
     """
-    any_model: Any = model.eval()
-    embeddings, labels = _gather(any_model, batches, accelerator)
-    head = any_model.head
-    scores = retrieval_scores(head.transform(embeddings), labels, **head.metric())
+    embeddings, labels = _gather(model.eval(), batches, accelerator)
+    scores = retrieval_scores(model.head.transform(embeddings), labels, **model.head.metric())
     return {name: float(value) for name, value in scores.items() if name != "num_queries"}
 
 
 @torch.inference_mode()
-def evaluate_frozen(model: nn.Module, batches: "ImageBatches", accelerator: Accelerator) -> dict[str, float]:
+def evaluate_frozen(model: Any, batches: "ImageBatches", accelerator: Accelerator) -> dict[str, float]:
     """Compute retrieval metrics of the features of a model's backbone, with the cosine distance; see above."""
-    any_model: Any = model.eval()
-    scores = retrieval_scores(*_gather(any_model, batches, accelerator, any_model.base_model.backbone))
+    scores = retrieval_scores(*_gather(model.eval(), batches, accelerator, model.base_model.backbone))
     return {name: float(scores[name]) for name in ("recall_at_1", "map_at_r")}
 
 
 @torch.inference_mode()
-def evaluate_certainty(model: nn.Module, batches: "ImageBatches", accelerator: Accelerator) -> dict[str, list[float]]:
+def evaluate_certainty(model: Any, batches: "ImageBatches", accelerator: Accelerator) -> dict[str, list[float]]:
     """Compute Recall@1 by decile of the queries' certainty, the least certain first, for heads with a concentration.
 
     Beside the concentration, two measures without a distribution serve as baselines: the norm of the input of the head,
     and the margin, the difference between the probabilities of the two most probable classes of the head. Returned are
     the Recall@1 of each decile by measure, or nothing for a head without a concentration.
     """
-    any_model: Any = model.eval()
-    embeddings, labels = _gather(any_model, batches, accelerator)
-    measured = []
-    for some in embeddings.split(max(1, _NUMBERS_AT_ONCE // any_model.config.num_labels)):
-        output = any_model.head(some)
+    (embeddings, labels), measured = _gather(model.eval(), batches, accelerator), []
+    for some in embeddings.split(max(1, _NUMBERS_AT_ONCE // model.config.num_labels)):
+        output = model.head(some)
         if output.concentration is None:
             return {}
         two = output.logits.softmax(-1).topk(min(2, output.logits.shape[1])).values
         measured.append((output.concentration, two[:, 0] - two[:, -1]))
     concentrations, margins = map(torch.cat, zip(*measured, strict=True))
     measures = {"concentration": concentrations, "norm": embeddings.norm(dim=1), "margin": margins}
-    rows, scores = score_queries(any_model.head.transform(embeddings), labels, **any_model.head.metric())
+    rows, scores = score_queries(model.head.transform(embeddings), labels, **model.head.metric())
     recall = scores["recall_at_1"]
     return {name: accuracy_by_certainty(values.cpu()[rows], recall) for name, values in measures.items()}
 
 
 @torch.inference_mode()
-def evaluate_few_shot(model: nn.Module, batches: "FewShotBatches", accelerator: Accelerator) -> dict[str, float]:
+def evaluate_few_shot(model: Any, batches: "FewShotBatches", accelerator: Accelerator) -> dict[str, float]:
     """Classify the queries of the episodes of the first epoch, which do not depend on the number of processes.
 
     In eval mode an embedding does not depend on the episode, so each image is embedded once and the episodes are formed
@@ -230,15 +225,14 @@ def evaluate_few_shot(model: nn.Module, batches: "FewShotBatches", accelerator: 
     Example:
         >>> evaluate_few_shot(model, data.test, Accelerator())["accuracy"]  # doctest: +SKIP
     """
-    any_model: Any = model.eval()
     used, episodes = batches.episode_indices().unique(return_inverse=True)
-    embeddings = _gather_images(any_model, batches, used, accelerator)
+    embeddings = _gather_images(model.eval(), batches, used, accelerator)
     numbers = batches.way * batches.query * batches.way * embeddings.shape[1]
     accuracies, loss = [], 0.0
     for some in episodes.split(max(1, _NUMBERS_AT_ONCE // numbers)):
         support, query = batches.divide(embeddings[some.to(embeddings.device)])
         labels = batches.labels(len(some))
-        output = any_model.classifier(query, support, labels)
+        output = model.classifier(query, support, labels)
         accuracies.append((output.logits.argmax(dim=-1) == labels).sum(dim=-1).cpu().double() / labels.shape[1])
         loss += output.loss.item() * len(some)
     accuracy = torch.cat(accuracies)
@@ -272,10 +266,9 @@ def _gather(
 
 
 @torch.inference_mode()
-def gather_logits(model: nn.Module, batches: "ImageBatches", accelerator: Accelerator) -> tuple[Tensor, Tensor]:
+def gather_logits(model: Any, batches: "ImageBatches", accelerator: Accelerator) -> tuple[Tensor, Tensor]:
     """Return the logits of a split, (N, K), float32, and the labels (N,), over all processes."""
-    any_model: Any = model.eval()
-    return _gather(any_model, batches, accelerator, lambda pixels: any_model(pixel_values=pixels).logits)
+    return _gather(model.eval(), batches, accelerator, lambda pixels: model(pixel_values=pixels).logits)
 
 
 @torch.no_grad()

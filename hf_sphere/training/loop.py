@@ -25,8 +25,13 @@ from hf_sphere.nn.heads.mixins import class_shards, exclude_class_shards
 from hf_sphere.optim import as_metrics, find_channel_dims, step_diagnostics
 from hf_sphere.optim.optimizers import optimizer_names
 from hf_sphere.training.arguments import RecipeArguments
-from hf_sphere.training.checkpoints import RunState, find_checkpoint, load_checkpoint, save_checkpoint
-from hf_sphere.training.class_shards import ClassShardCheckpoint
+from hf_sphere.training.checkpoints import (
+    ClassShardCheckpoint,
+    RunState,
+    find_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
 from hf_sphere.training.errors import CheckpointError, TrainingDivergedError, TrainingInterruptedError
 from hf_sphere.training.evaluation import Batch, Batches, count_examples, count_targets, global_places, loss_is_sum
 from hf_sphere.training.optimization import build_scheduler, optimizer_from_arguments, start_average, total_norm

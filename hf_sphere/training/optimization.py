@@ -137,8 +137,9 @@ def check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         for key, value in state_dict["state"].get(index, {}).items():
             if key == "step" or not isinstance(value, Tensor):
                 continue
-            is_ours = isinstance(optimizer, SphereOptimizer)
-            like = optimizer.initial_state(key, parameter, group) if is_ours else parameter
+            like = parameter
+            if isinstance(optimizer, SphereOptimizer):
+                like = optimizer.initial_state(key, parameter, group)
             if (value.shape, value.dtype) != (like.shape, like.dtype):
                 raise ValueError(
                     f"{key} in the optimizer state is {value.dtype} of shape {[*value.shape]}, which does not fit the "

@@ -21,7 +21,6 @@ from transformers.trainer_utils import enable_full_determinism
 from hf_sphere.nn.heads.mixins import class_shards
 from hf_sphere.training import checkpoints, output_dir
 from hf_sphere.training.arguments import RecipeArguments
-from hf_sphere.training.class_shards import gather_classes
 from hf_sphere.training.evaluation import evaluate
 from hf_sphere.training.loop import TrainingLoop
 from hf_sphere.training.model_card import Command, publish
@@ -308,7 +307,7 @@ def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) ->
 def _save(run: Run, prepared: Prepared, model: Any, best: checkpoints.RunState | None = None) -> None:
     """Save model and processor, on the main process; with the state of a run, as the model of its best epoch."""
     gathered = run.accelerator.get_state_dict(model) if run.accelerator.is_fsdp2 else None
-    gathered = gather_classes(model) if class_shards(model) else gathered
+    gathered = checkpoints.gather_classes(model) if class_shards(model) else gathered
     if run.accelerator.is_main_process:
         with checkpoints.write_model_files(run.output_dir if best is None else run.best_dir) as unfinished:
             model.save_pretrained(unfinished, state_dict=gathered)

@@ -314,25 +314,6 @@ def test_a_saved_rejection_decides_the_same(score, linear, tmp_path):
     assert loaded.settings == rejection.settings
 
 
-@pytest.mark.parametrize("damage", ["cut", "other file", "no settings", "missing buffer", "invalid settings"])
-def test_a_damaged_file_is_an_error(damage, linear, tmp_path):
-    file = tmp_path / "rejection.safetensors"
-    rejection = fit_rejection(linear, [draw(120)], 0.1, "max_logit")
-    rejection.save(file)
-    if damage == "cut":
-        file.write_bytes(file.read_bytes()[:-9])
-    elif damage == "other file":
-        file.write_text("text")
-    else:
-        level = {"level": 2.0} if damage == "invalid settings" else {}
-        metadata = {} if damage == "no settings" else {"rejection": json.dumps(rejection.settings | level)}
-        save_file({} if damage == "missing buffer" else load_file(file), file, metadata)
-    with pytest.raises(ValueError, match="is no rejection that"):
-        Rejection.load(file)
-    with pytest.raises(OSError, match="missing"):
-        Rejection.load(tmp_path / "missing")
-
-
 # It belongs to the model
 
 
@@ -360,9 +341,7 @@ def test_a_new_model_of_the_configuration_calls_all_images_unknown_until_it_lose
     ("settings", "message"),
     [
         ({"level": 0.001}, "level 0.001 needs 999 images; there are 100"),
-        ({"level": "0.1"}, r"level must be a number in \(0, 1\); got '0.1'"),
-        ({"shapes": [1]}, "must be as by `fit_rejection`"),
-        ({"shapes": {"calibration": []}}, "must be as by `fit_rejection`"),
+        ({"level": 2.0}, r"level must be a number in \(0, 1\); got 2.0"),
     ],
     ids=str,
 )

@@ -320,35 +320,6 @@ def test_the_table_has_the_decisions_and_the_classes_that_are_needed(suffix, pre
         assert set(pd.read_csv(file, dtype=str)["known"]) == {"true", "false"}
 
 
-def test_class_names_with_separators_stay_whole_in_the_table(predict, rejecting, tmp_path):
-    model = shutil.copytree(rejecting, tmp_path / "renamed")
-    config = json.loads((model / "config.json").read_text())
-    config["id2label"] = {"0": 'a, "b"|c', "1": "=1+1;", "2": "[d]"}
-    (model / "config.json").write_text(json.dumps(config))
-    table = pd.read_csv(predict("table.csv", "--model_name_or_path", str(model), "--coverage", "0.5"))
-    names = {name for cell in table["classes"] for name in json.loads(cell)}
-    assert names
-    assert names <= {*config["id2label"].values()}
-
-
-@pytest.mark.parametrize(
-    ("has_rejection", "coverage", "message"),
-    [
-        (False, "0.9", "--coverage needs a model with a rejection"),
-        (True, "0.9", "coverage must be at most 0.5, .* a level of 0.1, which needs 9 images"),
-        (True, "1", "coverage must be above 0 and below 1"),
-    ],
-)
-def test_a_coverage_that_the_model_has_not_is_an_error(
-    has_rejection, coverage, message, predict, rejecting, tmp_path, capsys
-):
-    words = ["--model_name_or_path", rejecting] * has_rejection
-    with pytest.raises((ValueError, SystemExit)) as error:
-        predict("table.csv", *words, "--coverage", coverage)
-    assert re.search(message, str(error.value) + capsys.readouterr().err)
-    assert [*tmp_path.iterdir()] == []
-
-
 def test_unreadable_images_are_left_out_and_an_existing_file_replaced_only_if_requested(predict, photos, tmp_path):
     (photos / "b" / "bad.png").write_bytes(b"")
     try:

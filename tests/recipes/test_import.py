@@ -18,7 +18,6 @@ from fresh_python import run_fresh
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.commands import export, extract, place, predict
 from hf_sphere.commands.train import main as train
-from hf_sphere.models.sphere_encoder.vit import SphereViTConfig
 from hf_sphere.nn import HEADS
 from hf_sphere.utils.imports import import_modules
 
@@ -190,29 +189,6 @@ def test_a_module_that_fails_shows_its_own_error(code, message, here):
         import_modules(["--import", "parts"])
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("nothing", "started in .*: ModuleNotFoundError: No module named 'nothing'"),
-        ("parts.nothing", r"No module named 'parts\.nothing'"),
-        ("parts.py", r"name of a module, such as my_package\.my_module; got 'parts\.py'\."),
-        ("", "got ''"),
-        ("--dim", "got '--dim'"),
-    ],
-)
-def test_a_name_that_is_no_module_is_explained(name, message, here):
-    (here / "parts.py").touch()
-    with pytest.raises(ValueError, match=message):
-        import_modules(["--import", name])
-
-
-def test_the_error_on_the_console_has_at_most_three_lines(tmp_path):
-    (tmp_path / "parts.py").write_text("1 / 0\n")
-    ended = run(tmp_path, "place", "--dim", "3", "--import", "parts")
-    assert (ended.returncode, len(ended.stderr.strip().splitlines()) <= 3) == (1, True)
-    assert ended.stderr.startswith(f"\nError: --import parts: {tmp_path}/parts.py, line 1: ZeroDivisionError: ")
-
-
 # Configurations, and saved models of others
 
 
@@ -228,13 +204,6 @@ def test_a_configuration_imports_nothing_by_itself_but_names_the_option(here, ca
     with pytest.raises(SystemExit):
         train(["classification", "--import", "parts", "--config", "run.yaml", "--output_dir", "x", "--print_config"])
     assert 'import: ["parts"]' in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("kind", [SphereVisionConfig, SphereViTConfig])
-def test_only_valid_names_of_a_file_are_shown(kind):
-    names = ["os; import evil", "\x1b[31m", "a" * 101, 5, "their.module"]
-    with pytest.raises(ValueError, match=r"run `import their\.module` before"):
-        kind.from_dict({"head": "theirs", "requires_import": names})
 
 
 def test_the_module_of_a_backbone_is_named_and_not_saved_again():

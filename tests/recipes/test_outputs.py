@@ -38,15 +38,6 @@ def test_outputs_of_a_search_are_probed_before_the_index_is_loaded(option, load_
         run_main(load_recipe("search_images"), ["--index", "none", "--query", "none", option, "/proc/none/a"])
 
 
-@pytest.mark.parametrize("recipe", ["build_index", "extract_embeddings"])
-def test_a_folder_that_would_be_replaced_is_not_the_working_directory(
-    recipe, load_recipe, run_main, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(OSError, match="it is the working directory or a mount"):
-        run_main(load_recipe(recipe), ["--model_name_or_path", "none", *LATE[recipe], "."])
-
-
 @pytest.mark.parametrize("kind", ["folder", "file"])
 def test_two_writers_of_one_output_do_not_mix(kind, tmp_path):
     def use(overwrite: bool) -> Any:
@@ -70,15 +61,6 @@ def test_two_writers_of_one_output_do_not_mix(kind, tmp_path):
     (message,) = refused
     assert message.startswith(f"{output} is in use by process {os.getpid()} on {os.uname().nodename}.")
     assert kind == "folder" or list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["", " "])
-@pytest.mark.parametrize("recipe", ["visualize_embeddings", "evaluate_embeddings", "export_onnx"])
-def test_an_empty_name_is_no_output(recipe, name, load_recipe, run_main, capsys):
-    options = "--model_name_or_path x --output" if recipe == "export_onnx" else "--embeddings x --output_dir"
-    with pytest.raises(SystemExit):
-        run_main(load_recipe(recipe), [*options.split(), name])
-    assert "must not be empty" in capsys.readouterr().err
 
 
 def test_an_output_file_is_not_a_folder(tmp_path: Path):

@@ -1,5 +1,4 @@
 import math
-import shutil
 import sys
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from training_runs import TINY_BERT, same, weights
 from transformers import (
     AutoModelForMaskedLM,
     AutoTokenizer,
-    BertModel,
     FunnelConfig,
     GPT2Config,
     MobileBertConfig,
@@ -113,13 +111,6 @@ def test_the_maximum_length_defaults_to_that_of_the_tokenizer(train, tmp_path):
         train(*words, "--max_seq_length", "65", name="longer")
 
 
-def test_an_encoder_without_a_head_gets_a_new_one(train, tmp_path, results_of):
-    shutil.copytree(TINY_BERT, tmp_path / "encoder")
-    BertModel.from_pretrained(TINY_BERT).save_pretrained(tmp_path / "encoder")
-    results = results_of(train("--model_name_or_path", str(tmp_path / "encoder")))
-    assert results["eval_loss"] < math.log(400)
-
-
 def test_a_plain_model_starts_from_its_weights_and_a_fitted_one_closer_to_it(train, results_of):
     fit = [*SPHERIZED, FIT, "--fit_tokens", "4000"]
     starts = [train("--num_train_epochs", "0", *words, name=str(len(words))) for words in ([], SPHERIZED, fit)]
@@ -134,19 +125,6 @@ def test_a_plain_model_starts_from_its_weights_and_a_fitted_one_closer_to_it(tra
 def test_a_model_learns_to_repeat_its_input(train, results_of):
     results = results_of(train("--objective", "reconstruction", "--num_train_epochs", "4"))
     assert results["eval_accuracy"] > 0.6
-
-
-def test_the_arguments_determine_the_masking(train, monkeypatch):
-    used = []
-
-    def load(options, *_, **more):
-        used.append((options.objective, options.mask_probability))
-        raise ValueError("seen enough")
-
-    monkeypatch.setattr("hf_sphere.data.load_text_data", load)
-    with pytest.raises(ValueError, match="seen enough"):
-        train("--mask_probability", "0.3")
-    assert used == [("masked", 0.3)]
 
 
 # Randomness, resuming

@@ -13,7 +13,7 @@ from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.data import ImagesInMemory
 from hf_sphere.nn import HEADS, build_head
 from hf_sphere.training import RecipeArguments, TrainingLoop, evaluate, gather_classes, initialize_from_data
-from hf_sphere.training.class_shards import _read_rows
+from hf_sphere.training.checkpoints import _read_rows
 from hf_sphere.utils.options import keyword_options
 
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 import transformers
 from accelerate import Accelerator
 from torch import Tensor, nn
-from two_processes import run_two
 
 import hf_sphere
 from hf_sphere.data import Masking, TextBatches, Vocabulary
@@ -123,40 +122,3 @@ def test_sparse_prediction_has_the_measures_of_dense_prediction(prefix):
         model = getattr(library, f"{prefix}ForMaskedLM")(config)
         measured.append(evaluate(model, make_batches(shuffle=False), Accelerator(cpu=True), measure_tokens))
     assert measured[1] == pytest.approx(measured[0], rel=1e-6)
-
-
-# Two processes
-
-
-def _train_shared(rank: int, folder: str) -> None:
-    share = {"process_index": rank, "num_processes": 2}
-    accelerator = Accelerator(cpu=True)
-    model, history = train(make_batches(**share), folder, gradient_accumulation_steps=2, stop_after_steps=1)
-    measured = evaluate(model, make_batches(shuffle=False, **share), accelerator, measure_tokens)
-    torch.save({"weights": model.state_dict(), "train": history[-1], "eval": measured}, f"{folder}/{rank}.pt")
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory) -> list[dict]:
-    folder = tmp_path_factory.mktemp("shared")
-    run_two(_train_shared, str(folder))
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
-
-
-@pytest.fixture(scope="module")
-def seen() -> list[dict[str, Tensor]]:
-    """Batches of that step in both processes, with unequal numbers of targets."""
-    shares = [list(make_batches(process_index=rank, num_processes=2).epoch())[:2] for rank in (0, 1)]
-    counts = [sum(int(TextBatches.num_targets(batch)) for batch in share) for share in shares]
-    assert counts[0] != counts[1]
-    return [batch for share in shares for batch in share]
-
-
-def test_processes_with_unequal_target_counts_train_report_and_evaluate_by_the_mean_over_all_targets(shared, seen):
-    model = after_one_step(seen)
-    alone = evaluate(model, make_batches(shuffle=False), Accelerator(cpu=True), measure_tokens)
-    for found in shared:
-        torch.testing.assert_close(found["weights"], model.state_dict(), rtol=1e-5, atol=1e-6)
-        assert found["eval"] == pytest.approx(alone, rel=1e-5)
-    whole = {key: torch.cat([batch[key] for batch in seen]) for key in ("input_ids", "labels")}
-    assert shared[0]["train"]["train_loss"] == pytest.approx(make_model()(**whole).loss.item(), rel=1e-6)

@@ -94,7 +94,7 @@ def build_few_shot(setup: Setup, few_shot: FewShotArguments) -> Any:
     saved, spherization = setup.saved, None if few_shot.spherization is None else dict(few_shot.spherization)
     requested = {"metric": few_shot.metric, "temperature": few_shot.temperature}
     classifier = {"metric": "euclidean", "temperature": 1.0} | ((saved and saved.few_shot_kwargs) or {})
-    settings = {"few_shot_kwargs": classifier | {k: v for k, v in requested.items() if v is not None}}
+    settings: dict[str, Any] = {"few_shot_kwargs": classifier | {k: v for k, v in requested.items() if v is not None}}
     if saved is None:
         settings |= {"head": None, "spherization": spherization}
     elif spherization is not None:
