@@ -233,7 +233,7 @@ def upload(folder: Path, repo_id: str, *, private: bool | None = None) -> str:
 def _text(file: Path) -> str:
     """Return the text of a file, of safetensors that of their header."""
     with file.open("rb") as opened:
-        size = int.from_bytes(opened.read(8), "little") if file.suffix == ".safetensors" else opened.seek(0) - 1
+        size = int.from_bytes(opened.read(8), "little") if file.suffix == ".safetensors" else -1
         return opened.read(size).decode(errors="replace")
 
 

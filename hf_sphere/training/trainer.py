@@ -211,7 +211,6 @@ class SphereTrainer(Trainer):
         **options: See `Trainer`.
 
     Raises:
-        TypeError: If `args` are the arguments of a recipe.
         ValueError: If the head has no label smoothing but the arguments request it, or the model could not be saved.
 
     Example:
@@ -223,9 +222,6 @@ class SphereTrainer(Trainer):
     def __init__(
         self, *args: Any, diagnostics_steps: int | None = None, pair_batch: int | None = None, **options: Any
     ) -> None:
-        arguments = args[1] if len(args) > 1 else options.get("args")
-        if arguments is not None and not isinstance(arguments, TrainingArguments):
-            raise TypeError("args must be transformers.TrainingArguments; RecipeArguments are for recipes.")
         super().__init__(*args, **options)
         if self.args.save_strategy != "no":
             check_can_be_saved(self.model)

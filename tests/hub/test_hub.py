@@ -86,7 +86,7 @@ def test_a_trained_model_is_uploaded_with_card_and_results(trained, hub):
 def test_a_run_whose_upload_was_interrupted_is_published_later_with_a_list_of_what(trained, folder):
     printed = (folder / "train.txt").read_text()
     assert "the upload failed: Server disconnected" in printed
-    assert f"to try again: hf-sphere publish {folder / 'run'} --repo_id digits-model" in printed
+    assert f"to try again: hf-sphere publish {folder / 'run'} --repo_id tester/digits-model" in printed
     assert "uploaded to tester/digits-model" in printed
     listed = (folder / "train.txt").read_text().splitlines()
     assert [line for line in listed if line.startswith("upload    model.safetensors, ")]

@@ -24,7 +24,6 @@ from transformers import (
 )
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
-from hf_sphere.data import load_image_split
 from hf_sphere.distributions import VonMisesFisher
 from hf_sphere.metrics import detection_scores
 from hf_sphere.nn.heads import HEADS
@@ -456,22 +455,6 @@ class TestImageFiles:
         (folder / "unknown/z").rename(folder / "known/z")
         with pytest.raises(ValueError, match="a is a class of the model, and 'z' is not; rename the class, or pass"):
             model_outputs(saved, folder / "known")
-
-    def test_models_of_timm_are_prepared_by_their_configuration(self, folder):
-        model = timm.create_model("test_resnet", num_classes=3)
-        expected = model_outputs(model, load_image_split(folder / "unknown", "all", like="timm:test_resnet").batches)
-        assert torch.allclose(model_outputs(model, folder / "unknown").logits.sum(0), expected.logits.sum(0), atol=1e-5)
-
-    def test_images_and_models_that_cannot_be_read_are_errors_that_name_them(self, folder, saved, tmp_path):
-        (folder / "text.png").write_text("no image")
-        for name in ("text.png", "missing.png"):
-            with pytest.raises(ValueError, match=rf"{name}\) of the split cannot be decoded"):
-                model_outputs(saved, [folder / "known/a/1.jpg", folder / name])
-        with pytest.raises(ValueError, match=r"this Linear was not loaded by its name, .*like=processor"):
-            model_outputs(nn.Linear(2, 2), folder / "known")
-        BertForSequenceClassification(BertConfig(**SIZES, vocab_size=30)).save_pretrained(tmp_path / "texts")
-        with pytest.raises(ValueError, match=r"cannot be loaded as AutoModelForImageClassification: .*BertConfig"):
-            model_outputs(tmp_path / "texts", [{"input_ids": torch.randint(30, (4, 5))}])
 
 
 @pytest.mark.parametrize("score", FITTED)

@@ -141,11 +141,6 @@ def test_configurations_have_the_settings_of_before():
     assert {str(run): digest_of(run) for run in NAMES} == FROZEN["digests"]
 
 
-def test_a_configuration_is_found_by_its_name_alone():
-    settings = {run: load_config(str(run)).settings for run in NAMES}
-    assert {run: load_config(run.name).settings for run in NAMES} == settings
-
-
 def settings_of_run(files: tuple[PurePosixPath, ...]) -> dict[str, Any]:
     """Return what the code path of a run depends on: a name of a run stands for these."""
     configs = [load_config(str(path)) for path in files]

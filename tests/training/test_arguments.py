@@ -245,16 +245,11 @@ def test_a_file_starts_from_its_base_and_writes_to_a_folder_of_its_own_name(
     config("base: mnist-b", "first.yaml")
     config("base: first.yaml\nlearning_rate: 2.0", "own.yaml")
     assert parse("--config", "../own.yaml")[2].momentum == 0.2
-    config("base: folder/../own.yaml", "own.yaml")
-    assert "own.yaml: its base leads back to itself" in refusal("--config", "../own.yaml")
     config("rotation: 5.0", "first.yaml")
     without_output = parse_arguments((AugmentationOptions,), ["--config", config("base: first.yaml")])
     assert without_output[0].rotation == 5.0
     file = config("base: ./missing.yaml")
     assert f"{file}, base: there is no configuration or file './missing.yaml'" in refusal("--config", file)
-    file = config("base: {}".format(config("", "other.yaml")), "loop.yaml")
-    Path(config("", "other.yaml")).write_text(f"base: {file}")
-    assert "its base leads back to itself" in refusal("--config", file)
 
 
 @pytest.mark.parametrize("configs", [("first", "own"), ("own", "first")])

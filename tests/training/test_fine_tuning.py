@@ -62,19 +62,6 @@ def test_the_backbone_is_frozen_in_the_linear_probe(model):
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_a_probed_network_stays_as_it_is_until_it_is_trained(make_loop, make_model):
-    weights = []
-
-    def before_epoch(model, epoch):
-        model.hidden.requires_grad_(epoch >= 2)
-        weights.append(model.hidden.weight.detach().clone())
-
-    loop = make_loop(make_model(), num_train_epochs=3, loop={"before_epoch": before_epoch})
-    loop.run()
-    assert torch.equal(weights[0], weights[2])
-    assert not torch.equal(weights[2], loop.trained_model.hidden.weight)
-
-
 def test_a_compiled_model_trains_and_resumes_like_an_uncompiled_one(make_loop, make_model, monkeypatch, tmp_path):
     calls = []
 

@@ -110,17 +110,6 @@ def test_head_is_initialized_with_batch_statistics_and_no_dropout_and_nothing_el
     assert torch.equal(model.head.shown, shown)
 
 
-def test_dropout_and_batch_norm_change_the_embeddings(model, make_batches):
-    """Control for the test above."""
-    before = copy.deepcopy(model.base_model.state_dict())
-    by_batch, by_statistics = embed_as_in_training(model, make_batches()), embed(model, make_batches())
-    assert not torch.allclose(by_batch, by_statistics, atol=1e-3)
-    pixels = next(make_batches().epoch(0, augment=False))["pixel_values"]
-    with_dropout = model.train().base_model(pixels).embeddings
-    assert not torch.allclose(with_dropout, by_batch[: len(pixels)], atol=1e-3)
-    assert any(not torch.equal(value, before[name]) for name, value in model.base_model.state_dict().items())
-
-
 def test_batches_that_can_be_read_once_initialize_backbone_and_head(make_batches):
     config = SphereVisionConfig(
         backbone="airbench_cifar", backbone_kwargs={"widths": [4, 4, 4]}, num_channels=3, image_size=32, head="vmf"
@@ -131,36 +120,6 @@ def test_batches_that_can_be_read_once_initialize_backbone_and_head(make_batches
     initialize_from_data(once, iter(images))
     initialize_from_data(again, images)
     torch.testing.assert_close(once.state_dict(), again.state_dict(), rtol=0, atol=0)
-
-
-class RefusalError(Exception):
-    """Stand-in for any error."""
-
-
-def refuse(*args, **kwargs):
-    raise RefusalError
-
-
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("where", ["head", "images", "encoder"])
-def test_failed_initialization_restores_statistics_and_mode(model, make_batches, monkeypatch, where, training):
-    batches = make_batches()
-    if where == "images":
-
-        def breaks_off(*args, **kwargs):
-            yield next(type(batches).epoch(batches))
-            refuse()
-
-        monkeypatch.setattr(batches, "epoch", breaks_off)
-    else:
-        method = (CenteredHead, "initialize_from_data") if where == "head" else (model.base_model.projection, "forward")
-        monkeypatch.setattr(*method, refuse)
-    model.train(training)
-    before = copy.deepcopy(model.base_model.state_dict())
-    with pytest.raises(RefusalError):
-        initialize_from_data(model, batches)
-    torch.testing.assert_close(model.base_model.state_dict(), before, rtol=0, atol=0)
-    assert {module.training for module in model.modules()} == {training}
 
 
 def test_initialization_stops_at_max_examples_and_a_head_without_it_receives_no_data(model, make_batches, monkeypatch):

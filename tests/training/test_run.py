@@ -181,27 +181,12 @@ SHORTAGES = {
     "the disk or its quota is full: Error while serializing: I/O error: No space left on device (os error 28).": (
         SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
     ),
-    "the disk or its quota is full: [enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534.": (
-        RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534")
-    ),
-    "the disk or its quota is full: [Errno 28] No space left on device: 'a.csv'.": (
-        OSError(errno.ENOSPC, "No space left on device", "a.csv")
-    ),
     "the disk or its quota is full: x cannot be read as a dataset.": (
         caused(ValueError("x cannot be read as a dataset."), OSError(errno.EDQUOT, "Disk quota exceeded"))
     ),
     "not enough memory: out of memory, its own cause.": OWN_CAUSE,
     "not enough memory: [Errno 12] Cannot allocate memory.": OSError(errno.ENOMEM, "Cannot allocate memory"),
     "not enough memory: MemoryError.": caused(ImportError(IMPORT), MemoryError()),
-    "not enough memory: libtorch_cpu.so: failed to map segment from shared object.": (
-        ImportError("libtorch_cpu.so: failed to map segment from shared object")
-    ),
-    "not enough memory: DataLoader worker (pid 1) is killed by signal: Killed.": (
-        RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed. ")
-    ),
-    "not enough memory: Caught MemoryError in DataLoader worker process 0.": (
-        MemoryError("Caught MemoryError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n")
-    ),
     "not enough memory, or a broken installation: operator torchvision::nms does not exist.": (
         caused(ModuleNotFoundError(IMPORT), RuntimeError("operator torchvision::nms does not exist"))
     ),

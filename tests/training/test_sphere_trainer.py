@@ -348,15 +348,6 @@ def test_models_and_batches_of_a_user_can_be_trained(kind, arguments, digits):
         assert SphereTrainer(model, arguments(), eval_dataset=digits).evaluate()["eval_loss"] > 0
 
 
-def test_a_frozen_copy_of_a_head_is_not_initialized():
-    peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(target_modules=["linear"], modules_to_save=["classes"])
-    model = peft.get_peft_model(Own("vmf"), config)
-    assert len(heads_of(model)) == 1
-    initialize_from_data(model, [{"pixel_values": torch.randn(8, 1, 8, 8)}])
-    assert not heads_of(model)[0].needs_data_initialization
-
-
 @pytest.mark.parametrize("streamed", [False, True])
 def test_the_margin_of_a_head_in_a_model_of_a_user_begins_after_its_warmup(streamed, arguments):
     class Stream(IterableDataset):
@@ -407,8 +398,6 @@ def test_effective_learning_rates_are_logged_and_the_model_is_initialized(argume
 
 
 def test_bad_input_is_refused(arguments, monkeypatch, tmp_path):
-    with pytest.raises(TypeError, match=r"args must be transformers\.TrainingArguments"):
-        SphereTrainer(make_model(), training.RecipeArguments(str(tmp_path)))
     factory = lambda: None  # noqa: E731
     monkeypatch.setitem(trainer_optimizer._OPTIMIZER_HANDLERS, "adafactor", lambda context: (factory, {}))
     with pytest.raises(ValueError, match=r"optim adafactor .* the options of head\..* would be lost"):
