@@ -84,6 +84,7 @@ class ImageBatches(IterableDataset):
             of_workers: Any = {"random_resized_crop": None, "crop_aspect_ratio": 4 / 3, "rand_augment": None}
             self._per_batch = replace(augmentation, horizontal_flip=False, **of_workers)
         self.shuffle = shuffle
+        self.balanced = balanced
         self.seed = seed
         self.process_index = process_index
         self.num_processes = num_processes
