@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -316,4 +317,4 @@ def sort_candidates(found: Any, scores: Tensor | None = None, count: int | None 
     """Return the best candidates, or groups, by other scores (Q, c); equal ones stay in their order."""
     scores = found.scores if scores is None else scores
     order = scores.argsort(dim=1, descending=True, stable=True)[:, :count]
-    return type(found)(*[column.gather(1, order) for column in (scores, *found[1:])])
+    return type(found)(*map(methodcaller("gather", 1, order), (scores, *found[1:])))

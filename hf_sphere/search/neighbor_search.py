@@ -124,8 +124,12 @@ class NeighborSearch:
         self._vectors: Tensor | None = None
         self._index: Any = None
         self._spare, self._changed = SPARE, 0
+        if self.kind != "torch":
+            import faiss
+
+            self._metric = faiss.METRIC_INNER_PRODUCT if distance == "cosine" else faiss.METRIC_L2
         if file is not None:
-            self._index, about, stored = read_index(file, self.kind, self.references.shape[1], self._metric())
+            self._index, about, stored = read_index(file, self.kind, self.references.shape[1], self._metric)
             if about["references"] != self._digest():
                 raise ValueError(f"{file} cannot be used: it was built for other embeddings. Build the index again.")
             self._changed, self._spare = about["changed"], about["spare"]
@@ -268,7 +272,7 @@ class NeighborSearch:
         if self.kind == "flat" and (self.distance != "cosine" or len(queries) < FEW_QUERIES):
             import faiss
 
-            return torch.from_numpy(faiss.knn(vectors.numpy(), self._vectors.numpy(), count, self._metric())[1])
+            return torch.from_numpy(faiss.knn(vectors.numpy(), self._vectors.numpy(), count, self._metric)[1])
         blocks, parts = vectors.split(QUERIES), self._vectors.split(REFERENCES)
         return torch.cat([largest_products(block, parts, count) for block in blocks])
 
@@ -308,7 +312,7 @@ class NeighborSearch:
         neighbors = self.references[rows.clamp_min(0)].double()
         points = queries[:, None].double()
         if self.distance == "cosine":
-            neighbors, points = project_to_sphere(neighbors), project_to_sphere(points)
+            neighbors, points = _directions(neighbors), _directions(points)
             missing = ~(points.any(2) & neighbors.any(2))
             distances = ((points - neighbors).square().sum(2) / 2).masked_fill(missing, 1.0)
         else:
@@ -324,11 +328,6 @@ class NeighborSearch:
         # A median, since one large value would move the mean away from all others; it also keeps integers exact.
         return self.references[self._first[:: max(1, len(self._first) // 10_000)]].median(0).values
 
-    def _metric(self) -> int:
-        import faiss
-
-        return faiss.METRIC_INNER_PRODUCT if self.distance == "cosine" else faiss.METRIC_L2
-
     def _group(self, hashes: Tensor) -> None:
         """Group equal references, in the order of their first rows."""
         _, first, inverse = np.unique(hashes.numpy(), return_index=True, return_inverse=True)
@@ -343,7 +342,7 @@ class NeighborSearch:
 
         count, dim, is_graph = len(self._first), self.references.shape[1], self.kind == "hnsw"
         lists, self._changed = number_of_lists(count), 0
-        self._index, self._origin = new_index(self.kind, dim, lists, self._metric()), self._center
+        self._index, self._origin = new_index(self.kind, dim, lists, self._metric), self._center
         # FAISS recommends at least 39 per list; more take longer, and memory, as do many to train the codes.
         sample = torch.randperm(count, generator=torch.Generator().manual_seed(0))[: 40 * lists]
         points = self._prepare(self.references[self._first[sample]], as_query=False).numpy()
@@ -390,6 +389,12 @@ class NeighborSearch:
         """Return the recall@10 of each query, (n,)."""
         candidates = self._candidates(queries, min(10 + self._spare, len(self._first)))
         return (self._choose(queries, candidates, 10, 1)[0] <= farthest).double().mean(1)
+
+
+def _directions(points: Tensor) -> Tensor:
+    """Return `project_to_sphere` of vectors in float64, which need no gradient."""
+    points = points / torch.threshold(torch.linalg.vector_norm(points, torch.inf, -1, keepdim=True), 0.0, 1.0)
+    return points / torch.threshold(torch.linalg.vector_norm(points, dim=-1, keepdim=True), 1e-12, 1.0)
 
 
 def _at_least_float32(embeddings: Any) -> Tensor:

@@ -17,7 +17,6 @@ from hf_sphere.geometry.checks import (
     check_dense,
     check_embeddings,
     check_rows,
-    is_finite,
     shorten,
     to_embeddings,
     to_tensor,
@@ -133,8 +132,9 @@ def unit_vectors(what: str, vectors: Any, ids: Sequence[Any] | None = None, hint
     """
     vectors = to_embeddings(vectors, 1, what).cpu()
     ids = None if ids is None else check_names("ids", ids, len(vectors))
-    valid, norms = _valid_and_norms(vectors)
-    check_rows(valid, f"{what} must be finite and not zero", "are not", ids, hint)
+    norms = _norms(vectors)
+    if not (valid := norms.isfinite() & (norms > 0)).all():
+        check_rows(valid, f"{what} must be finite and not zero", "are not", ids, hint)
     if what not in ("queries", "rows") and len(odd := norms[(norms - 1).abs() > 1e-2]):
         text = "%d of %d %s are not unit vectors (norms from %.3g to %.3g); they are normalized."
         logger.warning(text, len(odd), len(norms), what, odd.min(), odd.max())
@@ -146,17 +146,17 @@ def unit_vectors(what: str, vectors: Any, ids: Sequence[Any] | None = None, hint
     return units
 
 
-def _valid_and_norms(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Return whether vectors (N, d) are finite and not zero, and their norms, (N,) each."""
+def _norms(vectors: Tensor) -> Tensor:
     norms = torch.empty(len(vectors), dtype=torch.float64)
     for block, part in zip(vectors.split(8192), norms.split(8192), strict=True):
         part[:] = torch.linalg.vector_norm(block.double(), dim=1)
-    return is_finite(vectors) & (norms > 0), norms
+    return norms
 
 
 def usable_rows(what: str, vectors: Tensor, ids: Sequence[Any] | None) -> tuple[Tensor, list[Any]]:
     """Return the rows of vectors (N, d) that are finite and not zero, and the ids of others, which a message lists."""
-    valid = _valid_and_norms(vectors)[0]
+    norms = _norms(vectors)
+    valid = norms.isfinite() & (norms > 0)
     others = (~valid).nonzero()[:, 0].tolist()
     others = others if ids is None else [ids[row] for row in others]
     if others:
