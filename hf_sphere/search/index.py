@@ -146,16 +146,14 @@ class ImageIndex(IndexedImages):
         indexed = {place: row for row in range(len(self)) if (place := self.place(row)) is not None}
         # Files with the recorded size and time, and embedded by the same settings, are up to date; others are read.
         current = {n: indexed[place] for n, place in enumerate(places) if place in indexed}
-        certain = {
-            n: row for n, row in current.items() if self.images["settings"][row] == settings and self.is_as_indexed(row)
-        }
-        states = identify(
-            source, [n for n in range(len(source)) if n not in certain], progress=options.get("progress", True)
-        )
+        used = self.images.get("settings", ())
+        certain = {n: row for n, row in current.items() if used[row] == settings and self.is_as_indexed(row)}
+        unsure = [n for n in range(len(source)) if n not in certain]
+        states = identify(source, unsure, progress=options.get("progress", True))
         # Of these, some are in the index, at their place or moved, and the ones with other contents are embedded again.
         rows = self.match(source_id, places, indexed, states)
         moved = sum(self.place(row) != places[n] for n, row in rows.items())
-        stored = list(zip(self.images.get("digest", ()), self.images.get("settings", ()), strict=True))
+        stored = list(zip(self.images.get("digest", ()), used, strict=True))
         outdated = [n for n in states if n not in rows or stored[rows[n]] != (states[n].digest, settings)]
         # Nothing is changed before all is embedded.
         added, embeddings = self._embed(source, outdated, options) if outdated else ({"row": []}, self.embeddings[:0])
@@ -186,8 +184,7 @@ class ImageIndex(IndexedImages):
             logger.warning(text, len(lost), source.name, self.images["file"][min(lost)])
         fresh, old_numbers = itertools.count(self.space._next), self.space._numbers.tolist()
         numbers = [old_numbers[rows[n]] if n in rows else next(fresh) for n in added["row"]]
-        if own_ids is None:
-            added["id"] = numbers
+        added |= {"id": numbers} if own_ids is None else {}
         if not self.extra:
             added.pop("columns", None)
         added |= {"source": [source_id] * len(embeddings), "settings": [settings] * len(embeddings)}

@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from hf_sphere.geometry.checks import shorten
 from hf_sphere.search.calibration import Calibration
-from hf_sphere.search.matching import CANDIDATES, CalibratedSearch, Candidates, Matches
+from hf_sphere.search.matching import CANDIDATES, CalibratedSearch, Candidates, Matches, sort_candidates
 from hf_sphere.search.neighbor_search import SPARE, TARGET_RECALL, NeighborSearch
 from hf_sphere.search.sampling import mix, name_keys, sample_rows
 from hf_sphere.search.vectors import as_names, check_ids, positions, unit_vectors
@@ -25,9 +24,6 @@ os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(64 << 20))  # otherwis
 
 WRITTEN, COMPARED = 1 << 23, 1 << 14
 """Bytes that are written at once, and rows that are compared at once."""
-
-PANDAS_INDEX = re.compile(r"__index_level_\d+__")
-"""Name of a column of row numbers that a table of pandas without some rows has in Arrow."""
 
 CALIBRATION, EFFORTS = ("groups", "ids", "scores", "match_groups", "matches"), tuple(2**step for step in range(5))
 """Columns of the calibration, and how much of an index is searched."""
@@ -70,10 +66,8 @@ class LanceSpace(CalibratedSearch):
             self._effort, self.recall = (index.to_arrow()[name][0].as_py() for name in ("effort", "recall"))
         if known is not None:
             self._version, next_id = json.loads(known.schema.metadata[b"hf_sphere"])
-            cells = [known.to_arrow()[name].combine_chunks() for name in CALIBRATION]
-            cells = [torch.tensor((c.flatten() if pa.types.is_nested(c.type) else c).to_numpy()) for c in cells]
-            groups, ids, *pairs = cells
-            self._calibration = Calibration(groups, ids, *(column.view(len(ids), 2) for column in pairs), next_id)
+            columns = known.to_arrow().to_pydict()
+            self._calibration = Calibration(*(torch.from_numpy(np.array(columns[n])) for n in CALIBRATION), next_id)
 
     @classmethod
     def create(
@@ -234,9 +228,7 @@ class LanceSpace(CalibratedSearch):
         if (found.ids[:, 0] < 0).any():
             raise ValueError("the rows are of one group, so no query without a match is known; add other groups.")
         calibration = Calibration(groups, ids, *found, next_id)
-        columns = [getattr(calibration, name).numpy() for name in CALIBRATION]
-        pairs = [pa.FixedSizeListArray.from_arrays(c.ravel(), 2) if c.ndim == 2 else pa.array(c) for c in columns]
-        table = pa.table(pairs, [*CALIBRATION])
+        table = pa.table({name: getattr(calibration, name).tolist() for name in CALIBRATION})
         with suppress(RuntimeError, ValueError, OSError):  # another process writes its own, or nobody may write
             self._write("calibration", table.replace_schema_metadata({"hf_sphere": json.dumps([version, next_id])}))
         self._calibration, self._version = calibration, version
@@ -290,10 +282,9 @@ class LanceSpace(CalibratedSearch):
                     distances, rows = search.search_others(queries[at], k, numbers, groups[at])
                     found = ids[rows].where(rows >= 0, -1)
                     new = (1 - distances, found, found, numbers[rows])
-                    columns = [torch.cat([old[at], each], 1) for old, each in zip(best, new, strict=True)]
-                    order = columns[0].argsort(dim=1, descending=True, stable=True)[:, :k]
-                    for old, column in zip(best, columns, strict=True):
-                        old[at] = column.gather(1, order)
+                    both = Candidates(*(torch.cat([old[at], each], 1) for old, each in zip(best, new, strict=True)))
+                    for old, column in zip(best, sort_candidates(both, count=k), strict=True):
+                        old[at] = column
         return best
 
     def _sample(self, rows_per_group: int, most: int) -> tuple[Tensor, Tensor, int]:
@@ -408,8 +399,7 @@ def _parts(
 def _to_table(batch: Any, column: str, group_column: str | None, id_column: str | None) -> pa.Table:
     """Return a batch with unit vectors, and checked ids and names of groups."""
     if hasattr(batch, "__arrow_c_stream__"):  # tables of pyarrow, pandas and polars
-        batch = pa.table(batch)
-        batch = batch.drop_columns([name for name in batch.schema.names if PANDAS_INDEX.fullmatch(name)])
+        batch = pa.Table.from_pandas(batch, preserve_index=False) if hasattr(batch, "iloc") else pa.table(batch)
         batch = dict(zip(batch.schema.names, batch.columns, strict=True))
     columns = dict(batch) if isinstance(batch, Mapping) else {column: batch}
     if missing := {column, group_column or column, id_column or column} - {*columns}:

@@ -261,22 +261,12 @@ class CalibratedSearch(ABC):
         return Groups(*(column[:, :2] for column in found))
 
     def _follow(
-        self,
-        old: Calibration,
-        at: Tensor,
-        queries: Tensor,
-        left_out: Tensor | None,
-        present: Tensor,
-        added: Candidates | None,
+        self, old: Calibration, at: Tensor, queries: Tensor, left_out: Any, present: Tensor, added: Candidates | None
     ) -> Groups:
-        """Return the best two groups of queries: those before, and by rows that were `added` since.
-
-        `at` are the queries before, -1 for new ones. These, and those whose best rows are no longer `present`, are
-        searched among all.
-        """
+        """Return the best two groups of queries, by what is known of those `at` places, and by rows that were added."""
         known = at.clamp_min(0)
         found = Groups(old.scores[known], old.match_groups[known], old.matches[known])
-        is_fresh = (at < 0) | ~torch.isin(found.ids, present).all(1)
+        is_fresh = (at < 0) | ~torch.isin(found.ids, present).all(1)  # new, or a best row is no longer present
         if added is not None:
             pairs = zip(found, (added.scores, added.groups, added.ids), strict=True)
             merged = sort_candidates(Groups(*(torch.cat(pair, 1) for pair in pairs)))
