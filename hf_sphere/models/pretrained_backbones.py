@@ -29,12 +29,9 @@ class TransformersBackbone(nn.Module):
     """An image encoder of transformers with the interface of timm's models: images to pooled features (B, d).
 
     The features are the encoder's pooled output, or without it the class token or the mean over all positions. Poolers
-    of BERT's kind, a linear map and a tanh that pretrained weights often lack, are left out. The weights have torch's
-    default dtype, whatever that of the file: `from_pretrained` sets it to the dtype asked for. Other encoders, and
-    weights for other channels, are errors.
-
-    Only the architecture of the `settings`, a configuration as a dictionary, is used. `pretrained` is the folder, Hub
-    id or file of the weights; None for random ones.
+    of BERT's kind, which pretrained weights often lack, are left out. The weights have torch's default dtype, which
+    `from_pretrained` sets to the one requested. Only the architecture of the `settings`, a configuration, is used;
+    `pretrained` is the folder, Hub id or file of the weights, None for random ones.
     """
 
     def __init__(self, settings: dict[str, Any], num_channels: int, pretrained: str | None = None) -> None:

@@ -222,12 +222,10 @@ class _LogClassSum(torch.autograd.Function):
     matrix product: of their coefficients (beta c, beta s), (2, 2), with the products w.mu and w.v, (2, K).
 
     The derivative with respect to t_k is the softmax p_k, and `dG/du` is half of the ratio `r = A(kappa) / kappa` at
-    `kappa^2 = u`. With `q_k = p_k r_k`, twice the derivative with respect to u_k, the gradients are
-
-    - of the coefficients: the sum over k of q_k times the products;
-    - of the products: the sum over the samples of q_k times the coefficients, from which follow those of mu and w_k;
-    - of w_k besides: `(q_k - p_k r(|w_k|)) w_k`;
-    - of beta besides: `beta sum_k q_k`.
+    `kappa^2 = u`. With `q_k = p_k r_k`, twice the derivative with respect to u_k, the gradient of the coefficients is
+    the sum over k of q_k times the products, and that of the products the sum over the samples of q_k times the
+    coefficients, from which follow those of mu and w_k; w_k besides has `(q_k - p_k r(|w_k|)) w_k`, and beta
+    `beta sum_k q_k`.
     """
 
     @staticmethod

@@ -83,10 +83,7 @@ def airbench_cifar(
     The convolutions begin as identities on as many channels as they can preserve, and the gains of the batch norms are
     fixed. The final activation divides the embeddings by 9, so that logits are small and learning rates can be large;
     heads that replace the activation get undivided embeddings. The network needs
-    `hf_sphere.training.initialize_from_data`, which the recipes call.
-
-    Reference:
-        Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", arXiv:2404.00498.
+    `hf_sphere.training.initialize_from_data`, which the recipes call (Jordan, arXiv:2404.00498).
     """
     feature_side("airbench_cifar", img_size, least=2 ** len(widths) + 1, halvings=0)
     layers: list[nn.Module] = [PatchWhitening(in_chans), nn.GELU()]

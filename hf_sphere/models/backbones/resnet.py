@@ -137,11 +137,8 @@ def resnet12(
 ) -> EmbeddingNet:
     """ResNet-12 of few-shot learning: four pooled residual blocks of `widths` channels and global average pooling.
 
-    `drop_rate` is dropout of the embedding, instead of the DropBlock of some implementations.
-
-    Reference:
-        Oreshkin, Rodriguez and Lacoste, "TADAM", NeurIPS 2018; the widths are those of Lee, Maji, Ravichandran and
-        Soatto, "Meta-learning with differentiable convex optimization", CVPR 2019.
+    `drop_rate` is dropout of the embedding, instead of the DropBlock of some implementations. The network is that of
+    Oreshkin et al., "TADAM", NeurIPS 2018, with the widths of Lee et al., CVPR 2019.
     """
     feature_side("resnet12", img_size, least=2 ** len(widths), halvings=len(widths))
     pairs, last = itertools.pairwise([in_chans, *widths]), len(widths) - 1
@@ -156,12 +153,9 @@ def resnet12(
 def wrn28(*, img_size: ImageSize = 80, in_chans: int = 3, final_norm: bool = False, **net: Any) -> EmbeddingNet:
     """Wide ResNet of few-shot learning: 28 layers, three stages of four blocks with 160, 320 and 640 channels.
 
-    Each stage halves the feature map, and global average pooling follows. With `final_norm`, the last feature map has
-    its ReLU and then a batch norm, and there is no final activation to remove, as before the spherization of Kim and
-    Kim (2022).
-
-    Reference:
-        Qiao, Liu, Shen and Yuille, "Few-shot image recognition by predicting parameters from activations", CVPR 2018.
+    Each stage halves the feature map, and global average pooling follows (Qiao et al., CVPR 2018). With `final_norm`,
+    the last feature map has its ReLU and then a batch norm, and there is no final activation to remove, as before the
+    spherization of Kim and Kim (2022).
     """
     feature_side("wrn28", img_size, least=8, halvings=3)
     channels = 80

@@ -78,11 +78,7 @@ def lenet9(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> Embedd
     """Nine layers: three stages of two 3x3 convolutions (6, 16, 64 channels) with max pooling, 120 and 84 units.
 
     Intended for statistics of hyperplanes, for which LeNet-5 has too few convolutions. Each convolution is followed by
-    ReLU, without batch norm.
-
-    Reference:
-        Gamba, Carlsson, Azizpour and Björkman, "Hyperplane arrangements of trained ConvNets are biased",
-        arXiv:2003.07797.
+    ReLU, without batch norm (Gamba, Carlsson, Azizpour and Björkman, arXiv:2003.07797).
     """
     height, breadth = feature_side("lenet9", img_size, least=8, halvings=3)
     units = [nn.Flatten(), nn.Linear(64 * height * breadth, 120), nn.ReLU(), nn.Linear(120, 84)]
@@ -97,9 +93,6 @@ def lenet9_dropout(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -
 
     Weights are Xavier-uniform with a gain of the square root of two, and biases zero. Filters with uniform weights are
     not isotropic, which the tests of `hf_sphere.hyperplanes` take for the initialization.
-
-    Reference:
-        See `lenet9`.
     """
     feature_side("lenet9_dropout", img_size, least=8, halvings=3)
     pooled = [*base.conv_stages(base.conv_relu, in_chans, LENET9_STAGES), nn.AdaptiveAvgPool2d(3), nn.Flatten()]

@@ -265,9 +265,6 @@ class Head(nn.Module):
             advice = "Set `num_labels`, or `num_classes` of a head or loss, to the number of classes in the data."
             check_class_labels(labels, self.num_classes, owner="model", advice=advice)
             return
-        if labels.shape[1:] != (self.num_classes,):
-            shapes = f"(B,), or (B, {self.num_classes}) for several classes per example"
-            raise ValueError(f"labels must have the shape {shapes}; got {tuple(labels.shape)}.")
         self.require_cross_entropy("an example with several classes")
         if self.class_weights is not None:
             raise ValueError("class_weights are for one class per example; leave them out.")
