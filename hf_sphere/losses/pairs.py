@@ -229,7 +229,7 @@ class SigLIPLoss(InfoNCELoss):
 
 @opaque(lambda x, *others: (x.new_empty(()), *map(torch.empty_like, (x, *others[:2]))))
 def _sum_pairs(points: Tensor, others: Tensor, bias: Tensor, own: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Sum the binary cross-entropies of logits `x.y + b` of points (N, d), whose partners are at `own` (-1: left out)."""
+    """Sum the binary cross-entropies of logits `x.y + b` of points whose partners are at `own`, -1 for none."""
     total, used = points.new_zeros(()), (own >= 0)[:, None]
     grad_points, grad_others, grad_bias = map(torch.zeros_like, (points, others, bias))
     for block in class_blocks(len(others), len(points), points.device, BLOCK):

@@ -60,7 +60,7 @@ class Gallery:
         return max(1, BYTES_IN_MEMORY // row)
 
     def nearest(self, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Return the similarities of queries (b,) with their class and with nearest others, in order, padded with -inf."""
+        """Return similarities of queries (b,) with their class and with nearest others, in order; -inf fills up."""
         similarities = (padded(self.queries[rows]) @ self.references.T)[: len(rows)]
         similarities[:, len(self.queries) :] = -torch.inf
         # Columns of each row's class; smaller classes are padded with the query itself.
