@@ -111,12 +111,6 @@ class TestDatasetLabels:
         for batches in (data.validation, data.evaluation):
             assert all(label == row % 6 for row, label in labels(batches).items())
 
-    def test_images_and_their_order_do_not_change_nor_labels_without_noise(self, load_animals):
-        plain, noisy = load_animals(**RAW), load_animals(**RAW, label_noise=0.5)
-        assert torch.equal(plain.train.epoch_rows(3), noisy.train.epoch_rows(3))
-        assert same(pixels(plain.train), pixels(noisy.train))
-        assert all(label == row % 6 for row, label in labels(plain.train).items())
-
     def test_the_noise_is_that_of_its_seed_by_default_that_of_training_and_independent_of_other_images(
         self, load_animals
     ):
@@ -169,17 +163,6 @@ class TestPixels:
         parts = [pixels(batches) for batches in (data.train, data.validation, data.evaluation)]
         assert len({image.numpy().tobytes() for part in parts for image in part.values()}) == count
         assert not np.array_equal(parts[0].popitem()[1][0].numpy(), places(size))
-
-    @both_sizes
-    def test_an_image_has_the_same_permutation_in_every_subset(self, size, make_dataset, load):
-        dataset = make_dataset(list(noise(20, *size)))
-        options = RAW | {"shuffled_pixels": "per_image", "corruption_seed": 2}
-        whole, part = load(dataset, **options), load(dataset, **options, max_train_samples=12, validation_fraction=0.5)
-        everything = pixels(whole.train)
-        for batches in (part.train, part.validation):
-            some = pixels(batches)
-            assert len(some) == 6
-            assert same(some, {row: everything[row] for row in some})
 
     @pytest.mark.parametrize("kind", ["per_image", "shared"])
     @pytest.mark.parametrize("num_workers", [0, 2])

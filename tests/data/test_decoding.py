@@ -233,19 +233,3 @@ class TestCache:
             named = Dataset.from_dict({"image": [str(file)]}).cast_column("image", Image())
             dataset = named if is_only_named else load_dataset(str(tmp_path / "folder"))["train"]
             assert int(decode(dataset)[0][0, 0, 0, 0]) == value
-
-    def test_a_changed_file_outside_the_subset_leaves_its_cache(self, tmp_path, decode, forbid_decoding):
-        files = [str(tmp_path / f"{n}.png") for n in range(3)]
-        for file in files:
-            PILImage.fromarray(flat(1)).save(file)
-        dataset = Dataset.from_dict({"image": files}).cast_column("image", Image())
-        decode(dataset.select([0, 2]))
-        os.utime(files[1], (9, 9))
-        forbid_decoding()
-        decode(dataset.select([0, 2]))
-
-    def test_the_cache_is_one_file_in_the_given_folder_or_in_the_home(self, tmp_path, make_dataset, decode):
-        home = tmp_path / "hf_home" / "hf_sphere" / "decoded"
-        for given, folder in ((tmp_path / "deep" / "below", tmp_path / "deep" / "below"), (None, home)):
-            decode(make_dataset([flat(1)]), cache_dir=given)
-            assert [path.suffix for path in folder.iterdir()] == [".safetensors"]

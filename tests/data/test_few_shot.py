@@ -31,10 +31,6 @@ class TestBatch:
             assert torch.equal(asked, classes.gather(1, batch["labels"]))
             assert all(len(row.unique()) == way for row in classes)
 
-    def test_any_image_of_a_class_can_be_in_the_support(self):
-        drawn = [indices(batch["support_pixel_values"]).flatten() for e in range(30) for batch in make().epoch(e)]
-        assert len(torch.cat(drawn).unique()) == 96
-
 
 class TestEpoch:
     def test_an_epoch_has_all_episodes_in_batches_of_the_requested_size(self):

@@ -22,13 +22,6 @@ def marks(batches, epoch: int = 0) -> list[int]:
 
 
 class TestLoadedData:
-    def test_bundled_data_load_as_training_and_evaluation_batches(self, load_named):
-        data = load_named("digits")
-        assert data.train.num_examples + data.evaluation.num_examples == 1797
-        assert data.shape == ImageShape(1, 8, 8)
-        assert data.validation is None
-        assert next(load_named("two_clusters").train.epoch())["pixel_values"].shape == (128, 1, 1, 2)
-
     def test_labels_match_their_images(self, make_dataset, load):
         data = load(make_dataset(marked(10), range(10)), **RAW, batch_size=4)
         pairs = seen(data.train) + seen(data.evaluation)
@@ -330,22 +323,6 @@ def test_processes_partition_the_images_not_trained_on_and_agree_on_the_statisti
 
 
 class TestRealData:
-    @pytest.mark.parametrize(
-        ("name", "shape", "classes", "kind"),
-        [
-            ("ylecun/mnist", ImageShape(1, 28, 28), 10, ImagesInMemory),
-            ("uoft-cs/cifar10", ImageShape(3, 32, 32), 10, ImagesInMemory),
-            ("brendenlake/omniglot", ImageShape(1, 105, 105), 242, ImagesFromDisk),
-        ],
-    )
-    def test_a_hub_data_set_loads_without_options(self, name, shape, classes, kind, real_data, load_named):
-        data = load_named(str(real_data(name)), max_train_samples=64, max_eval_samples=64)
-        assert data.shape == shape
-        assert len(data.class_names) == classes
-        assert isinstance(data.train, kind)
-        batch = next(data.train.epoch())
-        assert batch["pixel_values"].shape == (64, shape.channels, shape.height, shape.width)
-
     def test_mnist_has_its_well_known_mean_and_standard_deviation(self, real_data, load_named):
         data = load_named(str(real_data("ylecun/mnist")), max_train_samples=2000, max_eval_samples=10)
         assert data.mean == pytest.approx([0.1307], abs=0.004)

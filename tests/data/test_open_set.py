@@ -138,10 +138,6 @@ class TestDividedClasses:
             assert data.train.epoch_rows().sort().values.tolist() == [0, 3]
             assert data.evaluation.epoch_rows().tolist() == [1, 2]
 
-    def test_the_error_for_a_missing_label_has_its_row_in_the_concatenated_splits(self, animals, load):
-        with pytest.raises(ValueError, match=r"image 3 in split 'train\+test'"):
-            load(*animals(["ant", "bee"], ["cat", None], feature=Value("string")), task="retrieval", train_classes=1)
-
     @both_sizes
     @pytest.mark.parametrize("train_classes", [None, 5])
     def test_held_out_images_are_all_images_of_separate_classes(self, train_classes, size, animals, load):
@@ -207,21 +203,6 @@ class TestUnseenClasses:
         assert (unseen.name, unseen.class_names) == ("train+test", data.eval_class_names)
         assert named(unseen.batches, unseen.class_names) == named(data.evaluation, data.eval_class_names)
         assert torch.equal(unseen.batches.epoch_rows(), data.evaluation.epoch_rows())
-
-    def test_the_training_split_name_is_configurable(self, animals, embed, load_one):
-        first, second = animals(["ant", "bee"], ["bee", "cat"])
-        name = embed(learn=first, probe=second)
-        unseen = load_one(name, "probe", train_split="learn", train_classes=1)
-        assert unseen.name == "learn+probe"
-        assert named(unseen.batches, unseen.class_names) == {1: "bee", 2: "bee", 3: "cat"}
-        with pytest.raises(ValueError, match=r"no split 'train'; the data has learn, probe\..*--train_split"):
-            load_one(name, "probe", train_classes=1)
-
-    def test_excluding_classes_requires_labels_and_a_single_split_keeps_its_name(self, animals, embed, load_one):
-        assert load_one(embed(test=animals(["ant"])[0])).name == "test"
-        (bare,) = (dataset.remove_columns("label") for dataset in animals(["ant"]))
-        with pytest.raises(ValueError, match="found no label column"):
-            load_one(embed(train=bare, test=bare), train_classes=1)
 
 
 class TestOmniglot:

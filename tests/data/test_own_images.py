@@ -230,14 +230,6 @@ class TestFolders:
         (tmp_path / "repo" / "snapshots").mkdir()
         assert len(list_files(path.rename(tmp_path / "repo" / "snapshots" / "1a"), {".png"})) == 4
 
-    def test_odd_names_of_classes_are_kept_but_not_those_of_folders_that_are_patterns(self, folder):
-        names = ["cats ", " cats", "black\tcats", "a\u2028b", "=1+1", "a\x1b[2Jb"]
-        path = folder(**dict.fromkeys(names, 2))
-        assert {*load_splits(str(path))["train"].features["label"].names} == {*names}
-        path = path.rename(path.with_name("photos [2023]"))
-        with pytest.raises(ValueError, match="as a pattern; rename the folder"):
-            load_splits(str(path))
-
     @pytest.mark.parametrize(("name", "write"), [*((name, os.mkfifo) for name in PIPES), ("cats/a.jpg", put_socket)])
     def test_a_pipe_or_socket_is_an_error(self, folder, name, write, monkeypatch):
         """Reading a pipe would wait for a writer."""
@@ -365,12 +357,6 @@ class TestHeldOutPart:
         for load, split in ((load_named, {"eval_split": "train"}), (load_one, {"split": "train"})):
             with pytest.raises(ValueError, match=r"no label column 'labels'; the data has the columns"):
                 load(path, label_column_name="labels", **split)
-
-    def test_the_classes_that_training_left_out_are_loaded_once(self, folder, load_named, load_one):
-        path = str(folder(ants=3, bees=4, cats=5))
-        data = load_named(path, task="retrieval", train_classes=1)
-        later = load_one(path, None, train_classes=1)
-        assert (later.num_images, later.name) == (data.evaluation.num_examples, data.eval_split) == (9, "train")
 
     def test_images_with_values_are_held_out_at_random(self, folder, load_named, tmp_path):
         path = str(folder(cats=10, dogs=10))

@@ -126,14 +126,6 @@ def test_masking_is_independent_of_batch_size_and_processes_and_in_evaluation_of
         assert torch.equal(torch.cat(share), expected["input_ids"][index::num_processes])
 
 
-def test_repeated_blocks_are_logged(caplog):
-    caplog.set_level("INFO", "hf_sphere")
-    make_batches(40, shuffle=True, num_processes=2)
-    assert not caplog.text
-    make_batches(41, shuffle=True, num_processes=2)
-    assert "repeats 1 of 41 blocks of text" in caplog.text
-
-
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize(("count", "batch_size"), [(1, 4), (8, 4), (9, 4), (40, 64)])
 def test_an_epoch_has_len_batches(count, batch_size, shuffle):

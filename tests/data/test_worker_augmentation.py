@@ -119,16 +119,6 @@ def test_a_resumed_epoch_has_the_same_images(num_workers, batches):
             assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_images_differ_between_epochs_and_not_without_augmentation(batches):
-    training, before = batches(augmentation=EVERYTHING), torch.get_rng_state()
-    first, second = images_by_label(training.epoch(0)), images_by_label(training.epoch(1))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert not any(torch.equal(first[label], second[label]) for label in first)
-    plain = [images_by_label(training.epoch(epoch, augment=False)) for epoch in range(2)]
-    expected = images_by_label(batches().epoch())
-    assert all(torch.equal(each[label], expected[label]) for each in plain for label in expected)
-
-
 def test_shuffled_pixels_are_augmented_like_those_in_memory(make_dataset):
     """The permutation is for the size of the model, so the crop must come after it."""
     encoded = EncodedImages(make_dataset(ORIGINALS), "image", ImageShape(3, 16, 16))

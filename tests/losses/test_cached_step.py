@@ -126,20 +126,6 @@ def test_batch_norm_in_training_is_reported():
         cached_step(model.eval(), SupConLoss(), batch, 4)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"batch": (torch.randn(4, 6), torch.arange(3))}, "must have the same number of examples"),
-        # Chunks would have two embeddings per example in another order than the whole batch.
-        ({"model": lambda x: torch.cat([x, -x])}, "one embedding per example; got 4"),
-    ],
-)
-def test_input_that_would_give_other_gradients_is_rejected(change, message):
-    usual = {"model": network(), "loss": SupConLoss(), "batch": (torch.randn(4, 6), torch.arange(4) // 2)}
-    with pytest.raises(ValueError, match=message):
-        cached_step(**usual | {"chunk_size": 2} | change)
-
-
 # Two processes, with batches and numbers of chunks of different sizes
 
 SIZES = [5, 11]

@@ -2,18 +2,15 @@
 
 import logging
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, strategies as st
-from pytorch_metric_learning import losses as metric_losses
 from torch import Tensor
 
 from hf_sphere.losses import (
     CrossBatchSupConLoss,
     InfoNCELoss,
-    MetricLearningLoss,
     SigLIPLoss,
     SupConLoss,
     trainer_loss,
@@ -115,15 +112,6 @@ def test_siglip_loss_and_gradient_are_those_of_the_definition(labels, temperatur
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [InfoNCELoss, SigLIPLoss])
-@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
-@pytest.mark.parametrize("labels", [[0, 0, 1], [0, 0, 0, 0], [0, 1]])
-def test_losses_of_pairs_need_two_examples_of_each_label(labels, dtype, kind):
-    message = rf"{kind.__name__} needs exactly two examples of each label; got .* pass torch.cat\(\[a, b\]\)"
-    with pytest.raises(ValueError, match=message):
-        kind()(torch.randn(len(labels), 4), torch.tensor(labels, dtype=dtype))
-
-
 def test_batches_without_positives_or_of_one_class_warn_once(caplog):
     loss, x = SupConLoss(), torch.randn(4, 4, requires_grad=True)
     with caplog.at_level(logging.WARNING):
@@ -200,33 +188,6 @@ def test_any_other_label_than_that_of_ignored_examples_is_a_class(kind, extreme,
     torch.testing.assert_close(kind()(x, labels.where(labels != 2, extreme)), expected)
 
 
-def test_bad_input_is_refused():
-    with pytest.raises(ValueError, match=r"torch.cat\(\[a, b\]\) and the labels torch.arange\(len\(a\)\).repeat\(2\)"):
-        InfoNCELoss()(*torch.randn(2, 3, 4))
-    for temperature in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match=r"temperature must be a number in \(0, inf\); got"):
-            SupConLoss(temperature)
-    for loss in (SupConLoss(), InfoNCELoss()):
-        with pytest.raises(ValueError, match=r"shapes \(B, d\) and \(B,\); got \(6, 4\) and \(5,\)"):
-            loss(torch.randn(6, 4), torch.arange(5))
-        with pytest.raises(ValueError, match="leave out indices_tuple, the miner"):
-            loss(torch.randn(6, 4), PAIRS, (PAIRS,))
-
-
-@pytest.mark.parametrize("loss", [SupConLoss(), InfoNCELoss(), MetricLearningLoss(metric_losses.TripletMarginLoss())])
-@pytest.mark.parametrize(
-    ("embeddings", "labels", "message"),
-    [
-        (np.ones((2, 4)), torch.tensor([0, 0]), "embeddings must be a tensor; got ndarray"),
-        (torch.ones(2, 4), [0, 0], r"labels must be a tensor; got list\. Convert it with torch.as_tensor\(\)"),
-        (torch.ones(2, 4), ["cat", "cat"], "the first is 'cat'. Number the names"),
-    ],
-)
-def test_what_is_no_tensor_is_rejected_with_advice(loss, embeddings, labels, message):
-    with pytest.raises(TypeError, match=message):
-        loss(embeddings, labels)
-
-
 # The memory of earlier batches
 
 
@@ -280,13 +241,6 @@ def test_in_eval_mode_the_memory_is_neither_used_nor_filled():
     before = {name: value.clone() for name, value in loss.state_dict().items()}
     assert torch.equal(loss.eval()(x, labels), SupConLoss()(x, labels))
     torch.testing.assert_close(loss.state_dict(), before, rtol=0, atol=0)
-
-
-def test_batches_that_do_not_fit_the_memory_are_refused():
-    with pytest.raises(RuntimeError, match="Expected size 6 but got size 4"):
-        CrossBatchSupConLoss(4, size=8)(torch.randn(2, 6), torch.tensor([0, 0]))
-    with pytest.raises(ValueError, match="a memory of 7 embeddings is smaller than a batch of 8; increase its size"):
-        CrossBatchSupConLoss(4, 7)(torch.randn(8, 4), torch.arange(8) // 2)
 
 
 def test_evaluation_in_a_trainer_leaves_the_memory():

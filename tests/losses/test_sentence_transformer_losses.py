@@ -196,18 +196,6 @@ def test_texts_of_a_row_share_its_label(model):
         torch.testing.assert_close(loss(columns, labels), expected)
 
 
-@pytest.mark.parametrize(
-    ("kind", "columns"),
-    [(losses.ArcFaceLoss, 2), (losses.CrossBatchSupConLoss, 2), (lambda *_: losses.SupConLoss(), 3)],
-)
-def test_missing_labels_are_named(kind, columns, model):
-    texts = [model.preprocess(TEXTS)] * columns
-    with pytest.raises(
-        ValueError, match=r"labels are missing, but .*: name their column label, labels, score or scores"
-    ):
-        losses.SentenceTransformerLoss(model, kind(32, 64))(texts)
-
-
 def test_labels_of_another_number_and_losses_of_another_length_are_named(model):
     loss = losses.SentenceTransformerLoss(model, losses.ArcFaceLoss(32, 4))
     for labels in (torch.arange(3), torch.zeros(3, 4)):

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from unittest.mock import Mock
 
 import datasets
 import numpy as np
@@ -15,7 +14,6 @@ from datasets import load_dataset
 from PIL import Image
 
 from hf_sphere.data import ImageData, ImageDataOptions, ImageSplit, OpenSetOptions, load_image_data, load_image_split
-from hf_sphere.data.parquet import ParquetSplit
 from hf_sphere.data.published_images import PUBLISHED
 from hf_sphere.utils.commands import COMMANDS
 from hf_sphere.utils.configs import load_config
@@ -337,15 +335,6 @@ class TestOmniart:
         assert load().class_names == ["dutch"]
 
 
-def test_retrieval_of_birds_trains_on_the_first_classes_and_evaluates_on_the_others(source, prepare, load):
-    put_cub(source)
-    (source / "train_test_split.txt").write_text("1 0\n2 1\n3 0\n")
-    prepare("cub200")
-    data = load(task="retrieval", train_classes=1)
-    assert (data.class_names, data.eval_class_names) == (["Black footed Albatross"], ["Blue Jay"])
-    assert (seen(data.train), seen(data.evaluation)) == ([(1, 0)], [(2, 0), (3, 0)])
-
-
 class TestProducts:
     def test_lists_load_as_an_open_set_with_numbers_as_class_names(
         self, source, prepare, load, load_split, caplog, output
@@ -365,13 +354,6 @@ class TestProducts:
         for split, expected in (("train", [0, 0, 1]), ("test", [0, 1, 1])):
             assert splits[split].features["super_class"].names == ["bicycle", "coffee_maker"]  # their folders
             assert splits[split]["super_class"][:] == expected
-
-    def test_a_missing_image_is_skipped_on_request(self, source, prepare, load):
-        put_products(source)
-        (source / "bicycle_final" / "c_0.JPG").unlink()
-        prepare("sop", "--skip_missing")
-        data = load(task="retrieval", size=8)
-        assert (data.eval_class_names, seen(data.evaluation)) == (["9"], [(5, 0), (6, 0)])
 
 
 class TestClassSplit:
@@ -440,13 +422,6 @@ class TestOutput:
         words = said[-1]
         assert COMMANDS[load_config(words[words.index("--config") + 1]).recipe] == " ".join(words[1:3])
         assert (words[0], words[-2:]) == ("hf-sphere", ["--dataset_name", str(output)])
-
-    def test_an_interruption_leaves_no_output(self, source, prepare, tmp_path, monkeypatch):
-        put_cub(source)
-        monkeypatch.setattr(ParquetSplit, "add", Mock(side_effect=KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            prepare("cub200")
-        assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
     def test_prepared_data_is_replaced_only_on_request_and_loads_at_one_size(self, source, prepare, load):
         put_cub(source)
