@@ -13,12 +13,12 @@ from torch.utils.data import IterableDataset, get_worker_info
 from hf_sphere.data.augmentation import Augmentation
 from hf_sphere.data.decoding import EncodedImages, load_batches
 from hf_sphere.data.mixing import mix_images
-from hf_sphere.data.sampling import Episodes, EpisodeSampler, log_repetition, shuffled
+from hf_sphere.data.sampling import Episodes, EpisodeSampler, SharedExamples, log_repetition
 from hf_sphere.utils.devices import to_device
 from hf_sphere.utils.seeds import mix_seed
 
 
-class ImageBatches(IterableDataset):
+class ImageBatches(SharedExamples, IterableDataset):
     """Batches `{"pixel_values", "labels"}` of one split; the base class for data in memory and on disk.
 
     Iteration yields the batches of the epoch of `set_epoch`, also through `DataLoader(batches, batch_size=None)`. The
@@ -75,22 +75,17 @@ class ImageBatches(IterableDataset):
         process_index: int = 0,
         num_processes: int = 1,
     ) -> None:
-        self.device = torch.device(device)
+        size = batch_size if episodes is None else episodes.batch_size
+        super().__init__(len(labels), size, device, shuffle, seed, process_index, num_processes)
         self.labels = labels.to(self.device)
         self.regression_labels = None if regression_labels is None else regression_labels.to(self.device)
-        self.batch_size: Any = batch_size if episodes is None else episodes.batch_size
         self.augmentation = self._per_batch = augmentation
         if augmentation is not None and self._in_workers:
             of_workers: Any = {"random_resized_crop": None, "crop_aspect_ratio": 4 / 3, "rand_augment": None}
             self._per_batch = replace(augmentation, horizontal_flip=False, **of_workers)
-        self.shuffle = shuffle
-        self.balanced = balanced
-        self.seed = seed
-        self.process_index = process_index
-        self.num_processes = num_processes
-        self._epoch = 0
+        self.balanced = balanced  # which checkpoints record
+        self._epoch, self._repeats = 0, shuffle or episodes is not None
         self.rows = torch.arange(len(labels)) if rows is None else rows
-        self._weights = None
         if balanced:
             _, inverse, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
             self._weights = 1 / counts[inverse].double()
@@ -130,18 +125,6 @@ class ImageBatches(IterableDataset):
     def collate(batches: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         """Concatenate batches; a data collator for loaders that combine several items."""
         return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
-
-    @property
-    def num_examples(self) -> int:
-        """Images in the split, over all processes, including those not used in an epoch."""
-        return len(self.labels)
-
-    @property
-    def examples_per_epoch(self) -> int:
-        """Images in the batches of an epoch, over all processes, with repetitions."""
-        if not self.shuffle and self._episodes is None:
-            return len(self.labels)
-        return min(self._num_local(), len(self) * self.batch_size) * self.num_processes
 
     def epoch(self, epoch: int = 0, *, start: int = 0, augment: bool = True) -> Iterator[dict[str, Tensor]]:
         """Yield the batches of an epoch, starting with batch `start`; augmented only if `augment` is set."""
@@ -216,17 +199,12 @@ class ImageBatches(IterableDataset):
     def _num_local(self) -> int:
         if self._episodes is not None:
             return self._episodes.num_episodes * self._episodes.episodes.size
-        if self.shuffle:
-            return math.ceil(len(self.labels) / self.num_processes)
-        return len(range(self.process_index, len(self.labels), self.num_processes))
+        return super()._num_local()
 
     def _order(self, epoch: int) -> Tensor:
         if self._episodes is not None:
             return self._episodes.indices(epoch).flatten()
-        order = torch.arange(len(self.labels))
-        if self.shuffle:
-            order = shuffled(len(order), mix_seed(self.seed, epoch), self.num_processes, self._weights)
-        return order[self.process_index :: self.num_processes]
+        return super()._order(epoch)
 
     def _generator(self, epoch: int, step: int) -> torch.Generator:
         return torch.Generator().manual_seed(mix_seed(self.seed, epoch, step + 1, self.process_index))

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -148,6 +149,46 @@ class EpisodeSampler(Sampler[list[int]]):
                 positions += members
             positions += draws.sample(members, remainder)
         return self._by_class[positions]
+
+
+class SharedExamples:
+    """Base of batches of images and texts: each process gets interleaved parts of one order of the examples."""
+
+    _weights: Tensor | None = None  # of examples that are drawn with replacement
+
+    def __init__(
+        self, count: int, batch_size: Any, device: Any, shuffle: bool, seed: int, process_index: int, num_processes: int
+    ) -> None:
+        self._count, self.batch_size, self.device = count, batch_size, torch.device(device)
+        self.shuffle, self.seed = shuffle, seed
+        self.process_index, self.num_processes = process_index, num_processes
+        self._repeats = shuffle  # so that each process gets as many
+
+    def __len__(self) -> int:
+        """Batches per epoch and process."""
+        return math.ceil(self._num_local() / self.batch_size)
+
+    @property
+    def num_examples(self) -> int:
+        """Examples in the split, over all processes, including those not used in an epoch."""
+        return self._count
+
+    @property
+    def examples_per_epoch(self) -> int:
+        """Examples in the batches of an epoch, over all processes, with repetitions."""
+        share = min(self._num_local(), len(self) * self.batch_size)
+        return share * self.num_processes if self._repeats else self._count
+
+    def _num_local(self) -> int:
+        if self.shuffle:
+            return math.ceil(self._count / self.num_processes)
+        return len(range(self.process_index, self._count, self.num_processes))
+
+    def _order(self, epoch: int) -> Tensor:
+        order = torch.arange(self._count)
+        if self.shuffle:
+            order = shuffled(self._count, mix_seed(self.seed, epoch), self.num_processes, self._weights)
+        return order[self.process_index :: self.num_processes]
 
 
 def shuffled(count: int, seed: int, num_processes: int, weights: Tensor | None = None) -> Tensor:

@@ -1,6 +1,5 @@
 """Batches of text on the training device, with the target tokens of a language model."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_sphere.data.sampling import log_repetition, shuffled
+from hf_sphere.data.sampling import SharedExamples, log_repetition
 from hf_sphere.geometry.sampling import keyed_integers, keyed_uniforms
 from hf_sphere.utils.checks import check_number
 from hf_sphere.utils.devices import to_device
@@ -96,7 +95,7 @@ class Masking:
         return torch.where(selected & (fates >= 0.9), random, seen), tokens.masked_fill(~selected, IGNORED)
 
 
-class TextBatches:
+class TextBatches(SharedExamples):
     """Batches `{"input_ids", "labels"}` of blocks of equal length, (B, P + L + S) with P + S special tokens.
 
     In training, the order is determined by (`seed`, epoch), and the mask of a block by (`seed`, epoch, its place in the
@@ -139,39 +138,20 @@ class TextBatches:
             if not has_target.any():
                 raise ValueError("all tokens are special, so nothing can be predicted; use a tokenizer of this text.")
             tokens = tokens if has_target.all() else tokens[has_target]
-        self.device = torch.device(device)
+        super().__init__(len(tokens), batch_size, device, shuffle, seed, process_index, num_processes)
         self.tokens = tokens.to(self.device)
         self.vocabulary = vocabulary
-        self.batch_size = batch_size
         self.masking = masking
-        self.shuffle = shuffle
-        self.seed = seed
-        self.process_index = process_index
-        self.num_processes = num_processes
         log_repetition(self.examples_per_epoch, len(tokens), "blocks of text")
         self._fixed: tuple[Tensor, Tensor] | None = None
         if masking is not None and not shuffle:
             keys = keyed_integers(mix_seed(seed), torch.arange(len(tokens), device=self.device))
             self._fixed = masking(self.tokens.long(), vocabulary, keys)
 
-    def __len__(self) -> int:
-        """Batches per epoch and process."""
-        return math.ceil(self._num_local() / self.batch_size)
-
-    @property
-    def num_examples(self) -> int:
-        """Blocks in the split, over all processes."""
-        return len(self.tokens)
-
     @property
     def block_length(self) -> int:
         """Tokens per block, special tokens included."""
         return len(self.vocabulary.prefix) + self.tokens.shape[1] + len(self.vocabulary.suffix)
-
-    @property
-    def examples_per_epoch(self) -> int:
-        """Blocks in the batches of an epoch, over all processes, with repetitions."""
-        return self._num_local() * self.num_processes if self.shuffle else len(self.tokens)
 
     def epoch(self, epoch: int = 0, *, start: int = 0) -> Iterator[dict[str, Tensor]]:
         """Yield the batches of an epoch, starting with batch `start`, int64."""
@@ -201,14 +181,3 @@ class TextBatches:
     def _surround(self, tokens: Tensor, before: tuple[int, ...], after: tuple[int, ...]) -> Tensor:
         first, last = ([torch.full_like(tokens[:, :1], number) for number in ids] for ids in (before, after))
         return torch.cat([*first, tokens, *last], dim=1)
-
-    def _num_local(self) -> int:
-        if self.shuffle:
-            return math.ceil(len(self.tokens) / self.num_processes)
-        return len(range(self.process_index, len(self.tokens), self.num_processes))
-
-    def _order(self, epoch: int) -> Tensor:
-        order = torch.arange(len(self.tokens))
-        if self.shuffle:
-            order = shuffled(len(order), mix_seed(self.seed, epoch), self.num_processes)
-        return order[self.process_index :: self.num_processes]
