@@ -3,9 +3,8 @@
 import contextlib
 import copy
 import warnings
-import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -93,8 +92,8 @@ def reinitialization_robustness(
         evaluate: Runs the model over its batches and returns the accuracy in [0, 1].
         layers: Kinds of layers: `conv`, `linear` or `all`.
         include_1x1: Include pointwise (1x1) convolutions.
-        include_batch_norm: Reset a batch norm (weights and running statistics) together with the layer whose output is
-            its input. Otherwise it keeps its trained state.
+        include_batch_norm: Reset a batch norm (weights and running statistics) together with the layer that is defined
+            directly before it in the same module. Otherwise it keeps its trained state.
         num_random: Number of random initializations per layer.
         seed: Seed of these; the random state of the caller does not change.
         fresh: Builds the model with new random weights; one is kept in memory per initialization. Not needed for a
@@ -125,10 +124,10 @@ def reinitialization_robustness(
     if not by_label and not num_random:
         raise ValueError("there are no weights to reset the layers to; pass existing snapshots, or num_random.")
     state = named_tensors(model)
-    norms = {path: module for path, module in model.named_modules() if isinstance(module, _BatchNorm)}
-    norms = norms if include_batch_norm else {}
+    norms = following_batch_norms(model, modules) if include_batch_norm else {}
+    resettable = modules | {path: model.get_submodule(path) for path in norms.values()}
     for label, tensors in by_label.items():
-        tensors_of_modules(state, label, tensors, modules | norms)  # before the first evaluation
+        tensors_of_modules(state, label, tensors, resettable)  # before the first evaluation
     if num_random and fresh is None and not isinstance(model, PreTrainedModel):
         raise ValueError(f"random weights of a {type(model).__name__} need fresh, which builds a new model.")
     build = fresh or (lambda: type(model)(copy.deepcopy(model.config)))
@@ -153,12 +152,11 @@ def reinitialization_robustness(
 
     if remaining or "baseline" not in accuracies:
         with progress_bar(total=1 + len(remaining), desc="baseline", disable=not progress) as bar:
-            with observed_batch_norms(model, modules if norms else ()) as following:
-                accuracies["baseline"] = measure({})
+            accuracies["baseline"] = measure({})
             bar.update()
             for layer, label in remaining:
                 bar.set_description(f"{layer} of {label}")
-                changed = {layer: modules[layer], **{norm: norms[norm] for norm in following.get(layer, [])}}
+                changed = {path: resettable[path] for path in (layer, norms.get(layer, layer))}
                 weights = by_label[label] if label in by_label else sample(random_labels[label])
                 stored = tensors_of_modules(state, label, weights, changed)
                 values = {name: tensor.read().detach().to(state[name]) for name, tensor in stored.items()}
@@ -195,33 +193,15 @@ def with_values(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None
                 tensor.copy_(value)
 
 
-@contextlib.contextmanager
-def observed_batch_norms(model: nn.Module, layers: Collection[str]) -> Iterator[dict[str, list[str]]]:
-    """Find the batch norms that follow layers, given by their paths, directly while the model is used.
-
-    Yields by layer, filled meanwhile, the paths of the batch norms that received the tensor object that the layer
-    returned, unless another module, such as an in-place activation, received it first. Compiled parts run eagerly.
-    """
-    norms_by_layer: dict[str, list[str]] = {path: [] for path in layers}
-    outputs: dict[str, weakref.ref[Tensor]] = {}
-
-    def received(path: str, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        for layer in [layer for layer, output in outputs.items() if any(output() is tensor for tensor in tensors)]:
-            if not isinstance(module, _BatchNorm):
-                del outputs[layer]
-            elif path not in norms_by_layer[layer]:
-                norms_by_layer[layer].append(path)
-
-    def returned(layer: str, module: nn.Module, args: tuple, output: Tensor) -> None:
-        outputs[layer] = weakref.ref(output)
-
-    with contextlib.ExitStack() as hooks:
-        hooks.enter_context(torch.compiler.set_stance("force_eager"))
-        for path, module in model.named_modules():
-            if path in norms_by_layer:
-                hooks.callback(module.register_forward_hook(partial(returned, path)).remove)
-            if not isinstance(module, nn.Identity) and not list(module.children()):
-                hook = partial(received, path)
-                hooks.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
-        yield norms_by_layer
+def following_batch_norms(model: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, str]:
+    """Return by layer the batch norm of its size that is defined directly after it in the same module, as paths."""
+    found: dict[str, str] = {}
+    previous = ""
+    for path, module in model.named_modules():
+        layer, together = layers.get(previous), path.rpartition(".")[0] == previous.rpartition(".")[0]
+        size = getattr(layer, "out_channels", getattr(layer, "out_features", None))
+        if together and isinstance(module, _BatchNorm) and module.num_features == size:
+            found[previous] = path
+        if not isinstance(module, nn.Identity):
+            previous = path
+    return found

@@ -1,9 +1,12 @@
 import pytest
+import timm
 import torch
+from timm.layers import BatchNormAct2d
 from torch import nn
 from torch.nn.utils.parametrizations import orthogonal
 
-from hf_sphere.hyperplanes.reinitialization import named_tensors, observed_batch_norms, with_values
+from hf_sphere.hyperplanes.layers import find_layers
+from hf_sphere.hyperplanes.reinitialization import following_batch_norms, named_tensors, with_values
 
 
 class Tied(nn.Module):
@@ -31,30 +34,48 @@ def test_the_tensors_of_a_parametrized_weight_are_replaced_and_restored():
     torch.testing.assert_close(layer.weight, plain)
 
 
-def test_a_batch_norm_belongs_to_the_layer_that_produces_its_input():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b, self.c, self.unused = (nn.Conv2d(2, 2, 1) for _ in range(4))
-            self.norms = nn.ModuleList(nn.BatchNorm2d(2) for _ in range(3))
+class Block(nn.Module):
+    """Layers in the order of the definition of residual blocks that normalize first."""
 
-        def forward(self, x):
-            x = self.norms[1](self.a(x))
-            y = self.b(x)
-            return self.norms[0](self.c(x) + 1) + self.norms[2](input=y)  # runs after another layer
-
-    net = Net().eval()
-    layers = {name: module for name, module in net.named_children() if isinstance(module, nn.Conv2d)}
-    with observed_batch_norms(net, layers) as found:
-        net(torch.randn(2, 2, 4, 4))
-    assert found == {"a": ["norms.1"], "b": ["norms.2"], "c": [], "unused": []}
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
+    def __init__(self):
+        super().__init__()
+        self.norm1, self.conv1 = nn.BatchNorm2d(2), nn.Conv2d(2, 4, 1)
+        self.norm2, self.conv2 = nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1)
 
 
-def test_an_activation_separates_a_layer_from_its_batch_norm():
-    convolution = nn.Conv2d(2, 2, 1)
-    for between, norms in ((nn.ReLU(inplace=True), []), (nn.ReLU(), []), (nn.Identity(), ["2"])):
-        net = nn.Sequential(convolution, between, nn.BatchNorm2d(2)).eval()
-        with observed_batch_norms(net, {"0": convolution}) as found, torch.inference_mode():
-            net(torch.randn(2, 2, 4, 4))
-        assert found == {"0": norms}
+@pytest.mark.parametrize(
+    ("network", "norms"),
+    [
+        (nn.Sequential(nn.Conv2d(2, 2, 1), nn.Identity(), nn.BatchNorm2d(2)), {"0": "2"}),
+        (nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU(), nn.BatchNorm2d(2)), {}),
+        (nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(2)), {}),
+        (nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), {"0": "1"}),
+        (nn.Sequential(nn.Conv2d(2, 2, 1), BatchNormAct2d(2), nn.Conv2d(2, 2, 1)), {"0": "1"}),
+        (nn.Sequential(Block(), Block()), {"0.conv1": "0.norm2", "1.conv1": "1.norm2"}),
+    ],
+)
+def test_a_batch_norm_belongs_to_the_layer_before_it_in_the_same_module(network, norms):
+    assert following_batch_norms(network, find_layers(network, "all", include_1x1=True)) == norms
+
+
+@pytest.mark.parametrize("name", ["vgg11_bn", "resnet18", "test_efficientnet"])
+def test_the_batch_norm_after_a_layer_receives_its_output(name):
+    network = timm.create_model(name).eval()
+    layers, outputs, found = find_layers(network, "all", include_1x1=True), {}, {}
+    paths = {module: path for path, module in network.named_modules()}
+
+    def returned(module, args, output):
+        outputs[id(output)] = paths[module], output
+
+    def received(module, args):
+        if id(args[0]) in outputs:
+            found[outputs[id(args[0])][0]] = paths[module]
+
+    for layer in layers.values():
+        layer.register_forward_hook(returned)
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.register_forward_pre_hook(received)
+    with torch.inference_mode():
+        network(torch.randn(1, 3, 64, 64))
+    assert following_batch_norms(network, layers) == found != {}
