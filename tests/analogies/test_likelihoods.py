@@ -186,8 +186,3 @@ def test_dropout_is_disabled_and_module_modes_are_preserved(build, tokenizer):
     logits = language_model.model(input_ids=torch.tensor([[CLS, MASK, SEP]])).logits
     assert logits.shape == (1, 3, 400)
     assert logits.requires_grad
-
-
-def test_a_sentence_without_tokens_to_score_is_nan(tiny_bert):
-    hidden = Sentence("cat", ((0, 3),), hidden=(0,))
-    assert perplexities(tiny_bert, [SENTENCES[0], Sentence(""), hidden]).isnan().tolist() == [False, True, True]

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from hf_sphere.analogies.evaluation import measure_questions, score_questions
 from hf_sphere.analogies.prompts import TEMPLATES
 from hf_sphere.analogies.questions import make_questions
-from hf_sphere.analogies.scoring import scoring_names
 
 
 @pytest.fixture(scope="module")
@@ -51,17 +50,6 @@ def test_marginal_bias_and_predictions_match_the_publication(tiny_bert, golden, 
         for costs, case in zip(scores.by_question(), published, strict=True):
             assert costs == pytest.approx(case["score"], abs=1e-4)
         assert scores.predictions.tolist() == [case["prediction"] for case in published]
-
-
-@pytest.mark.parametrize("scoring", scoring_names())
-def test_every_scoring_works_with_a_real_model_and_shows_progress_on_request(tiny_bert, golden, scoring, capfd):
-    questions = [question for question, _ in golden["she-to-as"]]
-    scores = score_questions(questions, tiny_bert, scoring)
-    assert capfd.readouterr() == ("", "")
-    score_questions(questions[:1], tiny_bert, scoring, progress=True)
-    assert "question" in capfd.readouterr().err
-    assert [len(costs) for costs in scores.by_question()] == [len(question.choices) for question in questions]
-    assert scores.costs.isfinite().sum() == scores.costs[scores.costs.isfinite()].unique().numel()
 
 
 def test_hypothesis_bias_masks_every_token_of_a_hidden_word(tiny_bert, golden):

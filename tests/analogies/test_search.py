@@ -1,5 +1,3 @@
-import dataclasses
-
 import pytest
 import torch
 from doubles import model_that_knows_all
@@ -100,9 +98,3 @@ def test_the_first_of_the_best_configurations_is_chosen(searched, scoring):
     assert (result.accuracy[:number] < result.accuracy[number]).all()
     assert selection.accuracy == score_questions(questions, MODEL, **selection.configuration).accuracy(questions)
     assert selection.tied == result.accuracy.tolist().count(selection.accuracy)
-
-
-def test_a_search_requires_answers():
-    questions = [dataclasses.replace(question, answer=None) for question in questions_of(1)]
-    with pytest.raises(ValueError, match=r"question 0, .* has no answer"):
-        search(questions)

@@ -116,14 +116,12 @@ SCHEMES = """<style>[data-md-color-scheme=slate] td { background: black; color: 
         (WIDE, "<div style='height: 9000px'>", "9000 pixels high"),
         (WIDE, "<details><div style='height: 9000px'></details>", ""),
         (WIDE, f"<pre><code style='display: block; overflow: auto'>{'x' * 300}", "cut code: xxx"),
-        (NARROW, f"<pre><code style='display: block; overflow: auto'>{'x' * 300}", ""),
         (NARROW, "<details><table><tr><td style='height: 400px'>cell</table></details>", "a row of more than 300"),
         (NARROW, "<table><tr><td style='background: black; color: #333'>cell</table>", "too little contrast: cell"),
         (WIDE, SCHEMES, ""),
         (NARROW, SCHEMES, "too little contrast: cell"),
         (NARROW, f"<div class=md-typeset__scrollwrap style='overflow: auto'>{'x' * 300}", "scrolls without a sign"),
         (WIDE, "<script>x.y</script>", "an error: x is not defined"),
-        (WIDE, "<img src='missing.png'>", "an error: Failed to load resource"),
     ],
 )
 def test_a_problem_of_a_page_is_found(served, page, width, content, problem):

@@ -41,17 +41,10 @@ def test_code_blocks_of_a_page_run_and_print_what_it_shows(name):
             "```bash\npython recipes/train_few_shot.py --output_dir a --num_clases 3\n```\n",
             r"block 2 .*unknown argument '--num_clases'",
         ),
-        ("```bash\nhf-sphere place --dim 3 --num_clases 3\n```\n", r"block 2 .*unknown argument '--num_clases'"),
         ("```bash\nhf-sphere plaice --dim 3\n```\n", r"block 2 .*there is no job plaice"),
-        (
-            "```bash\naccelerate launch -m hf_sphere.commands.train few-shot --output_dir a --seeds 1\n```\n",
-            r"block 2 .*unknown argument '--seeds'",
-        ),
         ("```bash\npython recipes/missing.py\n```\n", r"block 2 .*there is no script recipes/missing\.py"),
         ("```bash\nmake coffee\n```\n", r"block 2 .*the Makefile has no such target"),
         ('```bash\npip install -e ".[plost]"\n```\n', r"block 2 .*unknown extras: plost"),
-        ("```bash\nrm -r outputs\n```\n", r"block 2 .*unknown kind of command"),
-        ("```rust\n```\n", r"block 2 .*the language is 'rust'"),
         ("```bash\nmake test\n```\n\n```text\n1 passed\n```\n", r"block 3 .*the front matter needs `not_run`"),
     ],
 )

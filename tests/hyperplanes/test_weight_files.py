@@ -8,7 +8,6 @@ from torch.nn.utils import prune
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, ResNetConfig, ResNetModel
 
 from hf_sphere.hyperplanes import iterate_layers
-from hf_sphere.hyperplanes.weight_files import open_tensors
 from hf_sphere.utils.snapshots import save_snapshot
 
 
@@ -80,16 +79,6 @@ def test_names_are_sorted_numerically_and_tied_tensors_of_a_state_dict_count_onc
     assert list(read(state)) == ["first", "third"]
 
 
-def test_a_file_an_index_or_a_folder_is_accepted(tmp_path):
-    small_bert().save_pretrained(tmp_path, max_shard_size="3KB")
-    index = tmp_path / "model.safetensors.index.json"
-    shards = sorted(tmp_path.glob("*.safetensors"))
-    assert len(shards) == 2
-    assert read(tmp_path).keys() == read(index).keys() == read(str(index)).keys()
-    parts = [read(shard).keys() for shard in shards if any("dense" in name for name in open_tensors(shard))]
-    assert set().union(*parts) == read(index).keys()
-
-
 PARTS = [
     nn.utils.parametrizations.weight_norm,
     nn.utils.weight_norm,
@@ -159,7 +148,3 @@ def test_a_folder_without_one_readable_checkpoint_is_refused(change, error, mess
 def test_weights_that_cannot_be_read_are_refused(state, message):
     with pytest.raises(ValueError, match=message):
         read(state(), "linear" if "linear" in message else "all")
-
-
-def test_a_quantized_layer_of_an_unselected_kind_is_ignored():
-    assert list(read({"conv.weight": torch.ones(2, 3, 3, 3), "fc.qweight": torch.ones(4)}, "conv")) == ["conv"]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from figure_texts import problems
-from test_every_figure import FIGURES, OPTIONS, RESULT
+from test_every_figure import FIGURES, OPTIONS
 from torch import nn
 
 from hf_sphere import visualization
@@ -62,14 +62,6 @@ def test_a_comparison_of_runs_with_long_names(count):
     runs = {name: {seed: 60 + line + seed**0.5 for seed in range(5)} for line, name in enumerate(names)}
     comparison = compare_runs(runs, reference=names[0], higher_is_better=True, perfect=100, margin=0.5)
     assert problems(visualization.plot_comparison(comparison, title=TITLE)) == []
-
-
-def test_accuracies_of_models_with_long_names():
-    cells = [
-        (model, task) for model in ("bert", "someone/a-model-with-a-rather-long-name") for task in ("sat", "u2", "u4")
-    ]
-    results = [RESULT | {"model": model, "benchmark": task, "scoring": "pmi"} for model, task in cells]
-    assert problems(visualization.plot_analogy_accuracies(results, title=TITLE)) == []
 
 
 @pytest.mark.parametrize("count", [1, 60])
