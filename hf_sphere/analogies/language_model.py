@@ -15,17 +15,6 @@ from hf_sphere.utils.modules import eval_mode
 
 Kind = Literal["masked", "causal", "embedding"]
 
-KIND_OF_ENDING: dict[str, Kind | None] = {
-    "ForMaskedLM": "masked",
-    "ForPreTraining": "masked",
-    "ForCausalLM": "causal",
-    "LMHeadModel": "causal",
-    "HeadModel": None,  # heads for other tasks, as in GPT2DoubleHeadsModel
-    "HeadsModel": None,
-    "Model": "embedding",
-}
-"""Kind of a model by the end of its class name; the first match is used."""
-
 ALLOWED = (
     "allowed are masked language models (...ForMaskedLM), causal language models (...ForCausalLM, ...LMHeadModel) "
     "and bare text encoders or decoders (...Model)"
@@ -131,11 +120,15 @@ class LanguageModel:
 
 
 def _find_kind(class_name: str, config: PreTrainedConfig, name: str) -> Kind:
-    """Determine the kind of a text model from its class name."""
-    kind = next((kind for ending, kind in KIND_OF_ENDING.items() if class_name.endswith(ending)), None)
-    if kind is None or config.is_encoder_decoder or getattr(config.get_text_config(), "vocab_size", None) is None:
-        raise ValueError(f"{name} is a {class_name}; {ALLOWED}.")
-    return kind
+    """Determine the kind of a text model from the end of its class name."""
+    if not config.is_encoder_decoder and getattr(config.get_text_config(), "vocab_size", None) is not None:
+        if class_name.endswith(("ForMaskedLM", "ForPreTraining")):
+            return "masked"
+        if class_name.endswith(("ForCausalLM", "LMHeadModel")):
+            return "causal"
+        if class_name.endswith("Model") and not class_name.endswith(("HeadModel", "HeadsModel")):  # for other tasks
+            return "embedding"
+    raise ValueError(f"{name} is a {class_name}; {ALLOWED}.")
 
 
 def _load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:

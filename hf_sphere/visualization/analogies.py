@@ -38,14 +38,12 @@ def plot_analogy_accuracies(
     if not results or len(set(names)) < len(names):
         raise ValueError(f"pass accuracies to draw, one per model, benchmark and scoring; got those of {names}.")
     models, benchmarks, scorings = (list(dict.fromkeys(column)) for column in zip(*names, strict=True))
-    columns = min(2, len(scorings))
-    rows = -(-len(scorings) // columns)
-    size = columns * max(5.4 / columns, 1.0 + 0.28 * len(benchmarks) * (len(models) + 1))
-    figure = new_figure(size, 0.6 + 3.0 * rows, title)
-    panels = figure.subplots(rows, columns, squeeze=False, sharey=True).flatten()
+    size = max(5.4, 1.0 + 0.28 * len(benchmarks) * (len(models) + 1))
+    figure = new_figure(size, 0.6 + 3.0 * len(scorings), title)
+    panels = figure.subplots(len(scorings), squeeze=False, sharey=True).flatten()
     width = GROUP_WIDTH / len(models)
     handles: dict[str, Any] = {}  # by label; not every panel has every model
-    for axes, scoring in zip(panels, scorings, strict=False):
+    for axes, scoring in zip(panels, scorings, strict=True):
         drawn = [result for result in results if result["scoring"] == scoring]
         for index, model in enumerate(models):
             of_model = [result for result in drawn if result["model"] == model]
@@ -63,13 +61,9 @@ def plot_analogy_accuracies(
         style = {"color": "0.35", "linestyle": "--", "linewidth": 1.1, "label": GUESSING}
         axes.hlines(list(chance.values()), starts, ends, zorder=3, **style)
         axes.set(xticks=range(len(benchmarks)), xticklabels=benchmarks, xlim=(-0.6, len(benchmarks) - 0.4))
-        axes.set_title(scoring.replace("_", " "))
+        axes.set(title=scoring.replace("_", " "), ylabel="accuracy on test questions, %")
         axes.grid(axis="y")
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    for axes in panels[len(scorings) :]:
-        axes.set_visible(False)
-    for axes in panels[: len(scorings) : columns]:
-        axes.set_ylabel("accuracy on test questions, %")
     highest = max(100 * result["eval_accuracy_high"] for result in results)
     panels[0].set_ylim(0, min(101.0, 1.05 * highest) or 101.0)  # shared by all panels
     labels = [*models, GUESSING]

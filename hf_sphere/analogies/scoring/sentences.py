@@ -25,6 +25,7 @@ class SentenceScoring(Scoring):
     """A scoring by the perplexities of sentences."""
 
     kinds: ClassVar[tuple[Kind, ...]] = ("masked", "causal")
+    all_pairs: ClassVar[bool] = False  # whether the choices are the diagonal of a grid of sentences
 
     template: str = "is-to-what"  # a name of `TEMPLATES`, or a text with the fields {a}, {b}, {c} and {d}
 
@@ -33,8 +34,10 @@ class SentenceScoring(Scoring):
         template_text(self.template)
 
     def sentences(self, question: Question, permutation: Permutation) -> list[Sentence]:
-        """Return the S sentences of one permutation of a question, by default one per choice."""
-        return self.fill(question, question.choices, permutation)
+        """Return the S sentences of one permutation of a question: one per choice, or of all heads with all tails."""
+        heads, tails = zip(*question.choices, strict=True)
+        pairs = itertools.product(heads, tails) if self.all_pairs else question.choices
+        return self.fill(question, pairs, permutation)
 
     def terms(self, perplexity: Tensor) -> Tensor:
         """Compute the terms of a question from its perplexities, (P, S) -> (T, P, k)."""
@@ -53,16 +56,6 @@ class SentenceScoring(Scoring):
         values = perplexities(engine.language_model, flat, batch_size=engine.batch_size)
         by_question = values.split([len(of_question) for of_question in sentences])
         return [self.terms(perplexity.view(len(permutations), -1)) for perplexity in by_question]
-
-
-@dataclass(frozen=True, kw_only=True)
-class GridScoring(SentenceScoring):
-    """A scoring of the sentences of all heads with all tails; the choices are the diagonal of this grid."""
-
-    def sentences(self, question: Question, permutation: Permutation) -> list[Sentence]:
-        """See `SentenceScoring.sentences`."""
-        heads, tails = zip(*question.choices, strict=True)
-        return self.fill(question, itertools.product(heads, tails), permutation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +88,7 @@ class Perplexity(SentenceScoring):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MarginalBias(BiasScoring, GridScoring):
+class MarginalBias(BiasScoring):
     """Analogical proportion score: share in the perplexities, minus the shares of the head and of the tail.
 
     With P[i, j] the perplexity of the sentence with head c_i and tail d_j: log(P_ii / sum_k P_kk)
@@ -104,6 +97,7 @@ class MarginalBias(BiasScoring, GridScoring):
     """
 
     name = "marginal_bias"
+    all_pairs = True
 
     def terms(self, perplexity: Tensor) -> Tensor:
         """See `SentenceScoring.terms`."""
@@ -135,7 +129,7 @@ class HypothesisBias(BiasScoring):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PMI(GridScoring):
+class PMI(SentenceScoring):
     """Pointwise mutual information of the head and the tail, computed in both directions.
 
     With P[i, j] the perplexity of the sentence with head c_i and tail d_j, two terms:
@@ -145,6 +139,7 @@ class PMI(GridScoring):
     """
 
     name = "pmi"
+    all_pairs = True
     grid = {"alpha": WEIGHTS, "pmi_aggregation": PMI_AGGREGATIONS}
 
     alpha: float = 0.0
