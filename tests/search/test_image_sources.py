@@ -1,7 +1,6 @@
 import base64
 import io
 import math
-import os
 from decimal import Decimal
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Image as ImageF
 from PIL import Image
 
 from hf_sphere.data.decoding import EncodedImages, ImageShape
-from hf_sphere.data.image_files import examine_files
 from hf_sphere.search import ImageIndex, ImageSource, read_vectors
 
 
@@ -170,14 +168,6 @@ def test_huge_images_folders_without_images_and_unknown_splits_are_rejected(tmp_
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     with pytest.raises(ValueError, match=r"^even/test_0.png cannot be read as an image: .*decompression bomb"):
         ImageSource.of(photos).open(0)
-
-
-def test_a_pipe_is_not_opened(tmp_path):
-    os.mkfifo(tmp_path / "a.jpg")
-    source = ImageSource.of([tmp_path / "a.jpg"])
-    assert "is not a regular file" in examine_files(source.encoded, "image", [0])[0][0]
-    with pytest.raises(ValueError, match="is not a regular file"):
-        source.open(0)
 
 
 def test_exhausted_memory_is_not_a_damaged_image(tmp_path, monkeypatch, digits):

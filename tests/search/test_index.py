@@ -36,8 +36,6 @@ from hf_sphere.search import (
     ImageIndex,
     ImageSource,
     TextEncoder,
-    extract,
-    index_files,
     neighbor_search,
 )
 from hf_sphere.utils.files import write_manifest
@@ -126,15 +124,6 @@ def test_images_in_memory_are_added_though_their_names_are_equal(encoder, digits
     assert index.search(digits[2], 1, **QUIET).rows.tolist() == [[2]]
 
 
-def test_a_loaded_index_can_be_saved(encoder, photos, tmp_path):
-    ImageIndex.build(encoder, photos, kind="ivf", **QUIET).save(tmp_path / "index")
-    for folder in (tmp_path / "copy", tmp_path / "index"):
-        loaded = ImageIndex.load(tmp_path / "index", encoder)
-        loaded.save(folder)
-        expected = loaded.search(photos, 2, **QUIET).rows
-        assert torch.equal(ImageIndex.load(folder, encoder).search(photos, 2, **QUIET).rows, expected)
-
-
 def test_search_within_classes_and_of_constant_images(index, digits):
     assert set(index.search(digits[9], 3, classes=["odd"], **QUIET).rows[0].tolist()) <= {3, 4, 5, 6}
     with pytest.raises(ValueError, match="no image has the class cat; there are even, odd"):
@@ -188,12 +177,6 @@ def test_adding_only_unreadable_images_adds_none(index, photos, caplog):
     assert len(index) == 7
     with pytest.raises(ValueError, match="none of the 1 images can be read"):
         index.search(photos / "bad.png", skip_unreadable=True, **QUIET)
-
-
-def test_a_file_reached_by_a_link_has_the_name_that_it_has_in_the_index(index, photos, tmp_path):
-    (tmp_path / "link").symlink_to(photos)
-    found = index.search(tmp_path / "link" / "even" / "test_1.png", 1, **QUIET)
-    assert found.queries["file"] == [index.path(found.rows.item())]
 
 
 def test_files_are_embedded_without_a_source(encoder, model, photos, digits):
@@ -274,14 +257,6 @@ def test_a_crafted_index_is_one_error_that_names_it(crafted, index, tmp_path):
         ImageIndex.load(tmp_path / "index", index.encoder)
 
 
-def test_embeddings_of_another_dimension_than_those_of_the_model_are_an_error(index, photos, tmp_path):
-    index.save(tmp_path / "index")
-    rewrite(tmp_path / "index", embeddings=torch.ones(7, 5))
-    crafted = ImageIndex.load(tmp_path / "index", index.encoder)
-    with pytest.raises(ValueError, match="the embeddings of the index have 5 dimensions, but the new ones 6"):
-        crafted.search(photos, 1, **QUIET)
-
-
 def test_the_search_of_other_embeddings_is_an_error(encoder, tmp_path):
     ImageIndex.build(encoder, "digits", kind="ivf", **QUIET).save(tmp_path)
     neighbor_search.NeighborSearch(torch.randn(354, 6), kind="ivf").save(tmp_path / "neighbors.safetensors")
@@ -309,18 +284,6 @@ def test_an_index_opens_no_other_picture_than_the_one_that_was_indexed(source, i
         rewrite(tmp_path / "index", {"sources": [[name, split]]}, {"file": [file] * 7, "digest": digest})
         with pytest.raises((ValueError, OSError), match=r"secret.png cannot be opened: .*(add it again|outside it)"):
             ImageIndex.load(tmp_path / "index", index.encoder).open_image(0)
-
-
-def test_a_data_set_that_names_files_elsewhere_is_not_indexed(encoder, photos, tmp_path):
-    (tmp_path / "data").mkdir()
-    images = [{"bytes": None, "path": str(photos / "test_6.png")}]
-    dataset = Dataset.from_dict({"image": images}).cast_column("image", ImageFeature(decode=False))
-    pq.write_table(
-        dataset.with_format("arrow")[:].replace_schema_metadata(dataset.features.arrow_schema.metadata),
-        tmp_path / "data" / "train.parquet",
-    )
-    with pytest.raises(ValueError, match=r"the tables of .*data name 1 file.s. outside it: .*test_6.png\. Copy"):
-        ImageIndex.build(encoder, tmp_path / "data", **QUIET)
 
 
 # Changes
@@ -488,25 +451,6 @@ def test_an_image_is_indexed_once_with_its_class_whatever_happens_to_the_metadat
     assert all(index.open_image(row).size == (8, 8) for row in range(len(index)))
 
 
-@pytest.mark.parametrize("split", ["train", "all"])
-def test_a_file_of_two_splits_is_indexed_once(split, encoder, digits, tmp_path):
-    for name, images in (("train", digits[:2]), ("test", digits[2:4])):
-        (tmp_path / name).mkdir()
-        for n, image in enumerate(images):
-            image.save(tmp_path / name / f"{n}.png")
-        write_metadata(tmp_path / name, name)
-    index = ImageIndex.build(encoder, ImageSource.of(tmp_path, split), **QUIET)
-    index.add(ImageSource.of(tmp_path, "all"), **QUIET)
-    assert len(index) == 4
-
-
-def test_an_image_whose_name_changed_only_in_case_is_known_where_the_disk_ignores_case(index, photos, monkeypatch):
-    (photos / "even" / "test_0.png").rename(photos / "even" / "Test_0.png")
-    monkeypatch.setattr(os.path, "exists", lambda path: os.path.lexists(path) or "test_0" in path)
-    assert index.add(photos, **QUIET) == 0
-    assert len(index) == 7
-
-
 def test_images_that_left_a_data_set_are_told(encoder, digits, tmp_path, caplog):
     def write(images: list[Image.Image]) -> None:
         rows = Dataset.from_dict({"image": images}).cast_column("image", ImageFeature())
@@ -565,46 +509,6 @@ def test_removals_that_name_nothing_or_everything_are_errors(index, photos, tmp_
 # Several processes
 
 
-def test_a_change_by_someone_else_is_not_overwritten(index, photos, digits, tmp_path):
-    index.save(tmp_path / "index")
-    first, second = (ImageIndex.load(tmp_path / "index", index.encoder) for _ in range(2))
-    first.add(digits[8], **QUIET)
-    first.save(tmp_path / "index")
-    first.save(tmp_path / "index")
-    second.add(digits[9], **QUIET)
-    with pytest.raises(FileExistsError, match=r"index is not replaced: it has changed since it was loaded\. Load it"):
-        second.save(tmp_path / "index")
-    assert len(ImageIndex.load(tmp_path / "index", index.encoder)) == 8
-
-
-@pytest.mark.parametrize("moment", ["while it is read", "while the model is loaded"])
-def test_a_reader_gets_one_version_of_an_index_that_is_extended(moment, index, photos, tmp_path, monkeypatch):
-    index.save(tmp_path / "index")
-    longer = ImageIndex.build(index.encoder, "digits", **QUIET)
-    owner, name = {
-        "while it is read": (index_files.files, "read_tensors"),
-        "while the model is loaded": (extract, "load_embedding_model"),
-    }[moment]
-    original = getattr(owner, name)
-
-    def replace(*args: Any) -> Any:
-        monkeypatch.setattr(owner, name, original)
-        longer.save(tmp_path / "index")
-        return original(*args)
-
-    monkeypatch.setattr(owner, name, replace)
-    loaded = ImageIndex.load(tmp_path / "index")
-    expected = longer if moment == "while it is read" else index
-    assert loaded.images == expected.images
-    assert torch.equal(loaded.embeddings, expected.embeddings)
-
-
-def test_an_index_whose_replacement_was_interrupted_is_restored(index, tmp_path):
-    index.save(tmp_path / "index")
-    (tmp_path / "index").rename(tmp_path / ".index.replaced")
-    assert len(ImageIndex.load(tmp_path / "index", index.encoder)) == 7
-
-
 @pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
 def test_a_reader_keeps_its_version_while_the_index_is_extended(kind, encoder, photos, digits, tmp_path):
     ImageIndex.build(encoder, photos, kind=kind, **QUIET).save(tmp_path / "index")
@@ -617,12 +521,6 @@ def test_a_reader_keeps_its_version_while_the_index_is_extended(kind, encoder, p
     assert torch.equal(after.rows, before.rows)
     assert torch.equal(after.distances, before.distances)
     assert reader.open_image(3).convert("L").tobytes() == digits[3].tobytes()
-
-
-def test_a_missing_image_is_named(index, photos):
-    (photos / "test_6.png").unlink()
-    with pytest.raises((OSError, ValueError), match=r"test_6.png"):
-        index.open_image(6)
 
 
 def test_the_weights_and_not_the_name_identify_the_model(index, model, tmp_path):
@@ -644,12 +542,6 @@ def test_an_index_finds_its_model_from_another_working_directory(save_model, pho
     ImageIndex.build(save_model("model"), photos, **QUIET).save("index")
     monkeypatch.chdir(photos)
     assert ImageIndex.load(tmp_path / "index").encoder.name == str(tmp_path / "model")
-
-
-def test_arrays_are_an_error_that_names_the_search_of_embeddings(encoder):
-    for images in (torch.zeros(3, 4), [torch.zeros(4)]):
-        with pytest.raises(TypeError, match=r"got an array.*hf_sphere.search.EmbeddingSpace"):
-            ImageIndex.build(encoder, images, **QUIET)
 
 
 def test_a_model_such_as_clip_is_searched_by_text(clip, photos, digits):

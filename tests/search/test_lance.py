@@ -321,12 +321,6 @@ def test_names_and_one_group_are_asked_for(tmp_path):
         space.identify(unit(3), 0.5)
 
 
-def test_a_missing_package_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"LanceSpace requires lancedb: pip install 'hf_sphere\[lance\]'"):
-        LanceSpace.create(tmp_path / "space", unit(3, 4))
-
-
 @pytest.mark.parametrize("where", ["1/0=1", "1/(5-number)=1", "number % 0 = 1"])
 def test_a_condition_that_fails_for_a_row_is_named(tmp_path, where):
     space = LanceSpace.create(tmp_path, {"vector": unit(20, 4), "number": np.arange(20)})

@@ -381,14 +381,3 @@ def test_the_recall_is_measured_again_after_many_changes_only(monkeypatch, tmp_p
         monkeypatch.setattr(search, "_held_out", lambda *_, count=count: measured.append(count) or (vectors[:9], 9.0))
         search.refresh()
     assert measured == [4006, 4006]
-
-
-@pytest.mark.parametrize(
-    "convert", [torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.double, torch.Tensor.bfloat16, torch.nn.Parameter]
-)
-def test_a_file_is_used_with_references_of_any_kind(convert, tmp_path):
-    references = points(300, 4)
-    search = NeighborSearch(convert(references), kind="ivf")
-    search.save(tmp_path / "index")
-    loaded = NeighborSearch(convert(references), kind="ivf", file=tmp_path / "index")
-    assert torch.equal(loaded.search(references, 5)[1], search.search(references, 5)[1])

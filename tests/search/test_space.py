@@ -515,14 +515,6 @@ def test_what_is_no_name_is_an_error_that_says_so(name, use):
         USES[use](name)
 
 
-@pytest.mark.parametrize("name", [".DS_Store", "thumbs.db", "Desktop.ini", "._index.json", ".directory"])
-def test_files_of_file_managers_do_not_prevent_that_a_space_is_saved(tmp_path, space, name):
-    space.save(tmp_path / "space")
-    (tmp_path / "space" / name).write_text("")
-    space.save(tmp_path / "space")
-    assert len(EmbeddingSpace.load(tmp_path / "space")) == 200
-
-
 def test_a_space_searches_once_and_samples_its_rows_once():
     vectors, groups = clusters()
     with (

@@ -281,11 +281,6 @@ def test_source_rows_and_identities_of_images_are_read_and_optional(tmp_path):
     assert read_embeddings(str(write(tmp_path / "earlier", columns))).row_ids is None
 
 
-def test_embeddings_whose_replacement_was_interrupted_are_restored(tmp_path):
-    write(tmp_path / "vectors", columns_of()).rename(tmp_path / ".vectors.replaced")
-    assert len(read_embeddings(str(tmp_path / "vectors")).embeddings) == len(columns_of()["embedding"])
-
-
 def test_embeddings_that_are_replaced_while_they_are_read_are_of_one_version(tmp_path, monkeypatch):
     def write_version(version: str) -> None:
         with embeddings_writer(tmp_path / "vectors", "test", {"model": version}) as add:
