@@ -102,6 +102,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     (args,) = command_arguments((IndexArguments,), named_first("images", argv), __doc__)
     folder = next(name for name in (args.output_dir, args.add_to, args.remove_from) if name is not None)
     check_writable(folder)
+    if args.output_dir is None and not Path(folder).exists():
+        raise FileNotFoundError(f"there is no index {folder}; build it with --output_dir.")
     name, backbone = args.model_name_or_path, None
     if args.output_dir is not None and name is None and args.column is None and has_images(args.images):
         backbone = choose_backbone()

@@ -21,7 +21,7 @@ from hf_sphere import search
 from hf_sphere.commands.search import make_table
 from hf_sphere.utils.arguments import Arguments, argument, command_arguments
 from hf_sphere.utils.checks import check_extra
-from hf_sphere.utils.pages import draw_image
+from hf_sphere.utils.pages import draw_image, draw_table
 from hf_sphere.utils.privacy import hide_private
 
 SEARCH_AGAIN = """element.addEventListener("click", (event) => {
@@ -225,6 +225,8 @@ def draw_verdict(text: str, result: str = "", kind: str = "none") -> str:
 def draw(index: "search.ImageIndex", neighbors: "search.Matches") -> str:
     """Return the neighbors of the first query, and a table with their details, as HTML; "?" marks predictions."""
     rows = [row for row in neighbors.rows[0].tolist() if row >= 0]
+    from pandas import DataFrame
+
     table, cards, kind = make_table(index, neighbors), "", index.encoder.content
     for row, cells in zip(rows, table, strict=True):
         file = index.images["file"][row]
@@ -240,10 +242,7 @@ def draw(index: "search.ImageIndex", neighbors: "search.Matches") -> str:
         about += f" <em>{decision}, p {float(cells['p_value']):.2g}</em>" if decision else ""
         cards += f'<{tag} class="neighbor {decision}"><span class="shown">{shown}</span>{about}</{tag.split()[0]}>'
     names = [name for name in next(iter(table), ()) if name != "text" and not name.startswith("query")]
-    lines = ["".join(f"<th>{name}</th>" for name in names)]
-    lines += ["".join(f"<td>{html.escape(str(cells[name]))}</td>" for name in names) for cells in table]
-    details = "".join(f"<tr>{line}</tr>" for line in lines)
-    details = f'<details><summary>Details</summary><div class="scroll"><table>{details}</table></div></details>'
+    details = f"<details><summary>Details</summary>{draw_table(DataFrame(table, columns=names))}</details>"
     return f'<div class="neighbors {kind}s">{cards}</div>{details}'
 
 

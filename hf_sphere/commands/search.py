@@ -183,7 +183,7 @@ def draw_contact_sheet(index: "search.ImageIndex", neighbors: "search.Matches", 
 
     The image of a query that is a text is None. Rejected neighbors are faded, and a query without a match is marked.
     """
-    from PIL import Image, ImageDraw
+    from PIL import Image, ImageDraw, ImageOps
 
     classes = index.classes(mark="?")
     sheet = Image.new("RGB", ((neighbors.rows.shape[1] + 1) * CELL, len(queries) * (CELL + TEXT)), "white")
@@ -192,9 +192,7 @@ def draw_contact_sheet(index: "search.ImageIndex", neighbors: "search.Matches", 
     def place(column: int, line: int, image: Any, text: str) -> None:
         left, top = column * CELL, line * (CELL + TEXT)
         if image is not None:
-            scale = (CELL - 6) / max(image.size)
-            size = tuple(max(1, round(side * scale)) for side in image.size)
-            image = image.convert("RGB").resize(size)
+            image = ImageOps.contain(image.convert("RGB"), (CELL - 6, CELL - 6))
             is_rejected = "rejected" in text.split("\n")[0]
             sheet.paste(image.point(lambda value: 170 + value // 3) if is_rejected else image, (left + 3, top + 3))
         draw.multiline_text((left + 3, top + CELL), fit(text), fill="black", font_size=FONT, spacing=1)
@@ -218,17 +216,11 @@ def draw_contact_sheet(index: "search.ImageIndex", neighbors: "search.Matches", 
             if row < 0:
                 continue
             try:
-                neighbor = index.open_image(row)
-                note = classes[row]
+                neighbor, note = index.open_image(row), classes[row]
             except (ValueError, OSError):
                 neighbor, note = None, "(missing or changed)"
-            text = f"{verdict(neighbors, line, column - 1)}{round(float(neighbors.distances[line, column - 1]), 4):.4g}"
-            place(column, line, neighbor, f"{text}\n{note}")
+            at, text = (line, column - 1), ""
+            if neighbors.accepted is not None:
+                text = "rejected, " * (not neighbors.accepted[at]) + f"p {neighbors.p_values[at]:.2g}, "
+            place(column, line, neighbor, f"{text}{round(float(neighbors.distances[at]), 4):.4g}\n{note}")
     return sheet
-
-
-def verdict(neighbors: Any, query: int, rank: int) -> str:
-    """Return the p-value of a neighbor, and whether it is rejected; an empty text without a level."""
-    if neighbors.accepted is None:
-        return ""
-    return "rejected, " * (not neighbors.accepted[query, rank]) + f"p {neighbors.p_values[query, rank]:.2g}, "

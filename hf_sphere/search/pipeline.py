@@ -10,7 +10,6 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from datasets.fingerprint import Hasher
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -53,7 +52,11 @@ def embed_batches(
     done = 0
     style: dict[str, Any] = {"desc": "Embedding", "unit": unit, "disable": not progress or index > 0, "leave": False}
     with progress_bar(total=len(rows), **style) as bar:
-        while (batch := gather([_read(kept, done) if kept else None])[0]) is not None:
+        while True:
+            path = kept and kept / f"{done}.safetensors"
+            batch = gather([read_tensors(path) if path and path.exists() else None])[0]
+            if batch is None:
+                break
             done = int(batch.pop("done"))
             bar.update(done - bar.n)
             if len(batch["row"]):
@@ -74,11 +77,3 @@ def embed_batches(
             bar.update(done - start)
             if len(batch["row"]):
                 yield batch.pop("row"), batch
-
-
-def _read(kept: Path, start: int) -> Batch | None:
-    """Read the finished batch that starts at a row; one that is damaged, as after a power failure, is None."""
-    try:
-        return read_tensors(kept / f"{start}.safetensors")
-    except (OSError, SafetensorError):
-        return None
