@@ -12,7 +12,8 @@ from hf_sphere.models.sphere_vision.configuration_sphere_vision import SphereVis
 def reset_missing_parameters(module: nn.Module, *, xavier: bool = False) -> None:
     """Initialize the tensors of a module that no checkpoint has set by its `reset_parameters`, if it has one."""
     reset = getattr(module, "reset_parameters", None)
-    loaded = {name: tensor.clone() for name, tensor in _tensors(module).items() if _is_filled(tensor)}
+    # The flag of transformers.
+    loaded = {k: v.clone() for k, v in _tensors(module).items() if getattr(v, "_is_hf_initialized", False)}
     if reset is None or len(loaded) == len(_tensors(module)):  # placing prototypes is expensive
         return
     reset()
@@ -27,10 +28,6 @@ def reset_missing_parameters(module: nn.Module, *, xavier: bool = False) -> None
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return dict(module.named_parameters()) | dict(module.named_buffers())
-
-
-def _is_filled(tensor: Tensor) -> bool:
-    return getattr(tensor, "_is_hf_initialized", False)  # the flag of transformers
 
 
 def build_backbone(config: SphereVisionConfig, *, pretrained: bool | str = False) -> nn.Module:
@@ -63,7 +60,7 @@ def build_backbone(config: SphereVisionConfig, *, pretrained: bool | str = False
 
 def initialize_missing(backbone: nn.Module, config: SphereVisionConfig) -> None:
     """Copy missing tensors of a backbone from a new one, since timm initializes them in the constructor."""
-    missing = {name: tensor for name, tensor in _tensors(backbone).items() if not _is_filled(tensor)}
+    missing = {k: v for k, v in _tensors(backbone).items() if not getattr(v, "_is_hf_initialized", False)}
     if not missing:
         return
     with torch.device("cpu"):

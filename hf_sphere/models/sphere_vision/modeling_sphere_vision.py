@@ -266,14 +266,16 @@ class ModelWithHead(nn.Module):
         """Return, by name, why the rejection and the calibration do not fit the model or other weights, if so."""
         settings = getattr(getattr(self, "rejection", None), "settings", None)
         fitted: dict[str, Any] = {"rejection": settings, "calibration": getattr(self.config, "calibration", None)}
-        fitted = {name: values for name, values in fitted.items() if values is not None}
-        digest = digest_weights(weights or self, is_widened=True) if fitted else ""
-        changed = {name: "weights" for name, values in fitted.items() if values.get("weights") != digest}
-        names = [self.config.id2label[index] for index in range(self.config.num_labels)]
-        if fitted.get("rejection", {}).get("class_names") not in (None, names):
-            changed["rejection"] = "classes"
-        reason = "of the model are not those that its"
-        return {name: f"{what} {reason} {name} was fitted to" for name, what in changed.items()}
+        reasons = {}
+        for name, values in fitted.items():
+            if values is not None:
+                names = [self.config.id2label[index] for index in range(self.config.num_labels)]
+                what = "" if values.get("class_names") in (None, names) else "classes"
+                if not what and values.get("weights") != digest_weights(weights or self, is_widened=True):
+                    what = "weights"
+                if what:
+                    reasons[name] = f"{what} of the model are not those that its {name} was fitted to"
+        return reasons
 
     def remove_outdated(self, weights: Mapping[str, Tensor] | None = None) -> None:
         """Remove, with a warning, a rejection and a calibration that do not fit the model or other weights."""
