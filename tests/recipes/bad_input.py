@@ -12,10 +12,8 @@ import argparse
 import contextlib
 import io
 import itertools
-import multiprocessing
 import os
 import random
-import resource
 import shutil
 import signal
 import sys
@@ -41,8 +39,6 @@ from training_runs import make_sentences
 from hf_sphere.commands.command_line import run_main
 
 SECONDS = 60
-MEMORY = 6 << 30
-"""Most memory of a run, bytes."""
 
 KINDS = {"line": (300, random_line), "config": (200, random_config)}
 """Kinds of calls: usual number, and the function that returns one."""
@@ -155,63 +151,13 @@ def problem(code: int, printed: str) -> str | None:
     return None
 
 
-def draw_call(kind: str, seed: int, folder: Path) -> Call:
-    """Return a random call in the prepared folder."""
-    with contextlib.chdir(folder):
-        return KINDS[kind][1](random.Random(f"{kind} {seed}"), folder)
-
-
 def attack(kind: str, seed: int, folder: Path) -> tuple[int, str | None]:
     """Make one call in the prepared folder; return its exit code and what is wrong with it."""
-    call = draw_call(kind, seed, folder)
     with contextlib.chdir(folder):
+        call = KINDS[kind][1](random.Random(f"{kind} {seed}"), folder)
         code, printed = run(call)
     wrong = problem(code, printed)
     return code, None if wrong is None else f"{kind} {seed}: {call.recipe} {call.argv}: {wrong}"
-
-
-class Worker:
-    """A process that prepares the folder if it is new, and makes calls; it is replaced if one ends it.
-
-    Args:
-        folder: The folder.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._start()
-
-    def attack(self, kind: str, seed: int) -> tuple[int, str | None]:
-        """See `attack`."""
-        self._connection.send((kind, seed))
-        with contextlib.suppress(EOFError, ConnectionError):
-            if self._connection.poll(4 * SECONDS):
-                return self._connection.recv()
-        self._process.kill()
-        self._process.join()
-        self._start()
-        call = draw_call(kind, seed, self.folder)
-        return -1, f"{kind} {seed}: {call.recipe} {call.argv}: the process ended, or could not be interrupted"
-
-    def stop(self) -> None:
-        """End the process."""
-        self._process.kill()
-
-    def _start(self) -> None:
-        self._connection, other = multiprocessing.Pipe()
-        # Forked, so that it need not import anything again; this process computes nothing, and so has no threads.
-        self._process = multiprocessing.get_context("fork").Process(target=self._work, args=(other,))
-        self._process.start()
-        other.close()
-
-    def _work(self, connection: Any) -> None:
-        self._connection.close()
-        if not self.folder.exists():
-            prepare(self.folder)
-        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-        with contextlib.suppress(EOFError):  # of a parent that has ended
-            while True:
-                connection.send(attack(*connection.recv(), self.folder))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -225,23 +171,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder = Path(tempfile.mkdtemp(prefix="bad-input-")) / "inputs"
     os.environ["HF_HOME"] = str(folder / "hf")
     os.environ["GRADIO_TEMP_DIR"] = str(folder / "out")
-    worker = Worker(folder)
+    prepare(folder)
     calls: Iterable[tuple[str, int]]
     calls = [(kind, args.seed + number) for kind in KINDS for number in range(getattr(args, f"{kind}s"))]
     if args.minutes is not None:
         calls = ((kind, seed) for seed in itertools.count(args.seed) for kind in KINDS)
     end = time.monotonic() + 60 * (args.minutes or 0)
     ended: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
-    try:
-        for kind, seed in calls:
-            if args.minutes is not None and time.monotonic() > end:
-                break
-            code, wrong = worker.attack(kind, seed)
-            ended[kind]["failed" if wrong else ENDS[code]] += 1
-            if wrong:
-                print(wrong, flush=True)
-    finally:
-        worker.stop()
+    for kind, seed in calls:
+        if args.minutes is not None and time.monotonic() > end:
+            break
+        code, wrong = attack(kind, seed, folder)
+        ended[kind]["failed" if wrong else ENDS[code]] += 1
+        if wrong:
+            print(wrong, flush=True)
     for kind, counts in ended.items():
         numbers = ", ".join(f"{counts[name]} {name}" for name in (*ENDS.values(), "failed"))
         print(f"{counts.total()} x {kind}: {numbers}")
