@@ -109,7 +109,6 @@ def test_model_to_evaluate_needs_all_its_weights(refusal, damaged):
 
 
 REFUSED = {
-    "--dataset_name=": "the name of the dataset must not be empty",
     "--head_kwargs={bias: null}": "option bias of head 'softmax' must be of type bool; got None",
     "--head=vmf --head_kwargs={num_samples: null}": "option num_samples of head 'vmf' must be of type int; got None",
     "--label_column_name=image": "class labels are integers or names",
