@@ -18,7 +18,6 @@ from hf_sphere.cluster.spherical_k_means import POSITIVE_INTEGER, SphericalKMean
 from hf_sphere.distributions import VonMisesFisher
 from hf_sphere.geometry import bessel
 from hf_sphere.geometry.manifold import mean_direction
-from hf_sphere.utils.checks import check_integer
 
 LARGEST_CONCENTRATION = 1e8
 """Bound of the concentrations, without which the likelihood of a component with a single point has no maximum."""
@@ -159,7 +158,6 @@ class VonMisesFisherMixture(DensityMixin, ClassNamePrefixFeaturesOutMixin, Trans
     def sample(self, n_samples: int = 1) -> tuple[Any, Any]:
         """Draw unit vectors (n, d) from the mixture; return them and their components (n,), in order of components."""
         means, concentrations, weights = self._fitted()
-        n_samples = check_integer("n_samples", n_samples, 1)
         random = check_random_state(self.random_state)
         generator = torch.Generator(means.device).manual_seed(int(random.randint(2**31)))
         probabilities = weights.cpu().double().numpy()

@@ -31,12 +31,9 @@ class DirectionRows:
         self, estimator: Any, X: Any, reset: bool, for_density: bool = False, sample_weight: Any = None
     ) -> None:
         self.is_tensor = isinstance(X, Tensor)
-        min_features = 2 if reset and for_density else 1
         self.matrix: Block
         if isinstance(X, Tensor):
             X = check_embeddings(X, what="X")
-            if X.shape[1] < min_features:
-                raise ValueError(f"X must have at least {min_features} features; got {X.shape[1]}.")
             self.matrix = X.to(torch.promote_types(X.dtype, torch.float32))
             _check_feature_names(estimator, X, reset=reset)
             _check_n_features(estimator, X, reset=reset)
@@ -47,7 +44,8 @@ class DirectionRows:
                     X = to_tensor("X", X).numpy()
                 check_codes("X", getattr(X, "dtype", None))
             kinds = {"accept_sparse": False if for_density else "csr", "dtype": [np.float64, np.float32], "order": "C"}
-            self.matrix = validate_data(estimator, X, reset=reset, ensure_min_features=min_features, **kinds)
+            least = 1 + (reset and for_density)
+            self.matrix = validate_data(estimator, X, reset=reset, ensure_min_features=least, **kinds)
             if not sp.issparse(self.matrix):
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # only read

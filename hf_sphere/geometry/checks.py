@@ -25,8 +25,6 @@ def check_floating(name: str, value: Any) -> None:
 
 def weigh_points(points: Tensor, weights: Any) -> Tensor:
     """Return valid weights (..., n) of points (..., n, d), equal if None, in their dtype and divided by their sums."""
-    if points.ndim < 2 or points.shape[-2] == 0:
-        raise ValueError(f"points must have the shape (..., n, d) with n of at least 1; got {tuple(points.shape)}.")
     norms = torch.linalg.vector_norm(points.detach(), dim=-1)
     if not ((norms > 0) & norms.isfinite()).all():
         raise ValueError("points must be finite, with finite norms above 0. Normalize them, and remove zeros.")
@@ -44,13 +42,10 @@ def weigh_points(points: Tensor, weights: Any) -> Tensor:
 
 def check_dense(name: str, values: Any) -> None:
     """Raise a TypeError for a sparse or nested tensor, a sparse matrix, or an array with masked values."""
-    if isinstance(values, Tensor):
-        is_dense, got, how = values.layout == torch.strided, str(values.layout), "to_dense()"
-    else:
-        is_dense = not hasattr(values, "toarray") and not np.ma.is_masked(values)
-        got, how = type(values).__name__, "toarray() or .filled()"
-    if not is_dense:
-        raise TypeError(f"{name} must be dense, without masked values; got {got}. Convert it with .{how}.")
+    is_sparse = values.layout != torch.strided if isinstance(values, Tensor) else hasattr(values, "toarray")
+    if is_sparse or np.ma.is_masked(values):
+        how = f"got {type(values).__name__}. Convert it with .to_dense(), .toarray() or .filled()"
+        raise TypeError(f"{name} must be dense, without masked values; {how}.")
 
 
 def check_codes(name: str, dtype: object) -> None:
@@ -92,8 +87,6 @@ def _stack(name: str, rows: Sequence[Any]) -> Any:
     kinds = {*map(type, rows)}
     if kinds and all(issubclass(kind, Tensor) for kind in kinds):
         return torch.stack(tuple(rows))
-    if len(kinds) > 1 and kinds & {bool, np.bool_}:  # which numpy would make ones and zeros
-        raise ValueError("some are truth values, which are no numbers")
     rows = [row.to_numpy() if hasattr(row, "to_numpy") else row for row in rows]  # such as a `Vector` of pgvector
     if kinds - {list, str, int, float}:
         for row in rows:

@@ -39,8 +39,7 @@ def spherize(x: Tensor, scaling: float | Tensor = 1.0, radius: float | Tensor = 
 
     Raises:
         TypeError: If `x` does not have a floating-point dtype.
-        ValueError: If the last axis of `x` is missing or empty, `delta` is outside (0, 1), or a `radius` given as a
-            number is not positive.
+        ValueError: If `delta` is outside (0, 1), or a `radius` given as a number is not positive.
 
     Reference:
         Kim and Kim, "Spherization layer: representation using only angles", NeurIPS 2022, equations 3 to 6.
@@ -49,7 +48,7 @@ def spherize(x: Tensor, scaling: float | Tensor = 1.0, radius: float | Tensor = 
         >>> spherize(torch.randn(2, 63), radius=5.0).norm(dim=-1).round()
         tensor([5., 5.])
     """
-    _check_points(x, min_length=1)
+    check_floating("x", x)
     if not 0.0 < delta < 1.0:
         raise ValueError(f"delta must lie between 0 and 1 (exclusive); got {delta}. The usual value is 1e-6.")
     if not isinstance(radius, Tensor) and not radius > 0.0:
@@ -73,13 +72,12 @@ def angles_to_cartesian(angles: Tensor, radius: float | Tensor = 1.0) -> Tensor:
 
     Raises:
         TypeError: If `angles` does not have a floating-point dtype.
-        ValueError: If the last axis of `angles` is missing or empty.
 
     Example:
         >>> angles_to_cartesian(torch.tensor([0.5, 1.0]), radius=2.0).norm().round()
         tensor(2.)
     """
-    _check_points(angles, min_length=1)
+    check_floating("angles", angles)
     wide = angles.to(widest_dtype(angles))
     product = F.pad(wide.sin().cumprod(-1), (1, 0), value=1.0)
     return (F.pad(wide.cos(), (0, 1), value=1.0) * product).to(angles.dtype) * radius
@@ -97,13 +95,12 @@ def cartesian_to_angles(points: Tensor) -> Tensor:
 
     Raises:
         TypeError: If `points` does not have a floating-point dtype.
-        ValueError: If the last axis of `points` is shorter than 2.
 
     Example:
         >>> cartesian_to_angles(torch.tensor([1.0, 1.0, 0.0]))
         tensor([0.7854, 0.0000])
     """
-    _check_points(points, min_length=2)
+    check_floating("points", points)
     wide = points.to(widest_dtype(points))
     squares = wide[..., 1:].square().flip(-1).cumsum(-1).flip(-1)  # of the norms of the later coordinates
     determined = squares > 0
@@ -261,8 +258,6 @@ def _gradient_in_blocks(
 def _scalar(value: float | Tensor, x: Tensor) -> Tensor:
     dtype = torch.promote_types(x.dtype, torch.float32)
     if isinstance(value, Tensor):
-        if value.numel() != 1:
-            raise ValueError(f"scaling and radius must be numbers or tensors of one element; got {tuple(value.shape)}.")
         return value.reshape(()).to(dtype)
     return torch.full((), value, dtype=dtype, device=x.device)
 
@@ -289,9 +284,3 @@ def _reuse(memory: dict[str, Tensor], name: str, block: Tensor, columns: int, dt
 def _sine(logits: Tensor, low: float) -> Tensor:
     """Sine of the angle of a logit, also accurate near 0."""
     return torch.sin(torch.sigmoid(logits) * (math.pi / 2 - low) + low)
-
-
-def _check_points(x: Tensor, min_length: int) -> None:
-    check_floating("the argument", x)
-    if x.ndim == 0 or x.shape[-1] < min_length:
-        raise ValueError(f"the last axis must have at least {min_length} element(s); got shape {tuple(x.shape)}.")

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from hf_sphere.geometry.checks import check_embeddings, check_floating, check_rows, weigh_points
 from hf_sphere.geometry.decorators import with_gradient
-from hf_sphere.utils.checks import check_integer
 
 F = TypeVar("F", bound=Callable[..., Tensor])
 
@@ -272,7 +271,6 @@ def random_rotation(
         >>> torch.linalg.det(random_rotation(3)).round()
         tensor(1.)
     """
-    check_integer("dim", dim, 1)
     dtype = dtype or torch.get_default_dtype()
     wide = torch.promote_types(dtype, torch.float32)
     q, r = torch.linalg.qr(torch.randn(*batch_shape, dim, dim, generator=generator, dtype=wide, device=device))

@@ -47,15 +47,12 @@ def build_optimizer(
             and `lr_scales`.
 
     Raises:
-        TypeError: If `model` is no module.
         ValueError: If the name or an option is unknown, a pattern or a name of `lr_scales` matches no parameter, or no
             input of the model could be generated.
 
     Example:
         >>> optimizer = build_optimizer(network, "muon", images, lr=2e-3, weight_decay=0.01)
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be one module, such as of a network and its loss; got a {type(model).__name__}.")
     if name not in (names := [*TORCH, *optimizer_names()]):
         close = difflib.get_close_matches(str(name).lower().replace("-", "_"), names, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
@@ -132,13 +129,5 @@ def _parse(name: str, texts: dict[str, str], supported: dict[str, Any]) -> dict[
     options = {}
     for key, text in texts.items():
         kind = type(defaults[key])
-        try:
-            options[key] = kind(text) if kind in _EXPECTED else bool(str_to_bool(text))
-        except ValueError as error:
-            expected = _EXPECTED.get(kind, "true or false")
-            raise ValueError(f"optim_args: {key}={text} cannot be parsed; {key} must be {expected}.") from error
+        options[key] = kind(text) if kind in (float, int, str) else bool(str_to_bool(text))
     return options
-
-
-_EXPECTED = {float: "a number", int: "an integer", str: "a string"}
-"""Description of the values of an option that is not boolean, by the type of its default."""

@@ -96,7 +96,7 @@ def step_diagnostics(
         `anisotropy` of the second moment.
 
     Raises:
-        ValueError: If the optimizer has no scale-invariant weight with these names, or is Muon or a hyperball one.
+        ValueError: If the optimizer is Muon or a hyperball one.
 
     Example:
         >>> optimizer = AdamSRT(scale_invariant_groups(network, images), lr=1e-3)
@@ -108,14 +108,14 @@ def step_diagnostics(
     optimizer = getattr(optimizer, "optimizer", optimizer)  # of Accelerate's wrapper
     _check_rules(optimizer)
     by_id = {} if model is None else {id(parameter): name for name, parameter in model.named_parameters()}
-    measured, has_invariant = {}, False
+    measured = {}
     for group in optimizer.param_groups:
         names = group.get("param_names") or [by_id.get(id(p), f"parameter {i}") for i, p in enumerate(group["params"])]
         for name, parameter in zip(names, group["params"], strict=True):
             dims = group.get("channel_dims") if channel_dims is None else channel_dims.get(name)
             if dims is None:
                 continue
-            has_invariant, state = True, optimizer.state.get(parameter, {})
+            state = optimizer.state.get(parameter, {})
             if not local(parameter).numel() or ("exp_avg_sq" not in state and isinstance(optimizer, torch.optim.Adam)):
                 continue  # no local shard, or no step yet
             layout = Layout(local(parameter), tuple(dims))
@@ -129,11 +129,6 @@ def step_diagnostics(
                 "weight_norm": step.weight_norm.mean().item(),
                 "anisotropy": step.anisotropy.mean().item(),
             }
-    if not has_invariant:
-        raise ValueError(
-            "the optimizer has no scale-invariant weight with a known name: build it from "
-            "scale_invariant_groups(model), or pass channel_dims of named parameters."
-        )
     return measured
 
 
@@ -182,9 +177,7 @@ def _scheme(
         is_scaled = not is_full and getattr(optimizer, "scales_with_dim", True)
         return momentum, root / momentum.shape[1] ** 0.5 if is_scaled else root
     momentum = state.get("momentum_buffer")
-    momentum = parameter.grad if momentum is None else momentum
-    if momentum is None:
-        raise ValueError("without momentum, the gradients are needed: measure before `zero_grad`.")
+    momentum = parameter.grad if momentum is None else momentum  # needed: measure before `zero_grad`
     momentum = layout.matrix(local(momentum))
     return momentum, torch.ones_like(momentum[:, :1])
 

@@ -316,19 +316,6 @@ def row_sizes(shapes: tuple[tuple[int, int], ...], device: torch.device) -> Tens
     return torch.tensor(sizes, dtype=torch.int32, device=device)
 
 
-def check_compiler() -> None:
-    """Raise a `ValueError` if inductor finds no C++ compiler."""
-    from torch._inductor.cpp_builder import get_cpp_compiler  # slow
-
-    try:
-        get_cpp_compiler()
-    except Exception as error:
-        raise ValueError(
-            "compile=True requires a C++ compiler for parameters on the CPU, but none is installed: install g++, set "
-            "CXX to another one, or omit compile."
-        ) from error
-
-
 def update_all(update: Callable[..., tuple[Tensor, ...]], blocks: Sequence[Any], numbers: Any) -> None:
     """Update weights, momenta and second moments of blocks by a function of these, flags and numbers of each block."""
     for (x, g, m, v, flags), own in zip(

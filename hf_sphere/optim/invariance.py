@@ -97,15 +97,13 @@ def find_scale_invariant_weights(
             hundred weights it decreases as 1 / sqrt(D), like the value of a weight that is not invariant.
 
     Raises:
-        ValueError: If the model is sharded or on the meta device, if tolerance is not in (0, 1), if the model does not
-            accept the batch, if none could be generated, or if the output contains nothing to differentiate.
+        ValueError: If the model is sharded, if it does not accept the batch, if none could be generated, or if the
+            output contains nothing to differentiate.
 
     Example:
         >>> find_scale_invariant_weights(network, images).channel_dims
         {'0.weight': (0,), '2.weight': (0,)}
     """
-    if not 0.0 < tolerance < 1.0:
-        raise ValueError(f"tolerance must lie between 0 and 1; got {tolerance}.")
     model = unwrap(model)
     fixed = [name for name, module in model.named_modules() if isinstance(module, _NormBase) and not module.training]
     if model.training and fixed:
@@ -278,8 +276,6 @@ def make_trial(model: nn.Module) -> nn.Module:
                 f"{name} is sharded, but groups are found in whole weights: call `form_groups` of the optimizer first, "
                 "then fully_shard, then build it from the sharded weights."
             )
-        if parameter.is_meta:
-            raise ValueError(f"{name} is on the meta device; the numerical check needs real weights.")
     attributes = (value for module in model.modules() for value in vars(module).values())
     computed = (value for value in attributes if isinstance(value, Tensor) and not value.is_leaf)
     trial = copy.deepcopy(model, {id(value): value.detach().clone() for value in computed})  # torch refuses them

@@ -75,24 +75,13 @@ class SphereOptimizer(NamedOptimizer):
                 raise ValueError(f"{name} is float16; stochastic rounding is for bfloat16: use low_precision='master'.")
         group["channel_dims"] = layout.resolve_channel_dims(self._names(group), group["params"], group["channel_dims"])
         group.pop("compile", None)
-        if self.defaults["compile"] and any(parameter.device.type == "cpu" for parameter in group["params"]):
-            fast_step.check_compiler()
         # Missing after copying or unpickling: torch keeps only defaults, state and groups.
         self.__dict__.setdefault("_axes", {}).update({p: p.ndim for p in group["params"]})
 
     def check_options(self, options: Group) -> None:
-        """Raise a `ValueError` if an option of the optimizer or a parameter group is out of range or not supported."""
+        """Raise a `ValueError` if an option of the optimizer or a parameter group is not supported."""
         super().check_options(options)
-        betas = options.get("betas", (0.0, 0.0))
-        numbers = isinstance(betas, (tuple, list)) and [isinstance(b, (int, float)) and 0 <= b < 1 for b in betas]
-        if numbers != [True, True]:
-            raise ValueError(f"betas must be two numbers in [0, 1); got {betas!r}.")
-        lr, decay = options["lr"], options["weight_decay"]
-        if options["decoupled_weight_decay"] and lr * decay >= 1.0:
-            raise ValueError(f"decoupled weight decay of {decay} at lr {lr} would remove the weights in one step.")
-        mode = check_choice("low_precision", options["low_precision"], ("nearest", "stochastic", "master"))
-        if mode == "stochastic" and options["capturable"]:
-            raise ValueError("a captured graph cannot round stochastically; use low_precision='master' instead.")
+        check_choice("low_precision", options["low_precision"], ("nearest", "stochastic", "master"))
 
     def _step(self) -> None:
         compiles = self.defaults["compile"] or torch.compiler.is_compiling()
@@ -293,10 +282,6 @@ class SphereOptimizer(NamedOptimizer):
             for index, parameter in enumerate(group["params"]):
                 if parameter.grad is None:
                     continue
-                if parameter.grad.is_sparse:
-                    raise RuntimeError(
-                        f"{type(self).__name__} does not support sparse gradients: use an embedding with sparse=False."
-                    )
                 if isinstance(parameter, DTensor) and self._is_scale_invariant(parameter, group):
                     layout.check_shards(self._names(group)[index], parameter, group["channel_dims"])
                 self._init_state(parameter, group)

@@ -34,7 +34,7 @@ def embed_class_names(
         (K, hidden size), float32, on the CPU: `class_vectors` for `place_prototypes`.
 
     Raises:
-        ValueError: If a name is empty, the template has no placeholder, or a loaded model has no tokenizer.
+        ValueError: If there are no names, or the template has no placeholder.
 
     Example:
         >>> embed_class_names(["cat", "dog"], "sentence-transformers/all-MiniLM-L6-v2").shape  # doctest: +SKIP
@@ -44,13 +44,9 @@ def embed_class_names(
     if "{}" not in template:
         raise ValueError(f"template must have '{{}}' where the class name goes; got {template!r}.")
     names = [name.replace("_", " ").strip() for name in text_list("class_names", class_names)]
-    if not all(names):
-        raise ValueError(f"class names must not be empty; got {list(class_names)[:10]}.")
     if isinstance(model, str | os.PathLike):
         tokenizer = tokenizer or load_pretrained(AutoTokenizer, model, option="text_model")
         model = load_model(AutoModel, model)
-    elif tokenizer is None:
-        raise ValueError("a loaded model needs its tokenizer: embed_class_names(names, model, tokenizer=tokenizer).")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token  # decoders often have no padding token
     texts = [template.replace("{}", name) for name in names]

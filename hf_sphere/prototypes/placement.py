@@ -188,10 +188,10 @@ def place_prototypes(
         raise ValueError(f"there are {len(names)} class names for {num_classes} prototypes.")
     check_choice("ordering", ordering, ("ranking", "assignment"))
     check_positive("ordering_weight", ordering_weight)
-    if ordering_weight != 1.0 and (class_vectors is None or ordering == "assignment"):
-        raise ValueError("ordering_weight requires class_vectors and ordering 'ranking'; leave it out.")
-    if class_vectors is None and ordering == "assignment":
-        raise ValueError("ordering 'assignment' requires class_vectors.")
+    if (ordering_weight != 1.0 and ordering == "assignment") or (
+        class_vectors is None and (ordering, ordering_weight) != ("ranking", 1.0)
+    ):
+        raise ValueError("ordering requires class_vectors; ordering_weight requires class_vectors and 'ranking'.")
     parameters = inspect.signature(METHODS[method]).parameters.values()
     check_names(f"method {method!r}", options, [p.name for p in parameters if p.kind is p.KEYWORD_ONLY])
     if class_vectors is not None and ordering == "ranking" and method in WITHOUT_CLASS_VECTORS:

@@ -240,7 +240,7 @@ class TestFit:
     @pytest.mark.parametrize(
         ("points", "weights", "message"),
         [
-            (torch.empty(0, 3), None, "n of at least 1"),
+            (torch.empty(0, 3), None, "a positive sum"),
             (torch.zeros(2, 3), None, "norms above 0"),
             (torch.tensor([[math.nan, 1.0]]), None, "finite"),
             (torch.ones(2, 3), torch.tensor([1.0, -1.0]), "nonnegative"),

@@ -2,7 +2,6 @@ import pytest
 import torch
 from steps import make_optimizer, take_steps
 from torch import Tensor, nn
-from torch._inductor import config as inductor
 from torch.optim import SGD, Adam
 
 from hf_sphere.optim import SGDMRT
@@ -11,19 +10,7 @@ from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
 NAN, INF = float("nan"), float("inf")
 
 BAD = [
-    ({"lr": -0.1}, r"lr must be a nonnegative number; got -0\.1"),
-    ({"lr": NAN}, "lr must be a nonnegative number; got nan"),
-    ({"lr": "x"}, "lr (is|must be) .*got 'x'"),
-    ({"lr": torch.tensor([1e-3, 1e-3])}, r"lr must be a nonnegative number; got tensor\(\[0\.0010, 0\.0010\]\)"),
-    ({"weight_decay": -1.0}, r"weight_decay must be a nonnegative number; got -1\.0"),
-    ({"momentum": -0.9}, r"momentum must be a nonnegative number; got -0\.9"),
-    ({"eps": -1e-8}, "eps must be a nonnegative number; got -1e-08"),
-    ({"betas": (0.9, 1.0)}, r"betas must be two numbers in \[0, 1\); got \(0\.9, 1\.0\)"),
-    ({"betas": (0.9, NAN)}, r"betas must be two numbers in \[0, 1\); got \(0\.9, nan\)"),
-    ({"betas": (0.9,)}, r"betas must be two numbers in \[0, 1\); got \(0\.9,\)"),
     ({"low_precision": "up"}, "low_precision must be one of nearest, stochastic, master; got 'up'"),
-    ({"low_precision": "stochastic", "capturable": True}, "stochastically; use low_precision='master' instead"),
-    ({"lr": 1.0, "weight_decay": 1.0, "decoupled_weight_decay": True}, "would remove the weights in one step"),
     ({"channel_dims": [2]}, r"channel_dims must be axes of .*, of shape \[3, 4\], such as \[0\]; got \[2\]"),
     ({"channel_dims": [-1]}, r"got \[-1\]"),
     ({"channel_dims": [1, 0, 1]}, r"got \[1, 0, 1\]"),
@@ -42,8 +29,6 @@ def of_torch(kind: type) -> type:
 
 @pytest.mark.parametrize(("options", "message"), BAD, ids=str)
 def test_bad_options_are_refused_by_constructor_and_group(kind, options, message):
-    if not options.keys() <= {*kind.option_defaults(), "differentiable"}:
-        pytest.skip("an option of the other optimizers")
     with pytest.raises(ValueError, match=message):
         kind([weight(3, 4)], **options)
     optimizer = kind([weight(3, 4)])
@@ -73,29 +58,11 @@ def test_bad_options_are_refused_by_constructor_and_group(kind, options, message
             lambda kind: kind([weight(2, 2)], channel_dims=[0]).load_state_dict(kind([weight(2, 2)]).state_dict()),
             r"channel_dims of parameter group 0 is None in the state and \[0\]",
         ),
-        (
-            lambda kind: kind([weight(3, 4)]).load_state_dict(of_torch(kind)([weight(3, 4)]).state_dict()),
-            "not a state of .*: its groups lack .*channel_dims",
-        ),
     ],
 )
 def test_tensors_and_states_that_do_not_fit_are_refused(kind, call, message):
     with pytest.raises(ValueError, match=message):
         call(kind)
-
-
-def test_sparse_gradients_are_rejected_in_the_step_of_a_model_with_invariant_weights(kind):
-    model = nn.Sequential(nn.Embedding(10, 8, sparse=True), nn.Linear(8, 8, bias=False), nn.LayerNorm(8))
-    optimizer = kind(kind.form_groups(model, torch.arange(4)), lr=0.1)
-    model(torch.arange(4)).square().sum().backward()
-    with pytest.raises(RuntimeError, match=rf"{kind.__name__} does not support sparse gradients: .* sparse=False"):
-        optimizer.step()
-
-
-def test_compile_without_a_cpp_compiler_is_rejected(kind):
-    message = r"compile=True requires a C\+\+ compiler for parameters on the CPU, but none is installed"
-    with inductor.patch({"cpp.cxx": (None, "no-such-compiler")}), pytest.raises(ValueError, match=message):
-        kind([weight(3, 4)], compile=True)
 
 
 @pytest.mark.parametrize("dims", [[0], [1], [0, 1]], ids=str)
@@ -175,10 +142,6 @@ def test_a_group_without_names_is_refused_by_an_optimizer_with_names(name):
 
 
 @pytest.mark.parametrize("name", optimizer_names())
-def test_options_of_groups_and_missing_groups_are_noticed_in_every_optimizer(name, caplog):
+def test_missing_groups_are_logged_by_every_optimizer(name, caplog):
     optimizer = optimizer_class(name)([weight(3, 4)], lr=1e-3)
     assert f"{type(optimizer).__name__} was given parameters without its groups, so every step is an" in caplog.text
-    for option in ({"lr": torch.tensor([1e-3, 1e-3])}, {"lr": -1.0}, {"weight_decay": -1.0}):
-        with pytest.raises(ValueError, match="must be a nonnegative number"):
-            optimizer.add_param_group({"params": [weight(3, 4)], **option})
-    assert len(optimizer.param_groups) == 1

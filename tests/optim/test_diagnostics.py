@@ -174,18 +174,9 @@ def test_diagnostics_are_means_over_the_groups_of_each_weight_and_have_no_side_e
         assert step_diagnostics(optimizer) == measured
 
 
-@pytest.mark.parametrize(
-    ("name", "dims"), [("Adam", None), ("Adam", {"conv.weight": (0,)}), ("AdamSRT", {"conv.weight": (0,)})]
-)
-def test_an_optimizer_without_named_weights_or_gradients_is_rejected(name, dims):
-    optimizer = stepped(name, make_model())
-    with pytest.raises(ValueError, match=r"no scale-invariant weight with a known name: build it from scale_"):
-        step_diagnostics(optimizer, dims)
+def test_without_a_step_or_named_weights_there_are_no_diagnostics():
     assert step_diagnostics(stepped("AdamSRT", make_model(), count=0)) == {}
-    optimizer = stepped("SGD", make_model(), momentum=0.0)
-    optimizer.zero_grad()
-    with pytest.raises(ValueError, match="without momentum, the gradients are needed: measure before"):
-        step_diagnostics(optimizer, DIMS)
+    assert step_diagnostics(stepped("Adam", make_model())) == {}
 
 
 # Logging

@@ -38,11 +38,6 @@ def test_a_new_file_registers_an_optimizer_by_name(folder):
     assert (kind.__name__, issubclass(kind, AdamS)) == ("ToyAdam", True)
 
 
-def test_a_list_of_parameters_or_modules_is_refused():
-    with pytest.raises(TypeError, match="model must be one module, such as of a network and its loss; got a list"):
-        build_optimizer([torch.nn.Linear(2, 2)], "adam_srt")
-
-
 @pytest.mark.parametrize(("name", "close"), [("AdamSRT", "adam_srt"), ("adam-srt", "adam_srt"), ("Muon", "muon")])
 def test_the_error_for_a_misspelled_name_suggests_the_close_one_and_lists_all(name, close):
     names = ", ".join(optimizer_names())

@@ -234,13 +234,8 @@ def test_the_error_for_a_batch_that_does_not_fit_says_how_it_is_passed(name, bat
 def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="loss"):
         find_scale_invariant_weights(HiddenOutput(), images())
-    for tolerance in (0.0, 1.0, -0.1, float("nan")):
-        with pytest.raises(ValueError, match="tolerance must lie between 0 and 1; got"):
-            find_scale_invariant_weights(Small(), images(), tolerance=tolerance)
     with pytest.raises(ValueError, match=r"WantsTwo does not accept any generated input: .*Pass one"):
         find_scale_invariant_weights(WantsTwo())
-    with pytest.raises(ValueError, match=r"conv\.weight is on the meta device; the numerical check needs real weights"):
-        find_scale_invariant_weights(Small().to("meta"), images())
 
 
 # Groups and table

@@ -164,9 +164,9 @@ def test_optim_args_take_precedence_but_do_not_enable_weight_decay_of_norms(name
     [
         ("adam_srt", "momentum=0.9", "optim_args of adam_srt has no option momentum; its options are: beta1, beta2, "),
         ("sgd_mrt", "eps=1", r"optim_args of sgd_mrt has no option eps; its options are: .*dampening, .*momentum, "),
-        ("adam_srt", "eps=small", r"eps=small cannot be parsed; eps must be a number"),
-        ("muon", "ns_steps=5.5", r"ns_steps=5.5 cannot be parsed; ns_steps must be an integer"),
-        ("adam_srt", "maximize=maybe", r"maximize=maybe cannot be parsed; maximize must be true or false"),
+        ("adam_srt", "eps=small", "could not convert string to float: 'small'"),
+        ("muon", "ns_steps=5.5", r"invalid literal for int.*'5\.5'"),
+        ("adam_srt", "maximize=maybe", "invalid truth value maybe"),
     ],
 )
 def test_invalid_optim_args_are_rejected(name, text, message, arguments):

@@ -83,10 +83,5 @@ def test_bad_input_is_refused(encoder, tokenizer):
     for names in ("cat", [], ["cat", 3]):
         with pytest.raises(ValueError, match="class_names must be a list of texts"):
             embed_class_names(names, encoder, tokenizer=tokenizer)
-    for names in ([], ["cat", ""], ["cat", " "], ["_"]):
-        with pytest.raises(ValueError, match=r"class.names must (not be empty|be a list of texts, at least one); got"):
-            embed_class_names(names, encoder, tokenizer=tokenizer)
     with pytest.raises(ValueError, match=r"must have '\{\}' where the class name goes; got 'a photo'"):
         embed_class_names(NAMES, encoder, tokenizer=tokenizer, template="a photo")
-    with pytest.raises(ValueError, match="a loaded model needs its tokenizer"):
-        embed_class_names(NAMES, encoder)

@@ -239,7 +239,10 @@ TWO = {"num_classes": 2, "dim": 2, "class_vectors": torch.randn(2, 5)}
         ),
         ({"ordering": "assignment"}, "requires class_vectors"),
         ({"ordering_weight": 2.0}, "requires class_vectors"),
-        (VECTORS | {"ordering": "assignment", "ordering_weight": 2.0}, "requires class_vectors and ordering 'ranking'"),
+        (
+            VECTORS | {"ordering": "assignment", "ordering_weight": 2.0},
+            "ordering_weight requires class_vectors and 'ranking'",
+        ),
         (VECTORS | {"ordering": "rank"}, "ordering must be one of ranking, assignment; got 'rank'"),
         *((VECTORS | {"method": m}, f"'{m}' does not support a ranking loss") for m in ("slsqp", "catalogue")),
         (TWO, r"at least 3 classes; got 2\. Leave class_vectors out"),

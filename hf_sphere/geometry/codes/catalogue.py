@@ -73,15 +73,10 @@ def cross_polytope(num_points: int, dim: int) -> Tensor:
 def polygon(num_points: int) -> Tensor:
     """Vertices of the regular polygon, (K, 2) in float64, counterclockwise from (1, 0); optimal in dimension 2.
 
-    Raises:
-        ValueError: If K is below 2.
-
     Example:
         >>> polygon(4).round().abs().tolist()
         [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]
     """
-    if num_points < 2:
-        raise ValueError(f"a polygon has at least 2 points; got {num_points}.")
     angle = torch.arange(num_points, dtype=torch.float64) * (2 * math.pi / num_points)
     return torch.stack([angle.cos(), angle.sin()], dim=-1)
 

@@ -56,8 +56,6 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
         ns_steps: int = 5,
         **options: Any,
     ) -> None:
-        if not 0.0 <= momentum < 1.0:
-            raise ValueError(f"momentum must lie in [0, 1); got {momentum}.")
         self._own = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps, "muon": False}
         super().__init__(params, lr=lr, **options)
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from hf_sphere.geometry.codes import separation_bound
 from hf_sphere.prototypes.methods.placement_task import Candidate, PlacementTask, minimize_on_sphere, number_of_restarts
 from hf_sphere.prototypes.ordering import mean_nearest_cosine, soft_separation
-from hf_sphere.utils.checks import check_integer, check_number, check_positive
+from hf_sphere.utils.checks import check_number, check_positive
 
 # Inverse temperatures in units of 1 / (1 - separation bound). The arrangement is decided at the temperatures at which
 # only near neighbors repel each other, so most stages are spent there; the last ones only refine it.
@@ -22,7 +22,6 @@ MAX_COORDINATES = 400  # maximum number K d of coordinates; the cost of the dens
 
 def lbfgs(task: PlacementTask, *, restarts: int | None = None, max_iterations: int = 60) -> Iterator[Candidate]:
     """L-BFGS on the log-sum-exp of the cosines at fifteen sharpness values, from several random starts."""
-    check_integer("max_iterations", max_iterations, 1)
     scale = 1.0 / (1.0 - separation_bound(task.num_classes, task.dim))
     for _ in range(number_of_restarts(restarts, 0.6 / lbfgs_seconds(task, max_iterations))):
         points = task.random_points()
@@ -45,7 +44,7 @@ def sgd(
     """Projected gradient descent on the mean cosine of the points to their nearest neighbors (Mettes et al., 2019)."""
     check_positive("learning_rate", learning_rate)
     check_number("momentum", momentum, "[0, 1)")
-    steps_per_candidate = max(1, check_integer("max_iterations", max_iterations, 1) // 200)
+    steps_per_candidate = max(1, max_iterations // 200)
     points = task.random_points()
     yield Candidate(points, "random start")
     velocity = torch.zeros_like(points)
@@ -75,7 +74,6 @@ def slsqp(task: PlacementTask, *, restarts: int | None = None, max_iterations: i
             f"'slsqp' supports at most {MAX_COORDINATES} coordinates; {task.num_classes} points in {task.dim} "
             f"dimensions have {coordinates}. Use method 'lbfgs'."
         )
-    check_integer("max_iterations", max_iterations, 1)
     # A start takes about 1.5e-7 (K d)^3 seconds. The time is not measured, so results depend only on the seed.
     for _ in range(number_of_restarts(restarts, 0.5 / (1.5e-7 * coordinates**3))):
         points = task.random_points()

@@ -43,7 +43,6 @@ def test_cross_polytope_has_signed_unit_vectors_of_separation_0(num_points):
     [
         (lambda: simplex(5, 3), "2 to 4 points; got 5"),
         (lambda: cross_polytope(9, 4), "2 to 8 points; got 9"),
-        (lambda: polygon(1), "at least 2 points; got 1"),
         (lambda: fit_code(CATALOGUE[0], 13, 3), r"has 12 points; got num_points=13. Choose 1 to 12"),
         (lambda: fit_code(CATALOGUE[0], 5, 2), "needs 3 dimensions; got dim=2"),
         (lambda: separation_bound(1, 3), "num_points must be an integer of at least 2; got 1"),
