@@ -88,22 +88,6 @@ def test_chunked_feed_forward_and_eager_attention_give_the_same_result(family):
     torch.testing.assert_close(outputs, [expected] * 2, rtol=1e-5, atol=1e-6)
 
 
-def test_gradient_checkpointing_gives_the_same_gradients(family):
-    model = family.model(spherized_layers=[0, 2], hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train()
-    layer, runs = model.base_model.encoder.layer[2], []
-    layer.intermediate.register_forward_hook(lambda *_: runs.append(1))
-    gradients = []
-    for checkpointing in (False, True):
-        if checkpointing:
-            # The older name, deprecated since 5.23, is the only one in earlier versions.
-            getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
-        model.zero_grad()
-        model(**family.batch(), labels=family.batch()["input_ids"]).loss.backward()
-        gradients.append({name: weight.grad.clone() for name, weight in model.named_parameters()})
-    assert len(runs) == 3  # once without checkpointing, and once each in forward and backward with it
-    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-7)
-
-
 # PEFT uses a deprecated name of transformers.
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_adapters_target_the_layers_of_the_plain_model_and_are_trained_with_the_classifier(family):
@@ -227,13 +211,3 @@ def test_plain_checkpoint_loads_with_the_new_model_type_and_no_warning(family, k
     # Control: a configuration of another family does warn.
     (BertConfig if family.name == "Roberta" else RobertaConfig).from_pretrained(tmp_path / "plain")
     assert "of type" in transformers_log.text
-
-
-@pytest.mark.parametrize("source", ["plain", "own"])
-def test_tied_weights_are_tied_after_loading_and_resizing(family, source, tmp_path):
-    (family.plain() if source == "plain" else family.model()).save_pretrained(tmp_path)
-    model = family.model_class("ForMaskedLM").from_pretrained(tmp_path)
-    model.resize_token_embeddings(57, mean_resizing=False)
-    assert model(**family.batch()).logits.shape == (3, 6, 57)
-    assert model.config.vocab_size == 57
-    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight

@@ -94,15 +94,6 @@ def test_config_round_trips(kind, tmp_path):
 
 
 @every_kind
-@pytest.mark.parametrize("by", ["argument", "configuration"])
-def test_return_dict_false_returns_a_tuple(kind, by):
-    model, batch = small_model(kind, return_dict=by == "argument"), inputs(kind)
-    output = model(**batch, return_dict=False) if by == "argument" else model(**batch)
-    expected = tensors_of(small_model(kind)(**batch))
-    assert all(torch.equal(value, other) for value, other in zip(output, expected.values(), strict=True))
-
-
-@every_kind
 def test_bfloat16_model_computes_values_and_few_shot_logits_in_float32(kind):
     """bfloat16 cannot distinguish single years between 1000 and 1932."""
     output = small_model(kind).to(torch.bfloat16)(**inputs(kind))

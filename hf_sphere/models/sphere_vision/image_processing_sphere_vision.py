@@ -1,6 +1,5 @@
 """Image processor of the image models."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -113,18 +112,11 @@ class SphereVisionImageProcessor(TorchvisionBackend):
             image = convert_image(image, channels, background)
         elif image.ndim == 2:  # not all versions of transformers add the axis
             image = image[None]
-        elif kwargs.get("input_data_format") is None and {1, 3}.isdisjoint((image.shape[0], image.shape[-1])):
-            # With alpha, which transformers does not recognize, or only some versions of it.
-            kwargs["input_data_format"] = "channels_first" if image.shape[0] in (2, 4) else "channels_last"
         tensor = super().process_image(image, **kwargs | {"do_convert_rgb": None})
-        if len(tensor) > 4:
-            raise ValueError(f"images must be gray or color, with or without alpha; got shape {(*image.shape,)}.")
+        if len(tensor) not in (1, 3):
+            raise ValueError(f"arrays must be gray or color, without alpha; got shape {(*image.shape,)}.")
         if kwargs.get("do_rescale") and kwargs["rescale_factor"] == type(self).rescale_factor:  # for 8-bit values
             tensor = convert_array(tensor)
-        if len(tensor) in (2, 4):
-            unscaled = 1.0 if tensor.is_floating_point() else 255
-            scale = 1 / kwargs["rescale_factor"] if kwargs.get("do_rescale") else unscaled
-            tensor = _draw_on(background, tensor, {torch.uint8: 255, torch.uint16: 65535}.get(tensor.dtype, scale))
         if channels == 3:
             return tvF.grayscale_to_rgb(tensor)
         gray = tvF.rgb_to_grayscale(tensor.float())
@@ -144,11 +136,3 @@ class SphereVisionImageProcessor(TorchvisionBackend):
             images = [resize_image(image, (size.height, size.width), crop_pct, mode) for image in images]
             do_resize = False
         return super()._preprocess(images, size=size, resample=resample, do_resize=do_resize, **kwargs)
-
-
-def _draw_on(background: Sequence[int], image: torch.Tensor, largest: float) -> torch.Tensor:
-    """Draw an array with alpha, (2 or 4, H, W) with values from 0 to `largest`, on a color; (3, H, W)."""
-    color = torch.tensor(background, device=image.device)[:, None, None] * (largest / 255)
-    alpha = image[-1:] / largest
-    drawn = alpha * image[:-1] + (1 - alpha) * color
-    return (drawn if image.is_floating_point() else drawn.round()).to(image.dtype)
