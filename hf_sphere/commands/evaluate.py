@@ -45,8 +45,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     if args.output_dir is None and not read_whole(args.embeddings, Path.is_dir):
         raise ValueError(f"{args.embeddings} is not a folder. If it is a dataset on the Hub, set --output_dir.")
-    if (Path(args.embeddings) / "index.json").is_file():
-        raise ValueError(f"{args.embeddings} is a search index; evaluate what hf-sphere extract writes for the images.")
     output = Path(args.output_dir or Path(args.embeddings) / "evaluation")
     output_dir.check_results_dir(output, overwrite=args.overwrite_output_dir)
     reading = {"split": args.split, "max_samples": args.max_samples, "seed": options.seed}
@@ -71,19 +69,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         output_dir.write_settings(output, {**asdict(args), **asdict(options)})
         write_json(output / output_dir.RESULTS_FILE, measured.results)
         print(f"saved {output / output_dir.RESULTS_FILE}")
-        if measured.reliability is not None:
-            plot(measured, Path(data.name).resolve().name, output)
-
-
-def plot(measured: "evaluation.Evaluation", title: str, folder: Path) -> None:
-    """Plot the reliability diagram and the risk-coverage curves, if matplotlib is installed."""
-    assert measured.reliability is not None
-    mass, width = (100 * measured.results[f"eval_calibration_error_{n}"] for n in ("equal_mass_l2", "equal_width_l1"))
-    caption = f"calibration error {mass:.2f} % (equal mass, root mean square), {width:.2f} % (equal width, mean)"
-    paths = [folder / name for name in PLOTS]
-    try:
-        visualization.plot_reliability(measured.reliability, title=title, caption=caption, path=paths[0])
-        visualization.plot_risk_coverage(measured.risk_coverage, title=title, path=paths[1])
-        print(f"plotted {paths[0]} and {paths[1]}")
-    except ImportError as error:
-        print(f"no plots: {error}")
+        if measured.reliability is None:
+            return
+        title, paths = Path(data.name).resolve().name, [output / name for name in PLOTS]
+        errors = [100 * measured.results[f"eval_calibration_error_{n}"] for n in ("equal_mass_l2", "equal_width_l1")]
+        caption = "calibration error {:.2f} % (equal mass, root mean square), {:.2f} % (equal width, mean)"
+        try:
+            visualization.plot_reliability(
+                measured.reliability, title=title, caption=caption.format(*errors), path=paths[0]
+            )
+            visualization.plot_risk_coverage(measured.risk_coverage, title=title, path=paths[1])
+            print(f"plotted {paths[0]} and {paths[1]}")
+        except ImportError as error:
+            print(f"no plots: {error}")

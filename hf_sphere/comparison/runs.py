@@ -283,8 +283,9 @@ def observed_power(
 
 
 def _check(values: Mapping[str, Mapping[int, Any]], reference: str, **numbers: Any) -> None:
-    if reference not in values or len(values) < 2:
-        raise ValueError(f"there is no run {reference!r} to compare others with; the runs are {', '.join(values)}.")
+    names = [*values.keys()]
+    if reference not in names or len(names) < 2:
+        raise ValueError(f"there is no run {reference!r} to compare others with; the runs are {', '.join(names)}.")
     limits = {"seeds": "[2, inf)", "perfect": "(-inf, inf)", "test_fraction": "(0, 1)"}
     for name, number in numbers.items():
         if number is not None:

@@ -772,7 +772,7 @@ def test_an_exported_encoder_of_transformers_states_its_preprocessing_if_it_is_k
 
 
 def test_bad_input_is_refused(run, folder, search, query):
-    with pytest.raises(ValueError, match=r"is a search index; evaluate what hf-sphere extract"):
+    with pytest.raises(ValueError, match="embedding"):
         run("evaluate_embeddings", "--embeddings", folder)
     for words, count in (([], 9), (["--classes", "b"], 5)):
         with pytest.raises(ValueError, match=f"--top_k must be at most {count}, the number of images to find; got 10"):
