@@ -66,7 +66,7 @@ class Arguments:
                 setattr(self, field.name, value := os.path.expanduser(value))
             if str(field.type).startswith("list["):
                 check_not_text(field.name, value)
-            if field.name in ("output", "output_dir") and value is not None and not value.strip():
+            if field.name in ("output", "output_dir", "dataset_name") and value is not None and not value.strip():
                 raise ValueError(f"{field.name} must not be empty; name a file or folder.")
             about: Any = field.metadata.get("help")
             kinds = (field.type, *get_args(field.type))
