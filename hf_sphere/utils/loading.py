@@ -238,6 +238,8 @@ def load_dataset(name: str, *args: Any, source: str | None = None, **options: An
     import datasets
 
     check_regular(source or name)
+    if Path(name).is_dir() and glob.has_magic(name):  # another folder would be read
+        raise ValueError(f"`datasets` reads the characters *, ? and [ in {name} as a pattern; rename the folder.")
     try:
         return datasets.load_dataset(name, *args, **options)
     except ImportError:
