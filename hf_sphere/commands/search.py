@@ -178,7 +178,7 @@ def print_nearest(rows: Sequence[dict[str, Any]], num_queries: int, size: int) -
     print(f"next step --table found.csv writes all {len(rows):,} rows")
 
 
-def draw_contact_sheet(index: "search.ImageIndex", neighbors: "search.Matches", queries: Sequence[Any]) -> Any:
+def draw_contact_sheet(index: "search.ImageIndex", neighbors: Any, queries: Sequence[Any]) -> Any:
     """Draw a row of images per query: the query, and its neighbors with distance and class; "?" marks predictions.
 
     The image of a query that is a text is None. Rejected neighbors are faded, and a query without a match is marked.

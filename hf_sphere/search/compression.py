@@ -66,7 +66,8 @@ class CompressedSpace(CalibratedSearch):
         faiss.copy_array_to_vector(tensors["codes"].numpy().ravel(), self._index.codes)
         self._index.ntotal, self._index.is_trained = len(self._numbers), True
         if "known_ids" in tensors:
-            self._calibration = Calibration(*(tensors[f"known_{name}"] for name in CALIBRATION), 0, about["rule"])
+            parts: Any = {name: tensors[f"known_{name}"] for name in CALIBRATION}
+            self._calibration = Calibration(**parts, next_id=0, rule=about["rule"])
 
     @property
     def calibration(self) -> Calibration:

@@ -46,7 +46,8 @@ def write_index(path: Path, index: Any, about: dict[str, Any], **known: Tensor) 
     from safetensors.torch import save_file  # here, since searches without files do not need it
 
     if isinstance(index, faiss.IndexHNSW):
-        graph, storage = index.hnsw, faiss.downcast_index(index.storage)
+        graph: Any = index.hnsw
+        storage: Any = faiss.downcast_index(index.storage)
         arrays = {"links": graph.neighbors, "levels": graph.levels, "codes": storage.codes}
         tensors = {name: torch.from_numpy(faiss.vector_to_array(values)) for name, values in arrays.items()}
         about = about | {"entry": graph.entry_point, "effort": graph.efSearch}

@@ -174,8 +174,8 @@ class ImageIndex(IndexedImages):
             check_ids(both, len(both))
         for n in same:
             cells = {"file": source.names[n], "row": n, "source": source_id}
-            known = {"label": source.labels, "group": names, "id": own_ids, "columns": self.extra and source.cells}
-            cells |= {name: column[n] for name, column in known.items() if column}
+            more: Any = {"label": source.labels, "group": names, "id": own_ids, "columns": self.extra and source.cells}
+            cells |= {name: column[n] for name, column in more.items() if column}
             for name, value in (cells | (states[n]._asdict() if n in states else {})).items():
                 self.images[name][kept[n]] = value
         rows_here = {row for row, other in enumerate(self.images.get("source", [])) if other == source_id}

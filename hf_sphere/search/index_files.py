@@ -116,13 +116,13 @@ def _read_space(
     if about.score == "margin":
         space._nearest = Nearest.known(tensors["offsets"])
     if "scores" in tensors:
-        scores, ids, matches = (tensors[name] for name in ("scores", "ids", "matches"))
-        groups = tensors["groups"] if "queries" in tensors else _groups_of(ids, space)
+        scores, rows, matches = (tensors[name] for name in ("scores", "ids", "matches"))
+        groups = tensors["groups"] if "queries" in tensors else _groups_of(rows, space)
         space._queries = (tensors["queries"], groups) if "queries" in tensors else None
-        if len({len(scores), len(ids), len(matches), len(groups)}) > 1:
+        if len({len(scores), len(rows), len(matches), len(groups)}) > 1:
             raise ValueError(f"{EMBEDDINGS_FILE} has a calibration whose parts differ in length")
         numbers = _groups_of(matches, space)
-        space._calibration = Calibration(groups, ids, scores, numbers, matches, about.next_id, about.rule)
+        space._calibration = Calibration(groups, rows, scores, numbers, matches, about.next_id, about.rule)
         space._is_current = True
     if about.search in APPROXIMATE and has_faiss:
         space._search = NeighborSearch(space.vectors, kind=about.search, file=folder / SEARCH_FILE, **about.metric)

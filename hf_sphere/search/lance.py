@@ -67,7 +67,8 @@ class LanceSpace(CalibratedSearch):
         if known is not None:
             self._version, next_id = json.loads(known.schema.metadata[b"hf_sphere"])
             columns = known.to_arrow().to_pydict()
-            self._calibration = Calibration(*(torch.from_numpy(np.array(columns[n])) for n in CALIBRATION), next_id)
+            parts: Any = {name: torch.from_numpy(np.array(columns[name])) for name in CALIBRATION}
+            self._calibration = Calibration(**parts, next_id=next_id)
 
     @classmethod
     def create(

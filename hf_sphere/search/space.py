@@ -239,8 +239,9 @@ class EmbeddingSpace(GroupedVectors, Table):
             self.check_groups(groups)
         numbers = torch.arange(self._next, self._next + len(vectors))
         new = vectors, numbers, self._number(groups, numbers)
-        all_rows = map(torch.cat, zip((self.vectors, self._numbers, self._groups), new, strict=True))
-        self._set(*all_rows, None if self._ids is None else self._ids + ids)
+        pairs = zip((self.vectors, self._numbers, self._groups), new, strict=True)
+        all_vectors, all_numbers, all_groups = (torch.cat(pair) for pair in pairs)
+        self._set(all_vectors, all_numbers, all_groups, None if self._ids is None else self._ids + ids)
         self._next += len(numbers)
         return numbers.tolist() if self._ids is None else ids
 
