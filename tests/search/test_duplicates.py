@@ -8,7 +8,6 @@ import pytest
 import torch
 from datasets import Dataset
 from PIL import Image
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_sphere.commands import duplicates as command
 from hf_sphere.search import EmbeddingSpace, duplicates
@@ -76,24 +75,6 @@ def test_an_approximate_search_of_fewer_rows_than_neighbors_finds_them(kind):
     pytest.importorskip("faiss")
     vectors = planted(10, 2)
     assert as_sets(EmbeddingSpace(vectors, kind=kind).duplicates(0.9)) == clusters_by_all_pairs(vectors, 0.9) != set()
-
-
-class LargestTensor(TorchDispatchMode):
-    """Record the largest number of values of a result."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        self.count = max(self.count, result.numel() if isinstance(result, torch.Tensor) else 0)
-        return result
-
-
-def test_suspects_of_many_labels_need_little_memory():
-    space = EmbeddingSpace(planted(10_000, dim=8))
-    with LargestTensor() as largest:
-        duplicates._find_suspects(space, [*range(10_000)], torch.arange(10_000))
-    assert largest.count < 1e7
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02])

@@ -108,11 +108,6 @@ def test_rows_of_many_kinds_are_written(tmp_path, convert):
     assert found.p_values is None
 
 
-def test_half_precision_vectors_of_torch_are_written(tmp_path):
-    space = LanceSpace.create(tmp_path / "space", [{"vector": unit(5, 8).bfloat16(), "x": torch.ones(5)}])
-    assert space.search(unit(5, 8), 1).rows[:, 0].tolist() == list(range(5))
-
-
 def test_rows_in_double_precision_match_themselves_as_in_memory(tmp_path):
     vectors = np.random.default_rng(0).standard_normal((300, 8))
     space = LanceSpace.create(tmp_path / "space", vectors)

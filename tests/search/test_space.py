@@ -9,7 +9,6 @@ import polars as pl
 import pyarrow as pa
 import pytest
 import torch
-from datasets import Dataset
 from scipy import stats
 
 from hf_sphere.metrics import energy_test
@@ -163,13 +162,6 @@ def test_a_change_by_someone_else_is_not_overwritten(space, tmp_path):
     assert len(EmbeddingSpace.load(tmp_path / "space")) == 202
 
 
-@pytest.mark.parametrize("column", [pd.Series, pa.array, lambda rows: pa.chunked_array([rows[:1], rows[1:]])])
-def test_each_row_of_a_column_is_identified(column):
-    vectors, groups = clusters(30, 4, noise=0.02)
-    space = EmbeddingSpace.fit(vectors, column(groups.tolist()), score="cosine")
-    assert space.identify(column(vectors[:8:4].tolist()), 0.1) == [0, 1]
-
-
 def test_a_dozen_names_are_identified_with_separate_calibration():
     vectors, groups = clusters(12, 3, noise=0.02)
     with pytest.raises(ValueError, match="needs 19 calibration groups; there are 12"):
@@ -303,16 +295,6 @@ def test_separate_queries_are_saved(tmp_path):
         each.add(None, unit(5, 8, seed=2))
     assert torch.equal(space.calibration.scores, loaded.calibration.scores)
     assert loaded.smallest_p_value == 1 / 4
-
-
-@pytest.mark.parametrize("convert", [lambda x: x, np.asarray, lambda x: x.tolist(), lambda x: x.half()])
-def test_vectors_of_many_kinds_are_accepted(convert):
-    assert len(EmbeddingSpace.fit(convert(unit(20, 8)))) == 20
-
-
-def test_a_column_of_a_dataset_is_accepted():
-    data = Dataset.from_dict({"embedding": unit(20, 8).tolist(), "article": ["a", "b"] * 10})
-    assert EmbeddingSpace.fit(data["embedding"], groups=data["article"]).calibration.num_groups in (1, 2)
 
 
 def test_vectors_that_are_not_unit_are_normalized_and_counted(caplog):
