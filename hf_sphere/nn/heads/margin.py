@@ -111,16 +111,11 @@ class SubCenterArcFaceHead(ArcFaceHead):
     name = "subcenter_arcface"
 
     def __init__(self, embedding_dim: int, num_classes: int, *, sub_centers: int = 3, **options: Any) -> None:
-        check_integer("sub_centers", sub_centers, 1)
         super().__init__(embedding_dim, num_classes, **options)
+        self.logits_per_class = check_integer("sub_centers", sub_centers, 1)
         self.weight = nn.Parameter(torch.empty(num_classes, sub_centers, embedding_dim))
         self.reset_parameters()
         self.keep_own_classes()
-
-    @property
-    def logits_per_class(self) -> int:
-        """Number of sub-centers."""
-        return self.weight.shape[1]
 
     def reset_parameters(self) -> None:
         """Initialize sub-centers and temperature."""

@@ -50,6 +50,8 @@ class ClassVectorHead(Head):
     """Parameters whose first axis is that of the classes: the weights, then a bias if there is one."""
     normalizes_classes: ClassVar[bool] = False
     """Whether class vectors are normalized."""
+    logits_per_class: int = 1
+    """Logits that the loss of an example computes per class, such as the number of samples or sub-centers."""
 
     def __init__(
         self,
@@ -71,11 +73,6 @@ class ClassVectorHead(Head):
         self.blockwise = check_choice("blockwise", blockwise, (True, False, "auto"))
         self.in_blocks = blockwise is True or shard_classes or sample_rate < 1.0
         self._seed: int | None = None
-
-    @property
-    def logits_per_class(self) -> int:
-        """Logits that the loss of an example computes per class."""
-        return 1
 
     def is_large(self, embeddings: Tensor) -> bool:
         """Whether `blockwise` is `auto` and embeddings (B, d) have so many logits that blocks are used if possible."""

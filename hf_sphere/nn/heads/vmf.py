@@ -117,7 +117,7 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         super().__init__(check_integer("embedding_dim", embedding_dim, 2), num_classes, **options)
         if kappa_confidence == "auto":
             kappa_confidence = find_confidence(num_classes, log_temperature)
-        self.num_samples = check_integer("num_samples", num_samples, 1)
+        self.num_samples = self.logits_per_class = check_integer("num_samples", num_samples, 1)
         self.kappa_confidence: float = check_number("kappa_confidence, if not 'auto',", kappa_confidence, "(0, 1)")
         self.prediction = check_choice("prediction", prediction, ("samples", "mean"))
         self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
@@ -126,11 +126,6 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         self.register_buffer("is_initialized", torch.empty((), dtype=torch.bool))
         self.reset_parameters()
         self.keep_own_classes()
-
-    @property
-    def logits_per_class(self) -> int:
-        """Number of samples."""
-        return self.num_samples
 
     @property
     def initial_concentration(self) -> float:
