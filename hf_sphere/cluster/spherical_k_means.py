@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from hf_sphere.cluster.number import merge_clusters
-from hf_sphere.cluster.rows import DirectionRows, all_sums_by_label, products, sums_by_label
+from hf_sphere.cluster.rows import DirectionRows, all_sums_by_label, products
 from hf_sphere.geometry.checks import check_embeddings
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.utils.devices import widest_dtype
@@ -48,7 +48,6 @@ class SphericalKMeans(ClusterMixin, ClassNamePrefixFeaturesOutMixin, Transformer
         n_init: Number of starts; the best is kept. 1 if initial centers are given.
         max_iter: Maximum number of passes over the rows.
         tol: Iterations end if the squared shifts of the centers sum to at most this.
-        batch_size: Number of rows per update of the centers, which are then running means; all rows if None.
         random_state: Seed or `RandomState`, as in scikit-learn.
 
     Attributes:
@@ -63,8 +62,8 @@ class SphericalKMeans(ClusterMixin, ClassNamePrefixFeaturesOutMixin, Transformer
 
     Reference:
         Dhillon and Modha, "Concept decompositions for large sparse text data using clustering", Machine Learning 2001;
-        Arthur and Vassilvitskii, "k-means++: the advantages of careful seeding", SODA 2007; Sculley, "Web-scale k-means
-        clustering", WWW 2010 (batches); Kaufman and Rousseeuw, "Finding groups in data", 1990 (the bound of 0.25).
+        Arthur and Vassilvitskii, "k-means++: the advantages of careful seeding", SODA 2007; Kaufman and Rousseeuw,
+        "Finding groups in data", 1990 (the bound of 0.25).
     """
 
     _parameter_constraints: dict = {
@@ -73,7 +72,6 @@ class SphericalKMeans(ClusterMixin, ClassNamePrefixFeaturesOutMixin, Transformer
         "n_init": [POSITIVE_INTEGER],
         "max_iter": [POSITIVE_INTEGER],
         "tol": [Interval(numbers.Real, 0, None, closed="left")],
-        "batch_size": [POSITIVE_INTEGER, None],
         "random_state": ["random_state"],
     }
 
@@ -85,7 +83,6 @@ class SphericalKMeans(ClusterMixin, ClassNamePrefixFeaturesOutMixin, Transformer
         n_init: int = 1,
         max_iter: int = 300,
         tol: float = 1e-4,
-        batch_size: int | None = None,
         random_state: Any = None,
     ) -> None:
         self.n_clusters = n_clusters
@@ -93,7 +90,6 @@ class SphericalKMeans(ClusterMixin, ClassNamePrefixFeaturesOutMixin, Transformer
         self.n_init = n_init
         self.max_iter = max_iter
         self.tol = tol
-        self.batch_size = batch_size
         self.random_state = random_state
 
     def __sklearn_tags__(self) -> Any:
@@ -192,17 +188,10 @@ class SphericalKMeans(ClusterMixin, ClassNamePrefixFeaturesOutMixin, Transformer
         self, rows: DirectionRows, initial: Tensor | None, random: np.random.RandomState
     ) -> tuple[Tensor, Tensor, Tensor, int]:
         centers = choose_centers(rows, int(self.n_clusters), random) if initial is None else initial
-        sums, passes, nearest_centers = torch.zeros_like(centers), 0, NearestCenters(rows)
+        passes, nearest_centers = 0, NearestCenters(rows)
         while passes < self.max_iter:
             before, passes = centers, passes + 1
-            if self.batch_size is None:
-                sums, _ = all_sums_by_label(rows, nearest_centers.update(centers), len(centers))
-            else:  # centers move to the mean of all rows that they were assigned, in this pass and before
-                for index in torch.from_numpy(random.permutation(len(rows))).to(rows.device).split(self.batch_size):
-                    block, scales = rows[index]
-                    winners = nearest(products(block, centers))
-                    sums += sums_by_label(block, scales * rows.weights[index], winners, len(centers))
-                    centers = torch.where((sums == 0).all(1, keepdim=True), centers, project_to_sphere(sums))
+            sums, _ = all_sums_by_label(rows, nearest_centers.update(centers), len(centers))
             centers = _updated(centers, sums, rows)
             if (centers - before).square().sum() <= self.tol:
                 break

@@ -148,26 +148,22 @@ class TestSphericalKMeans:
             mean = units[k_means.labels_ == label].mean(0)
             np.testing.assert_allclose(center, mean / np.linalg.norm(mean), atol=1e-12)
 
-    def test_more_starts_are_not_worse_and_batches_come_close_to_all_rows(self):
+    def test_more_starts_are_not_worse(self):
         points = load_digits().data
         one, three = (SphericalKMeans(10, n_init=n, random_state=0).fit(points).inertia_ for n in (1, 3))
-        batches = SphericalKMeans(10, n_init=3, batch_size=256, max_iter=20, random_state=0).fit(points)
         assert three <= one
-        assert batches.inertia_ < 1.03 * three
 
-    @pytest.mark.parametrize("batch_size", [None, 32])
-    def test_empty_clusters_are_mended(self, batch_size):
+    def test_empty_clusters_are_mended(self):
         points, labels = blobs(kappa=500.0)
         first = points[labels == 0].mean(0)
         init = np.stack([first, -first, -first])
-        k_means = SphericalKMeans(3, init=init, batch_size=batch_size).fit(points)
+        k_means = SphericalKMeans(3, init=init).fit(points)
         assert set(k_means.labels_) == {0, 1, 2}
 
     @pytest.mark.parametrize(
         ("options", "message"),
         [
             *(({name: value}, name) for name, value in (("n_clusters", 0), ("init", "x"), ("tol", -1.0))),
-            ({"batch_size": 0}, "batch_size"),
             ({"n_clusters": 3, "init": np.ones((2, 8))}, "init must have the shape"),
             ({"n_clusters": 3, "init": np.full((3, 8), np.nan)}, "init must be finite; 3 of 3"),
             ({"n_clusters": "auto", "init": np.ones((3, 8))}, "leave out init"),
@@ -223,8 +219,6 @@ class TestUnknownNumber:
         points += 6 * np.eye(16)[labels // 2]  # ten groups of two clusters each
         found = SphericalKMeans("auto", random_state=0).fit_predict(points)
         assert adjusted_rand_score(labels // 2, found) == 1
-        in_batches = SphericalKMeans("auto", batch_size=50, random_state=0).fit_predict(points)
-        assert adjusted_rand_score(labels // 2, in_batches) == 1
 
     @pytest.mark.parametrize(
         "points",
@@ -266,14 +260,12 @@ class TestWeights:
         assert scores[0] == pytest.approx(scores[1], rel=1e-9)
 
 
-@pytest.mark.parametrize("batch_size", [None, 50])
-def test_inertia_and_centers_of_given_starts_are_those_of_repeated_rows(batch_size):
+def test_inertia_and_centers_of_given_starts_are_those_of_repeated_rows():
     points, weights = weighted()
-    k_means = SphericalKMeans(3, init=points[:3], batch_size=batch_size, random_state=0, tol=1e-12)
+    k_means = SphericalKMeans(3, init=points[:3], random_state=0, tol=1e-12)
     once, often = clone(k_means).fit(points, sample_weight=weights), k_means.fit(points.repeat(weights, axis=0))
-    tolerance = 1e-9 if batch_size is None else 1e-2
-    np.testing.assert_allclose(once.cluster_centers_, often.cluster_centers_, atol=tolerance)
-    assert once.inertia_ == pytest.approx(often.inertia_, rel=tolerance)
+    np.testing.assert_allclose(once.cluster_centers_, often.cluster_centers_, atol=1e-9)
+    assert once.inertia_ == pytest.approx(often.inertia_, rel=1e-9)
 
 
 @pytest.mark.parametrize("convert", [np.asarray, torch.from_numpy, sp.csr_matrix])
