@@ -237,7 +237,8 @@ def load_dataset(name: str, *args: Any, source: str | None = None, **options: An
     """
     import datasets
 
-    check_regular(source or name)
+    for path in (Path(source or name), Path(name, "README.md"), Path(name, ".huggingface.yaml")):
+        check_regular(path)
     if Path(name).is_dir() and glob.has_magic(name):  # another folder would be read
         raise ValueError(f"`datasets` reads the characters *, ? and [ in {name} as a pattern; rename the folder.")
     try:

@@ -453,7 +453,7 @@ class TestPreprocessingOfAModel:
                 load_image_split(options, like=SphereVisionImageProcessor(**SPHERE))
         for like in (SphereVisionForImageClassification(TINY), torch.nn.Linear(2, 2), 5):
             named = f"this {type(like).__name__} was not loaded by its name"
-            with pytest.raises(ValueError, match=rf"{named}, .*Use load_image_split\(\.\.\., like=proc"):
+            with pytest.raises(ValueError, match=rf"{named}, .*use load_image_split\(\.\.\., like=proc"):
                 load_image_split(photos, like=like)
         with pytest.raises(ValueError, match=r"image_mean and image_std are required .* or a model \(like\)"):
             load_image_split(photos)
