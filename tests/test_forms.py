@@ -170,8 +170,9 @@ def _points_instead_of_figures():
     def plot(scenes, *arguments):
         return scenes[""].points, scenes[""].directions
 
-    page = mock.patch("plotly.offline.get_plotlyjs", return_value="")
-    with page, mock.patch("hf_sphere.visualization.sphere.plot_scenes", plot):
+    offline = mock.patch.dict("sys.modules", {"plotly": mock.Mock(), "plotly.offline": mock.Mock(get_plotlyjs=str)})
+    installed = mock.patch("hf_sphere.visualization.interactive.check_plotly")
+    with offline, installed, mock.patch("hf_sphere.visualization.sphere.plot_scenes", plot):
         yield
 
 
