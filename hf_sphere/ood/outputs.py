@@ -47,18 +47,17 @@ class Outputs(NamedTuple):
         """
         self.require(needs, score)
         fields: dict[str, Tensor] = {name: values for name, values in self._asdict().items() if values is not None}
-        lengths = {name: len(values) for name, values in fields.items()}
-        if len({*lengths.values()}) > 1:
-            shown = ", ".join(f"{count} {name}" for name, count in lengths.items())
-            raise ValueError(f"the numbers of rows must be equal; got {shown}.")
-        for name, values in fields.items():
-            if name in ("labels", "ids"):
-                fields[name] = check_labels(values, len(values), name).cpu()
-            elif name == "concentrations":
-                fields[name] = check_scores(name, values)
-            else:
-                fields[name] = check_embeddings(values, what=name).cpu().double()
-        return Outputs(**fields)
+        numbers = {
+            name: check_scores(name, values) if name == "concentrations" else check_embeddings(values, what=name).cpu()
+            for name, values in fields.items()
+            if name not in ("labels", "ids")
+        }
+        if len({len(values) for values in numbers.values()}) > 1:
+            lengths = ", ".join(f"{len(values)} {name}" for name, values in numbers.items())
+            raise ValueError(f"the numbers of rows must be equal; got {lengths}.")
+        count = len(next(iter((numbers | fields).values()), ()))
+        integers = {name: check_labels(fields[name], count, name).cpu() for name in fields.keys() - numbers.keys()}
+        return Outputs(**{name: values.double() for name, values in numbers.items()}, **integers)
 
     def require(self, needs: Sequence[str], score: str) -> None:
         """Raise a ValueError if a field that a score needs is missing."""
