@@ -64,8 +64,8 @@ class TransformersBackbone(nn.Module):
         self.encoder = encoder
         of_timm: Any = getattr(encoder, "timm_model", None)  # its wrapper's configuration lacks the size of images
         width = getattr(of_timm, "head_hidden_size", None) or getattr(of_timm, "num_features", None)
-        self.num_features: int = getattr(config, "hidden_size", None) or width or _count_features(config)
-        self._has_class_token = _has_class_token(encoder)
+        self._has_class_token = any(re.search(r"cls_(\w+_)?token$", name) for name, _ in encoder.named_parameters())
+        self.num_features: int = getattr(config, "hidden_size", None) or width or self._count_features(config)
         self.pretrained_cfg: dict[str, Any] = {}
         interpolates = "interpolate_pos_encoding" in inspect.signature(encoder.forward).parameters
         self._options = {"interpolate_pos_encoding": True} if interpolates else {}
@@ -81,7 +81,24 @@ class TransformersBackbone(nn.Module):
 
     def forward_head(self, output: Any) -> Tensor:
         """Return the features of an output of the encoder."""
-        return _pool(output, has_class_token=self._has_class_token)
+        features = getattr(output, "pooler_output", None)
+        if features is None:
+            last = output.last_hidden_state
+            pooled = last[:, 0] if self._has_class_token else last.mean(dim=1)
+            features = last.mean(dim=(2, 3)) if last.ndim == 4 else pooled
+        return features.flatten(1)
+
+    def _count_features(self, config: Any) -> int:
+        """Return the number of features of an encoder without a `hidden_size`, without memory for its weights."""
+        with torch.device("meta"), torch.no_grad():
+            encoder = AutoModel.from_config(config, dtype=torch.get_default_dtype()).eval()
+            size = getattr(config, "image_size", 224)
+            height, width = [size, size] if isinstance(size, int) else size
+            output = encoder(pixel_values=torch.empty(1, config.num_channels, height, width))
+        _, *positions, channels = output.last_hidden_state.shape
+        if len(positions) == 2 and positions[0] == positions[1] != channels:
+            raise ValueError(f"the channels of {type(encoder).__name__} are the last axis, which is not supported.")
+        return self.forward_head(output).shape[1]
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Switch gradient checkpointing on or off."""
@@ -93,31 +110,6 @@ class TransformersBackbone(nn.Module):
         inner = r"\.(?:layers?|blocks)\.(\d+)"
         fine = [] if coarse else [(blocks + inner, None)]
         return {"stem": r"^encoder\.embed", "blocks": [*fine, (blocks, None), (r".*norm", (99999,))]}
-
-
-def _has_class_token(encoder: nn.Module) -> bool:
-    return any(re.search(r"cls_(\w+_)?token$", name) for name, _ in encoder.named_parameters())
-
-
-def _pool(output: Any, *, has_class_token: bool) -> Tensor:
-    features = getattr(output, "pooler_output", None)
-    if features is None:
-        last = output.last_hidden_state
-        features = last.mean(dim=(2, 3)) if last.ndim == 4 else last[:, 0] if has_class_token else last.mean(dim=1)
-    return features.flatten(1)
-
-
-def _count_features(config: Any) -> int:
-    """Return the number of features of an encoder without a `hidden_size`, found without memory for its weights."""
-    with torch.device("meta"), torch.no_grad():
-        encoder = AutoModel.from_config(config, dtype=torch.get_default_dtype()).eval()
-        size = getattr(config, "image_size", 224)
-        height, width = [size, size] if isinstance(size, int) else size
-        output = encoder(pixel_values=torch.empty(1, config.num_channels, height, width))
-        _, *positions, channels = output.last_hidden_state.shape
-        if len(positions) == 2 and positions[0] == positions[1] != channels:
-            raise ValueError(f"the channels of {type(encoder).__name__} are the last axis, which is not supported.")
-        return _pool(output, has_class_token=_has_class_token(encoder)).shape[1]
 
 
 def is_transformers_name(name: str) -> bool:

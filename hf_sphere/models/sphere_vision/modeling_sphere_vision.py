@@ -218,9 +218,6 @@ class ModelWithHead(nn.Module):
             head.keep_own_classes()
         if (rejection := getattr(model, "rejection", None)) is not None and not rejection.is_fitted:
             raise ValueError(f"{model.name_or_path} has no values of its rejection; remove it from config.json.")
-        if rejection is not None and len(rejection.settings.get("class_names", [])) not in (0, model.config.num_labels):
-            logger.warning("The model gets other classes, so its rejection is removed.")
-            model.set_rejection(None)
         return loaded
 
     def save_pretrained(self, *args: Any, state_dict: Mapping[str, Tensor] | None = None, **kwargs: Any) -> None:
