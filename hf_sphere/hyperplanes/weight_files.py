@@ -5,9 +5,7 @@ Rules for state dicts and files, whose layers are identified by names and shapes
 - A convolution is a tensor `<module>.weight` of three to five axes, outputs first. Transposed convolutions store inputs
   first and cannot be distinguished; give the model if it has any.
 - A linear layer is a tensor `<module>.weight` of two axes, unless the last part of the module's name is that of an
-  embedding table: it ends with `emb`, `embed`, `embeds`, `embedding`, `embeddings`, `embed_tokens`, `embed_positions`,
-  `embed_in`, `embedding_table` or `codebook`, or is `wte`, `wpe`, `shared` or `relative_attention_bias`. With a bias as
-  long as one of its axes it is a linear layer under any name.
+  embedding table, see `EMBEDDING_TABLE`. With a bias as long as one of its axes it is a linear layer under any name.
 - The `Conv1D` of transformers (GPT-2) stores a linear layer with the inputs first. Where a bias as long as the second
   axis but not as the first shows that, an error asks for the model.
 - Weights in parts (weight and spectral normalization, pruning), quantized ones and adapters are refused.

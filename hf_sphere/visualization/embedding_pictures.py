@@ -1,6 +1,5 @@
 """All figures and metrics of a stored embedding dataset; class directions and images come from its provenance."""
 
-import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -107,18 +106,15 @@ class EmbeddingPictures:
     @plain_text()
     def plot_gallery(self, path: str | Path, others: Sequence["EmbeddingPictures"], *, title: str = "") -> None:
         """Draw these embeddings and others side by side; see `check_gallery`."""
-        scenes = {each.name: each.scene for each in (self, *others)}
-        if len(scenes) <= len(others):
-            scenes = {each.data.name: each.scene for each in (self, *others)}
+        every = (self, *others)
+        is_unique = len({each.name for each in every}) == len(every)
+        scenes = {each.name if is_unique else each.data.name: each.scene for each in every}
         plot_scenes(scenes, title, path, 2 if self.dim == 3 else 3)
 
     def check_gallery(self, others: Sequence["EmbeddingPictures"]) -> None:
         """Raise a ValueError if the classes of others differ, so that they cannot share a gallery with these."""
-        for other in others:
-            if other.class_names != self.class_names:
-                first, second = (textwrap.shorten(", ".join(each.class_names), 30) for each in (other, self))
-                names = f"{other.data.name} and {self.data.name}"
-                raise ValueError(f"{names} have different classes ({first} and {second}), but one legend in a gallery.")
+        if different := [other.data.name for other in others if other.class_names != self.class_names]:
+            raise ValueError(f"{different[0]} and {self.data.name} have different classes, but one legend.")
 
     def _find(self, what: str, find: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Find or draw something that belongs to the embeddings, or note why this is impossible."""

@@ -123,7 +123,7 @@ def test_the_page_has_the_texts_of_a_table_of_embeddings(draw, tmp_path):
 
 def test_the_gallery_is_drawn_with_several_embeddings_of_the_same_classes(draw, embeddings, tmp_path):
     both = [write(tmp_path / name, *clusters(dim)) for name, dim in (("one", 3), ("other", 5))]
-    with pytest.raises(ValueError, match=r"different classes \(0, 1, 2.* and a, b, c\), but one legend in a gall"):
+    with pytest.raises(ValueError, match="have different classes, but one legend"):
         draw(both[0], "--beside", embeddings)
     folder = draw(both[0], "--beside", both[1], "--pictures", "gallery", "--max_samples", "50")
     assert (folder / "gallery.png").is_file()
