@@ -302,9 +302,10 @@ def _is_set(values: Any, condition: str) -> bool:
 def _check_number(name: str, number: float, bounds: Mapping[str, float]) -> None:
     if isinstance(number, int) and abs(number) > LARGEST:
         bounds = {"ge": -LARGEST, "le": LARGEST, **bounds}
-    if not math.isfinite(number) or not all(getattr(operator, kind)(number, limit) for kind, limit in bounds.items()):
+    is_finite = abs(number) < math.inf
+    if not is_finite or not all(getattr(operator, kind)(number, limit) for kind, limit in bounds.items()):
         rules = [f"{_BOUNDS[kind]} {limit:.10g}" for kind, limit in bounds.items()]
-        rules += ["finite"] * (not math.isfinite(number))
+        rules += ["finite"] * (not is_finite)
         raise ValueError(f"{name} must be {' and '.join(rules)}; got {number}.")
 
 
