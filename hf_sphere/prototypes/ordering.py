@@ -155,15 +155,11 @@ def measure_order(prototypes: Tensor, class_vectors: Tensor, *, seed: int = 0) -
         >>> measure_order(torch.eye(4), torch.randn(4, 8))
         OrderPreservation(triplet_accuracy=0.5, rank_correlation=0.0)
     """
-    points = check_embeddings(to_tensor("prototypes", prototypes).cpu(), what="prototypes").double()
-    return compare_orders(F.normalize(points, dim=1), class_directions(class_vectors, len(points)), check_seed(seed))
-
-
-def compare_orders(points: Tensor, directions: Tensor, seed: int) -> OrderPreservation:
-    """Measure how well unit vectors (K, d) preserve the order of those of the classes, (K, any length)."""
     from scipy.stats import spearmanr
 
-    count, generator = len(points), torch.Generator().manual_seed(seed)
+    points = F.normalize(check_embeddings(to_tensor("prototypes", prototypes).cpu(), what="prototypes").double(), dim=1)
+    directions = class_directions(class_vectors, len(points))
+    count, generator = len(points), torch.Generator().manual_seed(check_seed(seed))
     anchor, second, third = _different(count, 3, generator).unbind(1)
 
     def closer(unit: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from threadpoolctl import threadpool_limits
@@ -26,7 +25,7 @@ from hf_sphere.prototypes.ordering import (
     TripletRanking,
     assign_to_classes,
     class_directions,
-    compare_orders,
+    measure_order,
 )
 from hf_sphere.utils.checks import check_choice, check_integer, check_positive, check_seed, text_list
 from hf_sphere.utils.files import atomic_file
@@ -206,14 +205,11 @@ def place_prototypes(
         started = time.perf_counter()
         best, interrupted = _best_candidate(search, task, progress)
         points, origin, order = best.points.cpu(), best.origin, None
-        try:
-            if directions is not None and ordering == "assignment":
-                points = assign_to_classes(points, directions, task.generator)
-                origin = f"{origin}, assigned"
-            if directions is not None:
-                order = compare_orders(F.normalize(points, dim=1), directions, seed)
-        except KeyboardInterrupt:
-            interrupted = True
+        if directions is not None and ordering == "assignment":
+            points = assign_to_classes(points, directions, task.generator)
+            origin = f"{origin}, assigned"
+        if class_vectors is not None:
+            order = measure_order(points, class_vectors, seed=seed)
     reached, bound = _measure(points)
     if interrupted:
         logger.warning("The search was interrupted; the best placement so far has a largest cosine of %.5f.", reached)

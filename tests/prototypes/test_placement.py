@@ -8,7 +8,7 @@ from doubles import spy
 from hypothesis import given, strategies as st
 
 from hf_sphere.geometry.codes import separation
-from hf_sphere.prototypes import METHODS, place_prototypes, placement
+from hf_sphere.prototypes import METHODS, place_prototypes
 from hf_sphere.prototypes.methods import PlacementTask, searches
 
 
@@ -146,19 +146,6 @@ def test_interrupted_search_returns_the_best_so_far(monkeypatch, caplog, call, o
     assert "interrupted; the best placement so far has a largest cosine of" in caplog.text
     assert whole.separation <= placed.separation
     assert placed.separation == pytest.approx(start) if call == 1 else placed.separation <= start
-
-
-@pytest.mark.parametrize("name", ["assign_to_classes", "compare_orders"])
-def test_interruption_after_the_search_keeps_the_result_and_one_before_still_measures_the_order(monkeypatch, name):
-    vectors = torch.randn(6, 4)
-    interrupt_at(monkeypatch, placement, name, 1)
-    placed = place_prototypes(6, 3, class_vectors=vectors, ordering="assignment")
-    assert placed.interrupted
-    assert placed.separation == pytest.approx(0.0)
-    interrupt_at(monkeypatch, searches, "soft_separation", 30)
-    placed = place_prototypes(6, 3, class_vectors=vectors)
-    assert placed.interrupted
-    assert placed.order is not None
 
 
 @pytest.mark.parametrize(("progress", "seconds"), [(None, 0), (False, 0), (False, 100), (True, 0)])
