@@ -189,7 +189,7 @@ def test_undefined_metrics_are_noted_and_the_rest_is_computed(labels, missing, d
         (2, 1.0, ("--dim", 3, "--lengths"), "own: lengths can be drawn for 2 coordinates in 2 dimensions only"),
         (3, 1.0, ("--lengths",), "own: lengths can be drawn for 2 coordinates in 2 dimensions only"),
         (3, 0.0, (), "own: a zero vector has no direction; 1 of 90 points are zero, the first at index 4. Remove"),
-        (3, math.nan, (), r"own must be finite in float32; 1 row\(s\) are not, such as row 4"),
+        (3, math.nan, (), "own must be finite; 1 of 90 are not, the first at index 4"),
     ],
 )
 def test_embeddings_that_cannot_be_drawn_are_refused_before_anything_is_written(
