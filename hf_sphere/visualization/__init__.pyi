@@ -1,5 +1,3 @@
-from .analogies import plot_analogy_accuracies as plot_analogy_accuracies
-from .comparisons import plot_comparison as plot_comparison
 from .curves import (
     plot_class_angles as plot_class_angles,
     plot_reliability as plot_reliability,
@@ -8,12 +6,17 @@ from .curves import (
 from .embedding_pictures import EmbeddingPictures as EmbeddingPictures
 from .figures import check_matplotlib as check_matplotlib
 from .interactive import check_plotly as check_plotly, write_interactive_sphere as write_interactive_sphere
-from .projections import (
+from .layers import (
     plot_projection_histograms as plot_projection_histograms,
     plot_projection_masses as plot_projection_masses,
     plot_projections_along_training as plot_projections_along_training,
+    plot_reinitialization as plot_reinitialization,
 )
-from .reinitialization import plot_reinitialization as plot_reinitialization
+from .results import (
+    plot_analogy_accuracies as plot_analogy_accuracies,
+    plot_comparison as plot_comparison,
+    plot_report as plot_report,
+)
 from .scene import Panel as Panel
 from .sphere import (
     View as View,
@@ -21,4 +24,3 @@ from .sphere import (
     plot_gallery as plot_gallery,
     plot_sphere as plot_sphere,
 )
-from .vector_report import plot_report as plot_report
