@@ -2,24 +2,22 @@
 
 import importlib.util
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, field
 from functools import partial
 from os import PathLike
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from huggingface_hub.dataclasses import strict
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hf_sphere.metrics.neighbors import Distance
-from hf_sphere.search.calibration import Calibration, Rule
-from hf_sphere.search.margins import Nearest, Score
-from hf_sphere.search.neighbor_search import APPROXIMATE, NeighborSearch, SearchKind
-from hf_sphere.search.vectors import Content, positions
+from hf_sphere.search.calibration import Calibration
+from hf_sphere.search.margins import Nearest
+from hf_sphere.search.neighbor_search import APPROXIMATE, NeighborSearch
+from hf_sphere.search.vectors import positions
 from hf_sphere.utils import files
 from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.files import MANIFEST_FILE, digest_file, read_json
@@ -38,41 +36,8 @@ TYPES |= dict.fromkeys(("confidence", "concentration", "p_value"), pa.float64())
 """Types of the columns of the rows; ids and groups are texts or integers, and `columns` has those of the data."""
 
 
-@strict
-@dataclass(kw_only=True)
-class About:
-    """Contents of `index.json`."""
-
-    model: str
-    weights: str = ""
-    distance: Distance
-    sources: list[tuple[str, str | None]] = field(default_factory=list)
-    kind: SearchKind | None
-    search: SearchKind
-    recall: float
-    curvature: float | None = None
-    model_folder: str | None = None  # relative to the folder of the index
-    next_id: int  # of the next new image
-    groups: str | None
-    ids: str | None  # as groups: a column, an empty text for ids that are given, or None for numbers
-    extra: list[str] = field(default_factory=list)  # columns of the data that the index keeps
-    calibrated_with: Content = "image"
-    calibration_settings: str = ""  # of the encoder of separate calibration queries
-    columns: dict[str, str] = field(default_factory=dict)
-    rule: Rule
-    score: Score
-    rows_per_group: int
-    calibration_rows: int
-    seed: int
-
-    @property
-    def metric(self) -> dict[str, Any]:
-        """The distance, as options of `NeighborSearch`."""
-        return {"distance": self.distance} | ({} if self.curvature is None else {"curvature": self.curvature})
-
-
-def read_index(space_class: Any, folder: str | PathLike) -> tuple[About, dict[str, list[Any]], Any]:
-    """Read an index: its description, the columns of its rows, and its `EmbeddingSpace`.
+def read_index(space_class: Any, folder: str | PathLike) -> tuple[Any, dict[str, list[Any]], Any]:
+    """Read an index: the values that `write_index` got, the columns of its rows, and its `EmbeddingSpace`.
 
     Without FAISS there is no approximate search. Files that are damaged or do not fit together are an error.
     """
@@ -81,7 +46,7 @@ def read_index(space_class: Any, folder: str | PathLike) -> tuple[About, dict[st
     return about, images, space
 
 
-def _read_files(space_class: Any, folder: Path) -> tuple[About, dict[str, list[Any]], Any, str | None]:
+def _read_files(space_class: Any, folder: Path) -> tuple[Any, dict[str, list[Any]], Any, str | None]:
     if (folder / CODES_FILE).exists():
         raise ValueError(f"{folder} has codes, not vectors: use CompressedSpace.load, or the index it was made of.")
     if not (folder / ABOUT_FILE).exists():
@@ -90,8 +55,8 @@ def _read_files(space_class: Any, folder: Path) -> tuple[About, dict[str, list[A
         version = digest_file(folder / MANIFEST_FILE)
         if damage := files.find_damage(folder, (ABOUT_FILE, EMBEDDINGS_FILE, IMAGES_FILE)):
             raise ValueError(damage)
-        values = read_json(folder / ABOUT_FILE)
-        about = About(**values | {"sources": [tuple(source) for source in values["sources"]]})
+        about = SimpleNamespace(**read_json(folder / ABOUT_FILE))
+        about.sources = [(name, split) for name, split in about.sources]
         tensors = files.read_tensors(folder / EMBEDDINGS_FILE)
         with pq.ParquetFile(folder / IMAGES_FILE) as file:
             images = file.read().to_pydict()
@@ -101,14 +66,13 @@ def _read_files(space_class: Any, folder: Path) -> tuple[About, dict[str, list[A
 
 
 def _read_space(
-    space_class: Any, folder: Path, about: About, images: dict[str, list[Any]], tensors: dict[str, Tensor]
+    space_class: Any, folder: Path, about: Any, images: dict[str, list[Any]], tensors: dict[str, Tensor]
 ) -> Any:
     embeddings, numbers = tensors["embeddings"], torch.tensor(images.pop("number"))
     if len(numbers) != len(embeddings):
         raise ValueError(f"{IMAGES_FILE} has {len(numbers):,} rows, but {EMBEDDINGS_FILE} {len(embeddings):,}")
     has_faiss = importlib.util.find_spec("faiss") is not None
-    options = {name: getattr(about, name) for name in ("rows_per_group", "calibration_rows", "seed")}
-    options |= {"metric": about.metric, "kind": about.kind if has_faiss else None, "numbers": numbers}
+    options = about.options | {"metric": about.metric, "kind": about.kind if has_faiss else None, "numbers": numbers}
     ids = None if about.ids is None else images["id"]
     space = space_class(embeddings, None if about.groups is None else images["group"], ids=ids, **options)
     images.setdefault("id", numbers.tolist())
@@ -149,15 +113,16 @@ def write_index(folder: str | PathLike, space: Any, images: dict[str, list[Any]]
     Rows of several groups are calibrated first. An index that has changed since it was loaded is not replaced.
     """
     folder, search = Path(folder), space.neighbor_search
-    values |= space._options | space.metric | {"rule": space.rule, "score": space.score, "next_id": space._next}
-    about = About(kind=space.kind, search=search.kind, recall=search.recall, **values)
+    about = {"sources": [], "metric": space.metric, "options": space._options, "kind": space.kind, **values}
+    about |= {"rule": space.rule, "score": space.score, "next_id": space._next}
+    about |= {"search": search.kind, "recall": search.recall}
     with files.lock_folder(folder):
         check_replaceable(folder)
         version, where = digest_file(folder / MANIFEST_FILE), folder.resolve()
         if space._loaded is not None and space._loaded[0] == where and version not in (None, space._loaded[1]):
             problem = "it has changed since it was loaded. Load it again, repeat the changes, and save it"
             raise FileExistsError(f"{folder} is not replaced: {problem}.")
-        if not about.sources and (folder / ABOUT_FILE).exists() and read_json(folder / ABOUT_FILE).get("sources"):
+        if not about["sources"] and (folder / ABOUT_FILE).exists() and read_json(folder / ABOUT_FILE).get("sources"):
             problem = "it is an index with a model or sources, which would be lost. Choose another folder"
             raise FileExistsError(f"{folder} is not replaced: {problem}.")
         with files.atomic_folder(folder) as unfinished:
@@ -165,7 +130,7 @@ def write_index(folder: str | PathLike, space: Any, images: dict[str, list[Any]]
         space._loaded = where, digest_file(folder / MANIFEST_FILE)
 
 
-def _write_files(folder: Path, about: About, images: dict[str, list[Any]], space: Any) -> None:
+def _write_files(folder: Path, about: dict[str, Any], images: dict[str, list[Any]], space: Any) -> None:
     tensors: dict[str, Tensor] = {}
     if space._queries is not None or len(space._calibration_rows()):
         tensors = {name: getattr(space.calibration, name) for name in ("groups", "matches", "ids", "scores")}
@@ -179,7 +144,7 @@ def _write_files(folder: Path, about: About, images: dict[str, list[Any]], space
     kept["number"] = space._numbers.tolist()
     table = pa.table({name: pa.array(cells, TYPES.get(name)) for name, cells in kept.items()})
     pq.write_table(table, folder / IMAGES_FILE)
-    if about.search in APPROXIMATE:
+    if about["search"] in APPROXIMATE:
         space.neighbor_search.save(folder / SEARCH_FILE)
-    files.write_json(folder / ABOUT_FILE, asdict(about), strict=True)
+    files.write_json(folder / ABOUT_FILE, about, strict=True)
     files.write_manifest(folder)

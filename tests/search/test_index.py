@@ -241,9 +241,7 @@ CRAFTED = {
     "no numbers": {"columns": {"number": None}},
     "equal ids": {"columns": {"id": [0] * 7}, "about": {"ids": ""}},
     "no ids": {"about": {"ids": "key"}},
-    "a truth value for a seed": {"about": {"seed": True}},
-    "a distance of its own": {"about": {"distance": "manhattan"}},
-    "a number for the model": {"about": {"model": 3}},
+    "no metric": {"about": {"metric": None}},
     "a source without a split": {"about": {"sources": [["photos"]]}},
     "no next id": {"about": {"next_id": None}},
 }
