@@ -144,7 +144,7 @@ class Calibration:
         scores = self.scores[:, 0].sort(descending=True).values
         p_values = self.p_values(scores[:, None])[:, 0] + own / (self.num_groups + 1)
         # Just above the best score that is rejected; all are accepted if none is.
-        highest = scores[~accepts(p_values, level)][:1]
+        highest = scores[p_values > level * ROUNDING][:1]
         return float(np.nextafter(highest.numpy(), np.inf)[0]) if len(highest) else -np.inf
 
     @cached_property
@@ -161,8 +161,3 @@ class Calibration:
         at = (counts.cumsum(0) - counts)[:, None] + columns
         queries = self.groups.argsort(stable=True)[at.clamp_max(len(self.groups) - 1)]
         return names, queries.where(columns < counts[:, None], -1)
-
-
-def accepts(p_values: Tensor, level: float) -> Tensor:
-    """Whether p-values are at most a level, up to rounding."""
-    return p_values <= level * ROUNDING

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import to_tensor
-from hf_sphere.search.calibration import Calibration, accepts
+from hf_sphere.geometry.checks import check_embeddings, to_tensor
+from hf_sphere.search.calibration import ROUNDING, Calibration
+from hf_sphere.search.drift import FEWEST
 from hf_sphere.search.margins import Groups, Nearest, Score, best_groups, group_scores
-from hf_sphere.search.vectors import check_vectors
+from hf_sphere.search.vectors import unit_vectors
 from hf_sphere.utils.checks import check_integer
 from hf_sphere.utils.pages import Table
 
@@ -148,7 +149,16 @@ class CalibratedSearch(ABC):
 
     def _check(self, what: str, vectors: Any, ids: Sequence[Any] | None = None) -> Tensor:
         """Return valid vectors (n, d) to compare with the rows, unit vectors if these are; of one (d,) too."""
-        return check_vectors(what, vectors, self._dim, self.metric["distance"], ids)
+        vectors = to_tensor(what, vectors)
+        vectors = vectors[None] if vectors.ndim == 1 else vectors
+        if vectors.ndim == 2 and vectors.shape[1] != self._dim:
+            raise ValueError(f"{what} must have {self._dim} dimensions, as the space; got {vectors.shape[1]}.")
+        if self.metric["distance"] == "cosine":
+            return unit_vectors(what, vectors, ids)
+        return check_embeddings(vectors, 1, what).cpu().float()
+
+    def _warn_of_foreign(self, queries: Tensor) -> None:  # noqa: B027
+        """Warn if queries, of which there are enough to show it, are of another model."""
 
     @abstractmethod
     def _candidates(self, queries: Tensor, count: int, left_out: Tensor | None = None) -> Candidates:
@@ -203,6 +213,8 @@ class CalibratedSearch(ABC):
         queries = self._check("queries", queries)
         if check_integer("k", k, 1) > len(self):
             raise ValueError(f"k must be from 1 to the number of rows, {len(self):,}; got {k}.")
+        if len(queries) >= FEWEST:
+            self._warn_of_foreign(queries)
         return queries
 
     def _judge(self, queries: Tensor, found: Candidates, k: int, level: float | None, is_part: bool = False) -> Matches:
@@ -214,7 +226,9 @@ class CalibratedSearch(ABC):
         if self._needs_groups(level):
             count = min(len(self), CANDIDATES[self.score])
             all_rows = self._candidates(queries, count) if is_part else found
-            best = self._find_groups(queries, Candidates(*[column[:, :count] for column in all_rows]))
+            scores, rows, ids, groups = all_rows
+            first = Candidates(scores[:, :count], rows[:, :count], ids[:, :count], groups[:, :count])
+            best = self._find_groups(queries, first)
         if best is not None and self.score == "margin":  # rows have the scores of their groups
             is_same = found.groups[:, :, None] == best.groups[:, None]
             scores = best.scores[:, None].where(is_same, -torch.inf).amax(2).masked_fill(found.rows < 0, -torch.inf)
@@ -224,7 +238,7 @@ class CalibratedSearch(ABC):
         p_values = accepted = None
         if level is not None or self.is_calibrated:
             p_values = self.calibration.p_values(scores, best).masked_fill(rows < 0, 1.0).cummax(1).values
-            accepted = None if level is None else accepts(p_values, level)
+            accepted = None if level is None else p_values <= level * ROUNDING
         return Matches(rows, scores, p_values, accepted, measure, self._ids_of(rows))
 
     def threshold(self, false_accept: float) -> float:

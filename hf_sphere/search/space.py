@@ -14,7 +14,7 @@ from torch import Tensor
 from hf_sphere.geometry.checks import to_embeddings
 from hf_sphere.search.calibration import Rule
 from hf_sphere.search.compression import CompressedSpace, compress
-from hf_sphere.search.drift import FEWEST, Comparison, ModelCheck, check_model, compare
+from hf_sphere.search.drift import Comparison, ModelCheck, check_model, compare
 from hf_sphere.search.index_files import read_index, write_index
 from hf_sphere.search.margins import Score
 from hf_sphere.search.migration import Migration, migrate
@@ -248,12 +248,6 @@ class EmbeddingSpace(GroupedVectors, Table):
     def _refuse_foreign(self, vectors: Tensor, model: str | None = None) -> None:
         if (result := check_model(self, vectors, model)).is_foreign:
             raise ValueError(f"{result} If they are right, add them with check=False.")
-
-    def _check_search(self, queries: Any, k: int, level: float | None) -> Tensor:
-        queries = super()._check_search(queries, k, level)
-        if len(queries) >= FEWEST:
-            self._warn_of_foreign(queries)
-        return queries
 
     def _warn_of_foreign(self, queries: Tensor) -> None:
         if (result := check_model(self, queries, None)).is_foreign:

@@ -114,17 +114,6 @@ def repeated_rows(vectors: Tensor) -> list[int]:
     return [row for row, value in enumerate(hash_rows(vectors).tolist()) if first.setdefault(value, row) != row]
 
 
-def check_vectors(what: str, vectors: Any, dim: int, distance: str, ids: Sequence[Any] | None = None) -> Tensor:
-    """Return vectors (n, d), or one (d,), that can be compared with those of a space, float32 on the CPU."""
-    vectors = to_tensor(what, vectors)
-    vectors = vectors[None] if vectors.ndim == 1 else vectors
-    if vectors.ndim == 2 and vectors.shape[1] != dim:
-        raise ValueError(f"{what} must have {dim} dimensions, as the space; got {vectors.shape[1]}.")
-    return (
-        unit_vectors(what, vectors, ids) if distance == "cosine" else check_embeddings(vectors, 1, what).cpu().float()
-    )
-
-
 def unit_vectors(what: str, vectors: Any, ids: Sequence[Any] | None = None, hint: str = "") -> Tensor:
     """Return finite vectors that are not zero as unit vectors, float32 on the CPU; the error names ids of others.
 
