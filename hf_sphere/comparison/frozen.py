@@ -128,7 +128,8 @@ class FrozenRuns:
             return None
         classes = self.select(arm, parts.train)[1].unique()
         outputs: Any = [self.outputs(model.eval(), arm, name, classes) for name in parts[1:] if name]
-        return Evaluated(*outputs, metric=model.head.metric()) if outputs[0].logits.isfinite().all() else None
+        known, unseen = [*outputs, None][:2]
+        return Evaluated(known, unseen, model.head.metric()) if known.logits.isfinite().all() else None
 
     def save(self, arm: Arm, setting: Setting, parts: Parts, *, epochs: int, folder: Path) -> None:
         """Save the model of an arm and the first seed, with backbone, image processor and record of its images."""

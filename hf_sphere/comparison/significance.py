@@ -70,8 +70,8 @@ def widest_test(
         results.append(difference_test(a, b, test, images=image_variance(ours, theirs, test)))  # type: ignore[arg-type]
     elif isinstance(rows[0], Mapping) and all(row.keys() == rows[0].keys() for row in rows):
         groups: Any = (rows[: len(a)], rows[len(a) :])
-        over_images = ([np.mean([row[image] for row in group]) for image in rows[0]] for group in groups)
-        result: Any = difference_test(*over_images, test="paired")
+        c, d = ([np.mean([row[image] for row in group]) for image in rows[0]] for group in groups)
+        result: Any = difference_test(c, d, "paired")
         results.append(result and result._replace(variation="test images"))
     if test_fraction is not None:
         results.append(difference_test(a, b, test, overlap=test_fraction / (1 - test_fraction)))

@@ -76,7 +76,7 @@ class Arguments:
                     raise ValueError(f"{field.name} must be {' or '.join(map(str, choices))}; got {number!r}.")
                 if isinstance(number, (int, float)) and not isinstance(number, bool):
                     _check_number(field.name, number, getattr(about, "bounds", {}))
-            if not isinstance(about, _Help) or value == (default := _default(field)):
+            if not hasattr(about, "only_with") or value == (default := _default(field)):
                 continue
             if others := [each.replace("=", " ") for each in about.not_with if _is_set(self, each)]:
                 raise ValueError(f"{field.name} and {others[0]} exclude each other; leave one of them out.")

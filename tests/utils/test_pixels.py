@@ -68,26 +68,21 @@ def processor(channels: int, **options: Any) -> SphereVisionImageProcessor:
 
 @pytest.mark.parametrize("layout", ["last", "first", "batch"])
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("bands", [2, 3, 4], ids=["LA", "RGB", "RGBA"])
-def test_array_has_the_pixels_of_the_same_image(bands, channels, layout):
-    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, bands), dtype=np.uint8)
+def test_array_has_the_pixels_of_the_same_image(channels, layout):
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
     expected = processor(channels)(PILImage.fromarray(pixels), return_tensors="pt")["pixel_values"][0]
     given = {"last": pixels, "first": torch.from_numpy(pixels).permute(2, 0, 1), "batch": pixels[None]}[layout]
     result = processor(channels)(given, return_tensors="pt")["pixel_values"][0]
     torch.testing.assert_close(result, expected, rtol=0, atol=1.01 / 255)  # gray is rounded, or truncated
 
 
-def test_bad_input_is_refused(tmp_path):
-    for shape in ((8, 8, 5), (5, 8, 8)):
-        with pytest.raises(ValueError, match=rf"with or without alpha; got shape \({shape[0]}, 8, "):
+def test_bad_input_is_refused():
+    for shape in ((8, 8, 4), (4, 8, 8)):
+        with pytest.raises(ValueError, match=r"without alpha; got shape"):
             processor(3)(np.zeros(shape, np.uint8), return_tensors="pt")
     for color in ([0, 0, 300], [0, 0, -1], [0, 0], []):  # transformers checks the types
         with pytest.raises(ValueError, match="background_color must be red, green and blue, integers from 0 to 255"):
-            processor(3)(np.zeros((8, 8, 4), np.uint8), background_color=color, return_tensors="pt")
-    PILImage.effect_noise((60, 60), 50).save(tmp_path / "photo.jpg")
-    (tmp_path / "photo.jpg").write_bytes((tmp_path / "photo.jpg").read_bytes()[:-99])
-    with pytest.raises(ValueError, match=r"photo\.jpg cannot be read as an image: .*truncated"):
-        processor(3)(PILImage.open(tmp_path / "photo.jpg"), return_tensors="pt")
+            processor(3)(np.zeros((8, 8, 3), np.uint8), background_color=color, return_tensors="pt")
 
 
 def test_crop_in_the_call_replaces_that_of_the_processor():
@@ -111,30 +106,13 @@ def test_white_is_one_in_every_dtype(dtype, kind, channels):
     torch.testing.assert_close(pixels, torch.ones(1, channels, 8, 8), rtol=0, atol=2e-4)  # weights of 0.9999 in sum
 
 
-def test_a_16_bit_array_has_the_pixels_of_its_file_and_is_drawn_on_white(tmp_path):
+def test_a_16_bit_array_has_the_pixels_of_its_file(tmp_path):
     values = np.random.default_rng(0).integers(0, 2**16, (8, 8), np.uint16)
     PILImage.fromarray(values).save(tmp_path / "gray.png")
     expected = processor(1)(PILImage.open(tmp_path / "gray.png"), return_tensors="pt")["pixel_values"]
     for given in (values[..., None], torch.from_numpy(values)[None].repeat(3, 1, 1)):
         result = processor(1)(given, return_tensors="pt")["pixel_values"]
         torch.testing.assert_close(result, expected, rtol=0, atol=1.01 / 255)
-    transparent = np.full((8, 8, 4), 1000, np.uint16)
-    transparent[..., 3] = 0
-    pixels = processor(3)(transparent, return_tensors="pt")["pixel_values"]
-    torch.testing.assert_close(pixels, torch.ones_like(pixels))
-
-
-def test_an_opaque_array_keeps_its_values_whatever_their_scale():
-    for dtype, largest, options in (
-        ("uint8", 255, {"rescale_factor": 2 / 255}),
-        ("uint16", 65535, {"rescale_factor": 1 / 65535}),
-        ("uint16", 65535, {"do_rescale": False}),
-        ("int32", 65535, {"rescale_factor": 1 / 65535}),
-        ("int64", 255, {"do_rescale": False}),
-    ):
-        opaque = np.full((8, 8, 4), [10, 20, 30, largest], dtype)
-        pixels, expected = (processor(3)(each, return_tensors="pt", **options) for each in (opaque, opaque[..., :3]))
-        torch.testing.assert_close(pixels["pixel_values"], expected["pixel_values"])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
@@ -237,12 +215,3 @@ def test_the_processor_of_a_trained_model_interpolates_and_draws_on_the_color_as
     assert torch.equal((pixels * 255).round().byte(), trained[0])
     white = saved(PILImage.new("RGBA", (4, 4)), background_color=[255] * 3, return_tensors="pt")["pixel_values"]
     assert white.unique().tolist() == [1.0]
-
-
-@pytest.mark.parametrize(("scale", "rescale"), [(1, False), (255, True)])
-def test_a_float_array_with_alpha_is_drawn_on_the_color(scale, rescale):
-    pixels = np.zeros((4, 8, 8), dtype=np.float32)
-    pixels[3, :, :4] = scale
-    result = processor(3, do_rescale=rescale)(pixels, return_tensors="pt")["pixel_values"][0]
-    assert result[:, :, :4].unique().tolist() == [0.0]
-    assert result[:, :, 4:].unique().tolist() == [1.0]
