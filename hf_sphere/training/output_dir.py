@@ -23,9 +23,11 @@ MODEL_FILES = ("config.json", "model.safetensors", "model.safetensors.index.json
 
 def list_checkpoints(output_dir: Path) -> list[Path]:
     """Return the complete checkpoints of a run, oldest first."""
-    steps = {path: path.name.removeprefix(CHECKPOINT_PREFIX) for path in output_dir.glob(f"{CHECKPOINT_PREFIX}*")}
-    complete = [path for path, step in steps.items() if step.isdigit() and (path / files.MANIFEST_FILE).is_file()]
-    return sorted(complete, key=lambda path: int(steps[path]))
+    found: dict[int, Path] = {}
+    for manifest in output_dir.glob(f"{CHECKPOINT_PREFIX}*/{files.MANIFEST_FILE}"):
+        if (step := manifest.parent.name.removeprefix(CHECKPOINT_PREFIX)).isdigit():
+            found[int(step)] = manifest.parent
+    return [found[step] for step in sorted(found)]
 
 
 @contextmanager

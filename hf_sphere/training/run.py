@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import shutil
+from collections import ChainMap
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -72,11 +73,9 @@ class Run(ExitStack):
     @property
     def settings(self) -> dict[str, Any]:
         """All arguments by name, with the values that the task has set."""
-        settings, precision = dict[str, Any](), self.accelerator.mixed_precision
-        for each in self._arguments:
-            settings |= asdict(each)
-        settings |= {"bf16": precision == "bf16", "fp16": precision == "fp16"}
-        return settings | {"num_processes": self.accelerator.num_processes}
+        precision, processes = self.accelerator.mixed_precision, self.accelerator.num_processes
+        used = {"bf16": precision == "bf16", "fp16": precision == "fp16", "num_processes": processes}
+        return dict(ChainMap(used, *map(asdict, reversed(self._arguments))))
 
     @property
     def loading(self) -> dict[str, Any]:
@@ -156,9 +155,7 @@ def start_run(args: RecipeArguments, *others: Any, recipe: str | None = None) ->
     # Weights that decay towards zero become denormal, and CPUs are much slower with these. Set before torch starts its
     # threads, which inherit it.
     torch.set_flush_denormal(True)
-    options: dict[str, Any] = {}
-    for each in others:
-        options |= vars(each)
+    options = dict(ChainMap(*map(vars, others)))
     # In the linear probe, the parameters of the backbone have no gradients.
     unused = bool(options.get("linear_probe_epochs"))
     accelerator = start_accelerator(
@@ -207,7 +204,7 @@ def _unsupported(accelerator: Accelerator, args: RecipeArguments, *, shard_class
 def run_training(task: Task, arguments: Sequence[Any], command: Command) -> None:
     """Train, evaluate and publish the model of a task; `arguments` has an instance of each of its dataclasses."""
     args = next(each for each in arguments if isinstance(each, RecipeArguments))
-    settings = {name: value for each in arguments for name, value in vars(each).items()}
+    settings = dict(ChainMap(*map(vars, arguments)))
     if args.num_train_epochs == 0 and (not settings.get("model_name_or_path") or settings.get("from_scratch")):
         raise ValueError("num_train_epochs 0 only evaluates a saved model, and this one is new; train it.")
     for name, _, value in (each.partition("=") for each in task.unused):

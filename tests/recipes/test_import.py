@@ -175,13 +175,10 @@ TAKEN = "from hf_sphere.nn import Head\n\nclass Mine(Head):\n    name = 'vmf'\n"
     ("code", "message"),
     [
         ("x = 1\ndef f(:\n", r"parts\.py, line 2: SyntaxError: invalid syntax\. Correct"),
-        ("def f():\n    return 1 / 0\n\nf()\n", r"parts\.py, line 4: ZeroDivisionError: division by zero\. Correct"),
-        ("import sys\nsys.exit(3)\n", r"parts\.py, line 2: SystemExit: 3\. Correct"),
         ("import not_installed\n", r"parts\.py, line 1: ModuleNotFoundError: No module named \'not_installed\'\. Corr"),
-        ("raise RuntimeError('a\\nb')\n", r"parts\.py, line 1: RuntimeError: a b\. Correct"),
         (TAKEN, r"parts\.py, line 3: ValueError: parts cannot define the head 'vmf': hf_sphere\.nn\.heads\.vmf"),
     ],
-    ids=["syntax", "exception", "exit", "another module", "lines", "head of the library"],
+    ids=["syntax", "another module", "head of the library"],
 )
 def test_a_module_that_fails_shows_its_own_error(code, message, here):
     (here / "parts.py").write_text(code)

@@ -5,9 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import timm
 import torch
-from torch import nn
 
 from hf_sphere.data import ImageData, ImageDataOptions, ImageShape, ImagesInMemory
 from hf_sphere.models import (
@@ -51,21 +49,6 @@ def saved(tmp_path: Path) -> Callable[..., str]:
         return str(tmp_path / "saved")
 
     return save
-
-
-@pytest.mark.parametrize("pretrained", [True, False])
-def test_pretrained_weights_are_requested_from_timm_on_demand(pretrained, monkeypatch):
-    asked = []
-    create = timm.create_model
-
-    def spy(*names: Any, pretrained: bool = False, **options: Any) -> nn.Module:
-        asked.append(pretrained)
-        return create(*names, **options)
-
-    monkeypatch.setattr(timm, "create_model", spy)
-    model = build(**TINY, pretrained_backbone=pretrained, embedding_dim=5)
-    assert (asked, model.config.embedding_dim, model.base_model.embedding_dim) == ([pretrained], 5, 5)
-    assert build(side=16).config.backbone == "conv4"
 
 
 @torch.no_grad()
