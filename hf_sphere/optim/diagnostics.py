@@ -176,8 +176,8 @@ def _scheme(
         root = (second / (1 - beta2**step)).sqrt() + group["eps"]
         is_scaled = not is_full and getattr(optimizer, "scales_with_dim", True)
         return momentum, root / momentum.shape[1] ** 0.5 if is_scaled else root
-    buffer: Any = state.get("momentum_buffer")
-    momentum = layout.matrix(local(parameter.grad if buffer is None else buffer))  # measure before `zero_grad`
+    gradient: Any = parameter.grad  # measure before `zero_grad`
+    momentum = layout.matrix(local(gradient if state.get("momentum_buffer") is None else state["momentum_buffer"]))
     return momentum, torch.ones_like(momentum[:, :1])
 
 

@@ -257,6 +257,7 @@ def freeze(args: EncoderArguments, model: Any, epoch: int) -> None:
 def summarize(model: Any, images: "ImageData", head: HeadDescription, *, shows_pixels: bool = False) -> str:
     """Summarize data and model in a few lines."""
     from hf_sphere.nn.heads.base import heads_of
+    from hf_sphere.nn.heads.cosine import MarginHead
 
     shape, names, evaluated = images.shape, images.class_names, images.eval_class_names
     splits = {"held out": images.validation, "for rejection": images.rejection, "for evaluation": images.evaluation}
@@ -277,7 +278,7 @@ def summarize(model: Any, images: "ImageData", head: HeadDescription, *, shows_p
         f"model     {', '.join(parts)}",
         f"          {count:,} parameters{f' ({frozen:,} frozen)' if frozen else ''} on {model.device}",
     ]
-    added = sum(head.margin_loss() for head in heads_of(model) if getattr(head, "margin", 0))
+    added = sum(head.margin_loss() for head in heads_of(model) if isinstance(head, MarginHead))
     if added > 5:
         lines.append(f"loss      starts high, since the margin adds about {added:.0f} to it; it falls quickly")
     if shows_pixels:
