@@ -14,6 +14,9 @@ from hf_sphere.search.margins import BLOCK, Groups
 
 Rule = Literal["sharp", "strict"]
 
+PARTS = ("groups", "ids", "scores", "match_groups", "matches")
+"""Tensors of a `Calibration`."""
+
 ROUNDING = 1 + 1e-12
 """Factor of a level, up to which p-values are at most the level."""
 

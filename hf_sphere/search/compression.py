@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.search.calibration import Calibration
+from hf_sphere.search.calibration import PARTS, Calibration
 from hf_sphere.search.index_files import CODES_FILE, check_replaceable
 from hf_sphere.search.margins import Nearest
 from hf_sphere.search.matching import CalibratedSearch, Candidates, mean_interval, sort_candidates
@@ -24,9 +24,6 @@ HELD_OUT, SMALLEST, TRAINING, BLOCK, MOST = 500, 100, 100_000, 8192, 1 << 24
 scores in memory."""
 
 ABOUT_FILE = "compressed.json"
-
-CALIBRATION = ("groups", "ids", "scores", "match_groups", "matches")
-"""Tensors of a `Calibration`."""
 
 
 class CompressedSpace(CalibratedSearch):
@@ -66,7 +63,7 @@ class CompressedSpace(CalibratedSearch):
         faiss.copy_array_to_vector(tensors["codes"].numpy().ravel(), self._index.codes)
         self._index.ntotal, self._index.is_trained = len(self._numbers), True
         if "known_ids" in tensors:
-            parts: Any = {name: tensors[f"known_{name}"] for name in CALIBRATION}
+            parts: Any = {name: tensors[f"known_{name}"] for name in PARTS}
             self._calibration = Calibration(**parts, next_id=0, rule=about["rule"])
 
     @property
@@ -92,7 +89,7 @@ class CompressedSpace(CalibratedSearch):
         # Without groups they are the numbers of the rows, and safetensors does not write one tensor twice.
         tensors = {"numbers": self._numbers, "groups": self._groups.clone(), "rotation": self._rotation}
         tensors |= {"codes": torch.from_numpy(codes).view(len(self), -1), "learned": torch.from_numpy(learned)}
-        tensors |= {f"known_{name}": getattr(self.calibration, name) for name in CALIBRATION}
+        tensors |= {f"known_{name}": getattr(self.calibration, name) for name in PARTS}
         if self.score == "margin":
             tensors["offsets"] = self._near().cosines[:, 0]
         about = {"bits": self.bits, "recall": self.recall, "names": self._names, "ids": self._ids}

@@ -123,6 +123,8 @@ class IndexedImages:
                 if source not in self._opened:
                     self._opened[source] = ImageSource.of(name, split, column=self.columns.get(name))
                 record = self._opened[source].encoded[self.images["row"][row]]["image"]
+            elif (file_state(path) or [None])[0] != self.images["size"][row]:
+                raise ValueError("it is missing, or not the image that was indexed; add it again")
             content = _read(record)
             if _digest(content) != self.images["digest"][row]:
                 raise ValueError("it is not the image that was indexed; add it again")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.checks import shorten
-from hf_sphere.search.calibration import Calibration
+from hf_sphere.search.calibration import PARTS, Calibration
 from hf_sphere.search.matching import CANDIDATES, CalibratedSearch, Candidates, Matches, sort_candidates
 from hf_sphere.search.neighbor_search import SPARE, TARGET_RECALL, NeighborSearch
 from hf_sphere.search.sampling import mix, name_keys, sample_rows
@@ -25,11 +25,8 @@ os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(64 << 20))  # otherwis
 WRITTEN, COMPARED = 1 << 23, 1 << 14
 """Bytes that are written at once, and rows that are compared at once."""
 
-CALIBRATION, EFFORTS = ("groups", "ids", "scores", "match_groups", "matches"), tuple(2**step for step in range(5))
-"""Columns of the calibration, and how much of an index is searched."""
-
-SMALLEST_INDEX, TUNING_QUERIES = 5_000, 200
-"""Number of rows from which on an index is built, and of queries to measure its recall."""
+SMALLEST_INDEX, TUNING_QUERIES, EFFORTS = 5_000, 200, (1, 2, 4, 8, 16)
+"""Rows from which on an index is built, queries to measure its recall, and how much of it is searched."""
 
 
 class LanceSpace(CalibratedSearch):
@@ -67,7 +64,7 @@ class LanceSpace(CalibratedSearch):
         if known is not None:
             self._version, next_id = json.loads(known.schema.metadata[b"hf_sphere"])
             columns = known.to_arrow().to_pydict()
-            parts: Any = {name: torch.from_numpy(np.array(columns[name])) for name in CALIBRATION}
+            parts: Any = {name: torch.from_numpy(np.array(columns[name])) for name in PARTS}
             self._calibration = Calibration(**parts, next_id=next_id)
 
     @classmethod
@@ -229,7 +226,7 @@ class LanceSpace(CalibratedSearch):
         if (found.ids[:, 0] < 0).any():
             raise ValueError("the rows are of one group, so no query without a match is known; add other groups.")
         calibration = Calibration(groups, ids, *found, next_id)
-        table = pa.table({name: getattr(calibration, name).tolist() for name in CALIBRATION})
+        table = pa.table({name: getattr(calibration, name).tolist() for name in PARTS})
         with suppress(RuntimeError, ValueError, OSError):  # another process writes its own, or nobody may write
             self._write("calibration", table.replace_schema_metadata({"hf_sphere": json.dumps([version, next_id])}))
         self._calibration, self._version = calibration, version
