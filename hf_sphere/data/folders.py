@@ -96,14 +96,15 @@ def log_unread(folder: Path, images: Collection[str | None] | None = None) -> No
     if files is None:
         files = [*chain(*(load_dataset_builder(str(folder)).config.data_files or {}).values())]
         suffixes = {Path(file).suffix.lower() for file in files}
-    read = {os.path.realpath(file) for file in files if file}
-    listed = {os.path.realpath(file): file for file in list_files(folder, suffixes, follow_links=True)}
-    if system := read - {*listed}:
-        raise ValueError(f"`datasets` read {len(system)} file(s) of the system, such as {min(system)}; remove them.")
-    if unread := [file for target, file in listed.items() if target not in read]:
+    root, read = Path(os.path.realpath(folder)), {os.path.abspath(file) for file in files if file}
+    listed = {str(file) for file in list_files(root, suffixes, follow_links=True)}
+    if system := read - listed:
+        how = "remove it if it is of the system, and rename a folder with *, ? or [, which are a pattern"
+        raise ValueError(f"`datasets` would read {min(system)}, which does not belong to {folder}; {how}.")
+    if unread := sorted(listed - read):
         text = "%d of %d files in %s are in no split, such as %s: `datasets` takes names with train or test for splits,"
         text += " and reads no HEIC or raw photos, linked folders, and paths with '::', '__' or a line break."
-        logger.warning(text, len(unread), len(listed), folder, unread[0].relative_to(folder))
+        logger.warning(text, len(unread), len(listed), folder, os.path.relpath(unread[0], root))
 
 
 def has_configs(folder: Path) -> bool:

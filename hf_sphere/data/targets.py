@@ -72,7 +72,7 @@ def read_class_names(rows: Dataset, column: str) -> list[str]:
 
 def read_labels(rows: Dataset, column: str, class_names: list[str], split: str) -> Tensor:
     """Read class indices, int64, (N,)."""
-    feature, values = rows.features[column], list(rows[column])
+    feature, values = rows.features[column], rows[column][:]
     names = feature.names if isinstance(feature, ClassLabel) else None
     wrong = [row for row, x in enumerate(values) if x is None or (names is not None and not 0 <= x < len(names))]
     if wrong:

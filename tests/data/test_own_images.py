@@ -136,11 +136,11 @@ class TestUnreadFiles:
         if name == "__MACOSX":  # which `datasets` leaves out, too
             assert len(load_splits(str(path))["train"]) == 2
             return
-        with pytest.raises(ValueError, match=re.escape("read 2 file(s) of the system, such as ")):
+        with pytest.raises(ValueError, match=r"which does not belong to .*; remove it if it is of the system"):
             load_splits(str(path))
 
 
-PIPES = ["cats/9.png", "metadata.csv", "README.md", ".huggingface.yaml", "train.tar"]
+PIPES = ["cats/9.png", "metadata.csv", "train.tar"]
 
 
 def put_socket(path) -> None:
@@ -162,6 +162,8 @@ class TestFolders:
         if what.endswith("inside"):
             (path / "again").symlink_to(path / "cats")
         (tmp_path / "linked").symlink_to(path)
+        if what == "table" and read is not load_splits:  # which an index does not read
+            return
         with pytest.raises(ValueError, match=rf"has 1 link\(s\) to what is outside it: \S*{link.name}\. Copy"):
             read(str(tmp_path / "linked"))
 
