@@ -136,7 +136,7 @@ class TestUnreadFiles:
         if name == "__MACOSX":  # which `datasets` leaves out, too
             assert len(load_splits(str(path))["train"]) == 2
             return
-        with pytest.raises(ValueError, match=r"which does not belong to .*; remove it if it is of the system"):
+        with pytest.raises(ValueError, match=r"which is of the system or not in .*; remove it"):
             load_splits(str(path))
 
 
