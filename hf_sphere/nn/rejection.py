@@ -15,7 +15,7 @@ from hf_sphere.utils.checks import check_number
 from hf_sphere.utils.devices import is_exporting, widest_dtype
 
 State = Mapping[str, Any]
-"""What a score was fitted to: tensors, and options such as `k`; see `hf_sphere.ood.scores`."""
+"""What a score was fitted to: tensors, and options such as `k`; see `hf_sphere.ood.detector`."""
 
 Values = Callable[[State, Any], Tensor]
 """Computes scores (B,), or scores of each class (B, K), higher for known inputs, from a state and the outputs of a
@@ -267,7 +267,7 @@ def _likelihoods(state: State, data: Any) -> Tensor:
 
 
 # Hendrycks and Gimpel, ICLR 2017 (maximum softmax); Hendrycks et al., ICML 2022 (maximum logit); Liu et al., NeurIPS
-# 2020 (energy); Scott, Gallagher and Mozer, ICCV 2021 (concentration); the others are in `hf_sphere.ood.scores`.
+# 2020 (energy); Scott, Gallagher and Mozer, ICCV 2021 (concentration); the others are in `hf_sphere.ood.detector`.
 SCORES = {
     "max_softmax": Score(("logits",), _log_max_softmax, lambda state, data: data.logits.log_softmax(1)),
     "max_logit": Score(("logits",), lambda state, data: data.logits.amax(1), lambda state, data: data.logits),

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from hf_sphere.geometry.checks import check_embeddings, check_labels, check_scores
-from hf_sphere.ood.scores import UNFITTED
+from hf_sphere.nn.rejection import SCORES
 from hf_sphere.utils.modules import eval_mode
 from hf_sphere.utils.problem_types import problem_type, why_no_accuracy
 
 logger = logging.getLogger(__name__)
 
-LOGITS_ONLY = ", ".join(name for name, score in UNFITTED.items() if score.needs == ("logits",))
+LOGITS_ONLY = ", ".join(name for name, score in SCORES.items() if score.needs == ("logits",))
 
 
 class Outputs(NamedTuple):

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from hf_sphere.nn.rejection import SCORES, Rejection, images_needed, rejected_ranks
-from hf_sphere.ood.detector import OODDetector, compare_scores
+from hf_sphere.ood.detector import FITTED, OODDetector, compare_scores
 from hf_sphere.ood.outputs import Outputs, model_outputs
-from hf_sphere.ood.scores import FITTED
 from hf_sphere.utils.checks import check_choice, check_number, check_seed
 from hf_sphere.utils.modules import digest_weights
 from hf_sphere.utils.problem_types import SINGLE_LABEL, problem_type

@@ -28,7 +28,7 @@ from hf_sphere.distributions import VonMisesFisher
 from hf_sphere.metrics import detection_scores
 from hf_sphere.nn.heads import HEADS
 from hf_sphere.ood import SCORES, OODDetector, Outputs, compare_scores, model_outputs
-from hf_sphere.ood.scores import FITTED, UNFITTED
+from hf_sphere.ood.detector import FITTED, UNFITTED
 
 DIM, CLASSES = 12, 4
 SIZES = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
