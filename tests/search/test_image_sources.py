@@ -282,14 +282,9 @@ def encode_base64(vectors: torch.Tensor) -> list[str]:
 
 
 FORMATS = {
-    "float16": lambda v: v.half(),
     "bfloat16": lambda v: list(v.bfloat16()),
-    "float64 array": lambda v: v.double().numpy(),
-    "lists": lambda v: v.tolist(),
     "base64": encode_base64,
-    "a column": lambda v: Dataset.from_dict({"v": v.tolist()})["v"],
     "a column of base64": lambda v: Dataset.from_dict({"v": encode_base64(v)})["v"],
-    "a table": lambda v: pd.DataFrame(v.numpy()),
     "a table whose names look like base64": lambda v: pd.DataFrame(
         v.numpy(), columns=[f"vector{n}A" for n in range(4)]
     ),
