@@ -278,7 +278,7 @@ BAD_COLUMNS = {
         "--columns none",
         r"columns has 'none', which is not there; name texts, numbers or dates among \['key'",
     ),
-    "vectors": ("--columns code", "columns has 'code', which is List"),
+    "vectors": ("--columns code", "columns has 'code', of List"),
     "taken": ("--columns row", "columns has 'row', which tables have themselves"),
     "no ids": ("--id_column none", "no column 'none' for ids"),
     "repeated ids": ("--id_column part", "ids must be different; 60 are repeated: 0, 1, 2, 3, 4 and 55 more"),
