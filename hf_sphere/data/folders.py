@@ -98,8 +98,8 @@ def log_unread(folder: Path, images: Collection[str | None] | None = None) -> No
         suffixes = {Path(file).suffix.lower() for file in files}
     root, read = Path(os.path.realpath(folder)), {os.path.abspath(file) for file in files if file}
     listed = {str(file) for file in list_files(root, suffixes, follow_links=True)}
-    if system := read - listed:
-        raise ValueError(f"`datasets` would read {min(system)}, which is of the system or not in {folder}; remove it.")
+    if others := read - listed:
+        raise ValueError(f"`datasets` would read {min(others)}, which is of the system or not in {folder}; remove it.")
     if unread := sorted(listed - read):
         text = "%d of %d files in %s are in no split, such as %s: `datasets` takes names with train or test for splits,"
         text += " and reads no HEIC or raw photos, linked folders, and paths with '::', '__' or a line break."

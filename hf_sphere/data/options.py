@@ -29,7 +29,7 @@ class ImageSourceOptions(Arguments):
     eval_split: str | None = argument(None, "Evaluation split or part; default: test, else validation, else held out.")
     eval_fraction: float | None = argument(
         None,
-        "Fraction of the training images (in retrieval and few-shot of their classes) to hold out for evaluation; 0.2.",
+        "Fraction of the training images (in retrieval and few-shot of their classes) to hold out; default: 0.2.",
         not_with=["eval_split"],
         gt=0,
         lt=1,
