@@ -17,7 +17,7 @@ from hf_sphere.optim.layout import ChannelDims, Parts
 from hf_sphere.optim.optimizers import add_optimizer
 from hf_sphere.optim.roles import Role, collect_parameter_options, find_roles
 from hf_sphere.optim.transfer import rate_factors
-from hf_sphere.utils.checks import check_choice
+from hf_sphere.utils.checks import check_choice, check_number
 
 logger = logging.getLogger(__name__)
 
@@ -177,6 +177,7 @@ def form_groups_by_pattern(
     `options` are those of the groups of rules other than `adamw`, which all other parameters have; `parts` are of
     `find_matrices`. For the other arguments, see `build_optimizer`.
     """
+    check_number("adamw_lr_scale", adamw_lr_scale, "[0, inf)")
     tensors = dict(model.named_parameters())
     options = {**options, "adamw": {} if adamw_lr_scale == 1.0 else {"lr": lr * adamw_lr_scale}}
     by_name = {name: Rule(rule, reason, options[rule], roles.get(name)) for name, (rule, reason) in reasons.items()}
@@ -244,10 +245,12 @@ class NamedOptimizer(Optimizer):
         self.check_options(group)
 
     def check_options(self, options: dict[str, Any]) -> None:
-        """Raise a `ValueError` if an option of the optimizer or a parameter group is not supported."""
+        """Raise a `ValueError` if an option of the optimizer or a parameter group is out of range or not supported."""
         for name in self.unsupported:
             if options.get(name):
                 raise ValueError(f"{type(self).__name__} does not support {name}; omit it.")
+        for name in {"lr", "weight_decay", "eps", "dampening", "momentum"} & options.keys():  # torch checks no groups
+            check_number(name, float(options[name]), "[0, 1)" if name == "momentum" else "[0, inf)")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of this optimizer with the same groups, else raise a `ValueError`."""

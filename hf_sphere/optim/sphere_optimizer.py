@@ -79,9 +79,14 @@ class SphereOptimizer(NamedOptimizer):
         self.__dict__.setdefault("_axes", {}).update({p: p.ndim for p in group["params"]})
 
     def check_options(self, options: Group) -> None:
-        """Raise a `ValueError` if an option of the optimizer or a parameter group is not supported."""
+        """Raise a `ValueError` if an option of the optimizer or a parameter group is out of range or not supported."""
         super().check_options(options)
-        check_choice("low_precision", options["low_precision"], ("nearest", "stochastic", "master"))
+        mode = check_choice("low_precision", options["low_precision"], ("nearest", "stochastic", "master"))
+        if mode == "stochastic" and options["capturable"]:
+            raise ValueError("a captured graph cannot round stochastically; use low_precision='master' instead.")
+        if options["decoupled_weight_decay"] and options["lr"] * options["weight_decay"] >= 1.0:
+            rate = f"{options['weight_decay']} at lr {options['lr']}"
+            raise ValueError(f"decoupled weight decay of {rate} would remove the weights in one step.")
 
     def _step(self) -> None:
         compiles = self.defaults["compile"] or torch.compiler.is_compiling()

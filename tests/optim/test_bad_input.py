@@ -16,6 +16,9 @@ BAD = [
     ({"channel_dims": [1, 0, 1]}, r"got \[1, 0, 1\]"),
     ({"channel_dims": [0.0]}, r"got \[0\.0\]"),
     ({"differentiable": True}, "does not support differentiable; omit it"),
+    ({"lr": -0.1}, r"lr must be a number in \[0, inf\); got -0.1"),
+    ({"weight_decay": NAN}, "weight_decay must be a number"),
+    ({"lr": 0.5, "weight_decay": 2.0, "decoupled_weight_decay": True}, "would remove the weights in one step"),
 ]
 
 
