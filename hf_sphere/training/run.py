@@ -155,7 +155,7 @@ def start_run(args: RecipeArguments, *others: Any, recipe: str | None = None) ->
     # Weights that decay towards zero become denormal, and CPUs are much slower with these. Set before torch starts its
     # threads, which inherit it.
     torch.set_flush_denormal(True)
-    options = dict(ChainMap(*map(vars, others)))
+    options: dict[str, Any] = dict(ChainMap(*map(asdict, others)))
     # In the linear probe, the parameters of the backbone have no gradients.
     unused = bool(options.get("linear_probe_epochs"))
     accelerator = start_accelerator(
@@ -204,7 +204,7 @@ def _unsupported(accelerator: Accelerator, args: RecipeArguments, *, shard_class
 def run_training(task: Task, arguments: Sequence[Any], command: Command) -> None:
     """Train, evaluate and publish the model of a task; `arguments` has an instance of each of its dataclasses."""
     args = next(each for each in arguments if isinstance(each, RecipeArguments))
-    settings = dict(ChainMap(*map(vars, arguments)))
+    settings: dict[str, Any] = dict(ChainMap(*map(asdict, arguments)))
     if args.num_train_epochs == 0 and (not settings.get("model_name_or_path") or settings.get("from_scratch")):
         raise ValueError("num_train_epochs 0 only evaluates a saved model, and this one is new; train it.")
     for name, _, value in (each.partition("=") for each in task.unused):
