@@ -73,22 +73,10 @@ class Command:
     recipe: str  # name of the script, or of the task, that `run.json` records
 
 
-def publish(
-    run: Any, task: Task, prepared: Prepared, results: Mapping[str, Any], command: Command, *, metric: str
-) -> None:
-    """Write the model card of a `Run`, and upload its directory if requested; `metric` has selected the best epoch."""
-    write_model_card(run, task, prepared, results, command, metric=metric)
-    if "rejection" in results:
-        write_rejection(run.output_dir / CARD_FILE, results["rejection"]["summary"])
-    if run.args.push_to_hub:
-        name = upload(run.output_dir, run.args.hub_model_id or run.output_dir.name)
-        run.accelerator.print(f"uploaded to {name}")
-
-
 def write_model_card(
     run: Any, task: Task, prepared: Prepared, results: Mapping[str, Any], command: Command, *, metric: str
 ) -> None:
-    """Write the model card, `README.md`, without access tokens and absolute paths.
+    """Write the model card of a `Run`, without access tokens and absolute paths; `metric` has selected the best epoch.
 
     The headline metrics of the task become the card's `model-index` entries.
     """
@@ -144,6 +132,8 @@ def write_model_card(
         duration=f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min",
     )
     write_text(run.output_dir / CARD_FILE, hide_private(card.content))
+    if "rejection" in results:
+        write_rejection(run.output_dir / CARD_FILE, results["rejection"]["summary"])
     write_eval_results(run.output_dir, (data.eval_results or []) if is_on_hub else [])
 
 

@@ -20,11 +20,11 @@ from torch import nn
 from transformers.trainer_utils import enable_full_determinism
 
 from hf_sphere.nn.heads.mixins import class_shards
-from hf_sphere.training import checkpoints, output_dir
+from hf_sphere.training import checkpoints, model_card, output_dir
 from hf_sphere.training.arguments import RecipeArguments
 from hf_sphere.training.evaluation import evaluate
 from hf_sphere.training.loop import TrainingLoop
-from hf_sphere.training.model_card import Command, publish
+from hf_sphere.training.model_card import Command
 from hf_sphere.training.optimization import check_optimizer_arguments
 from hf_sphere.training.tasks import Prepared, Task
 from hf_sphere.utils.files import SNAPSHOT_FOLDER, find_damage, read_json, write_json, write_manifest
@@ -239,7 +239,10 @@ def run_training(task: Task, arguments: Sequence[Any], command: Command) -> None
         results |= {f"best_{metric.removeprefix(f'{prefix}_')}": state.best_metric, "best_epoch": state.best_epoch}
         if run.accelerator.is_main_process:
             write_json(run.output_dir / output_dir.RESULTS_FILE, results)
-            publish(run, task, prepared, results, command, metric=metric)
+            model_card.write_model_card(run, task, prepared, results, command, metric=metric)
+            if args.push_to_hub:
+                name = model_card.upload(run.output_dir, args.hub_model_id or run.output_dir.name)
+                run.accelerator.print(f"uploaded to {name}")
         headline = [f"eval_{name}" for name in task.headline]
         shown = {key: results[key] for name in headline for key in (name, f"{name}{INTERVAL}") if key in results}
         run.accelerator.print(f"{'  '.join(show_metrics(shown))}  (model and results in {run.output_dir})")

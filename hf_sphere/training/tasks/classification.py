@@ -192,42 +192,34 @@ def build_classifier(
 
     If the evaluation images have other classes (`is_open_set`), a saved model needs no other head for them.
     """
-    new_head, args, saved = needs_new_head(setup, is_open_set=is_open_set), setup.model_args, setup.saved
+    args, saved, now, new_head = setup.model_args, setup.saved, setup.images.class_names, False
     if saved is None:
         head, options = args.head or default_head, dict(args.head_kwargs)
         settings["head"] = head
     else:
+        before, name = [saved.id2label[index] for index in range(saved.num_labels)], args.model_name_or_path
+        if before not in (now, [f"LABEL_{index}" for index in range(len(now))]):  # the latter are unnamed
+            new_head = setup.args.num_train_epochs > 0
+            if not new_head and not is_open_set:
+                raise ValueError(
+                    f"the data has {shorten(now)} but {name} was trained on {shorten(before)}, and num_train_epochs 0 "
+                    "trains no new head for them; choose data with the model's classes, or train."
+                )
+            if new_head:
+                logger.info("New head for %s; %s was trained on %s.", shorten(now), name, shorten(before))
         if new_head and args.head is not None:
             saved.head, saved.head_kwargs = args.head, dict(args.head_kwargs)
         head, options = saved.head, {k: v for k, v in (saved.head_kwargs or {}).items() if k not in image.OF_THE_RUN}
     options |= _loss_options(head, setup)
     if options or saved is None or saved.head_kwargs:
         settings["head_kwargs"] = options
-    settings["id2label"] = dict(enumerate(setup.images.class_names))
+    settings["id2label"] = dict(enumerate(now))
     settings["label2id"] = {name: index for index, name in settings["id2label"].items()}
     model_class = model_class or models.SphereVisionForImageClassification
     model = image.build_model(setup, model_class, settings, has_new_head=new_head)
     if args.prototypes_file is not None:
-        set_prototypes(model, args.prototypes_file, setup.images.class_names)
+        set_prototypes(model, args.prototypes_file, now)
     return model
-
-
-def needs_new_head(setup: image.Setup, *, is_open_set: bool = False) -> bool:
-    """Return whether the data has other classes than the saved model, and log it."""
-    if (saved := setup.saved) is None:
-        return False
-    before, now = [saved.id2label[index] for index in range(saved.num_labels)], setup.images.class_names
-    if before in (now, [f"LABEL_{index}" for index in range(len(now))]):  # the latter are unnamed
-        return False
-    name, evaluates = setup.model_args.model_name_or_path, setup.args.num_train_epochs == 0
-    if evaluates and not is_open_set:
-        raise ValueError(
-            f"the data has {shorten(now)} but {name} was trained on {shorten(before)}, and num_train_epochs 0 "
-            "trains no new head for them; choose data with the model's classes, or train."
-        )
-    if not evaluates:
-        logger.info("New head for %s; %s was trained on %s.", shorten(now), name, shorten(before))
-    return not evaluates
 
 
 def _loss_options(head: str | None, setup: image.Setup) -> dict[str, Any]:

@@ -78,11 +78,19 @@ def prepare(
         eval_episodes=few_shot.episodes(few_shot.eval_episodes),
     )
     model = build_few_shot(setup, few_shot)
+    metric, spherization = model.config.few_shot_kwargs["metric"], model.config.spherization
+    comparison = f"`{metric}`, temperature {model.config.few_shot_kwargs['temperature']:g}"
+    properties = {
+        "episodes": f"{few_shot.way}-way {few_shot.shot}-shot, {few_shot.query} queries of each class",
+        "comparison": f"with the mean embedding of each class, {comparison}",
+    }
+    if spherization is not None:
+        properties["spherization"] = f"of the embeddings {spherization or ''}"
     return provide(
         run,
         setup,
         model,
-        describe_prototypes(model, few_shot),
+        HeadDescription("classes not seen in training", f"{metric} prototypes", "few-shot", properties),
         data=data.FewShotData.of(setup.images, few_shot.shot, eval_batch_size=args.per_device_eval_batch_size),
         measure=measure_classification,
         evaluate=partial(evaluate_few_shot, accelerator=run.accelerator),
@@ -103,19 +111,6 @@ def build_few_shot(setup: Setup, few_shot: FewShotArguments) -> Any:
             raise ValueError(f"spherization is {spherization} but {name} has {saved.spherization}; leave it out.")
         settings["spherization"] = spherization
     return build_model(setup, models.SphereVisionForFewShotClassification, settings, from_any_class=True)
-
-
-def describe_prototypes(model: Any, few_shot: FewShotArguments) -> HeadDescription:
-    """Return the description of episodes and prototypes for console and model card."""
-    config = model.config
-    metric, temperature = config.few_shot_kwargs["metric"], config.few_shot_kwargs["temperature"]
-    properties = {
-        "episodes": f"{few_shot.way}-way {few_shot.shot}-shot, {few_shot.query} queries of each class",
-        "comparison": f"with the mean embedding of each class, `{metric}`, temperature {temperature:g}",
-    }
-    if config.spherization is not None:
-        properties["spherization"] = f"of the embeddings {config.spherization or ''}"
-    return HeadDescription("classes not seen in training", f"{metric} prototypes", "few-shot", properties)
 
 
 TASK = Task(

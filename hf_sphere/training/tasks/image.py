@@ -243,7 +243,21 @@ def provide(run: "Run", setup: Setup, model: Any, head: HeadDescription, **funct
         initialize_from_data(model, images.train)
     processor = models.SphereVisionImageProcessor.from_data(images)
     run.accelerator.print(summarize(model, images, head, shows_pixels=setup.data_args.crop_pct is not None))
-    description = describe(model.config, images, setup.data_args, processor, head)
+    config, data_args = model.config, setup.data_args
+    size = f"{config.num_channels} x {config.input_size[0]} x {config.input_size[1]}"
+    if images.num_transparent:
+        background = " ".join(map(str, processor.background_color))
+        size += f", {images.num_transparent:,} with transparency, drawn on the color {background}"
+    validated = "a held-out part of the training split"
+    description = Description(
+        title=f"{config.backbone} with {head.head} on {Path(data_args.dataset_name).name}",
+        summary=f"Image model for {head.predicts}: a `{config.backbone}` backbone and the {head.head} of hf_sphere.",
+        model={"backbone": f"`{config.backbone}` {config.backbone_kwargs or ''}", **head.properties, "images": size},
+        dataset=data_args.dataset_name,
+        held_out=validated if data_args.validation_split is None else f"the split {data_args.validation_split}",
+        tags=[head.tag],
+        packages=["timm"],
+    )
     provided = {"data": images, "description": description, "before_epoch": partial(freeze, args), **functions}
     return Prepared(model=model, processor=processor, record=images.record, **provided)
 
@@ -285,27 +299,6 @@ def summarize(model: Any, images: "ImageData", head: HeadDescription, *, shows_p
         mean, std = (", ".join(f"{value:.3f}" for value in values) for values in (images.mean, images.std))
         lines.append(f"images    crop of {shape.crop_pct:g} of a side, mean {mean}, standard deviation {std}")
     return "\n".join(lines)
-
-
-def describe(
-    config: "SphereVisionConfig", images: "ImageData", args: ImageDataOptions, processor: Any, head: HeadDescription
-) -> Description:
-    """Return the model's description for the model card."""
-    size = f"{config.num_channels} x {config.input_size[0]} x {config.input_size[1]}"
-    if images.num_transparent:
-        background = " ".join(map(str, processor.background_color))
-        size += f", {images.num_transparent:,} with transparency, drawn on the color {background}"
-    backbone = {"backbone": f"`{config.backbone}` {config.backbone_kwargs or ''}"}
-    held_out = "a held-out part of the training split"
-    return Description(
-        title=f"{config.backbone} with {head.head} on {Path(args.dataset_name).name}",
-        summary=f"Image model for {head.predicts}: a `{config.backbone}` backbone and the {head.head} of hf_sphere.",
-        model={**backbone, **head.properties, "images": size},
-        dataset=args.dataset_name,
-        tags=[head.tag],
-        packages=["timm"],
-        held_out=held_out if args.validation_split is None else f"the split {args.validation_split}",
-    )
 
 
 OF_THE_RUN = ("label_smoothing", "class_weights", "shard_classes")
