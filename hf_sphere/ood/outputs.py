@@ -55,7 +55,7 @@ class Outputs(NamedTuple):
         if len({len(values) for values in numbers.values()}) > 1:
             lengths = ", ".join(f"{len(values)} {name}" for name, values in numbers.items())
             raise ValueError(f"the numbers of rows must be equal; got {lengths}.")
-        count = len(next(iter((numbers | fields).values()), ()))
+        count = len(next(iter((fields | numbers).values()), ()))
         integers = {name: check_labels(fields[name], count, name).cpu() for name in fields.keys() - numbers.keys()}
         return Outputs(**{name: values.double() for name, values in numbers.items()}, **integers)
 

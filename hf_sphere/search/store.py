@@ -151,6 +151,8 @@ def embeddings_writer(
     if re.fullmatch(r"\w+(\.\w+)*", split) is None:
         raise ValueError(f"the name of a split consists of letters, digits, underscores and dots; got {split!r}.")
     names = {"label": class_names, "prediction": predicted_names}
+    check_not_text("class_names", class_names)
+    check_not_text("predicted_names", predicted_names)
     with atomic_folder(folder) as unfinished, contextlib.ExitStack() as stack:
         (unfinished / DATA_FOLDER).mkdir()
         parquet: ParquetSplit | None = None
