@@ -83,8 +83,6 @@ def _read_space(
         scores, rows, matches = (tensors[name] for name in ("scores", "ids", "matches"))
         groups = tensors["groups"] if "queries" in tensors else _groups_of(rows, space)
         space._queries = (tensors["queries"], groups) if "queries" in tensors else None
-        if len({len(scores), len(rows), len(matches), len(groups)}) > 1:
-            raise ValueError(f"{EMBEDDINGS_FILE} has a calibration whose parts differ in length")
         numbers = _groups_of(matches, space)
         space._calibration = Calibration(groups, rows, scores, numbers, matches, about.next_id, about.rule)
         space._is_current = True
@@ -119,11 +117,12 @@ def write_index(folder: str | PathLike, space: Any, images: dict[str, list[Any]]
     with files.lock_folder(folder):
         check_replaceable(folder)
         version, where = digest_file(folder / MANIFEST_FILE), folder.resolve()
+        problem = ""
         if space._loaded is not None and space._loaded[0] == where and version not in (None, space._loaded[1]):
             problem = "it has changed since it was loaded. Load it again, repeat the changes, and save it"
-            raise FileExistsError(f"{folder} is not replaced: {problem}.")
-        if not about["sources"] and (folder / ABOUT_FILE).exists() and read_json(folder / ABOUT_FILE).get("sources"):
+        elif not about["sources"] and (folder / ABOUT_FILE).exists() and read_json(folder / ABOUT_FILE).get("sources"):
             problem = "it is an index with a model or sources, which would be lost. Choose another folder"
+        if problem:
             raise FileExistsError(f"{folder} is not replaced: {problem}.")
         with files.atomic_folder(folder) as unfinished:
             _write_files(unfinished, about, images, space)
