@@ -251,6 +251,8 @@ class NamedOptimizer(Optimizer):
                 raise ValueError(f"{type(self).__name__} does not support {name}; omit it.")
         for name in {"lr", "weight_decay", "eps", "dampening", "momentum"} & options.keys():  # torch checks no groups
             check_number(name, float(options[name]), "[0, 1)" if name == "momentum" else "[0, inf)")
+        for beta in options.get("betas", ()):
+            check_number("betas", beta, "[0, 1)")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of this optimizer with the same groups, else raise a `ValueError`."""

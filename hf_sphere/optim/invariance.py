@@ -19,6 +19,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hf_sphere.optim.layout import ChannelDims, group_size
+from hf_sphere.utils.checks import check_number
 from hf_sphere.utils.devices import widest_dtype
 
 Loss = Callable[[Any, Any], Tensor]
@@ -104,6 +105,7 @@ def find_scale_invariant_weights(
         >>> find_scale_invariant_weights(network, images).channel_dims
         {'0.weight': (0,), '2.weight': (0,)}
     """
+    check_number("tolerance", tolerance, "(0, 1)")
     model = unwrap(model)
     fixed = [name for name, module in model.named_modules() if isinstance(module, _NormBase) and not module.training]
     if model.training and fixed:

@@ -53,7 +53,7 @@ def find_matrices(model: nn.Module, roles: dict[str, Role], separate: bool | Map
             raise ValueError(f"pattern {pattern!r} of separate matches no hidden matrix and no stack of matrices.")
         for name in matching:
             size = model.get_parameter(name).shape[axes[name]]
-            if size % count:
+            if count < 1 or size % count:
                 raise ValueError(f"separate must give {name} a number of matrices that divides {size}; got {count!r}.")
             found[name] = (axes[name], *[size // count] * count), f"{count} matrices: matches {pattern}"
     roles |= dict.fromkeys(found, Role.HIDDEN)

@@ -164,8 +164,9 @@ def uses_by_owner(model: nn.Module) -> Uses:
                 owned["original1"] = name, originals["original1"]
             elif "original" in originals:
                 owned["original"] = name, originals["original"]
-        for name, weight in owned.values():  # `weight_orig` is of pruning, `weight_v` of weight norm
-            is_matrix = "bias" not in name if isinstance(module, _SEVERAL) else name.split("_")[0] == "weight"
+        for name, weight in owned.values():
+            is_weight = name in ("weight", "weight_orig", "weight_v")  # of pruning, and of weight norm
+            is_matrix = "bias" not in name if isinstance(module, _SEVERAL) else is_weight
             for kinds, use in _OWNERS.items():
                 if isinstance(module, kinds) and (is_matrix or use is Use.ELEMENTWISE):
                     uses[names[weight]].add(use)

@@ -18,6 +18,7 @@ BAD = [
     ({"differentiable": True}, "does not support differentiable; omit it"),
     ({"lr": -0.1}, r"lr must be a number in \[0, inf\); got -0.1"),
     ({"weight_decay": NAN}, "weight_decay must be a number"),
+    ({"betas": (2.0, 0.9)}, r"betas must be a number in \[0, 1\); got 2.0"),
     ({"lr": 0.5, "weight_decay": 2.0, "decoupled_weight_decay": True}, "would remove the weights in one step"),
 ]
 

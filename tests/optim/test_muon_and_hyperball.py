@@ -283,6 +283,8 @@ def load(other: torch.optim.Optimizer) -> None:
             lambda: by_pattern({"conv.*": "sgd"}),
             r"the rule of pattern 'conv\.\*' must be one of muon, adamw; got 'sgd'",
         ),
+        (lambda: build_optimizer(net(), "muon", TOKENS, momentum=1.0), r"momentum must be a number in \[0, 1\)"),
+        (lambda: build_optimizer(net(), "muon", TOKENS, adamw_lr_scale=-1.0), "adamw_lr_scale must be a number"),
         (lambda: load(build_optimizer(net(), "muon", TOKENS)), "hyperball of parameter group 0 is None in the"),
         (lambda: step_of(AdamWHyperball, torch.zeros(2, 3), hyperball=True), r"w has the norm 0\.0, which cannot"),
     ],

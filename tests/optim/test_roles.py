@@ -157,6 +157,12 @@ RAW = {
         X,
         {"a": "", "gain": PLAIN, "head.weight": OUTPUT},
     ),
+    "a matrix beside a weight": (
+        lambda m, x: m.head(m.a(x) * m.a.weight_scale[0]),
+        {"a": nn.Linear(6, 6), "head": nn.Linear(6, 3)},
+        X,
+        {"a.weight": "", "a.weight_scale": PLAIN, "head.weight": OUTPUT},
+    ),
     "queries": (
         lambda m, x: m.head(m.attention(m.queries.expand(4, -1, -1), x, x)[0].mean(1)),
         {"queries": (3, 6), "attention": nn.MultiheadAttention(6, 2, batch_first=True), "head": nn.Linear(6, 3)},
@@ -187,7 +193,10 @@ RAW = {
 @pytest.mark.parametrize("name", RAW)
 def test_parameters_of_an_own_module_have_the_roles_of_their_operations(name):
     function, parts, batch, expected = RAW[name]
-    assert roles(Model(function, **copy.deepcopy(parts)), batch) == expected
+    model = Model(function, **copy.deepcopy(parts))
+    if "a.weight_scale" in expected:
+        model.a.weight_scale = nn.Parameter(torch.randn(6, 6))
+    assert roles(model, batch) == expected
 
 
 class LowRank(nn.Module):

@@ -234,6 +234,8 @@ def test_the_error_for_a_batch_that_does_not_fit_says_how_it_is_passed(name, bat
 def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="loss"):
         find_scale_invariant_weights(HiddenOutput(), images())
+    with pytest.raises(ValueError, match=r"tolerance must be a number in \(0, 1\); got 1"):
+        find_scale_invariant_weights(Small(), images(), tolerance=1)
     with pytest.raises(ValueError, match=r"WantsTwo does not accept any generated input: .*Pass one"):
         find_scale_invariant_weights(WantsTwo())
 

@@ -202,6 +202,8 @@ def test_further_matrices_are_given_by_patterns_of_names():
         Muon.form_groups(mixture(), X, separate={"*.qkv": 3})
     with pytest.raises(ValueError, match=r"separate must give 0\.weight a number of matrices that divides 4; got 3"):
         Muon.form_groups(mixture(), X, separate={"0.*": 3})
+    with pytest.raises(ValueError, match="divides 4; got -2"):
+        Muon.form_groups(mixture(), X, separate={"0.*": -2})
 
 
 def test_the_trainer_separates_matrices_on_request(tmp_path):
