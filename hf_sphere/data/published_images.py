@@ -139,6 +139,9 @@ def prepare_images(args: Any) -> None:
     found = {"classes": rows["label"].nunique()}
     for split, part in parts.items():
         found |= {f"{split} classes": part["label"].nunique(), f"{split} images": len(part)}
+    shared = sum(found[f"{split} classes"] for split in parts) - found["classes"]
+    if args.kind in ("sop", "class_split") and shared:
+        raise ValueError(f"{shared:,} of the classes are in another split, too; those of splits must differ.")
     expected = [(what, count, found.get(what, 0)) for what, count in PUBLISHED[args.kind].items()]
     wrong = [f"{count:,} {what} expected, {got:,} found" for what, count, got in expected if got != count]
     if wrong and args.expect_counts:
@@ -176,7 +179,8 @@ def _read_table(path: Path, columns: Sequence[str], separator: str = r"\s+", **o
 def _rows_by_class(folder: Path, split: str) -> pd.DataFrame:
     """List the images in the folder of each class, or in its folder `images` as in Tiny ImageNet, in order."""
     files = sorted(path for pattern in ("*/*", "*/images/*") for path in folder.glob(pattern))
-    paths = [path for path in files if path.name[0] != "." and path.suffix.lower() in IMAGE_SUFFIXES]
+    images = [path for path in files if path.suffix.lower() in IMAGE_SUFFIXES]
+    paths = [path for path in images if not any(part[0] == "." for part in path.relative_to(folder).parts)]
     return pd.DataFrame({"split": split, "path": paths, "label": [path.relative_to(folder).parts[0] for path in paths]})
 
 

@@ -52,8 +52,8 @@ def load_splits(
         if not images or folders.has_tables(folder):
             folders.check_class_names(tables, next(iter(splits.values())).features or {})
             folders.log_unread(folder)
-        elif not tables and not streaming:
-            folders.log_unread(folder, names)
+        elif not tables:
+            folders.log_unread(folder, None if streaming else names)
     if tables and not follow_links:
         folders.check_inside(name, names)
     return splits

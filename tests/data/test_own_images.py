@@ -117,6 +117,9 @@ class TestUnreadFiles:
         (path / name).symlink_to("none.png") if name == "cats/9.png" else (path / name).write_bytes(b"")
         assert len(load_splits(str(path))["train"]) == 4
         assert f"1 of 5 files in {path} are in no split, such as {shown}" in caplog.text
+        caplog.clear()
+        load_splits(str(path), streaming=True)
+        assert ("in no split" in caplog.text) == (not name.endswith("HEIC"))
 
     def test_names_of_splits_are_logged_but_not_files_that_a_list_leaves_out(self, folder, caplog):
         path = folder(cats=5, dogs=5)

@@ -230,6 +230,7 @@ DAMAGED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"val.csv": (",Crow", "")}, f"{CELL}.*filename crow.png, label ,"),
         ({"val.csv": (",Crow", ",")}, f"{CELL}.*filename crow.png, label ,"),
         ({"images/wren/b.jpg": None}, rf"1 of 7 {FILE}.*b\.jpg"),
+        ({"val.csv": (",Crow", ",Wren")}, "1 of the classes are in another split, too"),
     ],
 }
 """By layout, changes of its files (None: removed; a pair: one text replaced by another), and messages."""
@@ -293,6 +294,7 @@ def test_image_suffixes_are_case_insensitive_and_files_stored_unchanged_with_the
     put(source / "train" / "n01" / "b.Jpeg", 40)
     (source / "train" / "n01" / "notes.txt").write_text("no image")
     (source / "train" / "n01" / "._a.JPG").write_bytes(BROKEN)
+    put(source / "train" / ".cache" / "c.jpg", 50)
     prepare("imagenet200")
     assert sorted(gray for gray, _ in seen(load().train)) == [0, 1, 30, 40, 100, 101]
     rows = load_dataset(str(output))["train"].cast_column("image", datasets.Image(decode=False))
