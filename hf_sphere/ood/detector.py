@@ -175,7 +175,7 @@ class OODDetector:
             needs, fit = FITTED[self.name]
             data.require((*VALUES[self.name].needs, *needs), self.name)
             self._rows = Rows.of(data.embeddings, data.ids)
-            self._fitted = fit(data, **self._options)
+            self._fitted, self._dim = fit(data, **self._options), data.embeddings.shape[1]
         return self
 
     def score(self, model: nn.Module, batches: Iterable[Any]) -> Tensor:
@@ -208,6 +208,8 @@ class OODDetector:
             return values.values({}, data)
         if state is None:
             raise NotFittedError(f"the score {self.name} is not fitted. Call `fit` or `fit_embeddings` first.")
+        if (dim := data.embeddings.shape[1]) != self._dim:  # a single column would be broadcast
+            raise ValueError(f"the embeddings have {dim} columns, but {self._dim} when the score was fitted.")
         of_fit = f"inputs that the score {self.name} was fitted to"
         check_disjoint(Rows.of(data.embeddings, data.ids), self._rows, what, of_fit)
         # Each distinct input once: products of matrices differ in the last digits for equal rows, which breaks ties.

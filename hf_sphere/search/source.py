@@ -147,6 +147,8 @@ class ImageSource:
         if isinstance(images, (str, os.PathLike)):
             path = Path(images)
             if path.is_file() and path.suffix.lower() == ".npy" and content != "text":
+                if column is not None or split not in (None, "all"):
+                    raise ValueError(f"{path} is one array, without columns and splits; leave out {column or split!r}.")
                 array = parse_vectors(np.load(path, allow_pickle=False), str(path))
                 return cls(str(path.resolve()), "all", [f"all/{row}" for row in range(len(array))], [], array, "vector")
             if path.is_file() and path.suffix.lower() in FILE_KINDS:

@@ -129,7 +129,7 @@ def total_norm(model: nn.Module, *, of_gradients: bool = False) -> Tensor:
 def check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     """Raise an error for a state of other shapes before an optimizer loads it: torch's fused kernels do not check them.
 
-    A pre-hook of `Optimizer.load_state_dict`.
+    Nor do they check strides, so tensors with others than the parameter are copied. A pre-hook of `Optimizer.load_state_dict`.
     """
     indices = [index for group in state_dict["param_groups"] for index in group["params"]]
     owners = [(group, parameter) for group in optimizer.param_groups for parameter in group["params"]]
@@ -145,3 +145,6 @@ def check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
                     f"{key} in the optimizer state is {value.dtype} of shape {[*value.shape]}, which does not fit the "
                     f"parameter: {like.dtype} of shape {[*like.shape]} expected"
                 )
+            if value.shape == parameter.shape and value.stride() != parameter.stride():
+                copy = torch.empty_like(parameter, dtype=value.dtype, device=value.device)
+                state_dict["state"][index][key] = copy.copy_(value)

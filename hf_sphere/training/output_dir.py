@@ -153,5 +153,6 @@ def can_resume_results(
 
 def _traces_of_a_run(output_dir: Path) -> list[Path]:
     names = (RUN_FILE, RESULTS_FILE, files.RECORD_FILE, BEST_FOLDER, files.SNAPSHOT_FOLDER)
-    checkpoints = sorted(path for path in output_dir.glob(f"{CHECKPOINT_PREFIX}[0-9]*") if path.is_dir())
+    folders = sorted(path for path in output_dir.glob(f"{CHECKPOINT_PREFIX}*") if path.is_dir())
+    checkpoints = [path for path in folders if path.name.removeprefix(CHECKPOINT_PREFIX).isdigit()]
     return [*checkpoints, *filter(Path.exists, map(output_dir.joinpath, names))]

@@ -73,6 +73,7 @@ OPTIONS = [
     *((head("arcface", scale=s), r"'learned', must be a number in \(0, inf\)") for s in (0, -3.0, INF, NAN, "fixed")),
     (head("cosine", scale="learned", log_temperature=-2.0), "log_temperature -2.0 and scale 'learned' are exclusive"),
     (head("cosine", scale=64, temperature_lr=0.1), "temperature_lr 0.1 needs a learned scale, but scale 64 is fixed"),
+    (head("cosine", temperature_lr=-0.1), r"temperature_lr must be a number in \[0, inf\); got -0\.1"),
     (head("vmf", num_samples=0), "num_samples must be an integer of at least 1; got 0"),
     (head("vmf", kappa_confidence=0.0), r"kappa_confidence, if not 'auto', must be a number in \(0, 1\); got 0\.0"),
     (head("vmf", prediction="median"), "prediction must be one of samples, mean; got 'median'"),

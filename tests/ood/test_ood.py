@@ -182,6 +182,9 @@ class TestInput:
                 fit(name, sets[0]._replace(**{missing: None}))
         with pytest.raises(ValueError, match="the score energy needs logits"):
             OODDetector("energy").score_embeddings(sets[1].embeddings)
+        for name in FITTED:
+            with pytest.raises(ValueError, match=f"the embeddings have 1 columns, but {DIM} when the score was fitted"):
+                compute(fit(name, sets[0]), sets[1]._replace(embeddings=sets[1].embeddings[:, :1]))
         names = np.array(["cat"] * len(sets[0].labels))
         with pytest.raises(TypeError, match="labels must be integers; the first is 'cat'"):
             fit("mahalanobis", sets[0]._replace(labels=names))

@@ -308,6 +308,9 @@ def test_an_array_in_a_file_is_a_source_of_vectors(tmp_path):
     source = ImageSource.of(tmp_path / "rows.npy", content=None)
     assert (source.content, len(source), source.names[7]) == ("vector", COUNT, "all/7")
     assert torch.equal(source.encoded, rows())
+    for options in ({"column": "vector"}, {"split": "test"}):
+        with pytest.raises(ValueError, match="is one array, without columns and splits"):
+            ImageSource.of(tmp_path / "rows.npy", content=None, **options)
 
 
 # Commands

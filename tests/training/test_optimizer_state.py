@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from hf_sphere.optim import AdamSRT
 from hf_sphere.training import CheckpointError, RunState
 from hf_sphere.training.checkpoints import load_checkpoint, save_checkpoint
+from hf_sphere.training.optimization import check_state
 from hf_sphere.utils.files import write_manifest
 
 Edit = Callable[[dict[str, Any]], None]
@@ -77,6 +78,17 @@ def test_a_tensor_that_does_not_fit_is_refused(load_edited, tmp_path):
     for change in BAD_TENSORS.values():
         with pytest.raises(CheckpointError, match=r"checkpoint-1: \w+ in the optimizer state is .* expected"):
             load_edited(replace(change))
+
+
+def test_a_state_of_another_memory_layout_is_used_by_position():
+    parameter = torch.nn.Parameter(torch.zeros(2, 3, 2, 2).to(memory_format=torch.channels_last))
+    optimizer = torch.optim.SGD([parameter], lr=1.0, momentum=1.0, fused=True)
+    optimizer.register_load_state_dict_pre_hook(check_state)
+    momentum = torch.arange(24.0).view(2, 3, 2, 2)
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": {0: {"momentum_buffer": momentum}}})
+    parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    torch.testing.assert_close(parameter.detach(), -momentum)
 
 
 def test_an_unchanged_state_is_loaded(load_edited, accelerator):

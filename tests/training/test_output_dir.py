@@ -60,8 +60,9 @@ def test_resuming_leaves_the_run_unchanged_and_overwriting_removes_only_the_run(
         assert names(tmp_path) == sorted(MARKS)
     (tmp_path / "best").mkdir()
     (tmp_path / "notes.txt").touch()
+    (tmp_path / "checkpoint-5-kept").mkdir()
     prepare_output_dir(tmp_path, overwrite=True, resume=False)
-    assert names(tmp_path) == ["notes.txt"]
+    assert names(tmp_path) == ["checkpoint-5-kept", "notes.txt"]
 
 
 def test_settings_are_published_without_absolute_paths_and_read_with_those_of_the_last_run(tmp_path):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_sphere.models.sphere_encoder.modeling_sphere_encoder import SphericalMap
-from hf_sphere.utils.checks import check_not_text
+from hf_sphere.utils.checks import check_not_text, check_number
 from hf_sphere.utils.devices import widest_dtype
 from hf_sphere.utils.loading import load_pretrained
 from hf_sphere.utils.modules import eval_mode
@@ -99,6 +99,8 @@ def fit_spherization(
         >>> print(*fit_spherization(model, reference, wikitext["text"]), sep="\n")  # doctest: +SKIP
     """
     check_not_text("texts", texts)
+    if ridge is not None:
+        check_number("ridge", ridge, "[0, inf)")
     spherized = _check_reference(model, reference)
     path = model.base_model.layers_path
     layers, plain_layers = (encoder.base_model.get_submodule(path) for encoder in (model, reference))

@@ -92,6 +92,8 @@ class SphereVisionImageProcessor(TorchvisionBackend):
                 kwargs[name] = values = values[:1]
             if kwargs["do_normalize"] and isinstance(values, tuple) and len(values) != channels:
                 raise ValueError(f"{name} must have one value per channel, {channels}; got {list(values)}.")
+            for value in values if kwargs["do_normalize"] and isinstance(values, tuple) else ():
+                check_number(name, value, "(0, inf)" if name == "image_std" else "(-inf, inf)")
         return kwargs
 
     def _prepare_images_structure(self, images: Any, expected_ndims: int = 3) -> Any:

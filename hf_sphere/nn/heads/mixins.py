@@ -270,6 +270,8 @@ class TemperatureHead(Head):
             raise ValueError(f"log_temperature {log_temperature} and scale {scale!r} are exclusive; set only one.")
         if scale is None:
             scale = "learned" if log_temperature is not None else self.default_scale or "learned"
+        if temperature_lr is not None:
+            check_number("temperature_lr", temperature_lr, "[0, inf)")
         self.scale, self.temperature_lr = scale, temperature_lr
         if scale != "learned":
             log_temperature = -math.log(check_number("scale, if not 'learned',", scale, "(0, inf)"))
