@@ -268,7 +268,6 @@ def _read_about(folder: Path) -> dict[str, Any]:
 def _feature(name: str, values: Tensor, names: Mapping[str, Sequence[str]]) -> Any:
     """Return the feature of a column: class names, vectors of one length, or numbers."""
     if name in names:
-        check_not_text("class_names and predicted_names", names[name])
         return ClassLabel(names=list(names[name]))
     value = Value(str(values.dtype).removeprefix("torch."))
     return value if values.ndim == 1 else List(value, length=values.shape[1])

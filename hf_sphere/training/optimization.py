@@ -129,7 +129,8 @@ def total_norm(model: nn.Module, *, of_gradients: bool = False) -> Tensor:
 def check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     """Raise an error for a state of other shapes before an optimizer loads it: torch's fused kernels do not check them.
 
-    Nor do they check strides, so tensors with others than the parameter are copied. A pre-hook of `Optimizer.load_state_dict`.
+    Nor do they check strides: tensors with others than those of the parameter are copied. A pre-hook of
+    `Optimizer.load_state_dict`.
     """
     indices = [index for group in state_dict["param_groups"] for index in group["params"]]
     owners = [(group, parameter) for group in optimizer.param_groups for parameter in group["params"]]

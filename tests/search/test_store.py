@@ -97,7 +97,7 @@ class TestWriting:
                 write(folder, columns_of(), split=split)
         with pytest.raises(ValueError, match="no embeddings were added"):
             write(folder)
-        with pytest.raises(ValueError, match="class_names and predicted_names must be a list of texts"):  # noqa: SIM117
+        with pytest.raises(ValueError, match="class_names must be a list of texts"):  # noqa: SIM117
             with embeddings_writer(folder, "test", {}, class_names="ab") as add:
                 add({"embedding": torch.randn(1, 2), "label": torch.tensor([1])})
         assert not folder.exists()
