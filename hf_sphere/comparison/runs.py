@@ -290,6 +290,8 @@ def _check(values: Mapping[str, Mapping[int, Any]], reference: str, **numbers: A
     for name, number in numbers.items():
         if number is not None:
             check_number(name, number, limits.get(name, "(0, inf)"))
+    if len({isinstance(value, Mapping) for run in values.values() for value in run.values()}) > 1:
+        raise ValueError("all runs need a number per seed, or all outcomes; got both.")
     for name, run in values.items():
         if not run or not all(math.isfinite(mean_of(value)) for value in run.values()):
             raise ValueError(f"{name} needs finite values by seed; got {str(run)[:99]}. Leave out diverged seeds.")

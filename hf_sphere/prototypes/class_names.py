@@ -34,7 +34,7 @@ def embed_class_names(
         (K, hidden size), float32, on the CPU: `class_vectors` for `place_prototypes`.
 
     Raises:
-        ValueError: If there are no names, or the template has no placeholder.
+        ValueError: If there are no names, one is empty, or the template has no placeholder.
 
     Example:
         >>> embed_class_names(["cat", "dog"], "sentence-transformers/all-MiniLM-L6-v2").shape  # doctest: +SKIP
@@ -44,6 +44,8 @@ def embed_class_names(
     if "{}" not in template:
         raise ValueError(f"template must have '{{}}' where the class name goes; got {template!r}.")
     names = [name.replace("_", " ").strip() for name in text_list("class_names", class_names)]
+    if not all(names):
+        raise ValueError(f"class names must not be empty; got {names[:10]}.")
     if isinstance(model, str | os.PathLike):
         tokenizer = tokenizer or load_pretrained(AutoTokenizer, model, option="text_model")
         model = load_model(AutoModel, model)

@@ -193,6 +193,7 @@ def place_prototypes(
         raise ValueError("ordering requires class_vectors; ordering_weight requires class_vectors and 'ranking'.")
     parameters = inspect.signature(METHODS[method]).parameters.values()
     check_names(f"method {method!r}", options, [p.name for p in parameters if p.kind is p.KEYWORD_ONLY])
+    check_integer("max_iterations", options.get("max_iterations", 1), 1)  # 0 would return random points
     if class_vectors is not None and ordering == "ranking" and method in WITHOUT_CLASS_VECTORS:
         raise ValueError(f"method {method!r} does not support a ranking loss; use ordering='assignment'.")
     with _search_environment(num_classes, dim):

@@ -158,6 +158,7 @@ def compare(ours=RUNS["b"], theirs=RUNS["a"], **options):
         ),
         (lambda: compare({**GOOD, 2: {1: 1.0, 2: 0.0, 4: 1.0}}, GOOD), "got 3 and 3 images, 2 of them in both"),
         (lambda: compare({**GOOD, 0: {7: 1.0, 8: 0.0}}, GOOD, test="paired"), "for seed 0.*; got 2 and 3 images, 0 of"),
+        (lambda: compare({0: 0.9, 1: 0.8}, GOOD), "all runs need a number per seed, or all outcomes"),
         (lambda: compare({**GOOD, 8: {1: 1.0}}, GOOD), "for seed 8, at least 2; got 1 and 1 images"),
         (lambda: compare({**GOOD, 1: {1: 1.0, 2: 0.0, 3: math.nan}}, GOOD), "b needs finite values by seed"),
         (lambda: pseudo_values(len, [1, 1, 1]), "ids must be at least 2 different ones; got 1"),

@@ -83,5 +83,7 @@ def test_bad_input_is_refused(encoder, tokenizer):
     for names in ("cat", [], ["cat", 3]):
         with pytest.raises(ValueError, match="class_names must be a list of texts"):
             embed_class_names(names, encoder, tokenizer=tokenizer)
+    with pytest.raises(ValueError, match="class names must not be empty"):
+        embed_class_names(["cat", " "], encoder, tokenizer=tokenizer)
     with pytest.raises(ValueError, match=r"must have '\{\}' where the class name goes; got 'a photo'"):
         embed_class_names(NAMES, encoder, tokenizer=tokenizer, template="a photo")

@@ -76,6 +76,7 @@ def test_search_stops_at_the_bound(monkeypatch):
             for value in (1, 2.0, None)
         ),
         ({"seed": 1.5}, "seed must be an integer from 0 to"),
+        ({"method": "slsqp", "max_iterations": 0}, "max_iterations must be an integer of at least 1; got 0"),
         ({"class_names": ["cat", "dog"]}, "there are 2 class names for 4 prototypes"),
         ({"class_names": "abcd"}, "class_names must be a list of texts; got a single one: pass"),
     ],
