@@ -45,6 +45,8 @@ def encode(
             starts, ends = np.array(output["offset_mapping"][index]).reshape(-1, 2).T
             first, end = sentence.spans[word]
             masks[word] = (np.maximum(starts, first) < np.minimum(ends, end)) & ~special
+            if not masks[word].any():  # its cost would be 0
+                raise ValueError(f"{sentence.text[first:end]!r} in {sentence.text!r} has no token of its own.")
         for word in sentence.hidden:
             ids[masks[word]] = tokenizer.mask_token_id
         plain = ~special

@@ -4,6 +4,7 @@ A filter holds the weights of one output of a layer: a row of a linear layer, or
 input channels. As a vector it is the normal of a hyperplane.
 """
 
+import inspect
 import math
 import re
 from collections import Counter
@@ -27,6 +28,7 @@ ADAPTER = re.compile(r"(.*\.)?(lora([_.].*)?|base_layer|(original_module|modules
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _FORWARDS = {one.forward for one in (nn.Linear, Conv1D, *_CONVOLUTIONS, *_TRANSPOSED)}
+_CONVOLVE = {None, *(one._conv_forward for one in (_ConvNd, *_CONVOLUTIONS))}
 
 
 def layer_kind(module: nn.Module) -> LayerKind | None:
@@ -40,8 +42,13 @@ def find_layers(model: nn.Module, layers: LayerSelection = "conv", include_1x1: 
     """Return the layers of a model by path, in order; those that share the weight of an earlier one are left out."""
     kinds: dict[str, str] = {}
     seen: set[int] = set()
+    packed: set[str] = set()  # layers of torch.ao, GPTQ and AWQ do not subclass the layer they replace
     for name, module in model.named_modules():
-        if (kind := layer_kind(module)) is None:
+        kind = layer_kind(module)
+        if kind is None and (inspect.ismethod(getattr(module, "weight", None)) or hasattr(module, "qweight")):
+            kind = "conv" if "conv" in type(module).__name__.lower() else "linear"
+            packed.add(name)
+        if kind is None:
             continue
         weight = module._parameters.get("weight")  # a parametrized weight is computed at every access, and not shared
         identity = id(module if weight is None else weight)
@@ -49,6 +56,8 @@ def find_layers(model: nn.Module, layers: LayerSelection = "conv", include_1x1: 
             kinds[name] = POINTWISE if math.prod(getattr(module, "kernel_size", (0,))) == 1 else kind
         seen.add(identity)
     selected = select_layers(kinds, layers, include_1x1, f"the model, a {type(model).__name__},")
+    if quantized := packed.intersection(selected):
+        raise ValueError(f"{min(quantized)} is quantized. Pass the model before quantization.")
     return {name: model.get_submodule(name) for name in selected}
 
 
@@ -85,7 +94,8 @@ def filters(module: nn.Module, name: str = "") -> Tensor:
 
 def _weight_in_use(module: nn.Module, name: str) -> Tensor:
     """Return the weight of a layer in evaluation mode."""
-    if getattr(module.forward, "__func__", None) not in _FORWARDS:
+    convolve = getattr(type(module), "_conv_forward", None)
+    if getattr(module.forward, "__func__", None) not in _FORWARDS or convolve not in _CONVOLVE:
         raise ValueError(
             f"{name or 'the model'}, a {type(module).__name__}, has its own forward pass, which may change its weight. "
             "To analyze stored weights instead, pass the state dict of the model."

@@ -8,9 +8,10 @@ Rules for state dicts and files, whose layers are identified by names and shapes
   embedding table, see `EMBEDDING_TABLE`. With a bias as long as one of its axes it is a linear layer under any name.
 - The `Conv1D` of transformers (GPT-2) stores a linear layer with the inputs first. Where a bias as long as the second
   axis but not as the first shows that, an error asks for the model.
-- Weights in parts (weight and spectral normalization, pruning), quantized ones and adapters are refused.
-- Weight standardization, as in timm's `StdConv2d`, and angular layers change the weight in their forward pass, which no
-  name or shape shows, so the stored weight is read.
+- Weights in parts (weight and spectral normalization, pruning, scaled weight standardization), quantized ones and
+  adapters are refused. A weight beside a bias of several axes is a stack of weights, as in `CondConv2d`, and no layer.
+- Plain weight standardization, as in timm's `StdConv2d`, and angular layers change the weight in their forward pass,
+  which no name or shape shows, so the stored weight is read.
 - A layer normalization over two or three axes has the shape of a linear layer or a convolution, and `nn.Bilinear` that
   of a convolution; they cannot be distinguished. Give the model if it has any.
 """
@@ -77,10 +78,10 @@ def named_layers(
         name = match["name"] or ""
         bias = tensors.get(f"{name}.bias" if name else "bias", StoredTensor((), Tensor)).shape
         is_table = EMBEDDING_TABLE.fullmatch(name.rpartition(".")[2]) and (not bias or bias[0] not in shape)
-        if len(shape) == 2 and is_table:
+        if len(bias) > 1 or (len(shape) == 2 and is_table):  # a bias of several axes is that of a stack of weights
             continue
         kinds[name] = "linear" if len(shape) <= 2 else POINTWISE if math.prod(shape[2:]) == 1 else "conv"
-        if match["form"] != "weight":
+        if match["form"] != "weight" or f"{name}.gain" in tensors:  # of timm's ScaledStdConv2d
             problems[name] = f"has a weight that is quantized or stored in parts ({key})"
         elif len(shape) == 2 and bias == shape[1:] != shape[:1]:
             problems[name] = "is stored with the inputs first, as a Conv1D of transformers"

@@ -3,8 +3,9 @@ import dataclasses
 import pytest
 import torch
 
+from hf_sphere.analogies.encoding import encode
 from hf_sphere.analogies.language_model import LanguageModel
-from hf_sphere.analogies.prompts import PERMUTATIONS, fill
+from hf_sphere.analogies.prompts import PERMUTATIONS, Sentence, fill
 from hf_sphere.analogies.scoring.embeddings import embed_words, embed_words_in_context
 
 WORDS = ["cat", "choreography", "dance", "cat", "nurse", "the story"]
@@ -97,3 +98,8 @@ def test_embeddings_are_new_tensors_and_the_model_mode_is_preserved(build, token
     assert language_model.model.training
     assert not first.is_inference()
     first -= first.mean(0)
+
+
+def test_a_word_without_a_token_is_refused(tiny_bert):
+    with pytest.raises(ValueError, match="has no token of its own"):
+        encode(tiny_bert, [Sentence("cat is \u200b to nurse", ((0, 3), (7, 8)))], words=True)

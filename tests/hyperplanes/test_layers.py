@@ -86,6 +86,10 @@ def test_quantized_layers_are_refused_only_if_they_are_selected(dtype):
     with pytest.raises(ValueError, match="1 is quantized"):
         projection_statistics(model, "all")
     assert list(projection_statistics(model, "conv").layers) == ["0"]
+    model[1] = nn.Module()  # as of GPTQ
+    model[1].register_buffer("qweight", torch.zeros(3, dtype=torch.int32))
+    with pytest.raises(ValueError, match="1 is quantized"):
+        projection_statistics(model, "all")
 
 
 @pytest.mark.parametrize(
@@ -140,7 +144,12 @@ def test_the_weight_is_that_of_a_hook_whose_attribute_may_be_outdated(hook, kind
     assert not torch.equal(loaded.weight, stale)
 
 
-@pytest.mark.parametrize("layer", [timm.layers.StdConv2d(3, 4, 3), AngularConv2d(3, 4, 3)])
+class Doubled(nn.Conv2d):
+    def _conv_forward(self, x, weight, bias):
+        return super()._conv_forward(x, 2 * weight, bias)
+
+
+@pytest.mark.parametrize("layer", [timm.layers.StdConv2d(3, 4, 3), AngularConv2d(3, 4, 3), Doubled(3, 4, 3)])
 def test_a_layer_with_its_own_forward_pass_is_refused_but_its_stored_weight_can_be_read(layer):
     model = nn.ModuleDict({"stem": nn.Conv2d(3, 4, 3), "head": layer})
     with pytest.raises(ValueError, match=r"head, a .*, has its own forward pass.* pass the state dict"):

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+import timm
 import torch
 from safetensors.torch import save_file
 from torch import nn
@@ -93,6 +94,13 @@ def test_weights_stored_in_parts_require_the_model(normalize, write):
     with pytest.raises(ValueError, match=r"0 has a weight that is quantized or stored in parts .* Pass the model"):
         read(write({name: value.contiguous() for name, value in model.state_dict().items()}))
     assert list(read(model)) == ["0"]
+
+
+def test_a_stack_of_weights_is_no_layer_and_standardized_ones_need_the_model():
+    model = nn.ModuleDict({"experts": timm.layers.CondConv2d(2, 3, 3, bias=True), "head": nn.Linear(3, 2)})
+    assert list(read(model.state_dict())) == list(read(model)) == ["head"]
+    with pytest.raises(ValueError, match="0 has a weight that is quantized or stored in parts"):
+        read(nn.Sequential(timm.layers.ScaledStdConv2d(2, 3, 3)).state_dict())
 
 
 def test_layers_of_a_snapshot_have_the_order_of_the_model(tmp_path):
