@@ -52,7 +52,7 @@ class Sentence:
 def template_text(template: str) -> str:
     """Return the text of a template: a name of `TEMPLATES`, or a text that has each of {a}, {b}, {c}, {d} once."""
     text = TEMPLATES.get(template, template)
-    if sorted(_FIELD.findall(text)) != list("abcd"):
+    if sorted(_FIELD.findall(text)) != list("abcd") or re.search(r"[{}]", _FIELD.sub("", text)):
         allowed = f"one of {', '.join(TEMPLATES)}, or a text with each of {{a}}, {{b}}, {{c}} and {{d}} once"
         raise ValueError(f"{text!r} is not a template. Use {allowed}.")
     return text

@@ -397,7 +397,9 @@ def _parts(
 def _to_table(batch: Any, column: str, group_column: str | None, id_column: str | None) -> pa.Table:
     """Return a batch with unit vectors, and checked ids and names of groups."""
     if hasattr(batch, "__arrow_c_stream__"):  # tables of pyarrow, pandas and polars
-        batch = pa.Table.from_pandas(batch, preserve_index=False) if hasattr(batch, "iloc") else pa.table(batch)
+        if hasattr(batch, "iloc"):  # of pandas, whose row numbers are no column, but whose named index is one
+            batch = pa.Table.from_pandas(batch, preserve_index=any(batch.index.names))
+        batch = pa.table(batch)
         batch = dict(zip(batch.schema.names, batch.columns, strict=True))
     columns = dict(batch) if isinstance(batch, Mapping) else {column: batch}
     if missing := {column, group_column or column, id_column or column} - {*columns}:

@@ -45,7 +45,15 @@ def test_a_permutation_sets_the_position_of_each_word_which_may_repeat_and_conta
 
 @pytest.mark.parametrize(
     "template",
-    ["is-to", "{a} {b} {c}", "{a} {b} {c} {d} {a}", "{a} {b} {c} {e}", "{a} {b} {c} {d", "{a!r} {b} {c} {d}"],
+    [
+        "is-to",
+        "{a} {b} {c}",
+        "{a} {b} {c} {d} {a}",
+        "{a} {b} {c} {e}",
+        "{a} {b} {c} {d",
+        "{a!r} {b} {c} {d}",
+        "{a} {b} {c} {d} {e}",
+    ],
 )
 def test_a_template_without_the_four_fields_is_rejected(template):
     with pytest.raises(ValueError, match=r"is not a template\. Use one of is-to-what, is-to-as, rel-same"):

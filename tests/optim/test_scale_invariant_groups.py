@@ -117,7 +117,11 @@ def test_every_batch_format_is_supported(batch):
     assert find_scale_invariant_weights(Small(), batch()).channel_dims == FOUND
 
 
-@pytest.mark.parametrize("change", ["double", "half", "bfloat16", nn.DataParallel, torch.compile], ids=["double", "half", "bfloat16", "parallel", "compiled"])
+@pytest.mark.parametrize(
+    "change",
+    ["double", "half", "bfloat16", nn.DataParallel, torch.compile],
+    ids=["double", "half", "bfloat16", "parallel", "compiled"],
+)
 def test_models_of_every_precision_and_wrapped_ones_are_supported(change):
     model = getattr(Small(), change)() if isinstance(change, str) else change(Small())
     found = find_scale_invariant_weights(model, images(dtype=next(model.parameters()).dtype))

@@ -58,6 +58,8 @@ def test_row_numbers_of_pandas_are_no_column(tmp_path):
     space = LanceSpace.create(tmp_path / "space", frame[frame.index > 9])
     assert space.table.schema.names == ["vector"]
     assert (space.add(frame), space.add(frame[::2])) == (30, 15)
+    named = LanceSpace.create(tmp_path / "named", frame[frame.index > 9].rename_axis("key"), id_column="key")
+    assert named.table.schema.names == ["vector", "key"]
 
 
 @pytest.mark.settings(calibration_rows=lambda rows: {"rows": rows}, has_groups=lambda groups: {"groups": groups})
