@@ -17,6 +17,7 @@ from reproduction.tables import (
     count_runs,
     fold,
     join_lines,
+    mean_minutes,
     show_hours,
     show_post_hoc,
     show_seeds,
@@ -113,10 +114,13 @@ def render_page(rows: Sequence[ClaimRow], paper: str) -> str:
 
 def render_overview(rows: Sequence[ClaimRow]) -> str:
     """Return the table of all claims that are measured, each comparison once, in few words."""
-    measured = {(*row.claim.groups, row.claim.metric): row for row in reversed(rows) if row.measured}
+    measured: dict[tuple[str, ...], ClaimRow] = {}
+    for row in rows:  # each at its first place, since a setting may refer to the row above it
+        if row.measured:
+            measured.setdefault((*row.claim.groups, row.claim.metric), row)
     lines = [
         [f"`{row.claim.paper}`", row.claim.setting, row.measured, row.verdict.partition(" (")[0], row.time]
-        for row in reversed(measured.values())
+        for row in measured.values()
         if row.claim.setting
     ]
     missing = sum(not row.measured for row in rows)
@@ -192,10 +196,16 @@ def show_step_time(claim: Claim, source: Source, benchmarks: Benchmarks) -> str:
 
 
 def show_core_hours(claim: Claim, source: Source) -> str:
-    """Return the hours of all runs of a claim, of one CPU core or, separately, of a GPU."""
-    runs = [run for name in claim.groups if as_number(name) is None for run in source.runs(name).values()]
-    on_cpu = sum(run["core_minutes"] for run in runs if is_on_cpu(run))
-    on_gpu = sum(run.get("minutes", 0) for run in runs if not is_on_cpu(run))
+    """Return the hours of all runs of a claim, of one CPU core or, separately, of a GPU.
+
+    Runs of which only the last part was timed count as the mean of the others of their group.
+    """
+    on_cpu = on_gpu = 0.0
+    for name in claim.groups:
+        runs = [] if as_number(name) is not None else [*source.runs(name).values()]
+        cpu, gpu = ([run for run in runs if is_on_cpu(run) == expected] for expected in (True, False))
+        on_cpu += len(cpu) * mean_minutes(cpu) if cpu else 0
+        on_gpu += len(gpu) * mean_minutes(gpu, "minutes") if gpu else 0
     return " + ".join([f"{on_cpu / 60:.1f}"] * bool(on_cpu) + [f"{on_gpu / 60:.1f} GPU"] * bool(on_gpu))
 
 

@@ -37,8 +37,8 @@ appendix name the planned test before its p-value and have that of the other one
 - "higher" and "lower": the corrected p-value is below 0.05, for metrics that have no error rate.
 - "not decided": everything else, whatever the sign of the difference. The verdict has the number of seeds of each run
   that would find the minimum effect with a probability of 80 %, at the level 0.05 divided by the number of tests, if
-  the deviation between seeds is the observed one. From three seeds that deviation is uncertain by a factor of about
-  two, and the number of seeds by four.
+  the deviation between seeds is the observed one. From three pairs the 95 % interval of that deviation is from half to
+  six times its value, so that the number of seeds is an order of magnitude at best.
 
 Claims that accuracy is *retained*, or a loss *competitive*, are claims of equivalence. Only "equivalent" and "better"
 confirm them. The margins were written on 23 November 2026, after the runs of the spherization on MNIST and before the
@@ -53,7 +53,8 @@ The text of pages says "helps" for better, "hurts" for worse, "does not help" fo
 
 "Step time" is the time of a training step relative to that of the run without the method: with two digits from a
 benchmark on a CPU, after ≈ from the times of whole runs on the same processor, per epoch. "Core-hours" are those of all
-runs of the row, with evaluation, without the selection of settings; hours of a GPU stand apart.
+runs of the row, with evaluation, without the selection of settings; hours of a GPU stand apart. Runs of which only
+the last part was timed count as the mean of the others.
 
 Runs with only one seed, or with equal differences for all seeds, are not tested. The error rate is 100 minus an
 accuracy, Recall@1, MAP@R, AUROC or AUPR in percent; a calibration error or false positive rate is an error rate

@@ -61,6 +61,23 @@ def test_the_time_of_a_step_is_that_of_a_benchmark_or_of_the_runs_on_one_process
     assert show_core_hours(CLAIM, source) == "0.2 + 1.5 GPU"
 
 
+def test_a_run_of_which_only_the_end_was_timed_counts_as_the_mean_of_the_others(finished):
+    source = finished([ENTRY], VALUES)
+    for name in (PLAIN, SPHERIZED):
+        for seed, run in source.runs(name).items():
+            run |= {"core_minutes": 1.0, "time_is_incomplete": True} if seed == 1 else {"core_minutes": 60.0}
+    assert show_core_hours(CLAIM, source) == "6.0"
+
+
+def test_the_overview_has_a_comparison_of_two_pages_once_at_its_first_place(finished):
+    named = [("spherization", CLAIM.compare, "both"), ("spherization", f"{PLAIN} - 0.9", "the same, against 90 %")]
+    claims = [Claim(paper, setting, compare, setting=setting) for paper, compare, setting in named]
+    claims.append(Claim("heads", "again", CLAIM.compare, setting="again"))
+    rows = claim_rows(claims, [], finished([ENTRY], VALUES), Benchmarks())
+    settings = [line.split(" | ")[1] for line in render_overview(rows).splitlines() if line.startswith("| `")]
+    assert settings == ["both", "the same, against 90 %"]
+
+
 def test_a_claim_without_runs_says_what_they_take(finished):
     row = only_row(CLAIM, [], finished([ENTRY]))
     assert (row.measured, row.verdict) == ("", "not run")
