@@ -52,7 +52,7 @@ class ImageBatches(SharedExamples, IterableDataset):
         num_processes: Number of processes that share the data.
 
     Raises:
-        ValueError: If episodes cannot be drawn from the labels.
+        ValueError: If sizes do not match, or episodes cannot be drawn from the labels.
     """
 
     _in_workers = False  # whether the processes that decode images do their part of the augmentation
@@ -75,6 +75,9 @@ class ImageBatches(SharedExamples, IterableDataset):
         process_index: int = 0,
         num_processes: int = 1,
     ) -> None:
+        for name, beside in (("regression_labels", regression_labels), ("rows", rows)):
+            if beside is not None and len(beside) != len(labels):
+                raise ValueError(f"{len(labels)} labels need as many {name}; got {len(beside)}.")
         size = batch_size if episodes is None else episodes.batch_size
         super().__init__(len(labels), size, device, shuffle, seed, process_index, num_processes)
         self.labels = labels.to(self.device)

@@ -69,7 +69,7 @@ class EpisodeSampler(Sampler[list[int]]):
 
     Raises:
         ValueError: If labels are not integers, or episodes have more classes than the data or more distinct images than
-            a class.
+            a class, or the process index is out of range.
 
     Example:
         >>> sampler = EpisodeSampler(labels, Episodes(classes=2, examples=3, count=5))
@@ -86,6 +86,8 @@ class EpisodeSampler(Sampler[list[int]]):
         process_index: int = 0,
         num_processes: int = 1,
     ) -> None:
+        if not 0 <= process_index < num_processes:  # episodes would be lost
+            raise ValueError(f"process_index must be less than num_processes={num_processes}; got {process_index}.")
         labels = torch.as_tensor(labels).cpu()
         if labels.dim() != 1 or (len(labels) and labels.is_floating_point()):
             raise ValueError(f"episodes need integer labels of shape (N,); got {labels.dtype}, {tuple(labels.shape)}.")

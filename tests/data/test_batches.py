@@ -93,6 +93,11 @@ class TestIteration:
         with pytest.raises(ValueError, match="image batches are made on their device by the main process"):
             next(iter(numbered(10)))
 
+    def test_other_numbers_of_values_or_rows_are_an_error(self):
+        for name in ("regression_labels", "rows"):
+            with pytest.raises(ValueError, match=f"10 labels need as many {name}; got 11"):
+                numbered(10, **{name: torch.arange(11)})
+
 
 class TestProcesses:
     @pytest.mark.parametrize(

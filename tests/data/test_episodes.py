@@ -127,6 +127,8 @@ def test_bad_input_is_refused():
     for labels in (torch.rand(8), torch.zeros(4, 2, dtype=torch.int64), torch.tensor(3)):
         with pytest.raises(ValueError, match=r"integer labels of shape \(N,\); got torch"):
             EpisodeSampler(labels, Episodes(1, 1, 1))
+    with pytest.raises(ValueError, match="process_index must be less than num_processes=2; got 2"):
+        EpisodeSampler(TEN_OF_TEN, Episodes(2, 2, 3), process_index=2, num_processes=2)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
