@@ -136,6 +136,8 @@ class Scene:
             raise ValueError(f"labels must be from 0 to {len(class_names) - 1}, one per class name; {got}.")
         if directions is not None:
             directions = check_directions(directions, what="directions")
+            if len(directions) != len(class_names):
+                raise ValueError(f"directions must be one per class, {len(class_names)}; got {len(directions)}.")
         note = ""
         if not lengths and width == dim:
             points = check_directions(points, what="points")
