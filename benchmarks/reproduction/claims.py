@@ -105,11 +105,13 @@ def render_page(rows: Sequence[ClaimRow], paper: str) -> str:
     ]
     columns = {title: [line[index] for line in lines] for index, title in enumerate([*COLUMNS, "core-hours"])}
     used = {title: cells for title, cells in columns.items() if any(cells)}
-    return join_lines(
-        list(used),
-        zip(*used.values(), strict=True),
-        [f"Accuracies in %; differences in points. {MARKS}, [verdicts](rules.md#verdicts), [hours](rules.md#costs)."],
-    )
+    unit = "Accuracies in %; differences in points"
+    if paper == "hyperplanes":  # which has no run without the method
+        used = {title.replace("with / without", "value / compared with"): cells for title, cells in used.items()}
+        unit = "Shares from 0 to 1, and correlations"
+    links = f"{MARKS}, [hours](rules.md#costs), [words](../concepts.md#words-of-the-results)"
+    note = f"{unit}. [Verdicts](rules.md#verdicts) are corrected for the number of tests, intervals are not. {links}."
+    return join_lines(list(used), zip(*used.values(), strict=True), [note])
 
 
 def render_overview(rows: Sequence[ClaimRow]) -> str:
