@@ -157,7 +157,8 @@ def to_embeddings(embeddings: Tensor, min_count: int = 1, what: str = "embedding
     embeddings = to_floating(what, embeddings)
     if embeddings.ndim != 2 or len(embeddings) < min_count or embeddings.shape[1] == 0:
         got = tuple(embeddings.shape)
-        raise ValueError(f"{what} must have the shape (N, d) with N >= {min_count} and d >= 1; got {got}.")
+        one = f" A single vector is a list of one: [{what}]." if embeddings.ndim == 1 and min_count == 1 else ""
+        raise ValueError(f"{what} must have the shape (N, d) with N >= {min_count} and d >= 1; got {got}.{one}")
     return embeddings
 
 

@@ -72,9 +72,10 @@ class Duplicates(Table):
         text = f"{rows:,} rows in {len(self.clusters):,} clusters, threshold {self.threshold:.4g}"
         if self.expected_false is None:
             return f"{text}, expected number of false pairs unknown"
-        if len(self.pairs) > self.expected_false >= 1:
+        if len(self.pairs) > self.expected_false >= 0.995:  # 1 but for rounding
             return f"{text}, one of {len(self.pairs) / self.expected_false:,.0f} pairs expected false"
-        return f"{text}, {self.expected_false:.2g} false pairs expected"
+        pairs = "pair" if f"{self.expected_false:.2g}" == "1" else "pairs"
+        return f"{text}, {self.expected_false:.2g} false {pairs} expected"
 
     def to_pandas(self, columns: Mapping[str, Sequence[Any]] | None = None) -> Any:
         """Return a table with a row per pair: its cluster, its cosine, and both ids (without ids, rows).

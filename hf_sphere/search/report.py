@@ -31,6 +31,9 @@ K, HUBS = 10, 1.0
 MOST_LOSS = 0.02
 """Fraction of the Recall@1 that fewer dimensions may cost."""
 
+FAULTS = ("not finite", "zero", "equal to an earlier row")
+"""What is wrong with single rows; in `numbers`, `rows_` or `ids_` precedes it."""
+
 
 @dataclass(frozen=True)
 class Remedy:
@@ -71,24 +74,35 @@ class VectorReport(Table):
         """Return the numbers: name and value."""
         import pandas as pd
 
-        cells = [{"name": name.replace("_", " "), "value": self._show(value)} for name, value in self.numbers.items()]
-        return pd.DataFrame(cells)
+        return pd.DataFrame([{"name": name, "value": value} for name, value in self._lines()])
 
-    @staticmethod
-    def _show(value: Any) -> str:
-        values = value if isinstance(value, list) else [value]
-        text = " ".join(
-            f"{each:.4g}" if isinstance(each, float) else f"{each:,}" if isinstance(each, int) else each
-            for each in values[:5]
-        )
-        return f"{text}{' ...' * (len(values) > 5)}"
+    def _lines(self) -> Iterator[tuple[str, str]]:
+        """Yield what is shown of each number: its name and its value."""
+        for key, value in self.numbers.items():
+            name = key.replace("_", " ")
+            kind, _, fault = name.partition(" ")
+            if fault in FAULTS:
+                named = f"{', '.join(map(str, value[:5]))}{', ...' * (len(value) > 5)}"
+                yield f"rows {fault}", f"{len(value):,} ({kind if len(value) > 1 else kind[:-1]} {named})"
+            elif key.startswith("p_value"):
+                yield name.replace("p value", "p-value"), "below 0.0001" if value < 1e-4 else f"{value:.4f}"
+            elif key == "effective_dimension_and_interval":
+                yield name, "{:.1f} ({:.1f} to {:.1f})".format(*value)
+            elif key == "smallest_median_largest_norm":
+                yield "smallest, median and largest norm", ", ".join(f"{norm:.4g}" for norm in value)
+            elif key == "largest_hub":
+                yield name, f"among the nearest {K} of {value:,} rows"
+            elif key in ("fraction_never_found", "overlap"):
+                yield name, f"{100 * value:.1f} %"
+            else:
+                yield name, f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but `drawn` as values of JSON."""
         return {name: value for name, value in asdict(self).items() if name != "drawn"}
 
     def __str__(self) -> str:
-        lines = [f"{name.replace('_', ' '):<34}{self._show(value)}" for name, value in self.numbers.items()]
+        lines = [f"{name:<36}{value}" for name, value in self._lines()]
         parts = (lines, map(str, self.remedies), (f"- {verdict}" for verdict in self.verdicts))
         return "\n\n".join(text for part in parts if (text := "\n".join(part)))
 
@@ -120,12 +134,11 @@ def report_vectors(vectors: Any, groups: Any = None, *, ids: Any = None, seed: i
     norms = torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float64)
     usable = (norms.isfinite() & (norms > 0)).nonzero()[:, 0]
     copies = usable[repeated_rows(vectors[usable])]
-    faults = {"not finite": (~norms.isfinite()).nonzero()[:, 0], "zero": (norms == 0).nonzero()[:, 0]}
-    faults["equal to an earlier row"] = copies
+    faults = zip(FAULTS, ((~norms.isfinite()).nonzero()[:, 0], (norms == 0).nonzero()[:, 0], copies), strict=True)
     numbers: dict[str, Any] = {"rows": len(vectors), "dimensions": vectors.shape[1]}
     numbers |= {} if groups is None else {"groups": int(labels.max()) + 1}
     verdicts, drawn, remedies = list[str](), dict[str, Tensor](), list[Remedy]()
-    for name, rows in faults.items():
+    for name, rows in faults:
         if bad := rows.tolist():
             named = bad if ids is None else [ids[row] for row in bad]
             numbers[f"{'rows' if ids is None else 'ids'}_{name.replace(' ', '_')}"] = named
@@ -190,7 +203,7 @@ def _describe(points: Tensor, groups: Tensor, numbers: dict[str, Any], drawn: di
     verdicts = (
         (empty, f"{empty} of {dim} dimensions are collapsed: PCA drops them without loss."),
         (cone, f"The vectors are in a cone: {means}."),
-        (hubs, f"There are hubs: one row is {often}, and {100 * never:.1f} % are of no row."),
+        (hubs, f"There are hubs: one row is {often}, and {100 * never:.1f} % are among those of none."),
         (min(of_mean, of_axes) > 0.025, "The directions look uniform: no significant mean, and no significant axis."),
     )
     return [verdict for holds, verdict in verdicts if holds]

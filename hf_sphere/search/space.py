@@ -270,7 +270,8 @@ class EmbeddingSpace(GroupedVectors, Table):
         what, known = ("id", self.ids) if groups is None else ("group", self.groups or [])
         wanted = as_names(what, ids if groups is None else groups)
         if missing := wanted - {*known}:
-            raise ValueError(f"there is no {what} {next(iter(missing))!r} in the space.")
+            meant = " Name its rows by ids=." if what == "group" and missing & {*(self._ids or [])} else ""
+            raise ValueError(f"there is no {what} {next(iter(missing))!r} in the space.{meant}")
         kept = torch.tensor([value not in wanted for value in known])
         if not kept.any():
             raise ValueError("no row would remain.")

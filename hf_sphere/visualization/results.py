@@ -115,10 +115,13 @@ def plot_report(report: VectorReport, *, title: str = "", path: str | Path | Non
         last.invert_yaxis()
         last.set_xlabel(f"change of the Recall@1 of {100 * report.remedies[0].recall_at_1:.1f} %, points")
     else:
-        last.hist(drawn["norms"], 60, color=COLORS[0])
+        smallest, largest = drawn["norms"][0].item(), drawn["norms"][-1].item()
+        ends = (smallest, largest) if largest > 1.001 * smallest else (0.9 * smallest, 1.1 * largest)  # or rounding
+        last.hist(drawn["norms"], 61, range=ends, color=COLORS[0])
         last.set(xlabel="norm", ylabel="rows")
-    ends = "Remedies" if report.remedies else "Norms"
-    for axes, name in zip((cosines, variances, hubs, last), ("Cosines", "Variances", "Hubs", ends), strict=True):
+    name_of_last = "Remedies" if report.remedies else "Norms"
+    titles = ("Cosines", "Variances", "Hubs", name_of_last)
+    for axes, name in zip((cosines, variances, hubs, last), titles, strict=True):
         axes.set_title(name)
         axes.grid()
     for axes in (cosines, variances):

@@ -2,6 +2,7 @@
 
 import csv
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -136,6 +137,9 @@ def test_the_model_states_the_expected_false_pairs_of_a_given_threshold():
     assert not given.is_fitted
     assert given.expected_false == pytest.approx(2.5)
     assert space.duplicates(0.0).expected_false is None  # below the fitted similarities
+    assert str(replace(chosen, expected_false=1 - 1e-9)).endswith(f"one of {len(chosen.pairs)} pairs expected false")
+    assert str(replace(chosen, pairs=chosen.pairs[:1], expected_false=1.0)).endswith(", 1 false pair expected")
+    assert str(replace(chosen, expected_false=0.02)).endswith(", 0.02 false pairs expected")
 
 
 def test_conflicts_shared_clusters_and_suspects_are_found():

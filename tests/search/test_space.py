@@ -336,6 +336,8 @@ INVALID = {
     "no names": (lambda: EmbeddingSpace.fit(unit(5, 4)).identify(unit(4), 0.9), "the rows have no names"),
     "add": (lambda: EmbeddingSpace.fit(unit(5, 4)).add("anna", unit(4)), "the space has no groups"),
     "unknown group": (lambda: EmbeddingSpace.fit(unit(4, 4), [1, 1, 2, 2]).remove(3), "there is no group 3"),
+    "an id as a group": (lambda: EmbeddingSpace.fit(unit(2, 4), ids=["a", "b"]).remove("b"), "Name its rows by ids="),
+    "one vector": (lambda: EmbeddingSpace.fit(unit(1, 4)[0]), r"got \(4,\)\. A single vector is a list of one: \[vec"),
     "last row": (lambda: EmbeddingSpace.fit(unit(2, 4)).remove(ids=[0, 1]), "no row would remain"),
 }
 

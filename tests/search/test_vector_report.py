@@ -262,6 +262,27 @@ def test_the_command_reports_rows_that_are_not_finite_and_an_index_has_its_own_g
         main([str(tmp_path / "a"), "--group_column", "label"])
 
 
+def test_the_text_counts_faulty_rows_and_names_them():
+    vectors, groups = clusters()
+    vectors[8:20] = vectors[:1]
+    vectors[5] = torch.nan
+    lines = str(report_vectors(vectors, groups)).splitlines()
+    assert f"{'rows not finite':<36}1 (row 5)" in lines
+    assert f"{'rows equal to an earlier row':<36}12 (rows 8, 9, 10, 11, 12, ...)" in lines
+    shown = report_vectors(vectors, groups, ids=[f"S{row}" for row in range(300)]).to_pandas()
+    cells = dict(zip(shown["name"], shown["value"], strict=True))
+    assert cells["rows not finite"] == "1 (id S5)"
+    assert cells["p-value of uniform axes"].startswith(("0.", "below 0.0001"))
+    assert cells["largest hub"].startswith("among the nearest 10 of ")
+    assert cells["overlap"].endswith(" %")
+    assert len(cells) == len(shown)
+
+
+def test_norms_that_differ_by_rounding_are_drawn_as_one_bar():
+    norms = plot_report(report_vectors(torch.nn.functional.normalize(torch.randn(60, 4)))).axes[-1]
+    assert sum(bar.get_height() > 0 for bar in norms.patches) == 1
+
+
 def test_bad_input_is_refused(tmp_path):
     EmbeddingSpace.fit(*clusters()).save(tmp_path / "a")
     with pytest.raises(ValueError, match="the report is about cosines, not the euclidean distance"):
