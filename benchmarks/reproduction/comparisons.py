@@ -53,8 +53,8 @@ The text of pages says "helps" for better, "hurts" for worse, "does not help" fo
 
 "Step time" is the time of a training step relative to that of the run without the method: with two digits from a
 benchmark on a CPU, after ≈ from the times of whole runs on the same processor, per epoch. "Core-hours" are those of all
-runs of the row, with evaluation, without the selection of settings; hours of a GPU stand apart. Runs of which only
-the last part was timed count as the mean of the others.
+runs of the row, with evaluation, without the selection of settings; hours of a GPU stand apart. A run that
+was timed only at its end counts as the mean of the others.
 
 Runs with only one seed, or with equal differences for all seeds, are not tested. The error rate is 100 minus an
 accuracy, Recall@1, MAP@R, AUROC or AUPR in percent; a calibration error or false positive rate is an error rate
