@@ -1,4 +1,4 @@
-"""Evaluate language models on word analogies: select configurations on validation questions, report on test questions.
+r"""Evaluate language models on word analogies: select configurations on validation questions, report on test questions.
 
 hf-sphere analogies --model_name_or_path bert-base-cased outputs/language/minilm-spherized \
     --benchmarks sat u2 u4 google bats --output_dir outputs/analogies

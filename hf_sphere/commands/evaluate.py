@@ -1,10 +1,10 @@
-"""Evaluate embeddings: accuracy, calibration, retrieval, class overlap and out-of-distribution (OOD) detection.
+r"""Evaluate embeddings: accuracy, calibration, retrieval, class overlap and out-of-distribution (OOD) detection.
 
 hf-sphere evaluate --embeddings outputs/embeddings/mnist-test \
     --train_embeddings outputs/embeddings/mnist-train --out_of_distribution outputs/embeddings/digits-test --ks 1 2 4 8
 
-The embeddings come from `hf-sphere extract`, or are any dataset with the columns `embedding` and `label`.
-Metrics for which a column is missing are skipped with a note. Results are written to `all_results.json`.
+The embeddings of a saved model come from `hf-sphere extract`. Any dataset with the columns `embedding` and `label` will
+do. Metrics for which a column is missing are skipped with a note. Results are written to `all_results.json`.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Write the predictions and embeddings of a split as a dataset.
+r"""Write the predictions and embeddings of a split as a dataset.
 
 hf-sphere extract --model_name_or_path outputs/mnist --dataset_name ylecun/mnist \
     --split test --output_dir outputs/embeddings/mnist-test

@@ -1,4 +1,4 @@
-"""Find the critical layers of a trained network: re-initialize each and measure the drop in accuracy.
+r"""Find the critical layers of a trained network: re-initialize each and measure the drop in accuracy.
 
 hf-sphere reinitialize --model_name_or_path outputs/hyperplanes/cifar10-vgg11
 hf-sphere reinitialize --model_name_or_path outputs/random-labels --split train --max_samples 1000

@@ -1,4 +1,4 @@
-"""Plot embeddings: on the circle or sphere, and on an interactive page.
+r"""Plot embeddings: on the circle or sphere, and on an interactive page.
 
 hf-sphere visualize --embeddings outputs/embeddings/mnist-test
 hf-sphere visualize --embeddings outputs/embeddings/mnist-vmf \

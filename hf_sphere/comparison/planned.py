@@ -20,6 +20,7 @@ from hf_sphere.comparison.trained import TrainingRuns
 from hf_sphere.data import ImageSourceOptions, sources
 from hf_sphere.data.provenance import DataRecord, fingerprint
 from hf_sphere.data.targets import read_class_names, read_labels
+from hf_sphere.models.backbones import BACKBONES
 from hf_sphere.nn.heads import build_head
 from hf_sphere.training.tasks import find_task
 from hf_sphere.utils.arguments import make_arguments
@@ -160,7 +161,7 @@ class PlannedComparison:
         plan, division, parts = self.plan, self.division, self.parts[0]
         train, tune, test = (len(self.positions[name]) for name in (parts.train, division.tuning().test, parts.test))
         unseen = "" if parts.unseen is None else f" and {len(self.positions[parts.unseen]):,} of left-out classes"
-        drawn = "new parts for each seed" if division.test is None else f"test split {division.test}"
+        drawn = "new parts for each seed" if division.test is None else f"the split {division.test}"
         sizes = f"{train:,} images to train on, {tune:,} to tune on, {test:,}{unseen} to test on ({drawn})"
         f = division.test_fraction
         wider = math.sqrt(1 + plan.seeds * f / (1 - f)) if division.test is None else 1.0
@@ -201,7 +202,7 @@ class PlannedComparison:
         return Study(runs, arms, self.division, self.plan, epochs, folder)
 
     def trained_arm(self, arm: Arm) -> Arm:
-        """Return an arm for training in full, with the weights of its pretrained backbone."""
+        """Return an arm for training in full, with pretrained weights unless its backbone is one of this library."""
         name, _, weights = arm.backbone.partition("=")
         if not name or (self.plan.settings is not None and not self.plan.frozen):
             return arm
@@ -209,7 +210,8 @@ class PlannedComparison:
             options: dict[str, Any] = {"backbone": saved.backbone, "initial_weights": name}
             options |= {"image_size": [*saved.input_size]} if self.source.image_size is None else {}
         else:
-            options = {"backbone": name} | ({"backbone_weights": weights} if weights else {"pretrained_backbone": True})
+            source: Any = {"backbone_weights": weights} if weights else {"pretrained_backbone": name not in BACKBONES}
+            options = {"backbone": name} | source
         return replace(arm, options={**arm.options, **options})
 
     def finish(self, study: Study, backbones: Mapping[str, Any] = {}, workers: int = 1) -> Results:

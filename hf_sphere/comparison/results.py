@@ -63,8 +63,10 @@ class Results:
         study, comparison, table = self.study, self.comparison, None
         lines = [self.conclude()]
         if comparison is not None:
+            chance = f"Power is the probability of finding a difference of {comparison.minimum or 0:.3g} points"
+            explained = f"Deviations are those of seeds. {chance}, if there is one."
             notes = ["Each interval is for one comparison; p-values and verdicts are corrected for all."]
-            notes = notes * (len(comparison) > 1) + [f"The power is that for {comparison.minimum or 0:g} points."]
+            notes = notes * (len(comparison) > 1) + [explained]
             lines += ["", comparison.to_markdown(), "", " ".join(notes)]
             frame = comparison.to_pandas().reset_index(names="arm").astype(object)
             table = frame.where(frame.notna(), None).to_dict("records")  # JSON has no NaN

@@ -129,5 +129,9 @@ def _parse(name: str, texts: dict[str, str], supported: dict[str, Any]) -> dict[
     options = {}
     for key, text in texts.items():
         kind = type(defaults[key])
-        options[key] = kind(text) if kind in (float, int, str) else bool(str_to_bool(text))
+        try:
+            options[key] = kind(text) if kind in (float, int, str) else bool(str_to_bool(text))
+        except ValueError:
+            expected = {float: "a number", int: "an integer"}.get(kind, "true or false")
+            raise ValueError(f"{key} of optim_args must be {expected}; got {text!r}.") from None
     return options

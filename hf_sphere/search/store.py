@@ -19,6 +19,7 @@ row_id         identity of the image: the same in all splits and parts of a data
 """
 
 import contextlib
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -204,6 +205,9 @@ def read_embeddings(
         >>> data = read_embeddings("outputs/embeddings")  # doctest: +SKIP
     """
     check_not_text("needed", needed)
+    if os.path.isfile(os.path.join(name, "config.json")):
+        command = f"hf-sphere extract --model_name_or_path {name}"
+        raise ValueError(f"{name} is a saved model, not embeddings; {command} writes its embeddings.")
     splits, about = read_whole(name, lambda folder: (load_splits(name), _read_about(folder)))
     if len(splits) > 1 and split is None:
         raise ValueError(f"{name} has the splits {', '.join(splits)}; choose one with --split.")

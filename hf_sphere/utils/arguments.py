@@ -195,7 +195,7 @@ def parse_arguments(
         if not unknown or "--help" in words:
             parsed, unknown = parser.parse_known_args(words)
         for word in (word.partition("=")[0] for word in unknown):
-            parser.error(f"unknown argument {word!r}.{_hint(word.lstrip('-'), names)}")
+            parser.error(f"unknown argument {word!r}.{_hint(word.lstrip('-'), names, 'options')}")
         for field in (field for cls in types for field in dataclasses.fields(cls) if field.name in places):
             # What a configuration sets, and a later one or the command line makes idle, is left out.
             needed, order = getattr(field.metadata.get("help"), "only_with", ()), [*places, *on_line]

@@ -194,6 +194,13 @@ def test_trained_arms_are_compared_by_their_final_models(run, tmp_path):
     assert 100 * evaluated["eval_accuracy"] == pytest.approx(found["arms"][best]["runs"]["0"]["accuracy"], abs=1e-3)
 
 
+def test_a_small_network_of_this_library_is_trained_from_random_weights(run):
+    training = "{max_train_samples: 60, per_device_train_batch_size: 16}"
+    text, out = run("digits", *HEADS, "--backbones", "lenet5", "--image_size", "16", "--training", training)
+    assert len(results(out)["comparison"]) == 2
+    assert "Power is the probability of finding a difference of 0.3 points" in text
+
+
 def test_a_diverging_arm_is_reported_and_the_others_are_compared(run, backbone, photos, tmp_path):
     arms = f"head: softmax, backbone: '{backbone}'"
     text = f"first: {{{arms}}}\n'wild | one': {{{arms}, grid: {{learning_rate: [1.0e+30]}}}}\nlast: {{{arms}}}\n"

@@ -130,7 +130,7 @@ MODELS = [
         for options in ({"label_smoothing": 0.1}, {"class_weights": [2.0] * 4})
     ),
     *((backbone(name, 8), "needs at least") for name in ("lenet5", "vgg11_cifar", "conv4", "conv4_maxpool", "alexnet")),
-    (backbone("lenet5_bn", 3), "lenet5_bn' needs at least 4 pixels per side; got 3 x 3"),
+    (backbone("lenet5_bn", 3), "lenet5_bn' needs at least 4 pixels per side; got 3 x 3. Set image_size"),
     (backbone("vgg11_cifar", widths=[16, 32, 64]), "argument 2 is shorter"),
     (backbone("cnn9", hidden_kwargs={"scaling": 2.0}), "spherized; plain has no"),
     (backbone("cnn9", hidden_layer="w_cosine", hidden_kwargs={"scaling": 2.0}), "spherized; w_cosine has none"),

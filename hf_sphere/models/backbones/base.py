@@ -151,7 +151,8 @@ def feature_side(name: str, img_size: ImageSize, least: int, halvings: int) -> t
     """Return height and width of a feature map after `halvings` poolings; images need `least` pixels per side."""
     height, width = to_2tuple(img_size)
     if min(height, width) < least:
-        raise ValueError(f"backbone {name!r} needs at least {least} pixels per side; got {height} x {width}.")
+        sizes = f"at least {least} pixels per side; got {height} x {width}"
+        raise ValueError(f"backbone {name!r} needs {sizes}. Set image_size, for instance to {max(least, 28)}.")
     return height >> halvings, width >> halvings
 
 
@@ -173,7 +174,8 @@ def register_backbone(build: Callable[..., nn.Module]) -> Callable[..., nn.Modul
         **options: Any,
     ) -> nn.Module:
         if pretrained or pretrained_cfg:
-            raise ValueError(f"backbone {build.__name__!r} has no pretrained weights; set pretrained=False.")
+            hint = "leave out --pretrained_backbone or --frozen, or in Python pretrained=True"
+            raise ValueError(f"backbone {build.__name__!r} has no pretrained weights: {hint}.")
         return build(**options)
 
     BACKBONES[build.__name__] = entry
