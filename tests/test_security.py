@@ -197,7 +197,7 @@ RECORDS: list[Reads] = []
 
 
 def hook(event: str, args: tuple) -> None:
-    for reads in RECORDS:
+    for reads in RECORDS or ():  # None when Python ends
         if event == "pickle.find_class":
             reads.unpickled.append(".".join(args))
         elif event == "open" and isinstance(args[0], str | Path):

@@ -89,7 +89,7 @@ def test_evaluation_keeps_the_calibration_of_a_saved_model_and_training_removes_
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--validation_split", "test[:30%]"], "106 of the 355 evaluation images are among the 106 images for calibr"),
+        (["--validation_split", "test[:30%]"], "106 of the 106 validation images are among the 355 evaluation images"),
         (["--validation_split", "train[:20%]", "--max_train_samples", "1442"], "288 of the 288 validation images are"),
         ([], r"calibrate temperature needs validation images .set validation_split or"),
         (

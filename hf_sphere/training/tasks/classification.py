@@ -266,11 +266,11 @@ def check_separate(images: "ImageData", part: str, *others: str) -> None:
     from hf_sphere.utils.shared_rows import Rows, check_disjoint
 
     ids = {} if images.record is None else images.record.ids
+    parts = {"train": "training", "eval": "evaluation"}
+    names = {name: f"{parts.get(name, name)} images" for name in ids}
     for other in others if part in ids else ():
         if other in ids:
-            check_disjoint(
-                Rows(ids[part], ids[part]), Rows(ids[other], ids[other]), f"{part} images", f"{other} images"
-            )
+            check_disjoint(Rows(ids[part], ids[part]), Rows(ids[other], ids[other]), names[part], names[other])
 
 
 def calibration(
