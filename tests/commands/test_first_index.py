@@ -3,7 +3,9 @@
 import csv
 import re
 import sys
+from types import SimpleNamespace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -12,6 +14,7 @@ import torch
 from PIL import Image
 
 from hf_sphere.commands.main import main
+from hf_sphere.commands.search import CELL, TEXT, draw_contact_sheet
 from hf_sphere.models.pretrained_backbones import pretrained_preprocessing
 from hf_sphere.search import ImageEncoder, ImageIndex
 from hf_sphere.utils import known_weights
@@ -96,3 +99,22 @@ def test_an_index_with_groups_prints_its_levels_and_a_long_search_what_happened(
     main([*words, "--table", "found.csv"])
     with open("found.csv") as file:
         assert len([*csv.DictReader(file)]) == 240
+
+
+def test_long_names_do_not_reach_the_next_cell():
+    picture = Image.new("RGB", (32, 32), "black")
+    index = SimpleNamespace(classes=lambda mark: ["a long name " * 5 + mark], open_image=lambda row: picture)
+    neighbors = SimpleNamespace(
+        rows=torch.zeros(1, 2, dtype=torch.long),
+        distances=torch.full((1, 2), 0.123456),
+        accepted=torch.tensor([[True, False]]),
+        p_values=torch.full((1, 2), 0.0123),
+        queries={"file": [f"{'name' * 20}.jpg"]},
+    )
+    sheet = np.asarray(draw_contact_sheet(index, neighbors, [picture]))
+    assert sheet.shape == (CELL + TEXT, 3 * CELL, 3)
+    for edge in range(1, 3):
+        assert (sheet[CELL:, edge * CELL - 3 : edge * CELL + 2] == 255).all()
+    rows = (sheet[CELL:] < 255).any(axis=(1, 2))
+    assert rows.any()
+    assert not rows[-1]  # the last line is not cut

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from architectures import TOKENS, Net, net
+from architectures import TOKENS, net, train
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from hf_sphere.optim import build_optimizer
 from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
@@ -18,13 +17,6 @@ NAMES = optimizer_names()
 COMPILED = [name for name in NAMES if issubclass(optimizer_class(name), SphereOptimizer)]
 DECAYS = [(name, options) for name in NAMES for options in ({}, {"weight_decay": 0.1, "foreach": True})]
 DECAYS += [(name, {"weight_decay": 0.1, "decoupled_weight_decay": True}) for name in COMPILED]
-
-
-def take_steps(model: Net, optimizer: Optimizer, count: int) -> None:
-    for _ in range(count):
-        optimizer.zero_grad()
-        model(TOKENS).square().mean().backward()
-        optimizer.step()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -54,7 +46,7 @@ def test_hooks_are_called_once_per_step_with_all_weights(name):
     optimizer = build_optimizer(model, name, TOKENS)
     optimizer.register_step_pre_hook(lambda *_: seen.append(all(map(torch.equal, model.parameters(), first))))
     optimizer.register_step_post_hook(lambda *_: seen.append(len(optimizer.param_groups)))
-    take_steps(model, optimizer, 1)
+    train(model, optimizer, 1)
     assert seen == [True, len(optimizer.param_groups)]
 
 
@@ -97,13 +89,13 @@ def test_a_step_with_overflowing_gradients_is_skipped(name, options):
 @pytest.mark.parametrize(("name", "options"), DECAYS)
 def test_a_run_resumed_from_a_file_equals_the_uninterrupted_one(name, options, tmp_path: Path):
     whole, model, resumed = net(), net(), net(1)
-    take_steps(whole, build_optimizer(whole, name, TOKENS, **options), 6)
+    train(whole, build_optimizer(whole, name, TOKENS, **options), 6)
     optimizer = build_optimizer(model, name, TOKENS, **options)
-    take_steps(model, optimizer, 3)
+    train(model, optimizer, 3)
     torch.save([model.state_dict(), optimizer.state_dict()], tmp_path / "state")
     optimizer: Any = build_optimizer(resumed, name, TOKENS)
     weights, state = torch.load(tmp_path / "state", weights_only=True)
     resumed.load_state_dict(weights)
     optimizer.load_state_dict(state)
-    take_steps(resumed, optimizer, 3)
+    train(resumed, optimizer, 3)
     assert all(map(torch.equal, whole.parameters(), resumed.parameters()))

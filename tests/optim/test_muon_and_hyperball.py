@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import timm.optim.muon
 import torch
-from architectures import TOKENS, Net, net
+from architectures import TOKENS, Net, net, train
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 
@@ -18,13 +18,6 @@ from hf_sphere.optim.roles import Role, find_roles
 
 HYPERBALL = ["muon_hyperball", "adamw_hyperball"]
 NAMES = ["muon", *HYPERBALL]
-
-
-def take_steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> None:
-    for _ in range(count):
-        optimizer.zero_grad()
-        model(TOKENS).square().mean().backward()
-        optimizer.step()
 
 
 def rules(model: nn.Module, kind: type, **options: object) -> dict[str, str]:
@@ -154,13 +147,13 @@ def test_a_state_that_torch_has_flattened_is_continued():
     before, after = net(), net()
     optimizers = [build_optimizer(model, "muon_hyperball", TOKENS, lr=0.1) for model in (before, after)]
     for model, optimizer in zip((before, after), optimizers, strict=True):
-        take_steps(model, optimizer, 2)
+        train(model, optimizer, 2)
     options = StateDictOptions(flatten_optimizer_state_dict=True)
     state = get_optimizer_state_dict(after, optimizers[1], options=options)
     assert isinstance(state["state.conv.weight.radius"], float)
     set_optimizer_state_dict(after, optimizers[1], state, options=options)
     for model, optimizer in zip((before, after), optimizers, strict=True):
-        take_steps(model, optimizer, 2)
+        train(model, optimizer, 2)
     torch.testing.assert_close(after.state_dict(), before.state_dict(), rtol=0, atol=0)
 
 
@@ -188,8 +181,8 @@ def test_a_scheduler_cycles_the_rate_and_the_momentum_of_hidden_matrices(name, s
     for _ in range(5):
         for group, theirs in zip(by_hand.param_groups, optimizer.param_groups, strict=True):
             group |= {"lr": theirs["lr"], "betas": theirs["betas"], "momentum": theirs["betas"][0]}
-        take_steps(model, optimizer, 1)
-        take_steps(other, by_hand, 1)
+        train(model, optimizer, 1)
+        train(other, by_hand, 1)
         scheduler.step()
     torch.testing.assert_close([*model.parameters()], [*other.parameters()], rtol=0, atol=0)
     assert {group["momentum"] for group in optimizer.param_groups if group.get("muon")} != {0.95}
@@ -198,7 +191,7 @@ def test_a_scheduler_cycles_the_rate_and_the_momentum_of_hidden_matrices(name, s
 def test_momentum_of_hidden_matrices_is_constant_if_a_scheduler_cycles_none():
     optimizer = build_optimizer(model := net(), "muon", TOKENS, lr=0.01)
     torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.01, total_steps=8, cycle_momentum=False)
-    take_steps(model, optimizer, 1)
+    train(model, optimizer, 1)
     assert {group["momentum"] for group in optimizer.param_groups} == {0.95}
 
 
@@ -208,7 +201,7 @@ def test_a_failing_step_leaves_the_weights(monkeypatch):
     before = copy.deepcopy(model.state_dict())
     monkeypatch.setattr(torch.optim.AdamW, "step", _fail)
     with pytest.raises(KeyboardInterrupt):
-        take_steps(model, optimizer, 1)
+        train(model, optimizer, 1)
     assert torch.equal(model.conv.weight, before["conv.weight"])
 
 

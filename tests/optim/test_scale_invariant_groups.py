@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import timm
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import BertConfig, BertModel
@@ -275,3 +277,22 @@ def test_the_table_lists_channel_dims_or_the_reason_for_every_weight_and_counts_
     assert linear.split(maxsplit=1) == ["linear.weight", f"not scale-invariant: {found.rejected['linear.weight']}"]
     summary = find_scale_invariant_weights(Small().requires_grad_(False), images()).summary()
     assert summary == "0 of 2 weight tensors are scale-invariant (0 % of their elements); 2 are frozen"
+
+
+def test_mixed_precision_has_no_effect_on_the_search_and_a_prepared_model_keeps_it():
+    forget()
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.BatchNorm2d(16))
+    expected, dtypes = {"0.weight": (0,), "3.weight": (0,)}, []
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert find_scale_invariant_weights(model).channel_dims == expected
+    prepared = Accelerator(mixed_precision="bf16", cpu=True).prepare(model)
+    assert find_scale_invariant_weights(prepared).channel_dims == expected
+    model[0].register_forward_hook(lambda module, args, output: dtypes.append(output.dtype))
+    prepared(torch.randn(2, 3, 9, 9))
+    assert dtypes == [torch.bfloat16]
+    forget()
+
+
+def forget() -> None:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()

@@ -2,8 +2,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from hf_sphere.geometry.codes import separation
 from hf_sphere.prototypes import METHODS, place_prototypes
-from hf_sphere.prototypes.methods import PlacementTask, choose_methods
+from hf_sphere.prototypes.methods import Candidate, PlacementTask, choose_methods
 from hf_sphere.prototypes.ordering import TripletRanking
 
 SHORT = {
@@ -127,3 +128,18 @@ def test_invalid_method_or_option_error_names_it(options, message):
 )
 def test_auto_chooses_the_methods_by_the_task(task, methods):
     assert [method.__name__ for method in choose_methods(task)] == methods
+
+
+def random_search(task, *, draws=2):
+    for draw in range(draws):
+        yield Candidate(task.random_points(), f"draw {draw}")
+
+
+def test_best_candidate_of_a_new_method_is_found_by_its_name(monkeypatch):
+    monkeypatch.setitem(METHODS, "random_search", random_search)
+    drawn = [PlacementTask(5, 3, seed=4).random_points()]
+    assert place_prototypes(5, 3, method="random_search", draws=1, seed=4).separation == separation(drawn[0]).item()
+    drawn = [separation(points).item() for points, _ in random_search(PlacementTask(5, 3), draws=9)]
+    assert place_prototypes(5, 3, method="random_search", draws=9).separation == min(drawn)
+    with pytest.raises(ValueError, match="'random_search' has no option restarts; its options are: draws"):
+        place_prototypes(5, 3, method="random_search", restarts=2)

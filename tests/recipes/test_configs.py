@@ -2,6 +2,7 @@ import copy
 import functools
 import hashlib
 import json
+import re
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate.commands.config.config_args import load_config_from_file
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
 from PIL import Image as PILImage
 from reproduction.entries import SCRIPTS
 from reproduction.old_options import restore_options
 from reproduction.published import read_published
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from training_runs import ROOT
 from transformers import AutoTokenizer, RobertaConfig, RobertaForMaskedLM
 
 from hf_sphere.data import ImageDataOptions, sources as data_sources, text as data_text
@@ -398,3 +401,21 @@ def test_visualization_networks_have_the_dimension_in_their_name(run):
     model, *_ = parse(run)
     units = model.backbone_kwargs["units"] if model.head == "softmax" else model.embedding_dim
     assert f"mnist-{units + (model.head == 'spherized')}d-" in run.name
+
+
+ACCELERATE = ROOT / "recipes" / "accelerate_configs"
+
+
+@pytest.mark.parametrize("path", sorted(ACCELERATE.glob("*.yaml")), ids=lambda path: path.stem)
+def test_accelerate_accepts_the_configuration(path: Path):
+    config = load_config_from_file(str(path))
+    assert config.num_processes == 8
+    nested = config.deepspeed_config or {}
+    assert (ROOT / nested.get("deepspeed_config_file", "")).exists()
+
+
+def test_the_commands_name_files_that_exist():
+    text = (ACCELERATE / "README.md").read_text()
+    named = set(re.findall(r"recipes/[\w/.-]+\.(?:yaml|py)", text))
+    assert {str(path.relative_to(ROOT)) for path in ACCELERATE.glob("*.yaml")} <= named
+    assert [name for name in named if not (ROOT / name).is_file()] == []

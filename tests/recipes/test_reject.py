@@ -138,7 +138,7 @@ class TestTraining:
         assert "eval_rejected" not in results_of(further)
 
     def test_images_that_a_saved_model_was_trained_on_are_refused(self, train, plain, trained):
-        with pytest.raises(ValueError, match="rejection images are among the 1,366 train images"):
+        with pytest.raises(ValueError, match="rejection images are among the 1,366 training images"):
             train("--reject", "0.1", *self.start(plain))
         again = train("--reject", "0.1", "--validation_fraction", "0.2", *self.start(trained))  # the same seed
         assert torch.equal(*(DataRecord.read(each).ids["rejection"] for each in (again, trained)))
@@ -151,7 +151,7 @@ class TestTraining:
 class TestResuming:
     def test_images_that_the_earlier_part_was_trained_on_and_a_run_without_a_record_are_refused(self, train):
         folder, resume = train("--stop_after_steps", "2"), ["--resume_from_checkpoint", "latest"]
-        trained_on = r"145 of the 145 rejection images are among the 1,442 train images"
+        trained_on = r"145 of the 145 rejection images are among the 1,442 training images"
         for words in (["--reject", "0.1"], ["--reject", "0.1", "--seed", "1"]):
             with pytest.raises(ValueError, match=trained_on):
                 train(*words, *resume)

@@ -181,7 +181,7 @@ def test_a_report_names_invalid_rows_by_their_ids():
     found = report_vectors(with_faults(), ids=IDS)
     assert (found.numbers["ids_not_finite"], found.numbers["ids_zero"]) == (["S005"], ["S007"])
     assert "1 of 240 rows are zero, the first is S007: remove them." in found.verdicts
-    assert "ids not finite                    S005" in str(found)
+    assert "rows not finite                     1 (id S005)" in str(found)
 
 
 # Pairs, comparisons, LanceDB
