@@ -75,8 +75,8 @@ class DirectionRows:
             if isinstance(sample_weight, Tensor):
                 sample_weight = sample_weight.detach().cpu().double().numpy()
             weights = _check_sample_weight(sample_weight, np.empty(len(self)), ensure_non_negative=True)
-            if not weights.any() or not np.isfinite(weights).all():
-                raise ValueError("sample_weight must have finite numbers, not only zeros.")
+            if weights.dtype.kind not in "fiu" or not weights.any() or not np.isfinite(weights).all():
+                raise ValueError("sample_weight must have finite real numbers, not only zeros.")
             self.weights = torch.from_numpy(weights).to(self.device, self.dtype)
         self.used_weights = self.weights * ~self.is_zero
         if zeros := int(self.is_zero.sum()):

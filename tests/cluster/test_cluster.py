@@ -411,7 +411,8 @@ print(SphericalKMeans(3).fit(x).labels_.shape, VonMisesFisherMixture(3).fit(x.nu
     ("weights", "message"),
     [
         (np.ma.masked_array(np.ones(60), np.arange(60) > 9), "sample_weight must be dense, without masked values"),
-        (math.nan, "sample_weight must have finite numbers"),
+        (math.nan, "sample_weight must have finite real numbers"),
+        (1j, "sample_weight must have finite real numbers"),
         (np.zeros(60), "zero"),
         (torch.full((60,), torch.inf), "infinity"),
     ],
