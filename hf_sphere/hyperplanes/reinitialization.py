@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import cache
@@ -22,6 +23,8 @@ from hf_sphere.utils.modules import eval_mode
 from hf_sphere.utils.progress import progress_bar
 from hf_sphere.utils.seeds import mix_seed
 from hf_sphere.utils.snapshots import Snapshot, read_snapshot
+
+logger = logging.getLogger(__name__)
 
 SnapshotLike = Snapshot | str | PathLike | Mapping[str, Tensor] | nn.Module
 
@@ -125,6 +128,11 @@ def reinitialization_robustness(
         raise ValueError("there are no weights to reset the layers to; pass existing snapshots, or num_random.")
     state = named_tensors(model)
     norms = following_batch_norms(model, modules) if include_batch_norm else {}
+    of_layers = following_batch_norms(model, dict(model.named_modules())).values()
+    alone = [path for path, part in model.named_modules() if isinstance(part, _BatchNorm) and path not in of_layers]
+    if alone and include_batch_norm:
+        text = "%d batch norm(s), such as %s, do not directly follow a layer of their size, and keep their state."
+        logger.warning(text, len(alone), alone[0])
     resettable = modules | {path: model.get_submodule(path) for path in norms.values()}
     for label, tensors in by_label.items():
         tensors_of_modules(state, label, tensors, resettable)  # before the first evaluation

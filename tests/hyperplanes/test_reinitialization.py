@@ -314,3 +314,9 @@ def test_bad_input_is_refused_before_evaluation(build, options, message, tmp_pat
 def test_a_value_that_is_no_fraction_is_refused(value):
     with pytest.raises(ValueError, match=rf"as a fraction in \[0, 1\]; got {value}"):
         reinitialization_robustness(new_net(), [new_net(1)], lambda model: value)
+
+
+def test_batch_norms_that_follow_no_layer_are_named_since_they_keep_their_state(caplog):
+    net = nn.Sequential(nn.BatchNorm2d(1), nn.Conv2d(1, 2, 3))
+    reinitialization_robustness(net, [net.state_dict()], lambda model: 0.5, num_random=1, fresh=lambda: net)
+    assert "1 batch norm(s), such as 0, do not directly follow a layer of their size" in caplog.text

@@ -92,10 +92,7 @@ def test_evaluation_keeps_the_calibration_of_a_saved_model_and_training_removes_
         (["--validation_split", "test[:30%]"], "106 of the 106 validation images are among the 355 evaluation images"),
         (["--validation_split", "train[:20%]", "--max_train_samples", "1442"], "288 of the 288 validation images are"),
         ([], r"calibrate temperature needs validation images .set validation_split or"),
-        (
-            ["--calibrate", "vector", "--validation_split", "test[:8]"],
-            "calibrate vector needs validation images of all classes",
-        ),
+        (["--calibrate", "vector", "--validation_split", "test[:8]"], "vector needs validation images of all classes"),
     ],
 )
 def test_calibration_images_that_do_not_fit_are_refused_before_training(train, tmp_path, words, message):
