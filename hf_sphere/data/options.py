@@ -42,7 +42,10 @@ class ImageSourceOptions(Arguments):
         0.0, "Fraction to hold out likewise for choosing the best epoch, instead of a validation split.", ge=0, lt=1
     )
     rejection_fraction: float = argument(
-        0.0, "Fraction to reserve for the rejection of unknown images; only for classification.", ge=0, lt=1
+        0.0,
+        "Fraction of the training images to reserve for the rejection of unknown ones; only for classification.",
+        ge=0,
+        lt=1,
     )
     image_column_name: str | None = argument(None, "Image column; detected by name by default.")
     label_column_name: str | None = argument(None, "Label column; detected by name by default.")
@@ -163,7 +166,7 @@ class ImageDataOptions(AugmentationOptions, ImageSourceOptions):
     )
     streaming: bool = argument(
         False,
-        "Read images from the shards when needed; max_train_samples and max_eval_samples are their numbers.",
+        "Read images from shards when needed. Set max_train_samples and max_eval_samples if it states no numbers.",
     )
     shuffle_buffer_size: int = argument(
         1000, "Images of a stream among which the next one is drawn.", only_with=["streaming"], ge=1

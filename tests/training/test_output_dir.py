@@ -18,6 +18,7 @@ def test_output_directory_is_created_with_its_parents_and_may_have_hidden_files(
     for _ in range(2):
         prepare_output_dir(tmp_path / "a" / "b", overwrite=False, resume=False)
         (tmp_path / "a" / "b" / ".gitignore").touch()
+    assert ".gitignore" in names(tmp_path / "a" / "b")
 
 
 def test_unfinished_files_of_a_killed_run_are_removed_and_other_hidden_files_kept(tmp_path):
