@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, BertForMaskedLM
 
 from hf_sphere import SphereBertForMaskedLM, SphereBertModel, fit_spherization
+from hf_sphere.models.sphere_encoder import fitting
 
 NOUNS = ["cat", "nurse", "mountain", "story", "lamp", "picture", "water", "teacher", "bird", "wood", "judge", "car"]
 TEMPLATES = ["{} is to {} what {} is to {}", "the relation between {} and {} is the same as {} to {}."]
@@ -114,7 +115,7 @@ def test_map_is_the_ridge_regression_on_the_layer_inputs_layer_by_layer(load, to
 def test_explained_variance_is_measured_on_every_fifth_text(load, tokenizer, ridge):
     model, reference = (half.double() for half in load())
     texts = sentences(100)
-    [fit] = fit_spherization(model, reference, texts, tokenizer=tokenizer, ridge=ridge, batch_size=16)
+    [fit] = fit_spherization(model, reference, texts, tokenizer=tokenizer, ridge=ridge)
     batch = batch_of(tokenizer, texts)
     points, targets, rows = features_and_targets(model, reference, 1, batch)
     held_out = rows % 5 == 4
@@ -187,7 +188,9 @@ def test_fit_compensates_for_earlier_layers_if_the_norm_comes_first(encoder):
 # Inputs and side effects
 
 
-def test_texts_and_tokenized_batches_give_the_same_fit_also_of_an_encoder_without_a_head(load, tokenizer, checkpoint):
+def test_texts_and_tokenized_batches_give_the_same_fit_also_of_an_encoder_without_a_head(
+    load, tokenizer, checkpoint, monkeypatch
+):
     maps = []
     texts = sentences(64)
     batches = [batch_of(tokenizer, texts[start : start + 16]) for start in range(0, 64, 16)]
@@ -201,7 +204,8 @@ def test_texts_and_tokenized_batches_give_the_same_fit_also_of_an_encoder_withou
     alone = SphereBertModel.from_pretrained(checkpoint, add_pooling_layer=False)
     fit_spherization(alone, reference, batches, ridge=1e-4)
     assert torch.equal(new_map(alone), maps[1])
-    [fit] = fit_spherization(model, reference, texts[:20], max_length=6)
+    monkeypatch.setattr(fitting, "MAX_LENGTH", 6)
+    [fit] = fit_spherization(model, reference, texts[:20])
     assert fit.num_tokens == 120
     [fit] = fit_spherization(model, reference, [{"input_ids": torch.randint(5, 400, (20, 10))}])  # without a mask
     assert fit.num_tokens == 200
@@ -230,10 +234,10 @@ def test_reading_stops_at_the_token_limit(load, tokenizer):
             read.append(text)
             yield text
 
-    [fit] = fit_spherization(model, reference, endless(), tokenizer=tokenizer, max_tokens=500, batch_size=8)
+    [fit] = fit_spherization(model, reference, endless(), tokenizer=tokenizer, max_tokens=500)
     lengths = np.cumsum([len(tokenizer(text).input_ids) for text in read])
-    assert len(read) % 8 == 0
-    assert lengths[-9] < 500 <= lengths[-1] == fit.num_tokens
+    assert len(read) % 16 == 0
+    assert lengths[-17] < 500 <= lengths[-1] == fit.num_tokens
 
 
 def test_only_the_new_maps_are_modified_and_the_fit_described(load, tokenizer):
@@ -261,10 +265,9 @@ def test_underdetermined_fit_without_ridge_is_rejected(load, tokenizer):
     with pytest.raises(ValueError, match=r"layer 1 .*no unique solution with ridge 0.*use a larger one"):
         fit_spherization(*load(), same, tokenizer=tokenizer, ridge=0.0)
     fit_spherization(*load(), same, tokenizer=tokenizer)  # a ridge is chosen automatically
-    few = ((2, {}), (0, {}), (16, {"max_tokens": 40, "batch_size": 1}), (16, {"max_tokens": 64, "max_length": 4}))
-    for count, options in few:
+    for few in (sentences(2), [], [{"input_ids": torch.randint(5, 400, (6, 10))}]):
         with pytest.raises(ValueError, match=r"needs at least 65 tokens in 5 texts; got \d+ tokens in"):
-            fit_spherization(*load(), sentences(count), tokenizer=tokenizer, **options)
+            fit_spherization(*load(), few, tokenizer=tokenizer)
 
 
 def texts_of(count: int) -> list[dict[str, Tensor]]:

@@ -1,6 +1,7 @@
 """Fit the spherized layers of an encoder to the plain encoder it was initialized from, by ridge regression."""
 
 import itertools
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,12 +16,13 @@ from hf_sphere.utils.checks import check_not_text, check_number
 from hf_sphere.utils.devices import widest_dtype
 from hf_sphere.utils.loading import load_pretrained
 from hf_sphere.utils.modules import eval_mode
-from hf_sphere.utils.progress import progress_bar
 
 RIDGES = tuple(10.0**exponent for exponent in range(-9, 1))
 """Candidate ridges, relative to the mean square of each coordinate."""
 HELD_OUT = 5
 """Every fifth text is held out, to choose the ridge and to evaluate the fit."""
+MAX_LENGTH, BATCH_SIZE = 128, 16
+"""Maximum number of tokens per text, further limited by the tokenizer, and texts per batch."""
 
 Batch = tuple[dict[str, Tensor], Tensor]
 """Inputs of the model, and a mask (B, L) of the tokens that count."""
@@ -58,10 +60,7 @@ def fit_spherization(
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
     max_tokens: int = 8192,
-    max_length: int = 128,
-    batch_size: int = 16,
     ridge: float | None = None,
-    progress: bool = False,
 ) -> list[SpherizationFit]:
     r"""Initialize a spherized encoder close to the plain one it was loaded from, instead of randomly.
 
@@ -76,14 +75,12 @@ def fit_spherization(
         model: A model with spherized layers loaded from `reference`, with any head or none; its output layers are
             overwritten in place. Runs in eval mode; the mode is restored afterwards.
         reference: The plain model.
-        texts: Texts, or batches of model inputs (`input_ids`, `attention_mask`, ...); for an image encoder, batches of
-            `pixel_values`, in which an image stands for a text and a patch for a token. Reading stops at `max_tokens`.
+        texts: Texts, of which the first 128 tokens are used, or batches of model inputs (`input_ids`,
+            `attention_mask`, ...); for an image encoder, batches of `pixel_values`, in which an image stands for a
+            text and a patch for a token. Reading stops at `max_tokens`.
         tokenizer: Tokenizer of the texts; from the reference's checkpoint if None.
         max_tokens: Number of tokens to read, rounded up to full batches. A fifth of the texts is held out.
-        max_length: Maximum number of tokens per text, further limited by the tokenizer.
-        batch_size: Number of texts per batch.
         ridge: The ridge, relative to the mean square of each coordinate; chosen on the held-out texts if None.
-        progress: Whether to show a progress bar.
 
     Returns:
         One `SpherizationFit` per spherized layer, in order.
@@ -104,7 +101,7 @@ def fit_spherization(
     spherized = _check_reference(model, reference)
     path = model.base_model.layers_path
     layers, plain_layers = (encoder.base_model.get_submodule(path) for encoder in (model, reference))
-    batches = _collect(texts, reference, tokenizer, max_tokens, max_length, batch_size)
+    batches = _collect(texts, reference, tokenizer, max_tokens)
     least = _spherical_map(layers[spherized[0]]).linear.in_features
     num_tokens = sum(int(mask.sum()) for _, mask in batches)
     num_texts = sum(int(mask.any(dim=1).sum()) for _, mask in batches)
@@ -112,55 +109,36 @@ def fit_spherization(
         got = f"{num_tokens} tokens in {num_texts} texts, with max_tokens={max_tokens}"
         raise ValueError(f"fitting needs at least {least} tokens in {HELD_OUT} texts; got {got}.")
     fits, subsets = [], _split(batches)
-    total = len(spherized) * sum(map(len, subsets))
-    bar = progress_bar(total=total, unit="batch", desc="Fitting", disable=not progress)
-    with bar, eval_mode(model, reference):
+    with eval_mode(model, reference):
         for index in spherized:
-            layer, plain = layers[index], plain_layers[index]
-            train, held_out = (_NormalEquations(), _NormalEquations())
-            for equations, subset in zip((train, held_out), subsets, strict=True):
-                for points, targets in _layer_pairs(model, reference, layer, plain, subset):
-                    sums = (len(points), points.T @ points, points.T @ targets, targets.square().sum().item())
-                    equations.add(_NormalEquations(*sums))
-                    bar.update()
+            halves = model, reference, layers[index], plain_layers[index]
+            train, held_out = (_normal_equations(*halves, subset) for subset in subsets)
             ridges = RIDGES if ridge is None else (ridge,)
-            solved = ((train.solve(each), each) for each in ridges)
-            errors = [(held_out.squared_error(weight), each) for weight, each in solved if weight is not None]
+            solved = ((_solve(train, each), each) for each in ridges)
+            errors = [(_squared_error(held_out, weight), each) for weight, each in solved if weight is not None]
             if not errors:
                 raise ValueError(f"layer {index} has no unique solution with ridge {ridge}; use a larger one.")
             _, best = min(errors)
-            linear: Any = _spherical_map(layer).linear
-            linear.weight.copy_(train.solve(best))
-            explained = _explained_variance(model, reference, layer, plain, subsets[1])
-            train.add(held_out)
-            linear.weight.copy_(train.solve(best))
-            fits.append(SpherizationFit(index, explained, best, train.count))
+            linear: Any = _spherical_map(layers[index]).linear
+            linear.weight.copy_(_solve(train, best))
+            explained = _explained_variance(*halves, subsets[1])
+            train = tuple(map(operator.add, train, held_out))
+            linear.weight.copy_(_solve(train, best))
+            fits.append(SpherizationFit(index, explained, best, train[0]))
     return fits
 
 
-@dataclass
-class _NormalEquations:
-    """Normal equations of a linear map, accumulated over tokens in float64."""
+def _solve(sums: tuple[Any, ...], ridge: float) -> Any:
+    """Return the map (H, n + 1) of normal equations, or None where they are singular to working precision."""
+    count, gram, cross, _ = sums
+    factor, failed = torch.linalg.cholesky_ex(gram + torch.diag(ridge * count * (gram.diagonal() / count)))
+    return None if failed else torch.cholesky_solve(cross, factor).T
 
-    count: int = 0
-    gram: Any = 0.0
-    cross: Any = 0.0
-    target_square: float = 0.0
 
-    def add(self, other: "_NormalEquations") -> None:
-        """Add the tokens of other equations."""
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
-
-    def solve(self, ridge: float) -> Tensor | None:
-        """Return the map (H, n + 1), or None where the equations are singular to working precision."""
-        mean_squares = self.gram.diagonal() / self.count
-        factor, failed = torch.linalg.cholesky_ex(self.gram + torch.diag(ridge * self.count * mean_squares))
-        return None if failed else torch.cholesky_solve(self.cross, factor).T
-
-    def squared_error(self, weight: Tensor) -> float:
-        """Return the sum of squared errors of the map on these tokens."""
-        return float(self.target_square - 2 * (weight.T * self.cross).sum() + ((weight @ self.gram) * weight).sum())
+def _squared_error(sums: tuple[Any, ...], weight: Tensor) -> float:
+    """Return the sum of squared errors of a map on the tokens of normal equations."""
+    _, gram, cross, squares = sums
+    return float(squares - 2 * (weight.T * cross).sum() + ((weight @ gram) * weight).sum())
 
 
 def _split(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
@@ -181,15 +159,14 @@ def _spherical_map(layer: nn.Module) -> SphericalMap:
     return next(module for module in layer.modules() if isinstance(module, SphericalMap))
 
 
-def _layer_pairs(
-    model: Any, reference: Any, layer: Any, plain: Any, batches: Sequence[Batch]
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the inputs (T, n + 1) and targets (T, H) of the new map for the tokens of each batch."""
+def _normal_equations(model: Any, reference: Any, layer: Any, plain: Any, batches: Sequence[Batch]) -> tuple[Any, ...]:
+    """Return sums over tokens in float64: their number, the products of inputs with them and targets, and squares."""
     # A layer returns r + f(r), from the residual r and the feed-forward f, up to norms. With r' and f' of the spherized
     # layer, whose r' differs if layers before it are spherized, the target of f' is f(r) + r - r'.
     encoder, spherical = model.base_model, _spherical_map(layer)
     modules = [spherical, plain.get_submodule(encoder.plain_map_path)]
     modules += [each.get_submodule(encoder.feed_forward_path) for each in (layer, plain)]
+    total: tuple[Any, ...] = (0, 0.0, 0.0, 0.0)
     for inputs, mask in batches:
         calls = _record([model, reference], modules, inputs)
         # A chunked feed-forward calls its modules several times.
@@ -198,7 +175,10 @@ def _layer_pairs(
         target = outputs + plain_residual - residual.to(plain_residual)
         tokens = mask.bool()
         pairs = [_to_float64(each[tokens.to(each.device)]) for each in (spherical.spherization(values), target)]
-        yield pairs[0], pairs[1].to(pairs[0].device)
+        points, targets = pairs[0], pairs[1].to(pairs[0].device)
+        sums = (len(points), points.T @ points, points.T @ targets, targets.square().sum().item())
+        total = tuple(map(operator.add, total, sums))
+    return total
 
 
 def _explained_variance(model: Any, reference: Any, layer: Any, plain: Any, batches: Sequence[Batch]) -> float:
@@ -236,28 +216,28 @@ def _check_reference(model: Any, reference: Any) -> Sequence[int]:
     spherized = getattr(model.config, "spherized_layer_indices", ())
     if not spherized:
         raise ValueError(f"{type(model).__name__} has no spherized layer to fit; set spherized_layers.")
-    if model.config.model_type.removeprefix("sphere_") != reference.config.model_type.removeprefix("sphere_"):
-        raise ValueError(f"the reference of a {model.config.model_type} is a {reference.config.model_type} model.")
     # `hidden_dim` is DistilBERT's name of the intermediate size.
-    for name in ("num_hidden_layers", "hidden_size", "intermediate_size", "hidden_dim", "vocab_size"):
-        size, other = getattr(model.config, name, None), getattr(reference.config, name, None)
-        if size != other:
-            raise ValueError(f"the reference does not match: its {name} is {other}; the model has {size}.")
+    sizes = ("num_hidden_layers", "hidden_size", "intermediate_size", "hidden_dim", "vocab_size")
+    for name in ("model_type", *sizes):
+        own, other = (getattr(each.config, name, None) for each in (model, reference))
+        if str(own).removeprefix("sphere_") != str(other).removeprefix("sphere_"):
+            raise ValueError(f"the reference does not match: its {name} is {other}; the model has {own}.")
     if common := set(spherized).intersection(getattr(reference.config, "spherized_layer_indices", ())):
         raise ValueError(f"layer {min(common)} of the reference is spherized; pass the plain model it was loaded from.")
     return spherized
 
 
-def _collect(
-    texts: Iterable[Any], reference: Any, tokenizer: Any, max_tokens: int, max_length: int, batch_size: int
-) -> list[Batch]:
-    """Collect batches of model inputs with a mask until they have `max_tokens` tokens."""
+def _collect(texts: Iterable[Any], reference: Any, tokenizer: Any, max_tokens: int) -> list[Batch]:
+    """Collect batches of model inputs with a mask until they have `max_tokens` tokens; blank texts are skipped."""
     items = iter(texts)
     first = next(items, "")
     batches: Iterator[Any] = itertools.chain([first], items)
     if isinstance(first, str):
         tokenizer = tokenizer or load_pretrained(AutoTokenizer, reference.config.name_or_path)
-        batches = _tokenize(batches, tokenizer, min(max_length, tokenizer.model_max_length), batch_size)
+        filled = (text for text in batches if text.strip())
+        options = {"truncation": True, "max_length": min(MAX_LENGTH, tokenizer.model_max_length), "padding": True}
+        lists = iter(lambda: list(itertools.islice(filled, BATCH_SIZE)), [])
+        batches = (dict(tokenizer(rows, return_tensors="pt", **options)) for rows in lists)
     name, collected, count = reference.main_input_name, [], 0
     for batch in batches:
         inputs = {key: value for key, value in batch.items() if key != "labels"}
@@ -270,10 +250,3 @@ def _collect(
         if count >= max_tokens:
             break
     return collected
-
-
-def _tokenize(texts: Iterable[str], tokenizer: Any, longest: int, batch_size: int) -> Iterator[Any]:
-    """Yield batches of the texts that are not blank."""
-    filled = (text for text in texts if text.strip())
-    while batch := list(itertools.islice(filled, batch_size)):
-        yield dict(tokenizer(batch, truncation=True, max_length=longest, padding=True, return_tensors="pt"))
