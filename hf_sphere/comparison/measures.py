@@ -11,7 +11,7 @@ from torch import Tensor
 from hf_sphere.comparison.plan import UNSEEN
 from hf_sphere.comparison.significance import pseudo_values
 from hf_sphere.metrics import detection_scores, expected_calibration_error, retrieval_scores
-from hf_sphere.nn.prototypical import PrototypicalClassifier
+from hf_sphere.nn.parameter_free import PrototypicalClassifier
 from hf_sphere.ood import Outputs
 
 EPISODES, WAY, SHOT = 200, 5, 5

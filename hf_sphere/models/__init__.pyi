@@ -44,12 +44,10 @@ from .sphere_encoder.vit import (
 )
 from .sphere_vision.configuration_sphere_vision import SphereVisionConfig as SphereVisionConfig
 from .sphere_vision.image_processing_sphere_vision import SphereVisionImageProcessor as SphereVisionImageProcessor
-from .sphere_vision.modeling_sphere_vision import (
-    SphereVisionForImageClassification as SphereVisionForImageClassification,
-    SphereVisionModel as SphereVisionModel,
-)
+from .sphere_vision.modeling_sphere_vision import SphereVisionModel as SphereVisionModel
 from .sphere_vision.modeling_sphere_vision_tasks import (
     SphereVisionForFewShotClassification as SphereVisionForFewShotClassification,
+    SphereVisionForImageClassification as SphereVisionForImageClassification,
     SphereVisionForJointPrediction as SphereVisionForJointPrediction,
     SphereVisionForRegression as SphereVisionForRegression,
 )

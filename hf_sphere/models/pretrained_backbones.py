@@ -38,8 +38,6 @@ class TransformersBackbone(nn.Module):
         super().__init__()
         config = AutoConfig.for_model(**_architecture(settings))
         dtype: Any = torch.get_default_dtype()
-        if pretrained and getattr(config, "num_channels", num_channels) != num_channels:
-            raise ValueError(f"{pretrained} has weights for num_channels={config.num_channels}, not {num_channels}.")
         config.num_channels = num_channels
         (getattr(config, "model_args", None) or {}).pop("num_classes", None)  # timm writes it, its wrapper sets it
         if hasattr(config, "mask_ratio"):

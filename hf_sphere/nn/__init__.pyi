@@ -23,6 +23,5 @@ from .layers import (
     SphericalLinear as SphericalLinear,
     Spherization as Spherization,
 )
-from .pole_regression import PoleRegression as PoleRegression
-from .prototypical import PrototypicalClassifier as PrototypicalClassifier
+from .parameter_free import PoleRegression as PoleRegression, PrototypicalClassifier as PrototypicalClassifier
 from .sentence_embedding import Spherize as Spherize

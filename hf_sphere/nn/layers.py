@@ -1,6 +1,7 @@
 """Spherization and angular layers."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,13 +9,33 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hf_sphere.geometry import spherize
-from hf_sphere.geometry.angular import Operator, angular_response, find_operator
+from hf_sphere.geometry.angular import angular_response, find_operator
 from hf_sphere.geometry.checks import check_floating
 from hf_sphere.geometry.coordinates import widest_dtype
 from hf_sphere.utils.checks import check_integer, check_number
 
 
-class AngularLinear(nn.Linear):
+class _AngularLayer(nn.Module):
+    weight: nn.Parameter
+    operator: str
+    _products: Callable[[Tensor, Tensor, bool], Tensor]
+    """Return the products of inputs, normalized or not, and normalized weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        check_floating("the input", x)
+        operator = find_operator(self.operator)
+        dtype = torch.promote_types(torch.promote_types(x.dtype, self.weight.dtype), torch.float32)
+        if operator.of_angle is not None:
+            dtype = widest_dtype(x)
+        with torch.autocast(x.device.type, enabled=False):
+            products = self._products(x.to(dtype), self.weight.to(dtype), operator.normalizes_input)
+            return angular_response(products, self.operator).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, operator={self.operator}"
+
+
+class AngularLinear(_AngularLayer, nn.Linear):
     """Linear layer without bias in which an angular operator replaces the dot product.
 
     The direct operators (`cosine`, `linear`, `sigmoid`) depend only on the angle between an input and each weight
@@ -53,23 +74,11 @@ class AngularLinear(nn.Linear):
         super().__init__(in_features, out_features, bias=False)
         self.operator = operator
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the operator along the last axis."""
-        check_floating("the input", x)
-        operator = find_operator(self.operator)
-        with torch.autocast(x.device.type, enabled=False):
-            inputs, weight = _upcast(x, self.weight, operator)
-            if operator.normalizes_input:
-                inputs = _unit(inputs, dims=-1)
-            values = F.linear(inputs, _unit(weight, dims=-1))
-            return angular_response(values, self.operator).to(x.dtype)
-
-    def extra_repr(self) -> str:
-        """Describe the layer with its operator."""
-        return f"{super().extra_repr()}, operator={self.operator}"
+    def _products(self, x: Tensor, weight: Tensor, normalized: bool) -> Tensor:
+        return F.linear(_unit(x, dims=-1) if normalized else x, _unit(weight, dims=-1))
 
 
-class AngularConv2d(nn.Conv2d):
+class AngularConv2d(_AngularLayer, nn.Conv2d):
     """Convolution without bias in which an angular operator replaces the dot product.
 
     `AngularLinear` is applied to every patch. The squared norm of a patch is the sum of the squared norms of its
@@ -109,32 +118,14 @@ class AngularConv2d(nn.Conv2d):
         )
         self.operator = operator
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the operator to every patch."""
-        check_floating("the input", x)
-        operator = find_operator(self.operator)
-        with torch.autocast(x.device.type, enabled=False):
-            inputs, weight = _upcast(x, self.weight, operator)
-            filters = _unit(weight, dims=(1, 2, 3))
-            values = F.conv2d(inputs, filters, None, self.stride, self.padding, self.dilation)
-            if operator.normalizes_input:
-                squares = _sum_of_squares(x, dims=-3)
-                window = squares.new_ones(1, 1, *self.kernel_size)
-                patches = F.conv2d(squares, window, None, self.stride, self.padding, self.dilation)
-                values = values / _divisor(patches).to(values.dtype)
-            return angular_response(values, self.operator).to(x.dtype)
-
-    def extra_repr(self) -> str:
-        """Describe the layer with its operator."""
-        return f"{super().extra_repr()}, operator={self.operator}"
-
-
-def _upcast(x: Tensor, weight: Tensor, operator: Operator) -> tuple[Tensor, Tensor]:
-    """Convert input and weight to the dtype in which the operator is computed."""
-    dtype = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
-    if operator.of_angle is not None:
-        dtype = widest_dtype(x)
-    return x.to(dtype), weight.to(dtype)
+    def _products(self, x: Tensor, weight: Tensor, normalized: bool) -> Tensor:
+        options = (None, self.stride, self.padding, self.dilation)
+        values = F.conv2d(x, _unit(weight, dims=(1, 2, 3)), *options)
+        if not normalized:
+            return values
+        squares = _sum_of_squares(x, dims=-3)
+        patches = F.conv2d(squares, squares.new_ones(1, 1, *self.kernel_size), *options)
+        return values / _divisor(patches).to(values.dtype)
 
 
 def _unit(vectors: Tensor, dims: int | tuple[int, ...]) -> Tensor:
@@ -173,10 +164,9 @@ class Spherization(nn.Module):
     Args:
         in_features: Length n of the spherized axis.
         scaling: Slope of the sigmoid that turns values into angles, or its initial value if it is learned.
-        radius: Norm of the result, or its initial value if it is learned.
+        radius: Norm of the result.
         delta: Lower bound of the product of all sines. `SPHERIZATION_SETTINGS` has values of `scaling` and `delta`.
         learn_scaling: Whether `scaling` is a parameter; otherwise it is a buffer.
-        learn_radius: Whether `radius` is a parameter; otherwise it is a buffer.
         dim: Axis to spherize; 1 for feature maps of shape (N, C, H, W).
 
     Shape:
@@ -200,7 +190,6 @@ class Spherization(nn.Module):
         radius: float = 1.0,
         delta: float = 1e-6,
         learn_scaling: bool = True,
-        learn_radius: bool = False,
         dim: int = -1,
     ) -> None:
         super().__init__()
@@ -213,11 +202,11 @@ class Spherization(nn.Module):
         self.initial_radius = check_number("radius", radius, "(0, inf)")
         self.scaling: Tensor
         self.radius: Tensor
-        for name, learned in (("scaling", learn_scaling), ("radius", learn_radius)):
-            if learned:
-                self.register_parameter(name, nn.Parameter(torch.empty(())))
-            else:
-                self.register_buffer(name, torch.empty(()))
+        if learn_scaling:
+            self.scaling = nn.Parameter(torch.empty(()))
+        else:
+            self.register_buffer("scaling", torch.empty(()))
+        self.register_buffer("radius", torch.empty(()))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -235,13 +224,8 @@ class Spherization(nn.Module):
         return spherize(x.movedim(self.dim, -1), scaling, radius, self.delta).movedim(-1, self.dim)
 
     def extra_repr(self) -> str:
-        """Describe the layer with its current values."""
-        text = f"{self.in_features} -> {self.in_features + 1}"
-        for name in ("scaling", "radius"):
-            value = getattr(self, name)
-            current = getattr(self, f"initial_{name}") if value.is_meta else value.item()
-            text += f", {name}={current:g}{' (learned)' * (name in self._parameters)}"
-        return f"{text}, delta={self.delta:g}, dim={self.dim}"
+        """Describe the layer in a printed model."""
+        return f"{self.in_features} -> {self.in_features + 1}, delta={self.delta:g}, dim={self.dim}"
 
 
 def read_scalar(module: nn.Module, name: str, initial: float, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -265,7 +249,7 @@ class SphericalLinear(nn.Module):
     Args:
         in_features: Number of values before the spherization, n.
         out_features: Number of outputs.
-        **spherization: Options of `Spherization`: `scaling`, `radius`, `delta`, `learn_scaling`, `learn_radius`.
+        **spherization: Options of `Spherization`: `scaling`, `radius`, `delta`, `learn_scaling`.
 
     Shape:
         - Input: (..., in_features).

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from collections import namedtuple
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -70,8 +71,7 @@ class Rejection(nn.Module):
         super().__init__()
         check_settings(settings)
         self.settings = settings
-        shapes = {"class_calibration": None, **settings["shapes"]}
-        for name, shape in shapes.items():
+        for name, shape in {"class_calibration": None, **settings["shapes"]}.items():
             self.register_buffer(name, None if shape is None else torch.empty(shape))
         self.reset_parameters()
 
@@ -114,12 +114,9 @@ class Rejection(nn.Module):
             logits: (B, K), before any temperature.
             concentrations: (B,), or None if the score needs none.
         """
-        given = _Outputs(embeddings, logits, concentrations)
-        if missing := [name for name in SCORES[self.settings["score"]].needs if getattr(given, name) is None]:
-            raise ValueError(f"the rejection by the score {self.settings['score']} needs {' and '.join(missing)}.")
+        given, of_classes = (embeddings, logits, concentrations), None
         wide = [value if value is None else value.detach().to(widest_dtype(value)) for value in given]
         values, classes = self.score(_Outputs(*wide))
-        of_classes = None
         if classes is not None and self.class_calibration is not None:
             ranks, sizes = _ranks(self.class_calibration, classes)
             of_classes = ranks / (sizes + 1)
@@ -135,11 +132,10 @@ class Rejection(nn.Module):
         check_number("coverage", coverage, "(0, 1)")
         level = self.settings["level"]
         if coverage > (1 - level) * (1 + 1e-9):
-            raise ValueError(
-                f"coverage must be at most {1 - level:g}, since up to {level:g} of known images are called unknown; "
-                f"got {coverage:g}. For more, fit the rejection again with a level of {1 - coverage:.3g}, which needs "
-                f"{images_needed(1 - coverage):,} images{' of each class' * self.settings['by_class']}."
-            )
+            needed = f"{images_needed(1 - coverage):,} images{' of each class' * self.settings['by_class']}"
+            most = f"coverage must be at most {1 - level:g}, since up to {level:g} of known images are called unknown"
+            more = f"For more, fit the rejection again with a level of {1 - coverage:.3g}, which needs {needed}"
+            raise ValueError(f"{most}; got {coverage:g}. {more}.")
 
     def prediction_set(self, known: Tensor, class_p_values: Tensor, prediction: Tensor, coverage: float) -> Tensor:
         """Return the classes that are needed, (B, K): for known inputs the ones with a p-value above 1 - coverage.
@@ -183,10 +179,7 @@ class Rejection(nn.Module):
         return rejection
 
 
-class _Outputs(NamedTuple):
-    embeddings: Tensor | None
-    logits: Tensor | None
-    concentrations: Tensor | None
+_Outputs = namedtuple("_Outputs", ("embeddings", "logits", "concentrations"))
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:

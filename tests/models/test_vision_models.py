@@ -1,9 +1,11 @@
 """What all image models have in common: saving, loading, execution modes, and training by the Trainer."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, Trainer, TrainingArguments
 
@@ -15,6 +17,9 @@ from hf_sphere import (
     SphereVisionForRegression,
     SphereVisionModel,
 )
+from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionOutput
+from hf_sphere.nn.heads import prototype
+from hf_sphere.training.evaluation import loss_is_sum
 
 KINDS: dict[str, Any] = {
     "classification": SphereVisionForImageClassification,
@@ -161,3 +166,103 @@ def test_transformers_trainer_trains_evaluates_and_predicts(kind, tmp_path):
     predictions = predicted.predictions if kind == "joint" else [predicted.predictions]
     shapes = {"classification": [(40, 5)], "regression": [(40,)], "joint": [(40, 5), (40,)]}[kind]
     assert [value.shape for value in predictions] == shapes  # so keys such as the embeddings are ignored
+
+
+# Regression, and joint models of classes and values on one sphere
+
+
+PIXELS = inputs("joint")["pixel_values"]
+every_value_kind = pytest.mark.parametrize("kind", ["regression", "joint"])
+
+
+def value_model(kind: str, **options: Any) -> Any:
+    return small_model(kind, **{"head": "prototype" if kind == "joint" else None} | options)
+
+
+@pytest.mark.parametrize("model_class", [SphereVisionForJointPrediction, SphereVisionForImageClassification])
+def test_loading_skips_the_prototype_search(model_class, tmp_path, monkeypatch):
+    model_class(small_config(head="prototype")).save_pretrained(tmp_path)
+
+    prototype._place.cache_clear()
+    monkeypatch.setattr(prototype, "place_prototypes", Mock(side_effect=AssertionError("loading searched")))
+    model_class.from_pretrained(tmp_path)
+    with pytest.raises(AssertionError, match="loading searched"):  # control for the line above
+        model_class(small_config(head="prototype"))
+
+
+@every_value_kind
+def test_predictions_follow_the_angle_to_the_first_axis(kind):
+    model = value_model(kind)
+    cosines = F.normalize(model.sphere_vision(PIXELS).embeddings.double(), dim=-1)[:, 0]
+    expected = -10.0 + 40.0 * (cosines + 1) / 2
+    output = model(PIXELS)
+    torch.testing.assert_close(output.predictions.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(output.embeddings.norm(dim=-1), torch.ones(7))
+    with torch.no_grad():
+        model.sphere_vision.projection.bias[0] += 3.0  # along the pole
+    moved = model(PIXELS)
+    assert (moved.predictions > output.predictions).all()
+    assert kind == "regression" or torch.equal(moved.logits, output.logits)
+
+
+def plain_regression(embeddings: Tensor, values: Tensor) -> Tensor:
+    """Mean over the images of (r - cos(z, first axis))^2."""
+    places = 2 * (values.double() + 10.0) / 40.0 - 1
+    return (places - F.normalize(embeddings.double(), dim=-1)[:, 0]).square().mean()
+
+
+def plain_classification(embeddings: Tensor, prototypes: Tensor, labels: Tensor) -> Tensor:
+    """Mean over the images of (1 - cosine to the true prototype)^2, orthogonal to the first axis."""
+    points = F.normalize(embeddings.double()[:, 1:], dim=-1)
+    return (1 - (points * prototypes.double()[labels]).sum(-1)).square().mean()
+
+
+@pytest.mark.settings(weight=lambda weight: {"weight": weight})
+@pytest.mark.parametrize("weight", [None, 0, 0.3, 1])
+def test_loss_and_gradient_are_the_weighted_sum_of_those_of_both_tasks(weight):
+    kind = "regression" if weight is None else "joint"
+    model, batch = value_model(kind, **{} if weight is None else {"task_weight": weight}), inputs(kind)
+    embeddings = torch.randn(7, 4, generator=torch.Generator().manual_seed(2), requires_grad=True)
+    model.sphere_vision.forward = lambda pixels, **options: SphereVisionOutput(embeddings=embeddings)
+    values = plain_regression(embeddings, batch["labels" if weight is None else "regression_labels"])
+    expected = values
+    if weight is not None:
+        classes = plain_classification(embeddings, model.head.prototypes, batch["labels"])
+        expected = (1 - weight) * values + weight * classes
+    loss = model(**batch).loss
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-6)
+    gradients = [torch.autograd.grad(each, embeddings)[0] for each in (loss, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
+    assert weight != 1 or gradients[0][:, 0].abs().max() == 0  # orthogonal to the pole
+
+
+def test_prototypes_are_orthogonal_to_the_pole():
+    model = value_model("joint")
+    across = F.pad(model.head.prototypes, (1, 0))  # where `head_inputs` places them
+    assert torch.equal(model.head_inputs(across), model.head.prototypes)
+    assert (across @ model.regression.pole).abs().max() == 0
+
+
+@pytest.mark.parametrize("head", ["softmax", "spherized"])
+def test_other_heads_receive_the_coordinates_orthogonal_to_the_pole(head):
+    model, batch = value_model("joint", head=head, task_weight=1.0), inputs("joint")
+    output = model(**batch)
+    torch.testing.assert_close(output.loss, F.cross_entropy(output.logits, batch["labels"]))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@every_value_kind
+def test_model_reports_whether_the_loss_is_a_sum(kind, reduction):
+    options: dict[str, Any] = {"regression_kwargs": {"reduction": reduction}}
+    options |= {"head_kwargs": {"reduction": reduction}} if kind == "joint" else {}
+    model, batch = value_model(kind, **options), inputs(kind)
+    assert loss_is_sum(model) == (reduction == "sum")
+    factor = 7.0 if reduction == "sum" else 1.0
+    torch.testing.assert_close(model(**batch).loss, factor * small_loss(kind, model, batch))
+
+
+def small_loss(kind: str, model: Any, batch: dict[str, Tensor]) -> Tensor:
+    """Loss with the same weights and mean reduction."""
+    mean = value_model(kind)
+    mean.load_state_dict(model.state_dict())
+    return mean(**batch).loss

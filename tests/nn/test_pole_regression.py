@@ -82,10 +82,9 @@ def test_pole_is_saved_and_loaded_but_not_trained():
     assert regression(torch.tensor([[0.0, 2.0]])).predictions.item() == 1.0
 
 
-def test_it_compiles_with_fullgraph_shows_its_range_and_takes_empty_batches():
+def test_it_compiles_with_fullgraph_and_takes_empty_batches():
     regression, embeddings, targets = years(), torch.randn(5, 4), torch.linspace(1000, 1932, 5)
     compiled = torch.compile(regression, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(embeddings, targets).loss, regression(embeddings, targets).loss)
-    assert "1000 to 1932 in 4 dimensions, out_of_range='error'" in repr(regression)
     for reduction in ("mean", "sum"):
         assert years(reduction=reduction)(torch.empty(0, 4), torch.empty(0)).loss == 0

@@ -17,7 +17,7 @@ from hf_sphere import (
     SphereVisionForRegression,
     SphereVisionModel,
 )
-from hf_sphere.models.sphere_vision import construction
+from hf_sphere.models.sphere_vision import modeling_sphere_vision as modeling
 
 
 class VisionTester:
@@ -85,11 +85,11 @@ class SphereVisionTest(ModelTesterMixin, unittest.TestCase):
             assert model.get_output_embeddings() is None
 
     def test_can_init_all_missing_weights(self) -> None:
-        build = construction.build_backbone
+        build = modeling.build_backbone
 
         def build_seeded(*args: Any, **kwargs: Any) -> torch.nn.Module:
             set_seed(42)  # timm initializes a backbone in its constructor, where the common test sets no seed
             return build(*args, **kwargs)
 
-        with mock.patch.object(construction, "build_backbone", build_seeded):
+        with mock.patch.object(modeling, "build_backbone", build_seeded):
             super().test_can_init_all_missing_weights()

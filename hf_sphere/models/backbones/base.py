@@ -50,9 +50,6 @@ class EmbeddingNet(nn.Module):
     ) -> None:
         super().__init__()
         self.layers = layers
-        kinds = {type(layer) for layer in layers}
-        # Images must have the size that the network was built for if it flattens without pooling.
-        self.has_fixed_size = nn.Flatten in kinds and not kinds & {nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d}
         self.num_features = num_features
         self._pool = pool
         self.remove_final_activation()
@@ -203,8 +200,6 @@ def create_backbone(
     except OSError as error:
         what = f"the pretrained weights of the backbone {name} (or pass a file, --backbone_weights)"
         raise not_found(what, error) from error
-    except TypeError as error:
-        raise ValueError(f"backbone {name!r} does not accept the options {options}: {error}") from error
     if isinstance(pretrained, str):
         from hf_sphere.models.pretrained_backbones import load_backbone_weights
 

@@ -26,8 +26,6 @@ _OTHER_NAMES = {"num_classes": "num_labels", "pretrained": "pretrained of the mo
 _OTHER_NAMES |= dict.fromkeys(("margin", "scale", "temperature", "class_weights", "label_smoothing"), "head_kwargs")
 """Names that users know from other libraries, or of options of the head."""
 
-_NO_IMPORT = ("hf_sphere", "transformers", "timm", "__main__", "builtins")
-
 
 class OwnPartsMixin:
     """Mixin of configurations whose saved form names the modules of head and backbone in `requires_import`.
@@ -42,7 +40,8 @@ class OwnPartsMixin:
         parts: list[Any] = [HEADS[config.head]] if config.head in HEADS else []
         if timm and timm.is_model(name := getattr(config, "backbone", "").partition(".")[0]):
             parts.append(timm.model_entrypoint(name))
-        names = dict.fromkeys(part.__module__ for part in parts if part.__module__.split(".")[0] not in _NO_IMPORT)
+        known = {"hf_sphere", "transformers", "timm", "__main__", "builtins"}
+        names = dict.fromkeys(part.__module__ for part in parts if part.__module__.split(".")[0] not in known)
         fields: dict[str, Any] = super().to_dict()  # type: ignore[misc]
         fields.pop("requires_import", None)  # of the file that the configuration was read from
         return fields | ({"requires_import": [*names]} if names else {})
@@ -59,12 +58,9 @@ class OwnPartsMixin:
             if is_known and not settings.get("backbone_config"):
                 is_known = timm.is_model(settings.get("backbone", "resnet18").partition(".")[0])
             if not is_known:
-                code, options = "; ".join(f"import {name}" for name in names), " --import ".join(["", *names])
-                raise ValueError(
-                    f"unknown head {settings.get('head')!r} or backbone {settings.get('backbone')!r}; the model's "
-                    f"author defines it in a module. If you trust it, run `{code}` before loading in Python, "
-                    f"or pass{options} to hf-sphere."
-                )
+                what = f"unknown head {settings.get('head')!r} or backbone {settings.get('backbone')!r}"
+                options = " --import ".join(["", *names])
+                raise ValueError(f"{what}; if you trust the model's author, import {names}, or pass{options}.")
         return super().from_dict(config_dict, **kwargs)  # type: ignore[misc]
 
 
@@ -176,8 +172,8 @@ class SphereVisionConfig(OwnPartsMixin, PreTrainedConfig):
     @property
     def input_size(self) -> tuple[int, int]:
         """Height and width of the images in pixels."""
-        size: Any = self.image_size
-        return (size, size) if isinstance(size, int) else tuple(size)
+        height, width = [self.image_size] * 2 if isinstance(self.image_size, int) else self.image_size
+        return height, width
 
     @property
     def keeps_activation(self) -> bool:
@@ -194,10 +190,8 @@ class SphereVisionConfig(OwnPartsMixin, PreTrainedConfig):
         return self.embedding_dim is not None or not replaced
 
     def validate_sizes(self) -> None:
-        """Check the number of channels and the size of images, and the length of the embeddings."""
+        """Check the number of channels and the length of the embeddings."""
         check_choice("num_channels", self.num_channels, (1, 3))
-        if len(self.input_size) != 2 or min(self.input_size) < 1:
-            raise ValueError(f"image_size must be a number of pixels or [height, width]; got {self.image_size}.")
         if self.embedding_dim is not None:
             check_integer("embedding_dim", self.embedding_dim, 1)
 

@@ -115,8 +115,6 @@ class SphereVisionImageProcessor(TorchvisionBackend):
         elif image.ndim == 2:  # not all versions of transformers add the axis
             image = image[None]
         tensor = super().process_image(image, **kwargs | {"do_convert_rgb": None})
-        if len(tensor) not in (1, 3):
-            raise ValueError(f"arrays must be gray or color, without alpha; got shape {(*image.shape,)}.")
         if kwargs.get("do_rescale") and kwargs["rescale_factor"] == type(self).rescale_factor:  # for 8-bit values
             tensor = convert_array(tensor)
         if channels == 3:

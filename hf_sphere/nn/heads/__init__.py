@@ -45,10 +45,3 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
 
 for module in pkgutil.iter_modules(__path__, prefix=f"{__name__}."):
     importlib.import_module(module.name)  # which adds its heads to `HEADS`
-
-
-def __getattr__(name: str) -> type[Head]:
-    for head in HEADS.values():
-        if head.__name__ == name:
-            return head
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

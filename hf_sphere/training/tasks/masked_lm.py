@@ -26,7 +26,6 @@ SETTINGS = {
     "radius": "spherization_radius",
     "delta": "spherization_delta",
     "learn_scaling": "learn_spherization_scaling",
-    "learn_radius": "learn_spherization_radius",
 }
 """Names of configuration settings by option of the spherization."""
 
@@ -51,7 +50,7 @@ class TextModelArguments(Arguments):
     )
     spherization_kwargs: Options = argument(
         Options,
-        "Options of the spherization, a mapping: scaling, radius, delta, learn_scaling, learn_radius.",
+        "Options of the spherization, a mapping: scaling, radius, delta, learn_scaling.",
         only_with=["spherized"],
     )
     fit_spherization: bool = argument(
