@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, conversion_mapping, initialization as init
 
-from hf_sphere.models.accumulation import weighted_by_targets
+from hf_sphere.nn.labels import weighted_by_targets
 from hf_sphere.nn.layers import SphericalLinear, Spherization, names_kept_in_float32
 
 

@@ -10,13 +10,12 @@ from transformers import ViTConfig
 from transformers.models.vit import modeling_vit as plain
 from transformers.utils.generic import can_return_tuple
 
-from hf_sphere.models.accumulation import weighted_by_targets
 from hf_sphere.models.sphere_encoder.configuration_sphere_encoder import SphereEncoderConfigMixin
 from hf_sphere.models.sphere_encoder.modeling_sphere_encoder import SphereEncoderMixin, SphericalMap
 from hf_sphere.models.sphere_vision.configuration_sphere_vision import OwnPartsMixin
 from hf_sphere.models.sphere_vision.modeling_sphere_vision import reset_missing_parameters
 from hf_sphere.models.sphere_vision.modeling_sphere_vision_tasks import ModelWithHead
-from hf_sphere.nn.mixed_labels import pop_mixed, refuse_mixed
+from hf_sphere.nn.labels import pop_mixed, refuse_mixed, weighted_by_targets
 
 
 @strict

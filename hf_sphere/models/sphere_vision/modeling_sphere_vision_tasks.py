@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
-from hf_sphere.models.accumulation import weighted_by_targets
 from hf_sphere.models.sphere_vision.configuration_sphere_vision import SphereVisionConfig
 from hf_sphere.models.sphere_vision.modeling_sphere_vision import (
     SphereVisionModel,
@@ -23,7 +22,13 @@ from hf_sphere.nn.calibration import calibrate
 from hf_sphere.nn.heads import HEADS, Head, HeadOutput, build_head
 from hf_sphere.nn.heads.mixins import ClassVectorHead
 from hf_sphere.nn.heads.softmax import SpherizedHead
-from hf_sphere.nn.mixed_labels import divide_soft_labels, pop_mixed, refuse_mixed, refuse_soft_labels
+from hf_sphere.nn.labels import (
+    divide_soft_labels,
+    pop_mixed,
+    refuse_mixed,
+    refuse_soft_labels,
+    weighted_by_targets,
+)
 from hf_sphere.nn.parameter_free import PoleRegression, PrototypicalClassifier
 from hf_sphere.nn.rejection import Rejection
 from hf_sphere.utils.modules import digest_weights
