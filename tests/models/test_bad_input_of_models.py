@@ -83,10 +83,7 @@ MODELS = [
     (encoder(spherization_delta=1.0), r"delta must be a number in \(0, 1\); got 1.0"),
     (encoder(spherization_radius=0.0), r"radius must be a number in \(0, inf\); got 0.0"),
     *((encoder(spherization_scaling=value), "scaling must be finite and not 0") for value in (0, math.nan, math.inf)),
-    (
-        encoder("ForSequenceClassification", hidden_size=2, spherized_classifier=True),
-        "hidden_size of at least 4",
-    ),
+    (encoder("ForSequenceClassification", hidden_size=2, spherized_classifier=True), "in_features must be an integer"),
     (build(head="vfm"), r"unknown head 'vfm'; the heads are: .*softmax"),
     (build(head=None), r"unknown head None; the heads are: .*softmax"),
     (
@@ -140,7 +137,9 @@ MODELS = [
     (backbone("lenet5", pretrained=True), "backbone 'lenet5' has no pretrained weights"),
 ]
 RUNS = [
-    (run(torch.zeros(1, 6, 6)), r"expected pixel_values \(B, num_channels, height, width\); got"),
+    (run(torch.zeros(2, 3, 6, 6)), r"expected pixel_values of shape \(batch, 1, 6, 6\); got"),
+    (run(torch.zeros(1, 6, 6)), "expected pixel_values of shape"),
+    (run(torch.zeros(2, 1, 4, 9)), r"expected pixel_values of shape \(batch, 1, 6, 6\); got \(2, 1, 4, 9\)"),
     *(
         (run(labels=torch.rand(shape), **REGRESSION, num_labels=2), r"a regression requires labels \(3, 2\); got")
         for shape in ((2, 3), (6,), (3,), (3, 1))

@@ -1,16 +1,23 @@
 """Registration with transformers, timm and PEFT, for any import order."""
 
-import importlib.util
+import importlib
 import sys
+from typing import Any
+from unittest import mock
 
 import pytest
+import timm
+import torch
 import transformers
 from fresh_python import run_fresh
+from torch import nn
 from transformers.models.auto import configuration_auto, image_processing_auto, modeling_auto, tokenization_auto
 
 import hf_sphere
 from hf_sphere import registration
+from hf_sphere.models.backbones import BACKBONES, EmbeddingNet, register_backbone
 from hf_sphere.models.sphere_encoder import ENCODERS
+from hf_sphere.nn import HEADS, Head, build_head
 
 NAMES = """
 from transformers.models.auto import configuration_auto, modeling_auto, tokenization_auto
@@ -124,35 +131,6 @@ def test_registration_is_idempotent_and_leaves_plain_models():
     assert [dict(table) for table in tables] == before
 
 
-# Registration of configurations and models modifies private tables of transformers. If they change, these tests must
-# fail: compare `models/auto/configuration_auto.py` and `auto_factory.py` of the new version with those of this one.
-
-READ_IN = "5.23.0"
-TABLE_PARTS = ["_model_mapping", "_reverse_config_mapping", "_modules"]
-
-
-def test_transformers_tables_have_the_attributes_used_by_registration():
-    tables = [(modeling_auto, table, name) for table in registration._MODELS for name in TABLE_PARTS]
-    for module, table, name in [(configuration_auto, "CONFIG_MAPPING", "_modules"), *tables]:
-        part = getattr(getattr(module, table), name, None)
-        assert isinstance(part, dict), (
-            f"transformers {transformers.__version__} has no dict {table}.{name}, which registration.py fills "
-            f"since transformers {READ_IN}; adapt it."
-        )
-    assert configuration_auto.CONFIG_MAPPING._mapping is configuration_auto.CONFIG_MAPPING_NAMES
-    for table in registration._MODELS:
-        assert getattr(modeling_auto, table)._model_mapping is getattr(modeling_auto, f"{table}_NAMES")
-
-
-def test_every_module_with_a_hook_exists_and_every_registration_function_is_a_hook():
-    hooked = [name for name in registration._HOOKS if name.partition(".")[0] == "transformers"]
-    assert image_processing_auto.__name__ in hooked
-    assert all(importlib.util.find_spec(name) for name in hooked)
-    functions = {value for name, value in vars(registration).items() if name.startswith("_register_")}
-    assert functions
-    assert functions <= {*registration._HOOKS.values()}
-
-
 @pytest.mark.parametrize("model_type", ENCODERS)
 def test_processors_are_registered_with_the_public_function(model_type, monkeypatch):
     images, own = model_type == "vit", getattr(hf_sphere, f"Sphere{ENCODERS[model_type]}Config")
@@ -164,3 +142,30 @@ def test_processors_are_registered_with_the_public_function(model_type, monkeypa
     monkeypatch.setattr(auto, "register", lambda config, *args, **kwargs: registered.append(config))
     registration._register_encoder(module)
     assert registered == [own]
+
+
+def test_own_heads_and_backbones_are_found_by_name_with_their_options():
+    with mock.patch.dict(HEADS), mock.patch.dict(BACKBONES):
+
+        class ToyHead(Head):
+            name = "toy"
+
+            def __init__(self, embedding_dim: int, num_classes: int, *, factor: float = 1.0, **options: Any) -> None:
+                super().__init__(embedding_dim, num_classes, **options)
+                self.factor = factor
+
+        class BaseOfToys(ToyHead):
+            pass
+
+        @register_backbone
+        def toy_backbone(*, in_chans: int = 3, width: int = 6, **net: Any) -> nn.Module:
+            layers = nn.Sequential(nn.Conv2d(in_chans, width, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+            return EmbeddingNet(layers, width, **net)
+
+        head = build_head("toy", 5, 3, factor=2.0, label_smoothing=0.1)
+        assert type(head) is HEADS["toy"] is ToyHead  # and not the subclass without a name
+        assert (head.factor, head.label_smoothing) == (2.0, 0.1)
+        with pytest.raises(ValueError, match="head 'toy' has no option margin; its options are: factor, label_smooth"):
+            build_head("toy", 5, 3, margin=1.0)
+        assert timm.create_model("toy_backbone", num_classes=7, width=5)(torch.rand(2, 3, 8, 8)).shape == (2, 7)
+        assert BACKBONES["toy_backbone"] is timm.model_entrypoint("toy_backbone")

@@ -50,6 +50,9 @@ class EmbeddingNet(nn.Module):
     ) -> None:
         super().__init__()
         self.layers = layers
+        kinds = {type(layer) for layer in layers}
+        # Images must have the size that the network was built for if it flattens without pooling.
+        self.has_fixed_size = nn.Flatten in kinds and not kinds & {nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d}
         self.num_features = num_features
         self._pool = pool
         self.remove_final_activation()
@@ -122,26 +125,27 @@ def conv_stages(
     return layers
 
 
-def initialize(net: nn.Module, set_weight: Callable[[Tensor], Any], kinds: Any = (nn.Conv2d, nn.Linear)) -> None:
+def initialize(net: nn.Module, set_weight: Callable[[Tensor], Any], kinds: Any = (nn.Conv2d, nn.Linear)) -> Any:
     """Initialize the weights of convolutions and linear maps by a function of `torch.nn.init`; biases are zero."""
     for module in net.modules():
         if isinstance(module, kinds):
             set_weight(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
+    return net
 
 
-def initialize_for_relu(net: nn.Module) -> None:
+def initialize_for_relu(net: nn.Module) -> Any:
     """Apply He initialization (He et al., 2015), with which a deep network without batch norm trains.
 
     Weights are normal with variance 2 / fan-in, biases zero; torch's default has a sixth of that variance.
     """
-    initialize(net, functools.partial(nn.init.kaiming_normal_, nonlinearity="relu"))
+    return initialize(net, functools.partial(nn.init.kaiming_normal_, nonlinearity="relu"))
 
 
-def initialize_fan_out(net: nn.Module) -> None:
+def initialize_fan_out(net: nn.Module) -> Any:
     """Apply He initialization with variance 2 / fan-out to convolutions, as torchvision does before batch norm."""
-    initialize(net, functools.partial(nn.init.kaiming_normal_, mode="fan_out", nonlinearity="relu"), nn.Conv2d)
+    return initialize(net, functools.partial(nn.init.kaiming_normal_, mode="fan_out", nonlinearity="relu"), nn.Conv2d)
 
 
 def feature_side(name: str, img_size: ImageSize, least: int, halvings: int) -> tuple[int, int]:

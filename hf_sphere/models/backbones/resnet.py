@@ -169,6 +169,5 @@ def wrn28(*, img_size: ImageSize = 80, in_chans: int = 3, final_norm: bool = Fal
         blocks.append(nn.BatchNorm2d(channels))
     else:
         blocks[-1].act2 = nn.Identity()  # the final activation
-    layers = nn.Sequential(*blocks)
-    base.initialize_fan_out(layers)
+    layers = base.initialize_fan_out(nn.Sequential(*blocks))
     return EmbeddingNet(layers, channels, pool=_average, **{"final_activation": not final_norm, **net})

@@ -51,9 +51,7 @@ def simple_fnn(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> Em
 @register_backbone
 def mlp(*, img_size: ImageSize = 28, in_chans: int = 3, widths: Sequence[int] = (4096,), **net: Any) -> EmbeddingNet:
     """Fully connected network, pixels-`widths` with ReLUs in between: (4096,), or with a bottleneck (4096, 1024)."""
-    perceptron = EmbeddingNet(_perceptron(img_size, in_chans, widths), widths[-1], **net)
-    base.initialize_for_relu(perceptron.layers)
-    return perceptron
+    return EmbeddingNet(base.initialize_for_relu(_perceptron(img_size, in_chans, widths)), widths[-1], **net)
 
 
 @register_backbone
@@ -82,9 +80,8 @@ def lenet9(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> Embedd
     """
     height, breadth = feature_side("lenet9", img_size, least=8, halvings=3)
     units = [nn.Flatten(), nn.Linear(64 * height * breadth, 120), nn.ReLU(), nn.Linear(120, 84)]
-    lenet = EmbeddingNet(nn.Sequential(*base.conv_stages(base.conv_relu, in_chans, LENET9_STAGES), *units), 84, **net)
-    base.initialize_for_relu(lenet.layers)
-    return lenet
+    layers = nn.Sequential(*base.conv_stages(base.conv_relu, in_chans, LENET9_STAGES), *units)
+    return EmbeddingNet(base.initialize_for_relu(layers), 84, **net)
 
 
 @register_backbone
@@ -98,8 +95,7 @@ def lenet9_dropout(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -
     pooled = [*base.conv_stages(base.conv_relu, in_chans, LENET9_STAGES), nn.AdaptiveAvgPool2d(3), nn.Flatten()]
     units = [nn.Dropout(0.5), nn.Linear(576, 120), nn.ReLU(), nn.Dropout(0.5), nn.Linear(120, 84)]
     lenet = EmbeddingNet(nn.Sequential(*pooled, *units), 84, **net)
-    base.initialize(lenet, functools.partial(nn.init.xavier_uniform_, gain=2**0.5))
-    return lenet
+    return base.initialize(lenet, functools.partial(nn.init.xavier_uniform_, gain=2**0.5))
 
 
 @register_backbone

@@ -31,9 +31,7 @@ def alexnet_cifar(*, img_size: ImageSize = 32, in_chans: int = 3, **net: Any) ->
     layers += [nn.Conv2d(64, 192, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
     layers += [*base.conv_relu(192, 384), *base.conv_relu(384, 256), nn.Conv2d(256, 256, 3, padding=1)]
     layers += [nn.MaxPool2d(2), nn.Flatten()]  # to 1 x 1; the final activation follows: ReLU and max pooling commute
-    alexnet = EmbeddingNet(nn.Sequential(*layers), 256, **net)
-    base.initialize_for_relu(alexnet.layers)
-    return alexnet
+    return EmbeddingNet(base.initialize_for_relu(nn.Sequential(*layers)), 256, **net)
 
 
 CONVOLUTIONS_PER_STAGE = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
@@ -60,12 +58,9 @@ def _vgg(
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     if hidden:
         layers += [nn.Linear(widths[-1], hidden), nn.ReLU(), nn.Dropout(drop_rate), nn.Linear(hidden, hidden)]
-    vgg = EmbeddingNet(nn.Sequential(*layers), hidden or widths[-1], drop_rate=drop_rate, **net)
-    if batch_norm:
-        base.initialize_fan_out(vgg.layers)  # linear layers keep torch's initialization
-    else:
-        base.initialize_for_relu(vgg.layers)
-    return vgg
+    # With batch norm, linear layers keep torch's initialization.
+    initialized = (base.initialize_fan_out if batch_norm else base.initialize_for_relu)(nn.Sequential(*layers))
+    return EmbeddingNet(initialized, hidden or widths[-1], drop_rate=drop_rate, **net)
 
 
 @register_backbone

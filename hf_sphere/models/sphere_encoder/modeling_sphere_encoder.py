@@ -43,8 +43,6 @@ class SpherizedClassificationHead(nn.Module):
     def __init__(self, config: Any, dropout: nn.Module | None = None) -> None:
         super().__init__()
         width = config.hidden_size // 2 - 1
-        if width < 1:
-            raise ValueError(f"a spherized classifier needs a hidden_size of at least 4; got {config.hidden_size}.")
         self.projection = nn.Linear(config.hidden_size, width)
         self.spherization = Spherization(width, **config.spherization_options)
         self.linear = nn.Linear(width + 1, config.num_labels, bias=False)

@@ -10,8 +10,8 @@ from transformers.modeling_outputs import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_sphere.models.sphere_vision.configuration_sphere_vision import SphereVisionConfig
-from hf_sphere.nn.layers import Spherization, names_kept_in_float32
 from hf_sphere.nn.labels import refuse_mixed
+from hf_sphere.nn.layers import Spherization, names_kept_in_float32
 from hf_sphere.utils.modules import shared_tensors
 from hf_sphere.utils.options import check_names, keyword_options
 
@@ -218,8 +218,11 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
             **kwargs: Ignored; accepted for compatibility with transformers.
         """
         refuse_mixed(kwargs)  # of a task without such a loss
-        if pixel_values.ndim != 4:  # convolutions also take single images
-            raise ValueError(f"expected pixel_values (B, num_channels, height, width); got {pixel_values.shape}.")
+        shape, size = tuple(pixel_values.shape), self.config.input_size
+        fits = len(shape) == 4 and shape[1] == self.config.num_channels
+        if not fits or (getattr(self.backbone, "has_fixed_size", False) and shape[2:] != size):
+            expected = f"(batch, {self.config.num_channels}, {size[0]}, {size[1]})"
+            raise ValueError(f"expected pixel_values of shape {expected}; got {shape}. Use the image processor.")
         weight = next(filter(torch.is_floating_point, self.parameters()), None)  # none if all are quantized
         pixel_values, hidden_states = pixel_values.to(torch.float32 if weight is None else weight.dtype), None
         if self.config.output_hidden_states if output_hidden_states is None else output_hidden_states:
