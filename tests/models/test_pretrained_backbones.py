@@ -5,30 +5,8 @@ import json
 import pytest
 import timm
 import torch
+import transformers
 from safetensors.torch import save_file
-from transformers import (
-    BitImageProcessor,
-    CLIPConfig,
-    CLIPModel,
-    ConvNextConfig,
-    ConvNextModel,
-    Dinov2Config,
-    Dinov2Model,
-    IJepaConfig,
-    IJepaModel,
-    MobileNetV2Config,
-    MobileNetV2Model,
-    MobileViTConfig,
-    MobileViTModel,
-    SwinConfig,
-    SwinModel,
-    Trainer,
-    TrainingArguments,
-    ViTConfig,
-    ViTForImageClassification,
-    ViTMAEConfig,
-    ViTMAEModel,
-)
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionModel
 from hf_sphere.models.backbones import create_backbone
@@ -36,12 +14,16 @@ from hf_sphere.models.pretrained_backbones import pretrained_preprocessing
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
 ENCODERS = {
-    "dinov2": lambda: Dinov2Model(Dinov2Config(**TINY)),
-    "vit": lambda: ViTForImageClassification(ViTConfig(**TINY, intermediate_size=32)),
-    "swin": lambda: SwinModel(
-        SwinConfig(embed_dim=8, depths=[1, 1], num_heads=[1, 1], window_size=4, image_size=32, drop_path_rate=0.0)
+    "dinov2": lambda: transformers.Dinov2Model(transformers.Dinov2Config(**TINY)),
+    "vit": lambda: transformers.ViTForImageClassification(transformers.ViTConfig(**TINY, intermediate_size=32)),
+    "swin": lambda: transformers.SwinModel(
+        transformers.SwinConfig(
+            embed_dim=8, depths=[1, 1], num_heads=[1, 1], window_size=4, image_size=32, drop_path_rate=0.0
+        )
     ),
-    "convnext": lambda: ConvNextModel(ConvNextConfig(num_stages=3, hidden_sizes=[4, 8, 16], depths=[1, 1, 1])),
+    "convnext": lambda: transformers.ConvNextModel(
+        transformers.ConvNextConfig(num_stages=3, hidden_sizes=[4, 8, 16], depths=[1, 1, 1])
+    ),
 }
 
 
@@ -57,7 +39,7 @@ def encoder(request, tmp_path):
 @torch.no_grad()
 def expected_features(model, pixels):
     output = model.base_model(pixels)
-    pooled = None if isinstance(model, ViTForImageClassification) else output.get("pooler_output")
+    pooled = None if isinstance(model, transformers.ViTForImageClassification) else output.get("pooler_output")
     return output.last_hidden_state[:, 0] if pooled is None else pooled.flatten(1)
 
 
@@ -88,8 +70,8 @@ class TestTransformers:
         options = {"max_steps": 2, "save_steps": 1, "per_device_train_batch_size": 4, "report_to": [], "use_cpu": True}
         models = [SphereVisionForImageClassification(config) for _ in range(2)]
         for model, checkpoint in zip(models, (None, str(tmp_path / "checkpoint-1")), strict=True):
-            args = TrainingArguments(str(tmp_path), disable_tqdm=True, **options)
-            Trainer(model, args, train_dataset=rows).train(resume_from_checkpoint=checkpoint)
+            args = transformers.TrainingArguments(str(tmp_path), disable_tqdm=True, **options)
+            transformers.Trainer(model, args, train_dataset=rows).train(resume_from_checkpoint=checkpoint)
         trained, resumed = (model.state_dict() for model in models)
         assert all(torch.equal(trained[name], resumed[name]) for name in trained)
 
@@ -126,7 +108,9 @@ class TestTransformers:
 
     def test_settings_of_the_use_of_an_encoder_do_not_apply_to_the_model_but_those_asked_for(self, tmp_path):
         use = {"return_dict": False, "output_hidden_states": True, "output_attentions": True}
-        ViTForImageClassification(ViTConfig(**TINY, **use, attn_implementation="eager")).save_pretrained(tmp_path)
+        transformers.ViTForImageClassification(
+            transformers.ViTConfig(**TINY, **use, attn_implementation="eager")
+        ).save_pretrained(tmp_path)
         model = SphereVisionModel(SphereVisionConfig(backbone=str(tmp_path), image_size=28), pretrained=True)
         assert list(model.backbone.encoder(torch.randn(1, 3, 28, 28))) == ["last_hidden_state"]
         model.save_pretrained(tmp_path / "saved")
@@ -150,7 +134,9 @@ class TestTransformers:
 
     def test_the_vision_part_of_clip_is_an_encoder(self, tmp_path):
         text = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 9, "eos_token_id": 1}
-        model = CLIPModel(CLIPConfig(vision_config=TINY, text_config=text | {"bos_token_id": 0})).eval()
+        model = transformers.CLIPModel(
+            transformers.CLIPConfig(vision_config=TINY, text_config=text | {"bos_token_id": 0})
+        ).eval()
         model.save_pretrained(tmp_path)
         config = SphereVisionConfig(backbone=str(tmp_path), image_size=28)
         pixels = torch.randn(2, 3, 28, 28)
@@ -174,8 +160,10 @@ class TestTransformers:
     @pytest.mark.parametrize(
         "model",
         [
-            MobileNetV2Model(MobileNetV2Config(depth_multiplier=0.1)),
-            MobileViTModel(MobileViTConfig(hidden_sizes=[8, 8, 8], neck_hidden_sizes=[4, 4, 4, 8, 8, 8, 20])),
+            transformers.MobileNetV2Model(transformers.MobileNetV2Config(depth_multiplier=0.1)),
+            transformers.MobileViTModel(
+                transformers.MobileViTConfig(hidden_sizes=[8, 8, 8], neck_hidden_sizes=[4, 4, 4, 8, 8, 8, 20])
+            ),
         ],
         ids=["mobilenet_v2", "mobilevit"],
     )
@@ -193,12 +181,15 @@ class TestTransformers:
         self, tmp_path
     ):
         pixels = torch.randn(2, 3, 28, 28)
-        for model in (IJepaModel(IJepaConfig(**TINY)).eval(), ViTMAEModel(ViTMAEConfig(**TINY))):
+        for model in (
+            transformers.IJepaModel(transformers.IJepaConfig(**TINY)).eval(),
+            transformers.ViTMAEModel(transformers.ViTMAEConfig(**TINY)),
+        ):
             model.save_pretrained(tmp_path)
             own = SphereVisionModel(SphereVisionConfig(backbone=str(tmp_path), image_size=28), pretrained=True).eval()
             model.config.mask_ratio = 0.0
             states = model.eval()(pixels).last_hidden_state
-            expected = states.mean(1) if isinstance(model, IJepaModel) else states[:, 0]
+            expected = states.mean(1) if isinstance(model, transformers.IJepaModel) else states[:, 0]
             torch.testing.assert_close(own(pixels).embeddings, expected)
 
     def test_images_of_another_size_are_accepted(self, tmp_path):
@@ -209,7 +200,7 @@ class TestTransformers:
     def test_preprocessing_is_that_of_the_image_processor(self, encoder):
         _, folder = encoder
         assert pretrained_preprocessing(folder) == {}
-        BitImageProcessor(
+        transformers.BitImageProcessor(
             size={"shortest_edge": 32}, crop_size={"height": 28, "width": 28}, image_mean=[0.1] * 3, image_std=[0.2] * 3
         ).save_pretrained(folder)
         found = pretrained_preprocessing(folder)

@@ -8,17 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from safetensors.torch import load_file, save_file
 from small_encoders import BERT, every_encoder
 from torch import Tensor, nn
-from transformers import (
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
-    BertConfig,
-    RobertaConfig,
-    pipeline,
-)
 
 
 def spherize_plainly(values: Tensor, scaling: float, radius: float, delta: float) -> Tensor:
@@ -113,9 +106,9 @@ def test_adapters_target_the_layers_of_the_plain_model_and_are_trained_with_the_
 
 
 AUTO = {
-    "Model": AutoModel,
-    "ForMaskedLM": AutoModelForMaskedLM,
-    "ForSequenceClassification": AutoModelForSequenceClassification,
+    "Model": transformers.AutoModel,
+    "ForMaskedLM": transformers.AutoModelForMaskedLM,
+    "ForSequenceClassification": transformers.AutoModelForSequenceClassification,
 }
 
 every_kind = pytest.mark.parametrize("kind", AUTO)
@@ -182,7 +175,7 @@ def test_fill_mask_pipeline_runs_on_a_saved_model(family, tmp_path):
     model = family.model()
     model.save_pretrained(tmp_path)
     write_vocabulary(tmp_path, family.name)
-    fill = pipeline("fill-mask", str(tmp_path))
+    fill = transformers.pipeline("fill-mask", str(tmp_path))
     assert type(fill.model) is type(model)
     answers = fill(f"the {fill.tokenizer.mask_token}", top_k=50)
     ids = torch.tensor(fill.tokenizer(f"the {fill.tokenizer.mask_token}").input_ids)
@@ -209,5 +202,7 @@ def test_plain_checkpoint_loads_with_the_new_model_type_and_no_warning(family, k
     assert type(AUTO[kind].from_pretrained(tmp_path / "own")) is type(model)
     assert "of type" not in transformers_log.text
     # Control: a configuration of another family does warn.
-    (BertConfig if family.name == "Roberta" else RobertaConfig).from_pretrained(tmp_path / "plain")
+    (transformers.BertConfig if family.name == "Roberta" else transformers.RobertaConfig).from_pretrained(
+        tmp_path / "plain"
+    )
     assert "of type" in transformers_log.text

@@ -6,51 +6,39 @@ import numpy as np
 import pytest
 import torch
 
-from hf_sphere.nn import (
-    HEADS,
-    AngularConv2d,
-    AngularLinear,
-    Head,
-    PoleRegression,
-    PrototypicalClassifier,
-    SphericalConv2d,
-    SphericalLinear,
-    Spherization,
-    build_head,
-    fit_calibration,
-)
+from hf_sphere import nn
 
 SHARES, INTEGERS = torch.full((2, 4), 0.25), torch.ones(1, 4, 4, 4, dtype=torch.long)
 NAN, INF = math.nan, math.inf
 
 
 def head(name, classes=4, **options):
-    return lambda: build_head(name, 6, classes, **options)
+    return lambda: nn.build_head(name, 6, classes, **options)
 
 
 def loss(name, labels, count=2, **options):
-    return lambda: build_head(name, 6, 4, **options)(torch.randn(count, 6), torch.as_tensor(labels))
+    return lambda: nn.build_head(name, 6, 4, **options)(torch.randn(count, 6), torch.as_tensor(labels))
 
 
 def mixed(name="cosine", **changed):
     labels = {"mixed_labels": torch.tensor([1, 2]), "mixed_share": torch.tensor([0.1, 0.2])} | changed
-    return lambda: build_head(name, 6, 4)(torch.randn(2, 6), torch.tensor([0, 1]), **labels)
+    return lambda: nn.build_head(name, 6, 4)(torch.randn(2, 6), torch.tensor([0, 1]), **labels)
 
 
 def regression(targets, dim=4, count=3):
-    return lambda: PoleRegression(4, (1000.0, 1932.0))(torch.randn(count, dim), torch.as_tensor(targets))
+    return lambda: nn.PoleRegression(4, (1000.0, 1932.0))(torch.randn(count, dim), torch.as_tensor(targets))
 
 
 def episode(query=(7, 6), support=(4, 3, 6), labels=None):
-    return lambda: PrototypicalClassifier()(torch.zeros(query), torch.ones(support), labels)
+    return lambda: nn.PrototypicalClassifier()(torch.zeros(query), torch.ones(support), labels)
 
 
 def calibration(logits, labels, kind="vector"):
-    return lambda: fit_calibration(logits, labels, kind)
+    return lambda: nn.fit_calibration(logits, labels, kind)
 
 
 def prototypes(points):
-    return lambda: build_head("prototype", 4, 7).set_prototypes(points)
+    return lambda: nn.build_head("prototype", 4, 7).set_prototypes(points)
 
 
 OPTIONS = [
@@ -83,22 +71,25 @@ OPTIONS = [
     (head("etf", 8), "a simplex of 8 classes needs embedding_dim >= K - 1; got 6"),
     *((head("hyperbolic", curvature=c), r"curvature must be a number in \(0, inf\)") for c in (0.0, -1.0, NAN, INF)),
     *((head(name, operator="tanh"), "unknown operator 'tanh'; the operators are: cosine, ") for name in ("angular",)),
-    (lambda: AngularLinear(4, 3, "tanh"), "unknown operator 'tanh'"),
-    (lambda: AngularConv2d(4, 3, 1, "tanh"), "unknown operator 'tanh'"),
-    (lambda: Spherization(4, radius=INF), r"radius must be a number in \(0, inf\); got inf"),
-    (lambda: Spherization(4, scaling=0.0), "scaling must be finite and not 0"),
-    (lambda: Spherization(4, scaling=NAN), "scaling must be finite and not 0"),
-    (lambda: Spherization(4, delta=1.0), r"delta must be a number in \(0, 1\)"),
-    (lambda: SphericalConv2d(0, 3, 1), "in_features must be an integer of at least 1"),
-    *((lambda e=ends: PoleRegression(3, e), "the lower one first") for ends in [(1, 1), (2, 1), (0, INF), (NAN, 1)]),
-    (lambda: PoleRegression(1, (0, 1)), "embedding_dim must be an integer of at least 2; got 1"),
-    (lambda: PoleRegression(3, (0, 1), out_of_range="ignore"), "out_of_range must be one of error, clip; got 'ignore'"),
-    (lambda: PoleRegression(3, (0, 1), reduction="none"), "reduction must be one of mean, sum; got 'none'"),
-    (lambda: PrototypicalClassifier("l1"), "metric must be one of euclidean, cosine; got 'l1'"),
-    (lambda: PrototypicalClassifier(temperature=INF), r"temperature must be a number in \(0, inf\); got inf"),
+    (lambda: nn.AngularLinear(4, 3, "tanh"), "unknown operator 'tanh'"),
+    (lambda: nn.AngularConv2d(4, 3, 1, "tanh"), "unknown operator 'tanh'"),
+    (lambda: nn.Spherization(4, radius=INF), r"radius must be a number in \(0, inf\); got inf"),
+    (lambda: nn.Spherization(4, scaling=0.0), "scaling must be finite and not 0"),
+    (lambda: nn.Spherization(4, scaling=NAN), "scaling must be finite and not 0"),
+    (lambda: nn.Spherization(4, delta=1.0), r"delta must be a number in \(0, 1\)"),
+    (lambda: nn.SphericalConv2d(0, 3, 1), "in_features must be an integer of at least 1"),
+    *((lambda e=ends: nn.PoleRegression(3, e), "the lower one first") for ends in [(1, 1), (2, 1), (0, INF), (NAN, 1)]),
+    (lambda: nn.PoleRegression(1, (0, 1)), "embedding_dim must be an integer of at least 2; got 1"),
+    (
+        lambda: nn.PoleRegression(3, (0, 1), out_of_range="ignore"),
+        "out_of_range must be one of error, clip; got 'ignore'",
+    ),
+    (lambda: nn.PoleRegression(3, (0, 1), reduction="none"), "reduction must be one of mean, sum; got 'none'"),
+    (lambda: nn.PrototypicalClassifier("l1"), "metric must be one of euclidean, cosine; got 'l1'"),
+    (lambda: nn.PrototypicalClassifier(temperature=INF), r"temperature must be a number in \(0, inf\); got inf"),
 ]
 TENSORS = [
-    (lambda: Head(6, 4)(torch.randn(2, 6)), "Head must define `compute_logits`"),
+    (lambda: nn.Head(6, 4)(torch.randn(2, 6)), "Head must define `compute_logits`"),
     (loss("softmax", torch.ones(2, 4), class_weights=[1.0, 1.0, 2.0, 1.0]), "class_weights are for one class per ex"),
     (loss("cosine", [0, 1], sample_rate=0.5, label_smoothing=0.1), "excludes label smoothing"),
     (loss("softmax", torch.zeros(2, 4), blockwise=True), "need one class per example"),
@@ -140,10 +131,10 @@ TENSORS = [
     (calibration(torch.zeros(3, 2), [1, 1, 1]), "and all of them must occur; got .1."),
     (calibration(torch.zeros(2, 2), [0.5, 1.0], "temperature"), "labels must be integers"),
     (calibration(torch.zeros(2, 2), np.array(["cat", "dog"]), "temperature"), "the first is 'cat'. Number the names"),
-    (lambda: Spherization(3)(torch.randn(2, 5)), r"expected 3 features along axis -1; got shape \(2, 5\)"),
+    (lambda: nn.Spherization(3)(torch.randn(2, 5)), r"expected 3 features along axis -1; got shape \(2, 5\)"),
     *(
         (lambda layer=layer, x=x: layer(x), rf"floating-point dtype; got {kind}")
-        for layer in (AngularLinear(4, 3), AngularConv2d(4, 3, 1), Spherization(4), SphericalLinear(4, 3))
+        for layer in (nn.AngularLinear(4, 3), nn.AngularConv2d(4, 3, 1), nn.Spherization(4), nn.SphericalLinear(4, 3))
         for x, kind in ((INTEGERS, r"torch\.int64\. Convert"), (np.ones((4, 4, 4)), r"ndarray\. Convert"))
     ),
 ]
@@ -155,14 +146,14 @@ def test_bad_input_is_refused(call, message):
         call()
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", nn.HEADS)
 def test_every_head_refuses_embeddings_and_labels_of_a_wrong_shape_dtype_or_value(name):
     for shape in ((2, 5), (6,), (2, 3, 6)):
         with pytest.raises(ValueError, match=r"embeddings must have shape \(B, 6\); got"):
-            build_head(name, 6, 4)(torch.randn(shape))
+            nn.build_head(name, 6, 4)(torch.randn(shape))
     for dim in (0, 0.5, True):
         with pytest.raises(ValueError, match=f"embedding_dim .*; got {dim}"):
-            build_head(name, dim, 3)
+            nn.build_head(name, dim, 3)
     wrong = [([0, 4], "but the model has 4 classes"), ([-1, 0], "but the model has 4 classes")]
     wrong += [
         ([0, 1, 2], r"labels \(3,\) are not one for each of 2"),
@@ -170,7 +161,7 @@ def test_every_head_refuses_embeddings_and_labels_of_a_wrong_shape_dtype_or_valu
     ]
     wrong += [([[0], [1]], r"must be the same as input size|is for one class per example")]
     wrong += [(torch.tensor([0, 1]).to(dtype), "labels must be integers") for dtype in (torch.float32, torch.bool)]
-    if HEADS[name].has_own_loss():
+    if nn.HEADS[name].has_own_loss():
         wrong.append((torch.ones(2, 4), rf"head '{name}' is for one class per example; .* requires .* softmax"))
     else:
         wrong += [(torch.full((2, 4), value), "several classes must be 0 or 1") for value in (-1, 2, NAN)]

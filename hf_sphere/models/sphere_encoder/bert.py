@@ -8,12 +8,11 @@ from torch import Tensor, nn
 from transformers import BertConfig
 from transformers.models.bert import modeling_bert as plain
 
-from hf_sphere.models.sphere_encoder.configuration_sphere_encoder import SphereEncoderConfigMixin
-from hf_sphere.models.sphere_encoder.modeling_sphere_encoder import SphereEncoderMixin, SphericalMap
+from hf_sphere.models.sphere_encoder import modeling_sphere_encoder as base
 
 
 @strict
-class SphereBertConfig(SphereEncoderConfigMixin, BertConfig):
+class SphereBertConfig(base.SphereEncoderConfigMixin, BertConfig):
     """`BertConfig` with the fields of `SphereEncoderConfigMixin`."""
 
     model_type = "sphere_bert"
@@ -32,7 +31,7 @@ class SphereBertOutput(nn.Module):
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        self.spherical = SphericalMap(config.intermediate_size, config.hidden_size, **config.spherization_options)
+        self.spherical = base.SphericalMap(config.intermediate_size, config.hidden_size, **config.spherization_options)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
@@ -41,7 +40,7 @@ class SphereBertOutput(nn.Module):
         return self.LayerNorm(self.dropout(self.spherical(hidden_states)) + input_tensor)
 
 
-class SphereBertModel(SphereEncoderMixin, plain.BertModel):
+class SphereBertModel(base.SphereEncoderMixin, plain.BertModel):
     """`BertModel` of transformers with spherized feed-forwards."""
 
     config: SphereBertConfig
@@ -51,13 +50,13 @@ class SphereBertModel(SphereEncoderMixin, plain.BertModel):
         super().__init__(config, add_pooling_layer)
 
 
-class SphereBertForMaskedLM(SphereEncoderMixin, plain.BertForMaskedLM):
+class SphereBertForMaskedLM(base.SphereEncoderMixin, plain.BertForMaskedLM):
     """`BertForMaskedLM` of transformers with spherized feed-forwards."""
 
 
-class SphereBertForSequenceClassification(SphereEncoderMixin, plain.BertForSequenceClassification):
+class SphereBertForSequenceClassification(base.SphereEncoderMixin, plain.BertForSequenceClassification):
     """`BertForSequenceClassification` of transformers with spherized feed-forwards."""
 
 
-class SphereBertForTokenClassification(SphereEncoderMixin, plain.BertForTokenClassification):
+class SphereBertForTokenClassification(base.SphereEncoderMixin, plain.BertForTokenClassification):
     """`BertForTokenClassification` of transformers with spherized feed-forwards."""

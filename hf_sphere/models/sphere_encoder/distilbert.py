@@ -8,12 +8,11 @@ from torch import Tensor, nn
 from transformers import DistilBertConfig
 from transformers.models.distilbert import modeling_distilbert as plain
 
-from hf_sphere.models.sphere_encoder.configuration_sphere_encoder import SphereEncoderConfigMixin
-from hf_sphere.models.sphere_encoder.modeling_sphere_encoder import SphereEncoderMixin, SphericalMap
+from hf_sphere.models.sphere_encoder import modeling_sphere_encoder as base
 
 
 @strict
-class SphereDistilBertConfig(SphereEncoderConfigMixin, DistilBertConfig):
+class SphereDistilBertConfig(base.SphereEncoderConfigMixin, DistilBertConfig):
     """`DistilBertConfig` with the fields of `SphereEncoderConfigMixin`."""
 
     model_type = "sphere_distilbert"
@@ -28,14 +27,14 @@ class SphereFFN(plain.FFN):
         self.chunk_size_feed_forward = config.chunk_size_feed_forward
         self.seq_len_dim = 1
         self.lin1 = nn.Linear(config.dim, config.hidden_dim)
-        self.spherical = SphericalMap(config.hidden_dim, config.dim, **config.spherization_options)
+        self.spherical = base.SphericalMap(config.hidden_dim, config.dim, **config.spherization_options)
 
     def ff_chunk(self, input: Tensor) -> Tensor:
         """Map (B, L, dim) to (B, L, dim)."""
         return self.dropout(self.spherical(self.lin1(input)))
 
 
-class SphereDistilBertModel(SphereEncoderMixin, plain.DistilBertModel):
+class SphereDistilBertModel(base.SphereEncoderMixin, plain.DistilBertModel):
     """`DistilBertModel` of transformers with spherized feed-forwards."""
 
     config: SphereDistilBertConfig
@@ -45,13 +44,13 @@ class SphereDistilBertModel(SphereEncoderMixin, plain.DistilBertModel):
     feed_forward_classes = {"FFN": SphereFFN}
 
 
-class SphereDistilBertForMaskedLM(SphereEncoderMixin, plain.DistilBertForMaskedLM):
+class SphereDistilBertForMaskedLM(base.SphereEncoderMixin, plain.DistilBertForMaskedLM):
     """`DistilBertForMaskedLM` of transformers with spherized feed-forwards."""
 
 
-class SphereDistilBertForSequenceClassification(SphereEncoderMixin, plain.DistilBertForSequenceClassification):
+class SphereDistilBertForSequenceClassification(base.SphereEncoderMixin, plain.DistilBertForSequenceClassification):
     """`DistilBertForSequenceClassification` of transformers with spherized feed-forwards."""
 
 
-class SphereDistilBertForTokenClassification(SphereEncoderMixin, plain.DistilBertForTokenClassification):
+class SphereDistilBertForTokenClassification(base.SphereEncoderMixin, plain.DistilBertForTokenClassification):
     """`DistilBertForTokenClassification` of transformers with spherized feed-forwards."""

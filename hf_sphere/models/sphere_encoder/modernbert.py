@@ -9,12 +9,11 @@ from transformers import ModernBertConfig
 from transformers.activations import ACT2FN
 from transformers.models.modernbert import modeling_modernbert as plain
 
-from hf_sphere.models.sphere_encoder.configuration_sphere_encoder import SphereEncoderConfigMixin
-from hf_sphere.models.sphere_encoder.modeling_sphere_encoder import SphereEncoderMixin, SphericalMap
+from hf_sphere.models.sphere_encoder import modeling_sphere_encoder as base
 
 
 @strict
-class SphereModernBertConfig(SphereEncoderConfigMixin, ModernBertConfig):
+class SphereModernBertConfig(base.SphereEncoderConfigMixin, ModernBertConfig):
     """`ModernBertConfig` with the fields of `SphereEncoderConfigMixin`."""
 
     model_type = "sphere_modernbert"
@@ -32,15 +31,15 @@ class SphereModernBertMLP(plain.ModernBertMLP):
         self.Wi = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias)
         self.act = ACT2FN[config.hidden_activation]
         self.drop = nn.Dropout(config.mlp_dropout)
-        self.spherical = SphericalMap(config.intermediate_size, config.hidden_size, **config.spherization_options)
+        self.spherical = base.SphericalMap(config.intermediate_size, config.hidden_size, **config.spherization_options)
 
     @property
-    def Wo(self) -> SphericalMap:  # noqa: N802
+    def Wo(self) -> base.SphericalMap:  # noqa: N802
         """The second map, by the name by which ModernBERT calls and initializes it."""
         return self.spherical
 
 
-class SphereModernBertModel(SphereEncoderMixin, plain.ModernBertModel):
+class SphereModernBertModel(base.SphereEncoderMixin, plain.ModernBertModel):
     """`ModernBertModel` of transformers with spherized feed-forwards."""
 
     config: SphereModernBertConfig
@@ -50,13 +49,13 @@ class SphereModernBertModel(SphereEncoderMixin, plain.ModernBertModel):
     feed_forward_classes = {"ModernBertMLP": SphereModernBertMLP}
 
 
-class SphereModernBertForMaskedLM(SphereEncoderMixin, plain.ModernBertForMaskedLM):
+class SphereModernBertForMaskedLM(base.SphereEncoderMixin, plain.ModernBertForMaskedLM):
     """`ModernBertForMaskedLM` of transformers with spherized feed-forwards."""
 
 
-class SphereModernBertForSequenceClassification(SphereEncoderMixin, plain.ModernBertForSequenceClassification):
+class SphereModernBertForSequenceClassification(base.SphereEncoderMixin, plain.ModernBertForSequenceClassification):
     """`ModernBertForSequenceClassification` of transformers with spherized feed-forwards."""
 
 
-class SphereModernBertForTokenClassification(SphereEncoderMixin, plain.ModernBertForTokenClassification):
+class SphereModernBertForTokenClassification(base.SphereEncoderMixin, plain.ModernBertForTokenClassification):
     """`ModernBertForTokenClassification` of transformers with spherized feed-forwards."""

@@ -5,19 +5,18 @@ from huggingface_hub.dataclasses import strict
 from transformers import RobertaConfig
 from transformers.models.roberta import modeling_roberta as plain
 
+from hf_sphere.models.sphere_encoder import modeling_sphere_encoder as base
 from hf_sphere.models.sphere_encoder.bert import SphereBertIntermediate, SphereBertOutput
-from hf_sphere.models.sphere_encoder.configuration_sphere_encoder import SphereEncoderConfigMixin
-from hf_sphere.models.sphere_encoder.modeling_sphere_encoder import SphereEncoderMixin
 
 
 @strict
-class SphereRobertaConfig(SphereEncoderConfigMixin, RobertaConfig):
+class SphereRobertaConfig(base.SphereEncoderConfigMixin, RobertaConfig):
     """`RobertaConfig` with the fields of `SphereEncoderConfigMixin`."""
 
     model_type = "sphere_roberta"
 
 
-class SphereRobertaModel(SphereEncoderMixin, plain.RobertaModel):
+class SphereRobertaModel(base.SphereEncoderMixin, plain.RobertaModel):
     """`RobertaModel` of transformers with spherized feed-forwards."""
 
     config: SphereRobertaConfig
@@ -27,13 +26,13 @@ class SphereRobertaModel(SphereEncoderMixin, plain.RobertaModel):
         super().__init__(config, add_pooling_layer)
 
 
-class SphereRobertaForMaskedLM(SphereEncoderMixin, plain.RobertaForMaskedLM):
+class SphereRobertaForMaskedLM(base.SphereEncoderMixin, plain.RobertaForMaskedLM):
     """`RobertaForMaskedLM` of transformers with spherized feed-forwards."""
 
 
-class SphereRobertaForSequenceClassification(SphereEncoderMixin, plain.RobertaForSequenceClassification):
+class SphereRobertaForSequenceClassification(base.SphereEncoderMixin, plain.RobertaForSequenceClassification):
     """`RobertaForSequenceClassification` of transformers with spherized feed-forwards."""
 
 
-class SphereRobertaForTokenClassification(SphereEncoderMixin, plain.RobertaForTokenClassification):
+class SphereRobertaForTokenClassification(base.SphereEncoderMixin, plain.RobertaForTokenClassification):
     """`RobertaForTokenClassification` of transformers with spherized feed-forwards."""

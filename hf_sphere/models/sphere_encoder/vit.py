@@ -10,8 +10,7 @@ from transformers import ViTConfig
 from transformers.models.vit import modeling_vit as plain
 from transformers.utils.generic import can_return_tuple
 
-from hf_sphere.models.sphere_encoder.configuration_sphere_encoder import SphereEncoderConfigMixin
-from hf_sphere.models.sphere_encoder.modeling_sphere_encoder import SphereEncoderMixin, SphericalMap
+from hf_sphere.models.sphere_encoder import modeling_sphere_encoder as base
 from hf_sphere.models.sphere_vision.configuration_sphere_vision import OwnPartsMixin
 from hf_sphere.models.sphere_vision.modeling_sphere_vision import reset_missing_parameters
 from hf_sphere.models.sphere_vision.modeling_sphere_vision_tasks import ModelWithHead
@@ -19,7 +18,7 @@ from hf_sphere.nn.labels import pop_mixed, refuse_mixed, weighted_by_targets
 
 
 @strict
-class SphereViTConfig(SphereEncoderConfigMixin, OwnPartsMixin, ViTConfig):
+class SphereViTConfig(base.SphereEncoderConfigMixin, OwnPartsMixin, ViTConfig):
     """`ViTConfig` with the fields of `SphereEncoderConfigMixin` and the head of the image classifier.
 
     Args:
@@ -46,14 +45,14 @@ class SphereViTMLP(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.spherical = SphericalMap(config.intermediate_size, config.hidden_size, **config.spherization_options)
+        self.spherical = base.SphericalMap(config.intermediate_size, config.hidden_size, **config.spherization_options)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Map (B, L, hidden_size) to (B, L, hidden_size)."""
         return self.spherical(self.fc1(hidden_states))
 
 
-class SphereViTModel(SphereEncoderMixin, plain.ViTModel):
+class SphereViTModel(base.SphereEncoderMixin, plain.ViTModel):
     """`ViTModel` of transformers with spherized feed-forwards."""
 
     config: SphereViTConfig
@@ -66,7 +65,7 @@ class SphereViTModel(SphereEncoderMixin, plain.ViTModel):
         super().__init__(config, add_pooling_layer, use_mask_token)
 
 
-class SphereViTForImageClassification(ModelWithHead, SphereEncoderMixin, plain.ViTForImageClassification):
+class SphereViTForImageClassification(ModelWithHead, base.SphereEncoderMixin, plain.ViTForImageClassification):
     """`ViTForImageClassification` of transformers with spherized feed-forwards, and any head."""
 
     def post_init(self) -> None:

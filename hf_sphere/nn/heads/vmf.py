@@ -9,20 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hf_sphere.geometry import sampling
 from hf_sphere.geometry.bessel import means_from_natural_parameters
 from hf_sphere.geometry.manifold import divide_by_norms
-from hf_sphere.geometry.sampling import (
-    Noise,
-    cosine_from_noise,
-    fixed_noise,
-    keyed_integers,
-    keyed_noise,
-    keyed_normals,
-    points_from_noise,
-    sample_cosine,
-    seeds_at_once,
-    tangent_directions,
-)
 from hf_sphere.nn.class_softmax import log_class_sum
 from hf_sphere.nn.heads.mixins import INITIAL_LOG_TEMPERATURE, ClassVectorHead, TemperatureHead
 from hf_sphere.nn.processes import log_sum_over_processes
@@ -168,7 +157,7 @@ class VMFHead(ClassVectorHead, TemperatureHead):
     def before_forward(self, seed: int, positions: Tensor) -> None:
         """Determine the samples of the next forward pass in training by `seed` and the `positions` of its examples."""
         super().before_forward(seed, positions)
-        self._keys = keyed_integers(seed, positions)
+        self._keys = sampling.keyed_integers(seed, positions)
 
     def transform(self, embeddings: Tensor) -> Tensor:
         """Scale: (B, d) -> (B, d), direction times concentration, in float32 or better."""
@@ -227,17 +216,19 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         half = (self.num_samples + 1) // 2
         if keys is not None:
             streams = torch.arange(self.num_samples + half, device=embeddings.device)[:, None]
-            of_cosine, of_tangent = keyed_integers(keys, streams).split([self.num_samples, half])
+            of_cosine, of_tangent = sampling.keyed_integers(keys, streams).split([self.num_samples, half])
             if keys.device.type == "cpu" and not torch.compiler.is_compiling():  # with as few proposals as needed
-                cosine, sine = sample_cosine(concentration.expand_as(of_cosine), self.embedding_dim, keys=of_cosine)
-                normals = keyed_normals(of_tangent, self.embedding_dim, embeddings.dtype)
-                return direction, cosine, sine, tangent_directions(direction.detach(), normals)
-            noise = keyed_noise(of_cosine, of_tangent, self.embedding_dim, embeddings.dtype)
+                cosine, sine = sampling.sample_cosine(
+                    concentration.expand_as(of_cosine), self.embedding_dim, keys=of_cosine
+                )
+                normals = sampling.keyed_normals(of_tangent, self.embedding_dim, embeddings.dtype)
+                return direction, cosine, sine, sampling.tangent_directions(direction.detach(), normals)
+            noise = sampling.keyed_noise(of_cosine, of_tangent, self.embedding_dim, embeddings.dtype)
         else:
             noise = self._fixed_noise((self.num_samples, 1), embeddings)
-        cosine, sine = cosine_from_noise(concentration, self.embedding_dim, noise)
+        cosine, sine = sampling.cosine_from_noise(concentration, self.embedding_dim, noise)
         normals = noise.normals[:half]
-        return direction, cosine, sine, tangent_directions(direction.detach(), normals)
+        return direction, cosine, sine, sampling.tangent_directions(direction.detach(), normals)
 
     def _take_keys(self, embeddings: Tensor) -> Tensor:
         """Return the keys of this forward pass, (B,), those of `before_forward` at most once."""
@@ -252,14 +243,16 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         """Yield the log-softmax of `beta * x.y` for each of S samples of embeddings and classes: (N, K)."""
         direction, concentration = _split(weight)
         noise = self._fixed_noise((self.num_samples, 1), embeddings)
-        samples = self.inverse_temperature() * points_from_noise(*_split(embeddings), noise)
+        samples = self.inverse_temperature() * sampling.points_from_noise(*_split(embeddings), noise)
         # As many samples of the classes at once as are small: all would take the memory of S weight matrices.
-        size = seeds_at_once((self.num_classes,), self.embedding_dim)
+        size = sampling.seeds_at_once((self.num_classes,), self.embedding_dim)
         for start in range(0, self.num_samples, size):
             seeds = range(start + 1, min(start + size, self.num_samples) + 1)
             uniforms, normals = self._fixed_noise((self.num_classes,), weight, seeds)
             rows = slice(self.classes.start, self.classes.stop)
-            classes = points_from_noise(direction, concentration, Noise(uniforms[..., rows], normals[:, rows]))
+            classes = sampling.points_from_noise(
+                direction, concentration, sampling.Noise(uniforms[..., rows], normals[:, rows])
+            )
             for points, vectors in zip(samples[start : start + size], classes, strict=True):
                 logits = points @ vectors.T
                 if self.is_sharded:
@@ -267,8 +260,8 @@ class VMFHead(ClassVectorHead, TemperatureHead):
                 else:
                     yield logits.log_softmax(-1)
 
-    def _fixed_noise(self, shape: tuple[int, ...], like: Tensor, seed: int | range = 0) -> Noise:
-        return fixed_noise(shape, self.embedding_dim, seed, like.dtype, like.device)
+    def _fixed_noise(self, shape: tuple[int, ...], like: Tensor, seed: int | range = 0) -> sampling.Noise:
+        return sampling.fixed_noise(shape, self.embedding_dim, seed, like.dtype, like.device)
 
 
 def _split(vectors: Tensor) -> tuple[Tensor, Tensor]:
