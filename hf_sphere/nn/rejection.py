@@ -69,7 +69,14 @@ class Rejection(nn.Module):
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__()
-        check_settings(settings)
+        level, score, by_class = settings["level"], settings["score"], settings["by_class"]
+        check_number("level", level, "(0, 1)")
+        if by_class and SCORES[score].of_classes is None:
+            names = ", ".join(name for name, each in SCORES.items() if each.of_classes)
+            raise ValueError(f"the score {score} is not one of each class; by_class needs one of {names}.")
+        count = settings["shapes"]["class_calibration" if by_class else "calibration"][-1]
+        if count < (needed := images_needed(level)):
+            raise ValueError(f"level {level:g} needs {needed:,} images; there are {count:,}. Fit it again.")
         self.settings = settings
         for name, shape in {"class_calibration": None, **settings["shapes"]}.items():
             self.register_buffer(name, None if shape is None else torch.empty(shape))
@@ -98,7 +105,7 @@ class Rejection(nn.Module):
         state |= self.settings.get("options", {})
         score = SCORES[self.settings["score"]]
         if self.settings["by_class"]:
-            assert score.of_classes is not None  # see `check_settings`
+            assert score.of_classes is not None
             return None, score.of_classes(state, outputs).float()
         values = score.values(state, outputs).float()
         classes = self.settings["shapes"].get("class_calibration")
@@ -180,18 +187,6 @@ class Rejection(nn.Module):
 
 
 _Outputs = namedtuple("_Outputs", ("embeddings", "logits", "concentrations"))
-
-
-def check_settings(settings: Mapping[str, Any]) -> None:
-    """Raise a ValueError for settings of a `Rejection` that are not valid."""
-    level, score, by_class = settings["level"], settings["score"], settings["by_class"]
-    check_number("level", level, "(0, 1)")
-    if by_class and SCORES[score].of_classes is None:
-        names = ", ".join(name for name, each in SCORES.items() if each.of_classes)
-        raise ValueError(f"the score {score} is not one of each class; by_class needs one of {names}.")
-    count, needed = settings["shapes"]["class_calibration" if by_class else "calibration"][-1], images_needed(level)
-    if count < needed:
-        raise ValueError(f"level {level:g} needs {needed:,} images; there are {count:,}. Fit it again.")
 
 
 def images_needed(level: float) -> int:

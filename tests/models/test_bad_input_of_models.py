@@ -55,8 +55,6 @@ def joint(labels=None, values=None):
 
 CONFIGURATIONS = [
     (config(initialization="glorot"), "initialization"),
-    (config(num_channels=2), "num_channels must be"),
-    (config(embedding_dim=0), "embedding_dim must be"),
     (config(problem_type="multi_label"), "multi_label"),
     *((config(task_weight=weight), r"task_weight must be a number in \[0, 1\]; got") for weight in (-0.1, 1.5)),
     (config(value_range=["low", "high"]), "value_range"),
@@ -75,7 +73,7 @@ CONFIGURATIONS = [
         (config(calibration={"temperature": 2.0}, problem_type=kind), "one per image")
         for kind in ("multi_label_classification", "regression")
     ),
-    *((lambda layers=layers: BERT.config(spherized_layers=layers), "has 3 layers") for layers in ([3], [0, -4])),
+    *((lambda layers=layers: BERT.model(spherized_layers=layers), "has 3 layers") for layers in ([3], [0, -4])),
     (lambda: BERT.config(spherized_layers="last"), "spherized_layers"),
     (lambda: BERT.config(spherization_scaling="5"), "spherization_scaling"),
 ]
@@ -85,6 +83,7 @@ MODELS = [
     *((encoder(spherization_scaling=value), "scaling must be finite and not 0") for value in (0, math.nan, math.inf)),
     (encoder("ForSequenceClassification", hidden_size=2, spherized_classifier=True), "in_features must be an integer"),
     (build(head="vfm"), r"unknown head 'vfm'; the heads are: .*softmax"),
+    (build(embedding_dim=0), "embedding_dim must be an integer of at least 1; got 0"),
     (build(head=None), r"unknown head None; the heads are: .*softmax"),
     (
         lambda: (

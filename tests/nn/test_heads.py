@@ -233,7 +233,7 @@ def test_a_cross_entropy_of_the_logits_is_reported_only_if_it_is_not_the_loss_of
         assert reports(caplog) == number
 
 
-@pytest.mark.parametrize("name", ["arcface", "proxy_anchor"])
+@pytest.mark.parametrize("name", ["arcface", "cosine", "proxy_anchor"])
 def test_the_loss_in_training_has_second_and_forward_derivatives(name):
     head, labels = make(name).double(), torch.tensor([0, 2, 3])
     x = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)

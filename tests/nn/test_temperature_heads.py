@@ -48,18 +48,6 @@ def test_logits_are_cosines_times_the_inverse_temperature(name):
         torch.testing.assert_close(head(x, LABELS).loss.double(), F.cross_entropy(logits, LABELS), rtol=1e-5, atol=1e-6)
 
 
-@HEADS
-def test_gradients_pass_gradcheck(name):
-    head, x = build_head(name, 6, 4, log_temperature=-1.0).double(), torch.randn(5, 6, dtype=torch.float64)
-    inputs = [x.requires_grad_(), head.weight, head.log_temperature]
-
-    def logits_and_loss(x: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
-        output = head(x, LABELS)
-        return output.logits, output.loss
-
-    assert torch.autograd.gradcheck(logits_and_loss, inputs)
-
-
 # The margin
 
 

@@ -95,10 +95,6 @@ class SphereEncoderConfigMixin:
         check_settings(config_dict)
         return super().from_dict(config_dict, **kwargs)  # type: ignore[misc]
 
-    def validate_spherized_layers(self) -> None:
-        """Check that the encoder has the spherized layers."""
-        _ = self.spherized_layer_indices
-
 
 class SphericalMap(SphericalLinear):
     """Spherization and linear map, in place of the second map of a feed-forward."""

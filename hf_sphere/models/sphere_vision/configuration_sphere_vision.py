@@ -14,8 +14,7 @@ from transformers.utils import logging
 
 from hf_sphere.models import REQUIRES
 from hf_sphere.nn.heads import HEADS, check_options
-from hf_sphere.nn.rejection import check_settings as check_rejection
-from hf_sphere.utils.checks import check_choice, check_integer, check_number
+from hf_sphere.utils.checks import check_choice, check_number
 from hf_sphere.utils.imports import is_module_name
 from hf_sphere.utils.loading import check_settings
 from hf_sphere.utils.problem_types import PROBLEM_TYPES
@@ -189,12 +188,6 @@ class SphereVisionConfig(OwnPartsMixin, PreTrainedConfig):
         replaced = self.spherization is not None or (self.head is not None and HEADS[self.head].replaces_activation)
         return self.embedding_dim is not None or not replaced
 
-    def validate_sizes(self) -> None:
-        """Check the number of channels and the length of the embeddings."""
-        check_choice("num_channels", self.num_channels, (1, 3))
-        if self.embedding_dim is not None:
-            check_integer("embedding_dim", self.embedding_dim, 1)
-
     def validate_problem_type(self) -> None:
         """Check that the problem type exists, which transformers does not, and the weight of the tasks."""
         check_choice("problem_type", self.problem_type, (None, *PROBLEM_TYPES))
@@ -209,8 +202,3 @@ class SphereVisionConfig(OwnPartsMixin, PreTrainedConfig):
         if not is_valid or np.min(self.calibration.get("temperature", 0)) <= 0:
             what = f"{self.num_labels} classes, one per image, with positive temperatures"
             raise ValueError(f"calibration must be as by `fit_calibration` for {what}; got {self.calibration}.")
-
-    def validate_rejection(self) -> None:
-        """Check the settings of the rejection."""
-        if self.rejection is not None:
-            check_rejection(self.rejection)

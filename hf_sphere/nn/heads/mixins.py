@@ -210,11 +210,10 @@ def _draw_classes(seed: int | None, classes: range, sample_rate: float, device: 
 
 def class_shards(model: nn.Module) -> dict[str, ClassVectorHead]:
     """Return the head of each parameter that has only the classes of this process, by parameter name."""
-    heads = {name: head for name, head in model.named_modules() if isinstance(head, ClassVectorHead)}
     return {
         f"{name}.{parameter}".removeprefix("."): head
-        for name, head in heads.items()
-        if head.shard_classes
+        for name, head in model.named_modules()
+        if isinstance(head, ClassVectorHead) and head.shard_classes
         for parameter in head.class_parameters
     }
 
