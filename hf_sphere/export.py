@@ -111,8 +111,7 @@ def export_onnx(
 
 def image_preprocessing(processor: Mapping[str, Any]) -> dict[str, str]:
     """Return the metadata with the options of an image processor, as JSON; none if its size is unknown."""
-    names = [name for name in processor if name in PREPROCESSING or name.startswith("do_")]
-    used = {name: processor[name] for name in names if processor[name] is not None}
+    used = {k: v for k, v in processor.items() if v is not None and (k in PREPROCESSING or k.startswith("do_"))}
     return {"preprocessing": json.dumps(used, default=dict)} if "size" in used else {}
 
 

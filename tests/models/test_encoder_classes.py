@@ -90,7 +90,7 @@ def test_spherized_feed_forward_matches_the_formula(encoder):
 
 
 @every_class
-def test_class_is_written_in_the_file_of_its_encoder_with_signature_and_docstring(encoder, task):
+def test_class_is_written_in_the_file_of_its_encoder_with_a_docstring(encoder, task):
     model, config, plain = encoder.model_class(task), encoder.model_class("Config"), encoder.plain_class(task)
     assert getattr(hf_sphere, model.__name__) is model
     file = Path(inspect.getsourcefile(model))
@@ -98,7 +98,6 @@ def test_class_is_written_in_the_file_of_its_encoder_with_signature_and_docstrin
     assert file.stem == encoder.model_type
     assert f"class {model.__name__}(" in inspect.getsource(model)
     assert f"`{plain.__name__}` of transformers with spherized feed-forwards" in model.__doc__
-    assert {*inspect.signature(plain).parameters} <= {*inspect.signature(model).parameters}
     assert "spherized_layers" in inspect.signature(config).parameters
 
 

@@ -46,9 +46,6 @@ class SphereBertModel(base.SphereEncoderMixin, plain.BertModel):
     config: SphereBertConfig
     feed_forward_classes = {"BertIntermediate": SphereBertIntermediate, "BertOutput": SphereBertOutput}
 
-    def __init__(self, config: SphereBertConfig, add_pooling_layer: bool = True) -> None:
-        super().__init__(config, add_pooling_layer)
-
 
 class SphereBertForMaskedLM(base.SphereEncoderMixin, plain.BertForMaskedLM):
     """`BertForMaskedLM` of transformers with spherized feed-forwards."""

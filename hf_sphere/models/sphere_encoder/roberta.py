@@ -22,9 +22,6 @@ class SphereRobertaModel(base.SphereEncoderMixin, plain.RobertaModel):
     config: SphereRobertaConfig
     feed_forward_classes = {"RobertaIntermediate": SphereBertIntermediate, "RobertaOutput": SphereBertOutput}
 
-    def __init__(self, config: SphereRobertaConfig, add_pooling_layer: bool = True) -> None:
-        super().__init__(config, add_pooling_layer)
-
 
 class SphereRobertaForMaskedLM(base.SphereEncoderMixin, plain.RobertaForMaskedLM):
     """`RobertaForMaskedLM` of transformers with spherized feed-forwards."""

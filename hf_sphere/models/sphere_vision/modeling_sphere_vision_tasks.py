@@ -262,9 +262,8 @@ class SphereVisionForRegression(SphereVisionPreTrainedModel):
             **kwargs: Options of the encoder, see `SphereVisionModel`.
         """
         encoded = self.sphere_vision(pixel_values, return_dict=True, **kwargs)
-        output = self.regression(encoded.embeddings, labels)
-        results: Any = {"predictions": output.predictions, "embeddings": output.embeddings}
-        return SphereVisionOutput(loss=output.loss, **results, hidden_states=encoded.hidden_states)
+        results: Any = self.regression(encoded.embeddings, labels)._asdict()
+        return SphereVisionOutput(**results, hidden_states=encoded.hidden_states)
 
 
 class SphereVisionForJointPrediction(ModelWithHead, SphereVisionPreTrainedModel):
@@ -321,8 +320,8 @@ class SphereVisionForJointPrediction(ModelWithHead, SphereVisionPreTrainedModel)
         weight, loss = self.config.task_weight, None
         if labels is not None or regression_labels is not None:
             loss = (1.0 - weight) * values.loss + weight * classes.loss
-        results: Any = {"predictions": values.predictions, "embeddings": values.embeddings}
-        return SphereVisionOutput(loss=loss, logits=classes.logits, **results, hidden_states=encoded.hidden_states)
+        results: Any = values._asdict() | {"loss": loss, "logits": classes.logits}
+        return SphereVisionOutput(**results, hidden_states=encoded.hidden_states)
 
 
 def _build_regression(config: SphereVisionConfig, pretrained: bool | str) -> tuple[SphereVisionModel, PoleRegression]:
