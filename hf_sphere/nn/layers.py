@@ -16,7 +16,7 @@ from hf_sphere.utils.checks import check_integer, check_number
 
 
 class _AngularLayer(nn.Module):
-    weight: nn.Parameter
+    weight: Tensor
     operator: str
     _products: Callable[[Tensor, Tensor, bool], Tensor]
     """Return the products of inputs, normalized or not, and normalized weights."""
@@ -119,7 +119,7 @@ class AngularConv2d(_AngularLayer, nn.Conv2d):
         self.operator = operator
 
     def _products(self, x: Tensor, weight: Tensor, normalized: bool) -> Tensor:
-        options = (None, self.stride, self.padding, self.dilation)
+        options: Any = (None, self.stride, self.padding, self.dilation)
         values = F.conv2d(x, _unit(weight, dims=(1, 2, 3)), *options)
         if not normalized:
             return values
