@@ -4,20 +4,25 @@ ImageNet-200, OmniArt, CUB-200-2011, Stanford Online Products, and few-shot data
 """
 
 import csv
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from datasets import ClassLabel, Features, Image, Value
+import pyarrow.parquet as pq
+from datasets import ClassLabel, Dataset, Features, Image, Value
+from datasets.table import embed_table_storage
 
-from hf_sphere.data.parquet import ParquetSplit
 from hf_sphere.utils.files import atomic_folder, list_folder
 from hf_sphere.utils.image_formats import open_format
 from hf_sphere.utils.progress import progress_bar
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
+
+BYTES_A_FILE = 500_000_000
+"""Bytes of images in a parquet file, about."""
 
 PUBLISHED: dict[str, dict[str, int]] = {
     "imagenet200": {"classes": 200, "train images": 100_000, "test images": 10_000},
@@ -112,11 +117,9 @@ READERS: dict[str, Callable[[Path], tuple[pd.DataFrame, Features]]] = {
 def prepare_images(args: Any) -> None:
     """Convert a dataset by the `PrepareArguments`, and print a summary; image files are stored unchanged."""
     source, output = Path(args.source), Path(args.output)
-    if source.resolve().is_relative_to(output.resolve()):
-        raise ValueError(f"--output {output} contains --source {source}; choose another folder to write to.")
     if output.exists() and not args.overwrite_output_dir:
         raise FileExistsError(f"{output} already exists; choose another --output or pass --overwrite_output_dir.")
-    if other := [path for path in list_folder(output) if path.suffix != ".parquet"]:
+    if other := [path for path in list_folder(output) if path.suffix != ".parquet" or not path.is_file()]:
         raise FileExistsError(f"{output} is not replaced: {other[0]} is not prepared data. Choose another --output.")
     rows, features = READERS[args.kind](source)
     bar = progress_bar(rows["path"], "Checking", unit="image", disable=args.disable_tqdm)
@@ -149,14 +152,18 @@ def prepare_images(args: Any) -> None:
         raise ValueError(f"these are not {args.kind} as published: {'; '.join(wrong)}. {how}.")
     for text in wrong:
         print(f"Warning: {text}.")
-    columns = [column for column in features if column != "image"]
     with atomic_folder(output) as unfinished:
         for split, part in parts.items():
-            bar = progress_bar(part[columns].to_dict("records"), split, unit="image", disable=args.disable_tqdm)
-            with ParquetSplit(unfinished, split, features) as parquet, bar:
-                for path, values in zip(part["path"], bar, strict=True):
-                    encoded = path.read_bytes()
-                    parquet.add({"image": {"bytes": encoded, "path": path.name}} | values, len(encoded))
+            cells = {name: part[name].tolist() for name in features if name != "image"}
+            data = Dataset.from_dict({"image": part["path"].map(str).tolist()} | cells, features).with_format("arrow")
+            count = math.ceil(sum(path.stat().st_size for path in part["path"]) / BYTES_A_FILE)
+            with progress_bar(None, split, len(part), unit="image", disable=args.disable_tqdm) as bar:
+                for number in range(count):
+                    file = unfinished / f"{split}-{number:05d}-of-{count:05d}.parquet"
+                    with pq.ParquetWriter(file, features.arrow_schema) as writer:
+                        for table in data.shard(count, number).iter(100):
+                            writer.write_table(embed_table_storage(table))
+                            bar.update(len(table))
     print(f"{'split':<11}{'images':>10}{'classes':>10}{'size':>12}")
     for split, part in parts.items():
         size = sum(path.stat().st_size for path in output.glob(f"{split}-*.parquet"))

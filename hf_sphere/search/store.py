@@ -27,11 +27,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from datasets import ClassLabel, Features, List, Value
 from torch import Tensor
 
-from hf_sphere.data.parquet import ParquetSplit
 from hf_sphere.data.sampling import draw_subset
 from hf_sphere.data.sources import find_split, load_splits
 from hf_sphere.data.targets import read_class_names, read_labels, read_values
@@ -156,20 +157,19 @@ def embeddings_writer(
     check_not_text("predicted_names", predicted_names)
     with atomic_folder(folder) as unfinished, contextlib.ExitStack() as stack:
         (unfinished / DATA_FOLDER).mkdir()
-        parquet: ParquetSplit | None = None
+        writer: pq.ParquetWriter | None = None
         count = dim = 0
 
         def add(columns: Columns) -> None:
-            nonlocal parquet, count, dim
-            if parquet is None:
+            nonlocal writer, count, dim
+            if writer is None:
                 features = Features({name: _feature(name, values, names) for name, values in columns.items()})
-                parquet = stack.enter_context(ParquetSplit(unfinished / DATA_FOLDER, split, features))
+                file = unfinished / DATA_FOLDER / f"{split}-00000-of-00001.parquet"
+                writer = stack.enter_context(pq.ParquetWriter(file, features.arrow_schema))
                 dim = columns["embedding"].shape[1]
-            size = sum(values[0].nbytes for values in columns.values())
-            cells = {name: values.numpy() for name, values in columns.items()}
-            for row in range(len(columns["embedding"])):
-                parquet.add({name: values[row] for name, values in cells.items()}, size)
-                count += 1
+            cells = {name: [*values.numpy()] for name, values in columns.items()}
+            writer.write_table(pa.Table.from_pydict(cells, schema=writer.schema))
+            count += len(columns["embedding"])
 
         yield add
         if count == 0:

@@ -449,7 +449,7 @@ class TestOutput:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            (["cub200", "--overwrite_output_dir", "--output", "SOURCE/.."], "choose another folder to write to"),
+            (["cub200", "--overwrite_output_dir", "--output", "SOURCE/.."], "source is not prepared data"),
             (["cub200", "--source", "nowhere"], "No such file or directory: 'nowhere/images.txt'"),
             (["imagenet200", "--source", "nowhere"], "found no image of the train split in nowhere; is it the right"),
             (["imagenet"], "imagenet200"),

@@ -8,7 +8,6 @@ import torch
 from datasets import ClassLabel, Dataset, List, Value, load_dataset
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from hf_sphere.data import parquet
 from hf_sphere.search import store
 from hf_sphere.search.store import Columns, Embeddings, embeddings_writer, read_embeddings
 
@@ -72,14 +71,10 @@ class TestWriting:
         assert features["prediction"] == ClassLabel(names=MODEL_CLASSES)
         assert (features["confidence"], features["index"]) == (Value("float32"), Value("int64"))
 
-    def test_batches_are_written_in_order_and_split_into_files_that_load_in_order(self, folder, monkeypatch):
+    def test_batches_are_written_in_order(self, folder):
         parts = [columns_of(250), columns_of(3, start=250)]
         rows = load_dataset(str(write(folder, *parts)))["test"]
         assert rows["index"][:] == list(range(253))
-        monkeypatch.setattr(parquet, "BYTES_A_FILE", 1000)
-        rows = load_dataset(str(write(folder, columns_of(100))))["test"]
-        assert len(list((folder / "data").iterdir())) > 1
-        assert rows["index"][:] == list(range(100))
 
     @pytest.mark.parametrize("split", ["test", "query", "images_background", "part.2"])
     def test_any_split_name_loads(self, folder, split):
