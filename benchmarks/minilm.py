@@ -33,7 +33,8 @@ from transformers import AutoTokenizer, BertForMaskedLM, BertModel, PreTrainedTo
 
 from hf_sphere import SphereBertConfig, SphereBertForMaskedLM, SphereBertModel, fit_spherization
 from hf_sphere.data.options import TextDataOptions
-from hf_sphere.data.text import load_text_data, load_text_splits
+from hf_sphere.data.sources import load_splits
+from hf_sphere.data.text import load_text_data
 from hf_sphere.models import SpherizationFit
 from hf_sphere.nn.layers import names_kept_in_float32
 from hf_sphere.utils.commands import COMMANDS
@@ -88,7 +89,7 @@ def measure_embeddings(args: argparse.Namespace, name: str) -> dict[str, Any]:
     """Convert the encoder with a setting, save it, and measure it on sentences of the test text."""
     tokenizer = AutoTokenizer.from_pretrained(args.encoder)
     reference = BertModel.from_pretrained(args.encoder, add_pooling_layer=False).eval()
-    texts = load_text_splits(args.wikitext, "wikitext-2-v1")
+    texts = load_splits(args.wikitext, "wikitext-2-v1")
     sentences = [line for line in texts["test"]["text"] if len(line.split()) >= 20][:128]
     entry: dict[str, Any] = {}
     model, maps = reference, [reference.encoder.layer[-1].output.dense]
@@ -112,7 +113,7 @@ def measure_language_model(args: argparse.Namespace, name: str) -> dict[str, flo
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = BertForMaskedLM.from_pretrained(folder).eval()
     if name != "plain":
-        texts = load_text_splits(args.wikitext, "wikitext-2-v1")["validation"]["text"]
+        texts = load_splits(args.wikitext, "wikitext-2-v1")["validation"]["text"]
         model, _ = convert(folder, name, model, SphereBertForMaskedLM, texts)
     options = TextDataOptions(
         args.wikitext, "wikitext-2-v1", train_split="validation", eval_split="test", max_eval_samples=100

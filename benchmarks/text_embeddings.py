@@ -36,7 +36,7 @@ from torch import Tensor
 from transformers import ViTConfig, ViTImageProcessor, ViTModel
 
 from hf_sphere.cluster import SphericalKMeans
-from hf_sphere.data.text import load_text_splits
+from hf_sphere.data.sources import load_splits
 from hf_sphere.export import export_onnx
 from hf_sphere.losses import (
     ArcFaceLoss,
@@ -55,7 +55,7 @@ Texts = tuple[list[str], Tensor]
 def read_paragraphs(split: str, limit: int) -> Texts:
     """Return at most `limit` paragraphs of each article, and the numbers of their articles."""
     texts, labels, article = [], [], -1
-    for line in load_text_splits(str(DATA / "Salesforce/wikitext"), "wikitext-2-v1")[split]["text"]:
+    for line in load_splits(str(DATA / "Salesforce/wikitext"), "wikitext-2-v1")[split]["text"]:
         if line.startswith(" = ") and not line.startswith(" = ="):
             article += 1
         elif len(line.split()) >= 30 and labels.count(article) < limit:

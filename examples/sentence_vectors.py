@@ -20,7 +20,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from hf_sphere.analogies import load_questions
 from hf_sphere.cluster import SphericalKMeans, VonMisesFisherMixture
-from hf_sphere.data.text import load_text_splits
+from hf_sphere.data.sources import load_splits
 from hf_sphere.ood import OODDetector, Outputs, compare_scores
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -64,7 +64,7 @@ def main() -> None:
 def read_paragraphs(wikitext: str, num_articles: int) -> tuple[list[str], Tensor]:
     """Return the paragraphs of at least 30 words of the first articles, and the numbers of their articles (N,)."""
     paragraphs, labels, article = [], [], -1
-    for line in load_text_splits(wikitext, "wikitext-2-v1")["validation"]["text"]:
+    for line in load_splits(wikitext, "wikitext-2-v1")["validation"]["text"]:
         if line.startswith(" = ") and not line.startswith(" = ="):
             article += 1
         elif article < num_articles and len(line.split()) >= 30:

@@ -33,7 +33,7 @@ from hf_sphere import (
 )
 from hf_sphere.analogies import LanguageModel
 from hf_sphere.data import ImageDataOptions, load_image_data
-from hf_sphere.data.thumbnails import load_thumbnails
+from hf_sphere.data.images import load_thumbnails
 from hf_sphere.models.backbones import create_backbone
 from hf_sphere.prototypes import embed_class_names
 from hf_sphere.search import ImageEncoder, ImageSource

@@ -1,7 +1,12 @@
 from .augmentation import Augmentation as Augmentation
-from .batches import ImageBatches as ImageBatches, ImagesFromDisk as ImagesFromDisk, ImagesInMemory as ImagesInMemory
+from .batches import (
+    FewShotBatches as FewShotBatches,
+    FewShotData as FewShotData,
+    ImageBatches as ImageBatches,
+    ImagesFromDisk as ImagesFromDisk,
+    ImagesInMemory as ImagesInMemory,
+)
 from .decoding import CorruptImageError as CorruptImageError, ImageShape as ImageShape
-from .few_shot import FewShotBatches as FewShotBatches, FewShotData as FewShotData
 from .images import (
     ImageData as ImageData,
     ImageSplit as ImageSplit,
@@ -18,5 +23,10 @@ from .options import (
 from .sampling import Episodes as Episodes, EpisodeSampler as EpisodeSampler
 from .streams import ImageStream as ImageStream
 from .targets import COMPUTED_VALUES as COMPUTED_VALUES
-from .text import TextData as TextData, load_text_data as load_text_data
-from .text_batches import Masking as Masking, TextBatches as TextBatches, Vocabulary as Vocabulary
+from .text import (
+    Masking as Masking,
+    TextBatches as TextBatches,
+    TextData as TextData,
+    Vocabulary as Vocabulary,
+    load_text_data as load_text_data,
+)

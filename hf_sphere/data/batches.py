@@ -3,21 +3,26 @@
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from hf_sphere.data.augmentation import Augmentation
+from hf_sphere.data.augmentation import Augmentation, mix_images
 from hf_sphere.data.decoding import EncodedImages, load_batches
-from hf_sphere.data.mixing import mix_images
 from hf_sphere.data.sampling import Episodes, EpisodeSampler, SharedExamples, log_repetition
+from hf_sphere.utils.checks import check_integer
 from hf_sphere.utils.devices import to_device
 from hf_sphere.utils.seeds import mix_seed
 
+if TYPE_CHECKING:
+    from hf_sphere.data.images import ImageData
 
+
+@dataclass(eq=False, repr=False)
 class ImageBatches(SharedExamples, IterableDataset):
     """Batches `{"pixel_values", "labels"}` of one split; the base class for data in memory and on disk.
 
@@ -55,56 +60,49 @@ class ImageBatches(SharedExamples, IterableDataset):
         ValueError: If sizes do not match, or episodes cannot be drawn from the labels.
     """
 
-    _in_workers = False  # whether the processes that decode images do their part of the augmentation
+    labels: Tensor
+    _: KW_ONLY
+    mean: Sequence[float]
+    std: Sequence[float]
+    regression_labels: Tensor | None = None
+    rows: Any = None
+    augmentation: Augmentation | None = None
+    balanced: bool = False
+    episodes: Episodes | None = None
 
-    def __init__(
-        self,
-        labels: Tensor,
-        *,
-        regression_labels: Tensor | None = None,
-        rows: Tensor | None = None,
-        batch_size: int | None = None,
-        mean: Sequence[float],
-        std: Sequence[float],
-        device: torch.device | str = "cpu",
-        augmentation: Augmentation | None = None,
-        shuffle: bool = False,
-        balanced: bool = False,
-        episodes: Episodes | None = None,
-        seed: int = 0,
-        process_index: int = 0,
-        num_processes: int = 1,
-    ) -> None:
-        for name, beside in (("regression_labels", regression_labels), ("rows", rows)):
-            if beside is not None and len(beside) != len(labels):
-                raise ValueError(f"{len(labels)} labels need as many {name}; got {len(beside)}.")
-        size = batch_size if episodes is None else episodes.batch_size
-        super().__init__(len(labels), size, device, shuffle, seed, process_index, num_processes)
-        self.labels = labels.to(self.device)
-        self.regression_labels = None if regression_labels is None else regression_labels.to(self.device)
-        self.augmentation = self._per_batch = augmentation
-        if augmentation is not None and self._in_workers:
+    _in_workers = False  # whether the processes that decode images do their part of the augmentation
+    _sampler = None  # of the episodes
+    _fetch: ClassVar[Any]
+    """Yields uint8 images (B, C, H, W) on the device for each of some batches of indices; `draws` are for workers."""
+
+    def __post_init__(self) -> None:
+        for name in ("regression_labels", "rows"):
+            if (beside := getattr(self, name)) is not None and len(beside) != len(self.labels):
+                raise ValueError(f"{len(self.labels)} labels need as many {name}; got {len(beside)}.")
+        self.device, self.num_examples, self._epoch = torch.device(self.device), len(self.labels), 0
+        self._per_batch = self.augmentation
+        if self.augmentation is not None and self._in_workers:
             of_workers: Any = {"random_resized_crop": None, "crop_aspect_ratio": 4 / 3, "rand_augment": None}
-            self._per_batch = replace(augmentation, horizontal_flip=False, **of_workers)
-        self.balanced = balanced  # which checkpoints record
-        self._epoch, self._repeats = 0, shuffle or episodes is not None
-        self.rows = torch.arange(len(labels)) if rows is None else rows
-        if balanced:
-            _, inverse, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
+            self._per_batch = replace(self.augmentation, horizontal_flip=False, **of_workers)
+        self.rows = torch.arange(self.num_examples) if self.rows is None else self.rows
+        if self.balanced:
+            _, inverse, counts = self.labels.cpu().unique(return_inverse=True, return_counts=True)
             self._weights = 1 / counts[inverse].double()
-        flips = torch.Generator().manual_seed(mix_seed(seed, -1))
-        self._flips = torch.randint(2, (len(labels),), generator=flips)
-        self._episodes: EpisodeSampler | None = None
-        if episodes is not None:
-            self._episodes = EpisodeSampler(
-                labels, episodes, seed=seed, process_index=process_index, num_processes=num_processes
-            )
-            if shuffle:
-                log_repetition(self._episodes.num_episodes * num_processes, episodes.count, "episodes")
+        flips = torch.Generator().manual_seed(mix_seed(self.seed, -1))
+        self._flips = torch.randint(2, (self.num_examples,), generator=flips)
+        if self.episodes is not None:
+            sharing = {"process_index": self.process_index, "num_processes": self.num_processes}
+            self._sampler = EpisodeSampler(self.labels, self.episodes, seed=self.seed, **sharing)
+            self.batch_size = self.episodes.batch_size
+            if self.shuffle:
+                log_repetition(self._sampler.num_episodes * self.num_processes, self.episodes.count, "episodes")
         else:
-            log_repetition(self.examples_per_epoch, len(labels), "images")
-        spread = torch.tensor(std, dtype=torch.float32, device=self.device)
-        center = torch.tensor(mean, dtype=torch.float32, device=self.device)
+            log_repetition(self.examples_per_epoch, self.num_examples, "images")
+        self.labels = self.labels.to(self.device)
+        if self.regression_labels is not None:
+            self.regression_labels = self.regression_labels.to(self.device)
+        spread = torch.tensor(self.std, dtype=torch.float32, device=self.device)
+        center = torch.tensor(self.mean, dtype=torch.float32, device=self.device)
         self._scale = (1 / (255 * spread))[:, None, None]
         self._shift = (-center / spread)[:, None, None]
 
@@ -154,18 +152,13 @@ class ImageBatches(SharedExamples, IterableDataset):
         if len(indices):
             yield from map(self._normalize, self._fetch(list(indices.split(batch_size)), plain))
 
-    @property
-    def episodes(self) -> Episodes | None:
-        """The episodes of an epoch, if any."""
-        return None if self._episodes is None else self._episodes.episodes
-
     def episode_indices(self, epoch: int = 0) -> Tensor:
         """Return the index of each image in the episodes of an epoch, if any, over all processes, int64 on the CPU.
 
         Returns:
             (count, classes, examples).
         """
-        sampler: Any = self._episodes
+        sampler: Any = self._sampler
         return sampler.all_indices(epoch).unflatten(1, (sampler.episodes.classes, -1))
 
     def _normalize(self, images: Tensor) -> Tensor:
@@ -182,10 +175,6 @@ class ImageBatches(SharedExamples, IterableDataset):
                 targets["regression_labels"] = self.regression_labels[used]
             yield images, targets, indices
 
-    def _fetch(self, batches: list[Tensor], draws: Iterator[list[Any]]) -> Iterator[Tensor]:
-        """Yield uint8 images (B, C, H, W) on the device for each batch of indices; `draws` are for workers."""
-        raise NotImplementedError
-
     def _draws(self, epoch: int, start: int, augment: bool) -> Iterator[list[Any]]:
         """Yield what workers do with each image of a batch, and a seed by its place in the epoch of all processes."""
         augmentation, size = self.augmentation if augment and self._in_workers else None, self.dealt_together
@@ -197,17 +186,17 @@ class ImageBatches(SharedExamples, IterableDataset):
     @property
     def dealt_together(self) -> int:
         """Number of consecutive images that a process gets at a time: an episode, or one image."""
-        return 1 if self._episodes is None else self._episodes.episodes.size
+        return 1 if self.episodes is None else self.episodes.size
+
+    @property
+    def _repeats(self) -> bool:
+        return self.shuffle or self.episodes is not None
 
     def _num_local(self) -> int:
-        if self._episodes is not None:
-            return self._episodes.num_episodes * self._episodes.episodes.size
-        return super()._num_local()
+        return super()._num_local() if self._sampler is None else self._sampler.num_episodes * self.dealt_together
 
     def _order(self, epoch: int) -> Tensor:
-        if self._episodes is not None:
-            return self._episodes.indices(epoch).flatten()
-        return super()._order(epoch)
+        return super()._order(epoch) if self._sampler is None else self._sampler.indices(epoch).flatten()
 
     def _generator(self, epoch: int, step: int) -> torch.Generator:
         return torch.Generator().manual_seed(mix_seed(self.seed, epoch, step + 1, self.process_index))
@@ -263,3 +252,97 @@ class ImagesFromDisk(ImageBatches):
             if error is not None:
                 raise error
             yield to_device(images, self.device)
+
+
+class FewShotBatches:
+    """Batches of episodes for models that classify query images by support images; see `training.evaluation.Batches`.
+
+    A batch has E episodes of `way` classes with `shot` support and `query` query images each, without overlap:
+    `{"pixel_values" (E, way * query, C, H, W), "support_pixel_values" (E, way, shot, C, H, W), "labels" (E, way *
+    query)}`. Labels are the indices 0 to way - 1 of the classes in the support images; queries are ordered by class.
+
+    Args:
+        images: Batches of distinct episodes of shot + query images per class.
+        shot: Support images per class.
+        eval_batch_size: Images per batch of an evaluation, which embeds each image once.
+
+    Raises:
+        ValueError: If the batches are not of distinct episodes, or support or query would be empty.
+
+    Example:
+        >>> episodes = Episodes(classes=2, examples=4, count=5, distinct=True)
+        >>> images = ImagesInMemory(torch.zeros(60, 1, 8, 8), labels, episodes=episodes, mean=[0.5], std=[0.5])
+        >>> next(FewShotBatches(images, shot=1).epoch())["support_pixel_values"].shape
+        torch.Size([1, 2, 1, 1, 8, 8])
+    """
+
+    def __init__(self, images: ImageBatches, shot: int, *, eval_batch_size: int = 512) -> None:
+        episodes = images.episodes
+        if episodes is None or not episodes.distinct:  # an image would be a query and its own support
+            raise ValueError(f"few-shot batches need distinct images: Episodes(..., distinct=True); got {episodes}.")
+        check_integer("shot", shot, 1, episodes.examples - 1)
+        self.images = images
+        self.shot = shot
+        self.way, self.query = episodes.classes, episodes.examples - shot
+        self.eval_batch_size = eval_batch_size
+
+    def __len__(self) -> int:
+        """Batches per epoch and process."""
+        return len(self.images)
+
+    @property
+    def num_examples(self) -> int:
+        """Images in the split, over all processes, including those not used in an epoch."""
+        return self.images.num_examples
+
+    @property
+    def examples_per_epoch(self) -> int:
+        """Images in the episodes of an epoch, over all processes, with repetitions."""
+        return self.images.examples_per_epoch
+
+    def epoch(self, epoch: int = 0, *, start: int = 0, augment: bool = True) -> Iterator[dict[str, Tensor]]:
+        """Yield the batches of an epoch, starting with batch `start`; augmented only if `augment` is set."""
+        for batch in self.images.epoch(epoch, start=start, augment=augment):
+            classes = batch["pixel_values"].unflatten(0, (-1, self.way, self.shot + self.query))
+            support, query = self.divide(classes)
+            yield {"pixel_values": query, "support_pixel_values": support, "labels": self.labels(len(query))}
+
+    def divide(self, classes: Tensor) -> tuple[Tensor, Tensor]:
+        """Divide the images of episodes, or values per image, into support and query.
+
+        Args:
+            classes: (E, way, shot + query, ...).
+
+        Returns:
+            Support, (E, way, shot, ...), and query, (E, way * query, ...).
+        """
+        return classes[:, :, : self.shot], classes[:, :, self.shot :].flatten(1, 2)
+
+    def labels(self, count: int) -> Tensor:
+        """Return the labels of the queries of `count` episodes, int64 of shape (count, way * query), on the device."""
+        classes = torch.arange(self.way, device=self.images.device)
+        return classes.repeat_interleave(self.query).repeat(count, 1)
+
+
+@dataclass(frozen=True)
+class FewShotData:
+    """The splits of a dataset as few-shot episodes.
+
+    Attributes:
+        train: Training episodes.
+        evaluation: Evaluation episodes.
+        eval_split: Name of the evaluation split.
+        validation: Episodes for selecting the best epoch, if requested.
+    """
+
+    train: FewShotBatches
+    evaluation: FewShotBatches
+    eval_split: str
+    validation: FewShotBatches | None
+
+    @classmethod
+    def of(cls, data: "ImageData", shot: int, *, eval_batch_size: int = 512) -> "FewShotData":
+        """Create them from a dataset that was loaded with distinct episodes; see `FewShotBatches`."""
+        divide = partial(FewShotBatches, shot=shot, eval_batch_size=eval_batch_size)
+        validation = None if data.validation is None else divide(data.validation)
+        return cls(divide(data.train), divide(data.evaluation), data.eval_split, validation)

@@ -30,41 +30,38 @@ SUFFIXES = {
 TABLES = {".arrow", ".csv", ".json", ".jsonl", ".parquet", ".tar", ".zip"}
 """Suffixes of files that contain images, or name them."""
 
-_ADVICE = "Copy the files into the folder; only training follows links to files, with --follow_links"
-
 
 def list_files(folder: Path, suffixes: Collection[str], *, follow_links: bool = False) -> list[Path]:
     """Return the files below a folder with these suffixes, but for hidden ones; links that leave it are an error."""
-    files, outside, root = list[Path](), list[Path](), Path(os.path.realpath(folder))
+    files, links = list[Path](), list[Path]()
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name[0] != "." and not is_of_system(name)]
         found = [Path(parent, n) for n in names if n[0] != "." and os.path.splitext(n)[1].lower() in suffixes]
-        links = [*(Path(parent, name) for name in folders), *(found if not follow_links else ())]
-        outside += [link for link in links if link.is_symlink() and leaves(root, link)]
+        links += [*(Path(parent, name) for name in folders), *(found if not follow_links else ())]
         files += found
-    if outside:
-        listed = ", ".join(sorted(map(str, outside))[:5])
-        raise ValueError(f"{folder} has {len(outside):,} link(s) to what is outside it: {listed}. {_ADVICE}.")
+    check_inside(folder, sorted(link for link in links if link.is_symlink()))
     for file in files:
         check_regular(file)
     return sorted(files)
 
 
-def check_inside(dataset: str, names: Iterable[str | None]) -> None:
-    """Raise an error if tables of a dataset name files of this machine that are not in its folder or a cache."""
-    roots = [Path(os.path.realpath(root)) for root in (dataset, HF_HUB_CACHE, config.HF_DATASETS_CACHE)]
-    paths = {name: name.rpartition("::")[2].removeprefix("file://") for name in names if name}  # also of an archive
-    local = {name: path for name, path in paths.items() if os.path.isabs(path) or "://" not in path}
-    if outside := [name for name, path in local.items() if all(leaves(root, path) for root in roots)]:
-        listed = ", ".join(outside[:5])
-        raise ValueError(f"the tables of {dataset} name {len(outside):,} file(s) outside it: {listed}. {_ADVICE}.")
-
-
-def leaves(root: Path, path: str | os.PathLike) -> bool:
-    """Whether a path leads out of a folder, which is named without links; files of the Hub's cache are beside it."""
-    target = Path(os.path.realpath(path))
-    blobs = root.parent.parent / "blobs" if root.parent.name == "snapshots" else root
-    return not (target.is_relative_to(root) or target.is_relative_to(blobs))
+def check_inside(dataset: str | Path, names: Iterable[str | Path | None]) -> None:
+    """Raise an error if links in a folder, or names in tables, lead to local files outside it and the caches."""
+    root, *caches = (Path(os.path.realpath(path)) for path in (dataset, HF_HUB_CACHE, config.HF_DATASETS_CACHE))
+    beside = [root.parent.parent / "blobs"] if root.parent.name == "snapshots" else []  # files of the Hub's cache
+    outside = []
+    for name in (name for name in names if name):
+        # Names in tables, unlike links, may be of files in archives, in the caches or remote.
+        is_link = isinstance(name, Path)
+        path = str(name) if is_link else str(name).rpartition("::")[2].removeprefix("file://")
+        allowed = [root, *beside] if is_link else [root, *beside, *caches]
+        is_local = os.path.isabs(path) or "://" not in path
+        if is_local and not any(Path(os.path.realpath(path)).is_relative_to(folder) for folder in allowed):
+            outside.append(str(name))
+    if outside:
+        problem = f"{dataset} names or links to {len(outside):,} file(s) outside it: {', '.join(outside[:5])}"
+        how = "Copy the files into the folder; only training follows links to files, with --follow_links"
+        raise ValueError(f"{problem}. {how}.")
 
 
 def check_class_names(tables: Iterable[Path], features: Mapping[str, Any]) -> None:
@@ -92,10 +89,9 @@ def _read_schema(table: Path) -> pa.Schema:
 def log_unread(folder: Path, images: Collection[str | None] | None = None) -> None:
     """Log the files of a folder that are not among the images, or by default the tables, that `datasets` has read."""
     files: Any = images
-    suffixes = SUFFIXES | UNREADABLE
-    if files is None:
+    if images is None:
         files = [*chain(*(load_dataset_builder(str(folder)).config.data_files or {}).values())]
-        suffixes = {Path(file).suffix.lower() for file in files}
+    suffixes = {Path(file).suffix.lower() for file in files} if images is None else SUFFIXES | UNREADABLE
     root, read = Path(os.path.realpath(folder)), {os.path.abspath(file) for file in files if file}
     listed = {str(file) for file in list_files(root, suffixes, follow_links=True)}
     if others := read - listed:

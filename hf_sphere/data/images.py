@@ -2,18 +2,18 @@
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
+from datasets import concatenate_datasets
 from torch import Tensor
 
 from hf_sphere.data import sources, splits, streams
 from hf_sphere.data.augmentation import Augmentation
 from hf_sphere.data.batches import ImageBatches
-from hf_sphere.data.corruption import Corruption
-from hf_sphere.data.decoding import ImageShape
+from hf_sphere.data.decoding import EncodedImages, ImageShape, decode_all, probe_shapes
 from hf_sphere.data.options import (
     AugmentationOptions,
     DataTask,
@@ -48,7 +48,6 @@ class ImageData:
         value_range: Smallest and largest value of the training images (without held-out ones), for tasks with values.
         eval_class_names: Name of each class of the evaluation images, by index: in an open set those that occur among
             them, else `class_names`.
-        num_transparent: Number of images of all parts with an alpha channel or a transparent color.
         rejection: Batches to fit a rejection of unknown images to, held out of the training split, if requested.
         record: The images of each part, to be saved with a model that is trained on them; None for a stream.
     """
@@ -63,7 +62,6 @@ class ImageData:
     std: list[float]
     value_range: tuple[float, float] | None = None
     eval_class_names: list[str] = field(default_factory=list)
-    num_transparent: int = 0
     rejection: ImageBatches | None = None
     record: DataRecord | None = None
 
@@ -100,11 +98,9 @@ def load_image_data(
     eval_episodes: Episodes | None = None,
     batch_size: int = 128,
     eval_batch_size: int = 512,
-    device: torch.device | str = "cpu",
     seed: int = 0,
-    process_index: int = 0,
-    num_processes: int = 1,
     progress: bool = True,
+    **sharing: Any,
 ) -> ImageData:
     """Load a labeled image dataset as batches.
 
@@ -120,8 +116,7 @@ def load_image_data(
             dataset is a bundled one, an id on the Hub or a folder; see `hf_sphere.data.sources.load_splits`. Without
             evaluation split, `eval_fraction` of the images, or in an open set of the classes, is held out.
         dataset: Use this dataset of `datasets` instead: a `Dataset` (the split `train`), a `DatasetDict`, or a
-            streaming one, which is copied to the cache, to its end or to `max_train_samples` and `max_eval_samples`, or
-            with `options.streaming` read as it is needed.
+            streaming one, which is copied to the cache, or with `options.streaming` read as it is needed.
         task: `classification`: `labels` are class indices, int64; `regression`: `labels` are real values, float32;
             `joint`: class indices, with real values as `regression_labels`; `retrieval` and `few_shot`, the open sets:
             class indices, numbered separately for training and evaluation images, whose classes may differ, in the
@@ -133,11 +128,9 @@ def load_image_data(
         eval_episodes: Likewise for evaluation.
         batch_size: Images per training batch and process; ignored with `episodes`, which define the batch size.
         eval_batch_size: Images per evaluation batch and process.
-        device: Device of the batches, and of the images if they are kept in memory.
         seed: Seed of order, augmentation, held-out part and subsets, and of corruption without `corruption_seed`.
-        process_index: Index of this process.
-        num_processes: Number of processes that share the data.
         progress: Whether to show progress bars.
+        **sharing: `device`, `process_index` and `num_processes` of `ImageBatches`.
 
     Raises:
         ValueError: If a split, column, size, fraction or number of classes is invalid, a label is outside the
@@ -148,13 +141,11 @@ def load_image_data(
         >>> next(data.train.epoch())["pixel_values"].shape
         torch.Size([128, 1, 8, 8])
     """
-    if not isinstance(options, ImageDataOptions):
-        raise TypeError(f"options must be ImageDataOptions, and a dataset is `dataset`; got {type(options).__name__}.")
     values = targets if isinstance(targets, ValueOptions) else ValueOptions()
     train_classes = targets.train_classes if isinstance(targets, OpenSetOptions) else None
     check_task(task, options, values, train_classes, episodes)
     augmentation = Augmentation(**{each.name: getattr(options, each.name) for each in fields(AugmentationOptions)})
-    corruption, is_open = _corruption(options, seed), task in OPEN_SETS
+    corruption, is_open = splits.Corruption.of(options, seed), task in OPEN_SETS
     drawn = {"train": episodes, "validation": validation_episodes, "eval": eval_episodes}
     dataset = _load_splits(options, dataset, streaming=options.streaming)
     if options.streaming:
@@ -169,7 +160,6 @@ def load_image_data(
     limits = {"train": options.max_train_samples, "eval": options.max_eval_samples}
     for key, split in loaded.items() if not options.streaming else ():
         loaded[key] = split.prepare(options, corruption, limits.get(key), values.computed_value, seed, progress)
-    num_transparent = sum(split.num_transparent for split in loaded.values())
     # Rejection first, so that it does not depend on the validation images.
     for key, fraction in (("rejection", options.rejection_fraction), ("validation", options.validation_fraction)):
         if fraction:
@@ -187,8 +177,7 @@ def load_image_data(
         train.classes = corruption.replace_labels(train.classes, train.rows, **numbers)
     mean, std = splits.find_statistics(getattr(train, "images", torch.empty(0)), shape, options)
     augmentation.occlusion_color = [255 * value for value in mean]
-    sharing: dict[str, Any] = {"process_index": process_index, "num_processes": num_processes}
-    sharing |= {"mean": mean, "std": std, "device": device}
+    sharing |= {"mean": mean, "std": std}
     batches: dict[str, ImageBatches] = {}
     # With the seed of training, the evaluation episodes would equal the training episodes.
     for number, key in enumerate(("train", "eval", "validation", "rejection")):
@@ -199,7 +188,10 @@ def load_image_data(
                 own |= {"batch_size": batch_size, "seed": seed}
             workers = options.dataloader_num_workers
             batches[key] = loaded[key].batches(workers, episodes=drawn.get(key), **sharing, **own)
-    label_column = None if options.streaming else sources.stratifying_column(dataset, options, task)
+    record = None
+    if not options.streaming:
+        by = None if task == "regression" else sources.stratifying_column(dataset, options.label_column_name)
+        record = DataRecord.of(dataset, loaded, by)
     return ImageData(
         train=batches["train"],
         evaluation=batches["eval"],
@@ -211,9 +203,8 @@ def load_image_data(
         std=std,
         value_range=None if train.values is None else (train.values.min().item(), train.values.max().item()),
         eval_class_names=loaded["eval"].class_names,
-        num_transparent=num_transparent,
         rejection=batches.get("rejection"),
-        record=None if options.streaming else DataRecord.of(dataset, loaded, label_column),
+        record=record,
     )
 
 
@@ -228,11 +219,9 @@ def load_image_split(
     select_class: Callable[[str], bool] | None = None,
     max_samples: int | None = None,
     batch_size: int = 512,
-    device: torch.device | str = "cpu",
     seed: int = 0,
-    process_index: int = 0,
-    num_processes: int = 1,
     progress: bool = True,
+    **sharing: Any,
 ) -> ImageSplit:
     """Load one split as in evaluation: in its order and without random changes.
 
@@ -256,11 +245,9 @@ def load_image_split(
         select_class: Keep only the images of the classes for whose name this is true.
         max_samples: Use at most this many images, sampled with `seed`.
         batch_size: Images per batch and process.
-        device: Device of the batches, and of the images if they are kept in memory.
         seed: Seed of the subset, and of corruption without `corruption_seed`.
-        process_index: Index of this process.
-        num_processes: Number of processes that share the data.
         progress: Whether to show progress bars.
+        **sharing: `device`, `process_index` and `num_processes` of `ImageBatches`.
 
     Raises:
         ValueError: If a split, a column, a size or a number of classes is invalid, a label is outside the classes,
@@ -279,23 +266,20 @@ def load_image_split(
     if options.image_mean is None or options.image_std is None:
         raise ValueError("image_mean and image_std are required to load a split as in evaluation, or a model (like).")
     check_task("classification" if train_classes is None else "retrieval", options, ValueOptions(), train_classes)
-    corruption = _corruption(options, seed)
+    corruption = splits.Corruption.of(options, seed)
     dataset = _load_splits(options, dataset)
     data, recorded, train = fingerprint(dataset), None, options.train_split
     same_data = record if record is not None and record.data == data else None
-    classes = sources.stratifying_column(dataset, options, "classification")
-    classes = classes if same_data is None else same_data.label_column
+    classes = same_data.label_column if same_data else sources.stratifying_column(dataset, options.label_column_name)
     if train_classes is None:
         split, recorded = resolve_split(split, record, dataset, data)
-    name = sources.choose_eval_split(dataset, split or options.eval_split, train)
-    if name is None:
-        name, rows = train, sources.find_split(dataset, train, "--train_split")
-        if train_classes is None and classes is not None and has_labels(rows, classes):
-            name = sources.held_out_names(train, options.held_out_fraction, options.eval_seed)[1]
-    rows = sources.find_split(dataset, name, "--split", classes)
+    name = sources.choose_eval_split(dataset, split or options.eval_split, train) or train
+    is_divided = name == train and split is options.eval_split is train_classes is None and classes is not None
+    if is_divided and has_labels(sources.find_split(dataset, train, "--train_split"), str(classes)):
+        name = sources.held_out_names(train, options.held_out_fraction, options.eval_seed)[1]
+    rows = with_classes = sources.find_split(dataset, name, "--split", classes)
     image_column = sources.find_column(rows, options.image_column_name, sources.IMAGE_COLUMNS, "image")
     label_column: Any = options.label_column_name or sources.usual_label(rows)
-    with_classes = rows
     with_train = train_classes is not None or options.sample_classes is not None
     if with_train or label_column is not None:
         label_column = sources.find_column(rows, label_column, sources.LABEL_COLUMNS, "label")
@@ -304,7 +288,7 @@ def load_image_split(
     elif label_column is not None and not has_labels(rows, label_column):
         label_column = None
     if train_classes is not None:
-        name, rows = splits.pool({train: with_classes, name: rows}, [image_column, label_column])
+        name, rows = splits.pool({train: with_classes, name: rows}, image_column, label_column)
         with_classes = rows
     class_names = [] if label_column is None else read_class_names(with_classes, label_column)
     shape = splits.choose_shape(rows, image_column, options)
@@ -325,27 +309,46 @@ def load_image_split(
     if train_classes is not None:
         images.number_classes()
     mean, std = splits.find_statistics(images.images, shape, options)
-    sharing: dict[str, Any] = {"process_index": process_index, "num_processes": num_processes}
-    sharing |= {"mean": mean, "std": std, "device": device}
-    batches = images.batches(options.dataloader_num_workers, batch_size=batch_size, **sharing)
+    batches = images.batches(options.dataloader_num_workers, batch_size=batch_size, mean=mean, std=std, **sharing)
     recorded_ids = same_data.ids if same_data else {}
     used = {key: int(torch.isin(ids[images.rows], of_key).sum()) for key, of_key in recorded_ids.items()}
     return ImageSplit(batches, images.class_names, len(images), images.name, ids, used)
 
 
-def _corruption(options: ImageSourceOptions, seed: int) -> Corruption:
-    seed = seed if options.corruption_seed is None else options.corruption_seed
-    return Corruption(options.label_noise, options.shuffled_pixels, options.sample_classes, seed)
-
-
 def _load_splits(options: ImageSourceOptions, dataset: Any, *, streaming: bool = False) -> Any:
-    if dataset is None:
-        links = {"follow_links": options.follow_links}
-        return sources.load_splits(options.dataset_name, options.dataset_config_name, streaming=streaming, **links)
-    if streaming:
-        return dataset
-    named = dataset if isinstance(dataset, dict) else {}
-    evaluation = sources.choose_eval_split(named, options.eval_split, options.train_split)
-    # The training split last, since it can be named `validation` as well.
-    max_rows = {evaluation: options.max_eval_samples, options.train_split: options.max_train_samples}
-    return sources.as_splits(dataset, max_rows)
+    if dataset is not None:
+        return dataset if streaming else sources.as_splits(dataset)
+    named: Any = {"config_name": options.dataset_config_name, "follow_links": options.follow_links}
+    return sources.load_splits(options.dataset_name, streaming=streaming, **named)
+
+
+def load_thumbnails(
+    name: str,
+    splits: Sequence[str],
+    rows: Tensor,
+    *,
+    config_name: str | None = None,
+    image_column: str | None = None,
+    side: int = 32,
+    cache_dir: str | os.PathLike | None = None,
+    progress: bool = True,
+) -> Tensor:
+    """Load the images of some rows (N,) of a split, or of several, concatenated: uint8, (N, channels, height, width).
+
+    All have the aspect ratio of the first image, and a longest side of at most `side` pixels. An image that cannot be
+    decoded is black; it is an error if none can. For `name` see `hf_sphere.data.sources.load_splits`, and for the image
+    column, the configuration and the cache folder `ImageSourceOptions`.
+    """
+    loaded = sources.load_splits(name, config_name)
+    parts = [sources.find_split(loaded, split, "--split") for split in splits]
+    column = sources.find_column(parts[0], image_column, sources.IMAGE_COLUMNS, "image")
+    images = concatenate_datasets([part.select_columns([column]) for part in parts])
+    first, *others = probe_shapes(images, column)
+    scale = min(1.0, side / max(first.height, first.width))
+    channels = max(each.channels for each in (first, *others))
+    shape = ImageShape(channels, max(1, round(scale * first.height)), max(1, round(scale * first.width)))
+    encoded = EncodedImages(images.select(rows.tolist()), column, shape)
+    decoded, good = decode_all(encoded, skip_corrupt=True, cache_dir=cache_dir, progress=progress)
+    thumbnails = torch.zeros((len(rows), *decoded.shape[1:]), dtype=torch.uint8)
+    thumbnails[good] = decoded
+    return thumbnails

@@ -19,6 +19,13 @@ LARGEST_SIDE = 2**14
 """Largest side of images, pixels."""
 
 
+def check_lengths(options: Any, **lengths: tuple[int, ...]) -> None:
+    """Raise an error if an option, by name, has another number of values than one of these."""
+    for name, allowed in lengths.items():
+        if (values := getattr(options, name)) is not None and len(values) not in allowed:
+            raise ValueError(f"{name} needs {' or '.join(map(str, allowed))} numbers; got {[*values]}.")
+
+
 @dataclass
 class ImageSourceOptions(Arguments):
     """Images, their size and their labels."""
@@ -92,8 +99,7 @@ class ImageSourceOptions(Arguments):
         if isinstance(self.image_size, int):
             self.image_size = [self.image_size]
         super().__post_init__()
-        if self.image_size is not None and len(self.image_size) not in (1, 2):
-            raise ValueError(f"image_size must be a side in pixels or (height, width); got {self.image_size}.")
+        check_lengths(self, image_size=(1, 2))
         if self.background_color is not None:
             check_color(self.background_color)
 
@@ -135,7 +141,7 @@ class AugmentationOptions(Arguments):
         0, "Side in pixels of a square of the mean color on each training image; 0 for none.", ge=0, le=LARGEST_SIDE
     )
     rand_augment: list[int] | None = argument(
-        None, "Number of operations and magnitude (0 to 30) of RandAugment on training images, for instance 2 9.", ge=0
+        None, "Number of operations and magnitude of RandAugment on training images, for instance 2 9.", ge=0, le=30
     )
     mixup: float | None = argument(None, "Mix pairs of training images and labels, with this alpha, say 0.2.", gt=0)
     cutmix: float | None = argument(
@@ -149,12 +155,7 @@ class AugmentationOptions(Arguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        jitter, operations = self.color_jitter, self.rand_augment
-        if jitter is not None and (len(jitter) != 4 or jitter[3] > 0.5):
-            what = "the strengths of brightness, contrast, saturation (each from 0 to 1) and hue (from 0 to 0.5)"
-            raise ValueError(f"color_jitter must be {what}; got {[*jitter]}.")
-        if operations is not None and (len(operations) != 2 or operations[0] < 1 or operations[1] > 30):
-            raise ValueError(f"rand_augment must be a number from 1 and a magnitude from 0 to 30; got {[*operations]}.")
+        check_lengths(self, color_jitter=(4,), rand_augment=(2,))
 
 
 @dataclass
@@ -184,7 +185,7 @@ class ValueOptions(Arguments):
         None, "Value column; detected by name by default.", not_with=["computed_value"]
     )
     computed_value: Literal["slant"] | None = argument(
-        None, "Value computed from the image instead: slant, in degrees."
+        None, "Value computed from the image, which is kept in memory, instead: slant, in degrees."
     )
 
 

@@ -117,10 +117,10 @@ READERS: dict[str, Callable[[Path], tuple[pd.DataFrame, Features]]] = {
 def prepare_images(args: Any) -> None:
     """Convert a dataset by the `PrepareArguments`, and print a summary; image files are stored unchanged."""
     source, output = Path(args.source), Path(args.output)
-    if output.exists() and not args.overwrite_output_dir:
-        raise FileExistsError(f"{output} already exists; choose another --output or pass --overwrite_output_dir.")
-    if other := [path for path in list_folder(output) if path.suffix != ".parquet" or not path.is_file()]:
-        raise FileExistsError(f"{output} is not replaced: {other[0]} is not prepared data. Choose another --output.")
+    other = [path for path in list_folder(output) if path.suffix != ".parquet" or not path.is_file()]
+    if other or (output.exists() and not args.overwrite_output_dir):
+        how = f"{other[0]} is not prepared data" if other else "--overwrite_output_dir replaces prepared data"
+        raise FileExistsError(f"{output} already exists: {how}. Choose another --output.")
     rows, features = READERS[args.kind](source)
     bar = progress_bar(rows["path"], "Checking", unit="image", disable=args.disable_tqdm)
     problems = {
@@ -132,8 +132,8 @@ def prepare_images(args: Any) -> None:
         for split, bad in rows[mask].groupby("split", sort=False, dropna=False):
             if not args.skip_missing:
                 first = ", ".join(f"{name} {cell}" for name, cell in bad.iloc[0].items())
-                what = f"{len(bad):,} of {len(rows):,} rows {why}; the first: {first}"
-                raise ValueError(f"{what}. Complete the data, or leave them out with --skip_missing.")
+                problem = f"{len(bad):,} of {len(rows):,} rows {why}"
+                raise ValueError(f"{problem}; --skip_missing skips them. First: {first}")
             left_out[f"rows of the {split} split that {why}"] += len(bad)
     rows = rows[~pd.DataFrame(problems).any(axis=1)]
     parts = dict([*rows.groupby("split", sort=False)])
@@ -148,8 +148,9 @@ def prepare_images(args: Any) -> None:
     expected = [(what, count, found.get(what, 0)) for what, count in PUBLISHED[args.kind].items()]
     wrong = [f"{count:,} {what} expected, {got:,} found" for what, count, got in expected if got != count]
     if wrong and args.expect_counts:
-        how = "Complete the data, or pass --expect_counts false to prepare it as it is"
-        raise ValueError(f"these are not {args.kind} as published: {'; '.join(wrong)}. {how}.")
+        raise ValueError(
+            f"{'; '.join(wrong)}. Complete the data, or pass --expect_counts false to prepare it as it is."
+        )
     for text in wrong:
         print(f"Warning: {text}.")
     with atomic_folder(output) as unfinished:
@@ -174,12 +175,10 @@ def prepare_images(args: Any) -> None:
 
 def _read_table(path: Path, columns: Sequence[str], separator: str = r"\s+", **options: Any) -> pd.DataFrame:
     """Read columns of a list as texts: the first ones, or with `header=0` those of these names."""
-    options = {"header": None, "quoting": csv.QUOTE_NONE} | options
-    table = pd.read_csv(path, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig", **options)
-    if options["header"] is None:
-        table = table.iloc[:, : len(columns)].set_axis(columns, axis=1)
-    elif lacking := [column for column in columns if column not in table]:
-        raise ValueError(f"{path} lacks the columns {lacking}; its first line has {[*table]}.")
+    is_named = options.setdefault("header", None) is not None
+    names: dict[str, Any] = {"usecols": columns} if is_named else {"usecols": [*range(len(columns))], "names": columns}
+    options = {"quoting": csv.QUOTE_NONE, "dtype": str, "keep_default_na": False, "encoding": "utf-8-sig"} | options
+    table = pd.read_csv(path, sep=separator, **names, **options)
     return table[[*columns]].fillna("").apply(lambda cells: cells.str.strip())
 
 

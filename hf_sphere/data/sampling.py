@@ -2,8 +2,8 @@
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from random import Random
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
+from hf_sphere.utils.checks import check_integer
 from hf_sphere.utils.seeds import mix_seed
 
 logger = logging.getLogger(__name__)
@@ -38,8 +39,7 @@ class Episodes:
 
     def __post_init__(self) -> None:
         for name in ("classes", "examples", "count", "per_batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} of episodes must be at least 1; got {getattr(self, name)}.")
+            check_integer(f"{name} of episodes", getattr(self, name), 1)
 
     @property
     def size(self) -> int:
@@ -52,6 +52,7 @@ class Episodes:
         return self.size * self.per_batch
 
 
+@dataclass(eq=False, repr=False)
 class EpisodeSampler(Sampler[list[int]]):
     """Samples episodes, with the images of a class contiguous; usable as `batch_sampler` of a `DataLoader`.
 
@@ -77,38 +78,39 @@ class EpisodeSampler(Sampler[list[int]]):
         (5, 6)
     """
 
-    def __init__(
-        self,
-        labels: Tensor | Sequence[int],
-        episodes: Episodes,
-        *,
-        seed: int = 0,
-        process_index: int = 0,
-        num_processes: int = 1,
-    ) -> None:
-        if not 0 <= process_index < num_processes:  # episodes would be lost
-            raise ValueError(f"process_index must be less than num_processes={num_processes}; got {process_index}.")
-        labels = torch.as_tensor(labels).cpu()
+    labels: Any
+    episodes: Episodes
+    _: KW_ONLY
+    seed: int = 0
+    process_index: int = 0
+    num_processes: int = 1
+
+    epoch = 0
+
+    def __post_init__(self) -> None:
+        # Else episodes would be lost.
+        check_integer("process_index", self.process_index, 0, self.num_processes - 1)
+        episodes, labels = self.episodes, torch.as_tensor(self.labels).cpu()
         if labels.dim() != 1 or (len(labels) and labels.is_floating_point()):
             raise ValueError(f"episodes need integer labels of shape (N,); got {labels.dtype}, {tuple(labels.shape)}.")
         classes, counts = labels.unique(return_counts=True)
+        problem, origin = "", episodes.origin
         if episodes.classes > len(classes):
-            origin = episodes.origin or "An open set divides its classes, see `OpenSetOptions(train_classes=...)`."
-            there = f"{episodes.classes} different classes cannot be drawn from {len(classes)}"
-            raise ValueError(f"an episode of {there}. {origin}")
-        if episodes.distinct and (least := int(counts.min())) < episodes.examples:
-            few = f"{episodes.examples} different images of a class, but class {classes[counts.argmin()]} has {least}"
-            raise ValueError(f"an episode takes {few}. Use at most {least}. {episodes.origin}".rstrip())
-        self.episodes = episodes
-        self.seed = seed
-        self.epoch = 0
-        rounds = math.ceil(episodes.count / num_processes) * num_processes
-        self._episode_indices = [index % episodes.count for index in range(process_index, rounds, num_processes)]
+            problem = f"of {episodes.classes} different classes cannot be drawn from {len(classes)}"
+            origin = origin or "An open set divides its classes, see `OpenSetOptions(train_classes=...)`."
+        elif episodes.distinct and (least := int(counts.min())) < episodes.examples:
+            smallest = f"class {classes[counts.argmin()]} has {least}; use at most {least}"
+            problem = f"takes {episodes.examples} different images of a class, but {smallest}"
+        if problem:
+            raise ValueError(f"an episode {problem}. {origin}".rstrip())
+        rounds = math.ceil(episodes.count / self.num_processes) * self.num_processes
+        numbers = range(self.process_index, rounds, self.num_processes)
+        self._episode_indices = [number % episodes.count for number in numbers]
         # The images of a class are contiguous in this order.
         self._by_class = labels.argsort(stable=True)
         self._starts = (counts.cumsum(0) - counts).tolist()
         self._counts = counts.tolist()
-        if process_index == 0 and (small := int((counts < episodes.examples).sum())):
+        if self.process_index == 0 and (small := int((counts < episodes.examples).sum())):
             text = "%d of %d classes have fewer than the %d images of an episode, which are repeated within it."
             logger.warning(text, small, len(counts), episodes.examples)
 
@@ -153,55 +155,52 @@ class EpisodeSampler(Sampler[list[int]]):
         return self._by_class[positions]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SharedExamples:
     """Base of batches of images and texts: each process gets interleaved parts of one order of the examples."""
 
-    _weights: Tensor | None = None  # of examples that are drawn with replacement
+    batch_size: Any = None
+    device: Any = "cpu"
+    shuffle: bool = False
+    seed: int = 0
+    process_index: int = 0
+    num_processes: int = 1
+    num_examples: int = field(init=False)
+    """Examples in the split, over all processes, including those not used in an epoch."""
 
-    def __init__(
-        self, count: int, batch_size: Any, device: Any, shuffle: bool, seed: int, process_index: int, num_processes: int
-    ) -> None:
-        self._count, self.batch_size, self.device = count, batch_size, torch.device(device)
-        self.shuffle, self.seed = shuffle, seed
-        self.process_index, self.num_processes = process_index, num_processes
-        self._repeats = shuffle  # so that each process gets as many
+    _weights = None  # of examples that are drawn with replacement, (N,)
 
     def __len__(self) -> int:
         """Batches per epoch and process."""
         return math.ceil(self._num_local() / self.batch_size)
 
     @property
-    def num_examples(self) -> int:
-        """Examples in the split, over all processes, including those not used in an epoch."""
-        return self._count
-
-    @property
     def examples_per_epoch(self) -> int:
         """Examples in the batches of an epoch, over all processes, with repetitions."""
         share = min(self._num_local(), len(self) * self.batch_size)
-        return share * self.num_processes if self._repeats else self._count
+        return share * self.num_processes if self._repeats else self.num_examples
+
+    @property
+    def _repeats(self) -> bool:
+        return self.shuffle  # so that each process gets as many
 
     def _num_local(self) -> int:
         if self.shuffle:
-            return math.ceil(self._count / self.num_processes)
-        return len(range(self.process_index, self._count, self.num_processes))
+            return math.ceil(self.num_examples / self.num_processes)
+        return len(range(self.process_index, self.num_examples, self.num_processes))
 
     def _order(self, epoch: int) -> Tensor:
-        order = torch.arange(self._count)
-        if self.shuffle:
-            order = shuffled(self._count, mix_seed(self.seed, epoch), self.num_processes, self._weights)
-        return order[self.process_index :: self.num_processes]
-
-
-def shuffled(count: int, seed: int, num_processes: int, weights: Tensor | None = None) -> Tensor:
-    """Return a random order, or one drawn by `weights`, repeated from its start to divide evenly among processes."""
-    generator = torch.Generator().manual_seed(seed)
-    if weights is None:
-        order = torch.randperm(count, generator=generator)
-    else:
-        order = weights.multinomial(count, replacement=True, generator=generator)
-    total = math.ceil(count / num_processes) * num_processes
-    return order.repeat(math.ceil(total / count))[:total]
+        count, generator = self.num_examples, torch.Generator()
+        if not self.shuffle:
+            return torch.arange(self.process_index, count, self.num_processes)
+        generator.manual_seed(mix_seed(self.seed, epoch))
+        if self._weights is None:
+            order = torch.randperm(count, generator=generator)
+        else:
+            order = self._weights.multinomial(count, replacement=True, generator=generator)
+        # Repeated from its start to divide evenly among the processes.
+        total = self._num_local() * self.num_processes
+        return order.repeat(math.ceil(total / count))[:total][self.process_index :: self.num_processes]
 
 
 def draw_subset(count: int, size: int, seed: int) -> Tensor:

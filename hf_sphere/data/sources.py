@@ -1,11 +1,12 @@
 """Sources of image datasets, their columns, and parts of them by name."""
 
+import io
 import itertools
-import logging
+import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from datasets import Dataset, DatasetDict, Image, IterableDataset, IterableDatasetDict, ReadInstruction
-from PIL import Image as PILImage
+from datasets import (
+    ClassLabel,
+    Dataset,
+    DatasetDict,
+    Features,
+    Image,
+    IterableDataset,
+    ReadInstruction,
+    Value,
+)
+from datasets.utils.file_utils import xopen
+from PIL import Image as PILImage, ImageFile
 from torch import Tensor
 
 from hf_sphere.data import folders
-from hf_sphere.data.bundled import BUNDLED
-from hf_sphere.data.options import ImageSourceOptions
-from hf_sphere.data.targets import OPEN_SETS, is_of_classes, read_class_names, read_labels
-from hf_sphere.utils.loading import load_dataset
-
-logger = logging.getLogger(__name__)
+from hf_sphere.data.targets import is_of_classes, read_class_names, read_labels
+from hf_sphere.utils.checks import check_regular
+from hf_sphere.utils.image_formats import open_format
+from hf_sphere.utils.loading import load_dataset, load_file
 
 # Column names used on the Hub, the most common one first; fine labels before coarse ones. `cls` is that of tar shards.
 IMAGE_COLUMNS = ("image", "img")
@@ -32,22 +41,69 @@ LABEL_COLUMNS = ("label", "fine_label", "labels", "coarse_label", "cls")
 VALUE_COLUMNS = ("value", "target", "year", "creation_year", "age", "regression_label")
 
 
-def load_splits(
-    name: str, config_name: str | None = None, *, streaming: bool = False, follow_links: bool = False
-) -> Any:
-    """Load all splits of an image dataset: a bundled one, one on the Hub, or a folder of parquet files or images.
+@cache
+def _digits() -> DatasetDict:
+    """The 1,797 handwritten 8x8 digits of scikit-learn; every fifth image of each class is in the test split."""
+    from sklearn.datasets import load_digits
 
-    Links in a folder to files outside it, and tables that name such files, are an error, unless links are followed.
+    digits = load_digits()
+    images = np.round(digits.images * (255 / 16)).astype(np.uint8)
+    is_test = np.zeros(len(images), dtype=bool)
+    for label in range(10):
+        is_test[np.flatnonzero(digits.target == label)[4::5]] = True
+    masks = {"train": ~is_test, "test": is_test}
+    splits = {split: (images[mask], digits.target[mask]) for split, mask in masks.items()}
+    return _as_splits(splits, [str(digit) for digit in range(10)])
+
+
+@cache
+def _two_clusters() -> DatasetDict:
+    """Two clusters of 100 points near (0, 0) and (1, 1), as images of 1 x 2 pixels: -0.05 is 0, and 1.05 is 255."""
+    splits = {}
+    for split, seed in (("train", 0), ("test", 1)):
+        labels = np.repeat([0, 1], 100)
+        points = labels[:, None] + np.random.default_rng(seed).uniform(-0.05, 0.05, size=(200, 2))
+        pixels = np.round((points + 0.05) * (255 / 1.1)).astype(np.uint8)
+        splits[split] = (pixels[:, None, :], labels)
+    return _as_splits(splits, ["near (0, 0)", "near (1, 1)"])
+
+
+def _as_splits(splits: dict[str, tuple[np.ndarray, np.ndarray]], names: list[str]) -> DatasetDict:
+    features = Features({"image": Image(), "label": ClassLabel(names=names)})
+    columns = {split: {"image": list(images), "label": labels.tolist()} for split, (images, labels) in splits.items()}
+    return DatasetDict({split: Dataset.from_dict(cells, features) for split, cells in columns.items()})
+
+
+BUNDLED: dict[str, Callable[[], DatasetDict]] = {"digits": _digits, "two_clusters": _two_clusters}
+"""Functions that return the splits, by name."""
+
+
+def load_splits(
+    name: str,
+    config_name: str | None = None,
+    *,
+    streaming: bool = False,
+    follow_links: bool = False,
+    cache_dir: str | None = None,
+) -> Any:
+    """Load all splits of a dataset: a bundled one, one on the Hub, a folder, or a file of rows as the split `train`.
+
+    A folder has images, tables or texts; `config_name` can be a folder in it. Links in it to files outside, and tables
+    that name such files, are an error, unless links are followed.
     """
-    folder = Path(name)
+    folder, options = Path(name), dict[str, Any](streaming=streaming, cache_dir=cache_dir)
     if name in BUNDLED and folder.is_dir():
         raise ValueError(f"{name} is a bundled dataset and a folder; write ./{name} for the folder, or rename it.")
     if name in BUNDLED:
         return DatasetDict(BUNDLED[name]())
+    if folder.is_file():
+        return load_file(name, **options)
+    if config_name is not None and (folder / config_name).is_dir():
+        folder, config_name = folder / config_name, None
     kinds = folders.SUFFIXES | folders.UNREADABLE, folders.TABLES, {".txt"}  # texts are read if there is nothing else
     images, tables, _ = (folders.list_files(folder, suffixes, follow_links=follow_links) for suffixes in kinds)
-    splits = load_dataset(name, config_name, streaming=streaming)
-    names = [] if streaming else _file_names(splits)
+    splits = load_dataset(str(folder) if folder.is_dir() else name, config_name, **options)
+    names = [] if streaming else [name for rows in splits.values() for name in _named_files(rows)]
     if folder.is_dir() and config_name is None and not folders.has_configs(folder):  # which push_to_hub has checked
         if not images or folders.has_tables(folder):
             folders.check_class_names(tables, next(iter(splits.values())).features or {})
@@ -55,41 +111,34 @@ def load_splits(
         elif not tables:
             folders.log_unread(folder, None if streaming else names)
     if tables and not follow_links:
-        folders.check_inside(name, names)
+        folders.check_inside(folder, names)
     return splits
 
 
-def _file_names(splits: DatasetDict) -> list[str]:
-    """Return the names of the files of images that are not in the tables themselves."""
-    names = []
-    for rows in splits.values():
-        for name, feature in rows.features.items():
-            if isinstance(feature, Image) or (isinstance(feature, dict) and {"bytes", "path"} <= feature.keys()):
-                cells = rows.data.column(name)
-                is_file = pc.is_null(pc.struct_field(cells, "bytes"))
-                names += pc.struct_field(cells, "path").filter(is_file).drop_null().to_pylist()
-    return names
+def _named_files(rows: Dataset) -> Iterator[str]:
+    """Yield the names of the files of images that are not in the table itself."""
+    for name, feature in rows.features.items():
+        if isinstance(feature, Image) or (isinstance(feature, dict) and {"bytes", "path"} <= feature.keys()):
+            cells = rows.data.column(name)
+            paths = pc.struct_field(cells, "path").filter(pc.is_null(pc.struct_field(cells, "bytes")))
+            yield from paths.drop_null().to_pylist()
 
 
 def find_column(
     dataset: Dataset, name: str | None, candidates: tuple[str, ...], what: str, *, instead: str = "", option: str = ""
 ) -> str:
     """Return the column `name`, else the first of the usual `candidates` that exists, or the only one of images."""
-    if name is not None and name not in dataset.column_names:
-        raise ValueError(f"no {what} column {name!r}; the data has the columns {dataset.column_names}.")
-    if column := name or next((name for name in candidates if name in dataset.column_names), None):
+    there = dataset.column_names
+    if column := next((each for each in ([name] if name else candidates) if each in there), None):
         return column
-    from hf_sphere.data.image_files import holds_images  # texts do not need it
-
-    images = [name for name, feature in dataset.features.items() if holds_images(feature)]
-    if what == "image" and len(images) == 1:
+    images = [each for each, feature in dataset.features.items() if holds_images(feature)]
+    if name is None and what == "image" and len(images) == 1:
         return images[0]
     if what == "label" and images:
         instead += ", or put the images into folders at one depth, one per class"
-    raise ValueError(
-        f"found no {what} column: none of {list(candidates)} is in {dataset.column_names}. "
-        f"Name it with {option or f'--{what}_column_name'}{instead}."
-    )
+    problem = f"found no {what} column: none of {list(candidates)} is in {there}"
+    problem = f"no {what} column {name!r}; the data has the columns {there}" if name else problem
+    raise ValueError(f"{problem}. Name it with {option or f'--{what}_column_name'}{instead}.")
 
 
 def usual_label(rows: Dataset) -> str | None:
@@ -97,49 +146,19 @@ def usual_label(rows: Dataset) -> str | None:
     return next((name for name in LABEL_COLUMNS if is_of_classes(rows.features.get(name))), None)
 
 
-def choose_eval_split(splits: Mapping[str, Any], name: str | None, train: str = "train") -> str | None:
-    """Return the name of the evaluation split: `name`, else `test`, else `validation`, but not `train`, else None."""
-    usual = ("test", "validation", "valid", "val", "dev")
-    return name or next((key for key in usual if key in splits and key != train), None)
+def stratifying_column(splits: DatasetDict, label_column: str | None) -> str | None:
+    """Return the column of classes by which parts are held out: `label_column`, else the first with a usual name."""
+    return label_column or usual_label(next(iter(splits.values())))
 
 
-def find_split(splits: DatasetDict, name: str, option: str, label_column: str | None = None) -> Dataset:
-    """Return a split or part of the data, see `read_split`, which the `option` chooses; an error lists the splits."""
-    try:
-        rows = read_split(splits, name, label_column)
-    except KeyError:
-        raise ValueError(f"no split {name!r}; the data has {', '.join(splits)}. Choose one with {option}.") from None
-    except (ValueError, AssertionError) as error:  # `datasets` asserts
-        raise ValueError(f"split {name!r} of {', '.join(splits)} ({option}) cannot be read: {error}") from error
-    if len(rows) == 0:
-        raise ValueError(f"split {name!r} is empty; choose another one with {option}.")
-    return rows
-
-
-def choose_splits(
-    splits: DatasetDict, options: ImageSourceOptions, task: str, train_classes: int | None
-) -> dict[str, tuple[str, Dataset]]:
-    """Return name and rows of `train`, `eval` and possibly `validation`; without an evaluation split it is held out."""
-    train = options.train_split
-    names = {"train": train, "eval": choose_eval_split(splits, options.eval_split, train) or train}
-    label_column = stratifying_column(splits, options, task)
-    is_divided = names["eval"] == train and options.eval_split is None
-    by_class = train_classes is not None or (is_divided and task in OPEN_SETS)
-    if is_divided and not by_class:
-        find_split(splits, train, "--train_split")
-        names["train"], names["eval"] = held_out_names(train, options.held_out_fraction, options.eval_seed)
-        how = ", stratified by class," if label_column else ""
-        text = "The data has no evaluation split: %g %% of the split %s is held out%s with seed %d, as the split '%s'."
-        logger.info(text, 100 * options.held_out_fraction, train, how, options.eval_seed, names["eval"])
-    if options.eval_fraction is not None and (train_classes is not None or not is_divided):
-        reason = f"with the evaluation split {names['eval']}" if train_classes is None else "with train_classes"
-        raise ValueError(f"eval_fraction {options.eval_fraction} has no effect {reason}; leave it out.")
-    if (name := options.validation_split) is not None:
-        if by_class:
-            raise ValueError(f"all classes are divided, also those of --validation_split {name}; hold out a fraction.")
-        check_validation_split(name, names)
-        names["validation"] = name
-    return {key: (name, find_split(splits, name, f"--{key}_split", label_column)) for key, name in names.items()}
+def common_column(
+    rows: Mapping[str, Dataset], name: str | None, candidates: tuple[str, ...], what: str, instead: str = ""
+) -> str:
+    """Find a column in the training split, and check that the other splits have it."""
+    column = find_column(rows["train"], name, candidates, what, instead=instead)
+    for split in rows.values():
+        find_column(split, column, (), what)
+    return column
 
 
 def read_groups(rows: Dataset, column: str) -> list[Any]:
@@ -151,54 +170,40 @@ def read_groups(rows: Dataset, column: str) -> list[Any]:
     return groups
 
 
+def choose_eval_split(splits: Mapping[str, Any], name: str | None, train: str = "train") -> str | None:
+    """Return the name of the evaluation split: `name`, else `test`, else `validation`, but not `train`, else None."""
+    usual = ("test", "validation", "valid", "val", "dev")
+    return name or next((key for key in usual if key in splits and key != train), None)
+
+
 def check_validation_split(name: str, others: Mapping[str, str]) -> None:
     """Raise an error if the split is one of the `others`, `train` and `eval`."""
     for key in (key for key, other in others.items() if other == name):
         raise ValueError(f"--validation_split {name} is also the split of --{key}_split; name another one.")
 
 
-def common_column(
-    rows: dict[str, Dataset], name: str | None, candidates: tuple[str, ...], what: str, instead: str = ""
-) -> str:
-    """Find a column in the training split, and check that the other splits have it."""
-    column = find_column(rows["train"], name, candidates, what, instead=instead)
-    for split in rows.values():
-        find_column(split, column, (), what)
-    return column
+def find_split(splits: DatasetDict, name: str, option: str, label_column: str | None = None) -> Dataset:
+    """Return the rows of a split or part of the data, see `read_split`; errors name the `option` that chooses it."""
+    try:
+        if len(rows := read_split(splits, name, label_column)) == 0:
+            raise ValueError("it is empty")
+        return rows
+    except (ValueError, AssertionError) as error:  # `datasets` asserts
+        problem = f"no split {name!r}; the data has {', '.join(splits)}. Choose one with {option}"
+        raise ValueError(f"{problem}: {error}") from error
 
 
-def stratifying_column(splits: DatasetDict, options: ImageSourceOptions, task: str) -> str | None:
-    """Return the label column by which parts are held out: that of the options, else detected by name, or None."""
-    rows = next(iter(splits.values()))
-    return None if task == "regression" else options.label_column_name or usual_label(rows)
-
-
-def count_training_classes(rows: Dataset, label_column: str, options: ImageSourceOptions) -> int:
-    """Return the number of classes to train on, the first ones; where possible two are held out at least."""
-    count = len(rows.unique(label_column))
-    train_classes = count - max(round(options.held_out_fraction * count), 2 if count > 3 else 1)
-    text = "The data has no evaluation split: %g %% of the %d classes are held out, the last ones; --train_classes %d."
-    logger.info(text, 100 * options.held_out_fraction, count, train_classes)
-    return train_classes
-
-
-_HELD_OUT = re.compile(r"(kept|held_out)\((.+), ([-+.e0-9]+), seed=([0-9]+)(?:, by=([^()]+))?\)")
-
-
-def as_splits(data: Any, max_rows: Mapping[str | None, int | None]) -> DatasetDict:
-    """Return the splits of a dataset of `datasets`; streams are read to `max_rows`, or their end, into its cache."""
-    splits = data if isinstance(data, (DatasetDict, IterableDatasetDict)) else {"train": data}
-    for rows in splits.values():
-        if not isinstance(rows, (Dataset, IterableDataset)):
-            raise TypeError(f"a dataset must be one of `datasets` or a dictionary of these; got {type(rows).__name__}.")
+def as_splits(data: Any) -> DatasetDict:
+    """Return the splits of a dataset of `datasets`; streams are read to their end, into its cache."""
+    splits = data if isinstance(data, dict) else {"train": data}
     # Another format would change images and labels.
-    return DatasetDict({name: _stored(rows.with_format(None), max_rows.get(name)) for name, rows in splits.items()})
+    return DatasetDict({name: _stored(rows.with_format(None)) for name, rows in splits.items()})
 
 
-def _stored(rows: Any, max_rows: int | None) -> Dataset:
+def _stored(rows: Any) -> Dataset:
     if isinstance(rows, Dataset):
         return rows
-    rows, features = rows if max_rows is None else rows.take(max_rows), rows.features
+    features = rows.features
     images = [name for name, feature in (features or {}).items() if isinstance(feature, Image)]
     for name in images:  # decoded, they would be encoded again, and JPEG loses quality
         rows = rows.cast_column(name, Image(decode=False))
@@ -208,8 +213,6 @@ def _stored(rows: Any, max_rows: int | None) -> Dataset:
 
 def _encoded_rows(rows: IterableDataset, images: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield the rows of a stream, with the bytes of the files of its image columns, and other images encoded."""
-    from hf_sphere.data.image_files import encode_image
-
     for row in rows:
         files = {name: pa.array([row[name]], Image.pa_type) for name in images}
         row |= {name: Image().embed_storage(file)[0].as_py() for name, file in files.items()}
@@ -226,7 +229,7 @@ def held_out_names(split: str, fraction: float, seed: int, by: str | None = None
 
 
 def read_split(splits: DatasetDict, name: str, label_column: str | None = None) -> Dataset:
-    """Return the rows of a split or of a part of the data; a KeyError is that of a split that does not exist.
+    """Return the rows of a split or of a part of the data.
 
     The name is that of a split; an expression of `datasets` such as `train[:80%]` or `train+test`; `all`; or one of
     `held_out_names`, whose parts have the same proportion of classes, those of the label column.
@@ -253,8 +256,6 @@ def _find_pieces(splits: DatasetDict, name: str, label_column: str | None) -> li
     if name == "all" or len(pooled) > 1:
         return [piece for part in pooled for piece in _find_pieces(splits, part, label_column)]
     if (match := _HELD_OUT.fullmatch(name)) is None:
-        if "[" not in name:
-            raise KeyError(name)
         sizes = {key: len(rows) for key, rows in splits.items()}
         return [(p.splitname, torch.arange(p.from_, p.to)) for p in ReadInstruction.from_spec(name).to_absolute(sizes)]
     kind, whole, fraction, seed, by = match.groups()
@@ -284,12 +285,55 @@ def draw_held_out(
         kind = model_selection.ShuffleSplit if groups is None else model_selection.GroupShuffleSplit
         kind = kind if classes is None else model_selection.StratifiedShuffleSplit
         splitter = kind(1, test_size=fraction, random_state=seed)
-    try:
-        folds = [*splitter.split(torch.arange(count).numpy(), classes, groups)]
-    except ValueError as error:
-        what = "images" if groups is None else f"images in {len({*groups})} groups"
-        raise ValueError(f"a fraction of {fraction} cannot be held out of {count} {what}: {error}") from error
+    folds = [*splitter.split(torch.arange(count).numpy(), classes, groups)]
     # Random ones: the splitter puts the largest groups of a class into the same fold for every seed.
     chosen = np.random.default_rng(seed).permutation(len(folds))[:num_drawn]
     drawn = np.concatenate([folds[index][1] for index in chosen])
     return torch.zeros(count, dtype=torch.bool).index_fill_(0, torch.as_tensor(drawn), True)
+
+
+def encoded_images(dataset: Dataset, column: str) -> Dataset:
+    """Return the image column of a split, not decoded."""
+    if not holds_images(dataset.features[column]):
+        how = f"convert paths or pixels with dataset.cast_column({column!r}, datasets.Image())"
+        raise ValueError(f"column {column!r} does not contain images but {dataset.features[column]}; {how}.")
+    return dataset.select_columns([column]).cast_column(column, Image(decode=False))
+
+
+def holds_images(feature: Any) -> bool:
+    """Whether a column has images, or encoded images that were stored as bytes."""
+    stored = feature.get("bytes") if isinstance(feature, dict) else feature
+    return isinstance(feature, Image) or stored in (Value("binary"), Value("large_binary"))
+
+
+def encode_image(image: PILImage.Image) -> dict[str, Any]:
+    """Encode an image without loss, upright; `datasets` would compress one from a JPEG file again."""
+    from hf_sphere.utils.pixels import turn_upright  # imports torchvision, which texts do not need
+
+    upright = turn_upright(image)
+    # A palette's transparency would be lost.
+    upright = upright.convert("RGBA") if "transparency" in upright.info else upright.copy()
+    return Image().encode_example(upright)
+
+
+def open_image(record: Any) -> ImageFile.ImageFile:
+    """Open an encoded image of `datasets`, as it is stored; PIL raises errors of many classes."""
+    encoded, path = record["bytes"], record["path"]
+    if encoded is None and "://" in path:  # in a zip file, or remote
+        with xopen(path, "rb") as file:
+            encoded = file.read()
+    if encoded is None:
+        check_regular(path)
+    image = open_format(path if encoded is None else io.BytesIO(encoded))
+    if getattr(image, "is_animated", False) and image.format != "MPO":  # MPO: a photo with its preview
+        image.close()
+        raise ValueError("it is animated; save one of its frames")
+    return image
+
+
+def file_names(dataset: Dataset, column: str, folder: str | os.PathLike = "") -> list[str]:
+    """Return the file of each image of a split, relative to `folder` below it, or an empty list if none is named."""
+    tables = encoded_images(dataset, column).with_format("arrow").iter(1000)
+    names = [name for table in tables for name in pc.struct_field(table[column], "path").to_pylist()]
+    root = os.path.join(os.path.abspath(folder), "") if folder else ""
+    return [(name or "").removeprefix(root) for name in names] if any(names) else []

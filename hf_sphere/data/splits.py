@@ -3,25 +3,94 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 from datasets import Dataset, DatasetDict, concatenate_datasets
 from torch import Tensor
 
-from hf_sphere.data import decoding, sources
+from hf_sphere.data import sources
 from hf_sphere.data.batches import ImageBatches, ImagesFromDisk, ImagesInMemory
-from hf_sphere.data.corruption import Corruption
+from hf_sphere.data.decoding import EncodedImages, ImageShape, check_files, decode_all, probe_shapes, stack_images
 from hf_sphere.data.options import ImageSourceOptions, ValueOptions
 from hf_sphere.data.sampling import draw_subset
 from hf_sphere.data.targets import COMPUTED_VALUES, OPEN_SETS, read_class_names, read_labels, read_values
 from hf_sphere.utils.pixels import WHITE
+from hf_sphere.utils.seeds import mix_seed
 
 logger = logging.getLogger(__name__)
 
 LARGEST_SIDE_IN_MEMORY = 96
 """Images with sides up to this length are by default decoded once and kept on the device; others are read from disk."""
+
+
+# Mixed with the seed, so that the draws are independent of each other.
+_CLASSES, _NOISE, _PIXELS = 1, 2, 3
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """Corruption of the images and labels of a dataset: random labels, shuffled pixels, fewer classes.
+
+    From Zhang et al., "Understanding deep learning requires rethinking generalization", ICLR 2017, arXiv:1611.03530.
+    The corruption of an image is determined by a seed and by its row in the dataset, so that it is the same after a run
+    resumes, in every process, and for any choice of held-out images.
+    """
+
+    label_noise: float = 0.0  # fraction of the labels that `replace_labels` replaces
+    shuffled_pixels: str | None = None  # how `shuffle` permutes pixels, `per_image` or `shared`; None: it does not
+    sample_classes: int | None = None  # number of classes that `draw_classes` keeps; None for all
+    seed: int = 0  # of all three
+
+    @classmethod
+    def of(cls, options: ImageSourceOptions, seed: int) -> "Corruption":
+        """Return that of options; `seed` is used unless they have one."""
+        seed = seed if options.corruption_seed is None else options.corruption_seed
+        return cls(options.label_noise, options.shuffled_pixels, options.sample_classes, seed)
+
+    def draw_classes(self, count: int) -> Tensor:
+        """Return the indices of the classes to keep of `count`, in increasing order: `sample_classes`, or all."""
+        if self.sample_classes is None:
+            return torch.arange(count)
+        if self.sample_classes > count:
+            raise ValueError(f"--sample_classes {self.sample_classes} is more than the data has: {count} classes.")
+        return torch.randperm(count, generator=self._generator(_CLASSES))[: self.sample_classes].sort().values
+
+    def replace_labels(self, labels: Tensor, rows: Tensor, *, num_rows: int, num_classes: int) -> Tensor:
+        """Replace round(`label_noise` * N) labels, in an order and by classes drawn for all rows of the dataset."""
+        count = round(self.label_noise * len(labels))
+        order, drawn = torch.rand(2, num_rows, dtype=torch.float64, generator=self._generator(_NOISE))
+        replaced = order[rows].argsort(stable=True)[:count]
+        noisy = labels.clone()
+        noisy[replaced] = (drawn[rows[replaced]] * num_classes).long()
+        wrong = int((noisy != labels).sum())
+        logger.info("Redrew %d of %d training labels; %d are now wrong.", count, len(labels), wrong)
+        return noisy
+
+    def shuffle(self, images: Tensor | EncodedImages, rows: Tensor, split: str) -> Tensor | EncodedImages:
+        """Permute the pixels of each image, by its row of the split; encoded images when they are decoded."""
+        if self.shuffled_pixels is None:
+            return images
+        if isinstance(images, EncodedImages):
+            shuffle = partial(self._shuffle_one, split)
+            return EncodedImages(images.dataset, images.column, images.shape, images.rows, shuffle)
+        pixels, shuffled = images.flatten(2), torch.empty_like(images)
+        generator, of_split = self._generator(_PIXELS), mix_seed(self.seed, _PIXELS, *split.encode())
+        order = torch.randperm(pixels.shape[2], generator=generator)
+        for index, row in enumerate(rows.tolist()):
+            if self.shuffled_pixels == "per_image":
+                order = torch.randperm(len(order), generator=generator.manual_seed(mix_seed(of_split, row)))
+            shuffled.flatten(2)[index] = pixels[index][:, order]
+        return shuffled
+
+    def _shuffle_one(self, split: str, image: Tensor, row: Tensor) -> Any:
+        return self.shuffle(image[None], row[None], split)[0]
+
+    def _generator(self, draw: int) -> torch.Generator:
+        return torch.Generator().manual_seed(mix_seed(self.seed, draw))
 
 
 @dataclass
@@ -30,12 +99,11 @@ class Split:
 
     name: str
     num_rows: int  # of the dataset
-    images: Tensor | decoding.EncodedImages  # encoded, or decoded as uint8 (N, C, H, W)
+    images: Tensor | EncodedImages  # encoded, or decoded as uint8 (N, C, H, W)
     rows: Tensor  # (N,) row of the dataset of each image
     classes: Any = None  # (N,) class indices, for tasks with classes
     class_names: list[str] = field(default_factory=list)
     values: Tensor | None = None  # (N,) real values, for tasks with values
-    num_transparent: int = 0  # images with an alpha channel or a transparent color
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -62,13 +130,13 @@ class Split:
 
     @classmethod
     def of(
-        cls, name: str, rows: Dataset, columns: Mapping[str, Any], shape: decoding.ImageShape, class_names: list[str]
+        cls, name: str, rows: Dataset, columns: Mapping[str, Any], shape: ImageShape, class_names: list[str]
     ) -> "Split":
         """Open all images of a split, encoded, with their targets, by the columns `image`, `label` and `value`."""
         label, value = columns.get("label"), columns.get("value")
         classes = None if label is None else read_labels(rows, label, class_names, name)
         values = None if value is None else read_values(rows, value, name)
-        images = decoding.EncodedImages(rows, columns["image"], shape)
+        images = EncodedImages(rows, columns["image"], shape)
         return cls(name, len(rows), images, torch.arange(len(rows)), classes, class_names, values)
 
     def prepare(
@@ -78,22 +146,16 @@ class Split:
         is_whole = limit is None or limit >= len(self)
         split = self if is_whole else self.select(draw_subset(len(self), limit or 0, seed))
         encoded, reading = split.images, {"skip_corrupt": options.skip_unreadable_images, "progress": progress}
-        assert isinstance(encoded, decoding.EncodedImages)
-        if stays_in_memory(encoded.shape, len(split), options.keep_in_memory):
+        assert isinstance(encoded, EncodedImages)
+        if value is not None or stays_in_memory(encoded.shape, len(split), options.keep_in_memory):
             reading |= {"cache_dir": options.cache_dir, "num_workers": options.dataloader_num_workers}
-            split = split._with_images(*decoding.decode_all(encoded, **reading))
+            split = split._with_images(*decode_all(encoded, **reading))
         else:
-            good = decoding.check_files(encoded, **reading)
-            decoding.report_left_out(encoded, good)
-            split = split.select(good)
+            split = split.select(check_files(encoded, **reading))
         if value is not None:
-            if not isinstance(split.images, Tensor):
-                size = f"{encoded.shape.height} x {encoded.shape.width}"
-                how = f"images in memory; these are {size}: set --image_size or --keep_in_memory yes"
-                raise ValueError(f"--computed_value {value} needs {how}.")
-            split.values = COMPUTED_VALUES[value](split.images)
-        images = corruption.shuffle(split.images, split.rows, split.name)
-        return replace(split, images=images, num_transparent=encoded.num_transparent)
+            decoded: Any = split.images
+            split.values = COMPUTED_VALUES[value](decoded)
+        return replace(split, images=corruption.shuffle(split.images, split.rows, split.name))
 
     def batches(self, num_workers: int | None, **options: Any) -> ImageBatches:
         """Create batches; `options` are those of `ImageBatches`."""
@@ -103,7 +165,7 @@ class Split:
             return ImagesInMemory(self.images, labels, **options)
         return ImagesFromDisk(self.images, labels, num_workers=num_workers, **options)
 
-    def _with_images(self, images: Tensor | decoding.EncodedImages, indices: Tensor) -> "Split":
+    def _with_images(self, images: Tensor | EncodedImages, indices: Tensor) -> "Split":
         classes, values = (None if targets is None else targets[indices] for targets in (self.classes, self.values))
         return replace(self, images=images, rows=self.rows[indices], classes=classes, values=values)
 
@@ -115,28 +177,52 @@ def open_parts(
     values: ValueOptions,
     train_classes: int | None,
     corruption: Corruption,
-) -> tuple[dict[str, Split], decoding.ImageShape]:
-    """Return the parts `train`, `eval` and possibly `validation`, and the image shape."""
-    rows = sources.choose_splits(splits, options, task, train_classes)
-    tables = {key: split for key, (_, split) in rows.items()}
+) -> tuple[dict[str, Split], ImageShape]:
+    """Return the parts `train`, `eval` and possibly `validation`, and the image shape.
+
+    Without an evaluation split, a part of the training split is held out, in an open set by its classes.
+    """
+    train = options.train_split
+    names = {"train": train, "eval": sources.choose_eval_split(splits, options.eval_split, train) or train}
+    is_held_out = options.eval_split is None and names["eval"] == train
+    by_class = train_classes is not None or (task in OPEN_SETS and names["eval"] == train)
+    fraction, label_column, value_column, class_names = options.held_out_fraction, None, None, []
+    text = "The data has no evaluation split: %g %% of the %s are held out, %s."
+    if options.eval_fraction is not None and (train_classes is not None or not is_held_out):
+        reason = f"with the evaluation split {names['eval']}" if train_classes is None else "with train_classes"
+        raise ValueError(f"eval_fraction {options.eval_fraction} has no effect {reason}; leave it out.")
+    if (name := options.validation_split) is not None:
+        if by_class:
+            raise ValueError(f"all classes are divided, also those of --validation_split {name}; hold out a fraction.")
+        sources.check_validation_split(name, names)
+        names["validation"] = name
+    stratified = None if task == "regression" else sources.stratifying_column(splits, options.label_column_name)
+    if is_held_out and not by_class:
+        names["train"], names["eval"] = sources.held_out_names(train, fraction, options.eval_seed)
+        how = f"{'stratified by class, ' if stratified else ''}with seed {options.eval_seed}, as {names['eval']}"
+        logger.info(text, 100 * fraction, f"images of {train}", how)
+    tables = {key: sources.find_split(splits, name, f"--{key}_split", stratified) for key, name in names.items()}
     image_column = sources.common_column(tables, options.image_column_name, sources.IMAGE_COLUMNS, "image")
-    label_column, value_column, class_names = None, None, []
     if task != "regression":
         label_column = sources.common_column(tables, options.label_column_name, sources.LABEL_COLUMNS, "label")
         with_classes = tables["train"]
         if task in OPEN_SETS:
-            pooled = pool(dict(rows.values()), [image_column, label_column])
-            with_classes = pooled[1]
-            if train_classes is None and rows["eval"][0] == rows["train"][0]:  # there is no evaluation split
-                train_classes = sources.count_training_classes(with_classes, label_column, options)
-            rows = rows if train_classes is None else dict.fromkeys(rows, pooled)
+            named = dict(zip(names.values(), tables.values(), strict=True))
+            pooled, with_classes = pool(named, image_column, label_column)
         class_names = read_class_names(with_classes, label_column)
+        if by_class:
+            names, tables = dict.fromkeys(names, pooled), dict.fromkeys(names, with_classes)
+        if by_class and train_classes is None:
+            count = len(with_classes.unique(label_column))
+            train_classes = count - max(round(fraction * count), 2 if count > 3 else 1)
+            how = f"the last ones; --train_classes {train_classes}"
+            logger.info(text, 100 * fraction, f"{count} classes", how)
     if task in ("regression", "joint") and values.computed_value is None:
         instead = f", or compute a value with --computed_value ({', '.join(COMPUTED_VALUES)})"
         value_column = sources.common_column(tables, values.value_column_name, sources.VALUE_COLUMNS, "value", instead)
     shape = choose_shape(tables["train"], image_column, options)
     columns = {"image": image_column, "label": label_column, "value": value_column}
-    opened = {key: Split.of(name, table, columns, shape, class_names) for key, (name, table) in rows.items()}
+    opened = {key: Split.of(name, tables[key], columns, shape, class_names) for key, name in names.items()}
     if train_classes is not None:
         trained = first_classes(opened["train"].classes, train_classes)
         opened = {"train": opened["train"].select(trained), "eval": opened["eval"].select(~trained)}
@@ -150,12 +236,12 @@ def open_parts(
     return opened, shape
 
 
-def pool(rows: dict[str, Dataset], columns: list[str]) -> tuple[str, Dataset]:
+def pool(rows: dict[str, Dataset], *columns: str) -> tuple[str, Dataset]:
     """Return the joined names and the concatenation of splits."""
-    return "+".join(rows), concatenate_datasets([split.select_columns(columns) for split in rows.values()])
+    return "+".join(rows), concatenate_datasets([split.select_columns([*columns]) for split in rows.values()])
 
 
-def stays_in_memory(shape: decoding.ImageShape, count: int, keep: str) -> bool:
+def stays_in_memory(shape: ImageShape, count: int, keep: str) -> bool:
     """Whether `count` images of this shape are decoded once and kept in memory, by `keep_in_memory`."""
     size, free = count * shape.channels * shape.height * shape.width, psutil.virtual_memory().available
     is_small = max(shape.height, shape.width) <= LARGEST_SIDE_IN_MEMORY
@@ -165,56 +251,45 @@ def stays_in_memory(shape: decoding.ImageShape, count: int, keep: str) -> bool:
     return keep == "yes" or (keep == "auto" and is_small and 2 * size <= free)
 
 
-def choose_shape(rows: Dataset, column: str, options: ImageSourceOptions) -> decoding.ImageShape:
+def choose_shape(rows: Dataset, column: str, options: ImageSourceOptions) -> ImageShape:
     """Return the shape set by the options, by default that of all images, and three channels if some have colors."""
     size, channels = options.image_size, int(options.num_channels or 0)
-    shapes = [] if size and channels else decoding.probe_shapes(rows, column)
+    shapes = [] if size and channels else probe_shapes(rows, column)
     if size is None:
         sizes = sorted({(shape.height, shape.width) for shape in shapes})
-        how = "Set image_size, such as --image_size 224, or 64 for small networks."
         if len(sizes) > 1:
             least, most = (f"{height} x {width}" for height, width in (sizes[0], sizes[-1]))
-            raise ValueError(f"the images have several sizes, such as {least} and {most}. {how}")
-        if max(sizes[0]) > 256:
-            logger.warning("No image_size is set, so the images keep their size, %d x %d. %s", *sizes[0], how)
+            raise ValueError(f"the images have several sizes, such as {least} and {most}. Set image_size, such as 64.")
         size = [*sizes[0]]
     channels = channels or max(shape.channels for shape in shapes)
     resizing = options.crop_pct, options.interpolation or "bilinear", tuple(options.background_color or WHITE)
-    return decoding.ImageShape(channels, size[0], size[-1], *resizing)
+    return ImageShape(channels, size[0], size[-1], *resizing)
 
 
-def measure_pixels(images: Tensor | decoding.EncodedImages, sample: int = 2000) -> tuple[list[float], list[float]]:
+def measure_pixels(images: Tensor | EncodedImages, sample: int = 2000) -> tuple[list[float], list[float]]:
     """Measure mean and standard deviation per channel, on the scale from 0 to 1; on a sample for images on disk."""
     if not isinstance(images, Tensor):
         indices = torch.linspace(0, len(images) - 1, min(sample, len(images))).long().unique().tolist()
-        _, stacked, error = decoding.stack_images(images.__getitems__(indices))
-        if error is not None or stacked is None:
-            raise error or decoding.CorruptImageError("no image can be decoded.")
-        images = stacked
+        stacked: Any = stack_images(images.__getitems__(indices))[1]
+        return measure_pixels(stacked)
     # Counting the 256 values per channel is exact and needs no floating-point copy of the data.
     values = torch.arange(256, dtype=torch.float64) / 255
-    mean, std = [], []
-    for channel in images.unbind(1):
-        weights = torch.bincount(channel.reshape(-1), minlength=256).double()
-        weights /= weights.sum()
-        center = (weights * values).sum()
-        mean.append(center.item())
-        std.append((weights * (values - center).square()).sum().sqrt().clamp_min(1 / 255).item())
-    return mean, std
+    counts = torch.stack([channel.reshape(-1).bincount(minlength=256) for channel in images.unbind(1)]).double()
+    weights = counts / counts.sum(1, keepdim=True)
+    mean = (weights * values).sum(1)
+    std = (weights * (values - mean[:, None]).square()).sum(1).sqrt().clamp_min(1 / 255)
+    return mean.tolist(), std.tolist()
 
 
 def find_statistics(
-    images: Tensor | decoding.EncodedImages, shape: decoding.ImageShape, options: ImageSourceOptions
+    images: Tensor | EncodedImages, shape: ImageShape, options: ImageSourceOptions
 ) -> tuple[list[float], list[float]]:
     """Return mean and standard deviation per channel: those of the options, else measured."""
     mean, std = options.image_mean, options.image_std
     if mean is None or std is None:
         measured = measure_pixels(images)
         mean, std = mean or measured[0], std or measured[1]
-    for values in (mean, std):
-        if len(values) not in (1, shape.channels):
-            raise ValueError(f"mean and std need one value or {shape.channels} (one per channel); got {[*values]}.")
-    mean, std = ([float(value) for value in values] * (shape.channels // len(values)) for values in (mean, std))
+    mean, std = (np.broadcast_to(np.array(values, float), shape.channels).tolist() for values in (mean, std))
     return mean, std
 
 

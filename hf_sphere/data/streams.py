@@ -14,8 +14,7 @@ from torch import Tensor
 
 from hf_sphere.data import folders, sources
 from hf_sphere.data.batches import ImageBatches
-from hf_sphere.data.decoding import CorruptImageError, ImageShape, decode_image, load_batches
-from hf_sphere.data.image_files import encoded_images
+from hf_sphere.data.decoding import CorruptImageError, ImageShape, corrupt, decode_image, load_batches
 from hf_sphere.data.options import ImageDataOptions
 from hf_sphere.data.splits import choose_shape
 from hf_sphere.utils.devices import to_device
@@ -41,7 +40,6 @@ class StreamSplit(torch.utils.data.Dataset):
     shape: ImageShape
     count: int  # images per epoch, over all processes
     options: ImageDataOptions
-    num_transparent: int = 0
     values: None = None
 
     def batches(self, num_workers: int | None, **options: Any) -> "ImageStream":
@@ -58,16 +56,12 @@ class StreamSplit(torch.utils.data.Dataset):
         if seed is not None:
             rows = rows.shuffle(seed=seed, buffer_size=self.options.shuffle_buffer_size)
         for place, row in enumerate(itertools.islice(rows, self.count)):
-            if not isinstance(record := row[image] or {}, dict):
-                how = f"as after map or filter: call cast_column({image!r}, datasets.Image(decode=False)) before them"
-                raise ValueError(f"rows of the split {self.name!r} have decoded images, {how}.")
+            record = row[image] or {}
             if is_checked and record.get("bytes") is None:
                 folders.check_inside(name, [record["path"]])
             known = [record.get("path"), row.get("__key__"), row.get("__url__")]
             described = ", ".join([*filter(None, known), f"number {place} of the epoch in the split {self.name!r}"])
-            if (number := index.get(str(row[label]))) is None:
-                raise ValueError(f"label {row[label]!r} of an image ({described}) is none of the {len(index)} classes.")
-            yield row[image], number, described
+            yield row[image], index[str(row[label])], described
         if place + 1 < self.count:
             option = "max_eval_samples" if seed is None else "max_train_samples"
             found = f"the stream of the split {self.name!r} ended after {place + 1} images of {self.count}"
@@ -80,8 +74,7 @@ class StreamSplit(torch.utils.data.Dataset):
         try:
             return decode_image(record, self.shape, *draw)
         except Exception as error:  # of PIL and its plugins, of many classes
-            advice = "Repair or remove it, or pass --skip_unreadable_images to leave such images out"
-            return CorruptImageError(f"an image cannot be decoded ({damage(error)}): {described}. {advice}.")
+            return corrupt(f"an image ({described})", damage(error))
 
 
 class ImageStream(ImageBatches):
@@ -156,13 +149,10 @@ def open_streams(
     for key, name in names.items():
         if name is None:
             continue
-        if not isinstance(splits.get(name), IterableDataset):
-            listed = ", ".join(f"{split} ({type(rows).__name__})" for split, rows in splits.items())
-            raise ValueError(f"{key}_split {name!r} must be a whole split of a streaming dataset; got {listed}.")
         rows = splits[name].with_format(None)
         rows = rows if rows.features is not None else rows._resolve_features()  # reads the first rows
         image = sources.find_column(rows, options.image_column_name, sources.IMAGE_COLUMNS, "image")
-        encoded_images(rows, image)  # checks the column
+        sources.encoded_images(rows, image)  # checks the column
         label = sources.find_column(rows, options.label_column_name, sources.LABEL_COLUMNS, "label")
         class_names = class_names or getattr(rows.features[label], "names", None)
         if (own := getattr(rows.features[label], "names", class_names)) != class_names:
@@ -173,11 +163,10 @@ def open_streams(
         missing += [] if counts else [f"{option} (the number of images of {name!r})"]
         rows = rows.cast_column(image, Image(decode=False))
         opened[key] = {"name": name, "rows": rows, "columns": (image, label), "count": min(counts, default=0)}
-    missing += ["class_names (the labels do not list them)"] * (class_names is None)
+    if class_names is None or len({*class_names}) < len(class_names):
+        missing.append("class_names (different ones, which the labels do not list)")
     if missing:
         raise ValueError(f"a stream is not read before training, so set {', '.join(missing)}.")
-    if len({*class_names}) < len(class_names):
-        raise ValueError(f"class_names must differ from each other; got {class_names[:10]}.")
     logger.info("The images of a stream are not recorded: evaluation images that were trained on are not noticed.")
     shape = choose_shape(opened["train"]["rows"], opened["train"]["columns"][0], options)
     shared: Any = {"class_names": class_names, "shape": shape, "options": options}

@@ -37,21 +37,16 @@ def check_task(
     """Raise an error if a task does not exist, or does not support the options, targets or episodes."""
     check_choice("task", task, get_args(DataTask))
     stated = {**vars(options), **vars(values), "train_classes": train_classes, "episodes": episodes}
+    draws = ("class_balanced_sampling", "mixup", "cutmix") if episodes is not None else ()
     for name, tasks in _TASKS_OF.items():
-        if (value := stated.get(name)) and task not in tasks:
-            advice = f"leave it out, or choose task {' or '.join(tasks)}"
-            raise ValueError(f"--{name} {value} does not apply to {task}: {advice}.")
-    draws = [name for name in ("class_balanced_sampling", "mixup", "cutmix") if stated.get(name)]
-    if episodes is not None and draws:
-        raise ValueError(f"--{draws[0]} does not apply to episodes, which draw classes; leave it out.")
+        if (value := stated.get(name)) and (name in draws or task not in tasks):
+            what = "episodes, which draw classes" if task in tasks else f"{task}, but to {' and '.join(tasks)}"
+            raise ValueError(f"--{name} {value} does not apply to {what}; leave it out.")
 
 
 def read_values(rows: Dataset, column: str, split: str) -> Tensor:
     """Read real values, float32, (N,); one that is missing, not a number or not finite is an error."""
     cells = rows.select_columns([column]).with_format("arrow")[:][column].combine_chunks()
-    if not (pa.types.is_integer(cells.type) or pa.types.is_floating(cells.type)):
-        what = f"value column {column!r} of split {split!r} contains {rows.features[column]}"
-        raise ValueError(f"{what}; values must be integers or real numbers, so name another --value_column_name.")
     exact = cells.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     values = torch.tensor(exact, dtype=torch.float32)
     if unusable := (~values.isfinite()).nonzero()[:, 0].tolist():
@@ -71,20 +66,20 @@ def read_class_names(rows: Dataset, column: str) -> list[str]:
 
 
 def read_labels(rows: Dataset, column: str, class_names: list[str], split: str) -> Tensor:
-    """Read class indices, int64, (N,)."""
+    """Read class indices, int64, (N,); a label that is missing or none of the classes is an error."""
     feature, values = rows.features[column], rows[column][:]
-    names = feature.names if isinstance(feature, ClassLabel) else None
-    wrong = [row for row, x in enumerate(values) if x is None or (names is not None and not 0 <= x < len(names))]
-    if wrong:
-        what = f"label {values[wrong[0]]} of image {wrong[0]} in split {split!r} is missing or outside the classes"
-        raise ValueError(f"{what}, as in {len(wrong)} row(s) of column {column!r}; choose a split with labels.")
-    if names == class_names:
-        return torch.tensor(values, dtype=torch.int64)
-    values = [str(value) if names is None else names[value] for value in values]
-    index = {name: i for i, name in enumerate(class_names)}
-    if unknown := sorted({*values} - {*index}):
-        raise ValueError(f"split {split!r} has classes that the training split lacks: {', '.join(unknown[:10])}.")
-    return torch.tensor([index[value] for value in values], dtype=torch.int64)
+    index: dict[Any, int | None] = {name: number for number, name in enumerate(class_names)}
+    names = dict(enumerate(feature.names)) if isinstance(feature, ClassLabel) else {}
+    if names:
+        index = {value: index.get(name) for value, name in names.items()}
+    else:
+        values = [None if value is None else str(value) for value in values]
+    labels = [index.get(value) for value in values]
+    if wrong := [row for row, label in enumerate(labels) if label is None]:
+        label = names.get(values[wrong[0]], values[wrong[0]])
+        what = f"label {label} of image {wrong[0]} in split {split!r} is missing or none of the classes"
+        raise ValueError(f"{what}, as in {len(wrong)} row(s) of column {column!r}; choose a split with these classes.")
+    return torch.tensor(labels, dtype=torch.int64)
 
 
 def is_of_classes(feature: Any) -> bool:

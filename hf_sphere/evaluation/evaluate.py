@@ -12,7 +12,6 @@ from hf_sphere.evaluation.options import EvaluationOptions
 from hf_sphere.ood import SCORES, OODDetector, Outputs, compare_scores
 from hf_sphere.search.store import Embeddings, read_embeddings
 from hf_sphere.utils.problem_types import why_no_accuracy
-from hf_sphere.utils.shared_rows import SharedRowsError
 
 
 @dataclass
@@ -74,7 +73,7 @@ def evaluate_embeddings(
     retrieval: dict[str, Any] = {"distance": distance, "ks": options.ks}
     retrieval |= {} if curvature is None else {"curvature": curvature}
     evaluation = Evaluation(distance)
-    is_known = _evaluate_predictions(evaluation, data, options.num_bins)
+    is_known = _evaluate_predictions(evaluation, data)
     _evaluate_retrieval(evaluation, data, data.labels, options, retrieval)
     if options.overlap_threshold is not None:
         _evaluate_overlap(evaluation, data, data.labels, is_known, options)
@@ -100,11 +99,7 @@ def _evaluate_ood(
     omitted = "max_softmax" if data.confidences is not None else None  # equivalent to the confidence
     detectors = {name: OODDetector(name) for name in SCORES if name != omitted}
     fitted, others = None if train is None else outputs(train), {name: outputs(each) for name, each in ood.items()}
-    try:
-        comparison = compare_scores(fitted, outputs(data), others, detectors)
-    except SharedRowsError as error:
-        hint = "With hf-sphere extract, the images that the model was trained on are --split training."
-        raise SharedRowsError(f"{error} {hint}") from error
+    comparison = compare_scores(fitted, outputs(data), others, detectors)
     if data.confidences is not None:
         comparison.results["confidence"] = {
             name: metrics.detection_scores(data.confidences, other.certainties["confidence"])
@@ -128,7 +123,7 @@ def read_ood_embeddings(paths: Sequence[str], data: Embeddings, **options: Any) 
     return {name: read_embeddings(path, **options) for name, path in zip(names, paths, strict=True)}
 
 
-def _evaluate_predictions(evaluation: Evaluation, data: Embeddings, num_bins: int) -> Tensor | None:
+def _evaluate_predictions(evaluation: Evaluation, data: Embeddings) -> Tensor | None:
     """Add accuracy, calibration and risk; return a mask (N,) of the labels that are classes of the model."""
     skipped, note = "accuracy, calibration and risk are skipped", evaluation.notes.append
     if reason := why_no_accuracy(data.problem_type) or ("there is no column prediction" * (data.predictions is None)):
@@ -151,7 +146,7 @@ def _evaluate_predictions(evaluation: Evaluation, data: Embeddings, num_bins: in
         note(f"calibration is skipped: the model was calibrated on {fitted:,} of these images; evaluate other ones.")
     else:
         evaluation.add("eval", metrics.calibration_errors(certainties["confidence"], correct))
-        evaluation.reliability = metrics.reliability_bins(certainties["confidence"], correct, num_bins=num_bins)
+        evaluation.reliability = metrics.reliability_bins(certainties["confidence"], correct)
     for name, values in certainties.items():
         evaluation.risk_coverage[name] = metrics.risk_coverage(values, correct)
         suffix = "" if name == "confidence" else f"_{name}"

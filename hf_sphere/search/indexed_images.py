@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from datasets.utils.file_utils import xopen
 from PIL.Image import Image as PILImage
 
-from hf_sphere.data.image_files import open_image
+from hf_sphere.data.sources import open_image
 from hf_sphere.search.source import ImageSource
 from hf_sphere.search.space import EmbeddingSpace
 from hf_sphere.search.vectors import Content

@@ -12,7 +12,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Image, IterableDataset, I
 from PIL import Image as PILImage
 from torch import Tensor
 
-from hf_sphere.data import folders, image_files, sources
+from hf_sphere.data import folders, sources
 from hf_sphere.data.targets import has_labels, read_class_names, read_labels
 from hf_sphere.search.vectors import Content, check_ids, check_names, column_vectors, parse_vectors
 from hf_sphere.utils.checks import check_not_text
@@ -70,7 +70,7 @@ class ImageSource:
             ValueError: If it cannot be opened, or is animated; the message has its name.
         """
         try:
-            with image_files.open_image(self.encoded[index]["image"]) as image:
+            with sources.open_image(self.encoded[index]["image"]) as image:
                 return convert_image(image, channels, background)
         except Exception as error:  # of PIL and its plugins, of many classes
             raise ValueError(f"{self.names[index]} cannot be read as an image: {damage(error)}.") from error
@@ -143,7 +143,7 @@ class ImageSource:
             return images
         of_rows: dict[str, Any] = {"split": split, "column": column, "content": content}
         if isinstance(images, (Dataset, DatasetDict, IterableDataset, IterableDatasetDict)):
-            return cls._of_splits("", sources.as_splits(images, {}), **of_rows)
+            return cls._of_splits("", sources.as_splits(images), **of_rows)
         if isinstance(images, (str, os.PathLike)):
             path = Path(images)
             if path.is_file() and path.suffix.lower() == ".npy" and content != "text":
@@ -202,7 +202,7 @@ class ImageSource:
         split = sources.choose_eval_split(splits, split) or next(iter(splits))
         rows = sources.find_split(splits, split, "--split")
         if content is None:
-            images = [each for each, feature in rows.features.items() if image_files.holds_images(feature)]
+            images = [each for each, feature in rows.features.items() if sources.holds_images(feature)]
             content = "image" if (column in images if column else images) else "vector"
         if content == "vector" and column is None:
             column = _vector_column(rows)
@@ -224,12 +224,12 @@ class ImageSource:
         if (label := sources.usual_label(rows)) is not None and has_labels(rows, label):
             classes = read_class_names(rows, label)
             labels = [classes[index] for index in read_labels(rows, label, classes, split).tolist()]
-        names = image_files.file_names(rows, column, name) if content == "image" else []
+        names = sources.file_names(rows, column, name) if content == "image" else []
         # Images without files, or with the names of another folder's files.
         if len(set(names) - {""}) < len(rows) or not (name or all(map(os.path.isabs, names))):
             names = [f"{split}/{row}" if name else f"{content} {row}" for row in kept]
         if content == "image":
-            encoded = image_files.encoded_images(rows, column).rename_columns({column: "image"})
+            encoded = sources.encoded_images(rows, column).rename_columns({column: "image"})
         elif content == "vector":
             encoded = parse_vectors(column_vectors(rows, column), what)
         else:
@@ -254,7 +254,7 @@ def _vector_column(rows: Dataset) -> str | None:
 def _encode(images: Sequence[Any]) -> Dataset:
     """Return a column of files and images, each encoded."""
     encoded = [
-        image_files.encode_image(image) if isinstance(image, PILImage.Image) else {"bytes": None, "path": str(image)}
+        sources.encode_image(image) if isinstance(image, PILImage.Image) else {"bytes": None, "path": str(image)}
         for image in images
     ]
     return Dataset.from_dict({"image": encoded}).cast_column("image", Image(decode=False))

@@ -22,8 +22,7 @@ from hf_sphere.utils.devices import widest_dtype
 from hf_sphere.utils.modules import eval_mode
 
 if TYPE_CHECKING:  # text tasks do not import the dependencies of image tasks
-    from hf_sphere.data.batches import ImageBatches
-    from hf_sphere.data.few_shot import FewShotBatches
+    from hf_sphere.data.batches import FewShotBatches, ImageBatches
 
 _NUMBERS_AT_ONCE = 1 << 24  # maximum number of query-prototype differences, or of logits, computed at once: 64 MB
 
@@ -225,7 +224,7 @@ def evaluate_few_shot(model: Any, batches: "FewShotBatches", accelerator: Accele
     Example:
         >>> evaluate_few_shot(model, data.test, Accelerator())["accuracy"]  # doctest: +SKIP
     """
-    used, episodes = batches.episode_indices().unique(return_inverse=True)
+    used, episodes = batches.images.episode_indices().unique(return_inverse=True)
     embeddings = _gather_images(model.eval(), batches, used, accelerator)
     numbers = batches.way * batches.query * batches.way * embeddings.shape[1]
     accuracies, loss = [], 0.0
@@ -248,7 +247,8 @@ def _gather_images(model: Any, batches: "FewShotBatches", indices: Tensor, accel
     """Embed the images at indices (N,) over all processes: (N, d), float32, in the order of the indices."""
     order = torch.arange(len(indices))
     mine = order[accelerator.process_index :: accelerator.num_processes]
-    seen = [model.base_model(pixels).embeddings.float().cpu() for pixels in batches.each_image(indices[mine])]
+    pixels = batches.images.take(indices[mine], batches.eval_batch_size)
+    seen = [model.base_model(images).embeddings.float().cpu() for images in pixels]
     # The embedding dimension is unknown on a process without images.
     gathered = gather_object([(mine, torch.cat(seen))] if seen else [])
     positions, embeddings = zip(*gathered, strict=True)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.data.thumbnails import load_thumbnails
+from hf_sphere.data.images import load_thumbnails
 from hf_sphere.metrics import alignment, class_angles, effective_dimension, uniformity
 from hf_sphere.search.extract import class_names, load_embedding_model
 from hf_sphere.search.store import Embeddings

@@ -9,7 +9,7 @@ from made_up_images import ANIMALS, RAW, SMALL, both_sizes, noise
 from scipy.stats import chisquare
 
 from hf_sphere.data import ImageData, ImagesFromDisk, ImagesInMemory
-from hf_sphere.data.corruption import Corruption
+from hf_sphere.data.splits import Corruption
 
 
 def pixels(batches, augment: bool = True) -> dict[int, torch.Tensor]:

@@ -12,8 +12,7 @@ from PIL import Image as PILImage, ImageFile
 from torchvision.transforms.v2 import functional as tvF
 
 from hf_sphere.data import CorruptImageError, ImageShape, decoding
-from hf_sphere.data.decoding import EncodedImages, decode_all, probe_shapes
-from hf_sphere.data.image_files import encoded_images, examine_files
+from hf_sphere.data.decoding import EncodedImages, check_files, decode_all, probe_shapes
 from hf_sphere.utils.pixels import WHITE
 
 SHAPE = ImageShape(1, 4, 5)
@@ -146,23 +145,14 @@ class TestTransparency:
         assert torch.equal(white[:, :, 0], other[:, :, 0])
         assert not torch.equal(white[0], white[1])
 
-    def test_images_with_transparency_are_counted_once_also_from_the_cache(self, make_dataset, decode, caplog):
-        dataset = make_dataset([self.drawing(0), flat(1), self.drawing(2)])
-        for _ in range(2):
-            caplog.clear()
-            decode(dataset)
-            assert caplog.messages == [
-                "2 of 3 images have an alpha channel or a transparent color; they are drawn on background_color "
-                "255 255 255."
-            ]
-
 
 class TestFiles:
     """The check of files before they are decoded."""
 
     def check(self, images: list[bytes], make_dataset) -> list[int]:
-        dataset = encoded_images(make_dataset(images), "image")
-        return list(examine_files(dataset, "image", range(len(images)), progress=False)[0])
+        encoded = EncodedImages(make_dataset(images), "image", ImageShape(3, 64, 64))
+        good = check_files(encoded, skip_corrupt=True, progress=False)
+        return sorted({*range(len(images))} - {*good.tolist()})
 
     @pytest.mark.parametrize("file_format", ["PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000"])
     def test_a_truncated_file_is_found_but_not_one_with_more_bytes_after_its_end(

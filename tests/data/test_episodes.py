@@ -98,7 +98,7 @@ def test_only_the_first_process_warns_once_of_too_small_classes(caplog):
 
 def test_of_distinct_images_too_small_classes_are_an_error_that_names_the_smallest_and_its_origin():
     for counts, smallest in (([6, 3, 6, 2, 4], "class 14 has 2"), ([5, 5, 4], "class 11 has 4")):
-        with pytest.raises(ValueError, match=rf"takes 5 different .*{smallest}.*Use at most {min(counts)}"):
+        with pytest.raises(ValueError, match=rf"takes 5 different .*{smallest}; use at most {min(counts)}"):
             EpisodeSampler(labels_of(counts), Episodes(2, 5, 3, distinct=True))
     for numbers in ((3, 2), (2, 5)):
         with pytest.raises(ValueError, match=r"\. Set by the user\.$"):
@@ -119,7 +119,7 @@ def test_batches_are_the_episodes_of_a_process_in_order(count, processes, per_ba
 
 def test_bad_input_is_refused():
     for name, value in itertools.product(("classes", "examples", "count", "per_batch"), (0, -2)):
-        with pytest.raises(ValueError, match=f"{name} of episodes must be at least 1; got {value}"):
+        with pytest.raises(ValueError, match=f"{name} of episodes must be an integer of at least 1; got {value}"):
             Episodes(**({"classes": 2, "examples": 2, "count": 2} | {name: value}))
     for labels, there_are in ((TEN_OF_TEN, 10), (torch.empty(0), 0), ([], 0)):
         with pytest.raises(ValueError, match=f"11 different classes cannot be drawn from {there_are}"):
@@ -127,7 +127,7 @@ def test_bad_input_is_refused():
     for labels in (torch.rand(8), torch.zeros(4, 2, dtype=torch.int64), torch.tensor(3)):
         with pytest.raises(ValueError, match=r"integer labels of shape \(N,\); got torch"):
             EpisodeSampler(labels, Episodes(1, 1, 1))
-    with pytest.raises(ValueError, match="process_index must be less than num_processes=2; got 2"):
+    with pytest.raises(ValueError, match="process_index must be an integer from 0 to 1; got 2"):
         EpisodeSampler(TEN_OF_TEN, Episodes(2, 2, 3), process_index=2, num_processes=2)
 
 

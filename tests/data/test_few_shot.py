@@ -46,20 +46,19 @@ class TestEpoch:
 class TestSingleImages:
     def test_images_are_read_by_index_without_augmentation_which_a_resumed_epoch_has(self):
         batches = make(augmentation=Augmentation(crop_padding=1))
-        batches.eval_batch_size = 3
         wanted = torch.tensor([5, 1, 90, 7])
-        some = list(batches.each_image(wanted))
+        some = list(batches.images.take(wanted, 3))
         assert [len(pixels) for pixels in some] == [3, 1]
         assert torch.equal(indices(torch.cat(some)), wanted)
-        assert list(batches.each_image(wanted[:0])) == []
+        assert list(batches.images.take(wanted[:0], 3)) == []
         for one, other in zip(batches.epoch(3, start=2), list(batches.epoch(3))[2:], strict=True):
             assert all(torch.equal(one[name], other[name]) for name in one)
 
     @pytest.mark.parametrize("process", [0, 1])
     def test_the_indices_cover_all_processes(self, process):
         shared = make(process_index=process, num_processes=2)
-        assert shared.episode_indices().shape == (7, 3, 6)
-        support, query = shared.divide(shared.episode_indices())
+        assert shared.images.episode_indices().shape == (7, 3, 6)
+        support, query = shared.divide(shared.images.episode_indices())
         alone = next(make(per_batch=7).epoch())
         assert torch.equal(support, indices(alone["support_pixel_values"]))
         assert torch.equal(query, indices(alone["pixel_values"]))
@@ -90,7 +89,7 @@ class TestLoading:
         assert train | validation == set(range(6))
         assert evaluation == {6, 7, 8, 9}
         # The seeds differ, too.
-        drawn = [part.episode_indices().tolist() for part in (data.train, data.validation, data.evaluation)]
+        drawn = [part.images.episode_indices().tolist() for part in (data.train, data.validation, data.evaluation)]
         assert drawn[0] != drawn[1] != drawn[2] != drawn[0]
         assert self.load(load, dataset, validation_fraction=0.0).validation is None
 
@@ -102,7 +101,7 @@ class TestLoading:
             self.load(load, dataset, validation_episodes=Episodes(4, 3, 5, distinct=True))
         labels = [0] * 6 + [1] * 6 + [2] * 6 + [3] * 4 + [4] * 3 + [5] * 1 + [6] * 2
         dataset = make_dataset([torch.zeros(2, 2, dtype=torch.uint8).numpy()] * 28, labels)
-        message = r"an episode takes 9 different images of a class, but class 2 has 2\. Use at most 2"
+        message = r"an episode takes 9 different images of a class, but class 2 has 2; use at most 2"
         with pytest.raises(ValueError, match=message):
             self.load(load, dataset, count=3, validation_fraction=0.0, eval_episodes=Episodes(2, 9, 3, distinct=True))
 
@@ -112,5 +111,5 @@ def test_bad_input_is_refused():
         with pytest.raises(ValueError, match=r"few-shot batches need .*distinct=True"):
             make(episodes=episodes, **({"batch_size": 4} if episodes is None else {}))
     for shot in (0, 6, 9):
-        with pytest.raises(ValueError, match=f"shot must be at least 1 and less than the 6 images; got {shot}"):
+        with pytest.raises(ValueError, match=f"shot must be an integer from 1 to 5; got {shot}"):
             FewShotBatches(make().images, shot)

@@ -41,7 +41,6 @@ from hf_sphere.data.decoding import ImageShape, probe_shapes
 from hf_sphere.data.folders import list_files
 from hf_sphere.data.provenance import fingerprint
 from hf_sphere.data.sources import as_splits, load_splits
-from hf_sphere.data.text import load_text_splits
 from hf_sphere.search import ImageSource
 from hf_sphere.utils.model_sources import preprocessing_of
 from hf_sphere.utils.pixels import convert_image
@@ -92,13 +91,6 @@ class TestSizes:
         exif[ExifTags.Base.Orientation] = 6
         turned.save(path / "turned.jpg", exif=exif)
         assert probe_shapes(load_splits(str(path))["train"], "image") == [ImageShape(3, 30, 20)]
-
-    def test_large_images_without_a_size_are_a_warning(self, folder, caplog):
-        path = folder(cats=3, dogs=3)
-        for file in path.rglob("*.png"):
-            PILImage.new("RGB", (300, 200)).save(file)
-        load_image_data(ImageDataOptions(str(path), image_mean=[0.5], image_std=[0.5]), batch_size=2, progress=False)
-        assert "the images keep their size, 200 x 300. Set image_size" in caplog.text
 
 
 class TestUnreadFiles:
@@ -167,7 +159,7 @@ class TestFolders:
         (tmp_path / "linked").symlink_to(path)
         if what == "table" and read is not load_splits:  # which an index does not read
             return
-        with pytest.raises(ValueError, match=rf"has 1 link\(s\) to what is outside it: \S*{link.name}\. Copy"):
+        with pytest.raises(ValueError, match=rf"links to 1 file\(s\) outside it: \S*{link.name}\. Copy"):
             read(str(tmp_path / "linked"))
 
     @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "parquet with a URL", "parquet with an archive"])
@@ -195,12 +187,12 @@ class TestFolders:
         with pytest.raises(ValueError, match=r"outside it: .*secret\.(png|zip)\. Copy|escape the dataset directory"):
             read(str(path))
 
-    @pytest.mark.parametrize("read", [load_text_splits, lambda name: ImageSource.of(name, content="text")])
+    @pytest.mark.parametrize("read", [load_splits, lambda name: ImageSource.of(name, content="text")])
     def test_a_link_out_of_a_folder_of_texts_is_an_error(self, tmp_path, read):
         (tmp_path / "texts").mkdir()
         (tmp_path / "secret.txt").write_text("a secret")
         (tmp_path / "texts" / "a.txt").symlink_to(tmp_path / "secret.txt")
-        with pytest.raises(ValueError, match=r"has 1 link\(s\) to what is outside it: \S*a\.txt\. Copy"):
+        with pytest.raises(ValueError, match=r"links to 1 file\(s\) outside it: \S*a\.txt\. Copy"):
             read(str(tmp_path / "texts"))
 
     def test_training_follows_links_of_files_if_asked(self, folder, tmp_path):
@@ -210,13 +202,13 @@ class TestFolders:
             (path / "cats" / f"x{number}.png").symlink_to(target)
         options = {"dataset_name": str(path), "keep_in_memory": "no"}
         listed = ", ".join(str(path / "cats" / f"x{number}.png") for number in range(5))
-        with pytest.raises(ValueError, match=rf"has 7 link\(s\) to what is outside it: {re.escape(listed)}\. "):
+        with pytest.raises(ValueError, match=rf"links to 7 file\(s\) outside it: {re.escape(listed)}\. "):
             load_image_data(ImageDataOptions(**options))
         data = load_image_data(ImageDataOptions(**options, follow_links=True))
         assert sum(len(batches.labels) for batches in (data.train, data.evaluation)) == 15
         (path / "dogs").rename(tmp_path / "elsewhere")
         (path / "dogs").symlink_to(tmp_path / "elsewhere")
-        with pytest.raises(ValueError, match=r"has 1 link\(s\) to what is outside it: \S*dogs\. "):
+        with pytest.raises(ValueError, match=r"links to 1 file\(s\) outside it: \S*dogs\. "):
             load_splits(str(path), follow_links=True)
 
     def test_links_inside_the_folder_and_to_it_are_not_followed_but_those_to_files_in_the_cache_of_the_hub(
@@ -253,7 +245,7 @@ class TestFolders:
         (tmp_path / "table").mkdir()
         device = Dataset.from_dict({"image": [{"bytes": None, "path": "/dev/zero"}]}, images)
         device.to_parquet(tmp_path / "table" / "a.parquet")
-        with pytest.raises(ValueError, match=r"name 1 file.s. outside it: /dev/zero"):
+        with pytest.raises(ValueError, match=r"names or links to 1 file.s. outside it: /dev/zero"):
             fingerprint(load_splits(str(tmp_path / "table")))
 
     @pytest.mark.parametrize("kind", ["webdataset", "zip", "bytes", "struct"])
@@ -333,7 +325,7 @@ class TestHeldOutPart:
         assert (labels_of(data.evaluation).count(0), labels_of(data.evaluation).count(1)) == (2, 4)
         assert data.train.num_examples == 24
         assert data.eval_split == "held_out(train, 0.2, seed=0)"
-        assert "20 % of the split train is held out, stratified by class, with seed 0" in caplog.text
+        assert "20 % of the images of train are held out, stratified by class, with seed 0" in caplog.text
 
     @pytest.mark.parametrize(("classes", "held_out"), [("ab", 1), ("abc", 1), ("abcd", 2), ("abcdef", 2)])
     def test_retrieval_holds_out_two_classes_where_two_are_left(self, classes, held_out, folder, load_named, caplog):
@@ -357,7 +349,7 @@ class TestHeldOutPart:
 
     def test_one_image_of_a_class_and_a_wrong_label_column_are_errors_that_name_it(self, folder, load_named, load_one):
         path = str(folder(cats=10, dogs=1))
-        with pytest.raises(ValueError, match="cannot be held out of 11 images: The least populated class"):
+        with pytest.raises(ValueError, match="The least populated class"):
             load_named(path)
         for load, split in ((load_named, {"eval_split": "train"}), (load_one, {"split": "train"})):
             with pytest.raises(ValueError, match=r"no label column 'labels'; the data has the columns"):
@@ -484,7 +476,7 @@ class TestSplitExpressions:
         load_named(path, train_split="all", eval_split="train")
         assert "training images (all) and evaluation images (train) have 20 images in common." in caplog.text
         for name in ("train[:200%]", "test[:5]", "train[", "held_out(train, 7, seed=0)"):
-            with pytest.raises(ValueError, match=r"split '.* of train \(--eval_split\) cannot be read: "):
+            with pytest.raises(ValueError, match=r"no split '.*; the data has train\. Choose one with --eval_split: "):
                 load_named(path, eval_split=name)
 
 
@@ -507,18 +499,12 @@ class TestDataSetsInPython:
         sizes = [(data.train.num_examples, data.evaluation.num_examples) for data in divided]
         assert sizes == [(32, 8), (32, 8), (40, 10)]
 
-    def test_streams_are_read_to_the_requested_number_or_to_their_end(self, rows, tmp_path):
+    def test_streams_are_read_to_their_end(self, rows, tmp_path):
         data = self.load(rows.to_iterable_dataset(), tmp_path, max_train_samples=20)
-        assert (data.train.num_examples, data.evaluation.num_examples) == (16, 4)
-        assert sorted(labels_of(data.evaluation)) == [0, 0, 1, 1]
+        assert (data.train.num_examples, data.evaluation.num_examples) == (20, 8)
         streams = IterableDatasetDict({name: rows.to_iterable_dataset() for name in ("train", "validation")})
         data = self.load(streams, tmp_path, max_eval_samples=10)
-        assert sorted(data.evaluation.epoch_rows().tolist()) == list(range(10))
-        streams = IterableDatasetDict(validation=rows.to_iterable_dataset())
-        data = self.load(streams, tmp_path, train_split="validation", max_eval_samples=2)
-        assert data.train.num_examples == 32
-        with pytest.raises(TypeError, match="must be one of `datasets` or a dictionary of these; got list"):
-            self.load([1, 2], tmp_path)
+        assert (data.train.num_examples, data.evaluation.num_examples, data.eval_split) == (40, 10, "validation")
 
     @pytest.mark.parametrize("known", [True, False], ids=["features", "no features"])
     def test_images_of_streams_keep_their_pixels(self, known, tmp_path):
@@ -530,7 +516,7 @@ class TestDataSetsInPython:
         rows = Dataset.from_dict(columns).cast_column("image", Image()).to_iterable_dataset()
         if not known:
             rows = rows.map(lambda row: {"number": 1})
-        stored = as_splits(rows.with_format("torch"), {})["train"]
+        stored = as_splits(rows.with_format("torch"))["train"]
         for cell, file in zip(stored.cast_column("image", Image())["image"], files, strict=True):
             np.testing.assert_array_equal(cell, PILImage.open(file))
         if known:

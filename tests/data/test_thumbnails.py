@@ -5,8 +5,8 @@ from datasets import Dataset, DatasetDict, Features, Image
 from PIL.Image import fromarray
 
 from hf_sphere.data import sources
+from hf_sphere.data.images import load_thumbnails
 from hf_sphere.data.sources import load_splits
-from hf_sphere.data.thumbnails import load_thumbnails
 
 
 @pytest.fixture(autouse=True)

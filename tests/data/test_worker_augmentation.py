@@ -10,8 +10,8 @@ from PIL import Image as PILImage
 from torchvision.transforms import v2
 
 from hf_sphere.data import Augmentation, Episodes, ImagesFromDisk, ImageShape, ImagesInMemory
-from hf_sphere.data.corruption import Corruption
 from hf_sphere.data.decoding import EncodedImages
+from hf_sphere.data.splits import Corruption
 from hf_sphere.utils.seeds import mix_seed
 
 ORIGINALS = [noise(31, 44, 3, seed=seed) for seed in range(11)]

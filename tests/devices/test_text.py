@@ -6,7 +6,7 @@ from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertModel
 
 from hf_sphere import SphereBertConfig, SphereBertForMaskedLM, fit_spherization
 from hf_sphere.analogies import LanguageModel, Question, score_questions
-from hf_sphere.data.text_batches import Masking, TextBatches, Vocabulary
+from hf_sphere.data.text import Masking, TextBatches, Vocabulary
 
 SIZES = {
     "vocab_size": 400,

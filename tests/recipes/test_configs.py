@@ -381,7 +381,7 @@ def tiny_models(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 def test_a_language_model_configuration_builds_and_takes_two_steps(run, tiny_models, tmp_path, monkeypatch):
     texts = ["", " = A title = \n", "The cat sat on the mat , and the dog did not . \n"] * 40
     splits = DatasetDict(dict.fromkeys(("train", "validation", "test"), Dataset.from_dict({"text": texts})))
-    monkeypatch.setattr(data_text, "load_text_splits", lambda *_: splits)
+    monkeypatch.setattr(data_text, "load_splits", lambda *_, **__: splits)
     model_args, data_args, args = parse(run)
     assert (data_args.dataset_name, data_args.dataset_config_name) == ("Salesforce/wikitext", "wikitext-2-v1")
     model_args.model_name_or_path = str(tiny_models[model_args.model_name_or_path])

@@ -86,7 +86,7 @@ def test_only_images_in_episodes_are_embedded_and_only_once(monkeypatch):
     encode = model.base_model.forward
     monkeypatch.setattr(model.base_model, "forward", lambda pixels: embedded.append(len(pixels)) or encode(pixels))
     evaluate(model, batches)
-    assert sum(embedded) == len(batches.episode_indices().unique()) < 2 * 3 * 6
+    assert sum(embedded) == len(batches.images.episode_indices().unique()) < 2 * 3 * 6
 
 
 def test_evaluation_is_reproducible_in_eval_mode_without_the_augmentation_of_training():
@@ -107,7 +107,7 @@ def test_evaluation_is_reproducible_in_eval_mode_without_the_augmentation_of_tra
 @pytest.mark.parametrize("processes", [2, 3])
 def test_processes_share_the_images_and_gather_them_in_order(processes, monkeypatch):
     model, batches = make_model().eval(), make_batches()
-    used = batches.episode_indices().unique()
+    used = batches.images.episode_indices().unique()
     alone = evaluation._gather_images(model, batches, used, Accelerator(cpu=True))
     given: list = []
     monkeypatch.setattr(evaluation, "gather_object", lambda share: given.extend(share) or given)

@@ -245,9 +245,6 @@ def provide(run: "Run", setup: Setup, model: Any, head: HeadDescription, **funct
     run.accelerator.print(summarize(model, images, head, shows_pixels=setup.data_args.crop_pct is not None))
     config, data_args = model.config, setup.data_args
     size = f"{config.num_channels} x {config.input_size[0]} x {config.input_size[1]}"
-    if images.num_transparent:
-        background = " ".join(map(str, processor.background_color))
-        size += f", {images.num_transparent:,} with transparency, drawn on the color {background}"
     validated = "a held-out part of the training split"
     description = Description(
         title=f"{config.backbone} with {head.head} on {Path(data_args.dataset_name).name}",
