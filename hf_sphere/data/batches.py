@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from hf_sphere.data.augmentation import Augmentation, mix_images
 from hf_sphere.data.decoding import EncodedImages, load_batches
-from hf_sphere.data.sampling import Episodes, EpisodeSampler, SharedExamples, log_repetition
+from hf_sphere.data.sampling import Episodes, EpisodeSampler, SharedExamples
 from hf_sphere.utils.checks import check_integer
 from hf_sphere.utils.devices import to_device
 from hf_sphere.utils.seeds import mix_seed
@@ -37,7 +37,7 @@ class ImageBatches(SharedExamples, IterableDataset):
     resume in the middle of an epoch. Where workers augment images, the place in the epoch takes the place of the batch,
     so that the result is the same for any number of processes. Processes get interleaved parts of the same order. In
     training the parts are equally long: if the number of images is not a multiple of the number of processes, a few
-    images are repeated, and a message is logged. In evaluation every image occurs once. With episodes, batches consist
+    images are repeated. In evaluation every image occurs once. With episodes, batches consist
     of episodes, which `EpisodeSampler` divides among processes.
 
     Args:
@@ -94,10 +94,6 @@ class ImageBatches(SharedExamples, IterableDataset):
             sharing = {"process_index": self.process_index, "num_processes": self.num_processes}
             self._sampler = EpisodeSampler(self.labels, self.episodes, seed=self.seed, **sharing)
             self.batch_size = self.episodes.batch_size
-            if self.shuffle:
-                log_repetition(self._sampler.num_episodes * self.num_processes, self.episodes.count, "episodes")
-        else:
-            log_repetition(self.examples_per_epoch, self.num_examples, "images")
         self.labels = self.labels.to(self.device)
         if self.regression_labels is not None:
             self.regression_labels = self.regression_labels.to(self.device)

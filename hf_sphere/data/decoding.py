@@ -30,7 +30,6 @@ from hf_sphere.utils.texts import damage
 
 logger = logging.getLogger(__name__)
 
-
 _ENDS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82", "GIF": b";", "WEBP": b""}
 """Last bytes of complete files, by format; PIL reads a WebP file to its end when it opens it."""
 

@@ -206,10 +206,3 @@ class SharedExamples:
 def draw_subset(count: int, size: int, seed: int) -> Tensor:
     """Return the indices of `size` random examples of `count`, in increasing order."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:size].sort().values
-
-
-def log_repetition(used: int, count: int, what: str) -> None:
-    """Log a message if an epoch uses more examples or episodes than there are."""
-    if used > count:
-        text = "Each epoch repeats %d of %d %s, so that every process gets equally many."
-        logger.info(text, used - count, count, what)

@@ -1,4 +1,4 @@
-"""Sources of image datasets, their columns, and parts of them by name."""
+"""Sources of datasets, their columns and images, and parts of them by name."""
 
 import io
 import itertools
@@ -15,16 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from datasets import (
-    ClassLabel,
-    Dataset,
-    DatasetDict,
-    Features,
-    Image,
-    IterableDataset,
-    ReadInstruction,
-    Value,
-)
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, IterableDataset, ReadInstruction, Value
 from datasets.utils.file_utils import xopen
 from PIL import Image as PILImage, ImageFile
 from torch import Tensor

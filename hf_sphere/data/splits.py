@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 LARGEST_SIDE_IN_MEMORY = 96
 """Images with sides up to this length are by default decoded once and kept on the device; others are read from disk."""
 
-
 # Mixed with the seed, so that the draws are independent of each other.
 _CLASSES, _NOISE, _PIXELS = 1, 2, 3
 

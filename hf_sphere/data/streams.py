@@ -104,8 +104,20 @@ class ImageStream(ImageBatches):
 
     def _examples(self, epoch: int, start: int, draws: Iterator[list[Any]]) -> Iterator[tuple[Tensor, dict, Any]]:
         labels: deque[list[int]] = deque()  # of the batches that are being decoded
-        requests = self._requests(epoch, start, draws, labels)
-        for mask, images, error in load_batches(self.split, requests, self.num_workers, pin=self.device.type == "cuda"):
+        rows = self.split.read(mix_seed(self.seed, epoch) if self.shuffle else None)
+        missing = -self.split.count % self.num_processes if self.shuffle else 0  # repeated, as in other training
+        first = list(itertools.islice(rows, min(missing, self.split.count)))
+        ordered = itertools.chain(first, rows, itertools.islice(itertools.cycle(first), missing))
+        mine = itertools.islice(ordered, self.process_index, None, self.num_processes)
+        mine = itertools.islice(mine, start * self.batch_size, min(len(self) * self.batch_size, self._num_local()))
+
+        def requests() -> Iterator[list[Any]]:
+            while batch := list(itertools.islice(mine, self.batch_size)):
+                labels.append([label for _, label, _ in batch])
+                yield [(record, text, *draw) for (record, _, text), draw in zip(batch, next(draws), strict=False)]
+
+        pin = self.device.type == "cuda"
+        for mask, images, error in load_batches(self.split, requests(), self.num_workers, pin=pin):
             classes = torch.tensor(labels.popleft())[mask]
             if error is not None and (images is None or not self.split.options.skip_unreadable_images):
                 raise error
@@ -115,18 +127,6 @@ class ImageStream(ImageBatches):
 
     def _order(self, epoch: int) -> Tensor:
         raise ValueError("the images of a stream are not numbered before they are read, so only `epoch` returns them.")
-
-    def _requests(self, epoch: int, start: int, draws: Iterator[Any], labels: deque[Any]) -> Iterator[list[Any]]:
-        """Yield the requests of each batch of this process, and append its labels."""
-        rows = self.split.read(mix_seed(self.seed, epoch) if self.shuffle else None)
-        missing = -self.split.count % self.num_processes if self.shuffle else 0  # repeated, as in other training
-        first = list(itertools.islice(rows, min(missing, self.split.count)))
-        ordered = itertools.chain(first, rows, itertools.islice(itertools.cycle(first), missing))
-        mine = itertools.islice(ordered, self.process_index, None, self.num_processes)
-        mine = itertools.islice(mine, start * self.batch_size, min(len(self) * self.batch_size, self._num_local()))
-        while batch := list(itertools.islice(mine, self.batch_size)):
-            labels.append([label for _, label, _ in batch])
-            yield [(record, text, *draw) for (record, _, text), draw in zip(batch, next(draws), strict=False)]
 
 
 def open_streams(

@@ -94,10 +94,6 @@ def has_labels(rows: Dataset, column: str) -> bool:
     return is_wrong or not set(rows.unique(column)) <= {None, -1}
 
 
-_PIXELS_AT_A_TIME = 1 << 20
-"""Maximum number of pixels converted to double precision at once: 8 MB."""
-
-
 def slant(images: Tensor) -> Tensor:
     """Slant of the stroke from the vertical in degrees, between -90 and 90, positive where it leans right.
 
@@ -109,7 +105,7 @@ def slant(images: Tensor) -> Tensor:
     across = torch.arange(width, dtype=torch.float64, device=images.device)
     down = torch.arange(height, dtype=torch.float64, device=images.device)
     slants = []
-    for batch in images.split(max(_PIXELS_AT_A_TIME // images.shape[1:].numel(), 1)):
+    for batch in images.split(1000):
         ink = batch.sum(1, dtype=torch.float64)  # integers
         in_rows = ink.sum(2)
         total = in_rows.sum(1, keepdim=True).clamp_min(1)  # a sum of integers, so only blank images are clamped

@@ -11,7 +11,7 @@ from datasets import Dataset, DatasetDict, Features, List, Value
 from torch import Tensor
 
 from hf_sphere.data.options import TextDataOptions
-from hf_sphere.data.sampling import SharedExamples, draw_subset, log_repetition
+from hf_sphere.data.sampling import SharedExamples, draw_subset
 from hf_sphere.data.sources import check_validation_split, choose_eval_split, common_column, find_split, load_splits
 from hf_sphere.geometry.sampling import keyed_integers, keyed_uniforms
 from hf_sphere.utils.checks import check_number
@@ -108,8 +108,8 @@ class TextBatches(SharedExamples):
 
     In training, the order is determined by (`seed`, epoch), and the mask of a block by (`seed`, epoch, its place in the
     order). So a run can resume in the middle of an epoch, and the masks do not depend on the batch size and the number
-    of processes. Processes get interleaved parts of the same order, of equal length; a few blocks may be repeated, and
-    then a message is logged. In evaluation every block occurs once, and its mask is the same in every epoch. With a
+    of processes. Processes get interleaved parts of the same order, of equal length; a few blocks may be repeated. In
+    evaluation every block occurs once, and its mask is the same in every epoch. With a
     masking, blocks of special tokens alone, which have no target, are left out.
 
     Args:
@@ -140,7 +140,6 @@ class TextBatches(SharedExamples):
                 raise ValueError("all tokens are special, so nothing can be predicted; use a tokenizer of this text.")
         self.device, self.num_examples = torch.device(self.device), len(self.tokens)
         self.tokens = self.tokens.to(self.device)
-        log_repetition(self.examples_per_epoch, self.num_examples, "blocks of text")
 
     @property
     def block_length(self) -> int:

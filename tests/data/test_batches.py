@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from hf_sphere.data import Augmentation, Episodes, ImageBatches, ImagesFromDisk, ImageShape, ImagesInMemory
+from hf_sphere.data import Augmentation, ImageBatches, ImagesFromDisk, ImageShape, ImagesInMemory
 from hf_sphere.data.decoding import EncodedImages, decode_all
 from hf_sphere.utils.seeds import mix_seed
 
@@ -100,23 +100,6 @@ class TestIteration:
 
 
 class TestProcesses:
-    @pytest.mark.parametrize(
-        ("count", "options", "message"),
-        [
-            (9, {}, "repeats 1 of 9 images"),
-            (9, {"episodes": Episodes(2, 2, 5)}, "repeats 1 of 5 episodes"),
-            (10, {}, ""),
-            (9, {"batch_size": 2}, ""),  # the repeated image would be alone in its batch, which is dropped
-            (9, {"shuffle": False}, ""),
-        ],
-    )
-    def test_repeated_training_images_are_logged(self, count, options, message, caplog):
-        caplog.set_level("INFO", "hf_sphere")
-        options = {"batch_size": None if "episodes" in options else 3, "shuffle": True, **options}
-        images = torch.zeros(count, 1, 1, 1, dtype=torch.uint8)
-        ImagesInMemory(images, torch.arange(count) % 2, mean=[0.5], std=[0.5], num_processes=2, **options)
-        assert [message in caplog.text, bool(caplog.text)] == [True, bool(message)]
-
     @given(count=st.integers(1, 40), batch_size=st.integers(1, 9), processes=st.integers(1, 5), epoch=st.integers(0, 9))
     def test_processes_cover_all_images_in_training_but_single_leftovers(self, count, batch_size, processes, epoch):
         options = {"batch_size": batch_size, "num_processes": processes}

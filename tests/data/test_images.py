@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from datasets import ClassLabel, Image, Value
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
 from made_up_images import LARGE, NOT_AN_IMAGE, RAW, SMALL, both_sizes, marked, noise, seen
 from PIL import Image as PILImage
 
@@ -12,8 +12,10 @@ from hf_sphere.data import (
     ImagesFromDisk,
     ImageShape,
     ImagesInMemory,
+    sources,
 )
-from hf_sphere.models import SphereVisionImageProcessor
+from hf_sphere.data.images import load_thumbnails
+from hf_sphere.data.sources import load_splits
 
 
 def marks(batches, epoch: int = 0) -> list[int]:
@@ -27,28 +29,11 @@ class TestLoadedData:
         assert all(mark == label for mark, label in pairs)
         assert marks(data.evaluation) == sorted(marks(data.train)) == list(range(10)) != marks(data.train)
 
-    def test_a_saved_folder_gives_the_same_batches_as_its_splits(self, make_dataset, load, save, tmp_path, load_named):
-        train, test = make_dataset(list(noise(9, *SMALL)), range(9)), make_dataset(marked(5), range(5))
-        name = save(train=train, test=test.cast(train.features))
-        from_folder = load_named(name, cache_dir=str(tmp_path / "other"))
-        directly = load(train, test)
-        for part in ("train", "evaluation"):
-            (first,), (second,) = getattr(from_folder, part).epoch(), getattr(directly, part).epoch()
-            assert torch.equal(first["pixel_values"], second["pixel_values"])
-            assert torch.equal(first["labels"], second["labels"])
-
-    @pytest.mark.parametrize(
-        ("image", "label", "options"),
-        [
-            ("img", "fine_label", {}),
-            ("picture", "label", {}),
-            ("scan", "finding", {"image_column_name": "scan", "label_column_name": "finding"}),
-        ],
-        ids=["usual names", "the only images", "given names"],
-    )
-    def test_columns_are_found(self, image, label, options, make_dataset, load):
-        dataset = make_dataset(marked(4), range(4), image_column=image, label_column=label)
-        assert seen(load(dataset, **RAW, **options).evaluation) == [(i, i) for i in range(4)]
+    def test_columns_are_found_or_named(self, make_dataset, load):
+        for image, label in (("img", "fine_label"), ("picture", "label"), ("scan", "finding")):
+            dataset = make_dataset(marked(4), range(4), image_column=image, label_column=label)
+            named = {"image_column_name": image, "label_column_name": label} if image == "scan" else {}
+            assert seen(load(dataset, **RAW, **named).evaluation) == [(i, i) for i in range(4)]
 
     def test_a_column_that_is_missing_or_without_images_is_an_error(self, make_dataset, embed, load, load_named):
         for feature, label in ((Value("int64"), 0), (Value("string"), "ant")):
@@ -188,21 +173,6 @@ class TestLabels:
 
 
 class TestPixels:
-    @pytest.mark.parametrize("size", [(5, 9), (20, 16), (12, 10), (100, 20)])
-    @pytest.mark.parametrize("channels", [1, 3])
-    @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "LA", "1"])
-    def test_training_pixels_match_the_image_processor(self, mode, channels, size, make_dataset, load):
-        image = PILImage.fromarray(noise(12, 10, 3)).convert(mode)
-        statistics = {1: ([0.4], [0.3]), 3: ([0.4, 0.5, 0.6], [0.3, 0.2, 0.1])}
-        mean, std = statistics[channels]
-        processor = SphereVisionImageProcessor(
-            num_channels=channels, size={"height": size[0], "width": size[1]}, image_mean=mean, image_std=std
-        )
-        data = load(make_dataset([image]), image_size=list(size), num_channels=channels, image_mean=mean, image_std=std)
-        ours = next(data.evaluation.epoch())["pixel_values"]
-        theirs = processor(image, return_tensors="pt")["pixel_values"]
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
-
     @pytest.mark.parametrize(("given", "size"), [([7], (7, 7)), ([7, 7], (7, 7)), ([3, 9], (3, 9)), (None, SMALL)])
     def test_the_size_is_a_side_or_height_and_width_or_that_of_the_images(self, given, size, make_dataset, load):
         data = load(make_dataset(marked(2)), image_size=given)
@@ -288,17 +258,6 @@ class TestCorruptImages:
                 load(make_dataset(truncated), skip_unreadable_images=True)
 
 
-class TestHeldOutPart:
-    @both_sizes
-    def test_held_out_and_training_images_partition_each_class_by_the_seed(self, size, make_dataset, load):
-        dataset = make_dataset(marked(50, size), [0] * 30 + [1] * 20)
-        data, again, other = (load(dataset, **RAW, validation_fraction=0.2, seed=seed) for seed in (3, 3, 4))
-        assert sorted(marks(data.train) + marks(data.validation)) == list(range(50))
-        assert torch.bincount(data.validation.labels).tolist() == [6, 4]
-        assert torch.bincount(data.train.labels).tolist() == [24, 16]
-        assert marks(data.validation) == marks(again.validation) != marks(other.validation)
-
-
 def test_subsets_have_the_requested_sizes_all_classes_and_images_drawn_by_the_seed(make_dataset, load):
     dataset = make_dataset(marked(40), [f"class {i}" for i in range(40)], feature=Value("string"))
     drawn = [load(dataset, **RAW, max_train_samples=10, max_eval_samples=5, seed=seed) for seed in (5, 5, 6)]
@@ -324,3 +283,32 @@ class TestRealData:
         data = load_named(str(real_data("ylecun/mnist")), max_train_samples=2000, max_eval_samples=10)
         assert data.mean == pytest.approx([0.1307], abs=0.004)
         assert data.std == pytest.approx([0.3081], abs=0.004)
+
+
+@pytest.fixture
+def load_small(tmp_path):
+    return lambda *words, **options: load_thumbnails(*words, cache_dir=tmp_path, progress=False, **options)
+
+
+def offer(monkeypatch, *images) -> str:
+    cells = [{"bytes": i, "path": None} if isinstance(i, bytes) else PILImage.fromarray(i) for i in images]
+    rows = Dataset.from_dict({"image": cells}, features=Features({"image": Image()}))
+    monkeypatch.setitem(sources.BUNDLED, "made_up", lambda: DatasetDict(test=rows))
+    return "made_up"
+
+
+def test_small_images_are_unchanged_in_the_order_of_the_rows_which_are_numbered_across_splits(load_small):
+    splits = load_splits("digits")
+    images, count = splits["test"]["image"], len(splits["train"])
+    thumbnails = load_small("digits", ["train", "test"], count + torch.tensor([7, 0, 7]))
+    expected = np.stack([np.asarray(images[row]) for row in (7, 0, 7)])
+    assert thumbnails.dtype == torch.uint8
+    assert np.array_equal(thumbnails[:, 0].numpy(), expected)
+
+
+def test_large_images_shrink_with_their_aspect_ratio_and_one_that_cannot_be_decoded_is_black(load_small, monkeypatch):
+    large = np.zeros((100, 50, 3), dtype=np.uint8)
+    assert load_small(offer(monkeypatch, large), ["test"], torch.tensor([0]), side=20).shape == (1, 3, 20, 10)
+    name = offer(monkeypatch, np.full((8, 8), 200, dtype=np.uint8), b"no picture", np.full((8, 8), 90, dtype=np.uint8))
+    thumbnails = load_small(name, ["test"], torch.tensor([2, 1, 0]))
+    assert thumbnails[:, 0, 0, 0].tolist() == [90, 0, 200]

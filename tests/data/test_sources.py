@@ -4,7 +4,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict
-from PIL import Image as PILImage
 from sklearn.datasets import load_digits
 
 from hf_sphere.data import sources
@@ -113,16 +112,6 @@ class TestClassNamesOfFiles:
         assert load_splits(str(folder))["train"].features["label"].names == ["cat", "dog"]
 
 
-def test_an_image_folder_names_classes_after_its_subfolders(tmp_path):
-    for split in ("train", "test"):
-        for name in ("cat", "dog"):
-            (tmp_path / "pets" / split / name).mkdir(parents=True)
-            PILImage.new("RGB", (4, 4)).save(tmp_path / "pets" / split / name / "0.png")
-    splits = load_splits(str(tmp_path / "pets"))
-    assert splits["train"].features["label"].names == ["cat", "dog"]
-    assert splits["test"]["label"][:] == [0, 1]
-
-
 def test_a_column_is_found_by_usual_names_a_requested_one_first_and_a_fine_label_before_a_coarse_one():
     for what, usual, names in (
         ("image", IMAGE_COLUMNS, "image img"),
@@ -133,20 +122,6 @@ def test_a_column_is_found_by_usual_names_a_requested_one_first_and_a_fine_label
             assert find_column(columns("other", name), None, usual, what) == name
     assert find_column(columns("label", "shape"), "shape", LABEL_COLUMNS, "label") == "shape"
     assert find_column(columns("coarse_label", "fine_label"), None, LABEL_COLUMNS, "label") == "fine_label"
-
-
-@pytest.mark.parametrize(
-    ("names", "requested", "what", "message"),
-    [
-        (["image"], None, "value", r"Name it with --value_column_name, or do without\.$"),
-        (["picture", "kind"], None, "image", r"\['picture', 'kind'\].*--image_column_name"),
-        (["image", "kind"], "species", "label", r"no label column 'species'.*\['image', 'kind'\]"),
-    ],
-)
-def test_a_missing_column_is_an_error_with_a_remedy(names, requested, what, message):
-    usual = {"image": IMAGE_COLUMNS, "label": LABEL_COLUMNS, "value": VALUE_COLUMNS}[what]
-    with pytest.raises(ValueError, match=message):
-        find_column(columns(*names), requested, usual, what, instead=", or do without")
 
 
 def test_a_fraction_whose_name_has_an_exponent_is_held_out():

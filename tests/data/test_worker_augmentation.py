@@ -110,15 +110,6 @@ def test_augmentation_of_episodes_is_the_same_for_any_number_of_processes(batche
         assert torch.equal(torch.stack([batch["pixel_values"] for batch in part]), torch.stack(alone[index::2]))
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_resumed_epoch_has_the_same_images(num_workers, batches):
-    training = batches(augmentation=EVERYTHING, num_workers=num_workers)
-    whole = list(training.epoch(4))
-    for start in (1, 3):
-        for one, other in zip(training.epoch(4, start=start), whole[start:], strict=True):
-            assert all(torch.equal(one[name], other[name]) for name in one)
-
-
 def test_shuffled_pixels_are_augmented_like_those_in_memory(make_dataset):
     """The permutation is for the size of the model, so the crop must come after it."""
     encoded = EncodedImages(make_dataset(ORIGINALS), "image", ImageShape(3, 16, 16))
