@@ -186,20 +186,17 @@ def find_split(splits: DatasetDict, name: str, option: str, label_column: str | 
 
 def as_splits(data: Any) -> DatasetDict:
     """Return the splits of a dataset of `datasets`; streams are read to their end, into its cache."""
-    splits = data if isinstance(data, dict) else {"train": data}
-    # Another format would change images and labels.
-    return DatasetDict({name: _stored(rows.with_format(None)) for name, rows in splits.items()})
-
-
-def _stored(rows: Any) -> Dataset:
-    if isinstance(rows, Dataset):
-        return rows
-    features = rows.features
-    images = [name for name, feature in (features or {}).items() if isinstance(feature, Image)]
-    for name in images:  # decoded, they would be encoded again, and JPEG loses quality
-        rows = rows.cast_column(name, Image(decode=False))
-    stored = Dataset.from_generator(partial(_encoded_rows, rows, images), features=rows.features)
-    return stored if features is None else stored.cast(features)
+    splits = {}
+    for name, rows in (data if isinstance(data, dict) else {"train": data}).items():
+        rows, features = rows.with_format(None), rows.features  # another format would change images and labels
+        if not isinstance(rows, Dataset):
+            images = [column for column, feature in (features or {}).items() if isinstance(feature, Image)]
+            for column in images:  # decoded, they would be encoded again, and JPEG loses quality
+                rows = rows.cast_column(column, Image(decode=False))
+            rows = Dataset.from_generator(partial(_encoded_rows, rows, images), features=rows.features)
+            rows = rows if features is None else rows.cast(features)
+        splits[name] = rows
+    return DatasetDict(splits)
 
 
 def _encoded_rows(rows: IterableDataset, images: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -278,13 +278,6 @@ def test_processes_partition_the_images_not_trained_on_and_agree_on_the_statisti
         assert sorted(rows.tolist()) == getattr(whole, part).epoch_rows().tolist()
 
 
-class TestRealData:
-    def test_mnist_has_its_well_known_mean_and_standard_deviation(self, real_data, load_named):
-        data = load_named(str(real_data("ylecun/mnist")), max_train_samples=2000, max_eval_samples=10)
-        assert data.mean == pytest.approx([0.1307], abs=0.004)
-        assert data.std == pytest.approx([0.3081], abs=0.004)
-
-
 @pytest.fixture
 def load_small(tmp_path):
     return lambda *words, **options: load_thumbnails(*words, cache_dir=tmp_path, progress=False, **options)

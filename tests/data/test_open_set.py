@@ -1,4 +1,3 @@
-import logging
 from collections.abc import Callable
 
 import numpy as np
@@ -8,7 +7,7 @@ from datasets import ClassLabel, Dataset, Value
 from hypothesis import given, strategies as st
 from made_up_images import ANIMALS, RAW, SMALL, both_sizes, marked, seen
 
-from hf_sphere.data import ImageData, ImagesFromDisk
+from hf_sphere.data import ImageData
 from hf_sphere.data.splits import Split, first_classes, held_out_classes
 
 LABELS = st.lists(st.integers(0, 15), min_size=1, max_size=60).map(torch.tensor)
@@ -192,28 +191,6 @@ class TestOneSplit:
         theirs = next(load(dataset, **options, rotation=9.0).evaluation.epoch())
         assert torch.equal(next(split.batches.epoch())["pixel_values"], theirs["pixel_values"])
         assert (split.class_names, split.batches.labels.tolist()) == ([], [-1] * 7)
-
-
-class TestOmniglot:
-    @pytest.fixture
-    def omniglot(self, real_data, load_named):
-        name = str(real_data("brendenlake/omniglot"))
-        return lambda **more: load_named(name, task="retrieval", **({"image_size": [28]} | more))
-
-    def test_the_splits_are_an_open_set(self, omniglot, caplog):
-        with caplog.at_level(logging.WARNING, logger="hf_sphere"):
-            data = omniglot(validation_fraction=0.25)
-        assert not caplog.records
-        assert (len(data.class_names), len(data.eval_class_names)) == (102, 106)
-        for batches, classes in ((data.train, 102), (data.validation, 34), (data.evaluation, 106)):
-            assert torch.bincount(batches.labels).tolist() == [20] * classes
-
-    def test_the_classes_can_be_divided(self, omniglot):
-        data = omniglot(image_size=None, train_classes=121)  # streamed, so nothing is decoded
-        assert isinstance(data.train, ImagesFromDisk)
-        assert torch.bincount(data.train.labels).tolist() == [20] * 121
-        assert torch.bincount(data.evaluation.labels).tolist() == [20] * 121
-        assert not set(data.class_names) & set(data.eval_class_names)
 
 
 Load = Callable[..., ImageData]
