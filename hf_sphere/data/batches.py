@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,9 +17,6 @@ from hf_sphere.data.sampling import Episodes, EpisodeSampler, SharedExamples
 from hf_sphere.utils.checks import check_integer
 from hf_sphere.utils.devices import to_device
 from hf_sphere.utils.seeds import mix_seed
-
-if TYPE_CHECKING:
-    from hf_sphere.data.images import ImageData
 
 
 @dataclass(eq=False, repr=False)
@@ -337,8 +334,8 @@ class FewShotData:
     validation: FewShotBatches | None
 
     @classmethod
-    def of(cls, data: "ImageData", shot: int, *, eval_batch_size: int = 512) -> "FewShotData":
-        """Create them from a dataset that was loaded with distinct episodes; see `FewShotBatches`."""
+    def of(cls, data: Any, shot: int, *, eval_batch_size: int = 512) -> "FewShotData":
+        """Create them from an `ImageData` that was loaded with distinct episodes; see `FewShotBatches`."""
         divide = partial(FewShotBatches, shot=shot, eval_batch_size=eval_batch_size)
         validation = None if data.validation is None else divide(data.validation)
         return cls(divide(data.train), divide(data.evaluation), data.eval_split, validation)

@@ -14,7 +14,7 @@ from hf_sphere.data.options import TextDataOptions
 from hf_sphere.data.sampling import SharedExamples, draw_subset
 from hf_sphere.data.sources import check_validation_split, choose_eval_split, common_column, find_split, load_splits
 from hf_sphere.geometry.sampling import keyed_integers, keyed_uniforms
-from hf_sphere.utils.checks import check_number
+from hf_sphere.utils.checks import check_integer, check_number
 from hf_sphere.utils.devices import to_device
 from hf_sphere.utils.seeds import mix_seed
 
@@ -227,6 +227,7 @@ def load_text_data(
     """
     vocabulary = Vocabulary.of(tokenizer)
     room = block_length - len(vocabulary.prefix) - len(vocabulary.suffix)
+    check_integer(f"max_seq_length {block_length} without special tokens", room, 1)
     shown = datasets.is_progress_bar_enabled()
     if not progress:
         datasets.disable_progress_bars()

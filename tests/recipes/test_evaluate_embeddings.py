@@ -340,7 +340,7 @@ def test_the_caption_has_both_calibration_errors_and_without_matplotlib_only_the
 
 def test_results_and_their_plots_are_replaced_only_on_request(write, measure, results_of, tmp_path, capsys):
     folder, results = write(columns_of()), tmp_path / "results"
-    measure(folder, "--ks", 2, 1, 2, "--output_dir", results)
+    measure(folder, "--ks", 2, 1, "--output_dir", results)
     assert not (folder / "evaluation").exists()
     assert capsys.readouterr().out.count("eval_recall_at_2 ") == 1
     assert json.loads((results / "run.json").read_text())["ks"] == [2, 1]

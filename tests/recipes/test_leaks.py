@@ -66,7 +66,7 @@ def test_a_fit_to_tested_images_is_refused(extract, measure, folders):
     own, train = extract("test"), extract("train", "--split", "train")
     other = extract("other", "--split", "train", images=folders / "unknown")
     count = len(rows_of(own, "index"))
-    with pytest.raises(ValueError, match=rf"{count} of the {count} held-out inputs are among .* --split training\."):
+    with pytest.raises(ValueError, match=rf"{count} of the {count} held-out inputs are among "):
         measure(own, train, other)
 
 

@@ -44,7 +44,7 @@ REFUSED = {
         "--way 5": "an episode of 5 different classes cannot be drawn from 4",
         "--way 4 --validation_fraction 0.5": "an episode of 4 different classes cannot be drawn from 3",
         "--shot 50 --query 50": "100 different images of a class, but .*--shot 50 and --query 50 count images",
-        "--max_eval_samples 20": "an episode takes 7 different images of a class.*Use at most",
+        "--max_eval_samples 20": "an episode takes 7 different images of a class.*use at most",
         "--validation_episodes 9": "validation_episodes 9 needs --validation_split or --validation_fraction",
         "--per_device_train_batch_size 20": "20 does not match episodes of 3 classes and 7 images",
         "--loss_reduction sum": "loss_reduction sum has no effect in this task",
@@ -70,7 +70,7 @@ REFUSED = {
     },
     "masked_lm": {
         "--max_seq_length 65": "max_seq_length 65 exceeds the maximum of the model, 64 tokens",
-        "--max_seq_length 2": "max_seq_length 2 leaves no room for text",
+        "--max_seq_length 2": "max_seq_length 2 without special tokens must be an integer of at least 1",
         "--spherization_kwargs '{scale: 1}'": "no option 'scale'; it has: scaling",
         "--spherized_layers 2": r"spherized_layers are \[2\], but the encoder has 2",
         "--text_column_name words": "no text column 'words'",
