@@ -1,14 +1,13 @@
-"""Conversion and checks of tensors: numbers of any kind, embeddings, scores, labels, and inputs of modules."""
+"""Conversion and checks of tensors: numbers of any kind, embeddings, scores and labels."""
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hf_sphere.utils.devices import check_devices, check_float64
+from hf_sphere.utils.devices import check_float64
 
 IGNORED = -100
 """Label of examples that a loss ignores, as in torch and transformers."""
@@ -19,8 +18,6 @@ def check_floating(name: str, value: Any) -> None:
     if not isinstance(value, Tensor) or not value.is_floating_point():
         got, how = (value.dtype, ".float") if isinstance(value, Tensor) else (type(value).__name__, "torch.as_tensor")
         raise TypeError(f"{name} must be a tensor of a floating-point dtype; got {got}. Convert it with {how}().")
-    if not torch.compiler.is_compiling():  # where layouts cannot be read in a backward pass
-        check_dense(name, value)
 
 
 def weigh_points(points: Tensor, weights: Any) -> Tensor:
@@ -91,11 +88,6 @@ def _stack(name: str, rows: Sequence[Any]) -> Any:
     if kinds - {list, str, int, float}:
         for row in rows:
             check_dense(f"each row of {name}", row)
-    if max([len(row) for row in rows if hasattr(row, "__len__")], default=0):
-        for number, row in enumerate(rows):
-            # None, NaN in a column of pandas, and nothing in one of an older polars
-            if not hasattr(row, "__len__") or not len(row):
-                raise ValueError(f"row {number} has none")
     return np.asarray(rows)
 
 
@@ -212,24 +204,6 @@ def is_batched(tensor: Tensor) -> bool:
 def is_readable(tensor: Tensor) -> bool:
     """Whether values can be read without a device synchronization: on the CPU, outside of compilation and vmap."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and not is_batched(tensor)
-
-
-def check_input(module: nn.Module, x: object) -> None:
-    """Raise an error unless the input of a module is of a floating-point dtype and on the device of its weights."""
-    check_floating("the input", x)
-    check_tensors(module, **{"the input": x})
-
-
-def check_tensors(module: nn.Module | None = None, /, **values: object) -> None:
-    """Raise an error unless the named values are tensors or None, on one device, that of the module's weights."""
-    for name, value in values.items():
-        if value is not None and not isinstance(value, Tensor):
-            to_tensor(name, value, "integers" if name == "labels" else "numbers")  # raises an error for names
-            raise TypeError(f"{name} must be a tensor; got {type(value).__name__}. Convert it with torch.as_tensor().")
-    if module is not None:
-        weight = next(chain(module.parameters(), module.buffers()), None)
-        values = {**values, f"the weights of {type(module).__name__}": weight}
-    check_devices(**values)
 
 
 def check_class_labels(labels: Tensor, num_classes: int, *, owner: str, advice: str) -> None:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from hf_sphere.geometry.checks import IGNORED, check_tensors
+from hf_sphere.geometry.checks import IGNORED
 from hf_sphere.losses.heads import require_all_classes
 from hf_sphere.losses.memory import CrossBatchSupConLoss
 from hf_sphere.nn.heads import HEADS, Head
@@ -40,7 +40,6 @@ class MetricLearningLoss(nn.Module):
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of the pairs or triplets that the miner selects, or of all."""
-        check_tensors(self, embeddings=embeddings, labels=labels)
         used = labels != IGNORED
         embeddings, labels = Head.upcast(embeddings)[used], labels[used]
         return self.loss(embeddings, labels, None if self.miner is None else self.miner(embeddings, labels))

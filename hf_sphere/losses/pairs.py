@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_sphere.geometry.checks import IGNORED, check_integers, check_tensors, is_readable
+from hf_sphere.geometry.checks import IGNORED, check_integers, is_readable
 from hf_sphere.geometry.decorators import WithGradients, opaque
 from hf_sphere.nn.class_softmax import BLOCK, class_blocks, sum_over_other_classes
 from hf_sphere.nn.heads.base import Head
@@ -55,7 +55,6 @@ class PairLoss(nn.Module):
         """
         if indices_tuple is not None:
             raise ValueError(f"{type(self).__name__} uses all pairs of a batch; leave out indices_tuple, the miner.")
-        check_tensors(self, embeddings=embeddings, labels=labels)
         if embeddings.ndim != 2 or labels.shape != embeddings.shape[:1]:
             shapes = f"{tuple(embeddings.shape)} and {tuple(labels.shape)}"
             raise ValueError(f"embeddings and labels must have the shapes (B, d) and (B,); got {shapes}. {HOW_TO_PAIR}")

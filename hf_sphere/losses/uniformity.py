@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, distributed, nn
 
-from hf_sphere.geometry.checks import check_input
 from hf_sphere.geometry.decorators import WithGradients, opaque
 from hf_sphere.losses.pairs import gather_points
 from hf_sphere.nn.class_softmax import BLOCK, class_blocks
@@ -25,7 +24,6 @@ class UniformityLoss(nn.Module):
 
     def forward(self, embeddings: Tensor) -> Tensor:
         """Compute the scalar loss of embeddings (B, d)."""
-        check_input(self, embeddings)
         with torch.autocast(embeddings.device.type, enabled=False):
             points = gather_points(Head.normalize(embeddings))[0] if embeddings.ndim else embeddings
             if points.ndim != 2 or min(points.shape) < 2:

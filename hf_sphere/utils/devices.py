@@ -1,4 +1,4 @@
-"""Devices: their dtypes, copies to them, and arguments on several of them."""
+"""Devices: their dtypes, and copies to them."""
 
 import functools
 from collections.abc import Callable
@@ -51,13 +51,3 @@ def check_float64(what: str, device: torch.device, advice: str) -> None:
     """Raise a TypeError if a device lacks float64, which something needs."""
     if widest_dtype(device) != torch.float64:
         raise TypeError(f"{what} needs float64, which the device {device} lacks. {advice}")
-
-
-def check_devices(**values: Any) -> None:
-    """Raise a ValueError unless the tensors among the named values are on one device, except numbers on the CPU."""
-    if torch.compiler.is_compiling():
-        return
-    devices = {name: v.device for name, v in values.items() if isinstance(v, Tensor) and (v.ndim or not v.is_cpu)}
-    if len(set(devices.values()) - {torch.device("meta")}) > 1:  # meta: weights that a hook will load
-        where = ", ".join(f"{name} on {device}" for name, device in devices.items())
-        raise ValueError(f"all tensors must be on one device; got {where}. Move them with .to(device).")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.sparse import csr_matrix
 
-from hf_sphere.geometry.checks import check_codes, check_floating, to_floating, to_tensor
+from hf_sphere.geometry.checks import check_codes, to_floating, to_tensor
 
 EXACT = 16777217.5  # float32 rounds it
 
@@ -69,7 +69,7 @@ def test_a_read_only_array_is_accepted_without_a_warning(recwarn):
         ([[1.0], [1.0, 2.0]], TypeError, "x must be numbers; .*inhomogeneous"),
         ([torch.ones(1), torch.ones(2)], TypeError, "x must be numbers; stack expects each tensor to be equal size"),
         (["1.5", "2"], TypeError, "x must be numbers; the first is '1.5'"),
-        ([[1.0], None], TypeError, "x must be numbers; row 1 has none"),
+        ([[1.0], None], TypeError, "x must be numbers; .*inhomogeneous"),
         (object(), TypeError, "x must be numbers"),
         (torch.eye(2).to_sparse(), TypeError, r"x must be dense, .*; got Tensor. Convert it with .to_dense"),
         (csr_matrix(np.eye(2)), TypeError, "got csr_matrix. Convert it"),
@@ -84,8 +84,6 @@ def test_what_is_not_exact_or_dense_is_an_error(values, error, message):
 
 
 def test_bad_input_is_refused():
-    with pytest.raises(TypeError, match="the argument must be dense"):
-        check_floating("the argument", torch.eye(2).to_sparse())
     for dtype in (torch.int8, np.dtype("uint8")):
         with pytest.raises(TypeError, match=r"x of dtype (torch.int8|uint8) can be coordinates or packed bits"):
             check_codes("x", dtype)
