@@ -51,7 +51,6 @@ class PlacementArguments(Arguments):
     ordering: Literal["ranking", "assignment"] | None = argument(
         None, "Preserve the order by a ranking loss (default), or by assigning well-separated points to classes."
     )
-    ordering_weight: float | None = argument(None, "Weight of the ranking loss; 1 by default.", ge=0)
     output_dir: str | None = argument(None, "Output folder; outputs/prototypes/<classes>-<dim> by default.")
     overwrite_output_dir: bool = argument(False, "Replace earlier results in output_dir.")
     disable_tqdm: bool = argument(False, "Disable progress bars.")
@@ -80,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if "class_vectors" not in tensors:
             raise ValueError(f"{args.class_vectors} has no tensor class_vectors; it has: {', '.join(tensors)}.")
         vectors = tensors["class_vectors"].double()
-    options = ("method", "seed", "device", "restarts", "max_iterations", "ordering", "ordering_weight")
+    options = ("method", "seed", "device", "restarts", "max_iterations", "ordering")
     placement = hf_sphere.prototypes.place_prototypes(
         count,
         args.dim,
@@ -96,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         output_dir.write_settings(folder, asdict(args))
         reached = {name: getattr(placement, name) for name in ("separation", "bound", "optimal", "method", "seconds")}
         order = asdict(placement.order) if placement.order else {}
-        write_json(folder / output_dir.RESULTS_FILE, {**reached, "interrupted": placement.interrupted, **order})
+        write_json(folder / output_dir.RESULTS_FILE, reached | order)
     print(f"saved {folder / files[0]}")
 
 

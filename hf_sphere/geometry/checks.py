@@ -7,8 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_sphere.utils.devices import check_float64
-
 IGNORED = -100
 """Label of examples that a loss ignores, as in torch and transformers."""
 
@@ -96,7 +94,6 @@ def to_floating(name: str, values: Any) -> Tensor:
     values = to_tensor(name, values)
     if values.is_floating_point():
         return values.float() if values.element_size() == 1 else values  # torch computes little with 8 bits
-    check_float64(f"{name} of dtype {values.dtype}", values.device, "Convert them with .float() or .cpu().")
     return torch.from_numpy(_to_float64(name, values.cpu().numpy())).to(values.device)
 
 

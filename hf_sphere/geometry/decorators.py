@@ -68,21 +68,10 @@ def with_gradient(gradient: Callable[..., tuple[Tensor, ...]]) -> Callable[[T], 
                 ctx.constants = (None,) * (len(inputs) - len(tensors))
                 ctx.set_materialize_grads(False)
                 ctx.save_for_backward(*tensors, *outputs)
-                ctx.save_for_forward(*tensors, *outputs)
 
             @staticmethod
             def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
                 return *gradient(*ctx.saved_tensors, *gradients), *ctx.constants
-
-            @staticmethod
-            def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor, ...]:
-                saved, count = ctx.saved_tensors, len(tangents) - len(ctx.constants)
-                zeros = [torch.zeros_like(value) for value in saved]
-                given = tuple(
-                    zero if value is None else value for zero, value in zip(zeros, tangents[:count], strict=False)
-                )
-                # the transpose of the formula, which is linear in the gradients
-                return torch.func.vjp(functools.partial(gradient, *saved), *zeros[count:])[1](given)
 
         @functools.wraps(function)
         def call(*arguments: Any) -> Any:

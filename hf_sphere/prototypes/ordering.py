@@ -1,7 +1,4 @@
-"""Objectives of the placement searches, among them one that preserves the similarity order of class vectors.
-
-Values and closed-form gradients are computed in blocks.
-"""
+"""Objectives of the placement searches, among them one that preserves the similarity order of class vectors."""
 
 import math
 from dataclasses import dataclass
@@ -13,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_sphere.geometry.checks import check_embeddings, check_rows, to_tensor
+from hf_sphere.geometry.codes.bounds import nearest_others
 from hf_sphere.utils.checks import check_seed
 
 BLOCK_ENTRIES = 2**24  # maximum number of cosines in memory at a time; 128 MiB in float64
 
 MAX_TRIPLETS = 100_000  # maximum number of triplets in the ranking loss; more are sampled
-MAX_GRAM_CLASSES = 4096  # maximum number of classes for which the full matrix of cosines is computed
 
 
 def soft_separation(points: Tensor, sharpness: float) -> tuple[float, Tensor]:
@@ -45,14 +42,9 @@ def soft_separation(points: Tensor, sharpness: float) -> tuple[float, Tensor]:
 
 def mean_nearest_cosine(points: Tensor) -> tuple[float, Tensor]:
     """Mean cosine of unit vectors (K, d) to their nearest neighbors, the loss of Mettes et al., and a subgradient."""
-    cosines, nearest = [], []
-    for start, block in row_blocks(points):
-        largest = cosines_to_others(points, start, block).max(dim=1)
-        cosines.append(largest.values)
-        nearest.append(largest.indices)
-    index = torch.cat(nearest)
+    cosines, index = nearest_others(points)
     gradient = points[index].index_add_(0, index, points)
-    return torch.cat(cosines).mean().item(), gradient.div_(len(points))
+    return cosines.mean().item(), gradient.div_(len(points))
 
 
 def row_blocks(points: Tensor) -> list[tuple[int, Tensor]]:
@@ -74,56 +66,34 @@ class TripletRanking:
     The loss per triplet is that of RankNet, log(1 + exp(cos(p_i, p_k) - cos(p_i, p_j))) (Mettes et al., section 2.1).
     """
 
-    def __init__(self, directions: Tensor, weight: float = 1.0) -> None:
-        self.directions, self.weight = directions, weight
-        num_classes = len(directions)
-        num_neighbors = min(max(1, round(num_classes / 10)), num_classes - 2)
+    def __init__(self, directions: Tensor) -> None:
+        self.directions = directions
+        count = min(max(1, round(len(directions) / 10)), len(directions) - 2)
         blocks = (cosines_to_others(directions, start, block) for start, block in row_blocks(directions))
-        self._neighbors = torch.cat(
-            [cosines.sort(dim=1, descending=True, stable=True).indices[:, :num_neighbors] for cosines in blocks]
-        )
-        # For each class i the sorted classes that are not negatives, each minus its rank and plus i K. This is an
-        # increasing sequence, in which binary search maps the index of a negative to its class.
-        excluded = torch.cat([self._neighbors, torch.arange(num_classes)[:, None]], dim=1).sort(dim=1).values
-        excluded += torch.arange(num_classes)[:, None] * num_classes - torch.arange(num_neighbors + 1)
-        self._excluded = excluded.view(-1)
+        order = torch.cat([block.sort(dim=1, descending=True, stable=True).indices.int() for block in blocks])
+        self._near, self._far = order[:, :count], order[:, count:-1].sort(dim=1).values  # the class itself is the last
 
     def triplets(self, generator: torch.Generator) -> Tensor:
         """Return all triplets (T, 3), or a random sample if there are more than `MAX_TRIPLETS`."""
-        num_classes, near = self._neighbors.shape
-        far = num_classes - 1 - near
-        total = num_classes * near * far
+        near, far = self._near.shape[1], self._far.shape[1]
+        total = self._near.numel() * far
         if total <= MAX_TRIPLETS:
             index = torch.arange(total)
         else:
             index = torch.randint(total, (MAX_TRIPLETS,), generator=generator)
         anchor, pair = index // (near * far), index % (near * far)
-        positive, negative = self._neighbors[anchor, pair // far], pair % far
-        # `negative` indexes the classes other than the anchor and its neighbors; convert it to a class.
-        skipped = torch.searchsorted(self._excluded, anchor * num_classes + negative, right=True)
-        negative += skipped - anchor * (near + 1)
-        return torch.stack([anchor, positive, negative], dim=1)
+        return torch.stack([anchor, self._near[anchor, pair // far], self._far[anchor, pair % far]], dim=1)
 
 
 def ranking_loss(points: Tensor, triplets: Tensor) -> tuple[float, Tensor]:
     """Mean RankNet loss on triplets (T, 3) at unit vectors (K, d), and its gradient (K, d)."""
     anchor, near, far = triplets.unbind(1)
-    count = len(points)
-    if count <= MAX_GRAM_CLASSES:
-        cosines = (points @ points.T).view(-1)
-        pairs = torch.stack([anchor * count + near, anchor * count + far])
-        margin = cosines[pairs[0]] - cosines[pairs[1]]
-        pull = torch.sigmoid(-margin) / -len(triplets)
-        slope = torch.zeros_like(cosines).index_add_(0, pairs.view(-1), torch.cat([pull, -pull])).view(count, count)
-        gradient = (slope + slope.T) @ points
-    else:
-        apart = points[near] - points[far]
-        margin = (points[anchor] * apart).sum(dim=1)
-        pull = (torch.sigmoid(-margin) / -len(triplets))[:, None]
-        toward = pull * points[anchor]
-        gradient = torch.zeros_like(points).index_add_(0, anchor, pull * apart)
-        gradient.index_add_(0, near, toward).index_add_(0, far, toward, alpha=-1)
-    return F.softplus(-margin).mean().item(), gradient
+    count, cosines = len(points), (points @ points.T).view(-1)
+    pairs = torch.stack([anchor * count + near, anchor * count + far])
+    margin = cosines[pairs[0]] - cosines[pairs[1]]
+    pull = torch.sigmoid(-margin) / -len(triplets)
+    slope = torch.zeros_like(cosines).index_add_(0, pairs.view(-1), torch.cat([pull, -pull])).view(count, count)
+    return F.softplus(-margin).mean().item(), (slope + slope.T) @ points
 
 
 @dataclass(frozen=True)
@@ -160,17 +130,14 @@ def measure_order(prototypes: Tensor, class_vectors: Tensor, *, seed: int = 0) -
     points = F.normalize(check_embeddings(to_tensor("prototypes", prototypes).cpu(), what="prototypes").double(), dim=1)
     directions = class_directions(class_vectors, len(points))
     count, generator = len(points), torch.Generator().manual_seed(check_seed(seed))
+    cosines = [unit @ unit.T for unit in (points, directions)]
     anchor, second, third = _different(count, 3, generator).unbind(1)
-
-    def closer(unit: Tensor) -> Tensor:
-        difference = _cosines(unit, anchor, second) - _cosines(unit, anchor, third)
-        return torch.where(difference.abs() < 1e-9, 0.0, difference.sign())  # 0 for ties
-
-    agreement = 0.5 + 0.5 * closer(points) * closer(directions)
+    differences = [each[anchor, second] - each[anchor, third] for each in cosines]
+    closer = [torch.where(each.abs() < 1e-9, 0.0, each.sign()) for each in differences]  # 0 for ties
+    agreement = 0.5 + 0.5 * closer[0] * closer[1]
     left, right = _different(count, 2, generator).unbind(1)
-    ours, theirs = _cosines(points, left, right), _cosines(directions, left, right)
     # Round, so that rounding errors do not break ties.
-    ours, theirs = (ours * 1e9).round(), (theirs * 1e9).round()
+    ours, theirs = ((each[left, right] * 1e9).round() for each in cosines)
     same = (ours == ours[0]).all() or (theirs == theirs[0]).all()
     correlation = 0.0 if same else float(spearmanr(ours.numpy(), theirs.numpy()).statistic)
     return OrderPreservation(agreement.mean().item(), correlation)
@@ -180,11 +147,6 @@ def assign_to_classes(points: Tensor, directions: Tensor, generator: torch.Gener
     """Order unit vectors (K, d) so that similar classes have nearby points, by an approximate quadratic assignment."""
     from scipy.optimize import quadratic_assignment
 
-    if len(points) > MAX_GRAM_CLASSES:
-        raise ValueError(
-            f"ordering 'assignment' supports up to {MAX_GRAM_CLASSES} classes, since its time grows cubically; got "
-            f"{len(points)}. Use ordering 'ranking'."
-        )
     count, cosines = len(points), (points @ points.T).numpy()
     similarity = directions @ directions.T
     ranks = similarity.flatten().argsort().argsort().double().reshape(count, count) / count**2
@@ -224,11 +186,3 @@ def _different(count: int, size: int, generator: torch.Generator, max_tuples: in
         index = torch.randint(count, (max_tuples, size), generator=generator)
     ordered = index.sort(dim=1).values
     return index[(ordered[:, 1:] != ordered[:, :-1]).all(dim=1)]
-
-
-def _cosines(unit: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """Cosines of N pairs of unit vectors (K, d), given by two index tensors (N,)."""
-    if len(unit) <= MAX_GRAM_CLASSES:
-        return (unit @ unit.T)[left, right]
-    chunks = zip(left.split(10_000), right.split(10_000), strict=True)
-    return torch.cat([(unit[i] * unit[j]).sum(1) for i, j in chunks])

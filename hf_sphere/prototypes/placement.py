@@ -3,7 +3,6 @@
 import contextlib
 import inspect
 import json
-import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -12,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from hf_sphere.geometry.codes import separation, separation_bound
+from hf_sphere.geometry.codes.bounds import nearest_others
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.prototypes.methods import METHODS, WITHOUT_CLASS_VECTORS, Candidate, PlacementTask
 from hf_sphere.prototypes.ordering import (
@@ -27,7 +27,7 @@ from hf_sphere.prototypes.ordering import (
     class_directions,
     measure_order,
 )
-from hf_sphere.utils.checks import check_choice, check_integer, check_positive, check_seed, text_list
+from hf_sphere.utils.checks import check_choice, check_integer, check_seed, text_list
 from hf_sphere.utils.files import atomic_file
 from hf_sphere.utils.options import check_names
 from hf_sphere.utils.pages import Table
@@ -35,8 +35,6 @@ from hf_sphere.utils.progress import progress_bar
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-logger = logging.getLogger(__name__)
 
 OPTIMALITY_TOLERANCE = 1e-6  # maximum difference between separation and bound of an optimal placement
 
@@ -51,7 +49,6 @@ class Placement(Table):
         bound: Lower bound on the separation of any K points in d dimensions.
         method: Description of how the prototypes were found.
         seconds: Duration of the search.
-        interrupted: Whether the search was interrupted.
         order: How well the similarity order of the class vectors is preserved, if there are any.
         class_names: Class names, if known.
     """
@@ -61,7 +58,6 @@ class Placement(Table):
     bound: float
     method: str
     seconds: float
-    interrupted: bool = False
     order: OrderPreservation | None = None
     class_names: tuple[str, ...] | None = field(default=None, repr=False)
 
@@ -74,9 +70,8 @@ class Placement(Table):
         """Return a row per prototype: prototype (its class, if known), the nearest other one, and their cosine."""
         import pandas as pd
 
-        cosines = (self.prototypes @ self.prototypes.T).fill_diagonal_(-2.0)
-        names = self.class_names or range(len(cosines))
-        values, nearest = (column.tolist() for column in cosines.max(1))
+        names = self.class_names or range(len(self.prototypes))
+        values, nearest = (column.tolist() for column in nearest_others(self.prototypes))
         return pd.DataFrame({"prototype": names, "nearest": [names[row] for row in nearest], "cosine": values})
 
     def __str__(self) -> str:
@@ -85,7 +80,7 @@ class Placement(Table):
         lines = [
             f"{count} prototypes in {dim} dimensions",
             f"  largest cosine  {self.separation:.6f} ({proof})",
-            f"  method          {self.method}{', interrupted' if self.interrupted else ''}, {self.seconds:.2f} s",
+            f"  method          {self.method}, {self.seconds:.2f} s",
         ]
         if self.order is not None:
             lines.append(
@@ -96,7 +91,7 @@ class Placement(Table):
 
     def save(self, path: str | Path) -> None:
         """Save the prototypes to a safetensors file, with the other attributes as JSON metadata."""
-        names = ("separation", "bound", "optimal", "method", "seconds", "interrupted", "class_names")
+        names = ("separation", "bound", "optimal", "method", "seconds", "class_names")
         metadata = {name: getattr(self, name) for name in names} | {"order": self.order and vars(self.order)}
         with atomic_file(path) as unfinished:
             save_file({"prototypes": self.prototypes.contiguous()}, unfinished, {"placement": json.dumps(metadata)})
@@ -108,15 +103,13 @@ class Placement(Table):
         The prototypes are normalized, and separation and bound are recomputed.
 
         Raises:
-            ValueError: If the file has no finite and non-zero prototypes.
+            ValueError: If the prototypes are not finite and non-zero.
+            SafetensorError: If the file is no safetensors file with such a tensor.
             FileNotFoundError: If the file does not exist.
         """
-        try:
-            with safe_open(path, framework="pt") as file:
-                metadata = json.loads((file.metadata() or {}).get("placement", "{}"))
-                points = file.get_tensor("prototypes").double()
-        except SafetensorError as error:
-            raise ValueError(f"{path} is not a safetensors file with a tensor `prototypes`: {error}") from error
+        with safe_open(path, framework="pt") as file:
+            metadata = json.loads((file.metadata() or {}).get("placement", "{}"))
+            points = file.get_tensor("prototypes").double()
         if not (points.ndim == 2 and min(points.shape) > 1 and points.isfinite().all() and points.any(1).all()):
             raise ValueError(f"{path}: prototypes must be finite and non-zero, (K, d) with K and d at least 2.")
         if (torch.linalg.vector_norm(points, dim=1) - 1).abs().max() > 1e-12:  # saved prototypes are loaded unchanged
@@ -129,7 +122,6 @@ class Placement(Table):
             *_measure(points),
             method=metadata.get("method", "unknown"),
             seconds=metadata.get("seconds", 0.0),
-            interrupted=metadata.get("interrupted", False),
             order=order and OrderPreservation(**order),
             class_names=names and tuple(names),
         )
@@ -142,7 +134,6 @@ def place_prototypes(
     method: str = "auto",
     class_vectors: Tensor | None = None,
     ordering: Literal["ranking", "assignment"] = "ranking",
-    ordering_weight: float = 1.0,
     class_names: Sequence[str] | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
@@ -159,16 +150,15 @@ def place_prototypes(
             instance from `embed_class_names`.
         ordering: How the order is preserved. `ranking` adds a ranking loss to the search, which may increase the
             largest cosine; `assignment` does not move the points and chooses which point belongs to which class.
-        ordering_weight: Weight of the ranking loss. Values far above 1 increase the largest cosine considerably.
         class_names: Class names to store with the prototypes.
         seed: Seed of all random numbers; results are reproducible on the same machine.
         device: Device of the search.
         progress: Whether to show a progress bar; None shows it after two seconds.
         **options: Options of the method: `restarts` for `auto`, `lbfgs` and `slsqp`; `max_iterations` for these and the
-            SGD methods; `learning_rate` for the SGD methods; `momentum` for `sgd`.
+            SGD methods.
 
     Returns:
-        The best placement found. A search interrupted by Ctrl-C returns the best so far, with a warning.
+        The best placement found.
 
     Raises:
         ValueError: If an argument or an option of the method is invalid.
@@ -186,11 +176,8 @@ def place_prototypes(
     if names is not None and len(names) != num_classes:
         raise ValueError(f"there are {len(names)} class names for {num_classes} prototypes.")
     check_choice("ordering", ordering, ("ranking", "assignment"))
-    check_positive("ordering_weight", ordering_weight)
-    if (ordering_weight != 1.0 and ordering == "assignment") or (
-        class_vectors is None and (ordering, ordering_weight) != ("ranking", 1.0)
-    ):
-        raise ValueError("ordering requires class_vectors; ordering_weight requires class_vectors and 'ranking'.")
+    if class_vectors is None and ordering != "ranking":
+        raise ValueError("ordering requires class_vectors.")
     parameters = inspect.signature(METHODS[method]).parameters.values()
     check_names(f"method {method!r}", options, [p.name for p in parameters if p.kind is p.KEYWORD_ONLY])
     check_integer("max_iterations", options.get("max_iterations", 1), 1)  # 0 would return random points
@@ -198,45 +185,34 @@ def place_prototypes(
         raise ValueError(f"method {method!r} does not support a ranking loss; use ordering='assignment'.")
     with _search_environment(num_classes, dim):
         directions = None if class_vectors is None else class_directions(class_vectors, num_classes)
-        ranking = None
-        if directions is not None and ordering == "ranking":
-            ranking = TripletRanking(directions, ordering_weight)
+        ranking = TripletRanking(directions) if directions is not None and ordering == "ranking" else None
         task = PlacementTask(num_classes, dim, ranking, seed, torch.device(device))
-        search = METHODS[method](task, **options)
         started = time.perf_counter()
-        best, interrupted = _best_candidate(search, task, progress)
-        points, origin, order = best.points.cpu(), best.origin, None
+        points, origin = _best_candidate(METHODS[method](task, **options), task, progress)
+        points, order = points.cpu(), None
         if directions is not None and ordering == "assignment":
             points = assign_to_classes(points, directions, task.generator)
             origin = f"{origin}, assigned"
         if class_vectors is not None:
             order = measure_order(points, class_vectors, seed=seed)
-    reached, bound = _measure(points)
-    if interrupted:
-        logger.warning("The search was interrupted; the best placement so far has a largest cosine of %.5f.", reached)
-    return Placement(points, reached, bound, origin, time.perf_counter() - started, interrupted, order, names)
+    return Placement(points, *_measure(points), origin, time.perf_counter() - started, order, names)
 
 
-def _best_candidate(search: Iterator[Candidate], task: PlacementTask, progress: bool | None) -> tuple[Candidate, bool]:
-    """Return the best candidate of a method, and whether the search was interrupted; stop early at the bound."""
+def _best_candidate(search: Iterator[Candidate], task: PlacementTask, progress: bool | None) -> Candidate:
+    """Return the best candidate of a method; stop early at the bound."""
     goal = separation_bound(task.num_classes, task.dim) + 1e-10 if task.ranking is None else -math.inf
     best: Any = None
     lowest, name = math.inf, "largest cosine" if task.ranking is None else "objective"
     delay, leave = (0, True) if progress else (2, False)
     with progress_bar(search, disable=progress is False, delay=delay, desc="placing", leave=leave) as bar:
-        try:
-            for candidate in bar:
-                value = task.score(candidate.points)
-                if value < lowest:
-                    best, lowest = candidate, value
-                    bar.set_postfix_str(f"{name} {lowest:.5f}", refresh=False)
-                if lowest <= goal:
-                    break
-        except KeyboardInterrupt:
-            if best is None:
-                raise
-            return best, True
-    return best, False
+        for candidate in bar:
+            value = task.score(candidate.points)
+            if value < lowest:
+                best, lowest = candidate, value
+                bar.set_postfix_str(f"{name} {lowest:.5f}", refresh=False)
+            if lowest <= goal:
+                break
+    return best
 
 
 @contextlib.contextmanager

@@ -45,9 +45,3 @@ def has_float64(device: torch.device) -> bool:
             return False
         raise
     return True
-
-
-def check_float64(what: str, device: torch.device, advice: str) -> None:
-    """Raise a TypeError if a device lacks float64, which something needs."""
-    if widest_dtype(device) != torch.float64:
-        raise TypeError(f"{what} needs float64, which the device {device} lacks. {advice}")

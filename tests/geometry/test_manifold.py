@@ -212,8 +212,8 @@ class TestRandomRotation:
 @pytest.mark.parametrize("short", [torch.inf, 1e-12])
 def test_the_formula_of_the_gradient_of_directions_is_right_on_devices(short):
     x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
-    assert gradcheck(lambda x: divide_by_norms.on_devices(x, short), x, check_forward_ad=True, check_batched_grad=True)
-    assert gradgradcheck(lambda x: divide_by_norms.on_devices(x, short), x, check_fwd_over_rev=True)
+    assert gradcheck(lambda x: divide_by_norms.on_devices(x, short), x, check_batched_grad=True)
+    assert gradgradcheck(lambda x: divide_by_norms.on_devices(x, short), x)
 
 
 @pytest.mark.parametrize("function", [divide_by_norms, divide_by_norms.on_devices])

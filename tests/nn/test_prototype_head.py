@@ -1,5 +1,3 @@
-import dataclasses
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -194,13 +192,3 @@ def test_per_example_vmap_losses_sum_to_the_batch_loss():
     losses = torch.func.vmap(lambda one, label: head(one[None], label[None]).loss)(x, LABELS)
     assert head.class_concentration == 10.0
     torch.testing.assert_close(losses.sum(), head(x, LABELS).loss)
-
-
-def test_interrupted_placement_raises_and_is_not_cached(monkeypatch):
-    prototype._place.cache_clear()
-    with monkeypatch.context() as patch:
-        stopped = dataclasses.replace(place_prototypes(8, 3), interrupted=True)
-        patch.setattr(prototype, "place_prototypes", lambda *given, **options: stopped)
-        with pytest.raises(KeyboardInterrupt):
-            build_head("prototype", 3, 8)
-    assert prototype._place.cache_info().currsize == 0

@@ -1,5 +1,4 @@
 import contextlib
-import logging
 import math
 
 import pytest
@@ -112,41 +111,6 @@ def test_default_device_and_dtype_and_autocast_do_not_matter(environment, with_v
     with environment():
         found = place_prototypes(9, 3, **options).prototypes
     assert torch.equal(found, expected)
-
-
-def interrupt_at(monkeypatch, module, name, call):
-    """Raise KeyboardInterrupt in the n-th call to a function."""
-    function, calls = getattr(module, name), []
-
-    def interrupted(*arguments, **options):
-        calls.append(1)
-        if len(calls) == call:
-            raise KeyboardInterrupt
-        return function(*arguments, **options)
-
-    monkeypatch.setattr(module, name, interrupted)
-
-
-@pytest.mark.parametrize("call", [1, 50])
-@pytest.mark.parametrize(
-    ("options", "module", "objective"),
-    [
-        ({"method": "lbfgs", "restarts": 1}, searches, "soft_separation"),
-        ({"method": "sgd", "max_iterations": 200}, searches, "mean_nearest_cosine"),
-    ],
-    ids=["lbfgs", "sgd"],
-)
-def test_interrupted_search_returns_the_best_so_far(monkeypatch, caplog, call, options, module, objective):
-    whole = place_prototypes(13, 3, **options)
-    interrupt_at(monkeypatch, module, objective, call)
-    start = separation(PlacementTask(13, 3).random_points()).item()
-    with caplog.at_level(logging.WARNING):
-        placed = place_prototypes(13, 3, **options)
-    assert placed.interrupted
-    assert ", interrupted" in str(placed)
-    assert "interrupted; the best placement so far has a largest cosine of" in caplog.text
-    assert whole.separation <= placed.separation
-    assert placed.separation == pytest.approx(start) if call == 1 else placed.separation <= start
 
 
 @pytest.mark.parametrize(("progress", "seconds"), [(None, 0), (False, 0), (False, 100), (True, 0)])

@@ -2,7 +2,7 @@ import json
 
 import pytest
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save, save_file
 
 from hf_sphere.prototypes import Placement, place_prototypes
@@ -22,7 +22,7 @@ def test_round_trip_preserves_everything(file):
     assert loaded.class_names == ("a", "b", "c", "7", "é")
     torch.testing.assert_close(loaded.prototypes, placed.prototypes, rtol=0, atol=1e-15)
     assert loaded.separation == pytest.approx(placed.separation, abs=1e-15)
-    for name in ("bound", "optimal", "method", "seconds", "interrupted", "order", "class_names"):
+    for name in ("bound", "optimal", "method", "seconds", "order", "class_names"):
         assert getattr(loaded, name) == getattr(placed, name), name
 
 
@@ -30,9 +30,9 @@ def test_saving_creates_the_folder_replaces_a_file_and_writes_no_other(tmp_path)
     file = tmp_path / "new" / "folder" / "three.safetensors"
     place_prototypes(3, 2).save(file)
     points = torch.eye(4, dtype=torch.float64)[:, :3].T.contiguous().T[:3]  # a view
-    Placement(points, separation=0.0, bound=-0.5, method="by hand", seconds=1.5, interrupted=True).save(str(file))
+    Placement(points, separation=0.0, bound=-0.5, method="by hand", seconds=1.5).save(str(file))
     loaded = Placement.load(str(file))
-    assert (loaded.interrupted, loaded.method, loaded.seconds) == (True, "by hand", 1.5)
+    assert (loaded.method, loaded.seconds) == ("by hand", 1.5)
     assert torch.equal(loaded.prototypes, torch.eye(3, dtype=torch.float64))
     assert [path.name for path in file.parent.iterdir()] == ["three.safetensors"]
 
@@ -70,8 +70,8 @@ MATRIX = r"must be finite and non-zero, \(K, d\) with K and d at least 2"
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"no safetensors at all", "is not a safetensors file"),
-        ({"weights": torch.eye(3)}, "is not a safetensors file with a tensor `prototypes`"),
+        (b"no safetensors at all", "header"),
+        ({"weights": torch.eye(3)}, "does not contain tensor prototypes"),
         *(({"prototypes": torch.ones(shape)}, MATRIX) for shape in [(3,), (2, 3, 4), (1, 3), (3, 1)]),
         *(({"prototypes": torch.full((3, 3), float(value))}, MATRIX) for value in ("nan", "inf")),
         ({"prototypes": torch.eye(4, 3)}, MATRIX),
@@ -80,5 +80,5 @@ MATRIX = r"must be finite and non-zero, \(K, d\) with K and d at least 2"
 )
 def test_a_file_without_valid_prototypes_is_rejected(file, content, message):
     file.write_bytes(content if isinstance(content, bytes) else save(content))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, SafetensorError), match=message):
         Placement.load(file)

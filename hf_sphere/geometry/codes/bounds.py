@@ -162,18 +162,16 @@ def separation(points: Tensor) -> Tensor:
     check_rows(points.isfinite().all(-1) & points.any(-1), "points must be finite and non-zero", "are not")
     unit = project_to_sphere(points.to(torch.promote_types(points.dtype, torch.float32)))
     # The search is done without gradients; the cosines of the pairs found are then recomputed.
-    return (unit * unit[_nearest(unit.detach())]).sum(-1).clamp(-1.0, 1.0).max()
+    return (unit * unit[nearest_others(unit.detach())[1]]).sum(-1).clamp(-1.0, 1.0).max()
 
 
 @torch.no_grad()
-def _nearest(unit: Tensor) -> Tensor:
-    """Index of the nearest other vector for each unit vector, (K, d) -> (K,)."""
-    count = unit.shape[0]
-    step = max(1, 2**22 // count)
-    nearest = torch.empty(count, dtype=torch.long, device=unit.device)
+def nearest_others(unit: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine and index of the nearest other vector for each unit vector, (K, d) -> (K,), (K,), block by block."""
+    blocks = []
     with torch.autocast(unit.device.type, enabled=False):
-        for first in range(0, count, step):
-            cosines = unit[first : first + step] @ unit.T
-            cosines.diagonal(first).fill_(-2.0)
-            nearest[first : first + step] = cosines.argmax(-1)
-    return nearest
+        for rows in torch.arange(len(unit), device=unit.device).split(max(1, 2**22 // len(unit))):
+            cosines = unit[rows] @ unit.T
+            blocks.append(cosines.scatter_(1, rows[:, None], -2.0).max(dim=1))
+    values, index = map(torch.cat, zip(*blocks, strict=True))
+    return values, index

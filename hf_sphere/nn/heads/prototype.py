@@ -145,10 +145,7 @@ class PrototypeHead(RunningStatistics, Head):
 def _place(num_classes: int, dim: int, method: str, seed: int) -> Tensor:
     """Place prototypes; cached, so that building a model twice does not repeat the search."""
     with torch.inference_mode(False):  # the cached tensor may later be used in training
-        placement = place_prototypes(num_classes, dim, method=method, seed=seed)
-    if placement.interrupted:
-        raise KeyboardInterrupt  # an interrupted search must also stop the training that requested it
-    return placement.prototypes
+        return place_prototypes(num_classes, dim, method=method, seed=seed).prototypes
 
 
 class ETFHead(PrototypeHead):

@@ -6,8 +6,16 @@ To add one, write a function like these or those of `searches.py`, and add it to
 from collections.abc import Iterator
 
 from hf_sphere.geometry.codes import cross_polytope, find_code, fit_code, polygon, separation_bound, simplex
-from hf_sphere.prototypes.methods.placement_task import Candidate, Method, PlacementTask
-from hf_sphere.prototypes.methods.searches import lbfgs, lbfgs_seconds, sgd, sgd_as_published, slsqp
+from hf_sphere.prototypes.methods.searches import (
+    Candidate,
+    Method,
+    PlacementTask,
+    lbfgs,
+    lbfgs_seconds,
+    sgd,
+    sgd_as_published,
+    slsqp,
+)
 
 __all__ = ["METHODS", "WITHOUT_CLASS_VECTORS", "Candidate", "Method", "PlacementTask"]
 
@@ -72,8 +80,9 @@ def choose_methods(
     return methods
 
 
-_FUNCTIONS = (auto, catalogue, closed_form, lbfgs, sgd, sgd_as_published, slsqp)
-METHODS: dict[str, Method] = {function.__name__: function for function in _FUNCTIONS}
+METHODS: dict[str, Method] = {
+    method.__name__: method for method in (auto, catalogue, closed_form, lbfgs, sgd, sgd_as_published, slsqp)
+}
 """Placement methods by name."""
 
 WITHOUT_CLASS_VECTORS = {"catalogue", "closed_form", "slsqp"}

@@ -1,23 +1,120 @@
-"""Searches for placements by L-BFGS, gradient descent and sequential quadratic programming."""
+"""Interface of the placement methods, and the searches by L-BFGS, gradient descent and SLSQP.
 
-from collections.abc import Iterator
+The input of a method is a task, the output an iterator of candidates.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from hf_sphere.geometry.codes import separation_bound
-from hf_sphere.prototypes.methods.placement_task import Candidate, PlacementTask, minimize_on_sphere, number_of_restarts
-from hf_sphere.prototypes.ordering import mean_nearest_cosine, soft_separation
-from hf_sphere.utils.checks import check_number, check_positive
+from hf_sphere.geometry.codes import separation, separation_bound
+from hf_sphere.prototypes.ordering import (
+    TripletRanking,
+    assign_to_classes,
+    mean_nearest_cosine,
+    ranking_loss,
+    soft_separation,
+)
+from hf_sphere.utils.checks import check_integer
 
 # Inverse temperatures in units of 1 / (1 - separation bound). The arrangement is decided at the temperatures at which
 # only near neighbors repel each other, so most stages are spent there; the last ones only refine it.
 SHARPNESS = np.concatenate([np.geomspace(5.5, 270, 10), np.geomspace(700, 7e5, 5)])
 
 MAX_COORDINATES = 400  # maximum number K d of coordinates; the cost of the dense subproblems is cubic in it
+
+
+Objective = Callable[[Tensor], tuple[float, Tensor]]
+"""Function from unit vectors (K, d) to a value and its Euclidean gradient (K, d)."""
+
+
+@dataclass
+class PlacementTask:
+    """Placement of K points in d dimensions, with a ranking loss on class vectors, if any."""
+
+    num_classes: int
+    dim: int
+    ranking: TripletRanking | None = None
+    seed: int = 0
+    device: torch.device | str = "cpu"
+    generator: torch.Generator = field(init=False)  # CPU generator, seeded with `seed`
+
+    def __post_init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(self.seed)
+
+    def random_points(self) -> Tensor:
+        """Draw points uniformly on the sphere: (K, d), float64."""
+        points = torch.randn(self.num_classes, self.dim, dtype=torch.float64, generator=self.generator)
+        points = F.normalize(points, dim=1)
+        if self.ranking is not None and self.num_classes <= 200:
+            # Start with similar classes close together. For more classes the assignment takes as long as the search.
+            points = assign_to_classes(points, self.ranking.directions, self.generator)
+        return points.to(self.device)
+
+    def score(self, points: Tensor) -> float:
+        """Score of a candidate, lower is better: its largest cosine plus the ranking loss."""
+        value = separation(points).item()
+        if self.ranking is not None:
+            triplets = self.ranking.triplets(torch.Generator().manual_seed(self.seed)).to(points.device)
+            value += ranking_loss(points, triplets)[0]
+        return value
+
+    def with_ranking_loss(self, objective: Objective) -> Objective:
+        """Add the ranking loss on resampled triplets to an objective, if there are class vectors."""
+        if self.ranking is None:
+            return objective
+        triplets = self.ranking.triplets(self.generator).to(self.device)
+
+        def both(points: Tensor) -> tuple[float, Tensor]:
+            value, gradient = objective(points)
+            loss, slope = ranking_loss(points, triplets)
+            return value + loss, gradient.add_(slope)
+
+        return both
+
+
+class Candidate(NamedTuple):
+    """A placement found by a method: points (K, d) in float64, and a description of how they were found."""
+
+    points: Tensor
+    origin: str
+
+
+Method = Callable[..., Iterator[Candidate]]
+"""Function of a `PlacementTask` and options, its keyword-only arguments; the caller keeps its best candidate."""
+
+
+def number_of_restarts(restarts: int | None, affordable: float) -> int:
+    """Return the requested number of random starts, or by default the affordable number, from 1 to 20."""
+    return min(max(1, int(affordable)), 20) if restarts is None else check_integer("restarts", restarts, 1)
+
+
+def minimize_on_sphere(objective: Objective, points: Tensor, *, max_iterations: int) -> Tensor:
+    """Minimize an objective over unit vectors (K, d), parametrized as x / |x|, by L-BFGS from initial points (K, d)."""
+    from scipy.optimize import minimize
+
+    shape, device = points.shape, points.device
+
+    def value_and_gradient(flat: Any) -> tuple[float, Any]:
+        x = torch.from_numpy(flat).view(shape).to(device)
+        norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+        unit = x / norms
+        value, gradient = objective(unit)
+        gradient.addcmul_((gradient * unit).sum(1, keepdim=True), unit, value=-1).div_(norms)
+        return value, gradient.cpu().numpy().ravel()
+
+    options: dict[str, Any] = {"maxiter": max_iterations, "maxfun": 4 * max_iterations, "ftol": 0.0, "gtol": 1e-12}
+    # A history of 20 vector pairs; fewer for many points, to limit the memory.
+    options["maxcor"] = 20 if points.numel() < 10**6 else 6
+    start = points.cpu().numpy().ravel()
+    result = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options)
+    return F.normalize(torch.from_numpy(result.x).view(shape), dim=1).to(device)
 
 
 def lbfgs(task: PlacementTask, *, restarts: int | None = None, max_iterations: int = 60) -> Iterator[Candidate]:
@@ -38,12 +135,17 @@ def lbfgs_seconds(task: PlacementTask, max_iterations: int) -> float:
     return evaluation * max_iterations * len(SHARPNESS)
 
 
-def sgd(
-    task: PlacementTask, *, learning_rate: float = 0.1, momentum: float = 0.9, max_iterations: int = 10_000
-) -> Iterator[Candidate]:
+def sgd(task: PlacementTask, *, max_iterations: int = 10_000) -> Iterator[Candidate]:
     """Projected gradient descent on the mean cosine of the points to their nearest neighbors (Mettes et al., 2019)."""
-    check_positive("learning_rate", learning_rate)
-    check_number("momentum", momentum, "[0, 1)")
+    return _descend(task, max_iterations, "sgd", momentum=0.9)
+
+
+def sgd_as_published(task: PlacementTask, *, max_iterations: int = 10_000) -> Iterator[Candidate]:
+    """The published program of the paper, which creates a new optimizer at each step, so momentum has no effect."""
+    return _descend(task, max_iterations, "sgd_as_published", momentum=0.0)
+
+
+def _descend(task: PlacementTask, max_iterations: int, name: str, momentum: float) -> Iterator[Candidate]:
     steps_per_candidate = max(1, max_iterations // 200)
     points = task.random_points()
     yield Candidate(points, "random start")
@@ -53,17 +155,9 @@ def sgd(
         if step % 100 == 0:  # resample the triplets
             objective = task.with_ranking_loss(mean_nearest_cosine)
         velocity.mul_(momentum).add_(objective(points)[1])
-        points = F.normalize(points - learning_rate * velocity, dim=1)
+        points = F.normalize(points - 0.1 * velocity, dim=1)
         if step % steps_per_candidate == 0 or step == max_iterations:
-            yield Candidate(points, f"sgd, {step} steps")
-
-
-def sgd_as_published(
-    task: PlacementTask, *, learning_rate: float = 0.1, max_iterations: int = 10_000
-) -> Iterator[Candidate]:
-    """The published program of the paper, which creates a new optimizer at each step, so momentum has no effect."""
-    for points, origin in sgd(task, learning_rate=learning_rate, momentum=0.0, max_iterations=max_iterations):
-        yield Candidate(points, origin.replace("sgd", "sgd_as_published"))
+            yield Candidate(points, f"{name}, {step} steps")
 
 
 def slsqp(task: PlacementTask, *, restarts: int | None = None, max_iterations: int = 200) -> Iterator[Candidate]:
