@@ -40,7 +40,7 @@ class VonMisesFisherMixture(DensityMixin, ClassNamePrefixFeaturesOutMixin, Trans
     of different rows. Components that overlap are fitted to the noise, too: if they are hardly more than noise, their
     squared lengths are reduced to what the eigenvalues of the second moment show, down to concentrations of 0, and a
     warning says if uniform rows could have them. Rows are used by their directions only. Rows of zeros have no
-    direction: they do not influence the fit, `score`, `bic` and `aic`, and get the uniform density, equal probabilities
+    direction: they do not influence the fit, `score` and `bic`, and get the uniform density, equal probabilities
     and the label 0, with a warning.
     X may be a tensor, whose device is used; results are tensors if X is one. Computed in float64 (on devices that
     support it), block by block.
@@ -149,11 +149,9 @@ class VonMisesFisherMixture(DensityMixin, ClassNamePrefixFeaturesOutMixin, Trans
     def bic(self, X: Any) -> float:
         """Return the Bayesian information criterion on X; lower is better."""
         log_densities, _ = self._log_densities(X)
-        return float(-2 * log_densities.sum()) + self._parameter_count() * math.log(len(log_densities))
-
-    def aic(self, X: Any) -> float:
-        """Return the Akaike information criterion on X; lower is better."""
-        return float(-2 * self._log_densities(X)[0].sum()) + 2 * self._parameter_count()
+        count, dim = self.means_.shape
+        parameters = count * (dim - 1) + (1 if self.concentration_type == "shared" else count) + count - 1
+        return float(-2 * log_densities.sum()) + parameters * math.log(len(log_densities))
 
     def sample(self, n_samples: int = 1) -> tuple[Any, Any]:
         """Draw unit vectors (n, d) from the mixture; return them and their components (n,), in order of components."""
@@ -173,10 +171,6 @@ class VonMisesFisherMixture(DensityMixin, ClassNamePrefixFeaturesOutMixin, Trans
     def _fitted(self) -> Parameters:
         check_is_fitted(self)
         return Parameters(*map(torch.as_tensor, (self.means_, self.concentrations_, self.weights_)))
-
-    def _parameter_count(self) -> int:
-        count, dim = self.means_.shape
-        return count * (dim - 1) + (1 if self.concentration_type == "shared" else count) + count - 1
 
     def _log_joint(self, X: Any, sample_weight: Any = None) -> tuple[DirectionRows, Tensor]:
         fitted = self._fitted()

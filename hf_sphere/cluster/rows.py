@@ -117,21 +117,20 @@ def products(block: Block, centers: Tensor, out: Tensor | None = None) -> Tensor
     return torch.from_numpy(block @ centers.numpy().T)
 
 
-def sums_by_label(block: Block, scales: Tensor, labels: Tensor, count: int) -> Tensor:
-    """Return the sums of the scaled rows (b, d) with each of `count` labels: (count, d)."""
-    if isinstance(block, Tensor) and block.device.type != "cpu":
-        return (torch.nn.functional.one_hot(labels, count) * scales[:, None]).T @ block  # deterministic
-    rows, ends = block.numpy() if isinstance(block, Tensor) else block, np.arange(len(labels) + 1)
-    sums = sp.csr_matrix((scales.numpy(), labels.numpy(), ends), shape=(len(labels), count)).T @ rows
-    return torch.from_numpy(sums.toarray() if sp.issparse(sums) else sums)
-
-
 def all_sums_by_label(rows: DirectionRows, labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the weighted sums of the directions with each of `count` labels, (count, d), and of the weights."""
-    sums = torch.zeros(count, rows.dim, dtype=rows.dtype, device=rows.device)
-    for block in rows.parts(8 if rows.device.type == "cpu" else count + rows.dim):  # large: each call has a cost
-        part, scales = rows[block]
-        sums += sums_by_label(part, scales * rows.weights[block], labels[block], count)
+    sums, on_cpu = torch.zeros(count, rows.dim, dtype=rows.dtype, device=rows.device), rows.device.type == "cpu"
+    for part in rows.parts(8 if on_cpu else count + rows.dim):  # large: each call has a cost
+        block, scales = rows[part]
+        scales = scales * rows.weights[part]
+        if on_cpu:
+            indices = scales.numpy(), labels[part].numpy(), np.arange(len(scales) + 1)
+            of_block = sp.csr_matrix(indices, shape=(len(scales), count)).T @ (
+                block.numpy() if isinstance(block, Tensor) else block
+            )
+            sums += torch.from_numpy(of_block.toarray() if sp.issparse(of_block) else of_block)
+        else:  # deterministic
+            sums += (torch.nn.functional.one_hot(labels[part], count) * scales[:, None]).T @ block
     return sums, sums.new_zeros(count).index_add_(0, labels, rows.used_weights)
 
 

@@ -104,18 +104,15 @@ class SphericalKMeans(ClusterMixin, ClassNamePrefixFeaturesOutMixin, Transformer
         rows = DirectionRows(self, X, reset=True, sample_weight=sample_weight)
         if self.n_clusters != "auto" and len(rows) < self.n_clusters:
             raise ValueError(f"n_samples={len(rows)} must be at least n_clusters={self.n_clusters}.")
-        random = check_random_state(self.random_state)
-        initial = None
-        if self.n_clusters == "auto":
-            if not isinstance(self.init, str):
-                raise ValueError('n_clusters="auto" chooses the initial centers; leave out init, or pass a number.')
-            initial = self._merged_centers(rows, random)
-        elif not isinstance(self.init, str):
+        random, initial = check_random_state(self.random_state), None
+        if not isinstance(self.init, str):
             initial = check_embeddings(self.init, what="init").to(rows.device, rows.dtype)
-            shape = (self.n_clusters, rows.dim)
-            if initial.shape != shape:
-                raise ValueError(f"init must have the shape {shape}; got {tuple(initial.shape)}.")
+            if initial.shape != (self.n_clusters, rows.dim):  # also of "auto", which chooses the centers
+                shape = f"({self.n_clusters}, {rows.dim})"
+                raise ValueError(f"init must have the shape {shape}, without 'auto'; got {tuple(initial.shape)}.")
             initial = project_to_sphere(initial)
+        elif self.n_clusters == "auto":
+            initial = self._merged_centers(rows, random)
         labels, cosines, centers, self.n_iter_ = self._best_run(rows, initial, random)
         used = int(labels.cpu().bincount().count_nonzero())
         if used < len(centers):
@@ -181,21 +178,19 @@ class SphericalKMeans(ClusterMixin, ClassNamePrefixFeaturesOutMixin, Transformer
         self, rows: DirectionRows, initial: Tensor | None, random: np.random.RandomState
     ) -> tuple[Tensor, Tensor, Tensor, int]:
         """Improve given or chosen centers; return labels, cosines, centers and the number of passes of the best."""
-        runs = (self._run(rows, initial, random) for _ in range(self.n_init if initial is None else 1))
-        return max(runs, key=lambda run: float(run[1] @ rows.weights))
-
-    def _run(
-        self, rows: DirectionRows, initial: Tensor | None, random: np.random.RandomState
-    ) -> tuple[Tensor, Tensor, Tensor, int]:
-        centers = choose_centers(rows, int(self.n_clusters), random) if initial is None else initial
-        passes, nearest_centers = 0, NearestCenters(rows)
-        while passes < self.max_iter:
-            before, passes = centers, passes + 1
-            sums, _ = all_sums_by_label(rows, nearest_centers.update(centers), len(centers))
-            centers = _updated(centers, sums, rows)
-            if (centers - before).square().sum() <= self.tol:
-                break
-        return *assign(rows, centers), centers, passes
+        best: Any = (-np.inf,)
+        for _ in range(self.n_init if initial is None else 1):
+            centers = choose_centers(rows, int(self.n_clusters), random) if initial is None else initial
+            passes, nearest_centers = 0, NearestCenters(rows)
+            while passes < self.max_iter:
+                before, passes = centers, passes + 1
+                sums, _ = all_sums_by_label(rows, nearest_centers.update(centers), len(centers))
+                centers = _updated(centers, sums, rows)
+                if (centers - before).square().sum() <= self.tol:
+                    break
+            labels, cosines = assign(rows, centers)
+            best = max(best, (float(cosines @ rows.weights), labels, cosines, centers, passes), key=lambda run: run[0])
+        return best[1:]
 
 
 def nearest(values: Tensor) -> Tensor:

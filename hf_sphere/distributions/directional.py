@@ -201,11 +201,6 @@ class VonMisesFisher(DirectionalDistribution):
         """Norm A_d(kappa) of the mean, (...)."""
         return bessel.mean_resultant_length(self.concentration, self.dim)
 
-    @property
-    def dispersion(self) -> Tensor:
-        """Spherical variance 1 - A_d(kappa), (...): the mean of 1 - mu.x."""
-        return bessel.mean_resultant_length_complement(self.concentration, self.dim)
-
     def _variances(self) -> tuple[Tensor, Tensor]:
         concentration = _upcast_concentration(self.concentration)
         along = bessel.mean_resultant_length_derivative(concentration, self.dim)

@@ -24,9 +24,6 @@ class _UnitVector(Constraint):
         tolerance = max(1e-5, 4 * torch.finfo(rounded.dtype).eps)
         return (torch.linalg.vector_norm(wide, dim=-1) - 1).abs() <= tolerance
 
-    def __repr__(self) -> str:
-        return "unit vectors (divide them by their norms: torch.nn.functional.normalize(x, dim=-1))"
-
 
 unit_vector: Constraint = _UnitVector()
 """Support of the distributions on the sphere."""
@@ -92,10 +89,6 @@ class HypersphericalUniform(Distribution):
         super(HypersphericalUniform, new).__init__(torch.Size(batch_shape), self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
         return new
-
-    def __repr__(self) -> str:
-        batch = f", batch_shape={tuple(self.batch_shape)}" if self.batch_shape else ""
-        return f"HypersphericalUniform({self.dim}{batch})"
 
     @property
     def dim(self) -> int:

@@ -1,10 +1,3 @@
-from .calibration import (
-    ReliabilityBins as ReliabilityBins,
-    calibration_errors as calibration_errors,
-    expected_calibration_error as expected_calibration_error,
-    probability_scores as probability_scores,
-    reliability_bins as reliability_bins,
-)
 from .geometry import (
     alignment as alignment,
     class_angles as class_angles,
@@ -12,15 +5,22 @@ from .geometry import (
     effective_dimension as effective_dimension,
     uniformity as uniformity,
 )
-from .out_of_distribution import detection_scores as detection_scores
 from .retrieval import (
     retrieval_scores as retrieval_scores,
     sampled_retrieval_scores as sampled_retrieval_scores,
     score_queries as score_queries,
 )
-from .selective import (
+from .samples import (
+    energy_test as energy_test,
+)
+from .scores import (
+    ReliabilityBins as ReliabilityBins,
     accuracy_by_certainty as accuracy_by_certainty,
     area_under_risk_coverage as area_under_risk_coverage,
+    calibration_errors as calibration_errors,
+    detection_scores as detection_scores,
+    expected_calibration_error as expected_calibration_error,
+    probability_scores as probability_scores,
+    reliability_bins as reliability_bins,
     risk_coverage as risk_coverage,
 )
-from .two_sample import energy_test as energy_test

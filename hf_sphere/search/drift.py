@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.metrics.two_sample import energy_test
-from hf_sphere.metrics.uniformity_test import BLOCKS, effective_dimension_interval
+from hf_sphere.metrics.samples import BLOCKS, effective_dimension_interval, energy_test
 from hf_sphere.search.calibration import Calibration
 from hf_sphere.search.sampling import independent_rows
 from hf_sphere.utils.checks import check_number, check_seed

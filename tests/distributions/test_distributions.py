@@ -89,7 +89,6 @@ class TestMoments:
             (distribution.covariance_matrix, covariance),
             (distribution.variance, covariance.diagonal()),
             (distribution.entropy(), entropy),
-            (distribution.dispersion, 1 - mean.norm()),
         ]:
             torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
@@ -112,13 +111,13 @@ class TestMoments:
     @pytest.mark.parametrize("kappa", [0.0, 3.0, 1e4])
     def test_variances_add_up_to_one_minus_the_squared_length(self, dim, kappa):
         distribution = make(dim, kappa, (3,))
-        total = distribution.dispersion * (1 + distribution.mean_resultant_length)
+        total = 1 - distribution.mean_resultant_length.square()
         torch.testing.assert_close(distribution.variance.sum(-1), total, rtol=1e-10, atol=1e-16)
         torch.testing.assert_close(distribution.stddev.square(), distribution.variance)
         diagonal = distribution.covariance_matrix.diagonal(dim1=-2, dim2=-1)
         torch.testing.assert_close(distribution.variance, diagonal, rtol=1e-12, atol=1e-16)
 
-    @pytest.mark.parametrize("name", ["mean", "variance", "covariance_matrix", "dispersion", "mean_resultant_length"])
+    @pytest.mark.parametrize("name", ["mean", "variance", "covariance_matrix", "mean_resultant_length"])
     def test_they_pass_gradcheck(self, name):
         loc = unit(3, 4).requires_grad_()
         concentration = torch.tensor([0.5, 3.0, 40.0], dtype=torch.float64, requires_grad=True)
@@ -213,8 +212,7 @@ class TestHugeConcentrations:
         uniform = HypersphericalUniform(dim, dtype=dtype)
         results = [p.log_prob(unit(4, dim, dtype=dtype)), p.log_prob(-loc.detach()), p.entropy(), p.mean, p.variance]
         results += [kl_divergence(*pair) for pair in ((p, q), (p, uniform), (uniform, p))]
-        results += [p.rsample(), p.dispersion]
-        for result in results:
+        for result in [*results, p.rsample()]:
             assert result.isfinite().all()
             for gradient in torch.autograd.grad(result.mean(), (loc, kappa), retain_graph=True, allow_unused=True):
                 assert gradient is None or gradient.isfinite().all()

@@ -10,7 +10,7 @@ from datasets import Dataset
 from scipy import stats
 
 from hf_sphere.commands.report import main
-from hf_sphere.metrics.uniformity_test import effective_dimension_interval, uniformity_test
+from hf_sphere.metrics.samples import effective_dimension_interval, uniformity_test
 from hf_sphere.search import EmbeddingSpace, ImageIndex, ImageSource, report, report_vectors
 from hf_sphere.visualization import plot_report
 

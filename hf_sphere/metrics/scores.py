@@ -1,4 +1,4 @@
-"""Calibration: whether 80 % of the predictions with a confidence of 80 % are correct."""
+"""Metrics of scores: calibration of confidences, selective prediction, and out-of-distribution (OOD) detection."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_confidences, check_embeddings, check_labels, to_tensor
-from hf_sphere.metrics.selective import mean_over_ties
+from hf_sphere.geometry.checks import check_confidences, check_embeddings, check_labels, check_scores, to_tensor
 from hf_sphere.utils.checks import check_choice, check_integer, check_number
 
 Binning = Literal["equal_mass", "equal_width"]
@@ -33,6 +32,12 @@ class ReliabilityBins:
         filled = self.count > 0
         gaps = (self.accuracy - self.confidence)[filled].abs() ** norm
         return float(((gaps * self.count[filled]).sum() / self.count.sum()) ** (1 / norm))
+
+
+def mean_over_ties(confidences: Tensor, correct: Tensor) -> Tensor:
+    """Return, for each prediction, the accuracy of the predictions with the same confidence, (N,), (N,) -> (N,)."""
+    _, group, count = confidences.unique(return_inverse=True, return_counts=True)
+    return (torch.bincount(group, weights=correct) / count)[group]
 
 
 def reliability_bins(
@@ -147,3 +152,102 @@ def probability_scores(logits: Tensor, labels: Tensor) -> dict[str, float]:
     squares = (probabilities - F.one_hot(labels, logits.shape[1])).square()
     scores = {"nll": F.cross_entropy(logits, labels).item(), "brier": squares.sum(1).mean().item()}
     return scores | calibration_errors(confidences.clamp(max=1.0), predictions == labels)
+
+
+def risk_coverage(confidences: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the risk-coverage curve: the error rate among the most confident predictions, at every coverage.
+
+    El-Yaniv, Wiener, "On the Foundations of Noise-free Selective Classification", JMLR 2010. Tied predictions count
+    with the mean over all their orders, so the result does not depend on the order of the input.
+
+    Args:
+        confidences: (N,), higher for more certain predictions; any numbers, for instance concentrations.
+        correct: (N,), whether each prediction is correct; boolean, or 0 and 1.
+
+    Returns:
+        Coverage 1/N, 2/N, ..., 1, and risk: the error rate among that fraction of predictions, the most confident ones.
+        Both (N,), float64, on the CPU.
+
+    Raises:
+        ValueError: If the shapes are not (N,) with the same N >= 1, a confidence is NaN, or `correct` is not 0 or 1.
+
+    Example:
+        >>> coverage, risk = risk_coverage(torch.tensor([0.9, 0.6]), torch.tensor([1, 0]))
+        >>> risk.tolist()
+        [0.0, 0.5]
+    """
+    confidences, correct = check_confidences(confidences, correct)
+    wrong = (1 - mean_over_ties(confidences, correct))[confidences.argsort(descending=True)]
+    covered = torch.arange(1, len(wrong) + 1, dtype=torch.float64)
+    return covered / len(wrong), wrong.cumsum(0) / covered
+
+
+def area_under_risk_coverage(confidences: Tensor, correct: Tensor) -> float:
+    """Compute the area under the risk-coverage curve (AURC), the mean risk over all coverages; lower is better.
+
+    Geifman, Uziel, El-Yaniv, "Bias-Reduced Uncertainty Estimation for Deep Neural Classifiers", ICLR 2019. It is in
+    [0, 1]. For arguments and errors, see `risk_coverage`.
+
+    Example:
+        >>> round(area_under_risk_coverage(torch.tensor([0.9, 0.8, 0.6]), torch.tensor([1, 1, 0])), 4)
+        0.1111
+    """
+    return float(risk_coverage(confidences, correct)[1].mean())
+
+
+def accuracy_by_certainty(confidences: Tensor, correct: Tensor, num_groups: int = 10) -> list[float]:
+    """Compute the accuracy of groups of equal size (up to one) in increasing order of confidence, such as deciles.
+
+    Tied predictions count with the mean over all their orders, as in `risk_coverage`, whose arguments and errors these
+    are. There is at most one group per prediction, and `num_groups` is positive.
+
+    Example:
+        >>> accuracy_by_certainty(torch.tensor([0.9, 0.8, 0.6, 0.5]), torch.tensor([1, 1, 1, 0]), num_groups=2)
+        [0.5, 1.0]
+    """
+    confidences, correct = check_confidences(confidences, correct)
+    num_groups = check_integer("num_groups", num_groups, 1)
+    right = mean_over_ties(confidences, correct)[confidences.argsort()]
+    return [float(group.mean()) for group in right.tensor_split(min(num_groups, len(right)))]
+
+
+def detection_scores(inside: Tensor, outside: Tensor) -> dict[str, float]:
+    """Compute AUROC, FPR95 and AUPR of a score that should be higher for in-distribution inputs.
+
+    After Hendrycks, Gimpel, "A Baseline for Detecting Misclassified and Out-of-Distribution Examples in Neural
+    Networks", ICLR 2017.
+
+    Args:
+        inside: (N,), scores of in-distribution inputs, the positives.
+        outside: (M,), scores of out-of-distribution inputs, the negatives.
+
+    Returns:
+        `auroc`: area under the ROC curve, the probability that an in-distribution input scores higher than an
+        out-of-distribution one, with ties counted half; 1 is best.
+        `fpr_at_95_tpr`: false-positive rate at a true-positive rate of 95 % (FPR95), the fraction of OOD inputs at or
+        above the highest threshold that at least 95 % of the in-distribution inputs reach; 0 is best.
+        `aupr`: area under the precision-recall curve with the in-distribution inputs as positives, as a sum over steps
+        (average precision); 1 is best, and a constant score has N / (N + M).
+
+    Raises:
+        ValueError: If the shapes are not (N,) and (M,) with N, M >= 1, or a score is NaN.
+
+    Example:
+        >>> detection_scores(inside=torch.tensor([3.0, 2.0, 1.0]), outside=torch.tensor([1.5, 0.0]))
+        {'auroc': 0.8333333333333334, 'fpr_at_95_tpr': 0.5, 'aupr': 0.9166666666666666}
+    """
+    inside, outside = check_scores("inside", inside), check_scores("outside", outside).sort().values
+    below = torch.searchsorted(outside, inside)
+    not_above = torch.searchsorted(outside, inside, right=True)
+    # Integers before the division, so that the result is exact for any N and M.
+    twice_won = int(below.sum()) + int(not_above.sum())
+    accepted = -(-95 * len(inside) // 100)
+    threshold = inside.sort(descending=True).values[accepted - 1]
+    levels, counts = inside.unique(return_counts=True)
+    reached = counts.flip(0).cumsum(0).flip(0)  # number of in-distribution scores at or above each level
+    precisions = reached / (reached + len(outside) - torch.searchsorted(outside, levels)).double()
+    return {
+        "auroc": twice_won / (2 * len(inside) * len(outside)),
+        "fpr_at_95_tpr": int((outside >= threshold).sum()) / len(outside),
+        "aupr": float((counts * precisions).sum() / len(inside)),
+    }
