@@ -24,11 +24,11 @@ NOT_APPLICABLE = {
 }
 
 MESSAGES = {
-    "'mu' must be a unit vector of norm 1.": "parameter loc .* to satisfy the constraint unit vectors",
+    "'mu' must be a unit vector of norm 1.": "parameter loc .* to satisfy the constraint UnitVector",
     "'mu' must have at least two entries.": "d of at least 2",
     "'kappa' must be a positive scalar.": "parameter concentration .* to satisfy the constraint GreaterThanEq",
     "The dimensionality of the last axis of 'x' must": "right-most size of value must match event_shape",
-    "'x' must be unit vectors of norm 1 along last dimension.": r"value .* within the support \(unit vectors",
+    "'x' must be unit vectors of norm 1 along last dimension.": r"value .* within the support \(UnitVector",
     "'x' must be two dimensional.": r"points must have the shape \(\.\.\., n, d\)",
 }
 """Our message by the beginning of scipy's."""

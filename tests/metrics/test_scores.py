@@ -4,8 +4,17 @@ import json
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from sklearn.metrics import average_precision_score, roc_auc_score
 
-from hf_sphere.metrics import calibration_errors, expected_calibration_error, reliability_bins
+from hf_sphere.metrics import (
+    accuracy_by_certainty,
+    area_under_risk_coverage,
+    calibration_errors,
+    detection_scores,
+    expected_calibration_error,
+    reliability_bins,
+    risk_coverage,
+)
 
 HALF_RIGHT = torch.tensor([True, False] * 50)
 
@@ -134,3 +143,83 @@ def test_fractions_are_in_their_bins(num_bins, dtype):
     assert bins.count.tolist() == [4] * num_bins
     above = torch.tensor([0.2, 0.2000000001], dtype=torch.float64)  # just above the end of a bin, so in the next
     assert reliability_bins(above, [1, 1], num_bins=5, binning="equal_width").count.tolist() == [1, 1, 0, 0, 0]
+
+
+def test_risk_is_the_error_rate_of_the_most_confident_predictions_and_the_area_its_mean():
+    answers = torch.tensor([0.2, 0.9, 0.5, 0.7]), torch.tensor([False, True, True, False])
+    coverage, risk = risk_coverage(*answers)
+    assert coverage.tolist() == [0.25, 0.5, 0.75, 1.0]
+    assert risk.tolist() == [0.0, 1 / 2, 1 / 3, 2 / 4]
+    assert area_under_risk_coverage(*answers) == pytest.approx((0 + 1 / 2 + 1 / 3 + 2 / 4) / 4, abs=1e-15)
+    concentrations = torch.tensor([1e6, -3.0, float("inf")])  # any real numbers
+    assert risk_coverage(concentrations, torch.tensor([True, False, True]))[1].tolist() == [0.0, 0.0, 1 / 3]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=6))
+def test_tied_predictions_have_the_mean_risk_over_their_orders(answers):
+    expected, orders = torch.zeros(len(answers), dtype=torch.float64), 0
+    for order in itertools.permutations(answers):
+        ranked = sorted(order, key=lambda answer: -answer[0])  # stable: ties stay in this order
+        wrong = torch.tensor([not right for _, right in ranked], dtype=torch.float64)
+        expected += wrong.cumsum(0) / torch.arange(1, len(answers) + 1)
+        orders += 1
+    confidences, correct = (torch.tensor(column) for column in zip(*answers, strict=True))
+    torch.testing.assert_close(risk_coverage(confidences, correct)[1], expected / orders, rtol=0, atol=1e-12)
+
+
+def test_the_best_order_has_the_smallest_area_and_the_worst_the_largest():
+    correct = torch.tensor([True] * 7 + [False] * 3)
+    ranks = torch.arange(10.0)
+    areas = [area_under_risk_coverage(torch.randperm(10), correct) for _ in range(20)]
+    assert area_under_risk_coverage(-ranks, correct) <= min(areas)
+    assert area_under_risk_coverage(ranks, correct) >= max(areas)
+
+
+def test_accuracy_by_certainty_begins_with_the_least_certain_group_and_ties_share_theirs():
+    correct = torch.tensor([True, False, True, True, False])
+    groups = accuracy_by_certainty(torch.tensor([0.9, 0.1, 0.7, 0.5, 0.3]), correct, num_groups=2)
+    assert groups == pytest.approx([1 / 3, 1.0])  # groups of three and two
+    assert accuracy_by_certainty(torch.ones(4), torch.tensor([1, 1, 1, 0]), num_groups=2) == [0.75, 0.75]
+    assert accuracy_by_certainty(torch.tensor([2.0, 1.0]), torch.tensor([1, 0])) == [0.0, 1.0]  # two groups at most
+
+
+NUMBERS = st.lists(st.integers(0, 12), min_size=1, max_size=50)
+
+
+@given(inside=NUMBERS, outside=NUMBERS)
+def test_auroc_is_the_fraction_of_ordered_pairs_with_ties_counted_half(inside, outside):
+    pairs = [(a > b) + (a == b) / 2 for a in inside for b in outside]
+    scores = detection_scores(torch.tensor(inside), torch.tensor(outside))
+    assert scores["auroc"] == pytest.approx(sum(pairs) / len(pairs), abs=1e-15)
+
+
+@given(inside=NUMBERS, outside=NUMBERS)
+def test_fpr_uses_the_highest_threshold_with_95_percent_tpr(inside, outside):
+    kept = [t for t in inside if 100 * sum(a >= t for a in inside) >= 95 * len(inside)]
+    expected = sum(b >= max(kept) for b in outside) / len(outside)
+    assert detection_scores(torch.tensor(inside), torch.tensor(outside))["fpr_at_95_tpr"] == expected
+
+
+@pytest.mark.parametrize(("name", "reference"), [("auroc", roc_auc_score), ("aupr", average_precision_score)])
+def test_areas_match_scikit_learn(name, reference):
+    inside, outside = (torch.randn(3000) + 0.5).round(decimals=2), torch.randn(2000).round(decimals=2)
+    expected = reference([1] * 3000 + [0] * 2000, torch.cat([inside, outside]).numpy())
+    assert detection_scores(inside, outside)[name] == pytest.approx(expected, abs=1e-12)
+
+
+def test_perfect_reversed_and_constant_scores_have_known_results():
+    for inside, outside, auroc, fpr, aupr in (
+        ([2.0, 3.0], [0.0, 1.0], 1.0, 0.0, 1.0),
+        ([0.0, 1.0], [2.0, 3.0], 0.0, 1.0, (1 / 2 + 1 / 3) / 2),
+        ([1.0, 1.0], [1.0], 0.5, 1.0, 2 / 3),
+    ):
+        scores = detection_scores(torch.tensor(inside), torch.tensor(outside))
+        assert scores == {"auroc": auroc, "fpr_at_95_tpr": fpr, "aupr": pytest.approx(aupr, abs=1e-15)}
+    # One of twenty scores may be below the threshold.
+    assert detection_scores(torch.arange(20.0), torch.tensor([0.0, 0.5, 1.0, 1.5]))["fpr_at_95_tpr"] == 0.5
+
+
+def test_lists_keep_the_precision_of_python():
+    assert detection_scores([16777217.0, 16777219.0], [16777216.0, 16777218.0])["auroc"] == 0.75
+    with pytest.raises(ValueError, match="inside must be exact in float64"):
+        detection_scores([2**53 + 1], [2**53])
