@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.checks import check_floating
+from hf_sphere.utils.checks import check_choice
 
 SHARPNESS = 0.3
 """Parameter k of the sigmoid operators; smaller values approach a step function at a right angle."""
@@ -40,9 +41,7 @@ OPERATORS: dict[str, Operator] = {
 
 def find_operator(name: str) -> Operator:
     """Return an operator by its name."""
-    if name not in OPERATORS:
-        raise ValueError(f"unknown operator {name!r}; the operators are: {', '.join(OPERATORS)}.")
-    return OPERATORS[name]
+    return OPERATORS[check_choice("operator", name, OPERATORS)]
 
 
 def angular_response(values: Tensor, operator: str) -> Tensor:

@@ -19,7 +19,6 @@ def embed_class_names(
     *,
     tokenizer: Any = None,
     template: str = "{}",
-    batch_size: int = 64,
 ) -> Tensor:
     """Embed class names by mean pooling of the last hidden states of a text model.
 
@@ -28,7 +27,6 @@ def embed_class_names(
         model: Name or folder of an encoder or decoder that `AutoModel` loads, or a loaded model, on any device.
         tokenizer: Tokenizer; required for a loaded model. By default of the named model.
         template: Text with the placeholder `{}` for a name, for instance `a photo of a {}`.
-        batch_size: Number of names per batch.
 
     Returns:
         (K, hidden size), float32, on the CPU: `class_vectors` for `place_prototypes`.
@@ -49,15 +47,9 @@ def embed_class_names(
     if isinstance(model, str | os.PathLike):
         tokenizer = tokenizer or load_pretrained(AutoTokenizer, model, option="text_model")
         model = load_model(AutoModel, model)
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token  # decoders often have no padding token
-    texts = [template.replace("{}", name) for name in names]
     vectors = []
     with eval_mode(model):
-        for start in range(0, len(texts), batch_size):
-            batch = tokenizer(texts[start : start + batch_size], padding=True, truncation=True, return_tensors="pt")
-            batch = batch.to(model.device)
-            states = model(**batch).last_hidden_state.float()
-            mask = batch["attention_mask"][..., None].float()
-            vectors.append(((states * mask).sum(1) / mask.sum(1)).cpu())
-    return torch.cat(vectors)
+        for name in names:  # one by one, since decoders often have no padding token
+            tokens = tokenizer(template.replace("{}", name), truncation=True, return_tensors="pt").to(model.device)
+            vectors.append(model(**tokens).last_hidden_state[0].float().mean(0).cpu())
+    return torch.stack(vectors)

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_embeddings, check_rows, to_tensor
 from hf_sphere.geometry.codes.bounds import nearest_others
+from hf_sphere.geometry.manifold import check_directions
 from hf_sphere.utils.checks import check_seed
 
 BLOCK_ENTRIES = 2**24  # maximum number of cosines in memory at a time; 128 MiB in float64
@@ -127,7 +127,7 @@ def measure_order(prototypes: Tensor, class_vectors: Tensor, *, seed: int = 0) -
     """
     from scipy.stats import spearmanr
 
-    points = F.normalize(check_embeddings(to_tensor("prototypes", prototypes).cpu(), what="prototypes").double(), dim=1)
+    points = check_directions(prototypes, what="prototypes")
     directions = class_directions(class_vectors, len(points))
     count, generator = len(points), torch.Generator().manual_seed(check_seed(seed))
     cosines = [unit @ unit.T for unit in (points, directions)]
@@ -162,14 +162,11 @@ def assign_to_classes(points: Tensor, directions: Tensor, generator: torch.Gener
 
 def class_directions(class_vectors: Any, num_classes: int) -> Tensor:
     """Return class vectors (K, any length) as unit vectors in float64, or raise an error."""
-    vectors = check_embeddings(to_tensor("class_vectors", class_vectors).cpu(), what="class_vectors").double()
-    if len(vectors) != num_classes:
-        raise ValueError(f"class_vectors must be one row for each of the {num_classes} classes; got {len(vectors)}.")
+    directions = check_directions(class_vectors, what="class_vectors")
+    if len(directions) != num_classes:
+        raise ValueError(f"class_vectors must be one row for each of {num_classes} classes; got {len(directions)}.")
     if num_classes < 3:
         raise ValueError(f"class_vectors require at least 3 classes; got {num_classes}. Leave class_vectors out.")
-    norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
-    check_rows((norms[:, 0] > 0) & norms[:, 0].isfinite(), "class_vectors must have finite norms above 0", "do not")
-    directions = vectors / norms
     # Rounded, so that duplicates are found by sorting instead of comparing all pairs.
     kinds, counts = torch.unique(directions.mul(1e9).round(), dim=0, return_inverse=True, return_counts=True)[1:]
     if (counts > 1).any():

@@ -106,7 +106,7 @@ def test_operators_support_vmap():
 
 
 def test_bad_input_is_refused():
-    with pytest.raises(ValueError, match=r"unknown operator 'cos'; the operators are: cosine, linear, .*w_sigmoid"):
+    with pytest.raises(ValueError, match=r"operator must be one of cosine, linear, .*w_sigmoid; got 'cos'"):
         angular_response(torch.zeros(1), "cos")
     with pytest.raises(TypeError, match=r"floating-point dtype; got torch.int64. Convert it with .float\(\)"):
         angular_response(torch.tensor([1]), "cosine")

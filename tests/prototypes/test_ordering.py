@@ -209,7 +209,7 @@ def changed(rows, value):
         (torch.randn(12), r"got \(12,\)"),
         (changed([3, 7], float("nan")), "class_vectors must be finite; 2 of 12 are not, the first at index 3"),
         (changed([2], float("inf")), "class_vectors must be finite; 1 of 12 are not, the first at index 2"),
-        (changed([0, 11], 0.0), "class_vectors must have finite norms above 0; 2 of 12 do not, the first at index 0"),
+        (changed([0, 11], 0.0), "no direction; 2 of 12 class_vectors are zero, the first at index 0"),
         (changed([4, 9], structured_vectors()[1]), "rows 1, 4, 9 of class_vectors have the same direction"),
         (changed([5], 2 * structured_vectors()[6]), "rows 5, 6 of class_vectors have the same direction"),
     ],
@@ -230,7 +230,7 @@ TWO = {"num_classes": 2, "dim": 2, "class_vectors": torch.randn(2, 5)}
         (VECTORS | {"ordering": "rank"}, "ordering must be one of ranking, assignment; got 'rank'"),
         *((VECTORS | {"method": m}, f"'{m}' does not support a ranking loss") for m in ("slsqp", "catalogue")),
         (TWO, r"at least 3 classes; got 2\. Leave class_vectors out"),
-        (VECTORS | {"ordering": "assignment", "num_classes": 5}, "one row for each of the 5 classes; got 12"),
+        (VECTORS | {"ordering": "assignment", "num_classes": 5}, "one row for each of 5 classes; got 12"),
     ],
 )
 def test_invalid_ordering_options_are_rejected(options, message):
