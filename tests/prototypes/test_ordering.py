@@ -10,7 +10,7 @@ from scipy.stats import spearmanr
 
 from hf_sphere.geometry.codes import separation
 from hf_sphere.prototypes import OrderPreservation, measure_order, ordering, place_prototypes
-from hf_sphere.prototypes.methods.searches import minimize_on_sphere
+from hf_sphere.prototypes.methods import minimize_on_sphere
 from hf_sphere.prototypes.ordering import (
     TripletRanking,
     assign_to_classes,

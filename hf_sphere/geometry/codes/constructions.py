@@ -1,7 +1,6 @@
 """Constructions of spherical codes: functions that return points of any norm as numpy arrays (K, d)."""
 
 from collections.abc import Callable
-from functools import lru_cache
 from itertools import combinations, permutations, product
 
 import numpy as np
@@ -33,7 +32,6 @@ def e8_roots() -> np.ndarray:
     return np.concatenate([_pairs(8, 2), signs[signs.prod(-1) == 1]])
 
 
-@lru_cache(maxsize=1)
 def golay_code() -> np.ndarray:
     """The codewords of the extended binary Golay code, (4096, 24) (MacWilliams and Sloane, 1977, chapter 16)."""
     non_residues = np.setdiff1d(np.arange(1, 23), np.arange(1, 23) ** 2 % 23)
@@ -45,7 +43,6 @@ def golay_code() -> np.ndarray:
     return choices @ shifts % 2
 
 
-@lru_cache(maxsize=1)
 def golay_octads() -> np.ndarray:
     """The 759 codewords of weight 8: the blocks of the Steiner system S(5, 8, 24)."""
     words = golay_code()
@@ -102,7 +99,6 @@ def two_graph_276() -> np.ndarray:
     return layer(leech_vectors(), np.array([5.0] + [1.0] * 23), 24 / np.sqrt(32 * 48))
 
 
-@lru_cache(maxsize=8)
 def finite_field(order: int) -> tuple[np.ndarray, np.ndarray]:
     """Tables of a + b and a b in GF(p) or GF(2^n); bit i of an element of the latter is its coefficient of x^i."""
     numbers = np.arange(order)
@@ -115,14 +111,6 @@ def finite_field(order: int) -> tuple[np.ndarray, np.ndarray]:
         shifted = shifted << 1
         shifted = np.where(shifted & order, shifted ^ _IRREDUCIBLE[order], shifted)
     return np.bitwise_xor.outer(numbers, numbers), products
-
-
-def power(products: np.ndarray, exponent: int) -> np.ndarray:
-    """Every element of a field raised to a power, exponent >= 1."""
-    numbers = result = np.arange(len(products))
-    for _ in range(exponent - 1):
-        result = products[result, numbers]
-    return result
 
 
 def trace(products: np.ndarray) -> np.ndarray:
@@ -143,10 +131,11 @@ def kerdock_set(log_dim: int) -> np.ndarray:
     Cameron, Kantor and Seidel, 1997).
     """
     _, products = finite_field(2 ** (log_dim - 1))
-    traces = trace(products)
-    quadratic = np.zeros_like(traces)
-    for i in range(1, log_dim // 2):
-        quadratic ^= traces[power(products, 1 + 2**i)]
+    traces, numbers = trace(products), np.arange(len(products))
+    quadratic, conjugate = np.zeros_like(traces), numbers
+    for _ in range(1, log_dim // 2):
+        conjugate = products[conjugate, conjugate]
+        quadratic ^= traces[products[numbers, conjugate]]
     forms = np.concatenate([quadratic[products], quadratic[products] ^ traces[products]], axis=1)  # e = 0, then e = 1
     linear = np.concatenate([_signs(traces[products])] * 2, axis=1)  # l(x), times (-1)^e or not
     linear = np.concatenate([linear, linear * np.repeat([1, -1], len(products))])
@@ -160,8 +149,8 @@ def dual_bch_code(log_dim: int) -> np.ndarray:
     1968; MacWilliams and Sloane, 1977, chapter 15). The standard basis comes first.
     """
     _, products = finite_field(2**log_dim)
-    traces = trace(products)
-    cubic = _signs(traces[products[:, power(products, 3)]])
+    traces, numbers = trace(products), np.arange(len(products))
+    cubic = _signs(traces[products[:, products[numbers, products.diagonal()]]])
     return _signed_with_basis(cubic[:, None] * _signs(traces[products]))
 
 

@@ -1,6 +1,7 @@
-"""Interface of the placement methods, and the searches by L-BFGS, gradient descent and SLSQP.
+"""Placement methods: closed forms, the catalogue, searches, and the default method, the best of these.
 
-The input of a method is a task, the output an iterator of candidates.
+A method is a function of a task that returns an iterator of candidates. To add one, write a function like these, and
+add it to `METHODS`.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.geometry.codes import separation, separation_bound
+from hf_sphere.geometry.codes import (
+    cross_polytope,
+    find_code,
+    fit_code,
+    polygon,
+    separation,
+    separation_bound,
+    simplex,
+)
 from hf_sphere.prototypes.ordering import (
     TripletRanking,
     assign_to_classes,
@@ -27,8 +36,8 @@ from hf_sphere.utils.checks import check_integer
 # only near neighbors repel each other, so most stages are spent there; the last ones only refine it.
 SHARPNESS = np.concatenate([np.geomspace(5.5, 270, 10), np.geomspace(700, 7e5, 5)])
 
-MAX_COORDINATES = 400  # maximum number K d of coordinates; the cost of the dense subproblems is cubic in it
-
+MAX_COORDINATES = 400  # maximum number K d of coordinates of SLSQP, whose dense subproblems have a cubic cost
+MAX_EXACT_COORDINATES = 110  # maximum number for which it takes a fraction of a second
 
 Objective = Callable[[Tensor], tuple[float, Tensor]]
 """Function from unit vectors (K, d) to a value and its Euclidean gradient (K, d)."""
@@ -207,3 +216,69 @@ def solve_slsqp(points: np.ndarray, max_iterations: int) -> torch.Tensor:
     options: Any = {"constraints": constraints, "options": {"maxiter": max_iterations, "ftol": 1e-14}}
     result = minimize(lambda x: x[-1], start, jac=lambda x: is_t, method="SLSQP", **options)
     return F.normalize(torch.from_numpy(result.x[:-1].reshape(count, dim)), dim=1)
+
+
+def closed_form(task: PlacementTask) -> Iterator[Candidate]:
+    """Regular simplex (K <= d + 1), cross-polytope (K <= 2 d) or regular polygon (d = 2), which are proved optimal."""
+    count, dim = task.num_classes, task.dim
+    if count > 2 * dim > 4:
+        raise ValueError(
+            f"there is no closed form for {count} points in {dim} dimensions (only for K <= 2 d or d = 2). "
+            "Use method 'auto'."
+        )
+    if count <= dim + 1:
+        yield Candidate(simplex(count, dim), "regular simplex")
+    elif count <= 2 * dim:
+        yield Candidate(cross_polytope(count, dim), "cross-polytope")
+    else:
+        yield Candidate(polygon(count), "regular polygon")
+
+
+def catalogue(task: PlacementTask) -> Iterator[Candidate]:
+    """A random subset of the best constructed code with enough points, padded with zeros to the dimension."""
+    code = find_code(task.num_classes, task.dim)
+    if code is None:
+        size = f"at least {task.num_classes} points in at most {task.dim} dimensions"
+        raise ValueError(f"the catalogue has no code with {size}. Use method 'auto'.")
+    points = fit_code(code, task.num_classes, task.dim, generator=task.generator)
+    yield Candidate(points, f"{code.name} ({code.dim}, {code.size})")
+
+
+def auto(task: PlacementTask, *, restarts: int | None = None, max_iterations: int = 60) -> Iterator[Candidate]:
+    """The closed form if there is one, otherwise the best of the catalogue and the searches.
+
+    If the catalogue has a code, L-BFGS runs only if it is likely to find a better placement or is fast. With a ranking
+    loss only L-BFGS runs, since the other methods do not use class vectors.
+    """
+    for method in choose_methods(task, restarts, max_iterations):
+        yield from method
+
+
+def choose_methods(
+    task: PlacementTask, restarts: int | None = None, max_iterations: int = 60
+) -> list[Iterator[Candidate]]:
+    """Return the methods of `auto`, with their options."""
+    search = lbfgs(task, restarts=restarts, max_iterations=max_iterations)
+    if task.ranking is not None:
+        return [search]
+    if task.num_classes <= 2 * task.dim or task.dim == 2:
+        return [closed_form(task)]
+    code = find_code(task.num_classes, task.dim)
+    methods = [] if code is None else [catalogue(task)]
+    if task.num_classes * task.dim <= MAX_EXACT_COORDINATES:
+        methods.append(slsqp(task, restarts=restarts))
+    # A search typically reaches 93 % of the bound in 1 - cosine, so it is likely to improve on worse codes.
+    bound = separation_bound(task.num_classes, task.dim)
+    seconds = 10.0 if code is not None and 1.0 - code.cosine < 0.93 * (1.0 - bound) else 0.3
+    if code is None or restarts is not None or lbfgs_seconds(task, max_iterations) < seconds:
+        methods.append(search)
+    return methods
+
+
+METHODS: dict[str, Method] = {
+    method.__name__: method for method in (auto, catalogue, closed_form, lbfgs, sgd, sgd_as_published, slsqp)
+}
+"""Placement methods by name."""
+
+WITHOUT_CLASS_VECTORS = {"catalogue", "closed_form", "slsqp"}
+"""Names of the methods that do not take class vectors into account during the search."""
