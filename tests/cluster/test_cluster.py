@@ -192,11 +192,8 @@ class TestUnknownNumber:
     @some_rows("count")
     @pytest.mark.parametrize(("count", "each", "noise"), [(60, 5, 0.0125), (60, 5, 0.05), (60, 3, 0.05), (120, 9, 0.1)])
     def test_many_small_groups_are_counted(self, count, each, noise):
-        random = np.random.default_rng(0)
-        labels = np.arange(count).repeat(each)
-        points = project_to_sphere(torch.from_numpy(random.normal(size=(count, 64)))).numpy()[labels]
-        found = SphericalKMeans("auto", random_state=0).fit_predict(points + noise * random.normal(size=points.shape))
-        assert adjusted_rand_score(labels, found) == 1
+        found = SphericalKMeans("auto", random_state=0).fit_predict(small_groups(noise, count, each))
+        assert adjusted_rand_score(np.arange(count).repeat(each), found) == 1
 
     @pytest.mark.parametrize(
         ("estimator", "points", "message"),

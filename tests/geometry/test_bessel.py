@@ -162,12 +162,8 @@ def test_zero_concentration_gives_the_uniform_distribution(dim):
     assert mean_resultant_length(zero, dim).item() == 0
     assert mean_resultant_length_complement(zero, dim).item() == 1
     assert mean_resultant_length_derivative(zero, dim).item() == pytest.approx(1 / dim, rel=1e-14)
-
-
-def test_uniform_density_is_one_over_the_area():
-    areas = {2: 2 * math.pi, 3: 4 * math.pi, 4: 2 * math.pi**2, 5: 8 / 3 * math.pi**2}
-    for dim, area in areas.items():
-        assert log_uniform_density(dim) == pytest.approx(-math.log(area), rel=1e-15)
+    area = {2: 2 * math.pi, 3: 4 * math.pi, 4: 2 * math.pi**2, 5: 8 / 3 * math.pi**2}.get(dim)
+    assert area is None or log_uniform_density(dim) == pytest.approx(-math.log(area), rel=1e-15)
 
 
 @pytest.mark.parametrize("dim", MANY_DIMS)
@@ -247,11 +243,14 @@ def test_inverse_recovers_the_length(dim, dtype):
 
 
 @pytest.mark.parametrize("dim", DIMS)
-def test_inverse_recovers_the_concentration(dim):
+def test_inverse_recovers_the_concentration_and_has_the_dimension_as_slope_at_0(dim):
     concentrations = torch.tensor([1e-6, 0.01, 1.0, 3.0, 10.0, 30.0], dtype=torch.float64)
     lengths = exact_values("length", dim, concentrations)
     found = concentration_from_mean_resultant_length(lengths, dim)
     torch.testing.assert_close(found, concentrations, rtol=1e-12, atol=0)
+    length = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(concentration_from_mean_resultant_length(length, dim), length)
+    assert slope.item() == pytest.approx(dim, rel=1e-14)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -263,13 +262,6 @@ def test_lengths_0_and_1_have_zero_and_infinite_concentration_and_others_none(di
     assert torch.vmap(lambda x: concentration_from_mean_resultant_length(x, dim))(lengths).isnan().all()
     with pytest.raises(ValueError, match=r"lengths must be in \[0, 1\]; got .* to "):
         concentration_from_mean_resultant_length(lengths[1:2], dim)
-
-
-@pytest.mark.parametrize("dim", DIMS)
-def test_inverse_of_short_lengths_has_the_dimension_as_slope(dim):
-    length = torch.zeros((), dtype=torch.float64, requires_grad=True)
-    (slope,) = torch.autograd.grad(concentration_from_mean_resultant_length(length, dim), length)
-    assert slope.item() == pytest.approx(dim, rel=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
