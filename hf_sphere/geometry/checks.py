@@ -25,10 +25,8 @@ def weigh_points(points: Tensor, weights: Any) -> Tensor:
         raise ValueError("points must be finite, with finite norms above 0. Normalize them, and remove zeros.")
     weights = points.new_ones(points.shape[-2]) if weights is None else torch.as_tensor(weights).to(points)
     if weights.shape[-1:] != points.shape[-2:-1]:
-        raise ValueError(
-            "weights must have the shape (..., n), one for each of the points (..., n, d); got "
-            f"{tuple(weights.shape)} for points of shape {tuple(points.shape)}."
-        )
+        got = f"{tuple(weights.shape)} for points of shape {tuple(points.shape)}"
+        raise ValueError(f"weights must have the shape (..., n) of points (..., n, d); got {got}.")
     total = weights.sum(-1, keepdim=True)
     if not ((weights >= 0).all() and ((total > 0) & total.isfinite()).all()):
         raise ValueError("weights must be finite and nonnegative with a positive sum that does not overflow.")
@@ -46,11 +44,8 @@ def check_dense(name: str, values: Any) -> None:
 def check_codes(name: str, dtype: object) -> None:
     """Raise a TypeError for 8-bit integers, which do not say whether they are coordinates or packed bits."""
     if str(dtype).removeprefix("torch.") in ("int8", "uint8"):
-        raise TypeError(
-            f"{name} of dtype {dtype} can be coordinates or packed bits (precisions 'binary' and 'ubinary' of "
-            "sentence-transformers). Convert coordinates to float32. Convert bits, after adding 128 to int8, with "
-            "numpy.unpackbits(codes, axis=1) to float32, and use the euclidean distance, the root of the Hamming one."
-        )
+        how = "coordinates, or bits by numpy.unpackbits(codes, axis=1), after adding 128 to int8"
+        raise TypeError(f"{name} of dtype {dtype} can be coordinates or packed bits. Convert to float32 {how}.")
 
 
 def to_tensor(name: str, values: Any, kind: str = "numbers") -> Tensor:
