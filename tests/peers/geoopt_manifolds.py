@@ -111,22 +111,6 @@ def test_step_is_undone_by_the_opposite_step(case: Any) -> None:
     assert_close(manifold.norm(end, transported), manifold.norm(x, u))
 
 
-def test_logarithm_is_the_inverse_of_the_exponential(case: Any) -> None:
-    manifold, x, u, v, _ = case
-    manifold.assert_check_vector_on_tangent(x, manifold.logmap(x, manifold.expmap(x, v)))
-    assert_close(manifold.logmap(x, manifold.expmap(x, u)), u)
-    assert_close(manifold.expmap(x, manifold.logmap(x, manifold.expmap(x, v))), manifold.expmap(x, v))
-
-
-def test_distance_is_the_length_of_the_logarithm(case: Any) -> None:
-    manifold, x, u, v, _ = case
-    y, z = manifold.expmap(x, u), manifold.expmap(x, v)
-    assert_close(manifold.dist(x, y), manifold.norm(x, manifold.logmap(x, y)))
-    assert_close(manifold.dist(x, y), manifold.dist(y, x))
-    assert_close(manifold.dist2(x, y, keepdim=True), manifold.dist(x, y).square()[:, None])
-    assert (manifold.dist(x, z) <= manifold.dist(x, y) + manifold.dist(y, z) + 1e-4).all()
-
-
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from pytorch_metric_learning import losses as theirs, miners
+from pytorch_metric_learning import losses as theirs
 from pytorch_metric_learning.losses.base_metric_loss_function import BaseMetricLossFunction
 from torch import Tensor
 
@@ -94,38 +94,15 @@ def test_batch_of_one_and_absent_classes_have_the_loss_of_theirs(
     torch.testing.assert_close(found, expected)
 
 
-def sup_con(x: Tensor, labels: list[int], temperature: float) -> Tensor:
-    """The mean over the anchors with positives of the mean cross-entropy of the positives."""
-    of_anchors = []
-    for anchor, label in enumerate(labels):
-        others = [place for place in range(len(labels)) if place != anchor]
-        logits = torch.stack([x[anchor] @ x[place] / temperature for place in others])
-        positives = [k for k, place in enumerate(others) if labels[place] == label]
-        if positives:
-            of_anchors.append((logits.logsumexp(0) - logits[positives]).mean())
-    return torch.stack(of_anchors).mean()
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("temperature", [0.05, 0.1, 1.0])
-def test_supervised_contrast_is_theirs_and_that_of_the_definition(dtype: torch.dtype, temperature: float) -> None:
+def test_supervised_contrast_is_theirs(dtype: torch.dtype, temperature: float) -> None:
     x, labels = points([0, 10, 20, 50, 60, 80], dtype), [0, 0, 0, 1, 1, 2]
     found = losses.SupConLoss(temperature)(x, torch.tensor(labels)).double()
     exact = torch.nn.functional.normalize(x.double(), dim=-1)
-    tolerance = TOLERANCES.get(dtype, 1e-2)
-    torch.testing.assert_close(found, sup_con(exact, labels, temperature), rtol=tolerance, atol=tolerance)
     expected = theirs.SupConLoss(temperature)(exact, torch.tensor(labels))
-    tolerance = max(tolerance, 1e-7)  # they add 1.5e-8 to a denominator
+    tolerance = max(TOLERANCES.get(dtype, 1e-2), 1e-7)  # they add 1.5e-8 to a denominator
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.filterwarnings("ignore:A batch has no two examples")
-@pytest.mark.parametrize(("angles", "labels"), [([0], [0]), ([0, 40, 60], [1, 2, 3])])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_no_positives_are_no_loss(dtype: torch.dtype, angles: list[int], labels: list[int]) -> None:
-    value, gradient = value_and_gradient(losses.SupConLoss(), points(angles, dtype), torch.tensor(labels))
-    assert value == 0
-    assert not gradient.any()
 
 
 def test_supervised_contrast_of_two_views_is_theirs() -> None:
@@ -140,16 +117,6 @@ def test_two_losses_are_summed_with_weights() -> None:
     both = theirs.MultipleLosses({"a": ours, "b": losses.SupConLoss()}, weights={"a": 1, "b": 0.23})
     expected = ours(embeddings, labels) + 0.23 * losses.SupConLoss()(embeddings, labels)
     torch.testing.assert_close(both(embeddings, labels), expected)
-
-
-@pytest.mark.parametrize("loss", [losses.SupConLoss(), losses.ArcFaceLoss(2, 10)], ids=lambda loss: type(loss).__name__)
-def test_wrong_shapes_and_miners_are_refused(loss: Any) -> None:
-    x, labels = points([0, 10, 50]), torch.tensor([0, 0, 1])
-    for arguments in ((x, labels[:2]), (x[0], labels), (x, labels[:, None]), (x, labels.float())):
-        with pytest.raises((ValueError, TypeError)):
-            loss(*arguments)
-    with pytest.raises(ValueError, match="leave out indices_tuple, the miner"):
-        loss(x, labels, miners.BatchHardMiner()(x, labels))
 
 
 def their_losses() -> list[str]:
