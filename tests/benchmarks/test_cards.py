@@ -59,13 +59,10 @@ def test_a_written_card_is_valid(path):
         compile(code, str(path), "exec")
 
 
-def test_a_card_has_the_mean_over_seeds_in_its_metadata(card):
+def test_a_card_has_results_also_in_its_metadata_limits_settings_and_citation(card):
     (result,) = card({0: 0.99, 1: 0.98, 2: 0.985}).data.eval_results
     assert (result.metric_value, result.metric_name) == (0.985, "accuracy, mean over 3 seeds")
     assert (result.task_type, result.dataset_type) == ("image-classification", "ylecun/mnist")
-
-
-def test_a_card_has_results_limits_settings_and_citation(card):
     found = card({0: 0.99, 1: 0.98, 2: 0.985}).text
     for text in (
         "| `eval_accuracy` | 98.50 ± 0.50 % |",
@@ -139,11 +136,16 @@ def test_damaged_and_stale_files_have_no_card(finished, tmp_path, damage):
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_a_folder_with_weights_has_the_files_of_a_hub_repository(folder):
+def test_a_folder_with_weights_has_the_files_of_a_hub_repository_and_the_number_of_the_card(folder):
     assert {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} == FILES
     assert (folder / "model.safetensors").stat().st_size <= 4_000_000
     texts = [(folder / name).read_text() for name in FILES - {"model.safetensors"}]
     assert [text for text in texts if hide_private(text) != text or "/work" in text] == []
+    (entry,) = parse_eval_result_entries(yaml.safe_load((folder / ".eval_results" / "results.yaml").read_text()))
+    card = ModelCard.load(folder / "README.md")
+    values = {result.metric_name: result.metric_value for result in card.data.eval_results}
+    assert round(entry.value, 6) == values["accuracy, these weights, seed 0"]
+    assert entry.dataset_id == card.data.datasets[0]
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -161,15 +163,6 @@ def test_code_of_a_card_with_weights_runs(folder, root):
     for block in blocks:
         ended = run_fresh([sys.executable, "-c", block], cwd=root, capture_output=True, text=True)
         assert ended.returncode == 0, ended.stderr
-
-
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_the_number_of_the_hub_is_that_of_the_run_on_the_card(folder):
-    (entry,) = parse_eval_result_entries(yaml.safe_load((folder / ".eval_results" / "results.yaml").read_text()))
-    card = ModelCard.load(folder / "README.md")
-    values = {result.metric_name: result.metric_value for result in card.data.eval_results}
-    assert round(entry.value, 6) == values["accuracy, these weights, seed 0"]
-    assert entry.dataset_id == card.data.datasets[0]
 
 
 @pytest.mark.slow

@@ -65,14 +65,6 @@ def test_a_verdict_names_the_seeds_that_would_decide_or_the_margin():
     assert pair(around(0.0), 0.98).show_verdict() == "equivalent (within 0.20)"
 
 
-def test_a_minimum_effect_is_needed_for_a_metric_without_error_rate():
-    found = compare("table", "projections/mass", "a", {0: 0.5, 1: 0.6, 2: 0.4}, 0.45, 0.45)
-    correct([found])
-    seeds = seeds_for_power(0.2, 0.1, test="paired")
-    assert found.show_verdict(0.2) == f"not decided ({seeds} seeds would decide 0.20)"
-    assert found.show_verdict() == "not decided"
-
-
 @pytest.mark.parametrize(
     ("error_rate", "better", "equivalent"), [(2.0, 0.1, 0.2), (5.0, 0.25, 0.5), (6.0, 0.3, 0.5), (40.0, 0.3, 0.5)]
 )
@@ -108,28 +100,23 @@ def test_verdict_uses_the_corrected_p_value():
     assert found.verdict != "better"
 
 
-@pytest.mark.parametrize(
-    ("metric", "verdict"), [("scores/eval_calibration_error_equal_mass_l2", "worse"), ("x_fpr_y", "worse")]
-)
-def test_a_higher_error_is_worse(metric, verdict):
-    assert pair(around(1.0), 0.05, metric).verdict == verdict
-
-
-def test_an_error_has_its_own_value_as_error_rate():
-    assert pair(around(1.0), 0.05, "eval_calibration_error").error_rate == pytest.approx(5.0)
+@pytest.mark.parametrize("metric", ["scores/eval_calibration_error_equal_mass_l2", "x_fpr_y"])
+def test_a_higher_error_is_worse_and_has_its_own_value_as_error_rate(metric):
+    assert pair(around(1.0), 0.05, metric).verdict == "worse"
+    assert pair(around(1.0), 0.05, metric).error_rate == pytest.approx(5.0)
     assert pair(around(1.0), 0.95, "scores/eval_recall_at_1").error_rate == pytest.approx(5.0)
 
 
-def test_a_metric_without_error_rate_is_only_higher_or_lower():
-    values = {0: 0.61, 1: 0.62, 2: 0.6}
-    assert [verdict("projections/mass", values, 0.5), verdict("projections/mass", values, 0.7)] == ["higher", "lower"]
-    assert verdict("projections/mass", values, 0.609) == "not decided"
-
-
-def verdict(metric: str, values: dict[int, float], number: float) -> str:
-    found = compare("table", metric, "a", values, number, number)
+def test_a_metric_without_error_rate_is_only_higher_or_lower_and_needs_a_minimum_effect():
+    for number, verdict in ((0.5, "higher"), (0.7, "lower"), (0.609, "not decided")):
+        found = compare("table", "projections/mass", "a", {0: 0.61, 1: 0.62, 2: 0.6}, number, number)
+        correct([found])
+        assert found.verdict == verdict
+    found = compare("table", "projections/mass", "a", {0: 0.5, 1: 0.6, 2: 0.4}, 0.45, 0.45)
     correct([found])
-    return found.verdict
+    seeds = seeds_for_power(0.2, 0.1, test="paired")
+    assert found.show_verdict(0.2) == f"not decided ({seeds} seeds would decide 0.20)"
+    assert found.show_verdict() == "not decided"
 
 
 def test_only_common_seeds_are_paired():
