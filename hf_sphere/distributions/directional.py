@@ -14,7 +14,7 @@ from torch.distributions import Distribution, constraints, register_kl
 from hf_sphere.distributions.hyperspherical_uniform import HypersphericalUniform, check_same_sphere, unit_vector
 from hf_sphere.geometry import bessel
 from hf_sphere.geometry.bessel import log_uniform_density
-from hf_sphere.geometry.checks import check_codes, check_floating, weigh_points
+from hf_sphere.geometry.checks import check_codes, check_floating, check_points
 from hf_sphere.geometry.coordinates import widest_dtype
 from hf_sphere.geometry.manifold import mean_direction, project_to_sphere
 from hf_sphere.geometry.sampling import points_around, sample_cosine
@@ -164,7 +164,7 @@ class VonMisesFisher(DirectionalDistribution):
     """
 
     @classmethod
-    def fit(cls, points: Tensor, weights: Tensor | None = None) -> "VonMisesFisher":
+    def fit(cls, points: Tensor) -> "VonMisesFisher":
         """Return the distribution with the maximum likelihood of given points. Differentiable.
 
         The concentration of few points in many dimensions is biased upward (100 becomes about 180 with 10 points in 384
@@ -174,19 +174,17 @@ class VonMisesFisher(DirectionalDistribution):
 
         Args:
             points: Points, (..., n, d) with n of at least 1; only their directions are used.
-            weights: Nonnegative weights with a positive sum, (..., n); equal if None.
 
         Returns:
             Distribution with the batch shape (...).
 
         Raises:
             TypeError: If the points are 8-bit integers.
-            ValueError: If there are no points, a point is zero or not finite, there is not one weight per point, or
-                weights are negative or sum to 0.
+            ValueError: If there are no points, or a point is zero or not finite.
         """
         check_codes("points", points.dtype)
-        weights = weigh_points(upcast(points), weights)
-        mean = (weights[..., None] * project_to_sphere(upcast(points))).sum(-2)
+        check_points(upcast(points))
+        mean = project_to_sphere(upcast(points)).mean(-2)
         eps = torch.finfo(mean.dtype).eps
         length = torch.linalg.vector_norm(mean, dim=-1).clamp(max=1 - eps)
         if equal := int((length >= 1 - 16 * eps).sum()):

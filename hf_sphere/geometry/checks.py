@@ -18,19 +18,12 @@ def check_floating(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be a tensor of a floating-point dtype; got {got}. Convert it with {how}().")
 
 
-def weigh_points(points: Tensor, weights: Any) -> Tensor:
-    """Return valid weights (..., n) of points (..., n, d), equal if None, in their dtype and divided by their sums."""
+def check_points(points: Tensor) -> None:
+    """Raise a ValueError unless points (..., n, d) are at least one, with directions."""
     norms = torch.linalg.vector_norm(points.detach(), dim=-1)
-    if not ((norms > 0) & norms.isfinite()).all():
-        raise ValueError("points must be finite, with finite norms above 0. Normalize them, and remove zeros.")
-    weights = points.new_ones(points.shape[-2]) if weights is None else torch.as_tensor(weights).to(points)
-    if weights.shape[-1:] != points.shape[-2:-1]:
-        got = f"{tuple(weights.shape)} for points of shape {tuple(points.shape)}"
-        raise ValueError(f"weights must have the shape (..., n) of points (..., n, d); got {got}.")
-    total = weights.sum(-1, keepdim=True)
-    if not ((weights >= 0).all() and ((total > 0) & total.isfinite()).all()):
-        raise ValueError("weights must be finite and nonnegative with a positive sum that does not overflow.")
-    return weights / total
+    if points.ndim < 2 or not points.shape[-2] or not ((norms > 0) & norms.isfinite()).all():
+        got = tuple(points.shape)
+        raise ValueError(f"points (..., n, d) must have n >= 1 and finite norms above 0; got {got}. Remove others.")
 
 
 def check_dense(name: str, values: Any) -> None:

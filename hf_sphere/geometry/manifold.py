@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_embeddings, check_floating, check_rows, weigh_points
+from hf_sphere.geometry.checks import check_embeddings, check_floating, check_points, check_rows
 from hf_sphere.geometry.decorators import with_gradient
 
 F = TypeVar("F", bound=Callable[..., Tensor])
@@ -25,8 +25,8 @@ _SINC = [(-1) ** k / math.factorial(2 * k + 1) for k in range(8)]
 _ARCSINE = [math.comb(2 * k, k) / (4**k * (2 * k + 1)) for k in range(8)]
 """Taylor coefficients of cos(a), sin(a) / a and asin(a) / a, in powers of a^2."""
 
-LONGEST_STEP = 20.0
-"""Largest factor of the gradient in a step of `frechet_mean`."""
+LONGEST_STEP, MAX_ITERATIONS = 20.0, 1000
+"""Largest factor of the gradient in a step of `frechet_mean`, and maximum number of steps."""
 
 
 def _upcast(function: F) -> F:
@@ -193,26 +193,23 @@ def parallel_transport(point: Tensor, other: Tensor, tangent: Tensor) -> Tensor:
 
 
 @_upcast
-def frechet_mean(points: Tensor, weights: Tensor | None = None, max_iterations: int = 1000) -> Tensor:
-    """Return the point with the smallest weighted sum of squared geodesic distances to given points.
+def frechet_mean(points: Tensor) -> Tensor:
+    """Return the point with the smallest sum of squared geodesic distances to given points.
 
     Riemannian gradient descent from the direction of the Euclidean mean; a step is the gradient, divided by the
-    curvature along the step before. For spread points it may end in one of several local minima. Differentiable with
-    respect to points and weights by the implicit function theorem. A warning reports a mean that is not unique, as for
-    antipodal points, and steps that do not converge.
+    curvature along the step before. For spread points it may end in one of several local minima. Differentiable by the
+    implicit function theorem. A warning reports a mean that is not unique, as for antipodal points, and steps that do
+    not converge.
 
     Args:
         points: Points, (..., n, d) with n >= 1.
-        weights: Nonnegative weights with a positive sum, (..., n); equal if None.
-        max_iterations: Maximum number of steps.
 
     Returns:
         Means, (..., d).
 
     Raises:
-        TypeError: If a tensor does not have a floating-point dtype.
-        ValueError: If there are no points, a norm is not finite or 0, there is not one weight per point, or weights are
-            negative or sum to 0.
+        TypeError: If the points do not have a floating-point dtype.
+        ValueError: If there are no points, or a norm is not finite or 0.
 
     Reference:
         Barzilai and Borwein, "Two-point step size gradient methods", IMA Journal of Numerical Analysis 1988.
@@ -221,35 +218,34 @@ def frechet_mean(points: Tensor, weights: Tensor | None = None, max_iterations: 
         >>> frechet_mean(torch.eye(3))
         tensor([0.5774, 0.5774, 0.5774])
     """
-    weights = weigh_points(points, weights)[..., None]
+    check_points(points)
     with torch.no_grad():
-        resultant = (weights * points).sum(-2, keepdim=True)
+        resultant = points.mean(-2, keepdim=True)
         tolerance = 100 * torch.finfo(points.dtype).eps
         balanced = torch.linalg.vector_norm(resultant, dim=-1, keepdim=True) <= tolerance
         mean = project_to_sphere(torch.where(balanced, points[..., :1, :], resultant))
-        descent = step = (weights * log_map(mean, points)).sum(-2, keepdim=True)
-        for _ in range(max_iterations):
+        descent = step = log_map(mean, points).mean(-2, keepdim=True)
+        for _ in range(MAX_ITERATIONS):
             mean = mean + step  # a shorter step than that of `exp_map`
             mean = mean / torch.linalg.vector_norm(mean, dim=-1, keepdim=True)
             if not (torch.linalg.vector_norm(descent, dim=-1) > tolerance).any():
                 break
-            before, descent = descent, (weights * _log_map(mean, points)[0]).sum(-2, keepdim=True)
+            before, descent = descent, _log_map(mean, points)[0].mean(-2, keepdim=True)
             # No curvature exceeds 1, so that a unit step never increases the sum.
             factor = step.square().sum(-1, keepdim=True) / (step * (before - descent)).sum(-1, keepdim=True)
             step = factor.nan_to_num(1.0).clamp(1.0, LONGEST_STEP) * descent  # 1 also where a curvature is negative
         else:
-            warnings.warn(f"the mean did not converge in {max_iterations} steps; the points are spread.", stacklevel=3)
+            warnings.warn(f"the mean did not converge in {MAX_ITERATIONS} steps; the points are spread.", stacklevel=3)
         tangents = log_map(mean, points)
-        ambiguous = balanced[..., 0, 0] | (_smallest_curvature(mean, tangents, weights) <= 1e-6)
+        ambiguous = balanced[..., 0, 0] | (_smallest_curvature(mean, tangents) <= 1e-6)
         if ambiguous.any():
             count = f"{int(ambiguous.sum())} of {ambiguous.numel()}"
             warnings.warn(
                 f"the mean of {count} sets of points may not be unique, as for antipodal points.", stacklevel=3
             )
-    if torch.is_grad_enabled() and (points.requires_grad or weights.requires_grad):
+    if torch.is_grad_enabled() and points.requires_grad:
         # A Newton step from the solution does not change it, and has its derivatives.
-        step = (weights * log_map(mean, points)).sum(-2).unsqueeze(-1)
-        newton = torch.linalg.solve(_hessian(mean, tangents, weights), step).squeeze(-1)
+        newton = torch.linalg.solve(_hessian(mean, tangents), log_map(mean, points).mean(-2)[..., None]).squeeze(-1)
         return exp_map(mean.squeeze(-2), newton)
     return mean.squeeze(-2)
 
@@ -299,19 +295,19 @@ def _curvatures(tangents: Tensor) -> tuple[Tensor, Tensor]:
     return angle, torch.where(angle < 1e-4, 1 - angle.square() / 3, angle / angle.clamp_min(1e-4).tan())
 
 
-def _hessian(mean: Tensor, tangents: Tensor, weights: Tensor) -> Tensor:
-    """Second derivative of half the weighted sum of squared distances, (..., d, d); 1 in the direction of the mean."""
+def _hessian(mean: Tensor, tangents: Tensor) -> Tensor:
+    """Second derivative of half the mean squared distance, (..., d, d); 1 in the direction of the mean."""
     angle, across = _curvatures(tangents)
     directions = tangents / angle.clamp_min(torch.finfo(angle.dtype).tiny)
-    least = (weights * across).sum(-2, keepdim=True)
+    least = across.mean(-2, keepdim=True)
     identity = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
-    along = (weights * (1 - across) * directions).mT @ directions
+    along = ((1 - across) * directions).mT @ directions / tangents.shape[-2]
     return least * identity + along + (1 - least) * mean.mT @ mean
 
 
-def _smallest_curvature(mean: Tensor, tangents: Tensor, weights: Tensor) -> Tensor:
+def _smallest_curvature(mean: Tensor, tangents: Tensor) -> Tensor:
     """Smallest eigenvalue of the Hessian, (...), or a positive lower bound of it, which takes linear time."""
-    bound = (weights * _curvatures(tangents)[1]).sum((-2, -1))
+    bound = _curvatures(tangents)[1].mean((-2, -1))
     if (bound > 1e-6).all():
         return bound
-    return torch.linalg.eigvalsh(_hessian(mean, tangents, weights))[..., 0]
+    return torch.linalg.eigvalsh(_hessian(mean, tangents))[..., 0]

@@ -29,7 +29,7 @@ MESSAGES = {
     "'kappa' must be a positive scalar.": "parameter concentration .* to satisfy the constraint GreaterThanEq",
     "The dimensionality of the last axis of 'x' must": "right-most size of value must match event_shape",
     "'x' must be unit vectors of norm 1 along last dimension.": r"value .* within the support \(UnitVector",
-    "'x' must be two dimensional.": r"points must have the shape \(\.\.\., n, d\)",
+    "'x' must be two dimensional.": r"points \(\.\.\., n, d\) must have",
 }
 """Our message by the beginning of scipy's."""
 
