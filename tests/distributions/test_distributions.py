@@ -263,6 +263,8 @@ class TestDivergence:
         assert kl_divergence(uniform, q).shape == (5, 3)
         assert kl_divergence(q, uniform).shape == (5, 3)
         assert kl_divergence(uniform, HypersphericalUniform(4, (3,))).shape == (5, 3)
+        power = PowerSpherical(unit(5, 1, 4), torch.full((5, 1), 3.0))
+        assert kl_divergence(power, q).shape == kl_divergence(HypersphericalUniform(4, (3,)), power).shape == (5, 3)
 
     @pytest.mark.parametrize("dim", [3, 128, 512, 4096])
     def test_float32_is_accurate_despite_large_areas(self, dim):

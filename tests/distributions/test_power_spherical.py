@@ -135,11 +135,6 @@ class TestDivergence:
 
         assert torch.autograd.gradcheck(divergence, (locs, kappas))
 
-    def test_batches_broadcast(self):
-        q = VonMisesFisher(unit(3, 4), torch.ones(3).double())
-        assert kl_divergence(make(4, 3.0, 5, 1), q).shape == (5, 3)
-        assert kl_divergence(HypersphericalUniform(4, (5, 1)), make(4, 3.0, 3)).shape == (5, 3)
-
 
 @pytest.mark.parametrize(
     "compute",

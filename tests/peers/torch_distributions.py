@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.distributions import (
     Dirichlet,
     Distribution,
     Independent,
-    MixtureSameFamily,
     MultivariateNormal,
 )
 
@@ -51,10 +49,6 @@ every_distribution = pytest.mark.parametrize("name", PARAMETERS)
 def build(name: str, **options: Any) -> Any:
     kind, parameters = PARAMETERS[name]
     return kind(**parameters, **options)
-
-
-def tensors_of(distribution: Distribution) -> dict[str, Tensor]:
-    return {name: getattr(distribution, name) for name in distribution.arg_constraints if name in vars(distribution)}
 
 
 def assert_same(ours: Distribution, other: Distribution) -> None:
@@ -104,30 +98,6 @@ def test_independent_sums_the_densities(name: str) -> None:
     points = distribution.sample((3,))
     expected = distribution.log_prob(points).reshape(3, -1).sum(-1)
     torch.testing.assert_close(Independent(distribution, axes).log_prob(points), expected)
-
-
-@every_distribution
-def test_mixture_of_equal_components_is_the_component(name: str) -> None:
-    distribution = build(name)
-    mixture = MixtureSameFamily(
-        torch.distributions.Categorical(torch.ones(*distribution.batch_shape, 3, dtype=DOUBLE)),
-        distribution.expand((3, *distribution.batch_shape)) if not distribution.batch_shape else _last(distribution),
-    )
-    points = mixture.sample((4,))
-    torch.testing.assert_close(mixture.log_prob(points), distribution.log_prob(points))
-    torch.testing.assert_close(mixture.mean, distribution.mean)
-
-
-def _last(distribution: Any) -> Distribution:
-    """Repeat a distribution along a new last axis of the batch."""
-    kind = type(distribution)
-    if kind is HypersphericalUniform:
-        return distribution.expand((*distribution.batch_shape, 3))
-    values = tensors_of(distribution)
-    if kind is MultivariateNormal:
-        return kind(values["loc"].unsqueeze(-2).repeat(1, 1, 3, 1), distribution.covariance_matrix[:, :, None])
-    widened = {key: value.unsqueeze(-2 if kind.arg_constraints[key].event_dim else -1) for key, value in values.items()}
-    return kind(**widened).expand((*distribution.batch_shape, 3))
 
 
 @every_distribution
