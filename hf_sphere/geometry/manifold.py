@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_embeddings, check_floating, check_points, check_rows
+from hf_sphere.geometry.checks import check_embeddings, check_floating, check_points, check_rows, to_tensor
 from hf_sphere.geometry.decorators import with_gradient
 
 F = TypeVar("F", bound=Callable[..., Tensor])
@@ -79,7 +79,7 @@ def divide_by_norms(x: Tensor, short: float, least: float = 1e-12) -> tuple[Tens
 
 def check_directions(embeddings: Tensor, min_count: int = 1, what: str = "embeddings") -> Tensor:
     """Return the directions of embeddings (N, d), unit vectors in float64 on the CPU."""
-    embeddings = check_embeddings(embeddings, min_count, what).cpu().double()
+    embeddings = check_embeddings(to_tensor(what, embeddings).cpu(), min_count, what).double()
     check_rows(embeddings.any(-1), "a zero vector has no direction", f"{what} are zero")
     return project_to_sphere(embeddings)
 
