@@ -1,12 +1,13 @@
 """Distance of the filters of each layer from their initialization."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from hf_sphere.hyperplanes.layers import LayerSelection
-from hf_sphere.hyperplanes.results import SavedResult
-from hf_sphere.hyperplanes.weight_files import LayerWeight, Source, open_layers
+import torch
+from pandas import DataFrame
+
+from hf_sphere.hyperplanes.layers import LayerSelection, LayerWeight, Source, open_layers
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class LayerDistance:
 
 
 @dataclass(frozen=True)
-class Distances(SavedResult):
+class Distances:
     """Distances of all layers; prints as a table.
 
     Attributes:
@@ -35,17 +36,11 @@ class Distances(SavedResult):
     layers: Mapping[str, LayerDistance]
 
     def __str__(self) -> str:
-        width = max(len("layer"), *map(len, self.layers))
-        lines = [f"{'layer':<{width}} {'L2':>9} {'L inf':>9}"]
-        for name, layer in self.layers.items():
-            mark = "" if layer.relative else "  absolute"
-            lines.append(f"{name:<{width}} {layer.l2:>9.4g} {layer.l_inf:>9.4g}{mark}")
-        return "\n".join(lines)
+        return DataFrame.from_dict(self.to_dict()["layers"], orient="index").to_string(float_format="{:.4g}".format)
 
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """See `SavedResult.from_dict`."""
-        return cls({name: LayerDistance(**layer) for name, layer in content["layers"].items()})
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON-compatible values."""
+        return asdict(self)
 
 
 def distance_from_initialization(
@@ -77,13 +72,9 @@ def _distance(trained: LayerWeight, initial: LayerWeight) -> LayerDistance:
         raise ValueError(f"{trained.name} has filters of shape {shapes} in the initialization: other architectures.")
     if not initial.weight.numel():
         return LayerDistance(0.0, 0.0, relative=False)
-    squares = initial_squares = largest = initial_largest = 0.0
-    for after, before in zip(trained.chunks(), initial.chunks(), strict=True):
-        change = after - before
-        squares += float(change.square().sum())
-        initial_squares += float(before.square().sum())
-        largest = max(largest, float(change.abs().max()))
-        initial_largest = max(initial_largest, float(before.abs().max()))
-    if initial_squares == 0:
-        return LayerDistance(squares**0.5, largest, relative=False)
-    return LayerDistance((squares / initial_squares) ** 0.5, largest / initial_largest, relative=True)
+    pairs = ((after - before, before) for after, before in zip(trained.chunks(), initial.chunks(), strict=True))
+    norms = [[x.norm() for x in pair] + [x.abs().max() for x in pair] for pair in pairs]
+    l2, initial_l2, l_inf, initial_l_inf = torch.tensor(norms, dtype=torch.float64).T
+    relative = bool(initial_l2.any())
+    divisors = (float(initial_l2.norm()), float(initial_l_inf.max())) if relative else (1.0, 1.0)
+    return LayerDistance(float(l2.norm()) / divisors[0], float(l_inf.max()) / divisors[1], relative)

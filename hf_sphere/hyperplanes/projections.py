@@ -15,7 +15,8 @@ sign test is exact for all weights that are symmetric about zero.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from os import PathLike
 from typing import Any, Self
 
 import numpy as np
@@ -25,9 +26,8 @@ from scipy.special import bdtr, betainc
 from scipy.stats import binom, kstest
 
 from hf_sphere.comparison.significance import holm
-from hf_sphere.hyperplanes.layers import LayerKind, LayerSelection
-from hf_sphere.hyperplanes.results import SavedResult
-from hf_sphere.hyperplanes.weight_files import LayerWeight, Source, iterate_layers
+from hf_sphere.hyperplanes.layers import LayerKind, LayerSelection, LayerWeight, Source, iterate_layers
+from hf_sphere.utils.files import read_json, write_json
 
 SIGNIFICANT = 0.05  # significance level of the tests
 Floats = NDArray[np.float64]
@@ -76,13 +76,7 @@ class Projections:
     ks_p_value_adjusted: float | None
     sign_p_value: float | None
     sign_p_value_adjusted: float | None
-    projections: tuple[float, ...] = field(repr=False)
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """Create an instance from a mapping of its fields, in which tuples may be lists."""
-        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in content.items()}
-        return cls(**values)
+    projections: list[float] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -97,11 +91,11 @@ class LayerProjections(Projections):
 
     kind: LayerKind
     dim: int
-    dead: tuple[int, ...] = field(repr=False)
+    dead: list[int] = field(repr=False)
 
 
 @dataclass(frozen=True)
-class ProjectionStatistics(SavedResult):
+class ProjectionStatistics:
     """Projections of all layers of a network; prints as a table.
 
     The column `isotropic` is the range of masses that isotropic filters have with a probability of at least 95 %. A
@@ -121,11 +115,9 @@ class ProjectionStatistics(SavedResult):
     net: Projections
 
     def __str__(self) -> str:
-        content = self.to_dict()
         names = (name if len(name) <= LAYER_WIDTH else f"..{name[2 - LAYER_WIDTH :]}" for name in self.layers)
-        lines = map(_line, names, content["layers"].values())
-        net = content["net"]
-        return "\n".join([HEADER, *lines, "-" * len(HEADER), _line("all layers", net), _verdict(net)])
+        lines = map(_line, names, self.layers.values())
+        return "\n".join([HEADER, *lines, "-" * len(HEADER), _line("all layers", self.net), _verdict(self.net)])
 
     def summary(self) -> dict[str, Any]:
         """Return the statistics of the network and the number of biased layers, for a table of results."""
@@ -139,11 +131,20 @@ class ProjectionStatistics(SavedResult):
             **{name: getattr(self.net, name) for name in (*names, "sign_p_value")},
         }
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON-compatible values."""
+        return asdict(self)
+
+    def save(self, path: str | PathLike) -> None:
+        """Write a JSON file."""
+        write_json(path, self.to_dict())
+
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """See `SavedResult.from_dict`."""
-        layers = {name: LayerProjections.from_dict(layer) for name, layer in content["layers"].items()}
-        return cls(content["normalized"], layers, Projections.from_dict(content["net"]))
+    def load(cls, path: str | PathLike) -> Self:
+        """Read a file written by `save`."""
+        content = read_json(path)
+        layers = {name: LayerProjections(**layer) for name, layer in content["layers"].items()}
+        return cls(content["normalized"], layers, Projections(**content["net"]))
 
 
 def projection_statistics(
@@ -175,32 +176,27 @@ def projection_statistics(
     for layer in iterate_layers(model, layers, include_1x1):
         sums, cosines, dead = _project(layer)
         transform = projection_cdf(cosines, layer.dim) if layer.dim > 1 else np.empty(0)
-        statistics = _statistics(cosines if normalize else sums, transform, len(dead))
-        described[layer.name] = statistics | {"kind": layer.kind, "dim": layer.dim, "dead": dead}
-        arrays.append((sums, cosines, transform))
+        arrays.append((cosines if normalize else sums, transform))
+        about = {"kind": layer.kind, "dim": layer.dim, "dead": dead}
+        described[layer.name] = _statistics(*arrays[-1], len(dead)) | about
     for test in ("ks_p_value", "sign_p_value"):
         p_values = holm([statistics[test] for statistics in described.values()])
         for statistics, p_value in zip(described.values(), p_values, strict=True):
             statistics[f"{test}_adjusted"] = p_value
     num_dead = sum(statistics["num_dead"] for statistics in described.values())
-    sums, cosines, transform = (np.concatenate(of_layers) for of_layers in zip(*arrays, strict=True))
-    net = Projections(**_statistics(sums if not normalize else cosines, transform, num_dead))
-    return ProjectionStatistics(
-        normalize, {name: LayerProjections(**values) for name, values in described.items()}, net
-    )
+    net = Projections(**_statistics(*map(np.concatenate, zip(*arrays, strict=True)), num_dead))
+    return ProjectionStatistics(normalize, {name: LayerProjections(**each) for name, each in described.items()}, net)
 
 
-def _project(layer: LayerWeight) -> tuple[Floats, Floats, tuple[int, ...]]:
+def _project(layer: LayerWeight) -> tuple[Floats, Floats, list[int]]:
     """Return the projections of the live filters, those of unit length, and the indices of the dead filters."""
-    raw, normalized, dead = [], [], []
-    for rows in layer.chunks():
-        sums, norms = rows.sum(dim=1), torch.linalg.vector_norm(rows, dim=1)
-        cosines = sums / (norms * math.sqrt(layer.dim))
-        sums[cosines.abs() <= CENTERED] = cosines[cosines.abs() <= CENTERED] = 0.0
-        raw.append(sums[norms > 0])
-        normalized.append(cosines[norms > 0].clamp(-1, 1))  # rounding may exceed the range
-        dead.append(norms == 0)
-    return torch.cat(raw).numpy(), torch.cat(normalized).numpy(), tuple(torch.cat(dead).nonzero()[:, 0].tolist())
+    parts = [(rows.sum(dim=1), torch.linalg.vector_norm(rows, dim=1)) for rows in layer.chunks()]
+    sums, norms = map(torch.cat, zip(*parts, strict=True))
+    cosines = sums / (norms * math.sqrt(layer.dim))
+    sums[cosines.abs() <= CENTERED] = cosines[cosines.abs() <= CENTERED] = 0.0
+    live = norms > 0
+    # Rounding may exceed the range.
+    return sums[live].numpy(), cosines[live].clamp(-1, 1).numpy(), (~live).nonzero()[:, 0].tolist()
 
 
 def _statistics(projections: Floats, transform: Floats, num_dead: int) -> dict[str, Any]:
@@ -221,7 +217,7 @@ def _statistics(projections: Floats, transform: Floats, num_dead: int) -> dict[s
         "ks_p_value_adjusted": ks_p_value,
         "sign_p_value": sign_p_value,
         "sign_p_value_adjusted": sign_p_value,
-        "projections": tuple(projections.tolist()),
+        "projections": projections.tolist(),
     }
 
 
@@ -252,31 +248,31 @@ def mass_band(count: int) -> tuple[float, float] | tuple[None, None]:
     return float(low) / count, float(high) / count
 
 
-def _line(name: str, row: Mapping[str, Any]) -> str:
+def _line(name: str, row: Projections) -> str:
     mean, mass, band = "-", "-", "-"
-    if row["mass"] is not None:
-        mean = f"{row['mean']:.4f}" if abs(row["mean"]) < 100 else f"{row['mean']:.3g}"
-        mass, band = f"{row['mass']:.3f}", f"{row['null_mass_low']:.3f}-{row['null_mass_high']:.3f}"
-    p_values = [row["ks_p_value_adjusted"], row["sign_p_value_adjusted"]]
+    if row.mean is not None:
+        mean = f"{row.mean:.4f}" if abs(row.mean) < 100 else f"{row.mean:.3g}"
+        mass, band = f"{row.mass:.3f}", f"{row.null_mass_low:.3f}-{row.null_mass_high:.3f}"
+    p_values = [row.ks_p_value_adjusted, row.sign_p_value_adjusted]
     tests = " ".join(f"{'-' if p_value is None else format(p_value, '.2g'):>8}" for p_value in p_values)
     star = " *" if any(map(is_significant, p_values)) else ""
     return (
-        f"{name:<{LAYER_WIDTH}} {row['num_filters']:>7} {row['num_dead']:>5} {row.get('dim', ''):>6} {mean:>8} "
+        f"{name:<{LAYER_WIDTH}} {row.num_filters:>7} {row.num_dead:>5} {getattr(row, 'dim', ''):>6} {mean:>8} "
         f"{mass:>6} {band:>11} {tests}{star}"
     )
 
 
-def _verdict(net: Mapping[str, Any]) -> str:
+def _verdict(net: Projections) -> str:
     """Return a sentence about the bias of the arrangement and its direction."""
-    if net["mass"] is None:
+    if net.mass is None:
         return "There are no live filters, so no test is possible."
-    shares = f"{net['mass']:.1%} are <= 0 (isotropic: {net['null_mass_low']:.1%} to {net['null_mass_high']:.1%})."
-    if is_significant(net["sign_p_value"]):
-        signs = np.sign(net["projections"])  # not the mass, which counts zeros
+    shares = f"{net.mass:.1%} are <= 0 (isotropic: {net.null_mass_low:.1%} to {net.null_mass_high:.1%})."
+    if is_significant(net.sign_p_value):
+        signs = np.sign(net.projections)  # not the mass, which counts zeros
         zeros = int((signs == 0).sum())
         note = f"\n{zeros} of the {len(signs)} projections are 0, which counts for neither side." if zeros else ""
         side = "positive" if signs.sum() > 0 else "negative"
         return f"The arrangement is biased to {side} projections: {shares}{note}"
-    if is_significant(net["ks_p_value"]):
+    if is_significant(net.ks_p_value):
         return f"The arrangement is not isotropic (KS test), without a significant majority of one sign:\n{shares}"
     return f"No significant bias of the projections: {shares}"

@@ -3,22 +3,24 @@
 import contextlib
 import copy
 import logging
+import statistics
 import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
+from pandas import DataFrame
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import PreTrainedModel
 
-from hf_sphere.hyperplanes.layers import LayerSelection, find_layers
-from hf_sphere.hyperplanes.results import LayerRobustness, ReinitializationRobustness
-from hf_sphere.hyperplanes.weight_files import StoredTensor, open_file, stored_tensors
+from hf_sphere.hyperplanes.layers import LayerSelection, StoredTensor, find_layers, open_tensors, stored_tensors
 from hf_sphere.utils.checks import check_not_text
+from hf_sphere.utils.files import write_json
 from hf_sphere.utils.modules import eval_mode
 from hf_sphere.utils.progress import progress_bar
 from hf_sphere.utils.seeds import mix_seed
@@ -26,9 +28,92 @@ from hf_sphere.utils.snapshots import Snapshot, read_snapshot
 
 logger = logging.getLogger(__name__)
 
+COLUMNS = 10  # of the printed table; those in the middle are left out
+
 SnapshotLike = Snapshot | str | PathLike | Mapping[str, Tensor] | nn.Module
 
 StoredTensors = Mapping[str, StoredTensor]
+
+
+@dataclass(frozen=True)
+class LayerRobustness:
+    """Accuracies with one layer reset to other weights.
+
+    Attributes:
+        snapshots: Accuracies with the weights of each snapshot, by its label (epoch or position in the list), in the
+            order of the list.
+        random: Accuracies with each random initialization.
+    """
+
+    snapshots: dict[str, float] = field(default_factory=dict)
+    random: list[float] = field(default_factory=list)
+
+    @property
+    def random_mean(self) -> float | None:
+        """Mean over the random initializations, None without any."""
+        return statistics.fmean(self.random) if self.random else None
+
+    @property
+    def random_deviation(self) -> float | None:
+        """Sample standard deviation over the random initializations, None for fewer than two."""
+        return statistics.stdev(self.random) if len(self.random) > 1 else None
+
+
+@dataclass(frozen=True)
+class ReinitializationRobustness:
+    """Accuracies with each layer reset in turn; prints as a table.
+
+    Attributes:
+        accuracy: Accuracy of the trained model.
+        layers: Accuracies by layer path, in the order in which the model defines the layers.
+        missing: Paths of missing snapshots.
+    """
+
+    accuracy: float
+    layers: dict[str, LayerRobustness]
+    missing: list[str] = field(default_factory=list)
+
+    def critical_layers(self, drop: float = 0.05) -> list[str]:
+        """Return the layers whose reset reduces the accuracy by more than `drop`, the largest loss first.
+
+        A layer is reset to the first snapshot or, without snapshots, to random weights; their mean accuracy is used.
+        """
+        resets = {name: next(iter(one.snapshots.values()), one.random_mean) for name, one in self.layers.items()}
+        losses = {name: self.accuracy - reset for name, reset in resets.items() if reset is not None}
+        return sorted((name for name, loss in losses.items() if loss > drop + 1e-9), key=lambda name: -losses[name])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the accuracies, with mean and deviation of the random ones, as JSON-compatible values."""
+        layers = {}
+        for name, layer in self.layers.items():
+            random = {"mean": layer.random_mean, "deviation": layer.random_deviation, "values": layer.random}
+            layers[name] = {"snapshots": layer.snapshots, "random": random if layer.random else None}
+        return {"accuracy": self.accuracy, "layers": layers, "missing": self.missing}
+
+    def save(self, path: str | PathLike) -> None:
+        """Write a JSON file."""
+        write_json(path, self.to_dict())
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def table(self, drop: float = 0.05) -> str:
+        """Return a line per layer, a column per snapshot, and the names of the `critical_layers(drop)`."""
+        names, rows = {path: path or "(the model)" for path in self.layers}, dict[str, dict[str, float | None]]()
+        for path, layer in self.layers.items():
+            random = {"random": layer.random_mean, "±": layer.random_deviation} if layer.random else {}
+            rows[names[path]] = {**layer.snapshots, **random}
+        frame = DataFrame.from_dict(rows, orient="index", dtype=float).dropna(axis=1, how="all")
+        lines = [f"accuracy of the trained model: {self.accuracy:.4f}"]
+        lines.append(frame.to_string(max_cols=COLUMNS, na_rep="", float_format="{:.4f}".format))
+        critical, labels = self.critical_layers(drop), [*next(iter(self.layers.values())).snapshots]
+        reset = f"snapshot {labels[0]}" if labels else "random weights"
+        lists = {
+            f"lose more than {drop:g} when reset to {reset} (critical)": [names[path] for path in critical],
+            f"lose at most {drop:g}": [names[path] for path in self.layers if path not in critical],
+            "missing snapshots": self.missing,
+        }
+        return "\n".join([*lines, *(f"{what}: {', '.join(listed) or 'none'}" for what, listed in lists.items())])
 
 
 def open_snapshots(snapshots: Sequence[SnapshotLike]) -> tuple[dict[str, StoredTensors], list[str]]:
@@ -40,7 +125,7 @@ def open_snapshots(snapshots: Sequence[SnapshotLike]) -> tuple[dict[str, StoredT
         if isinstance(state, Mapping):
             label, tensors = str(position), stored_tensors(state)
         elif (path := state.path if isinstance(state, Snapshot) else Path(state)).is_file():
-            label, tensors = str(read_snapshot(path).epoch), open_file(path)
+            label, tensors = str(read_snapshot(path).epoch), open_tensors(path)
         else:
             missing.append(str(path))
             continue
@@ -139,16 +224,15 @@ def reinitialization_robustness(
     if num_random and fresh is None and not isinstance(model, PreTrainedModel):
         raise ValueError(f"random weights of a {type(model).__name__} need fresh, which builds a new model.")
     build = fresh or (lambda: type(model)(copy.deepcopy(model.config)))
-    random_labels = {f"random{index}": index for index in range(num_random)}
-
+    random_labels = [f"random{index}" for index in range(num_random)]
     accuracies = {} if finished is None else finished
     labels = [*by_label, *random_labels]
     remaining = [(layer, label) for layer in modules for label in labels if f"{layer}@{label}" not in accuracies]
 
     @cache
-    def sample(index: int) -> StoredTensors:
+    def sample(label: str) -> StoredTensors:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            torch.manual_seed(mix_seed(seed, index))
+            torch.manual_seed(mix_seed(seed, random_labels.index(label)))
             return stored_tensors(named_tensors(build()))
 
     def measure(values: Mapping[str, Tensor]) -> float:
@@ -165,7 +249,7 @@ def reinitialization_robustness(
             for layer, label in remaining:
                 bar.set_description(f"{layer} of {label}")
                 changed = {path: resettable[path] for path in (layer, norms.get(layer, layer))}
-                weights = by_label[label] if label in by_label else sample(random_labels[label])
+                weights = by_label[label] if label in by_label else sample(label)
                 stored = tensors_of_modules(state, label, weights, changed)
                 values = {name: tensor.read().detach().to(state[name]) for name, tensor in stored.items()}
                 same = all(torch.equal(value, state[name]) for name, value in values.items())

@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file, save_model
 from torch import nn
 
-from hf_sphere.hyperplanes import Distances, LayerDistance, distance_from_initialization
+from hf_sphere.hyperplanes import LayerDistance, distance_from_initialization
 from hf_sphere.utils.snapshots import Snapshot
 
 
@@ -82,8 +82,6 @@ def test_other_architectures_and_weights_that_are_not_finite_are_named(model):
             distance_from_initialization(*pair)
 
 
-def test_saved_distances_can_be_loaded(model, tmp_path):
-    distances = distance_from_initialization(changed(model, 1.3), model, "all")
-    distances.save(tmp_path / "distances.json")
-    assert Distances.load(tmp_path / "distances.json") == distances
-    assert "L inf" in str(distances)
+def test_the_table_has_a_row_per_layer(model):
+    lines = str(distance_from_initialization(changed(model, 1.25), model, "all")).splitlines()
+    assert [line.split() for line in lines[::3]] == [["l2", "l_inf", "relative"], ["2", "0.25", "0.25", "True"]]

@@ -119,7 +119,7 @@ def test_dead_filters_are_counted_and_excluded():
     expected = statistics_of(weight[[0, 2, 4]])
     weight[[1, 3]] = 0
     layer = statistics_of(weight)
-    assert (layer.num_filters, layer.num_dead, layer.dead) == (5, 2, (1, 3))
+    assert (layer.num_filters, layer.num_dead, layer.dead) == (5, 2, [1, 3])
     for name in ("projections", "mean", "mass", "ks_p_value", "sign_p_value", "null_mass_low"):
         assert getattr(layer, name) == getattr(expected, name)
 
@@ -131,7 +131,7 @@ def test_a_layer_of_dead_filters_has_no_statistics(inputs, outputs):
     statistics = projection_statistics(nn.Sequential(dead, nn.Linear(2, 5)), "linear")
     layer = statistics.layers["0"]
     assert (layer.num_filters, layer.num_dead, layer.dim) == (outputs, outputs, inputs)
-    assert (layer.projections, layer.mean, layer.mass, layer.ks_p_value) == ((), None, None, None)
+    assert (layer.projections, layer.mean, layer.mass, layer.ks_p_value) == ([], None, None, None)
     assert statistics.net.num_filters - statistics.net.num_dead == len(statistics.net.projections) == 5
     assert "no live filters" not in str(statistics)
     assert "no live filters" in str(projection_statistics(dead, "linear"))
@@ -140,7 +140,7 @@ def test_a_layer_of_dead_filters_has_no_statistics(inputs, outputs):
 
 def test_a_single_filter_is_supported_and_equal_weights_have_the_largest_projection():
     layer = statistics_of(torch.tensor([[1.0, 2.0, -5.0]]))
-    assert layer.projections == pytest.approx((-2 / math.sqrt(90),))
+    assert layer.projections == pytest.approx([-2 / math.sqrt(90)])
     assert (layer.mass, layer.sign_p_value) == (1, 1)
     assert layer.ks_p_value == pytest.approx(1 - abs(layer.projections[0]), abs=1e-12)  # N = 3 is uniform
     (largest,) = statistics_of(torch.full((1, 7), 0.1)).projections
@@ -150,7 +150,7 @@ def test_a_single_filter_is_supported_and_equal_weights_have_the_largest_project
 def test_projections_in_one_dimension_are_signs():
     statistics = projection_statistics(linear(torch.tensor([[2.0], [-1.0], [-3.0]])), "linear")
     layer = statistics.layers[""]
-    assert (layer.projections, layer.sign_p_value) == ((1, -1, -1), 1)
+    assert (layer.projections, layer.sign_p_value) == ([1, -1, -1], 1)
     assert layer.ks_p_value is layer.ks_p_value_adjusted is statistics.net.ks_p_value is None
 
 
@@ -159,7 +159,7 @@ def test_half_precision_is_upcast_to_double_in_chunks(dtype, monkeypatch):
     weight = torch.randn(4, 3000).mul_(100).to(dtype)  # the sum of squares overflows float16
     expected = statistics_of(weight.double()).projections
     assert statistics_of(weight).projections == expected
-    monkeypatch.setattr("hf_sphere.hyperplanes.weight_files.NUMBERS_AT_A_TIME", 100)
+    monkeypatch.setattr("hf_sphere.hyperplanes.layers.NUMBERS_AT_A_TIME", 100)
     assert statistics_of(weight).projections == pytest.approx(expected, abs=1e-15)
 
 

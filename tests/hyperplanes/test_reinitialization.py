@@ -8,8 +8,8 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
-from hf_sphere.hyperplanes.reinitialization import named_tensors, reinitialization_robustness
-from hf_sphere.hyperplanes.results import LayerRobustness, ReinitializationRobustness
+from hf_sphere.hyperplanes import LayerRobustness, ReinitializationRobustness, reinitialization_robustness
+from hf_sphere.hyperplanes.reinitialization import named_tensors
 from hf_sphere.utils.snapshots import read_snapshot, save_snapshot
 
 IMAGES = torch.randn(23, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -238,10 +238,9 @@ def result():
     return ReinitializationRobustness(0.9, layers, ["epoch-0003.safetensors"])
 
 
-def test_a_saved_result_can_be_loaded(result, tmp_path):
+def test_a_result_is_saved(result, tmp_path):
     result.layers["fc"] = LayerRobustness({"0": 0.5})
     result.save(tmp_path / "result.json")
-    assert ReinitializationRobustness.load(tmp_path / "result.json") == result
     stored = json.loads((tmp_path / "result.json").read_text())
     assert stored["layers"]["fc"]["random"] is None
     assert stored["layers"]["stem"] == {
