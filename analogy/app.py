@@ -25,8 +25,7 @@ from pandas.io.formats.style import Styler
 from hf_sphere.analogies import TEMPLATES, LanguageModel, Question, make_questions, scoring_names
 from hf_sphere.analogies.evaluation import lowest_costs
 from hf_sphere.analogies.prompts import PERMUTATIONS, POSITIVE_PERMUTATIONS
-from hf_sphere.analogies.scoring import build_scoring, scoring_class
-from hf_sphere.analogies.scoring.base import Engine
+from hf_sphere.analogies.scoring import Engine, scoring_class
 
 MODELS = ("bert-base-cased", "roberta-base", "gpt2")
 DEFAULT_TEMPLATE = "default of the scoring"
@@ -217,11 +216,12 @@ def score(
     question: Question, model: LanguageModel, scoring: str, template: str, weight: float
 ) -> tuple[list[float], list[list[float]]]:
     """Return the costs of the choices (K) and of all permutations (24, K)."""
-    fields = {option.name for option in dataclasses.fields(scoring_class(scoring))}
+    kind = scoring_class(scoring)
+    fields = {option.name for option in dataclasses.fields(kind)}
     options: dict[str, Any] = {option: weight for option in WEIGHTS if option in fields}
     if template not in ("", DEFAULT_TEMPLATE):
         options["template"] = template
-    built = build_scoring(scoring, **options)
+    built = kind(**options)
     orders = built.permutation_costs(built.measure([question], Engine(model)).terms)[0].tolist()
     return orders[0], orders  # the first permutation keeps the order of the words
 

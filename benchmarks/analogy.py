@@ -33,11 +33,10 @@ from hf_sphere.analogies import (
     score_questions,
     search_configurations,
 )
+from hf_sphere.analogies.encoding import perplexities, scored_sequences
 from hf_sphere.analogies.evaluation import PUBLISHED_GRID
-from hf_sphere.analogies.likelihoods import perplexities, scored_sequences
 from hf_sphere.analogies.prompts import PERMUTATIONS, Sentence
-from hf_sphere.analogies.scoring.base import Measurements
-from hf_sphere.analogies.scoring.sentences import MarginalBias
+from hf_sphere.analogies.scoring import MarginalBias, Measurements
 
 GOLDEN = Path(__file__).parent.parent / "tests" / "golden" / "analogy"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

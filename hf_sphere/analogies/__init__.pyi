@@ -8,11 +8,10 @@ from .evaluation import (
     select_configuration as select_configuration,
 )
 from .language_model import LanguageModel as LanguageModel
-from .prompts import TEMPLATES as TEMPLATES
+from .prompts import TEMPLATES as TEMPLATES, scoring_names as scoring_names
 from .questions import (
     Question as Question,
     chance_level as chance_level,
     load_questions as load_questions,
     make_questions as make_questions,
 )
-from .scoring import scoring_names as scoring_names

@@ -1,18 +1,29 @@
-"""Tokenization of sentences, with the tokens of each word, and batching without padding."""
+"""Perplexities of sentences and embeddings of words by language models.
+
+Every distinct sequence is processed once, in a batch of sequences of the same length.
+"""
 
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hf_sphere.analogies.language_model import LanguageModel
 from hf_sphere.analogies.prompts import Sentence
 from hf_sphere.analogies.questions import Question
 
 MOST_NAMED = 20  # unknown words in a warning
+
+CPU_LOGITS = 2**26
+"""Maximum number of logits per batch on a CPU: 256 MiB in float32. On a GPU it is 16 times this."""
+
+Target = tuple[int, int, int]
+"""A scored token: the position of its logits in the sequence, the token, and the number of its sentence."""
 
 
 class Encoding(NamedTuple):
@@ -83,3 +94,91 @@ def equal_length_batches(
         members = torch.from_numpy(np.flatnonzero(lengths == length))
         for batch in members.split(batch_size or max(1, batch_tokens // max(1, int(length)))):
             yield batch.tolist()
+
+
+def scored_sequences(language_model: LanguageModel, sentences: Sequence[Sentence]) -> dict[bytes, list[Target]]:
+    """Return the distinct sequences of tokens (int64) that score sentences, with the targets of each.
+
+    A masked model needs one sequence per scored token, with that token masked.
+    """
+    sequences: dict[bytes, list[Target]] = {}
+    if language_model.kind == "masked":
+        for number, (ids, plain, _) in enumerate(encode(language_model, sentences)):
+            for position in np.flatnonzero(plain).tolist():
+                masked = ids.copy()
+                masked[position] = language_model.tokenizer.mask_token_id
+                sequences.setdefault(masked.tobytes(), []).append((position, int(ids[position]), number))
+        return sequences
+    start = getattr(language_model.model.config.get_text_config(), "bos_token_id", None)
+    for number, (ids, plain, _) in enumerate(encode(language_model, sentences, start_token=start)):
+        targets = [(position, int(ids[position + 1]), number) for position in np.flatnonzero(plain[1:]).tolist()]
+        sequences.setdefault(ids.tobytes(), []).extend(targets)
+    return sequences
+
+
+def perplexities(
+    language_model: LanguageModel, sentences: Sequence[Sentence], *, batch_size: int | None = None
+) -> Tensor:
+    """Compute the perplexities of N sentences, (N,), at least 1, float64, on the CPU.
+
+    With a masked model these are pseudo-perplexities (Salazar et al., "Masked Language Model Scoring", ACL 2020): each
+    token is masked in turn, and `exp` of its mean negative log-likelihood is taken. Special tokens and masks are not
+    scored. With a causal model, each token is scored given the tokens before it. The first one is scored if the
+    tokenizer adds a special token before it, or if the configuration has a `bos_token_id`, which is then added.
+
+    A sentence without a token to score is NaN. The batch size is chosen for speed by default.
+    """
+    sequences = scored_sequences(language_model, sentences)
+    ids_of_sequences = [np.frombuffer(sequence, dtype=np.int64) for sequence in sequences]
+    targets = list(sequences.values())
+    lengths = np.array([len(ids) for ids in ids_of_sequences], dtype=np.int64)
+    most = CPU_LOGITS if language_model.device.type == "cpu" else 16 * CPU_LOGITS
+    vocabulary_size = language_model.model.get_input_embeddings().num_embeddings
+    batch_tokens = min(language_model.batch_tokens, most // vocabulary_size)
+    losses = torch.zeros(len(sentences), dtype=torch.float64)
+    counts = torch.zeros_like(losses)
+    with language_model.evaluating():
+        for batch in equal_length_batches(lengths, batch_tokens, batch_size):
+            ids = torch.from_numpy(np.stack([ids_of_sequences[index] for index in batch]))
+            batch_targets = [(row, *target) for row, index in enumerate(batch) for target in targets[index]]
+            row, position, token, sentence = torch.tensor(batch_targets, dtype=torch.int64).view(-1, 4).T
+            # Each position is read once, and -log softmax at a token is logsumexp(logits) - logits[token].
+            (rows, positions), target_of = torch.stack([row, position]).unique(dim=1, return_inverse=True)
+            logits = language_model.logits(ids)[rows, positions]
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            negative_log_likelihoods = logits.logsumexp(-1)[target_of] - logits[target_of, token]
+            losses.index_add_(0, sentence, negative_log_likelihoods.double().cpu())
+            counts.index_add_(0, sentence, torch.ones_like(sentence, dtype=torch.float64))
+    return (losses / counts).exp()
+
+
+def embed_words(language_model: LanguageModel, words: Sequence[str], *, batch_size: int | None = None) -> Tensor:
+    """Embed N single words: the mean of the last hidden states of their tokens, (N, hidden size), float32, on the CPU.
+
+    A word is tokenized as in the middle of a text: with a leading space for tokenizers that encode it, such as GPT-2's.
+    """
+    tokenize = partial(language_model.tokenizer, add_special_tokens=False)
+    first, spaced, both = (tokenize(text)["input_ids"] for text in ("x", " x", "x x"))
+    space = " " if both != first + first and both == first + spaced else ""
+    sentences = [Sentence(space + word, ((len(space), len(space) + len(word)),)) for word in words]
+    return embed_words_in_context(language_model, sentences, batch_size=batch_size).flatten(1)
+
+
+def embed_words_in_context(
+    language_model: LanguageModel, sentences: Sequence[Sentence], *, batch_size: int | None = None
+) -> Tensor:
+    """Embed the W words of N sentences: the mean of the last hidden states of their tokens, (N, W, hidden size)."""
+    encodings = encode(language_model, sentences, words=True)
+    keys = [(encoding.ids.tobytes(), encoding.words.tobytes()) for encoding in encodings]
+    inputs = list(dict(zip(keys, encodings, strict=True)).items())
+    lengths = np.array([len(encoding.ids) for _, encoding in inputs])
+    means: dict[tuple[bytes, bytes], Tensor] = {}
+    with language_model.evaluating():
+        for batch in equal_length_batches(lengths, language_model.batch_tokens, batch_size):
+            batch_inputs = [inputs[index] for index in batch]
+            ids = torch.from_numpy(np.stack([encoding.ids for _, encoding in batch_inputs]))
+            weights = torch.from_numpy(np.stack([encoding.words for _, encoding in batch_inputs])).float()
+            weights /= weights.sum(-1, keepdim=True)
+            states = language_model.forward(ids, base=True).last_hidden_state.float()
+            means |= zip((key for key, _ in batch_inputs), (weights.to(states.device) @ states).cpu(), strict=True)
+    return torch.stack([means[key] for key in keys])  # outside inference mode, so that it can be modified and trained

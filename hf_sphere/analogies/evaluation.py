@@ -1,29 +1,60 @@
-"""Costs, predictions and accuracies of a model on analogy questions, and the search over configurations."""
+"""Costs, predictions and accuracies of language models on analogy questions, and the search over configurations.
+
+Configurations are selected on validation questions, and accuracies are reported on test questions.
+"""
 
 import dataclasses
 import itertools
+import json
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
+from scipy.stats import binom
 from torch import Tensor
 
+from hf_sphere.analogies import scoring as scorings
 from hf_sphere.analogies.language_model import LanguageModel
-from hf_sphere.analogies.questions import Question, answers_of, choice_counts
-from hf_sphere.analogies.scoring import base, build_scoring
-from hf_sphere.analogies.scoring.base import NUM_POSITIVE, Engine, Measurements, aggregate
+from hf_sphere.analogies.questions import Question, answers_of, chance_level
+from hf_sphere.analogies.scoring import NUM_POSITIVE, Engine, Measurements, aggregate, scoring_class
+from hf_sphere.utils.files import atomic_file, write_json
 from hf_sphere.utils.progress import progress_bar
+from hf_sphere.utils.texts import write_csv
 
 NEGATIVE_WEIGHTS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
-PUBLISHED_GRID = {"negative_aggregation": base.NEGATIVE_AGGREGATIONS[:15]}
+PUBLISHED_GRID = {"negative_aggregation": scorings.NEGATIVE_AGGREGATIONS[:15]}
 """Axis in which the grid of Ushio et al., ACL 2021, differs: only the first 12 of the 16 negative permutations."""
 
 TIE = 1e-6
 """Difference of costs, relative to 1 + |cost|, up to which choices tie: rounding errors of a model in float32."""
 
 ROUNDING = 1e-9  # of a mean of values 1/k, which depends on their order
+
+COLUMNS = {
+    "accuracy": "eval_accuracy",
+    "low": "eval_accuracy_low",
+    "high": "eval_accuracy_high",
+    "chance": "chance_level",
+    "untuned": "untuned_accuracy",
+    "validation": "validation_accuracy",
+}
+"""Columns of the printed table, and the entries of a result that they show."""
+
+LEGEND = """
+In percent, on the test questions except for the last column; a tie of k choices counts 1/k. low, high: 95 % bootstrap
+interval. chance: expected accuracy of guessing. untuned: without a search. validation: accuracy of the selected
+configuration on the validation questions, which is above chance even for random scores.
+"""
+
+Splits = tuple[list[Question], list[Question]]
+"""Validation questions, to select configurations on, and test questions, to report accuracies on."""
+
+Grid = Literal["full", "published", "none"]
+"""Search space besides templates: all weights and aggregations, those of Ushio et al., or none."""
 
 
 def lowest_costs(costs: Tensor) -> Tensor:
@@ -45,11 +76,9 @@ class Scores:
 
     Attributes:
         costs: (Q, K), float64, lower is better; infinite for choices that a question does not have.
-        num_choices: (Q,), number of choices per question.
     """
 
     costs: Tensor
-    num_choices: Tensor
 
     @property
     def predictions(self) -> Tensor:
@@ -66,7 +95,7 @@ class Scores:
 
     def by_question(self) -> list[list[float]]:
         """Return one list of costs per question, with one cost per choice."""
-        return [costs[:count] for costs, count in zip(self.costs.tolist(), self.num_choices.tolist(), strict=True)]
+        return [costs[costs.isfinite()].tolist() for costs in self.costs]
 
 
 def score_questions(
@@ -103,8 +132,7 @@ def score_questions(
         >>> scores.accuracy(questions), chance_level(questions)  # doctest: +SKIP
     """
     with progress_bar(total=len(questions), unit="question", disable=not progress) as bar:
-        engine = Engine(language_model, batch_size, bar.update)
-        return Scores(build_scoring(scoring, **options).costs(questions, engine), choice_counts(questions))
+        return Scores(_build(scoring, **options).costs(questions, Engine(language_model, batch_size, bar.update)))
 
 
 def measure_questions(
@@ -123,7 +151,7 @@ def measure_questions(
     Example:
         >>> measurements = measure_questions(questions, language_model, "marginal_bias")  # doctest: +SKIP
     """
-    built = build_scoring(scoring, **({} if template is None else {"template": template}))
+    built = _build(**_configuration(scoring, template))
     with progress_bar(total=len(questions), unit="question", disable=not progress) as bar:
         return built.measure(questions, Engine(language_model, batch_size, bar.update))
 
@@ -185,8 +213,8 @@ def search_configurations(
     axes: dict[str, Sequence[Any]] = {
         "negative_weight": NEGATIVE_WEIGHTS,
         **scoring.grid,
-        "positive_aggregation": base.POSITIVE_AGGREGATIONS,
-        "negative_aggregation": base.NEGATIVE_AGGREGATIONS,
+        "positive_aggregation": scorings.POSITIVE_AGGREGATIONS,
+        "negative_aggregation": scorings.NEGATIVE_AGGREGATIONS,
         **(grid or {}),
     }
     weights, positives, negatives = (axes[name] for name in axes if name not in scoring.grid)
@@ -202,9 +230,7 @@ def search_configurations(
         for weight_index, weight in enumerate(weights):
             correct = probability_correct(positive - weight * negative, answers)
             accuracy[weight_index, setting_index] = correct.mean(dim=-1)
-    fixed = {"scoring": scoring.name}
-    if (template := getattr(scoring, "template", None)) is not None:
-        fixed["template"] = template
+    fixed = _configuration(scoring.name, scoring.template)
     configurations = [fixed | dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     return SearchResult(configurations, accuracy.flatten())
 
@@ -222,3 +248,123 @@ def select_configuration(validation: SearchResult) -> Selection:
     best = validation.accuracy >= validation.accuracy.max() - ROUNDING
     first = int(best.byte().argmax())
     return Selection(validation.configurations[first], float(validation.accuracy[first]), int(best.sum()))
+
+
+def search_templates(
+    engine: Engine, questions: Sequence[Question], scoring: str, templates: Sequence[str | None], grid: Grid = "full"
+) -> SearchResult:
+    """Answer questions with every configuration of a scoring and each of its templates, None for its default."""
+    configurations = [_configuration(scoring, template) for template in templates]
+    if grid == "none":
+        costs = torch.stack([_build(**one).costs(questions, engine).T for one in configurations], dim=1)
+        return SearchResult(configurations, probability_correct(costs, answers_of(questions)).mean(dim=-1))
+    axes = PUBLISHED_GRID if grid == "published" else None
+    results = [search_configurations(_build(**one).measure(questions, engine), grid=axes) for one in configurations]
+    every = [configuration for result in results for configuration in result.configurations]
+    return SearchResult(every, torch.cat([result.accuracy for result in results]))
+
+
+def _build(scoring: str, **options: Any) -> scorings.Scoring:
+    return scoring_class(scoring)(**options)
+
+
+def _configuration(scoring: str, template: str | None) -> dict[str, Any]:
+    """Return the default configuration of a scoring with a template, None for its default template."""
+    return {"scoring": scoring} if template is None else {"scoring": scoring, "template": template}
+
+
+def evaluate_scoring(
+    engine: Engine, splits: Splits, scoring: str, templates: Sequence[str | None], grid: Grid = "full"
+) -> dict[str, Any]:
+    """Select the best configuration on validation questions, and report its accuracy on test questions."""
+    validation, test = splits
+    searched = search_templates(engine, validation, scoring, templates, grid)
+    selected = select_configuration(searched)
+    answers, untuned = (
+        Scores(_build(**configuration).costs(test, engine))
+        for configuration in (selected.configuration, _configuration(scoring, templates[0]))
+    )
+    accuracy = answers.accuracy(test)
+    # Percentile bootstrap (Efron, 1979): the number of correct answers of a resample is binomially distributed.
+    low, high = binom.interval(0.95, len(test), accuracy)
+    return {
+        "eval_accuracy": accuracy,
+        "eval_accuracy_low": float(low) / len(test),
+        "eval_accuracy_high": float(high) / len(test),
+        "chance_level": chance_level(test),
+        "untuned_accuracy": untuned.accuracy(test),
+        "validation_accuracy": selected.accuracy,
+        "num_eval_questions": len(test),
+        "num_validation_questions": len(validation),
+        "num_configurations": len(searched),
+        "num_tied": selected.tied,
+        "configuration": selected.configuration,
+        "predictions": answers.predictions.tolist(),
+    }
+
+
+def evaluate_model(
+    engine: Engine,
+    benchmarks: Mapping[str, Splits],
+    templates: Mapping[str, Sequence[str | None]],
+    grid: Grid = "full",
+    *,
+    disable_tqdm: bool = False,
+) -> list[dict[str, Any]]:
+    """Evaluate a model with several scorings, by name with their templates, where it supports them; print a table."""
+    model = engine.language_model
+    print(f"\n{model.name}: {type(model.model).__name__}, {model.kind}, on {model.device} in {model.model.dtype}")
+    supported = [scoring for scoring in templates if model.kind in scoring_class(scoring).kinds]
+    skipped = ", ".join(scoring for scoring in templates if scoring not in supported)
+    if not supported:
+        raise ValueError(f"{model.name} has kind {model.kind!r}, which supports none of: {skipped}.")
+    if skipped:
+        print(f"skipped, not supported by models of kind {model.kind!r}: {skipped}")
+    print(f"\n{'benchmark':<11}{'scoring':<21}{''.join(f'{name:>11}' for name in COLUMNS)}", flush=True)
+    results = []
+    for (name, (validation, test)), scoring in itertools.product(benchmarks.items(), supported):
+        total = len(templates[scoring]) * len(validation) + 2 * len(test)
+        with progress_bar(total=total, desc=f"{name} {scoring}", leave=False, disable=disable_tqdm) as bar:
+            counted = dataclasses.replace(engine, progress=bar.update)
+            result = evaluate_scoring(counted, (validation, test), scoring, templates[scoring], grid)
+        results.append({"model": model.name, "benchmark": name, "scoring": scoring} | result)
+        print(table_line(results[-1]), flush=True)
+    for average in averages(results):
+        print(table_line(average), flush=True)
+    return results
+
+
+def averages(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Average results over benchmarks per model and scoring, if there are several, with equal weights."""
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for result in results:
+        groups.setdefault((result["model"], result["scoring"]), []).append(result)
+    names = ("eval_accuracy", "chance_level", "untuned_accuracy", "validation_accuracy")
+    return [
+        {"model": model, "benchmark": "average", "scoring": scoring}
+        | {name: statistics.mean(result[name] for result in group) for name in names}
+        for (model, scoring), group in groups.items()
+        if len(group) > 1
+    ]
+
+
+def write_results(path: Path, results: Sequence[Mapping[str, Any]], benchmarks: Mapping[str, Splits]) -> None:
+    """Write accuracies as JSON to `path`, and `results.csv` and `predictions.json` to the same folder."""
+    asked = {name: [dataclasses.asdict(question) for question in test] for name, (_, test) in benchmarks.items()}
+    for result in results:
+        for question, prediction in zip(asked[result["benchmark"]], result["predictions"], strict=True):
+            of_models = question.setdefault("predictions", {})
+            of_models.setdefault(result["model"], {})[result["scoring"]] = prediction
+    write_json(path.with_name("predictions.json"), asked)
+    entries = [{name: value for name, value in result.items() if name != "predictions"} for result in results]
+    single = entries[0] if len(entries) == 1 else {}
+    top = {name: value for name, value in single.items() if name.startswith("eval_")}
+    write_json(path, {**top, "results": entries, "averages": averages(entries)})
+    with atomic_file(path.with_name("results.csv")) as table, table.open("w", newline="", encoding="utf-8") as file:
+        write_csv([entry | {"configuration": json.dumps(entry["configuration"])} for entry in entries], file)
+
+
+def table_line(result: Mapping[str, Any]) -> str:
+    """Format a result, or an average, as a line of the table; see `LEGEND`."""
+    cells = (f"{100 * result[name]:.1f}" if name in result else "" for name in COLUMNS.values())
+    return f"{result['benchmark']:<11}{result['scoring']:<21}{''.join(f'{cell:>11}' for cell in cells)}".rstrip()

@@ -34,8 +34,7 @@ class LanguageModel:
             states only.
 
     Raises:
-        ValueError: If the kind of the model is not supported, or the tokenizer lacks a vocabulary or, for a masked
-            model, a mask token.
+        ValueError: If the kind of the model is not supported, or the tokenizer lacks a vocabulary.
 
     Example:
         >>> language_model = LanguageModel(model, tokenizer)  # doctest: +SKIP
@@ -48,8 +47,6 @@ class LanguageModel:
         self.kind = _find_kind(type(model).__name__, model.config, self.name)
         if len(tokenizer) <= len(set(tokenizer.all_special_ids)):  # transformers builds one if it finds no files
             raise ValueError(f"the tokenizer of {self.name} has no vocabulary. Pass one: load(model, tokenizer).")
-        if self.kind == "masked" and tokenizer.mask_token_id is None:
-            raise ValueError(f"the tokenizer of {self.name} has no mask token. Set tokenizer.mask_token to its own.")
         if self.kind == "causal" and getattr(model.config, "is_decoder", True) is False:
             raise ValueError(
                 f"{self.name} is a {type(model).__name__}, whose output for a token depends on the tokens after it. "

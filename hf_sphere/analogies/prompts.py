@@ -1,4 +1,4 @@
-"""Sentences stating that a is to b what c is to d."""
+"""Sentences stating that a is to b what c is to d, and the names of their scorings; torch is not imported."""
 
 import re
 from collections.abc import Sequence
@@ -13,6 +13,15 @@ TEMPLATES: dict[str, str] = {
     "as-what-same": "As I explained earlier, what {a} is to {b} is essentially the same as what {c} is to {d}.",
 }
 """Templates of Ushio et al., "BERT is to NLP what AlexNet is to CV", ACL 2021, by name."""
+
+SCORINGS = {
+    "embedding_similarity": "hf_sphere.analogies.scoring:EmbeddingSimilarity",
+    "hypothesis_bias": "hf_sphere.analogies.scoring:HypothesisBias",
+    "marginal_bias": "hf_sphere.analogies.scoring:MarginalBias",
+    "perplexity": "hf_sphere.analogies.scoring:Perplexity",
+    "pmi": "hf_sphere.analogies.scoring:PMI",
+}
+"""Classes of the scorings by name. To add a scoring, add a subclass of `Scoring` that sets `name`, and a row here."""
 
 Permutation = tuple[int, ...]
 """Index of the word among (a, b, c, d) in each of the four fields of a template."""
@@ -32,7 +41,6 @@ NEGATIVE_PERMUTATIONS = _permutations("abdc acdb adbc adcb bacd bcad bcda bdca c
 PERMUTATIONS = POSITIVE_PERMUTATIONS + NEGATIVE_PERMUTATIONS
 """All 24 permutations, the positive ones first."""
 
-
 _FIELD = re.compile(r"\{([abcd])\}")
 
 
@@ -47,6 +55,16 @@ class Sentence:
     text: str
     spans: tuple[tuple[int, int], ...] = ()
     hidden: tuple[int, ...] = ()  # indices of the words, 0 to 3, whose tokens are replaced by masks and not scored
+
+
+def scoring_names() -> list[str]:
+    """Return the names of all scorings, sorted.
+
+    Example:
+        >>> scoring_names()
+        ['embedding_similarity', 'hypothesis_bias', 'marginal_bias', 'perplexity', 'pmi']
+    """
+    return sorted(SCORINGS)
 
 
 def template_text(template: str) -> str:

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from hf_sphere import analogies, visualization
-from hf_sphere.analogies.prompts import TEMPLATES, template_text
-from hf_sphere.analogies.scoring import scoring_names
+from hf_sphere.analogies.prompts import TEMPLATES, scoring_names, template_text
 from hf_sphere.training import output_dir
 from hf_sphere.utils.arguments import SEED, Arguments, argument, command_arguments
 
@@ -72,9 +71,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     import torch
     import transformers
 
-    from hf_sphere.analogies.benchmarks import LEGEND, evaluate_model, write_results
+    from hf_sphere.analogies.evaluation import LEGEND, evaluate_model, write_results
     from hf_sphere.analogies.questions import answers_of, sample_questions
-    from hf_sphere.analogies.scoring.base import Engine
+    from hf_sphere.analogies.scoring import Engine
     from hf_sphere.utils.loading import load_pretrained
 
     def load(name: str, split: str) -> list[analogies.Question]:

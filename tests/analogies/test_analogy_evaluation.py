@@ -8,15 +8,13 @@ from hf_sphere.analogies import (
     make_questions,
     measure_questions,
     score_questions,
+    scoring as scorings,
     scoring_names,
     search_configurations,
     select_configuration,
 )
-from hf_sphere.analogies.benchmarks import evaluate_scoring, search_templates
-from hf_sphere.analogies.evaluation import PUBLISHED_GRID, Scores
-from hf_sphere.analogies.scoring import base, scoring_class
-from hf_sphere.analogies.scoring.base import Engine
-from hf_sphere.analogies.scoring.sentences import Perplexity
+from hf_sphere.analogies.evaluation import PUBLISHED_GRID, Scores, evaluate_scoring, search_templates
+from hf_sphere.analogies.scoring import Engine, Perplexity, scoring_class
 
 PAIRS = [("cat", "dog"), ("red", "sea"), ("man", "king"), ("in", "out"), ("eat", "food")]
 QUESTIONS = make_questions(PAIRS[:3], [PAIRS[1:3], PAIRS[2:5], PAIRS[3:5]], [0, 2, 1])
@@ -26,7 +24,7 @@ QUESTIONS = make_questions(PAIRS[:3], [PAIRS[1:3], PAIRS[2:5], PAIRS[3:5]], [0, 
 def test_chunked_scores_equal_scores_of_one_call(tiny_bert, monkeypatch, scoring):
     expected = search_configurations(measure_questions(QUESTIONS, tiny_bert, scoring, template="is-to-as"))
     costs = score_questions(QUESTIONS, tiny_bert, scoring).costs
-    monkeypatch.setattr(base, "QUESTIONS_AT_ONCE", 1)
+    monkeypatch.setattr(scorings, "QUESTIONS_AT_ONCE", 1)
     told = []
     found = search_templates(Engine(tiny_bert, progress=told.append), QUESTIONS, scoring, ["is-to-as"])
     assert told == [1, 1, 1]

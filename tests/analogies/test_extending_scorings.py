@@ -8,8 +8,8 @@ from doubles import model_that_knows_all
 from hf_sphere.analogies import (
     make_questions,
     measure_questions,
+    prompts,
     score_questions,
-    scoring,
     search_configurations,
     select_configuration,
 )
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hf_sphere.analogies.scoring.base import Scoring
+from hf_sphere.analogies.scoring import Scoring
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +48,13 @@ def toy(tmp_path, monkeypatch):
     """Add a scoring in a module outside of the package."""
     (tmp_path / "toy_scoring.py").write_text(TOY)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(scoring.MODULES, "toy", "toy_scoring")
+    monkeypatch.setitem(prompts.SCORINGS, "toy", "toy_scoring:Toy")
     yield "toy"
     sys.modules.pop("toy_scoring", None)
 
 
 def test_a_new_scoring_is_found_by_its_name_scores_questions_and_can_be_searched(toy):
-    assert toy in scoring.scoring_names()
+    assert toy in prompts.scoring_names()
     assert score_questions(QUESTIONS, MODEL, toy).by_question() == [[3.0, 0.0, 2.0]]
     assert score_questions(QUESTIONS, MODEL, toy, scale=-1.0).predictions.tolist() == [0]
     result = search_configurations(measure_questions(QUESTIONS, MODEL, toy))

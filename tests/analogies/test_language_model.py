@@ -5,7 +5,9 @@ import torch
 import transformers
 from transformers import T5Config, T5EncoderModel
 
+from hf_sphere.analogies.encoding import perplexities
 from hf_sphere.analogies.language_model import LanguageModel
+from hf_sphere.analogies.prompts import Sentence
 from hf_sphere.utils.modules import longest_input
 
 ALLOWED = r"allowed are masked language models \(\.\.\.ForMaskedLM\)"
@@ -97,8 +99,8 @@ def test_a_causal_model_with_bidirectional_attention_is_rejected(build, tokenize
 
 def test_a_masked_model_requires_a_mask_token(build, tokenizer):
     tokenizer.mask_token = None
-    with pytest.raises(ValueError, match=r"has no mask token. Set tokenizer.mask_token"):
-        LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer)
+    with pytest.raises(TypeError):
+        perplexities(LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer), [Sentence("a cat")])
     assert LanguageModel.load(build("GPT2", "ForCausalLM"), tokenizer).kind == "causal"
 
 

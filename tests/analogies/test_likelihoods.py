@@ -7,8 +7,8 @@ import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from hf_sphere.analogies.encoding import perplexities
 from hf_sphere.analogies.language_model import LanguageModel
-from hf_sphere.analogies.likelihoods import perplexities
 from hf_sphere.analogies.prompts import Sentence, fill
 
 WORDS = ["lion", "cat", "sheep", "wool", "word", "language", "dance", "choreography"]

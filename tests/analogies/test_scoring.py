@@ -8,10 +8,10 @@ import torch
 from doubles import model_that_knows_all
 from hypothesis import given, strategies as st
 
+from hf_sphere.analogies import scoring as scorings
 from hf_sphere.analogies.evaluation import TIE, Scores, score_questions
 from hf_sphere.analogies.prompts import TEMPLATES
 from hf_sphere.analogies.questions import Question
-from hf_sphere.analogies.scoring import base, embeddings, sentences
 
 MODEL = model_that_knows_all()
 POSITIVE = ["abcd", "acbd", "badc", "bdac", "cdab", "cadb", "dcba", "dbca"]
@@ -50,7 +50,7 @@ def asked(monkeypatch):
         calls.append(sentences)
         return torch.tensor([surprise(one.text, one.hidden) for one in sentences], dtype=torch.float64)
 
-    monkeypatch.setattr(sentences, "perplexities", perplexities)
+    monkeypatch.setattr(scorings, "perplexities", perplexities)
     return calls
 
 
@@ -169,9 +169,9 @@ def test_embedding_similarity_is_the_cosine_of_differences(questions, options, t
         return 1 - cosine((first - second).double(), (third - fourth).double())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(embeddings, "embed_words", embed_words)
-        patch.setattr(embeddings, "embed_words_in_context", embed_words_in_context)
-        patch.setattr(base, "QUESTIONS_AT_ONCE", at_once)
+        patch.setattr(scorings, "embed_words", embed_words)
+        patch.setattr(scorings, "embed_words_in_context", embed_words_in_context)
+        patch.setattr(scorings, "QUESTIONS_AT_ONCE", at_once)
         check_costs("embedding_similarity", questions, options, cost, template)
 
 
@@ -211,7 +211,7 @@ def test_a_tie_counts_one_kth_and_the_first_choice_is_predicted(scoring, options
 @pytest.mark.parametrize(("gap", "share"), [(1e-7, 0.5), (1e-5, 1.0)])
 def test_costs_that_differ_by_rounding_tie(gap, share):
     question = Question(("a", "b"), (("c", "d"), ("e", "f"), ("g", "h")), 1)
-    scores = Scores(torch.tensor([[20.0 * (1 + gap), 20.0, 30.0]], dtype=torch.float64), torch.tensor([3]))
+    scores = Scores(torch.tensor([[20.0 * (1 + gap), 20.0, 30.0]], dtype=torch.float64))
     assert scores.accuracy([question]) == share
     assert scores.accuracy([dataclasses.replace(question, answer=2)]) == 0
 
@@ -228,7 +228,7 @@ def test_missing_choices_have_infinite_cost():
 
 
 def test_a_nan_perplexity_is_rejected(monkeypatch):
-    monkeypatch.setattr(sentences, "perplexities", lambda *_, **__: torch.tensor([1.0, float("nan"), 2.0]))
+    monkeypatch.setattr(scorings, "perplexities", lambda *_, **__: torch.tensor([1.0, float("nan"), 2.0]))
     with pytest.raises(ValueError, match=r"question \('a', 'b'\) to .* is infinite or not a number"):
         score_questions([QUESTION], MODEL)
 
@@ -236,7 +236,7 @@ def test_a_nan_perplexity_is_rejected(monkeypatch):
 @pytest.mark.parametrize(
     ("scoring", "options", "kind", "error", "message"),
     [
-        ("ppl", {}, "masked", ValueError, "unknown scoring 'ppl'; the scorings are: embedding_similarity, hypothesis"),
+        ("ppl", {}, "masked", ValueError, "scoring must be one of embedding_similarity, hypothesis.*; got 'ppl'"),
         ("perplexity", {"alpha": 0.2}, "masked", TypeError, "unexpected keyword argument 'alpha'"),
         ("perplexity", {"template": "is-to"}, "masked", ValueError, "'is-to' is not a template. Use one of is-to-what"),
         ("embedding_similarity", {"template": "{a} {b}"}, "masked", ValueError, "is not a template"),

@@ -3,6 +3,7 @@ import torch
 from doubles import model_that_knows_all
 from hypothesis import given, strategies as st
 
+from hf_sphere.analogies import scoring as scorings
 from hf_sphere.analogies.evaluation import (
     PUBLISHED_GRID,
     measure_questions,
@@ -11,7 +12,6 @@ from hf_sphere.analogies.evaluation import (
     select_configuration,
 )
 from hf_sphere.analogies.questions import Question
-from hf_sphere.analogies.scoring import scoring_class, sentences
 
 MODEL = model_that_knows_all()
 SCORINGS_OF_SENTENCES = ["hypothesis_bias", "marginal_bias", "perplexity", "pmi"]
@@ -41,7 +41,7 @@ def _model():
         return torch.tensor([drawn[sentence] for sentence in asked], dtype=torch.float64)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sentences, "perplexities", perplexities)
+        patch.setattr(scorings, "perplexities", perplexities)
         yield
 
 
@@ -75,7 +75,7 @@ def test_the_grids_have_the_documented_sizes(searched):
 @pytest.mark.parametrize("scoring", SCORINGS_OF_SENTENCES)
 def test_the_simplest_configuration_comes_first(searched, scoring):
     result = searched[1][scoring]
-    options = scoring_class(scoring).grid
+    options = scorings.scoring_class(scoring).grid
     simplest = {name: values[0] for name, values in options.items()}
     assert result.configurations[0] == {
         "scoring": scoring,

@@ -14,7 +14,7 @@ from transformers import AutoModel
 from hf_sphere.analogies import (
     TEMPLATES,
     LanguageModel,
-    benchmarks,
+    evaluation,
     load_questions,
     measure_questions,
     score_questions,
@@ -223,7 +223,7 @@ def test_the_table_shows_chance_for_each_accuracy_and_the_figure_needs_matplotli
     folder = evaluate(tmp_path / "run", "--benchmarks", "easy", "--scorings", "perplexity", "--grid", "none")
     entry, printed = results_by_scoring(folder)["perplexity"], capsys.readouterr().out
     header, line = printed.split("\n\n")[1].splitlines()[:2]
-    assert header.split() == ["benchmark", "scoring", *benchmarks.COLUMNS]
+    assert header.split() == ["benchmark", "scoring", *evaluation.COLUMNS]
     names = ("eval_accuracy", "eval_accuracy_low", "eval_accuracy_high", "chance_level")
     assert line.split()[2:6] == [f"{100 * entry[name]:.1f}" for name in names]
     assert (folder / "results.csv").is_file()
