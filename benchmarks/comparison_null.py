@@ -41,11 +41,11 @@ from common import report, row
 from scipy.stats import binomtest
 
 from hf_sphere.comparison import compare_runs
-from hf_sphere.comparison.frozen import FrozenRuns
 from hf_sphere.comparison.measures import measure
 from hf_sphere.comparison.plan import Plan
 from hf_sphere.comparison.planned import PlannedComparison
 from hf_sphere.comparison.significance import LEVEL, Test
+from hf_sphere.comparison.training_runs import FrozenRuns
 from hf_sphere.utils.json_lines import JsonLines
 
 FAMILIES, SEEDS, IMAGES, NAMES, ACCURACY = 2_000, 5, 500, 8, 0.9

@@ -17,8 +17,6 @@ from hf_sphere.analogies.language_model import LanguageModel
 from hf_sphere.analogies.prompts import Sentence
 from hf_sphere.analogies.questions import Question
 
-MOST_NAMED = 20  # unknown words in a warning
-
 CPU_LOGITS = 2**26
 """Maximum number of logits per batch on a CPU: 256 MiB in float32. On a GPU it is 16 times this."""
 
@@ -78,9 +76,8 @@ def warn_unknown_words(language_model: LanguageModel, questions: Sequence[Questi
     tokens = tokenizer(words, add_special_tokens=False, verbose=False)["input_ids"]
     unknown = [word for word, ids in zip(words, tokens, strict=True) if not ids or tokenizer.unk_token_id in ids]
     if unknown:
-        more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
         warnings.warn(
-            f"the tokenizer of {language_model.name} does not know the words {', '.join(unknown[:MOST_NAMED])}{more}. "
+            f"the tokenizer of {language_model.name} does not know the words {', '.join(unknown)}. "
             "Choices that differ only in unknown words tie, and a tie of k choices counts 1/k if one is correct.",
             stacklevel=3,
         )
@@ -137,18 +134,17 @@ def perplexities(
     batch_tokens = min(language_model.batch_tokens, most // vocabulary_size)
     losses = torch.zeros(len(sentences), dtype=torch.float64)
     counts = torch.zeros_like(losses)
-    with language_model.evaluating():
-        for batch in equal_length_batches(lengths, batch_tokens, batch_size):
-            ids = torch.from_numpy(np.stack([ids_of_sequences[index] for index in batch]))
-            batch_targets = [(row, *target) for row, index in enumerate(batch) for target in targets[index]]
-            row, position, token, sentence = torch.tensor(batch_targets, dtype=torch.int64).view(-1, 4).T
-            # Each position is read once, and -log softmax at a token is logsumexp(logits) - logits[token].
-            (rows, positions), target_of = torch.stack([row, position]).unique(dim=1, return_inverse=True)
-            logits = language_model.logits(ids)[rows, positions]
-            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            negative_log_likelihoods = logits.logsumexp(-1)[target_of] - logits[target_of, token]
-            losses.index_add_(0, sentence, negative_log_likelihoods.double().cpu())
-            counts.index_add_(0, sentence, torch.ones_like(sentence, dtype=torch.float64))
+    for batch in equal_length_batches(lengths, batch_tokens, batch_size):
+        ids = torch.from_numpy(np.stack([ids_of_sequences[index] for index in batch]))
+        batch_targets = [(row, *target) for row, index in enumerate(batch) for target in targets[index]]
+        row, position, token, sentence = torch.tensor(batch_targets, dtype=torch.int64).view(-1, 4).T
+        # Each position is read once, and -log softmax at a token is logsumexp(logits) - logits[token].
+        (rows, positions), target_of = torch.stack([row, position]).unique(dim=1, return_inverse=True)
+        logits = language_model.logits(ids)[rows, positions]
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        negative_log_likelihoods = logits.logsumexp(-1)[target_of] - logits[target_of, token]
+        losses.index_add_(0, sentence, negative_log_likelihoods.double().cpu())
+        counts.index_add_(0, sentence, torch.ones_like(sentence, dtype=torch.float64))
     return (losses / counts).exp()
 
 
@@ -173,12 +169,11 @@ def embed_words_in_context(
     inputs = list(dict(zip(keys, encodings, strict=True)).items())
     lengths = np.array([len(encoding.ids) for _, encoding in inputs])
     means: dict[tuple[bytes, bytes], Tensor] = {}
-    with language_model.evaluating():
-        for batch in equal_length_batches(lengths, language_model.batch_tokens, batch_size):
-            batch_inputs = [inputs[index] for index in batch]
-            ids = torch.from_numpy(np.stack([encoding.ids for _, encoding in batch_inputs]))
-            weights = torch.from_numpy(np.stack([encoding.words for _, encoding in batch_inputs])).float()
-            weights /= weights.sum(-1, keepdim=True)
-            states = language_model.forward(ids, base=True).last_hidden_state.float()
-            means |= zip((key for key, _ in batch_inputs), (weights.to(states.device) @ states).cpu(), strict=True)
+    for batch in equal_length_batches(lengths, language_model.batch_tokens, batch_size):
+        batch_inputs = [inputs[index] for index in batch]
+        ids = torch.from_numpy(np.stack([encoding.ids for _, encoding in batch_inputs]))
+        weights = torch.from_numpy(np.stack([encoding.words for _, encoding in batch_inputs])).float()
+        weights /= weights.sum(-1, keepdim=True)
+        states = language_model.forward(ids, base=True).last_hidden_state.float()
+        means |= zip((key for key, _ in batch_inputs), (weights.to(states.device) @ states).cpu(), strict=True)
     return torch.stack([means[key] for key in keys])  # outside inference mode, so that it can be modified and trained

@@ -6,13 +6,13 @@ Configurations are selected on validation questions, and accuracies are reported
 import dataclasses
 import itertools
 import json
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from pandas import DataFrame
 from scipy.stats import binom
 from torch import Tensor
 
@@ -336,16 +336,9 @@ def evaluate_model(
 
 def averages(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Average results over benchmarks per model and scoring, if there are several, with equal weights."""
-    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for result in results:
-        groups.setdefault((result["model"], result["scoring"]), []).append(result)
-    names = ("eval_accuracy", "chance_level", "untuned_accuracy", "validation_accuracy")
-    return [
-        {"model": model, "benchmark": "average", "scoring": scoring}
-        | {name: statistics.mean(result[name] for result in group) for name in names}
-        for (model, scoring), group in groups.items()
-        if len(group) > 1
-    ]
+    groups = DataFrame(results).groupby(["model", "scoring"], sort=False)
+    means = groups[["eval_accuracy", "chance_level", "untuned_accuracy", "validation_accuracy"]].mean()
+    return [{"benchmark": "average"} | row for row in means[groups.size() > 1].reset_index().to_dict("records")]
 
 
 def write_results(path: Path, results: Sequence[Mapping[str, Any]], benchmarks: Mapping[str, Splits]) -> None:

@@ -1,8 +1,6 @@
 """A language model with its tokenizer, of any text architecture of transformers."""
 
-import contextlib
 import os
-from collections.abc import Iterator
 from typing import Any, Literal, Self
 
 import torch
@@ -14,11 +12,6 @@ from hf_sphere.utils.loading import load_pretrained
 from hf_sphere.utils.modules import eval_mode
 
 Kind = Literal["masked", "causal", "embedding"]
-
-ALLOWED = (
-    "allowed are masked language models (...ForMaskedLM), causal language models (...ForCausalLM, ...LMHeadModel) "
-    "and bare text encoders or decoders (...Model)"
-)
 
 
 class LanguageModel:
@@ -99,16 +92,12 @@ class LanguageModel:
         """Maximum number of tokens per batch if no batch size is set; larger batches are not faster."""
         return 2048 if self.device.type == "cpu" else 16384
 
-    @contextlib.contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Switch off dropout and gradients; every module returns to its mode afterwards."""
-        with eval_mode(self.model), torch.inference_mode():
-            yield
-
+    @torch.inference_mode()
     def forward(self, ids: Tensor, *, base: bool = False) -> Any:
-        """Run the model, or only its base without the head, on sequences (B, L) without padding."""
+        """Run the model in evaluation mode, or only its base without the head, on sequences (B, L) without padding."""
         more = {"use_cache": False} if self.kind == "causal" else {}
-        return (self.model.base_model if base else self.model)(input_ids=ids.to(self.device), **more)
+        with eval_mode(self.model):
+            return (self.model.base_model if base else self.model)(input_ids=ids.to(self.device), **more)
 
     def logits(self, ids: Tensor) -> Tensor:
         """Run the model and its head, (B, L) to (B, L, V)."""
@@ -125,7 +114,8 @@ def _find_kind(class_name: str, config: PreTrainedConfig, name: str) -> Kind:
             return "causal"
         if class_name.endswith("Model") and not class_name.endswith(("HeadModel", "HeadsModel")):  # for other tasks
             return "embedding"
-    raise ValueError(f"{name} is a {class_name}; {ALLOWED}.")
+    allowed = "masked (...ForMaskedLM) and causal (...ForCausalLM, ...LMHeadModel) models, and bare ones (...Model)"
+    raise ValueError(f"{name} is a {class_name}; allowed are {allowed} of texts.")
 
 
 def _load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:

@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from hf_sphere.comparison import frozen
+from hf_sphere.comparison import training_runs
 from hf_sphere.comparison.arms import RATES, Arm, Division, apply_setting, make_arm, make_arms
 from hf_sphere.comparison.measures import check_measure
 from hf_sphere.comparison.plan import Plan
-from hf_sphere.comparison.results import Results
 from hf_sphere.comparison.significance import power
-from hf_sphere.comparison.study import Study
-from hf_sphere.comparison.trained import TrainingRuns
+from hf_sphere.comparison.study import Results, Study
 from hf_sphere.data import ImageSourceOptions, sources
 from hf_sphere.data.provenance import DataRecord, fingerprint
 from hf_sphere.data.targets import read_class_names, read_labels
@@ -54,8 +52,6 @@ class PlannedComparison:
         # The rows of each part among those of all splits.
         self.positions = {name: sources.find_rows(self.splits, name, self.label) for name in drawn}
         self.arms = make_arms(plan)
-        if len(self.arms) < 2:
-            raise ValueError("a comparison needs at least two; name more --heads, --backbones or --settings.")
         self.check_parts()
         for arm in self.arms:
             self.check_arm(arm)
@@ -122,7 +118,7 @@ class PlannedComparison:
         ids = torch.cat([*self.positions.values()]).unique() + (fingerprint(self.splits) << ROW_BITS)
         weights = [{**self.training, **arm.options}.get("initial_weights") for arm in self.arms]
         for name in dict.fromkeys(filter(None, [*weights, *(arm.backbone for arm in self.arms)])):
-            record = DataRecord.read(name) if frozen.saved_config(name) is not None else None
+            record = DataRecord.read(name) if training_runs.saved_config(name) is not None else None
             used = torch.cat([*record.ids.values()]) if record is not None else torch.empty(0)
             if shared := int(torch.isin(ids, used).sum()):
                 raise ValueError(f"{name} was trained or evaluated on {shared:,} of these images; compare on others.")
@@ -141,7 +137,7 @@ class PlannedComparison:
             return
         study = self.frozen_study()
         runs: Any = study.runs
-        scores = {backbone: frozen.score_backbone(runs, backbone, self.parts) for backbone in runs.files}
+        scores = {backbone: training_runs.score_backbone(runs, backbone, self.parts) for backbone in runs.files}
         # Heads are trained on CPUs.
         workers = min(len(self.arms) * study.plan.seeds, torch.get_num_threads())
         results = self.finish(study, scores, workers)
@@ -183,22 +179,22 @@ class PlannedComparison:
         for index, backbone in enumerate(dict.fromkeys(arm.backbone for arm in self.arms)):
             file = self.folder / "features" / f"{index}-{file_name(backbone)}.safetensors"  # names can be alike
             if not file.is_file():
-                frozen.cache_features(backbone, self.source, self.splits, split, file)
-            features, files[backbone] = frozen.read_features(str(file)), str(file)
+                training_runs.cache_features(backbone, self.source, self.splits, split, file)
+            features, files[backbone] = training_runs.read_features(str(file)), str(file)
             print(f"features  {backbone}: {len(features['ids']):,} images, {features['features'].shape[1]} dimensions")
         rows = features["ids"] & ((1 << ROW_BITS) - 1)
         places = torch.full((sum(map(len, self.splits.values())),), -1)
         places[rows] = torch.arange(len(rows))
         positions = {name: places[part] for name, part in self.positions.items()}
         positions = {name: part[part >= 0] for name, part in positions.items()}  # without unreadable images
-        runs = frozen.FrozenRuns(files, positions, self.source, self.class_names, self.label)
+        runs = training_runs.FrozenRuns(files, positions, self.source, self.class_names, self.label)
         return Study(runs, self.arms, division, self.plan, self.plan.num_train_epochs, self.folder)
 
     def trained_study(self, arms: Sequence[Arm], folder: Path) -> Study:
         """Return the study of arms that are trained in full."""
         options = dict(self.training)
         epochs = options.pop("num_train_epochs", self.plan.num_train_epochs)
-        runs = TrainingRuns(folder / "models", self.source, options)
+        runs = training_runs.TrainingRuns(folder / "models", self.source, options)
         return Study(runs, arms, self.division, self.plan, epochs, folder)
 
     def trained_arm(self, arm: Arm) -> Arm:
@@ -206,7 +202,7 @@ class PlannedComparison:
         name, _, weights = arm.backbone.partition("=")
         if not name or (self.plan.settings is not None and not self.plan.frozen):
             return arm
-        if (saved := frozen.saved_config(name)) is not None:
+        if (saved := training_runs.saved_config(name)) is not None:
             options: dict[str, Any] = {"backbone": saved.backbone, "initial_weights": name}
             options |= {"image_size": [*saved.input_size]} if self.source.image_size is None else {}
         else:

@@ -45,11 +45,7 @@ class Difference:
     """A run compared with the reference.
 
     Attributes:
-        run: Name of the run.
-        reference: Name of the reference.
         values: Values by seed.
-        reference_values: Those of the reference.
-        mean: Mean value of the run.
         difference: Mean of the run minus mean of the reference, for a paired test on the common seeds.
         interval: 95 % interval of the difference; None if it cannot be tested, as the p-values.
         variation: That of the interval: `seeds`, `seeds and test images`, `resampled splits`, or `test images`; None
@@ -62,11 +58,7 @@ class Difference:
         verdict: See `compare_runs`.
     """
 
-    run: str
-    reference: str
     values: Mapping[int, float]
-    reference_values: Mapping[int, float]
-    mean: float
     difference: float
     interval: tuple[float, float] | None
     variation: Variation | None
@@ -117,10 +109,9 @@ class RunComparison(Table, Mapping[str, Difference]):
 
         columns = ["difference", "low", "high", "p_value", "p_corrected", "p_equivalence", "power", "verdict"]
         rows: dict[str, dict[str, Any]] = {self.reference: _describe(self.reference_values)}
-        for name, difference in self.differences.items():
-            low, high = difference.interval or (None, None)
-            values = {column: getattr(difference, column, None) for column in columns} | {"low": low, "high": high}
-            rows[name] = _describe(difference.values) | values
+        for name, run in self.items():
+            ends = dict(zip(("low", "high"), run.interval or (), strict=False))
+            rows[name] = _describe(run.values) | vars(run) | ends
         return pd.DataFrame.from_dict(rows, orient="index", columns=["seeds", "mean", "deviation", *columns])
 
     def _repr_html_(self) -> str:
@@ -128,8 +119,8 @@ class RunComparison(Table, Mapping[str, Difference]):
 
     def to_markdown(self) -> str:
         """Return the table for a page."""
-        kinds = {name: run.variation for name, run in self.differences.items() if run.variation}
-        same = len({*kinds.values()}) == 1 and len(kinds) == len(self.differences)
+        kinds = {name: run.variation for name, run in self.items() if run.variation}
+        same = len({*kinds.values()}) == 1 and len(kinds) == len(self)
         note = "; ".join({*kinds.values()} if same else (f"{name}: {kind}" for name, kind in kinds.items()))
         below = ["", f"Variation of the intervals: {note}."] if {*kinds.values()} - {"seeds"} else []
         return "\n".join([*markdown_rows(self._cells(), "|---|" + "---:|" * 5 + "---|"), *below])
@@ -148,7 +139,7 @@ class RunComparison(Table, Mapping[str, Difference]):
         header = ["run", "seeds", "mean ± deviation", f"minus {self.reference} (95 % CI)"]
         header += [f"p ({test}, Holm)", "power", "verdict"]
         rows = [[self.reference, *_show(self.reference_values), "", "", "", "reference"]]
-        for name, run in self.differences.items():
+        for name, run in self.items():
             interval = "" if run.interval is None else f" ({run.interval[0]:+.4g} to {run.interval[1]:+.4g})"
             numbers = [f"{run.difference:+.4g}{interval}", show_p_value(run.p_corrected)]
             numbers.append("" if run.power is None else f"{run.power:.2f}")
@@ -205,8 +196,9 @@ def compare_runs(
             error", 2003) then multiplies the variance s^2 / S of the mean of S seeds by 1 + S f / (1 - f).
 
     Raises:
-        ValueError: If there is no such reference, no other run, a value is not finite, or better than `perfect`, the
-            test images of a seed differ, or an argument is invalid.
+        KeyError: If there is no such reference.
+        ValueError: If a value is not finite, or better than `perfect`, the test images of a seed differ, or an argument
+            is invalid.
 
     Example:
         >>> runs = {"softmax": {0: 93.1, 1: 93.3, 2: 93.2}, "cosine": {0: 93.8, 1: 93.9, 2: 94.1}}
@@ -217,15 +209,15 @@ def compare_runs(
     _check(values, reference, minimum=minimum, margin=margin, seeds=seeds, perfect=perfect, test_fraction=test_fraction)
     check_choice("test", test, get_args(Test))
     means = {name: {seed: mean_of(value) for seed, value in run.items()} for name, run in values.items()}
-    distance = None if perfect is None else abs(perfect - statistics.fmean(means[reference].values()))
     if perfect is not None:
         _check_perfect(means, perfect, higher_is_better)
-    minimum = _default("minimum", distance, perfect) if minimum is None else minimum
-    margin = _default("margin", distance, perfect) if margin is None else margin
+        distance = abs(perfect - statistics.fmean(means[reference].values()))
+        minimum = _default("minimum", distance, perfect) if minimum is None else minimum
+        margin = _default("margin", distance, perfect) if margin is None else margin
     theirs, groups = means.pop(reference), dict[str, Any]()
     for name, ours in means.items():
-        common = sorted({*ours} & {*theirs})
         pair = values[name], values[reference]
+        common = sorted({*ours} & {*theirs})
         groups[name] = [[run[seed] for seed in common] if test == "paired" else [*run.values()] for run in pair]
         if not groups[name][0]:
             raise ValueError(f"{name} and {reference} have no seed in common for a paired test.")
@@ -244,11 +236,7 @@ def compare_runs(
         else:
             verdict = "not tested: one seed" if counts[name] < 2 else "not tested: no variation"
         differences[name] = Difference(
-            run=name,
-            reference=reference,
             values=means[name],
-            reference_values=theirs,
-            mean=statistics.fmean(means[name].values()),
             difference=a - b,
             interval=result and result.interval,
             variation=result and result.variation,
@@ -283,9 +271,6 @@ def observed_power(
 
 
 def _check(values: Mapping[str, Mapping[int, Any]], reference: str, **numbers: Any) -> None:
-    names = [*values.keys()]
-    if reference not in names or len(names) < 2:
-        raise ValueError(f"there is no run {reference!r} to compare others with; the runs are {', '.join(names)}.")
     limits = {"seeds": "[2, inf)", "perfect": "(-inf, inf)", "test_fraction": "(0, 1)"}
     for name, number in numbers.items():
         if number is not None:
@@ -319,11 +304,10 @@ def _check_perfect(means: Mapping[str, Mapping[int, float]], perfect: float, hig
             warnings.warn(f"{text}; check that they are not fractions of 1.", stacklevel=3)
 
 
-def _default(name: str, distance: float | None, perfect: float | None) -> float | None:
+def _default(name: str, distance: float, perfect: float) -> float | None:
     """Return the default of a size, which is None if the reference is perfect."""
     fraction, most = SHARES[name]
-    limits = [] if distance is None else [fraction * distance, *([most * abs(perfect)] if perfect else [])]
-    return min(limits, default=None) or None
+    return min(fraction * distance, most * abs(perfect) if perfect else math.inf) or None
 
 
 def _describe(values: Mapping[int, float]) -> dict[str, Any]:

@@ -17,9 +17,6 @@ from hf_sphere.utils.checks import check_choice, check_not_text
 LEVEL = 0.05
 """Significance level of all tests; intervals have the complementary coverage."""
 
-MOST_SEEDS = 10_000
-"""Largest number of seeds of `seeds_for_power`."""
-
 Outcomes = Mapping[Any, float]
 """By the id of the test image, an int or str."""
 
@@ -214,9 +211,9 @@ def seeds_for_power(
         7
     """
     found = partial(power, difference, deviation, tests=tests, test=test)
-    seeds = 2 + bisect.bisect_left(range(2, MOST_SEEDS + 1), target, key=found)
-    if seeds > MOST_SEEDS:
-        raise ValueError(f"a difference of {difference} would need more than {MOST_SEEDS:,} seeds.")
+    seeds = 2 + bisect.bisect_left(range(2, 10_001), target, key=found)
+    if seeds > 10_000:
+        raise ValueError(f"a difference of {difference} would need more than 10,000 seeds.")
     return seeds
 
 

@@ -41,7 +41,6 @@ def plot_reliability(
 
     Raises:
         ImportError: If matplotlib is missing.
-        ValueError: If every bin is empty.
 
     Reference:
         Guo, Pleiss, Sun and Weinberger, "On calibration of modern neural networks", ICML 2017, figure 1.
@@ -54,8 +53,6 @@ def plot_reliability(
     from scipy.stats import binomtest
 
     used = bins.count > 0
-    if not used.any():
-        raise ValueError("all bins are empty, so there is nothing to draw.")
     count = bins.count[used].double().cpu()
     confidence, accuracy = (100.0 * value[used].double().cpu() for value in (bins.confidence, bins.accuracy))
     correct = (accuracy / 100 * count).round()
@@ -96,7 +93,6 @@ def plot_risk_coverage(
 
     Raises:
         ImportError: If matplotlib is missing.
-        ValueError: If there are no curves, or one is empty.
 
     Reference:
         Geifman and El-Yaniv, "Selective classification for deep neural networks", NeurIPS 2017.
@@ -105,8 +101,6 @@ def plot_risk_coverage(
         >>> curve = hf_sphere.metrics.risk_coverage(torch.rand(100), torch.rand(100) > 0.5)
         >>> figure = plot_risk_coverage({"norm": curve}, path="risk.png")
     """
-    if not curves or not all(len(coverage) for coverage, _ in curves.values()):
-        raise ValueError("there are no predictions to draw: there is no curve, or an empty one.")
     figure = new_figure(6.4, 4.2, title)
     axes: Any = figure.subplots()
     top = 0.0

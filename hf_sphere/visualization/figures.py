@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from hf_sphere.utils.checks import check_extra
 from hf_sphere.utils.files import atomic_file
 
@@ -120,6 +122,4 @@ def shorten_layer_names(names: Sequence[str], longest: int = 26) -> list[str]:
 
 def choose_evenly(items: Sequence[Item], most: int) -> list[Item]:
     """Choose at most `most` (at least two) evenly spaced items, including the first and the last."""
-    if len(items) <= most:
-        return list(items)
-    return [items[round(index * (len(items) - 1) / (most - 1))] for index in range(most)]
+    return [items[round(place)] for place in np.linspace(0, len(items) - 1, min(len(items), most))]

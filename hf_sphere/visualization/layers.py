@@ -52,7 +52,6 @@ def plot_projection_masses(statistics: Mapping[str, Any], *, title: str = "", pa
 
     Raises:
         ImportError: If matplotlib is missing.
-        ValueError: If there are no layers.
 
     Reference:
         Gamba, Carlsson, Azizpour and Björkman, "Hyperplane arrangements of trained ConvNets are biased", 2020.
@@ -61,8 +60,11 @@ def plot_projection_masses(statistics: Mapping[str, Any], *, title: str = "", pa
         >>> statistics = hf_sphere.hyperplanes.projection_statistics(network)
         >>> figure = plot_projection_masses(statistics.to_dict(), path="masses.png")
     """
-    if not statistics.get("layers"):
-        raise ValueError("there are no layers to draw: `layers` of the projection statistics is empty.")
+
+    def differs(entry: Mapping[str, Any]) -> bool:
+        p_values = entry["sign_p_value_adjusted"], entry["ks_p_value_adjusted"]
+        return any(p_value is not None and p_value < SIGNIFICANT for p_value in p_values)
+
     names = [*shorten_layer_names(list(statistics["layers"])), "network"]
     positions = [*range(len(names) - 1), len(names) - 0.5]  # with a gap before the network
     entries = zip(positions, [*statistics["layers"].values(), statistics["net"]], strict=True)
@@ -77,7 +79,7 @@ def plot_projection_masses(statistics: Mapping[str, Any], *, title: str = "", pa
         (DIFFERENT, {"color": COLORS[0]}),
         (ALIKE, {"facecolor": "white", "edgecolor": COLORS[1], "hatch": "/////", "linewidth": 1.2}),
     ):
-        rows = [(position, entry["mass"]) for position, entry in live if _differs(entry) == (label == DIFFERENT)]
+        rows = [(position, entry["mass"]) for position, entry in live if differs(entry) == (label == DIFFERENT)]
         if rows:
             places, masses = np.array(rows).T
             axes.barh(places, masses, 0.52, zorder=2, label=label, **style)
@@ -93,11 +95,6 @@ def plot_projection_masses(statistics: Mapping[str, Any], *, title: str = "", pa
     axes.grid(axis="x")
     add_legend_below(figure, *axes.get_legend_handles_labels())
     return save_figure(figure, path)
-
-
-def _differs(entry: Mapping[str, Any]) -> bool:
-    p_values = entry["sign_p_value_adjusted"], entry["ks_p_value_adjusted"]
-    return any(p_value is not None and p_value < SIGNIFICANT for p_value in p_values)
 
 
 @plain_text()
@@ -118,7 +115,7 @@ def plot_projection_histograms(
 
     Raises:
         ImportError: If matplotlib is missing.
-        ValueError: If there is nothing to draw, or projections are not normalized.
+        ValueError: If projections are not normalized.
 
     Example:
         >>> statistics = hf_sphere.hyperplanes.projection_statistics(network)
@@ -132,8 +129,8 @@ def plot_projection_histograms(
     else:
         entries = training.get("epochs", ())
         statistics = {entry["epoch"]: entry["projections"] for entry in entries if "projections" in entry}
-    if not any(each["layers"] for each in statistics.values()) or not all(e["normalized"] for e in statistics.values()):
-        raise ValueError("there are no normalized projections to draw; use projection_statistics(..., normalize=True).")
+    if not all(each["normalized"] for each in statistics.values()):
+        raise ValueError("the projections are not normalized; use projection_statistics(..., normalize=True).")
     shown = choose_evenly(list(statistics), MOST_EPOCHS)
     rows = choose_evenly(list(statistics[shown[0]]["layers"]), MOST_LAYERS)
     layers = [[statistics[epoch]["layers"][name] for epoch in shown] for name in rows]
@@ -200,7 +197,6 @@ def plot_projections_along_training(
 
     Raises:
         ImportError: If matplotlib is missing.
-        ValueError: If no epoch has projections.
 
     Example:
         >>> plot_projections_along_training(json.load(open("training.json")), path="training.png")  # doctest: +SKIP
@@ -210,8 +206,6 @@ def plot_projections_along_training(
 
     entries = sorted(training.get("epochs", ()), key=lambda entry: entry["epoch"])
     names = list(next((entry["projections"]["layers"] for entry in entries if "projections" in entry), ()))
-    if not names:
-        raise ValueError("there are no projections to draw: no epoch of the training has them.")
 
     def values(*keys: str) -> np.ndarray:
         found: list[Any] = entries
@@ -287,8 +281,7 @@ def plot_reinitialization(
 
     Raises:
         ImportError: If matplotlib is missing.
-        ValueError: If no layer has an accuracy, or the accuracy of the trained model is 0 and a relative drop of it is
-            requested.
+        ValueError: If the accuracy of the trained model is 0 and a relative drop of it is requested.
 
     Reference:
         Zhang, Bengio and Singer, "Are all layers created equal?", 2019.
@@ -304,8 +297,6 @@ def plot_reinitialization(
     cells = [[layer["snapshots"].get(epoch) for epoch in epochs] for layer in layers.values()]
     random = [(layer["random"] or {}).get("mean") for layer in layers.values()]
     values = 100 * np.array([[*row, draw] for row, draw in zip(cells, random, strict=True)], float)  # null is nan
-    if not np.isfinite(values).any():
-        raise ValueError("there are no accuracies to draw: no layer was reset to a snapshot or to random weights.")
     label, mark = f"{metric}, % (as trained: {trained:.1f})", trained
     if quantity == "relative_drop":
         if not trained > 0:

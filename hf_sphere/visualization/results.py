@@ -146,14 +146,14 @@ def plot_analogy_accuracies(
 
     Raises:
         ImportError: If matplotlib is missing.
-        ValueError: If there are no results, or two have the same model, benchmark and scoring.
+        ValueError: If two results have the same model, benchmark and scoring.
 
     Example:
         >>> plot_analogy_accuracies(results, path="accuracies.png")  # doctest: +SKIP
     """
     names = [tuple(result[name] for name in ("model", "benchmark", "scoring")) for result in results]
-    if not results or len(set(names)) < len(names):
-        raise ValueError(f"pass accuracies to draw, one per model, benchmark and scoring; got those of {names}.")
+    if len(set(names)) < len(names):
+        raise ValueError(f"pass one accuracy per model, benchmark and scoring; got those of {names}.")
     models, benchmarks, scorings = (list(dict.fromkeys(column)) for column in zip(*names, strict=True))
     size = max(5.4, 1.0 + 0.28 * len(benchmarks) * (len(models) + 1))
     figure = new_figure(size, 0.6 + 3.0 * len(scorings), title)

@@ -10,7 +10,7 @@ import torch
 from transformers import ViTConfig, ViTImageProcessor, ViTModel
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
-from hf_sphere.comparison import frozen
+from hf_sphere.comparison import training_runs as frozen
 from hf_sphere.comparison.arms import Division, make_arm
 from hf_sphere.comparison.measures import BLOCKS, MEASURES, mean_or_none
 from hf_sphere.comparison.plan import UNSEEN, Plan

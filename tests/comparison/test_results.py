@@ -5,11 +5,10 @@ import json
 import pytest
 
 from hf_sphere.comparison.arms import Arm, Division
-from hf_sphere.comparison.frozen import FrozenRuns
 from hf_sphere.comparison.measures import MEASURES
 from hf_sphere.comparison.plan import Plan
-from hf_sphere.comparison.results import Results
-from hf_sphere.comparison.study import Study
+from hf_sphere.comparison.study import Results, Study
+from hf_sphere.comparison.training_runs import FrozenRuns
 from hf_sphere.losses import HeadLoss
 
 VALUES = {"softmax": [90.0, 91.0, 92.0], "cosine": [91.0, 90.0, 92.5]}

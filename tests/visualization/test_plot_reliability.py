@@ -44,10 +44,6 @@ class TestReliability:
         assert [segment[:, 1].tolist() for segment in bars.get_segments()] == [[0.0, 40.0], [0.0, 10.0]]
         assert (figure.get_suptitle(), figure.get_supxlabel()) == ("digits", "error 5 %")
 
-    def test_bins_without_predictions_are_rejected(self):
-        with pytest.raises(ValueError, match="all bins are empty"):
-            plot_reliability(bins_of((float("nan"), float("nan"), 0)))
-
     @pytest.mark.parametrize(("right", "count"), [(15, 25), (0, 3), (3, 3), (999, 1000)])
     def test_a_point_has_the_confidence_interval_of_its_accuracy(self, right, count):
         expected = binomtest(right, count).proportion_ci(0.95, method="wilson")
@@ -96,8 +92,3 @@ class TestRiskCoverage:
         drawn = curves_of(plot_risk_coverage({"confidence": (torch.arange(1, 50_001) / 50_000, risk)}))["confidence"]
         assert len(drawn) < 10_000
         assert (drawn[0][1], drawn[-1][1]) == (0.0, 50.0)
-
-    @pytest.mark.parametrize("curves", [{}, {"confidence": (torch.empty(0), torch.empty(0))}], ids=["none", "empty"])
-    def test_empty_input_is_rejected(self, curves):
-        with pytest.raises(ValueError, match="there are no predictions to draw"):
-            plot_risk_coverage(curves)

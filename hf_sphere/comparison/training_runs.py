@@ -1,11 +1,14 @@
-"""Heads on the features of frozen backbones, which are computed once."""
+"""Training of arms: of heads on features of frozen backbones, which are computed once, or in full by the recipe."""
 
 import functools
+import hashlib
 import itertools
 import math
+import shutil
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,12 +31,16 @@ from hf_sphere.models.pretrained_backbones import is_transformers_name, pretrain
 from hf_sphere.nn.heads import HeadOutput, build_head
 from hf_sphere.ood import Outputs
 from hf_sphere.optim.groups import parameter_groups
-from hf_sphere.search.extract import load_embedding_model
+from hf_sphere.search.extract import embed, embedding_metric, load_embedding_model
 from hf_sphere.search.neighbor_search import NeighborSearch
+from hf_sphere.training.errors import TrainingDivergedError
 from hf_sphere.training.evaluation import initialize_from_data
+from hf_sphere.training.model_card import Command
+from hf_sphere.training.tasks import find_task
+from hf_sphere.utils.arguments import make_arguments, to_argv
 from hf_sphere.utils.files import atomic_file
 from hf_sphere.utils.loading import load_pretrained
-from hf_sphere.utils.model_sources import processor_options
+from hf_sphere.utils.model_sources import file_name, processor_options
 from hf_sphere.utils.progress import progress_bar
 from hf_sphere.utils.seeds import mix_seed
 
@@ -217,12 +224,7 @@ def build_model(backbone: str, source: ImageSourceOptions, **settings: Any) -> S
         kept = {key: getattr(saved, key) for key in ("backbone", "backbone_kwargs", "backbone_config")}
         config = SphereVisionConfig(**kept, final_activation=saved.keeps_activation, **settings)
         model = SphereVisionForImageClassification(config)
-        encoder = load_embedding_model(name).base_model
-        try:
-            model.sphere_vision.backbone.load_state_dict(encoder.backbone.state_dict())
-        except RuntimeError as error:  # of other shapes
-            needed = f"{' x '.join(map(str, saved.input_size))} pixels and {saved.num_channels} channel(s)"
-            raise ValueError(f"{name} needs images of {needed}; got image_size={sides}.") from error
+        model.sphere_vision.backbone.load_state_dict(load_embedding_model(name).base_model.backbone.state_dict())
         return model
     config = SphereVisionConfig(backbone=name, final_activation=True, **settings)
     return SphereVisionForImageClassification(config, pretrained=weights or (name if Path(name).is_dir() else True))
@@ -243,3 +245,60 @@ def score_backbone(runs: FrozenRuns, backbone: str, parts: Sequence[Parts]) -> d
         for prefix, name in itertools.product(("", UNSEEN)[: len(outputs)], ("recall_at_1", "map_at_r")):
             columns[prefix + name].append(mean_or_none(prefix + name, evaluated))
     return {name: None if None in column else statistics.fmean(column) for name, column in columns.items()}
+
+
+@dataclass(frozen=True)
+class TrainingRuns:
+    """Trains arms by `hf-sphere train classification`."""
+
+    training: ClassVar[str] = ""
+
+    folder: Path  # of the models; `train.log` in it has what the runs print
+    source: ImageSourceOptions  # the dataset and its columns
+    options: Mapping[str, Any]  # of all runs
+
+    def run(self, arm: Arm, setting: Setting, parts: Parts, *, seed: int, epochs: int) -> Evaluated | None:
+        """Train an arm, and evaluate it on its test images; None if it diverges."""
+        from hf_sphere.training.run import run_training
+
+        output, task = self.model_folder(arm, seed), find_task("classification")
+        options = apply_setting({**self.options, **arm.options}, setting)
+        options |= {"seed": seed, "num_train_epochs": epochs, "save_epochs": epochs, "disable_tqdm": True}
+        options |= {"train_split": parts.train, "eval_split": parts.test}
+        options |= {"output_dir": str(output), "overwrite_output_dir": True}
+        # That of the model card.
+        command = Command(["hf-sphere", "train", "classification"], to_argv(options), "train_image_classification")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "train.log").open("a") as log, redirect_stdout(log), redirect_stderr(log):
+            try:
+                run_training(task, make_arguments(task.arguments, options), command)
+            except TrainingDivergedError:
+                return None
+            known, metric = self.evaluate(output, parts.test)
+            unseen = None if parts.unseen is None else self.evaluate(output, parts.unseen)[0]
+        for leftover in [output] if seed else output.glob("checkpoint-*"):
+            shutil.rmtree(leftover)
+        return Evaluated(known, unseen, metric)
+
+    def save(self, arm: Arm, setting: Setting, parts: Parts, *, epochs: int, folder: Path) -> None:
+        """Copy the model of an arm and the first seed to a folder."""
+        shutil.copytree(self.model_folder(arm, 0), folder, dirs_exist_ok=True)
+
+    def model_folder(self, arm: Arm, seed: int) -> Path:
+        """Return the folder of the model of a run; that of the first seed is kept."""
+        digest = hashlib.sha256(arm.name.encode()).hexdigest()[:8]  # names such as a/b and a-b are alike
+        return self.folder / f"{file_name(arm.name)}-{digest}-seed{seed}"
+
+    def evaluate(self, model_folder: Path, part: str) -> tuple[Outputs, dict[str, Any]]:
+        """Return the outputs of a model for a part, and the distance of its embeddings."""
+        model = load_embedding_model(str(model_folder)).eval()
+        model.to("cuda" if torch.cuda.is_available() else "cpu")
+        source = replace(self.source, image_size=None)  # the model has it
+        images = load_image_split(source, part, like=str(model_folder), device=model.device, progress=False)
+        index = {name: number for number, name in model.config.id2label.items()}
+        batches = ((batch["pixel_values"], len(batch["labels"])) for batch in images.batches.epoch())
+        columns = [embed(model, [part] * count, pixel_values=pixels) for pixels, count in batches]
+        embeddings, logits = (torch.cat([column[name] for column in columns]) for name in ("embedding", "logits"))
+        names = images.class_names  # left-out classes that the model does not have follow its own
+        labels = torch.tensor([index.get(names[i], len(index) + i) for i in images.batches.labels.tolist()])
+        return Outputs(embeddings, logits, labels, ids=images.ids[images.batches.rows]), embedding_metric(model)
