@@ -104,7 +104,6 @@ def score_questions(
     scoring: str = "perplexity",
     *,
     batch_size: int | None = None,
-    progress: bool = False,
     **options: Any,
 ) -> Scores:
     """Answer questions with a model.
@@ -114,7 +113,6 @@ def score_questions(
         language_model: The model.
         scoring: One of `scoring_names()`.
         batch_size: Sequences per batch; chosen for speed by default.
-        progress: Show a progress bar.
         **options: Options of the scoring, such as `template`, `positive_aggregation`, `negative_aggregation`,
             `negative_weight`, `weight_head`, `weight_tail`, `alpha`, `pmi_aggregation`; see its class.
 
@@ -131,8 +129,7 @@ def score_questions(
         >>> scores = score_questions(questions, model, "marginal_bias", weight_head=0.2)  # doctest: +SKIP
         >>> scores.accuracy(questions), chance_level(questions)  # doctest: +SKIP
     """
-    with progress_bar(total=len(questions), unit="question", disable=not progress) as bar:
-        return Scores(_build(scoring, **options).costs(questions, Engine(language_model, batch_size, bar.update)))
+    return Scores(_build(scoring, **options).costs(questions, Engine(language_model, batch_size)))
 
 
 def measure_questions(
@@ -142,7 +139,6 @@ def measure_questions(
     *,
     template: str | None = None,
     batch_size: int | None = None,
-    progress: bool = False,
 ) -> Measurements:
     """Run a model once for all weights and aggregations of a scoring, as input of `search_configurations`.
 
@@ -151,9 +147,7 @@ def measure_questions(
     Example:
         >>> measurements = measure_questions(questions, language_model, "marginal_bias")  # doctest: +SKIP
     """
-    built = _build(**_configuration(scoring, template))
-    with progress_bar(total=len(questions), unit="question", disable=not progress) as bar:
-        return built.measure(questions, Engine(language_model, batch_size, bar.update))
+    return _build(**_configuration(scoring, template)).measure(questions, Engine(language_model, batch_size))
 
 
 @dataclass(frozen=True)

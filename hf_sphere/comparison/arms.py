@@ -88,15 +88,13 @@ def make_arms(plan: Plan) -> list[Arm]:
         table = read_yaml(Path(plan.settings))
         if not isinstance(table, dict) or not all(isinstance(options, dict) for options in table.values()):
             raise ValueError(f"{plan.settings} (--settings) must map names to options, such as a: {{head: arcface}}.")
-    elif not plan.backbones:
-        table = {head: {"head": head} for head in heads}
     else:
-        short = [os.path.basename(name.partition("=")[0].rstrip("/")) for name in plan.backbones]
-        table = {}
-        for (name, label), head in itertools.product(zip(plan.backbones, short, strict=True), heads):
+        backbones, table = plan.backbones or [""], {}
+        short = [os.path.basename(name.partition("=")[0].rstrip("/")) for name in backbones]
+        for (name, label), head in itertools.product(zip(backbones, short, strict=True), heads):
             label = label if short.count(label) == 1 else name
             both = head if len(short) == 1 else label if len(heads) == 1 else f"{head} on {label}"
-            table[both] = {"head": head, "backbone": name}
+            table[both] = {"head": head, **({"backbone": name} if name else {})}
     dim = {} if plan.embedding_dim is None else {"embedding_dim": plan.embedding_dim}
     return [make_arm(name, dim | options, plan.learning_rate or 0.0) for name, options in table.items()]
 
@@ -119,20 +117,13 @@ def describe_setting(setting: Setting) -> str:
     return ", ".join(texts.values())
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """The best setting, and its score."""
-
-    setting: Setting
-    score: float
-    count: int  # of the settings that were tried
-    at_end: tuple[str, ...]  # options whose best value is the last one of its grid, or the first one if that is not 0
-
-
 def tune(
     grid: Mapping[str, Axis], evaluate: Callable[[Setting, int], float | None], *, count: int, epochs: int
-) -> Tuned | None:
-    """Search the best setting; None if all settings diverge.
+) -> dict[str, Any] | None:
+    """Search the best `setting`; None if all settings diverge.
+
+    Also returns its `score`, the `count` of the settings that were tried, and the options whose best value is `at_end`,
+    the last one of the grid, or the first one if that is not 0.
 
     `count` settings are drawn from a window of the grid around its start, and trained for a ninth of the epochs, the
     best third of them for a third, and the best third of those in full. From the best, the search moves to a neighbor,
@@ -173,8 +164,8 @@ def tune(
     if full[best] == -math.inf:
         return None
     ends = [{0, len(v) - 1} - ({0} if v[0] == 0 else set()) if len(v) > 1 else set() for v in grids]
-    at_end = tuple(name for name, index, end in zip(grid, best, ends, strict=True) if index in end)
-    return Tuned(setting(best), full[best], len(tried | {*full}), at_end)
+    at_end = [name for name, index, end in zip(grid, best, ends, strict=True) if index in end]
+    return {"setting": setting(best), "score": full[best], "count": len(tried | {*full}), "at_end": at_end}
 
 
 class Parts(NamedTuple):

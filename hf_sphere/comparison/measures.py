@@ -67,10 +67,8 @@ def check_measure(name: str, labels: Tensor) -> None:
     counts, planned = labels.unique(return_counts=True)[1], MEASURES[name]
     large = int((counts >= planned.images).sum())
     if planned.images > 1 and (len(counts) < 2 or large < planned.classes):
-        raise ValueError(
-            f"{name} needs images of 2 classes, {planned.classes} of them with at least {planned.images}; got "
-            f"{len(counts)} and {large}. Test another metric, or set a larger --eval_fraction or --left_out_classes."
-        )
+        needed = f"{name} needs images of 2 classes, {planned.classes} of them with at least {planned.images}"
+        raise ValueError(f"{needed}; got {len(counts)} and {large}. Test another metric, or on more images.")
 
 
 @dataclass(frozen=True)

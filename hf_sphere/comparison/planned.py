@@ -71,21 +71,14 @@ class PlannedComparison:
             others = trained if parts is tuning else torch.cat([trained, rows[tuning.test]])
             if shared := int(torch.isin(units[tested], units[others]).sum()):
                 which = "test images" if column is None else f"test images, or others of their {column},"
-                raise ValueError(
-                    f"{shared:,} of the {len(tested):,} {which} are also images to train or tune on; choose other "
-                    "parts by --train_split and --eval_split."
-                )
+                raise ValueError(f"{shared:,} of the {len(tested):,} {which} are also images to train or tune on.")
             classes = labels[trained].unique()
             if missing := {*labels[known].tolist()} - {*classes.tolist()}:
-                raise ValueError(
-                    f"{len(missing)} classes of the test images, such as {names[min(missing)]}, have no "
-                    "training images. If the splits have different classes, pool them: --train_split all."
-                )
+                which = f"{len(missing)} classes of the test images, such as {names[min(missing)]},"
+                raise ValueError(f"{which} have no training images. Pool splits of other classes: --train_split all.")
             if len(classes) < 2 or any(torch.isin(labels[part], classes).any() for part in unseen):
-                raise ValueError(
-                    f"{self.division.left_out:g} of the classes cannot be left out of each part, and two be left; set "
-                    "another --left_out_classes, or leave small classes out of the data."
-                )
+                fraction = f"{self.division.left_out:g} of the classes"
+                raise ValueError(f"{fraction} cannot be left out of each part, and two be left: --left_out_classes.")
             check_measure(self.plan.metric, labels[unseen[0] if self.plan.tests_unseen_classes else known])
 
     def check_arm(self, arm: Arm) -> None:
@@ -98,10 +91,8 @@ class PlannedComparison:
         others = {*arm.options} - {"backbone", "embedding_dim", "head", "head_kwargs"}
         others |= {name for name in arm.grid if name not in TUNED and not name.startswith("head_kwargs.")}
         if plan.frozen and (others or "learning_rate" not in arm.grid or not arm.backbone):
-            raise ValueError(
-                f"with --frozen, {arm.name} needs a backbone and the grid of its learning_rate, and can have head, "
-                f"head_kwargs, embedding_dim and weight_decay; got {', '.join(sorted(others)) or 'none'} besides."
-            )
+            needed = f"with --frozen, {arm.name} needs a backbone and the grid of its learning_rate"
+            raise ValueError(f"{needed}; got {', '.join(sorted(others)) or 'nothing'} besides.")
         try:
             own = self.trained_arm(arm).options if is_trained else arm.options
             options = apply_setting(own, {name: start for name, (_, start) in arm.grid.items()})

@@ -283,10 +283,9 @@ def _check(values: Mapping[str, Mapping[int, Any]], reference: str, **numbers: A
         for seed, ours in run.items():
             theirs = values[reference].get(seed, ours)
             if isinstance(ours, Mapping) and (len(ours) < 2 or ours.keys() != theirs.keys()):
-                raise ValueError(
-                    f"{name} and {reference} need outcomes of the same images for seed {seed}, at least 2; got "
-                    f"{len(ours)} and {len(theirs)} images, {len(ours.keys() & theirs.keys())} of them in both."
-                )
+                needed = f"{name} and {reference} need outcomes of the same images for seed {seed}, at least 2"
+                got = f"{len(ours)} and {len(theirs)} images, {len(ours.keys() & theirs.keys())} of them in both"
+                raise ValueError(f"{needed}; got {got}.")
 
 
 def _check_perfect(means: Mapping[str, Mapping[int, float]], perfect: float, higher_is_better: bool) -> None:
@@ -295,10 +294,8 @@ def _check_perfect(means: Mapping[str, Mapping[int, float]], perfect: float, hig
     for name, run in means.items():
         best = (max if higher_is_better else min)(run.values())
         if (best - perfect if higher_is_better else perfect - best) > rounding:
-            raise ValueError(
-                f"{name} has the value {best:g}, better than perfect={perfect:g}; give perfect in the unit of the "
-                "values, or check higher_is_better."
-            )
+            wrong = f"{name} has the value {best:g}, better than perfect={perfect:g}"
+            raise ValueError(f"{wrong}; check its unit and higher_is_better.")
         if perfect and all(0 <= value / perfect <= 0.01 for value in run.values()):
             text = f"all values of {name} are at most {perfect / 100:g}, 1 % of perfect={perfect:g}"
             warnings.warn(f"{text}; check that they are not fractions of 1.", stacklevel=3)

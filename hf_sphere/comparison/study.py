@@ -10,14 +10,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from pandas import DataFrame, isna
 
-from hf_sphere.comparison.arms import TUNING_SEED, Arm, Division, Setting, Tuned, apply_setting, describe_setting, tune
+from hf_sphere.comparison.arms import TUNING_SEED, Arm, Division, Setting, apply_setting, describe_setting, tune
 from hf_sphere.comparison.measures import MEASURES, mean_or_none, measure
 from hf_sphere.comparison.plan import UNSEEN, Plan
 from hf_sphere.comparison.runs import RunComparison, compare_runs
@@ -50,7 +50,7 @@ class Study:
         """Return the finished trials by key; unless they are `read`, only to add some."""
         return JsonLines(self.folder / "trials.jsonl", read=read)
 
-    def tune(self, arm: Arm) -> Tuned | None:
+    def tune(self, arm: Arm) -> dict[str, Any] | None:
         """Tune an arm; None if it always diverges."""
         finished, parts = self.read_trials(), self.division.tuning()
 
@@ -62,9 +62,8 @@ class Study:
                 finished[key] = values and statistics.fmean(values)
             return finished[key]
 
-        tuned = tune(arm.grid, evaluate, count=self.plan.num_settings, epochs=self.epochs)
-        finished["tuned", arm.name] = None if tuned is None else asdict(tuned)
-        return tuned
+        finished["tuned", arm.name] = tune(arm.grid, evaluate, count=self.plan.num_settings, epochs=self.epochs)
+        return finished["tuned", arm.name]
 
     def run(self, arm: Arm, setting: Setting, seed: int) -> Any:
         """Run an arm with a seed, and return and save its measures and the outcome of the planned one per image."""
@@ -89,8 +88,8 @@ class Study:
             for arm, tuned, left in _finished({pool.submit(self.tune, arm): arm for arm in open_arms}):
                 result = "all settings diverged"
                 if tuned is not None:
-                    score = f"{self.tuned_by} {tuned.score:.2f} % in tuning ({tuned.count} settings)"
-                    result = f"{describe_setting(tuned.setting)}; {score}"
+                    score = f"{self.tuned_by} {tuned['score']:.2f} % in tuning ({tuned['count']} settings)"
+                    result = f"{describe_setting(tuned['setting'])}; {score}"
                 print(f"tuned     {arm.name}: {result}{left}")
             finished = self.read_trials()
             pending: dict[Any, Any] = {}

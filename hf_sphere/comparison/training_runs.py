@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import timm
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -26,7 +25,6 @@ from hf_sphere.comparison.plan import UNSEEN
 from hf_sphere.data import ImageSourceOptions, load_image_split
 from hf_sphere.data.provenance import DataRecord
 from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
-from hf_sphere.models.backbones import create_backbone
 from hf_sphere.models.pretrained_backbones import is_transformers_name, pretrained_preprocessing
 from hf_sphere.nn.heads import HeadOutput, build_head
 from hf_sphere.ood import Outputs
@@ -174,10 +172,8 @@ class FrozenRuns:
         return cached["features"][rows], cached["labels"][rows]
 
 
-@functools.lru_cache(maxsize=2)
-def read_features(file: str) -> dict[str, Tensor]:
-    """Read what `cache_features` wrote."""
-    return load_file(file)
+read_features = functools.lru_cache(maxsize=2)(load_file)
+"""Reads what `cache_features` wrote."""
 
 
 def cache_features(backbone: str, source: ImageSourceOptions, splits: Any, split: str, file: Path) -> None:
@@ -196,8 +192,6 @@ def cache_features(backbone: str, source: ImageSourceOptions, splits: Any, split
 def prepared_options(backbone: str, options: ImageSourceOptions) -> ImageSourceOptions:
     """Return options with which images are prepared as a backbone needs them; an error if that is unknown."""
     options, name = replace(options), backbone.partition("=")[0]
-    if not is_transformers_name(name) and not timm.is_model(name.split(".")[0]):
-        create_backbone(name, num_channels=3, image_size=1)  # raises an error that lists similar names
     is_saved = saved_config(backbone) is not None
     processor = load_pretrained(SphereVisionImageProcessor, name) if is_saved else None
     options.fill(processor_options(processor) if processor else pretrained_preprocessing(name))

@@ -128,7 +128,7 @@ def test_a_model_id_is_reloaded_only_if_its_files_change(module, metric, tiny_fo
         ({"stem": None}, "give predictions and references, or model_id, stem, choice and references"),
         ({"choice": [*CHOICE[:2], [["a", "b"], ["c"]]]}, "a question needs pairs of two words"),
         ({"template": "is"}, "'is' is not a template. Use one of is-to-what"),
-        ({"scoring": "ap"}, "unknown scoring 'ap'; the scorings are: embedding_similarity"),
+        ({"scoring": "ap"}, "scoring must be one of embedding_similarity, .*; got 'ap'"),
         ({"alpha": 0.2}, "unexpected keyword argument 'alpha'"),
         ({"predictions": [0, 0, 0]}, "do not need a model; omit model_id, tokenizer, or predictions"),
         ({"weights": 1}, "unexpected keyword argument 'weights'"),

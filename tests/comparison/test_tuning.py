@@ -25,20 +25,20 @@ class Concave:
 @pytest.mark.parametrize("best", RATES)
 def test_the_optimum_is_found_anywhere_on_the_grid(best):
     tuned = tune({"learning_rate": (RATES, 1e-3)}, Concave(best), count=12, epochs=18)
-    assert (tuned.setting, tuned.score) == ({"learning_rate": best}, 0.0)
-    assert tuned.at_end == (("learning_rate",) if best in (RATES[0], RATES[-1]) else ())
+    assert (tuned["setting"], tuned["score"]) == ({"learning_rate": best}, 0.0)
+    assert tuned["at_end"] == (["learning_rate"] if best in (RATES[0], RATES[-1]) else [])
 
 
 @pytest.mark.parametrize(("rate", "scale"), [(1e-5, 128.0), (3.0, 4.0), (3e-3, 16.0)])
 def test_the_optimum_of_two_numbers_is_found_outside_of_the_first_window(rate, scale):
     grid = {"learning_rate": (RATES, 3e-3), "scale": (SCALES, 32.0)}
-    assert tune(grid, Concave(rate, scale), count=12, epochs=18).setting == {"learning_rate": rate, "scale": scale}
+    assert tune(grid, Concave(rate, scale), count=12, epochs=18)["setting"] == {"learning_rate": rate, "scale": scale}
 
 
 def test_the_settings_are_counted_once_each():
     score = Concave(1.0, 4.0)
     tuned = tune({"learning_rate": (RATES, 3e-3), "scale": (SCALES, 32.0)}, score, count=12, epochs=18)
-    assert tuned.count == len({values for values, _ in score.calls})
+    assert tuned["count"] == len({values for values, _ in score.calls})
     assert max(Counter(score.calls).values()) == 1
 
 
@@ -57,7 +57,7 @@ def test_every_arm_starts_with_the_same_number_of_settings(head):
 )
 def test_the_end_of_a_grid_is_named_unless_it_is_zero(values, best, at_end):
     tuned = tune({"a": (values, 0.0)}, lambda setting, epochs: -abs(setting["a"] - values[best]), count=2, epochs=1)
-    assert [*tuned.at_end] == at_end
+    assert tuned["at_end"] == at_end
 
 
 def test_a_learned_scale_is_described_by_its_start():
@@ -67,7 +67,7 @@ def test_a_learned_scale_is_described_by_its_start():
 
 def test_settings_that_diverge_rank_last_and_nothing_is_returned_if_all_do():
     grid = {"learning_rate": (RATES, 1e-3)}
-    assert tune(grid, Concave(3.0, limit=0.02), count=5, epochs=9).setting == {"learning_rate": 0.01}
+    assert tune(grid, Concave(3.0, limit=0.02), count=5, epochs=9)["setting"] == {"learning_rate": 0.01}
     assert tune(grid, lambda *_: None, count=5, epochs=9) is None
     tuned = tune({}, lambda *_: 3.0, count=5, epochs=9)  # the only setting without a grid
-    assert (tuned.setting, tuned.score, tuned.count, tuned.at_end) == ({}, 3.0, 1, ())
+    assert (tuned["setting"], tuned["score"], tuned["count"], tuned["at_end"]) == ({}, 3.0, 1, [])

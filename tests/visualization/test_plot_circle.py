@@ -2,10 +2,8 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from hf_sphere.visualization import plot_circle
-from hf_sphere.visualization.scene import project_to_great_sphere
 from hf_sphere.visualization.sphere import ROSE_NOTE, _density
 
 ABC = ["a", "b", "c"]
@@ -81,21 +79,6 @@ def test_directions_in_the_picture_are_lines_and_explained(points, directions, d
     figure = plot_circle(points, torch.arange(3), ABC, directions=directions)
     assert directions_in(figure) == [pytest.approx(end) for end in drawn.tolist()]
     assert figure.get_supxlabel().splitlines() == [ROSE_NOTE, *lines]
-
-
-def test_names_and_directions_are_omitted_for_too_many_classes():
-    points = at(*range(0, 360, 7))
-    figure = plot_circle(points, torch.arange(52), [f"{index}" for index in range(52)], directions=points)
-    assert (directions_in(figure), names_in(figure)) == ([], {})
-    assert figure.get_supxlabel().splitlines()[1:] == ["52 classes: too many to draw their names"]
-
-
-def test_directions_are_projected_like_the_points():
-    points, directions = torch.randn(30, 6, dtype=torch.float64), torch.randn(3, 6, dtype=torch.float64)
-    basis = project_to_great_sphere(points, 2)[1]
-    figure = plot_circle(points, torch.arange(30) % 3, ABC, directions=directions)
-    assert directions_in(figure) == [pytest.approx(end) for end in F.normalize(directions @ basis, dim=1).tolist()]
-    assert "6 coordinates, projected on the two leading principal directions" in figure.get_supxlabel()
 
 
 def test_the_plane_has_points_at_their_coordinates_one_scale_and_the_origin():
