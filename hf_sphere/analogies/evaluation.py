@@ -21,7 +21,6 @@ from hf_sphere.analogies.language_model import LanguageModel
 from hf_sphere.analogies.questions import Question, answers_of, chance_level
 from hf_sphere.analogies.scoring import NUM_POSITIVE, Engine, Measurements, aggregate, scoring_class
 from hf_sphere.utils.files import atomic_file, write_json
-from hf_sphere.utils.progress import progress_bar
 from hf_sphere.utils.texts import write_csv
 
 NEGATIVE_WEIGHTS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -302,8 +301,6 @@ def evaluate_model(
     benchmarks: Mapping[str, Splits],
     templates: Mapping[str, Sequence[str | None]],
     grid: Grid = "full",
-    *,
-    disable_tqdm: bool = False,
 ) -> list[dict[str, Any]]:
     """Evaluate a model with several scorings, by name with their templates, where it supports them; print a table."""
     model = engine.language_model
@@ -316,11 +313,8 @@ def evaluate_model(
         print(f"skipped, not supported by models of kind {model.kind!r}: {skipped}")
     print(f"\n{'benchmark':<11}{'scoring':<21}{''.join(f'{name:>11}' for name in COLUMNS)}", flush=True)
     results = []
-    for (name, (validation, test)), scoring in itertools.product(benchmarks.items(), supported):
-        total = len(templates[scoring]) * len(validation) + 2 * len(test)
-        with progress_bar(total=total, desc=f"{name} {scoring}", leave=False, disable=disable_tqdm) as bar:
-            counted = dataclasses.replace(engine, progress=bar.update)
-            result = evaluate_scoring(counted, (validation, test), scoring, templates[scoring], grid)
+    for (name, splits), scoring in itertools.product(benchmarks.items(), supported):
+        result = evaluate_scoring(engine, splits, scoring, templates[scoring], grid)
         results.append({"model": model.name, "benchmark": name, "scoring": scoring} | result)
         print(table_line(results[-1]), flush=True)
     for average in averages(results):
@@ -344,9 +338,7 @@ def write_results(path: Path, results: Sequence[Mapping[str, Any]], benchmarks: 
             of_models.setdefault(result["model"], {})[result["scoring"]] = prediction
     write_json(path.with_name("predictions.json"), asked)
     entries = [{name: value for name, value in result.items() if name != "predictions"} for result in results]
-    single = entries[0] if len(entries) == 1 else {}
-    top = {name: value for name, value in single.items() if name.startswith("eval_")}
-    write_json(path, {**top, "results": entries, "averages": averages(entries)})
+    write_json(path, {"results": entries, "averages": averages(entries)})
     with atomic_file(path.with_name("results.csv")) as table, table.open("w", newline="", encoding="utf-8") as file:
         write_csv([entry | {"configuration": json.dumps(entry["configuration"])} for entry in entries], file)
 

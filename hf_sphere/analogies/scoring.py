@@ -26,6 +26,7 @@ from hf_sphere.analogies.prompts import (
 )
 from hf_sphere.analogies.questions import Question, choice_counts
 from hf_sphere.utils.checks import check_choice
+from hf_sphere.utils.progress import progress_bar
 
 Questions = Sequence[Question]
 Permutations = Sequence[Permutation]
@@ -71,7 +72,7 @@ class Engine:
 
     language_model: LanguageModel  # the model
     batch_size: int | None = None  # sequences per batch; chosen for speed by default
-    progress: Callable[[int], Any] = lambda count: None  # called with the number of newly finished questions
+    disable_tqdm: bool = True  # whether to show no progress bar
 
 
 @dataclass(frozen=True)
@@ -135,10 +136,9 @@ class Scoring(ABC):
         warn_unknown_words(engine.language_model, questions)
         orders = [PERMUTATIONS[index] for index in permutations]
         terms_by_question: list[Tensor] = []
-        for start in range(0, len(questions), QUESTIONS_AT_ONCE):
-            batch = questions[start : start + QUESTIONS_AT_ONCE]
-            terms_by_question += self.question_terms(batch, orders, engine)
-            engine.progress(len(batch))
+        starts = range(0, len(questions), QUESTIONS_AT_ONCE)
+        for start in progress_bar(starts, desc=self.name, leave=False, disable=engine.disable_tqdm):
+            terms_by_question += self.question_terms(questions[start : start + QUESTIONS_AT_ONCE], orders, engine)
         shape = (len(questions), len(PERMUTATIONS), int(choice_counts(questions).max()))
         terms = torch.full((len(terms_by_question[0]), *shape), torch.nan, dtype=torch.float64)
         for row, (question, values) in enumerate(zip(questions, terms_by_question, strict=True)):

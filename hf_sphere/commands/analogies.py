@@ -93,8 +93,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         results = []
         for name in args.model_name_or_path:
             model = analogies.LanguageModel.load(name, dtype=getattr(torch, args.dtype) if args.dtype else None)
-            engine = Engine(model, args.batch_size)
-            results += evaluate_model(engine, benchmarks, templates, args.grid, disable_tqdm=args.disable_tqdm)
+            engine = Engine(model, args.batch_size, args.disable_tqdm)
+            results += evaluate_model(engine, benchmarks, templates, args.grid)
         output_dir.write_settings(output, asdict(args))
         write_results(output / output_dir.RESULTS_FILE, results, benchmarks)
         print(f"{LEGEND}\nsaved {output / output_dir.RESULTS_FILE}, results.csv and predictions.json")

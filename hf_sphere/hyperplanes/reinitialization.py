@@ -4,12 +4,10 @@ import contextlib
 import copy
 import logging
 import statistics
-import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -66,12 +64,10 @@ class ReinitializationRobustness:
     Attributes:
         accuracy: Accuracy of the trained model.
         layers: Accuracies by layer path, in the order in which the model defines the layers.
-        missing: Paths of missing snapshots.
     """
 
     accuracy: float
     layers: dict[str, LayerRobustness]
-    missing: list[str] = field(default_factory=list)
 
     def critical_layers(self, drop: float = 0.05) -> list[str]:
         """Return the layers whose reset reduces the accuracy by more than `drop`, the largest loss first.
@@ -88,7 +84,7 @@ class ReinitializationRobustness:
         for name, layer in self.layers.items():
             random = {"mean": layer.random_mean, "deviation": layer.random_deviation, "values": layer.random}
             layers[name] = {"snapshots": layer.snapshots, "random": random if layer.random else None}
-        return {"accuracy": self.accuracy, "layers": layers, "missing": self.missing}
+        return {"accuracy": self.accuracy, "layers": layers}
 
     def save(self, path: str | PathLike) -> None:
         """Write a JSON file."""
@@ -111,28 +107,24 @@ class ReinitializationRobustness:
         lists = {
             f"lose more than {drop:g} when reset to {reset} (critical)": [names[path] for path in critical],
             f"lose at most {drop:g}": [names[path] for path in self.layers if path not in critical],
-            "missing snapshots": self.missing,
         }
         return "\n".join([*lines, *(f"{what}: {', '.join(listed) or 'none'}" for what, listed in lists.items())])
 
 
-def open_snapshots(snapshots: Sequence[SnapshotLike]) -> tuple[dict[str, StoredTensors], list[str]]:
-    """Return the tensors of the snapshots that exist by epoch or position in the list, and the missing paths."""
+def open_snapshots(snapshots: Sequence[SnapshotLike]) -> dict[str, StoredTensors]:
+    """Return the tensors of the snapshots by epoch or position in the list."""
     opened: dict[str, StoredTensors] = {}
-    missing: list[str] = []
     for position, snapshot in enumerate(snapshots):
         state = named_tensors(snapshot) if isinstance(snapshot, nn.Module) else snapshot
         if isinstance(state, Mapping):
             label, tensors = str(position), stored_tensors(state)
-        elif (path := state.path if isinstance(state, Snapshot) else Path(state)).is_file():
-            label, tensors = str(read_snapshot(path).epoch), open_tensors(path)
         else:
-            missing.append(str(path))
-            continue
+            path = state.path if isinstance(state, Snapshot) else state
+            label, tensors = str(read_snapshot(path).epoch), open_tensors(path)
         if label in opened:
             raise ValueError(f"several snapshots have the label {label}; give one per epoch.")
         opened[label] = tensors
-    return opened, missing
+    return opened
 
 
 def tensors_of_modules(
@@ -195,7 +187,8 @@ def reinitialization_robustness(
         The accuracies.
 
     Raises:
-        ValueError: If the model has no such layer; no snapshot exists and `num_random` is 0; a snapshot is of another
+        FileNotFoundError: If there is no such snapshot.
+        ValueError: If the model has no such layer; there is no snapshot and `num_random` is 0; a snapshot is of another
             architecture; `evaluate` returns no fraction; or `fresh` is missing.
 
     Reference:
@@ -206,11 +199,9 @@ def reinitialization_robustness(
     """
     check_not_text("snapshots", snapshots)
     modules = find_layers(model, layers, include_1x1)
-    by_label, missing = open_snapshots(snapshots)
-    if missing:
-        warnings.warn(f"{len(missing)} snapshots are missing and skipped: {', '.join(missing)}.", stacklevel=2)
+    by_label = open_snapshots(snapshots)
     if not by_label and not num_random:
-        raise ValueError("there are no weights to reset the layers to; pass existing snapshots, or num_random.")
+        raise ValueError("there are no weights to reset the layers to; pass snapshots, or num_random.")
     state = named_tensors(model)
     norms = following_batch_norms(model, modules) if include_batch_norm else {}
     of_layers = following_batch_norms(model, dict(model.named_modules())).values()
@@ -259,7 +250,7 @@ def reinitialization_robustness(
     for layer in modules:
         random = [accuracies[f"{layer}@{label}"] for label in random_labels]
         results[layer] = LayerRobustness({label: accuracies[f"{layer}@{label}"] for label in by_label}, random)
-    return ReinitializationRobustness(accuracies["baseline"], results, missing)
+    return ReinitializationRobustness(accuracies["baseline"], results)
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:

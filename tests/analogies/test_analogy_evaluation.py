@@ -27,9 +27,7 @@ def test_chunked_scores_equal_scores_of_one_call(tiny_bert, monkeypatch, scoring
     expected = search_configurations(measure_questions(QUESTIONS, tiny_bert, scoring, template="is-to-as"))
     costs = score_questions(QUESTIONS, tiny_bert, scoring).costs
     monkeypatch.setattr(scorings, "QUESTIONS_AT_ONCE", 1)
-    told = []
-    found = search_templates(Engine(tiny_bert, progress=told.append), QUESTIONS, scoring, ["is-to-as"])
-    assert told == [1, 1, 1]
+    found = search_templates(Engine(tiny_bert), QUESTIONS, scoring, ["is-to-as"])
     assert found.configurations == expected.configurations
     assert torch.equal(found.accuracy, expected.accuracy)
     torch.testing.assert_close(score_questions(QUESTIONS, tiny_bert, scoring).costs, costs, rtol=1e-5, atol=1e-6)

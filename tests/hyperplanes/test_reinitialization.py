@@ -110,19 +110,17 @@ def test_the_model_is_unchanged_afterwards(error):
         assert torch.equal(after[name][1], value)
 
 
-def test_the_label_of_a_file_is_its_epoch_and_missing_files_are_named(tmp_path):
+def test_the_label_of_a_file_is_its_epoch_and_a_missing_file_is_an_error(tmp_path):
     net, others = new_net(), [new_net(1), new_net(2)]
     paths = [save_snapshot(other, tmp_path, 10 * epoch) for epoch, other in enumerate(others)]
-    gone = tmp_path / "epoch-0005.safetensors"
-    with pytest.warns(UserWarning, match=r"1 snapshots are missing.*epoch-0005"):
-        result = reinitialization_robustness(net, [read_snapshot(paths[0]), gone, str(paths[1])], share)
+    with pytest.raises(FileNotFoundError, match="epoch-0005"):
+        reinitialization_robustness(net, [tmp_path / "epoch-0005.safetensors"], share)
+    result = reinitialization_robustness(net, [read_snapshot(paths[0]), str(paths[1])], share)
     expected = reinitialization_robustness(net, others, share)
-    assert result.missing == [str(gone)]
     for layer in LAYERS:
         assert list(result.layers[layer].snapshots) == ["0", "10"]
         values = list(expected.layers[layer].snapshots.values())
         assert list(result.layers[layer].snapshots.values()) == pytest.approx(values, abs=1e-7)
-    assert "epoch-0005" in str(result)
 
 
 def test_a_tied_weight_is_found_under_its_other_name(tmp_path):
@@ -239,7 +237,7 @@ def result():
         "body": LayerRobustness({"0": 0.88, "5": 0.9}, [0.1, 0.3]),
         "head": LayerRobustness({"0": 0.1, "5": 0.2}, [0.5, 0.5]),
     }
-    return ReinitializationRobustness(0.9, layers, ["epoch-0003.safetensors"])
+    return ReinitializationRobustness(0.9, layers)
 
 
 def test_a_result_is_saved(result, tmp_path):

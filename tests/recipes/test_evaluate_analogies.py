@@ -148,15 +148,6 @@ def test_the_choice_is_independent_of_the_test_answers(evaluate, questions, tmp_
     assert [row["predictions"] for row in answered[0]] == [row["predictions"] for row in answered[1]]
 
 
-def test_a_single_result_is_also_at_the_top_level(evaluate, finished, tmp_path):
-    words = ["--benchmarks", "easy", "--grid", "none", "--scorings", "embedding_similarity"]
-    written = json.loads((evaluate(tmp_path / "run", *words) / "all_results.json").read_text())
-    (entry,) = written["results"]
-    top = {name: value for name, value in written.items() if name not in ("results", "averages")}
-    assert top == {name: entry[name] for name in ("eval_accuracy", "eval_accuracy_low", "eval_accuracy_high")}
-    assert set(json.loads((finished / "all_results.json").read_text())) == {"results", "averages"}
-
-
 # Search
 
 
