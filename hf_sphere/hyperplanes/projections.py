@@ -184,7 +184,8 @@ def projection_statistics(
         for statistics, p_value in zip(described.values(), p_values, strict=True):
             statistics[f"{test}_adjusted"] = p_value
     num_dead = sum(statistics["num_dead"] for statistics in described.values())
-    net = Projections(**_statistics(*map(np.concatenate, zip(*arrays, strict=True)), num_dead))
+    projections, transforms = map(np.concatenate, zip(*arrays, strict=True))
+    net = Projections(**_statistics(projections, transforms, num_dead))
     return ProjectionStatistics(normalize, {name: LayerProjections(**each) for name, each in described.items()}, net)
 
 
