@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 from case_selection import some_rows
+from sklearn.metrics import roc_auc_score
 
 from hf_sphere.comparison.measures import BLOCKS, EPISODES, MEASURES, SHOT, Evaluated, mean_or_none, measure
 from hf_sphere.comparison.plan import METRICS, UNSEEN
+from hf_sphere.metrics import retrieval_scores
 from hf_sphere.ood import Outputs
 
 
@@ -42,34 +44,22 @@ def calibration_error(data: Evaluated) -> float:
     return 100 * sum(abs(math.fsum(gaps)) for gaps in bins.values()) / len(labels)
 
 
-def retrieval(part: Outputs) -> tuple[float, float]:
-    """Recall@1 and MAP@R by their definitions."""
-    vectors, labels = part.embeddings.double().numpy(), part.labels.numpy()
-    vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    cosines = vectors @ vectors.T
-    np.fill_diagonal(cosines, -np.inf)
-    recalls, precisions = [], []
-    for row, label in enumerate(labels):
-        same = labels[np.argsort(-cosines[row])][: (labels == label).sum() - 1] == label
-        recalls.append(same[0])
-        precisions.append(float((same * same.cumsum() / np.arange(1, len(same) + 1)).mean()))
-    return 100 * float(np.mean(recalls)), 100 * float(np.mean(precisions))
+def retrieval(part: Outputs, score: str) -> float:
+    return 100 * retrieval_scores(part.embeddings, part.labels, distance="cosine")[score]
 
 
 def auroc(data: Evaluated) -> float:
-    """Fraction of pairs of a known and an unseen image in the right order."""
-    known, unseen = (softmax(part.logits).max(1) for part in (data.known, data.unseen))
-    pairs = known[:, None] - unseen[None]
-    return 100 * float(((pairs > 0) + 0.5 * (pairs == 0)).mean())
+    confidences = np.concatenate([softmax(part.logits).max(1) for part in (data.known, data.unseen)])
+    return 100 * roc_auc_score(np.arange(len(confidences)) < len(data.known.labels), confidences)
 
 
 EXPECTED = {
     "accuracy": accuracy,
     "calibration_error": calibration_error,
-    "recall_at_1": lambda data: retrieval(data.known)[0],
-    "map_at_r": lambda data: retrieval(data.known)[1],
-    "unseen_recall_at_1": lambda data: retrieval(data.unseen)[0],
-    "unseen_map_at_r": lambda data: retrieval(data.unseen)[1],
+    "recall_at_1": lambda data: retrieval(data.known, "recall_at_1"),
+    "map_at_r": lambda data: retrieval(data.known, "map_at_r"),
+    "unseen_recall_at_1": lambda data: retrieval(data.unseen, "recall_at_1"),
+    "unseen_map_at_r": lambda data: retrieval(data.unseen, "map_at_r"),
     "unseen_auroc": auroc,
 }
 

@@ -16,10 +16,8 @@ from hf_sphere.analogies import (
     LanguageModel,
     evaluation,
     load_questions,
-    measure_questions,
     score_questions,
     scoring_names,
-    search_configurations,
 )
 
 RECIPE = "evaluate_analogies"
@@ -122,30 +120,6 @@ def test_averages_are_over_the_benchmarks_and_answers_table_and_figure_are_writt
     assert [float(row["eval_accuracy"]) for row in rows] == [entry["eval_accuracy"] for entry in entries]
     assert [json.loads(row["configuration"]) for row in rows] == [entry["configuration"] for entry in entries]
     assert (finished / "analogies.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize("scoring", ["perplexity", "marginal_bias"])
-def test_the_chosen_configuration_is_the_best_on_validation(entries, model, questions, scoring):
-    asked = load_questions(str(questions), "easy", "validation")
-    best = [
-        search_configurations(measure_questions(asked, model, scoring, template=template)).accuracy.max()
-        for template in ("is-to-what", "is-to-as")
-    ]
-    (entry,) = (entry for entry in entries if (entry["benchmark"], entry["scoring"]) == ("easy", scoring))
-    assert entry["validation_accuracy"] == max(best)
-    assert entry["num_configurations"] == {"perplexity": 2 * 6 * 11 * 19, "marginal_bias": 2 * 31_350}[scoring]
-
-
-def test_the_choice_is_independent_of_the_test_answers(evaluate, questions, tmp_path):
-    for name, answers in (("a", (0, 0, 0)), ("b", (1, 1, 1))):
-        shutil.copytree(questions / "easy", tmp_path / name / "easy")
-        write_split(tmp_path / name / "easy", "test", (2, 3, 2), answers)
-    words = ["--benchmarks", "easy", "--scorings", "perplexity"]
-    one, other = (evaluate(tmp_path / f"run-{name}", *words, data=tmp_path / name) for name in ("a", "b"))
-    chosen = [results_by_scoring(folder)["perplexity"]["configuration"] for folder in (one, other)]
-    answered = [json.loads((folder / "predictions.json").read_text())["easy"] for folder in (one, other)]
-    assert chosen[0] == chosen[1]
-    assert [row["predictions"] for row in answered[0]] == [row["predictions"] for row in answered[1]]
 
 
 # Search

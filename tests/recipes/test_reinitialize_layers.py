@@ -10,7 +10,6 @@ from accelerate import Accelerator
 from case_selection import each
 from datasets import Dataset
 from PIL import Image
-from safetensors.torch import load_file, save_file
 
 from hf_sphere import SphereVisionForImageClassification
 from hf_sphere.commands.command_line import run_job
@@ -74,24 +73,6 @@ def test_every_layer_is_reset_to_every_snapshot_and_random_weights(measured, tra
     with Image.open(measured / "reinitialization.png") as image:
         assert image.width > 500
     assert "<svg" in (measured / "reinitialization.svg").read_text()[:1000]
-
-
-def test_a_cell_is_the_accuracy_of_the_model_with_that_layer_reset(measured, trained, recipe, parsed, tmp_path):
-    layer = "sphere_vision.backbone.layers.2"
-    model = tmp_path / "by-hand"
-    tensors = load_file(trained / "model.safetensors")
-    first = load_file(list_snapshots(trained)[0].path)
-    tensors |= {name: value for name, value in first.items() if name.startswith(f"{layer}.")}
-    model.mkdir()
-    for file in ("config.json", "preprocessor_config.json", "run.json"):
-        (model / file).write_text((trained / file).read_text())
-    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
-    by_hand = load_classifier(str(model))
-    args, data_args = parsed(model, "--disable_tqdm")
-    seed = recipe.adopt_settings(args, data_args, model, by_hand, set())
-    batches = recipe.load_batches(args, data_args, seed, Accelerator())
-    cells = json.loads((measured / "reinitialization.json").read_text())["layers"]
-    assert recipe.accuracy(by_hand.model, batches, batches.num_examples) == cells[layer]["snapshots"]["0"]
 
 
 def test_top_k_accuracy_matches_ranks_of_the_logits(measure, trained, tmp_path):

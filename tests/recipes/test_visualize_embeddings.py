@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from datasets import Dataset
 
+from hf_sphere import metrics
 from hf_sphere.search.store import embeddings_writer, read_embeddings
 
 RECIPE = "visualize_embeddings"
@@ -133,24 +134,14 @@ def test_the_gallery_is_drawn_with_several_embeddings_of_the_same_classes(draw, 
 # Metrics
 
 
-def test_results_agree_with_plain_formulas(draw, embeddings):
-    results = results_of(draw(embeddings, "--pictures", "angles"))
-    data = read_embeddings(str(embeddings))
-    unit = F.normalize(data.embeddings.double(), dim=-1)
-    first, second = torch.triu_indices(len(unit), len(unit), 1)
-    square = (unit[first] - unit[second]).square().sum(-1)
-    degrees = (2 * (square.sqrt() / 2).clamp(max=1).asin()).rad2deg()
-    same = data.labels[first] == data.labels[second]
-    eigenvalues = torch.linalg.eigvalsh(unit.T.cov())
-    expected = {
-        "num_embeddings": len(unit),
-        "embedding_dim": 3,
-        "uniformity": (-2 * square).exp().mean().log().item(),
-        "alignment": square[same].mean().item(),
-        "effective_dimension": (eigenvalues.sum().square() / eigenvalues.square().sum()).item(),
-        "mean_angle_within": degrees[same].mean().item(),
-        "mean_angle_between": degrees[~same].mean().item(),
-    }
+def test_results_are_the_metrics_of_the_directions(draw, embeddings):
+    results, data = results_of(draw(embeddings, "--pictures", "angles")), read_embeddings(str(embeddings))
+    unit, labels = F.normalize(data.embeddings.double(), dim=-1), data.labels
+    names = ("mean_angle_within", "mean_angle_between")
+    angles = (float(each.mean()) for each in metrics.class_angles(unit, labels))
+    expected = dict(zip(names, angles, strict=True)) | {"num_embeddings": len(unit), "embedding_dim": 3}
+    expected |= {"uniformity": metrics.uniformity(unit), "alignment": metrics.alignment(unit, labels)}
+    expected |= {"effective_dimension": metrics.effective_dimension(unit)}
     assert results == pytest.approx(expected, rel=1e-5)
 
 
