@@ -13,16 +13,16 @@ import operator
 import os
 import re
 import sys
-import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace, UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
-from hf_sphere.utils.checks import check_not_text, error_text
+from hf_sphere.utils.checks import check_choice, check_not_text, error_text
 from hf_sphere.utils.commands import command_of, running
-from hf_sphere.utils.configs import ABOUT, YamlLoader, load_config
+from hf_sphere.utils.configs import YamlLoader, load_config
 from hf_sphere.utils.imports import import_modules
 from hf_sphere.utils.loading import check_source
 
@@ -42,9 +42,6 @@ _SOURCES = {
 }
 """Options that name what is read, by the kind of repository on the Hub that it may be instead of a file or folder."""
 
-_OTHER_NAMES = {"max_steps": "stop_after_steps"}
-"""Options by the name that they have elsewhere."""
-
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
@@ -61,43 +58,38 @@ class Arguments:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
-            value = getattr(self, field.name)
-            if isinstance(value, str) and value.startswith("~/") and field.name != "text":  # no shell has expanded it
-                setattr(self, field.name, value := os.path.expanduser(value))
+            name, value, about = field.name, getattr(self, field.name), field.metadata.get("help")
+            if isinstance(value, str) and value.startswith("~/") and name != "text":  # no shell has expanded it
+                setattr(self, name, value := os.path.expanduser(value))
             if str(field.type).startswith("list["):
-                check_not_text(field.name, value)
-            if field.name in ("output", "output_dir", "dataset_name") and value is not None and not value.strip():
-                raise ValueError(f"{field.name} must not be empty; name a file or folder.")
-            about: Any = field.metadata.get("help")
+                check_not_text(name, value)
+            if name in ("output", "output_dir", "dataset_name") and value is not None and not value.strip():
+                raise ValueError(f"{name} must not be empty; name a file or folder.")
             kinds = (field.type, *get_args(field.type))
             choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
-            for number in value if isinstance(value, (list, tuple)) else [value]:
-                if choices and number is not None and number not in choices:
-                    raise ValueError(f"{field.name} must be {' or '.join(map(str, choices))}; got {number!r}.")
-                if isinstance(number, (int, float)) and not isinstance(number, bool):
-                    _check_number(field.name, number, getattr(about, "bounds", {}))
+            for item in value if isinstance(value, (list, tuple)) else [value]:
+                if choices and item is not None:
+                    check_choice(name, item, choices)
+                if isinstance(item, (int, float)) and not isinstance(item, bool):
+                    _check_number(name, item, getattr(about, "bounds", {}))
             if not hasattr(about, "only_with") or value == (default := _default(field)):
                 continue
             if others := [each.replace("=", " ") for each in about.not_with if _is_set(self, each)]:
-                raise ValueError(f"{field.name} and {others[0]} exclude each other; leave one of them out.")
+                raise ValueError(f"{name} and {others[0]} exclude each other; leave one of them out.")
             if about.only_with and not any(_is_set(self, each) for each in about.only_with):
                 needed = " or ".join(each.replace("=", " ") for each in about.only_with)
                 advice = "" if default is None else f", or set it to {default} if it is in a configuration"
-                raise ValueError(f"{field.name} {value} has no effect without {needed}; leave it out{advice}.")
+                raise ValueError(f"{name} {value} has no effect without {needed}; leave it out{advice}.")
 
 
 class Options(dict[str, Any]):
     """A mapping that can be written as JSON or YAML on the command line: `'{scaling: 5.0}'`."""
 
     def __init__(self, value: str | Iterable[tuple[str, Any]] = ()) -> None:
-        if isinstance(value, str):
-            try:
-                super().__init__(yaml.load(value, Loader=YamlLoader).items())
-            except (yaml.YAMLError, ValueError, RecursionError, AttributeError) as error:
-                problem = f"expected a mapping such as '{{scaling: 5.0}}', got {value!r} ({error_text(error)})."
-                raise argparse.ArgumentTypeError(problem) from error  # the only one whose message argparse shows
-        else:
-            super().__init__(value)
+        try:
+            super().__init__(yaml.load(value, Loader=YamlLoader) if isinstance(value, str) else value)
+        except yaml.YAMLError as error:
+            raise ValueError(error_text(error)) from error
 
 
 class _Help(str):
@@ -144,8 +136,6 @@ def command_arguments(*args: Any, **options: Any) -> tuple[Any, ...]:
             value: Any = given.get(name, ())
             for each in [value] if isinstance(value, str) else value:
                 check_source(name, each, kind)
-    if running.get() and "torch" not in sys.modules and os.environ.get("RANK", "0") == "0":
-        print(f"{running.get()}: loading libraries ...", file=sys.stderr, flush=True)  # which takes seconds
     return values
 
 
@@ -174,55 +164,55 @@ def parse_arguments(
     parser.add_argument("--print_config", action="store_true", help="print all arguments as YAML, and exit")
     help_text = "module of heads, optimizers and other parts of your own, imported first; can be repeated."
     parser.add_argument("--import", action="append", default=[], dest="modules", metavar="MODULE", help=help_text)
-    actions = {action.dest: action for cls in types for action in _add_arguments(parser, cls)}
-    names, words, places = list(actions), _words(argv), parser.places
-    hidden = [name for name in names if name not in usual] if usual else []
+    actions, words = _add_arguments(parser, types), _words(argv)
+    fields = {field.name: field for cls in types for field in dataclasses.fields(cls)}
+    hidden = [name for name in actions if name not in usual] if usual else []
     if hidden and "all" not in words[words.index("--help") + 1 if "--help" in words else len(words) :]:
         for name in hidden:
             actions[name].help = argparse.SUPPRESS
         parser.epilog = f"--help all shows the other {len(hidden)} options, too."
+    line, unknown = parser.parse_known_args(words)
+    places: dict[str, tuple[int, str]] = {}  # where configurations state an argument; higher numbers take precedence
     try:
-        for config in given_configs(words):
-            for name, value in _read_config(config, actions, recipe, places).items():
-                parser.set_defaults(**{name: value})
-                actions[name].required = False
-        on_line = {word[2:].partition("=")[0] for word in words}
-        for name in on_line:
-            places.pop(name, None)
-        # Before a missing argument is named, which may be the one that is mistyped.
-        known = parser._option_string_actions
-        unknown = [word for word in words if re.match(r"--\w", word) and word.partition("=")[0] not in known]
-        if not unknown or "--help" in words:
-            parsed, unknown = parser.parse_known_args(words)
         for word in (word.partition("=")[0] for word in unknown):
-            parser.error(f"unknown argument {word!r}.{_hint(word.lstrip('-'), names, 'options')}")
-        for field in (field for cls in types for field in dataclasses.fields(cls) if field.name in places):
+            raise ValueError(f"unknown argument {word!r}.{_hint(word.lstrip('-'), fields, 'options')}")
+        values = _read_configs(line.config, actions, recipe, places)
+        given = {name: value for name, value in vars(line).items() if name in actions}
+        values, places = values | given, places | dict.fromkeys(given, (sys.maxsize, ""))
+        merged = SimpleNamespace(**{name: values.get(name, _default(field)) for name, field in fields.items()})
+        for name in [*places]:
             # What a configuration sets, and a later one or the command line makes idle, is left out.
-            needed, order = getattr(field.metadata.get("help"), "only_with", ()), [*places, *on_line]
-            later = {name for name in order[order.index(field.name) :] if places.get(name) != places[field.name]}
-            is_replaced = any(each.partition("=")[0] in later for each in needed)
-            if is_replaced and not any(_is_set(parsed, each) for each in needed):
-                setattr(parsed, field.name, _default(field))
-        values = tuple(cls(**{f.name: getattr(parsed, f.name) for f in dataclasses.fields(cls)}) for cls in types)
-        _check_output({name: value for each in values for name, value in vars(each).items()})
+            needed = getattr(fields[name].metadata["help"], "only_with", ())
+            is_replaced = any(places.get(each.partition("=")[0], (-1, ""))[0] > places[name][0] for each in needed)
+            if is_replaced and not any(_is_set(merged, each) for each in needed):
+                setattr(merged, name, _default(fields[name]))
+                del values[name]
+        if line.print_config:
+            if line.modules:
+                print(f"import: {json.dumps(line.modules)}")
+            for name in fields:  # JSON is YAML in which texts such as "1e-3" are quoted
+                print(f"{name}: {json.dumps(getattr(merged, name), default=str, ensure_ascii=False)}")
+            parser.exit()
+        if missing := [f"--{name}" for name in fields if getattr(merged, name) is dataclasses.MISSING]:
+            raise ValueError(f"the following arguments are required: {', '.join(missing)}")
+        parts = _make(types, actions, values)
+        _check_output({name: value for each in parts for name, value in vars(each).items()})
     except ValueError as error:
-        parser.error(str(error))
-    if parsed.print_config:
-        if parsed.modules:
-            print(f"import: {json.dumps(parsed.modules)}")
-        for name in names:  # JSON is YAML in which texts such as "1e-3" are quoted
-            print(f"{name}: {json.dumps(getattr(parsed, name), default=str, ensure_ascii=False)}")
-        parser.exit()
-    return values
+        _, place = places.get(re.findall(r"\w+", str(error))[0], (0, ""))
+        parser.error(f"{place}: {error}" if place else str(error))
+    return parts
 
 
 def make_arguments(types: Sequence[type], values: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return an instance of each argument dataclass, from values by name; None leaves an argument out."""
-    parser, given = argparse.ArgumentParser(), {name: value for name, value in values.items() if value is not None}
-    actions = {action.dest: action for cls in types for action in _add_arguments(parser, cls)}
-    if unknown := [name for name in given if name not in actions]:
-        raise ValueError(f"unknown option {unknown[0]!r}.{_hint(unknown[0], [*actions])}")
-    given = {name: _check_value(actions[name], value) for name, value in given.items()}
+    given = {name: value for name, value in values.items() if value is not None}
+    return _make(types, _add_arguments(argparse.ArgumentParser(), types), given)
+
+
+def _make(types: Iterable[type], actions: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[Any, ...]:
+    if unknown := [name for name in values if name not in actions]:
+        raise ValueError(f"unknown option {unknown[0]!r}.{_hint(unknown[0], actions)}")
+    given = {name: _check_value(actions[name], value) for name, value in values.items()}
     return tuple(cls(**{f.name: given[f.name] for f in dataclasses.fields(cls) if f.name in given}) for cls in types)
 
 
@@ -232,7 +222,7 @@ def _check_value(action: Any, value: Any) -> Any:
     items = value if is_list and isinstance(value, list | tuple) else [value]
     types: Any = {float: (int, float), Options: dict}.get(kind, kind)
     is_valid = all(isinstance(item, types) and isinstance(item, bool) == (kind is bool) for item in items)
-    if not (is_valid and (items or action.default == [])) or (action.choices and not {*items} <= {*action.choices}):
+    if not (is_valid and (items or action.can_be_empty)) or (action.choices and not {*items} <= {*action.choices}):
         choices = f"one of {', '.join(map(str, action.choices))}" if action.choices else f"of type {kind.__name__}"
         raise ValueError(f"{action.dest} must be {choices}; got {value!r}.")
     items = [float(item) if kind is float else item for item in items]
@@ -257,10 +247,8 @@ def named_first(name: str, argv: Sequence[str] | None = None) -> list[str]:
 def given_arguments(argv: Sequence[str] | None = None) -> set[str]:
     """Return the names of the arguments that the command line and its configurations set, whatever their values."""
     words = _words(argv)
-    names = {word[2:].split("=")[0] for word in words if word.startswith("--")}
-    for config in given_configs(words):
-        names |= set(load_config(config).settings)
-    return {name.removeprefix("no_") for name in names}
+    names = {word[2:].split("=")[0].removeprefix("no_") for word in words if word.startswith("--")}
+    return names.union(*(load_config(config).settings for config in given_configs(words)))
 
 
 def to_argv(values: Mapping[str, Any]) -> list[str]:
@@ -279,17 +267,9 @@ class _Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
-        self.places: dict[str, str] = {}  # where the configurations state an argument that the command line does not
 
     def error(self, message: str) -> NoReturn:
-        place = self.places.get(re.findall(r"\w+", message.removeprefix("argument "))[0])
-        message = " ".join((f"{place}: {message}" if place else message).split())
-        self.exit(2, f"{self.prog}: error: {message}\nSee {self.prog} --help.\n")
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action.choices is not None and str(value) not in (choices := [*map(str, action.choices)]):
-            hint = _hint(str(value), choices, "choices")
-            raise argparse.ArgumentError(action, f"invalid choice: {value!r}.{hint}")
+        self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\nSee {self.prog} --help.\n")
 
 
 def _default(field: dataclasses.Field) -> Any:
@@ -313,17 +293,19 @@ def _check_number(name: str, number: float, bounds: Mapping[str, float]) -> None
         raise ValueError(f"{name} must be {' and '.join(rules)}; got {number}.")
 
 
-def _add_arguments(parser: argparse.ArgumentParser, cls: type) -> Iterator[argparse.Action]:
-    """Add the fields of a dataclass, in a group for each class that declares some; its docstring is the heading."""
-    hints, groups = get_type_hints(cls), dict[type, Any]()
-    for field in dataclasses.fields(cls):
+def _add_arguments(parser: argparse.ArgumentParser, types: Iterable[type]) -> dict[str, Any]:
+    """Add the fields of dataclasses, in a group for each class that declares some; its docstring is the heading."""
+    actions, groups = dict[str, Any](), dict[type, Any]()
+    declared = [(cls, get_type_hints(cls), field) for cls in types for field in dataclasses.fields(cls)]
+    for cls, hints, field in declared:
         declaring = next(base for base in reversed(cls.__mro__) if field.name in inspect.get_annotations(base))
         if declaring not in groups:
             groups[declaring] = parser.add_argument_group((declaring.__doc__ or "").partition("\n")[0].rstrip("."))
         about, default, kind = field.metadata["help"], _default(field), hints[field.name]
-        options: dict[str, Any] = {"default": default, "required": default is dataclasses.MISSING}
-        shown = "" if default in (None, {}, dataclasses.MISSING) else f" (default: {str(default).replace('%', '%%')})"
-        if get_origin(kind) in (Union, types.UnionType):
+        options: dict[str, Any] = {"help": about, "default": argparse.SUPPRESS}
+        if default not in (None, {}, dataclasses.MISSING):
+            options["help"] += f" (default: {str(default).replace('%', '%%')})"
+        if get_origin(kind) in (Union, UnionType):
             (kind,) = (one for one in get_args(kind) if one is not type(None))
         choices = get_args(kind) if get_origin(kind) is Literal else about.choices
         if get_origin(kind) is Literal:
@@ -338,8 +320,10 @@ def _add_arguments(parser: argparse.ArgumentParser, cls: type) -> Iterator[argpa
             kind, options["nargs"], options["const"] = _boolean, "?", True
             if default is True:
                 negated = {"dest": field.name, "action": "store_false", "help": argparse.SUPPRESS}
-                groups[declaring].add_argument(f"--no_{field.name}", **negated)
-        yield groups[declaring].add_argument(f"--{field.name}", type=kind, help=f"{about}{shown}", **options)
+                groups[declaring].add_argument(f"--no_{field.name}", default=argparse.SUPPRESS, **negated)
+        actions[field.name] = groups[declaring].add_argument(f"--{field.name}", type=kind, **options)
+        actions[field.name].can_be_empty = default == []
+    return actions
 
 
 def _boolean(word: str) -> bool:
@@ -363,34 +347,31 @@ def given_configs(words: Sequence[str]) -> list[str]:
     return parser.parse_known_args(words)[0].config
 
 
-def _read_config(
-    word: str, actions: dict[str, argparse.Action], recipe: str | None, places: dict[str, str]
+def _read_configs(
+    names: Iterable[str], actions: Mapping[str, Any], recipe: str | None, places: dict[str, tuple[int, str]]
 ) -> dict[str, Any]:
-    """Return the values of a configuration by argument, and add their places."""
-    config = load_config(word)
-    other = "" if config.recipe in (None, recipe) else f"is for {command_of(config.recipe)}"
-    if other and recipe:
-        raise ValueError(f"{[*config.layers][-1]} {other}.")
-    stated = {key for layer in config.layers.values() for key, value in layer.items() if value is not None}
-    removed = stated - set(config.settings)  # by null, and those about the configuration
-    for place, layer in config.layers.items():
-        needed = layer.get("import") or []
-        needed = needed if isinstance(needed, list) else [needed]
-        if missing := [f"--import {name}" for name in needed if str(name) not in sys.modules]:  # it is data
-            raise ValueError(f"{place} requires modules that it does not import by itself; pass {' '.join(missing)}.")
-        for key in layer:
-            if key not in (*actions, *ABOUT, *removed):
-                where = f"{place}, which {other}" if other else place
-                raise ValueError(f"unknown key {key!r} in {where}.{_hint(key, [*actions])}")
-            places.pop(key, None)  # in the order of the last ones that state them
-            places[key] = place
-    # The output directory that the name of a configuration implies does not replace one that a configuration states.
-    values = {k: v for k, v in config.settings.items() if k in stated or (k in actions and k not in places)}
-    return {name: _check_value(actions[name], value) for name, value in values.items()}
+    """Return the values of configurations by argument, and add their places."""
+    values: dict[str, Any] = {}
+    for config in map(load_config, names):
+        other = "" if config.recipe in (None, recipe) else f"is for {command_of(config.recipe)}"
+        if other and recipe:
+            raise ValueError(f"{[*config.layers][-1]} {other}.")
+        # The output directory that the name of a configuration implies does not replace one that is stated.
+        values |= {name: v for name, v in config.settings.items() if name in actions and name not in places}
+        for place, layer in config.layers.items():
+            needed = layer.get("import") or []
+            needed = needed if isinstance(needed, list) else [needed]
+            if missing := [f"--import {name}" for name in needed if str(name) not in sys.modules]:  # it is data
+                raise ValueError(f"{place} does not import its modules by itself; pass {' '.join(missing)}.")
+            rank = 1 + max((rank for rank, _ in places.values()), default=0)
+            for name in (name for name in layer if name in config.settings):
+                if name not in actions:
+                    where = f"{place}, which {other}" if other else place
+                    raise ValueError(f"unknown key {name!r} in {where}.{_hint(name, actions)}")
+                values[name], places[name] = config.settings[name], (rank, place)
+    return values
 
 
-def _hint(name: str, names: list[str], kind: str = "keys") -> str:
-    initials = [other for other in names if "".join(word[:1] for word in other.split("_")) == name]  # such as lr
-    initials += [other for other in names if other == _OTHER_NAMES.get(name)]
-    close = initials or [other for other in names if name in other][:3] or difflib.get_close_matches(name, names, n=3)
+def _hint(name: str, names: Collection[str], kind: str = "keys") -> str:
+    close = [other for other in names if name in other][:3] or difflib.get_close_matches(name, names, n=3)
     return f" Did you mean {' or '.join(close)}?" if close else f" The {kind} are: {', '.join(sorted(names))}."

@@ -194,7 +194,7 @@ def test_a_configuration_imports_nothing_by_itself_but_names_the_option(here, ca
     (here / "run.yaml").write_text("import: [parts, other]\n")
     with pytest.raises(SystemExit):
         train(["classification", "--config", "run.yaml", "--print_config"])
-    message = "run.yaml requires modules that it does not import by itself; pass --import parts --import other."
+    message = "run.yaml does not import its modules by itself; pass --import parts --import other."
     assert message in capsys.readouterr().err
     assert "parts" not in sys.modules
     (here / "run.yaml").write_text("import: parts\n")
