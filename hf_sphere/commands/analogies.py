@@ -20,7 +20,7 @@ from typing import Literal
 from hf_sphere import analogies, visualization
 from hf_sphere.analogies.prompts import TEMPLATES, scoring_names, template_text
 from hf_sphere.training import output_dir
-from hf_sphere.utils.arguments import SEED, Arguments, argument, command_arguments
+from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
 
 FILES = ("all_results.json", "results.csv", "predictions.json", "analogies.png", "run.json")
 """Files that the command may write."""
@@ -67,7 +67,7 @@ class AnalogyArguments(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Evaluate every model, and write the results and a plot."""
-    (args,) = command_arguments((AnalogyArguments,), argv, __doc__)
+    (args,) = parse_arguments((AnalogyArguments,), argv, __doc__)
     import torch
     import transformers
 

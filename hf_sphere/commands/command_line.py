@@ -14,7 +14,7 @@ from hf_sphere.commands import JOBS
 from hf_sphere.training.arguments import USUAL
 from hf_sphere.training.errors import CheckpointError, TrainingDivergedError, TrainingInterruptedError
 from hf_sphere.training.tasks import find_task
-from hf_sphere.utils.arguments import command_arguments
+from hf_sphere.utils.arguments import parse_arguments
 from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.commands import COMMANDS, running
 from hf_sphere.utils.imports import import_modules
@@ -39,7 +39,7 @@ def train(task_name: str, argv: Sequence[str] | None = None, *, script: str | No
     recipe = dict(zip(COMMANDS.values(), COMMANDS, strict=True)).get(f"train {name}") if script is None else None
     token = running.set(running.get() if recipe is None else f"hf-sphere train {name}")
     try:
-        arguments = command_arguments(task.arguments, argv, f"{task.summary}\n\n{task.example}", recipe, USUAL)
+        arguments = parse_arguments(task.arguments, argv, f"{task.summary}\n\n{task.example}", recipe, USUAL)
 
         from hf_sphere.training.run import Command, run_training
 

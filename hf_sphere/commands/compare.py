@@ -6,14 +6,14 @@ hf-sphere compare photos --settings table.yaml --output_dir outputs/comparison
 Each is tuned alike, by scores on images that are never tested, and then run with all seeds. The same command resumes.
 """
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 
 from hf_sphere import visualization
 from hf_sphere.comparison.plan import Plan
 from hf_sphere.training import output_dir
-from hf_sphere.utils.arguments import command_arguments, named_first
-from hf_sphere.utils.files import remove_folder
+from hf_sphere.utils.arguments import named_first, parse_arguments
 from hf_sphere.utils.pages import draw_figure, draw_markdown, write_page
 
 TRIALS = "trials.jsonl"
@@ -24,7 +24,7 @@ FREE = {"output_dir", "overwrite_output_dir", "finetune"}
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Check the plan, run it, and write tables, figure and the best model."""
-    (plan,) = command_arguments((Plan,), named_first("dataset_name", argv), __doc__)
+    (plan,) = parse_arguments((Plan,), named_first("dataset_name", argv), __doc__)
     from hf_sphere.comparison.planned import PlannedComparison
 
     planned = PlannedComparison(plan)
@@ -41,8 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         output_dir.can_resume_results(finetuned, settings, ignored=FREE, overwrite=overwrite)
     with output_dir.results_dir(folder, FILES, overwrite=overwrite, resume=resume):
         for name in FOLDERS if overwrite else ():
-            if (folder / name).exists():
-                remove_folder(folder / name)
+            shutil.rmtree(folder / name, ignore_errors=True)
         for each in [folder, finetuned][: 1 + bool(plan.finetune)]:
             each.mkdir(exist_ok=True)
             output_dir.write_settings(each, settings)

@@ -19,7 +19,7 @@ from typing import Any
 
 from hf_sphere import search
 from hf_sphere.commands.search import write_table
-from hf_sphere.utils.arguments import Arguments, argument, command_arguments, named_first
+from hf_sphere.utils.arguments import Arguments, argument, named_first, parse_arguments
 from hf_sphere.utils.files import check_writable
 from hf_sphere.utils.pages import MOST_BYTES, draw_image, draw_markdown, escape, write_page
 
@@ -60,18 +60,15 @@ class DuplicateArguments(Arguments):
     suspects: str | None = argument(
         None, "CSV file for the rows whose label is likely wrong, with a better one.", only_with=["label_column"]
     )
-    skip_invalid: bool = argument(False, "Leave out vectors that are not finite, or zero.")
+    skip_invalid: bool = argument(False, "Leave out unreadable images, and vectors that are zero or not finite.")
     page: str | None = argument(None, "HTML file for a page with the clusters and likely wrong labels, one by one.")
-    skip_unreadable_images: bool = argument(False, "Leave out images that cannot be read.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and find duplicates."""
-    words = named_first("source", argv)
-    (args,) = command_arguments((DuplicateArguments,), words, __doc__)
-    for output in (args.table, args.suspects, args.page):
-        if output is not None:
-            check_writable(output, is_folder=False)
+    (args,) = parse_arguments((DuplicateArguments,), named_first("source", argv), __doc__)
+    for output in filter(None, (args.table, args.suspects, args.page)):
+        check_writable(output, is_folder=False)
     columns, space, index = read_rows(args)
     labels, parts = columns.get("label"), columns.get("part")
     found = space.duplicates(args.threshold, expected_false=args.expected_false, labels=labels, parts=parts)
@@ -153,9 +150,7 @@ def read_rows(args: DuplicateArguments) -> tuple[dict[str, list[Any]], Any, Any]
         encoder = encoder or (ThumbnailEncoder() if content == "image" else VectorEncoder())
         sources = [source.with_columns(args.id_column, args.columns or ()) for source in sources]
         names = [source.read_groups(args.label_column, "labels") for source in sources if args.label_column]
-        skip: dict[str, Any] = {
-            "skip_unreadable": args.skip_invalid if content == "vector" else args.skip_unreadable_images
-        }
+        skip = {"skip_unreadable": args.skip_invalid}
         index = search.ImageIndex.build(encoder, sources[0], groups=args.group_column, **skip)
         for source in sources[1:]:  # whose ids may be the same
             index.add(source, **skip)

@@ -14,7 +14,7 @@ from pathlib import Path
 from hf_sphere import evaluation, search, visualization
 from hf_sphere.evaluation.options import EvaluationOptions
 from hf_sphere.training import output_dir
-from hf_sphere.utils.arguments import Arguments, argument, command_arguments
+from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
 from hf_sphere.utils.files import read_whole, write_json
 
 PLOTS = ("reliability.png", "risk_coverage.png")
@@ -40,7 +40,7 @@ class EvaluatedEmbeddings(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Compute the metrics, write them and plot."""
-    args, options = command_arguments((EvaluatedEmbeddings, EvaluationOptions), argv, __doc__)
+    args, options = parse_arguments((EvaluatedEmbeddings, EvaluationOptions), argv, __doc__)
     from hf_sphere.evaluation.evaluate import read_ood_embeddings
 
     if args.output_dir is None and not read_whole(args.embeddings, Path.is_dir):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hf_sphere.training.output_dir import check_output_file
-from hf_sphere.utils.arguments import Arguments, argument, command_arguments
+from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
 
 
 @dataclass
@@ -28,7 +28,7 @@ class ExportArguments(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and export."""
-    (args,) = command_arguments((ExportArguments,), argv, __doc__)
+    (args,) = parse_arguments((ExportArguments,), argv, __doc__)
     check_output_file(args.output, overwrite=args.overwrite_output)
     import transformers
 

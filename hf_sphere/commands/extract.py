@@ -19,7 +19,7 @@ from typing import Literal
 
 from hf_sphere.data.options import ImageSourceOptions
 from hf_sphere.training.arguments import PrecisionArguments
-from hf_sphere.utils.arguments import SEED, Arguments, argument, command_arguments
+from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
 from hf_sphere.utils.files import check_writable, list_folder
 
 RESULTS_FOLDERS = {"evaluation", "pictures"}
@@ -70,7 +70,7 @@ class ExtractionArguments(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Embed the images and write the results."""
-    args, precision = command_arguments((ExtractionArguments, PrecisionArguments), argv, __doc__)
+    args, precision = parse_arguments((ExtractionArguments, PrecisionArguments), argv, __doc__)
     from hf_sphere.data import load_image_split
     from hf_sphere.search import extract as extraction
     from hf_sphere.training.run import start_accelerator

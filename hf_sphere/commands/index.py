@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hf_sphere.utils.arguments import Arguments, argument, command_arguments, named_first
+from hf_sphere.utils.arguments import Arguments, argument, named_first, parse_arguments
 from hf_sphere.utils.files import check_writable, list_folder, lock_folder, restore_folder
 from hf_sphere.utils.known_weights import PACKAGES, choose_backbone
 from hf_sphere.utils.loading import has_images
@@ -84,9 +84,8 @@ class IndexArguments(Arguments):
     )
     batch_size: int = argument(64, "Images per batch.", ge=1)
     num_workers: int | None = argument(None, "Number of decoding processes; one per core if not set.", ge=0, le=1024)
-    skip_unreadable_images: bool = argument(False, "Leave out images that cannot be read.")
     check_model: bool = argument(True, "Refuse vectors that look like those of another model than the index has.")
-    skip_invalid: bool = argument(False, "Leave out vectors that are not finite, or zero.")
+    skip_invalid: bool = argument(False, "Leave out unreadable images, and vectors that are zero or not finite.")
     disable_tqdm: bool = argument(False, "Disable the progress bar.")
 
     def __post_init__(self) -> None:
@@ -99,7 +98,7 @@ class IndexArguments(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Build or change an index, and describe it."""
-    (args,) = command_arguments((IndexArguments,), named_first("images", argv), __doc__)
+    (args,) = parse_arguments((IndexArguments,), named_first("images", argv), __doc__)
     folder = next(name for name in (args.output_dir, args.add_to, args.remove_from) if name is not None)
     check_writable(folder)
     if args.output_dir is None and not Path(folder).exists():
@@ -131,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_replaceable(Path(folder))
         options: dict[str, Any] = {"batch_size": args.batch_size, "num_workers": args.num_workers}
         options |= {"folder": finished_batches(folder), "accelerator": accelerator}
-        options["progress"] = is_main and not args.disable_tqdm
+        options |= {"progress": is_main and not args.disable_tqdm, "skip_unreadable": args.skip_invalid}
         index = None if args.output_dir is not None else ImageIndex.load(folder, args.model_name_or_path)
         if index is not None and args.remove_from is not None:
             done = f"removed   {index.remove(args.images):,} {index.encoder.content}s of {args.images}"
@@ -141,8 +140,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             encoder: Any = load_encoder(name) if index is None else index.encoder
             of_rows = {"column": args.column, "content": encoder.content}
             source = ImageSource.of(args.images, args.split, **of_rows)
-            is_vector = encoder.content == "vector"
-            options["skip_unreadable"] = args.skip_invalid if is_vector else args.skip_unreadable_images
             calibration = args.calibration and ImageSource.of(args.calibration, **of_rows)
             if index is None:
                 more = {"kind": args.kind, "groups": args.group_column, "calibration": calibration}

@@ -27,11 +27,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     elif name in JOBS:
         run_job(name, words)
     else:
-        # Tasks without the word train, and the names of the scripts, are jobs to many.
-        tasks = {command.split()[-1]: command for command in COMMANDS.values()}
-        jobs = {**tasks, **COMMANDS, **dict(zip(JOBS, JOBS, strict=True))}
-        nearest = difflib.get_close_matches(name, jobs, 1, 0.5)
-        hint = f"did you mean {jobs[nearest[0]]!r}?" if nearest else "run hf-sphere to see the jobs."
+        nearest = difflib.get_close_matches(name, [*JOBS, *COMMANDS.values()], 1, 0.5)
+        hint = f"did you mean {nearest[0]!r}?" if nearest else "run hf-sphere to see the jobs."
         hint = "options follow the job." if name.startswith("-") else hint
         sys.exit(f"hf-sphere: there is no job {name!r}; {hint}")
 

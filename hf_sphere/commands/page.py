@@ -7,7 +7,6 @@ hf-sphere page --index outputs/index
 
 import contextlib
 import html
-import ipaddress
 import math
 import os
 import socket
@@ -15,11 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+
+import psutil
 
 from hf_sphere import search
 from hf_sphere.commands.search import make_table
-from hf_sphere.utils.arguments import Arguments, argument, command_arguments
+from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
 from hf_sphere.utils.checks import check_extra
 from hf_sphere.utils.pages import draw_image, draw_table
 from hf_sphere.utils.privacy import hide_private
@@ -49,11 +49,12 @@ class PageArguments(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and launch the page."""
-    (args,) = command_arguments((PageArguments,), argv, __doc__)
+    (args,) = parse_arguments((PageArguments,), argv, __doc__)
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # before the import of gradio, which sends telemetry
     check_extra("app", "the search page", "gradio")
     import gradio as gr
     from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
 
     index = search.ImageIndex.load(args.index, args.model_name_or_path)
     if index.encoder.content == "vector":
@@ -62,42 +63,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     # The default theme downloads its fonts.
     theme = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])
     options: dict[str, Any] = {"theme": theme, "css_paths": Path(__file__).with_name("page.css"), "ssr_mode": False}
-    host = args.host or os.environ.get("GRADIO_SERVER_NAME") or "localhost"
-    checked = Middleware(OwnHosts, host=host, allowed=args.allowed_hosts or ())
+    names = own_hosts(args.host or os.environ.get("GRADIO_SERVER_NAME") or "localhost", args.allowed_hosts or ())
+    checked = Middleware(TrustedHostMiddleware, allowed_hosts=names, www_redirect=False)
     options["app_kwargs"] = {"middleware": [checked]}
     page.launch(server_name=args.host, server_port=args.port, max_file_size="50mb", **options)
 
 
-class OwnHosts:
-    """Refuses requests for another host than the page's own: a site that a visitor opens could name this machine so.
+def own_hosts(host: str, allowed: Sequence[str]) -> list[str]:
+    """Return the names of the page: a site that a visitor opens could give this machine another one, and read the page.
 
-    A page that listens on all addresses has each of them, and the name of the machine.
+    A page that listens on all addresses has each of those of this machine, and its name.
     """
-
-    def __init__(self, app: Any, host: str, allowed: Sequence[str]) -> None:
-        self.app, self.is_public = app, host in ("0.0.0.0", "::")
-        self.names = {"localhost", "127.0.0.1", "::1", host.lower(), *(name.lower() for name in allowed)}
-        self.names |= {socket.gethostname().lower(), socket.getfqdn().lower()} if self.is_public else set()
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request, or refuse it with the status 421."""
-        from starlette.responses import PlainTextResponse
-
-        answer = self.app
-        if scope["type"] in ("http", "websocket"):
-            hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-            if len(hosts) != 1 or not self.is_own(hosts[0]):
-                text = "This page has another name; add it to --allowed_hosts of hf-sphere page if it is yours.\n"
-                answer = PlainTextResponse(text, 421)
-        await answer(scope, receive, send)
-
-    def is_own(self, host: str) -> bool:
-        """Whether the Host of a request, with or without a port, is that of the page."""
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-            return name in self.names or (self.is_public and bool(ipaddress.ip_address(name)))
-        except ValueError:
-            return False
+    names = ["localhost", "127.0.0.1", "::1", host, *allowed]
+    if host in ("0.0.0.0", "::"):
+        names += [socket.gethostname(), socket.getfqdn()]
+        names += [each.address for addresses in psutil.net_if_addrs().values() for each in addresses]
+    return [f"[{name}]" if ":" in name else name for name in names]
 
 
 def build_page(index: "search.ImageIndex") -> Any:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import hf_sphere.prototypes
 from hf_sphere.training import output_dir
-from hf_sphere.utils.arguments import SEED, Arguments, argument, command_arguments
+from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
 from hf_sphere.utils.files import read_tensors, write_json
 
 METHODS = ("auto", "catalogue", "closed_form", "lbfgs", "sgd", "sgd_as_published", "slsqp")
@@ -63,7 +63,7 @@ class PlacementArguments(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Place, report and save the prototypes."""
-    (args,) = command_arguments((PlacementArguments,), argv, __doc__)
+    (args,) = parse_arguments((PlacementArguments,), argv, __doc__)
     names = read_class_names(args) if args.dataset_name else None
     count = len(names) if names else args.num_classes
     if args.num_classes not in (None, count):

@@ -19,7 +19,7 @@ from typing import Any
 
 from hf_sphere import search
 from hf_sphere.training.output_dir import check_output_file
-from hf_sphere.utils.arguments import Arguments, argument, command_arguments
+from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
 from hf_sphere.utils.files import atomic_file, lock_folder
 from hf_sphere.utils.problem_types import class_probabilities, problem_type, why_no_accuracy
 from hf_sphere.utils.texts import write_csv
@@ -41,7 +41,7 @@ class PredictionArguments(Arguments):
     )
     batch_size: int = argument(64, "Images per batch.", ge=1)
     num_workers: int | None = argument(None, "Number of decoding processes; one per core if not set.", ge=0, le=1024)
-    skip_unreadable_images: bool = argument(False, "Leave out images that cannot be read.")
+    skip_invalid: bool = argument(False, "Leave out images that cannot be read.")
     overwrite_output: bool = argument(False, "Replace the file.")
     disable_tqdm: bool = argument(False, "Disable the progress bar.")
 
@@ -53,7 +53,7 @@ class PredictionArguments(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and predict."""
-    (args,) = command_arguments((PredictionArguments,), argv, __doc__)
+    (args,) = parse_arguments((PredictionArguments,), argv, __doc__)
     output, name = Path(args.output), args.model_name_or_path
     check_output_file(args.output, overwrite=args.overwrite_output)
     source, encoder = search.ImageSource.of(args.images, args.split), search.ImageEncoder(name)
@@ -88,7 +88,7 @@ def predict(
     """Return a row per image; finished batches are kept in the folder."""
     table: list[dict[str, Any]] = []
     options: dict[str, Any] = {"batch_size": args.batch_size, "num_workers": args.num_workers, "folder": folder}
-    options |= {"skip_unreadable": args.skip_unreadable_images, "progress": not args.disable_tqdm}
+    options |= {"skip_unreadable": args.skip_invalid, "progress": not args.disable_tqdm}
     for indices, columns in encoder.encode(source, **options):
         cells = encoder.name_cells(source, indices, columns)
         if (values := columns.get("values")) is not None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hf_sphere.utils.arguments import Arguments, argument, command_arguments, named_first
+from hf_sphere.utils.arguments import Arguments, argument, named_first, parse_arguments
 from hf_sphere.utils.commands import command_of
 
 
@@ -56,8 +56,7 @@ RUNS = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prepare a dataset."""
-    words = named_first("kind", argv)
-    (args,) = command_arguments((PrepareArguments,), words, __doc__)
+    (args,) = parse_arguments((PrepareArguments,), named_first("kind", argv), __doc__)
     from hf_sphere.data.published_images import prepare_images
 
     prepare_images(args)

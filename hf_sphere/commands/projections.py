@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from hf_sphere import hyperplanes, visualization
 from hf_sphere.training.output_dir import RESULTS_FILE, check_results_dir, read_settings, results_dir
-from hf_sphere.utils.arguments import SEED, Arguments, argument, command_arguments
+from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
 from hf_sphere.utils.files import read_json, write_json
 
 RUN_SETTINGS = (
@@ -48,7 +48,7 @@ class ProjectionArguments(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure a model and its snapshots, print the results, and write files and plots."""
-    (args,) = command_arguments((ProjectionArguments,), argv, __doc__)
+    (args,) = parse_arguments((ProjectionArguments,), argv, __doc__)
     from hf_sphere.utils.model_sources import file_name, find_weights
     from hf_sphere.utils.progress import progress_bar
     from hf_sphere.utils.snapshots import list_snapshots, read_snapshot
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         snapshots = list_snapshots(folder)
     initial: Any = next((one for one in snapshots if one.epoch == 0), None)
     if args.initial_model is not None:
-        initial = find_weights(args.initial_model, option="initial_model")
+        initial = find_weights(args.initial_model)
     if snapshots and folder and not any(folder.glob("*.safetensors*")):
         source = snapshots[-1]
         print(f"{name} has no final model yet; these are the results of its snapshot of epoch {source.epoch}.\n")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from huggingface_hub.utils import validate_repo_id
 
-from hf_sphere.utils.arguments import Arguments, argument, command_arguments, named_first
+from hf_sphere.utils.arguments import Arguments, argument, named_first, parse_arguments
 
 
 @dataclass
@@ -32,7 +32,7 @@ class PublishArguments(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line, check the folder and upload it."""
-    (args,) = command_arguments((PublishArguments,), named_first("folder", argv), __doc__)
+    (args,) = parse_arguments((PublishArguments,), named_first("folder", argv), __doc__)
     from hf_sphere.models.saved import load_saved
     from hf_sphere.training.model_card import CARD_FILE, split_files, upload
 

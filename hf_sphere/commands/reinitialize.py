@@ -24,7 +24,7 @@ from typing import Any, Literal
 from hf_sphere import data, hyperplanes, visualization
 from hf_sphere.data.options import ImageSourceOptions
 from hf_sphere.training import output_dir
-from hf_sphere.utils.arguments import SEED, Arguments, argument, command_arguments, given_arguments
+from hf_sphere.utils.arguments import SEED, Arguments, argument, given_arguments, parse_arguments
 from hf_sphere.utils.files import digest_file, write_json
 from hf_sphere.utils.json_lines import JsonLines
 
@@ -75,11 +75,11 @@ class RobustnessArguments(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure the accuracies, print them, and write files and plots."""
-    args, data_args = command_arguments((RobustnessArguments, ImageSourceOptions), argv, __doc__)
+    args, data_args = parse_arguments((RobustnessArguments, ImageSourceOptions), argv, __doc__)
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     from hf_sphere.training.run import start_accelerator
     from hf_sphere.utils.model_sources import file_name, load_classifier
-    from hf_sphere.utils.modules import check_input_shape, digest_weights
+    from hf_sphere.utils.modules import digest_weights
     from hf_sphere.utils.snapshots import list_snapshots
 
     name, overwrite = args.model_name_or_path, args.overwrite_output_dir
@@ -103,7 +103,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.top_k >= classifier.num_classes:
         limit = f"below the number of classes, {classifier.num_classes}"
         raise ValueError(f"--top_k {args.top_k} must be {limit}; otherwise every image counts as correct.")
-    check_input_shape(classifier.model, [data_args.num_channels, data_args.image_size[0], data_args.image_size[-1]])
     num_images = min(args.max_samples or batches.examples_per_epoch, batches.examples_per_epoch)
     images = f"{num_images:,} images of {data_args.dataset_name}, {args.split}"
     print(f"measuring on {images}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_sphere import search
-from hf_sphere.utils.arguments import Arguments, argument, command_arguments
+from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
 from hf_sphere.utils.files import check_writable, list_folder, read_json, write_json, write_text
 
 
@@ -41,7 +41,7 @@ class RejectionArguments(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line, fit the rejection, and save the model with it."""
-    (args,) = command_arguments((RejectionArguments,), argv, __doc__)
+    (args,) = parse_arguments((RejectionArguments,), argv, __doc__)
     name, output = args.model_name_or_path, Path(args.output_dir or args.model_name_or_path)
     if args.output_dir is None and not output.is_dir():
         raise FileNotFoundError(f"{name} is not a folder to write to; name a new one with --output_dir.")

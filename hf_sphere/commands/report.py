@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_sphere import search, visualization
-from hf_sphere.utils.arguments import Arguments, argument, command_arguments, named_first
+from hf_sphere.utils.arguments import Arguments, argument, named_first, parse_arguments
 from hf_sphere.utils.files import check_writable, write_json
 from hf_sphere.utils.pages import draw_figure, draw_markdown, draw_table, escape, write_page
 
@@ -38,10 +38,9 @@ class ReportArguments(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Read the vectors, print the report and write it."""
-    (args,) = command_arguments((ReportArguments,), named_first("source", argv), __doc__)
-    for output in (args.figure, args.json, args.page):
-        if output is not None:
-            check_writable(output, is_folder=False)
+    (args,) = parse_arguments((ReportArguments,), named_first("source", argv), __doc__)
+    for output in filter(None, (args.figure, args.json, args.page)):
+        check_writable(output, is_folder=False)
     if args.figure is not None:
         visualization.check_matplotlib()
     source, comparison = read_source(args.source, args), None

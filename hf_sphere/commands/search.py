@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_sphere import search
-from hf_sphere.utils.arguments import Arguments, argument, command_arguments
+from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
 from hf_sphere.utils.files import atomic_file, check_writable
 from hf_sphere.utils.texts import write_csv
 
@@ -51,8 +51,7 @@ class SearchArguments(Arguments):
     model_name_or_path: str | None = argument(None, "Model of the index, if it was moved.")
     table: str | None = argument(None, "CSV file for the table; up to 20 rows are printed if not set.")
     contact_sheet: str | None = argument(None, "PNG file for the images of up to 50 queries with their neighbors.")
-    skip_unreadable_images: bool = argument(False, "Leave out queries that cannot be read.")
-    skip_invalid: bool = argument(False, "Leave out vectors that are not finite, or zero.", only_with=["query"])
+    skip_invalid: bool = argument(False, "Leave out unreadable queries, and vectors that are zero or not finite.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,10 +61,9 @@ class SearchArguments(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and search."""
-    (args,) = command_arguments((SearchArguments,), argv, __doc__)
-    for output in (args.table, args.contact_sheet):
-        if output is not None:
-            check_writable(output, is_folder=False)
+    (args,) = parse_arguments((SearchArguments,), argv, __doc__)
+    for output in filter(None, (args.table, args.contact_sheet)):
+        check_writable(output, is_folder=False)
     index = search.ImageIndex.load(args.index, args.model_name_or_path)
     source = None
     count = sum(name in args.classes for name in index.classes()) if args.classes else len(index)
@@ -77,11 +75,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.text is not None:
         neighbors = index.search_texts([args.text], args.top_k, **options)
     else:
-        content = index.encoder.content
-        source = search.ImageSource.of(args.query, column=args.column, content=content)
+        source = search.ImageSource.of(args.query, column=args.column, content=index.encoder.content)
         source = source.with_columns(args.id_column, args.columns or ())
-        skip = args.skip_invalid if content == "vector" else args.skip_unreadable_images
-        options |= {"skip_unreadable": skip, "progress": len(source) > 500}
+        options |= {"skip_unreadable": args.skip_invalid, "progress": len(source) > 500}
         top_k = min(args.top_k + args.leave_out_query, count)
         neighbors = index.search(source, top_k, **options)
         if args.leave_out_query:
@@ -89,10 +85,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = make_table(index, neighbors)
     if not rows:
         raise ValueError("no image is left to find; leave out --leave_out_query.")
-    if args.table is not None or len(rows) <= MOST_ROWS:
-        write_table(rows, args.table)
-    else:
-        print_nearest(rows, len(neighbors.rows), len(index))
+    write_table(rows if args.table else rows[:MOST_ROWS], args.table)
+    if args.table is None and len(rows) > MOST_ROWS:
+        print(f"and {len(rows) - MOST_ROWS:,} more rows: --table found.csv writes all", file=sys.stderr)
     if (known := neighbors.queries.get("known")) is not None:  # on stderr, since stdout may be the table
         unknown = f"{len(known) - sum(map(bool, known)):,} of {len(known):,} queries"
         print(f"unknown   {unknown}, at the level of the model", file=sys.stderr)
@@ -164,18 +159,6 @@ def write_table(rows: Sequence[Any], path: str | None) -> None:
     with atomic_file(path) as unfinished, unfinished.open("w", newline="", encoding="utf-8") as file:
         write_csv(rows, file)
     print(f"wrote     {path}: {len(rows):,} rows")
-
-
-def print_nearest(rows: Sequence[dict[str, Any]], num_queries: int, size: int) -> None:
-    """Print the best neighbor of the first queries, instead of a long table."""
-    nearest = [row for row in rows if row["rank"] == 1][:10]
-    width = min(40, max(len(str(row["query"])) for row in nearest))
-    print(f"searched  {num_queries:,} queries among {size:,} rows; the nearest rows of the first {len(nearest)}:")
-    for row in nearest:
-        decision = {"true": ", match", "false": ", no match"}.get(row.get("accepted", ""), "")
-        name = f"{row['file']}{row['class'] and ' (' + row['class'] + ')'}"
-        print(f"          {str(row['query'])[-width:]:<{width}}  {name}, distance {row['distance']}{decision}")
-    print(f"next step --table found.csv writes all {len(rows):,} rows")
 
 
 def draw_contact_sheet(index: "search.ImageIndex", neighbors: Any, queries: Sequence[Any]) -> Any:

@@ -4,7 +4,6 @@ hf-sphere train classification --config vmf/mnist-vmf --seed 1
 accelerate launch -m hf_sphere.commands.train few-shot --config few_shot/omniglot-conv4-5shot-spherized-cosine
 """
 
-import difflib
 from collections.abc import Sequence
 
 from hf_sphere.commands.command_line import run_job, train
@@ -34,9 +33,7 @@ def main(argv: Sequence[str]) -> None:
             raise ValueError(f"hf-sphere train: name the task first; the tasks are {', '.join(TASKS)}.")
     task = name.replace("_", "-")
     if task not in known:
-        (nearest,) = difflib.get_close_matches(task, known, 1, 0.5) or [""]
-        hint = f"did you mean {nearest!r}?" if nearest else f"the tasks are {', '.join(known)}."
-        raise ValueError(f"hf-sphere train: there is no task {name!r}; {hint}")
+        raise ValueError(f"hf-sphere train: there is no task {name!r}; the tasks are {', '.join(known)}.")
     train(task.replace("-", "_"), words)
 
 

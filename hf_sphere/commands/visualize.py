@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from hf_sphere import search, visualization
 from hf_sphere.training.output_dir import RESULTS_FILE, RUN_FILE, check_results_dir, results_dir, write_settings
-from hf_sphere.utils.arguments import SEED, Arguments, argument, command_arguments
+from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
 from hf_sphere.utils.files import read_whole, write_json
 
 DEFAULT_PICTURES = ("sphere", "angles", "interactive")
@@ -67,7 +67,7 @@ class VisualizationArguments(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Check the arguments and the data, then write the results and the pictures."""
-    (args,) = command_arguments((VisualizationArguments,), argv, __doc__)
+    (args,) = parse_arguments((VisualizationArguments,), argv, __doc__)
     pictures = choose_pictures(args)
     output = Path(args.output_dir or Path(args.embeddings) / "pictures")
     check_results_dir(output, overwrite=args.overwrite_output_dir)

@@ -202,7 +202,7 @@ def prepared_options(backbone: str, options: ImageSourceOptions) -> ImageSourceO
 
 def saved_config(backbone: str) -> SphereVisionConfig | None:
     """Return the configuration of a backbone that is a saved model of this library, or None."""
-    config = load_pretrained(AutoConfig, backbone, option="backbones") if is_transformers_name(backbone) else None
+    config = load_pretrained(AutoConfig, backbone) if is_transformers_name(backbone) else None
     return config if isinstance(config, SphereVisionConfig) else None
 
 

@@ -124,7 +124,7 @@ def transformers_settings(name: str) -> dict[str, Any]:
 
     Quantized weights are an error.
     """
-    config = load_pretrained(AutoConfig, name, option="backbone")
+    config = load_pretrained(AutoConfig, name)
     if getattr(config, "quantization_config", None):
         raise ValueError(f"{name} has quantized weights, which cannot be trained; use the model before quantization.")
     return _architecture(getattr(config, "vision_config", config).to_diff_dict())

@@ -45,7 +45,7 @@ def embed_class_names(
     if not all(names):
         raise ValueError(f"class names must not be empty; got {names[:10]}.")
     if isinstance(model, str | os.PathLike):
-        tokenizer = tokenizer or load_pretrained(AutoTokenizer, model, option="text_model")
+        tokenizer = tokenizer or load_pretrained(AutoTokenizer, model)
         model = load_model(AutoModel, model)
     vectors = []
     with eval_mode(model):

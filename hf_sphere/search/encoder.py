@@ -344,7 +344,7 @@ def load_encoder(model: Any, device: torch.device | str | None = None) -> Any:
 def log_unreadable(errors: Sequence[str], skip: bool) -> None:
     """Raise an error for the first image that cannot be read, or log all if these are skipped."""
     if errors and not skip:
-        raise ValueError(f"{errors[0]} Repair or remove it, or skip such images: --skip_unreadable_images.")
+        raise ValueError(f"{errors[0]} Repair or remove it, or skip such images: --skip_invalid.")
     for error in errors:
         logger.warning("Skipped: %s", error)
 

@@ -17,7 +17,7 @@ from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.neighbors import Distance, for_hyperbolic_distances, largest_products
 from hf_sphere.search.faiss_files import LARGEST_EFFORT, new_index, number_of_lists, read_index, write_index
 from hf_sphere.search.vectors import hash_rows
-from hf_sphere.utils.checks import check_choice, check_extra, check_integer, check_positive
+from hf_sphere.utils.checks import check_choice, check_extra, check_integer, check_number
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class NeighborSearch:
         file: Path | None = None,
     ) -> None:
         self.distance: Distance = check_choice("distance", distance, get_args(Distance))
-        check_positive("curvature", curvature)
+        check_number("curvature", curvature, "(0, inf)")
         is_mapped = file is not None and isinstance(references, Tensor) and references.dtype == torch.float32
         self.references = references.detach().cpu() if is_mapped else _at_least_float32(references)
         self.curvature = curvature

@@ -9,7 +9,6 @@ from typing import Any
 
 from hf_sphere.utils import files
 from hf_sphere.utils.commands import command_of
-from hf_sphere.utils.locks import locked_file
 from hf_sphere.utils.privacy import hide_private, hide_tokens
 
 CHECKPOINT_PREFIX = "checkpoint-"
@@ -34,7 +33,7 @@ def list_checkpoints(output_dir: Path) -> list[Path]:
 def locked(output_dir: Path) -> Iterator[None]:
     """Create and lock a directory; one that another process has locked is a `FileExistsError`."""
     output_dir.mkdir(parents=True, exist_ok=True)
-    with locked_file(output_dir.resolve() / LOCK_FILE, output_dir, wait=False):
+    with files.locked_file(output_dir.resolve() / LOCK_FILE, output_dir, wait=False):
         yield
 
 

@@ -24,23 +24,12 @@ from hf_sphere.utils.checks import check_choice, check_not_text, error_text
 from hf_sphere.utils.commands import command_of, running
 from hf_sphere.utils.configs import YamlLoader, load_config
 from hf_sphere.utils.imports import import_modules
-from hf_sphere.utils.loading import check_source
 
 SEED: dict[str, Any] = {"ge": 0, "le": 2**32 - 1}
 """Bounds of seeds, those of NumPy."""
 
 LARGEST = 2**31 - 1
 """Largest absolute value of integers without another bound; products of two of them fit into 64 bits."""
-
-_SOURCES = {
-    "dataset": (
-        *("dataset_name", "images", "source", "query", "calibration", "other", "compare_with", "unknown"),
-        *("embeddings", "beside", "out_of_distribution", "train_embeddings"),
-    ),
-    "model": ("model_name_or_path", "initial_weights", "initial_model", "text_model"),
-    "": ("index", "settings", "prototypes_file", "class_vectors", "snapshots", "folder"),
-}
-"""Options that name what is read, by the kind of repository on the Hub that it may be instead of a file or folder."""
 
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
@@ -124,19 +113,6 @@ def argument(
     make: Any = (lambda: list(default)) if isinstance(default, tuple) else default
     given: Any = {"default_factory": make} if isinstance(default, tuple | type) else {"default": default}
     return dataclasses.field(metadata={"help": about}, **given)
-
-
-def command_arguments(*args: Any, **options: Any) -> tuple[Any, ...]:
-    """Return what `parse_arguments` does, if the files and folders, models and datasets that it names are there."""
-    values = parse_arguments(*args, **options)
-    named = (item for each in values for item in vars(each).items())  # `query` of few-shot learning is a number
-    given = {name: value for name, value in named if value and isinstance(value, str | list)}
-    for kind, names in _SOURCES.items():
-        for name in names if not given.get("remove_from") else ():  # what is removed may be gone
-            value: Any = given.get(name, ())
-            for each in [value] if isinstance(value, str) else value:
-                check_source(name, each, kind)
-    return values
 
 
 def parse_arguments(

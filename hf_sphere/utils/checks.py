@@ -1,7 +1,6 @@
 """Checks of numbers, paths, texts, colors and optional packages, and the texts of errors."""
 
 import importlib.util
-import math
 import numbers
 import operator
 import os
@@ -87,9 +86,3 @@ def check_choice(name: str, value: Any, choices: Collection[Any]) -> Any:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}; got {value!r}.")
     return value
-
-
-def check_positive(name: str, value: float) -> None:
-    """Raise a ValueError unless a number is finite and positive."""
-    if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{name} must be finite and positive; got {value}.")

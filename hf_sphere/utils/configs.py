@@ -103,10 +103,7 @@ def read_yaml(path: Path, loader: type[yaml.SafeLoader] = YamlLoader) -> Any:
     """Return the contents of a YAML file; the error of one that cannot be read includes its path."""
     try:
         check_regular(path)  # pipes cannot be read twice
-        text = path.read_text(encoding="utf-8")
-        if len(text) > 100_000:  # PyYAML needs seconds for them
-            raise ValueError("it has more than 100,000 characters")
-        return yaml.load(text, Loader=loader)
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
     except Exception as error:  # of the constructors of PyYAML, of many classes
         problem = error_text(error).replace(' in "<unicode string>",', " at")
         raise ValueError(f"cannot read the configuration {path}: {problem}") from error
@@ -128,10 +125,8 @@ def _locate(name: str, path: Path = Path(), row: str = "", prefix: str = "") -> 
         return TABLES / f"{stem}.yaml", run
     if names:
         raise ValueError(f"{prefix}{name!r} is ambiguous: {' or '.join(names)}.")
-    keys = {full if "/" in name else full.partition("/")[2]: full for full in config_names()}
-    nearest = [keys[key] for key in difflib.get_close_matches(name.lower(), keys, n=3, cutoff=0)]
-    hint = f"; the nearest are {', '.join(nearest)}" if not name.endswith((".yaml", ".yml")) else ""
-    raise ValueError(f"{prefix}there is no configuration or file {name!r}{hint}.")
+    nearest = difflib.get_close_matches(name, config_names(), n=3, cutoff=0)
+    raise ValueError(f"{prefix}there is no configuration or file {name!r}; the nearest are {', '.join(nearest)}.")
 
 
 def _read_file(path: Path) -> tuple[str, Mapping[str, Any]]:

@@ -6,6 +6,7 @@ A file or folder that is written atomically appears under its name only when it 
 import glob
 import hashlib
 import json
+import logging
 import os
 import shutil
 import stat
@@ -17,10 +18,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
+from filelock import FileLock, Timeout
+
 from hf_sphere.utils.checks import check_regular, error_text
-from hf_sphere.utils.locks import locked_file
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+
+SECONDS_TO_MESSAGE = 1.0
+"""A process that waits longer than this for a lock logs it."""
 
 IS_WINDOWS = os.name == "nt"
 """Windows refuses to replace files that are mapped into memory, and to rename their folders."""
@@ -79,6 +86,39 @@ def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked_file(path: Path, of: Path, *, wait: bool) -> Iterator[None]:
+    """Lock a folder, `of`, by a lock file, which is removed at the end.
+
+    A lock ends with its process, even if that is killed. A thread can lock a folder again. A folder in use is a
+    `FileExistsError` if `wait` is False.
+    """
+    lock = FileLock(path, is_singleton=True, on_acquired=_check_linked)
+    is_first, timeout = not lock.is_locked, SECONDS_TO_MESSAGE if wait else 0.0
+    while True:
+        try:
+            lock.acquire(timeout=timeout)
+            break
+        except InterruptedError:
+            continue
+        except Timeout as error:
+            if not wait:
+                raise FileExistsError(f"{of} is in use by another process.") from error
+            logger.warning("Waiting for another process, which writes %s.", of)
+            timeout = -1
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink() if is_first else None
+        lock.release()
+
+
+def _check_linked(descriptor: int) -> None:
+    if not os.fstat(descriptor).st_nlink:
+        raise InterruptedError("the last owner removed this file after it was opened")
 
 
 @contextmanager
@@ -178,11 +218,6 @@ def _version(folder: Path) -> int | None:
     with suppress(FileNotFoundError):
         return folder.stat().st_ctime_ns
     return None
-
-
-def remove_folder(folder: Path) -> None:
-    """Remove a folder; it is renamed first, so that an interrupted removal leaves no part of it under its name."""
-    folder.unlink() if folder.is_symlink() else _remove(folder.rename(_unfinished(folder)))
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:

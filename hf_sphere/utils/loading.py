@@ -1,6 +1,5 @@
 """Loading of saved models and datasets: whatever a damaged file causes is one error that names the model or data."""
 
-import difflib
 import glob
 import itertools
 import json
@@ -14,9 +13,7 @@ from typing import Any
 
 from hf_sphere.utils import files
 from hf_sphere.utils.checks import check_regular, error_text
-from hf_sphere.utils.known_weights import PACKAGES, package_file, split_weights
 
-WITHOUT_HUB = "Copy it from a machine with a network (hf download NAME --local-dir FOLDER), and name the folder"
 SPHERIZE = "hf_sphere.nn.sentence_embedding.Spherize"
 FILE_KINDS = {".txt": "text", ".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
 """Builder of `datasets` for files of rows, by suffix."""
@@ -53,72 +50,16 @@ def check_settings(settings: Any, field: str = "") -> None:
         check_settings(value, field if is_of_field else str(key))
 
 
-def check_source(option: str, name: str, kind: str) -> None:
-    """Raise an error, without heavy imports, unless an option names a file or folder that is there.
-
-    It may also be a `kind` of repository on the Hub, `model` or `dataset`, that is in the cache or can be downloaded.
-    """
-    if (weights := split_weights(name)[1]) in PACKAGES:
-        package_file(weights)  # its error names what to install
-        return
-    name = weights or name
-    if os.path.lexists(name) or ":" in name or (kind == "dataset" and name in BUNDLED):
-        return
-    is_file = Path(name).suffix.lower() in (*FILE_KINDS, *IMAGES, ".safetensors", ".yaml")
-    problem = "there is no such file or folder"
-    if kind and not is_file and re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", name):
-        from huggingface_hub import HfApi, constants
-        from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
-
-        prepared = os.environ.get("HF_DATASETS_CACHE", Path(constants.HF_HOME, "datasets"))  # of `datasets`
-        cached = Path(constants.HF_HUB_CACHE, f"{kind}s--{name.replace('/', '--')}")
-        if cached.exists() or Path(prepared, name.replace("/", "___")).exists():
-            return
-        try:
-            HfApi().repo_info(name, repo_type=kind, timeout=10)
-            return
-        except HfHubHTTPError as error:
-            if type(error) is not RepositoryNotFoundError:  # such as a gated one
-                return
-            problem += f", and no {kind} of this name on the Hub"
-        except Exception:  # of the network, or HF_HUB_OFFLINE
-            reason = "downloads are off (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "the Hub cannot be reached"
-            problem += f"; it is not in the cache of the Hub either, and {reason}"
-    parent, base = os.path.split(name)
-    near = difflib.get_close_matches(base, os.listdir(parent or ".") if os.path.isdir(parent or ".") else [], 1)
-    hint = f" Did you mean {os.path.join(parent, near[0])}?" if near else ""
-    raise FileNotFoundError(f"--{option} {name}: {problem}.{hint}")
-
-
 def has_images(name: str) -> bool:
     """Return whether a name is that of an image file, a folder with some at any depth, or a bundled dataset."""
     files = (file for _, _, names in os.walk(name) for file in names)
     return name in BUNDLED or any(Path(file).suffix.lower() in IMAGES for file in itertools.chain([name], files))
 
 
-def not_found(what: str, error: BaseException) -> FileNotFoundError:
-    """Return the error that something, described by `what`, cannot be downloaded: it says why, and what else to do."""
-    from huggingface_hub import constants
-    from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
-
-    causes = [error]
-    while cause := causes[-1].__cause__ or causes[-1].__context__:
-        causes.append(cause)
-    is_off = constants.HF_HUB_OFFLINE and type(error) is OSError and error.errno is None  # it may have no cause
-    reason = error_text(error).rstrip(".")
-    if any(isinstance(cause, RepositoryNotFoundError) for cause in causes):
-        reason = "there is no such repository, or it is private"
-    elif is_off or any(isinstance(cause, LocalEntryNotFoundError | ConnectionError) for cause in causes):
-        why = "downloads are off (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "the Hub cannot be reached"
-        reason = f"{why}, and the cache lacks its files. {WITHOUT_HUB}"
-    return FileNotFoundError(f"{what} cannot be loaded from the Hub: {reason}.")
-
-
-def load_pretrained(kind: Any, name: str | os.PathLike, *, option: str = "model_name_or_path", **options: Any) -> Any:
+def load_pretrained(kind: Any, name: str | os.PathLike, **options: Any) -> Any:
     """Call `from_pretrained` of a class of transformers; neither custom code nor other files are loaded.
 
     It raises an OSError for a model or file that is missing, and a ValueError for one that is damaged or does not fit.
-    `option` is the argument that named it, for messages.
     """
     import transformers
 
@@ -137,12 +78,8 @@ def load_pretrained(kind: Any, name: str | os.PathLike, *, option: str = "model_
             with suppress(OSError):  # models of timm have no file of it
                 check_settings(transformers.ImageProcessingMixin.get_image_processor_dict(str(name))[0])
         return kind.from_pretrained(name, **options)
-    except ImportError:
+    except (ImportError, OSError):
         raise
-    except OSError as error:
-        if path.exists():
-            raise
-        raise not_found(f"there is no folder or file {name} ({option}), and it", error) from error
     except Exception as error:  # of json, safetensors, torch or the class itself
         raise ValueError(f"{name} cannot be loaded as {kind.__name__}: {error_text(error)}") from error
 
@@ -243,12 +180,8 @@ def load_dataset(name: str, *args: Any, source: str | None = None, **options: An
         raise ValueError(f"`datasets` reads the characters *, ? and [ in {name} as a pattern; rename the folder.")
     try:
         return datasets.load_dataset(name, *args, **options)
-    except ImportError:
+    except (ImportError, OSError):
         raise
-    except OSError as error:
-        if Path(source or name).exists():
-            raise
-        raise not_found(f"there is no folder or file {name} (dataset_name), and it", error) from error
     except Exception as error:  # of pyarrow, of file systems, or of `datasets`, whose own message is generic
         problem = error_text(error.__cause__ or error)
         raise ValueError(f"{source or name} cannot be read as a dataset: {problem}") from error

@@ -4,7 +4,6 @@
 otherwise a repository on the Hub.
 """
 
-import difflib
 import logging
 import os
 import re
@@ -19,7 +18,7 @@ from huggingface_hub import snapshot_download
 from torch import nn
 from torchvision.transforms.v2 import InterpolationMode
 
-from hf_sphere.utils.loading import load_model, load_pretrained, not_found
+from hf_sphere.utils.loading import load_model, load_pretrained
 from hf_sphere.utils.pixels import resize_image
 
 logger = logging.getLogger(__name__)
@@ -37,21 +36,16 @@ class Classifier:
     preprocessing: dict[str, Any]  # as options of `hf_sphere.data.ImageSourceOptions`
 
 
-def find_weights(
-    name: str, *, random_weights: bool = False, seed: int = 0, option: str = "model_name_or_path"
-) -> nn.Module | Path:
+def find_weights(name: str, *, random_weights: bool = False, seed: int = 0) -> nn.Module | Path:
     """Find a file or folder of safetensors, or a model of timm; see the module docstring for names.
 
-    `random_weights` are the random initialization of a model of timm, with the `seed`. `option` names the argument.
+    `random_weights` are the random initialization of a model of timm, with the `seed`.
     """
     if (model := _build(name, random_weights, seed)) is not None:
         return model
     if Path(name).exists():
         return Path(name)
-    try:
-        return Path(snapshot_download(name, allow_patterns=_WEIGHT_FILES, ignore_patterns=["*/*"]))
-    except (OSError, ValueError) as error:  # no such repository, no network, no valid repository name
-        raise not_found(f"{name} ({option}) is no file or folder, nor timm:<name>, and", error) from error
+    return Path(snapshot_download(name, allow_patterns=_WEIGHT_FILES, ignore_patterns=["*/*"]))
 
 
 def load_classifier(name: str, *, random_weights: bool = False, seed: int = 0) -> Classifier:
@@ -84,15 +78,11 @@ def _build(name: str, random_weights: bool, seed: int | None = None) -> Any:
 
     name = name.removeprefix("timm:")
     if not timm.is_model(name.split(".")[0]):
-        close = difflib.get_close_matches(name, names := timm.list_models(), n=5) or names[:5]
-        raise ValueError(f"timm has no model {name!r}; some of its models are {', '.join(close)}.")
+        raise ValueError(f"timm has no model {name!r}; see timm.list_models().")
     with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
         if seed is not None:
             torch.manual_seed(seed)
-        try:
-            return timm.create_model(name, pretrained=not random_weights)
-        except OSError as error:
-            raise not_found(f"the pretrained weights of timm:{name} (model_name_or_path)", error) from error
+        return timm.create_model(name, pretrained=not random_weights)
 
 
 def name_of(model: Any) -> str | None:

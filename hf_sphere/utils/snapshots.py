@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_model
 from torch import nn
 
@@ -52,11 +52,8 @@ def read_snapshot(path: str | PathLike) -> Snapshot:
     """Read the header of a snapshot; the epoch is in its metadata or in its name."""
     path = Path(path)
     check_regular(path)
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = dict(file.metadata() or {})
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a complete safetensors file: {error}") from error
+    with safe_open(path, framework="pt") as file:
+        metadata = dict(file.metadata() or {})
     named = _NAME.fullmatch(path.name)
     epoch = str(metadata.get("epoch", named[1] if named else ""))
     if not epoch.isdecimal():

@@ -29,12 +29,6 @@ def _fresh_accelerate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget()
 
 
-@pytest.fixture(autouse=True)
-def _names_are_not_checked_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let datasets of tests have any names; `tests/commands/test_help.py` asks for the check."""
-    monkeypatch.setattr("hf_sphere.utils.arguments.check_source", lambda *_: None)
-
-
 @pytest.fixture(scope="session")
 def load_recipe(load_file: Callable[[str], ModuleType]) -> Callable[[str], ModuleType]:
     """Import the module of a job by the name of its recipe; those of training are the recipes themselves."""

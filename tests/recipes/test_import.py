@@ -168,21 +168,9 @@ def test_a_package_can_have_relative_imports(here):
     assert sys.modules["own.parts"].x == 1
 
 
-TAKEN = "from hf_sphere.nn import Head\n\nclass Mine(Head):\n    name = 'vmf'\n"
-
-
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        ("x = 1\ndef f(:\n", r"parts\.py, line 2: SyntaxError: invalid syntax\. Correct"),
-        ("import not_installed\n", r"parts\.py, line 1: ModuleNotFoundError: No module named \'not_installed\'\. Corr"),
-        (TAKEN, r"parts\.py, line 3: ValueError: parts cannot define the head 'vmf': hf_sphere\.nn\.heads\.vmf"),
-    ],
-    ids=["syntax", "another module", "head of the library"],
-)
-def test_a_module_that_fails_shows_its_own_error(code, message, here):
-    (here / "parts.py").write_text(code)
-    with pytest.raises(ValueError, match=message):
+def test_a_module_that_fails_raises_its_own_error(here):
+    (here / "parts.py").write_text("from hf_sphere.nn import Head\n\nclass Mine(Head):\n    name = 'vmf'\n")
+    with pytest.raises(ValueError, match=r"parts cannot define the head 'vmf': hf_sphere\.nn\.heads\.vmf"):
         import_modules(["--import", "parts"])
 
 

@@ -49,7 +49,7 @@ def measure(recipe, run_main, cache):
 def parsed(recipe):
     """Parse a command line of the recipe."""
     kinds = recipe.RobustnessArguments, recipe.ImageSourceOptions
-    return lambda model, *words: recipe.command_arguments(kinds, ["--model_name_or_path", str(model), *words])
+    return lambda model, *words: recipe.parse_arguments(kinds, ["--model_name_or_path", str(model), *words])
 
 
 @pytest.fixture(scope="module")

@@ -156,7 +156,7 @@ def test_kinds_that_cannot_search_are_refused_before_images_are_embedded(encoder
 
 def test_bad_images_are_named_or_skipped(encoder, photos, caplog):
     (photos / "bad.png").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"bad.png cannot be read as an image.*--skip_unreadable_images"):
+    with pytest.raises(ValueError, match=r"bad.png cannot be read as an image.*--skip_invalid"):
         ImageIndex.build(encoder, photos, **QUIET)
     assert len(ImageIndex.build(encoder, photos, skip_unreadable=True, **QUIET)) == 7
     assert "Skipped: bad.png" in caplog.text

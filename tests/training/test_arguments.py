@@ -226,7 +226,7 @@ def test_a_name_in_two_tables_is_ambiguous_and_neither_a_missing_file_nor_a_pipe
         (tables / f"{table}.yaml").write_text(TABLE % "mnist")
     assert "'mnist-a' is ambiguous: d/mnist-a or e/mnist-a." in refusal("--config", "mnist-a")
     assert parse("--config", "e/mnist-b")[2].momentum == 0.2
-    assert f"{NONE} '{tmp_path / 'none.yaml'}'." in refusal("--config", str(tmp_path / "none.yaml"))
+    assert f"{NONE} '{tmp_path / 'none.yaml'}'" in refusal("--config", str(tmp_path / "none.yaml"))
     os.mkfifo(tmp_path / "config.yaml")  # reading it would wait for a writer
     assert "is not a regular file" in refusal("--config", str(tmp_path / "config.yaml"))
 

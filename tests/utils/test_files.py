@@ -20,7 +20,6 @@ from hf_sphere.utils.files import (
     lock_folder,
     read_json,
     read_whole,
-    remove_folder,
     restore_folder,
     write_json,
     write_manifest,
@@ -158,7 +157,7 @@ def test_leftovers_of_a_folder_or_file_are_removed_but_not_those_of_another(fold
     assert names(tmp_path) == [".folder.b.0123abcd.unfinished", "folder", "folder/file"]
     (tmp_path / ".file.0123abcd.unfinished").touch()
     with lock_folder(tmp_path / "file"):
-        assert (tmp_path / ".file.lock.unfinished").read_text().startswith(f"process {os.getpid()} on ")
+        assert (tmp_path / ".file.lock.unfinished").exists()
     assert names(tmp_path) == [".folder.b.0123abcd.unfinished", "folder", "folder/file"]
 
 
@@ -251,8 +250,8 @@ def test_an_error_of_a_reader_is_raised_if_nothing_was_replaced(folder, tmp_path
         read_whole(tmp_path / "none", lambda current: (current / "file").read_text())
 
 
-def test_a_writer_that_waits_says_for_whom(folder, caplog, monkeypatch):
-    monkeypatch.setattr("hf_sphere.utils.locks.SECONDS_TO_MESSAGE", 0.1)
+def test_a_writer_that_waits_logs_it(folder, caplog, monkeypatch):
+    monkeypatch.setattr("hf_sphere.utils.files.SECONDS_TO_MESSAGE", 0.1)
 
     def write() -> None:
         with atomic_folder(folder):
@@ -264,8 +263,7 @@ def test_a_writer_that_waits_says_for_whom(folder, caplog, monkeypatch):
         while not caplog.text:
             time.sleep(0.01)
     waiting.join()
-    assert f"Waiting for process {os.getpid()} on " in caplog.text
-    assert f"which writes {folder}" in caplog.text
+    assert f"Waiting for another process, which writes {folder}." in caplog.text
 
 
 # Links, and checks before the work
@@ -278,15 +276,13 @@ def link(folder: Path, tmp_path: Path) -> Path:
     return tmp_path / "link"
 
 
-def test_a_linked_folder_is_replaced_behind_its_link_every_time_and_removed_by_its_link_only(link, folder, tmp_path):
+def test_a_linked_folder_is_replaced_behind_its_link_every_time(link, folder, tmp_path):
     for number in range(3):
         with atomic_folder(link) as unfinished:
             (unfinished / str(number)).touch()
         assert names(folder) == [str(number)]
     assert link.is_symlink()
     assert names(tmp_path) == ["folder", "folder/2", "link"]
-    remove_folder(link)
-    assert names(tmp_path) == ["folder", "folder/2"]
 
 
 def test_a_linked_file_keeps_its_link(tmp_path):

@@ -11,8 +11,6 @@ from timm.layers import to_2tuple
 from timm.models import register_model
 from torch import Tensor, nn
 
-from hf_sphere.utils.loading import not_found
-
 ImageSize = int | tuple[int, int] | list[int]
 
 BACKBONES: dict[str, Callable[..., nn.Module]] = {}
@@ -199,11 +197,7 @@ def create_backbone(
     has_fixed_size = pretrained_cfg is not None and pretrained_cfg.fixed_input_size  # timm's mark of such models
     if has_fixed_size or "img_size" in inspect.signature(timm.model_entrypoint(architecture)).parameters:
         options.setdefault("img_size", image_size)
-    try:
-        net = timm.create_model(name, pretrained=pretrained is True, num_classes=0, in_chans=num_channels, **options)
-    except OSError as error:
-        what = f"the pretrained weights of the backbone {name} (or pass a file, --backbone_weights)"
-        raise not_found(what, error) from error
+    net = timm.create_model(name, pretrained=pretrained is True, num_classes=0, in_chans=num_channels, **options)
     if isinstance(pretrained, str):
         from hf_sphere.models.pretrained_backbones import load_backbone_weights
 

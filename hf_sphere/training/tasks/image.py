@@ -214,7 +214,7 @@ def build_model(
     if args.initial_weights is not None:
         # The few-shot model can be loaded from any other model, without its head.
         few_shot = models.SphereVisionForFewShotClassification
-        source = load_model(few_shot, args.initial_weights, option="initial_weights").base_model.backbone.state_dict()
+        source = load_model(few_shot, args.initial_weights).base_model.backbone.state_dict()
         state = model.base_model.backbone.state_dict()
         shared = {name: value for name, value in source.items() if name in state and state[name].shape == value.shape}
         if not shared:
@@ -232,12 +232,10 @@ def provide(run: "Run", setup: Setup, model: Any, head: HeadDescription, **funct
     import torch
 
     from hf_sphere.training.evaluation import initialize_from_data
-    from hf_sphere.utils.modules import check_input_shape
 
-    images, args, shape = setup.images, setup.model_args, setup.images.shape
+    images, args = setup.images, setup.model_args
     # Convolutions are faster with the channels last, as the batches are; benchmarks/image_training.py measures it.
     model = model.to(run.accelerator.device, memory_format=torch.channels_last)
-    check_input_shape(model.base_model, (shape.channels, shape.height, shape.width))
     freeze(args, model, args.linear_probe_epochs)
     if run.args.resume_from_checkpoint is None:
         initialize_from_data(model, images.train)
