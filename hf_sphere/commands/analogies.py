@@ -99,10 +99,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_results(output / output_dir.RESULTS_FILE, results, benchmarks)
         print(f"{LEGEND}\nsaved {output / output_dir.RESULTS_FILE}, results.csv and predictions.json")
         try:
-            last = {name: Path(name).name for name in args.model_name_or_path}
-            names = last if len(set(last.values())) == len(last) else {name: name for name in last}
-            drawn = [result | {"model": names[result["model"]]} for result in results]
-            visualization.plot_analogy_accuracies(drawn, title="word analogies", path=output / "analogies.png")
+            visualization.plot_analogy_accuracies(results, title="word analogies", path=output / "analogies.png")
             print(f"saved {output / 'analogies.png'}")
         except ImportError as error:
             print(f"no plot: {error}")

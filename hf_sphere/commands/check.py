@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from hf_sphere.utils.arguments import parse_arguments
-from hf_sphere.utils.known_weights import BACKBONES
+from hf_sphere.utils.loading import BACKBONES
 
 PACKAGES = ("hf_sphere", "torch", "torchvision", "transformers", "timm", "datasets", "accelerate", "huggingface_hub")
 OF_DEVELOPERS = {"test", "docs", "notebooks", "dev"}

@@ -10,7 +10,6 @@ from pathlib import Path
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
-from hf_sphere.commands import JOBS
 from hf_sphere.training.arguments import USUAL
 from hf_sphere.training.errors import CheckpointError, TrainingDivergedError, TrainingInterruptedError
 from hf_sphere.training.tasks import find_task
@@ -56,9 +55,10 @@ def train(task_name: str, argv: Sequence[str] | None = None, *, script: str | No
 
 def run_job(name: str, argv: Sequence[str] | None = None) -> None:
     """Import the modules of `--import` and that of a job, and call its `main` like a program, see `run_main`."""
-    job = JOBS[name]
     # Bars of downloads would mix with those of the job.
-    environment = {} if name == "train" else {"HF_HUB_DISABLE_PROGRESS_BARS": "1", **job.environment}
+    environment = {} if name == "train" else {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    if name in ("predict", "index"):  # a thread of the model that waits leaves its core to the decoding processes
+        environment["OMP_WAIT_POLICY"] = "passive"
 
     def main(_: object) -> None:
         words = import_modules(sys.argv[1:] if argv is None else argv)  # before the job parses the others
@@ -66,21 +66,17 @@ def run_job(name: str, argv: Sequence[str] | None = None) -> None:
 
     token = running.set(f"hf-sphere {name}")
     try:
-        run_main(main, job.stopped, environment)
+        run_main(main, environment)
     finally:
         running.reset(token)
 
 
-def run_main(
-    main: Callable[[Sequence[str] | None], None],
-    stopped: str = JOBS["train"].stopped,
-    environment: Mapping[str, str] | None = None,
-) -> None:
+def run_main(main: Callable[[Sequence[str] | None], None], environment: Mapping[str, str] | None = None) -> None:
     """Call a `main`; print errors that the user can fix without a traceback, and exit with a status.
 
-    Control characters in what is printed or logged, for instance in names of files, do not reach the terminal. If the
-    user interrupts it, `stopped` is said of its outputs. The environment variables are set before torch is imported,
-    unless they are set; `main` is called with None, for the arguments of `sys.argv`.
+    Control characters in what is printed or logged, for instance in names of files, do not reach the terminal. The
+    environment variables are set before torch is imported, unless they are set; `main` is called with None, for the
+    arguments of `sys.argv`.
     """
     # Huge pages for large tensors, where Linux offers them; torch reads this at its first allocation. Training of
     # convolutions on CPUs spends up to a quarter of its time on page faults without them.
@@ -106,7 +102,7 @@ def run_main(
             sys.exit(130)
         except KeyboardInterrupt:
             if os.environ.get("RANK", "0") == "0":  # of several processes, one tells it
-                print(f"\nStopped; {stopped}.", file=sys.stderr)
+                print("\nStopped; files that were finished are complete.", file=sys.stderr)
             sys.exit(130)
         except Exception as error:
             text = shortage(error)

@@ -73,11 +73,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     args, precision = parse_arguments((ExtractionArguments, PrecisionArguments), argv, __doc__)
     from hf_sphere.data import load_image_split
     from hf_sphere.search import extract as extraction
+    from hf_sphere.search.index_files import check_replaceable
+    from hf_sphere.search.store import ABOUT_FILE, DATA_FOLDER
     from hf_sphere.training.run import start_accelerator
 
     accelerator = start_accelerator(mixed_precision=precision.mixed_precision)
     output = Path(args.output_dir)
-    check_output_dir(output, overwrite=args.overwrite_output_dir)
+    check_writable(output)
+    check_replaceable(output, {ABOUT_FILE, DATA_FOLDER, *RESULTS_FOLDERS})
+    if list_folder(output) and not args.overwrite_output_dir:
+        hint = "replace them, with their evaluation and pictures, with --overwrite_output_dir"
+        raise FileExistsError(f"{output} contains embeddings. Choose another --output_dir, or {hint}.")
     model = extraction.load_embedding_model(args.model_name_or_path).to(accelerator.device).eval()
     names = set(extraction.class_names(model))
     if args.classes is not None and not names:
@@ -120,15 +126,3 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"next step hf-sphere {step} --embeddings {shlex.quote(str(output))}"
     )
     accelerator.end_training()
-
-
-def check_output_dir(output: Path, *, overwrite: bool) -> None:
-    """Raise an error if the folder contains anything but embeddings and their results, or must not be overwritten."""
-    from hf_sphere.search.index_files import check_replaceable
-    from hf_sphere.search.store import ABOUT_FILE, DATA_FOLDER
-
-    check_writable(output)
-    check_replaceable(output, {ABOUT_FILE, DATA_FOLDER, *RESULTS_FOLDERS})
-    if list_folder(output) and not overwrite:
-        hint = "replace them, with their evaluation and pictures, with --overwrite_output_dir"
-        raise FileExistsError(f"{output} contains embeddings. Choose another --output_dir, or {hint}.")

@@ -64,7 +64,14 @@ class PlacementArguments(Arguments):
 def main(argv: Sequence[str] | None = None) -> None:
     """Place, report and save the prototypes."""
     (args,) = parse_arguments((PlacementArguments,), argv, __doc__)
-    names = read_class_names(args) if args.dataset_name else None
+    names = None
+    if args.dataset_name:
+        from hf_sphere.data.sources import LABEL_COLUMNS, find_column, find_split, load_splits
+        from hf_sphere.data.targets import read_class_names
+
+        splits = load_splits(args.dataset_name, args.dataset_config_name)
+        rows = find_split(splits, args.train_split, "--train_split")
+        names = read_class_names(rows, find_column(rows, args.label_column_name, LABEL_COLUMNS, "label"))
     count = len(names) if names else args.num_classes
     if args.num_classes not in (None, count):
         raise ValueError(f"--num_classes is {args.num_classes}, but {args.dataset_name} has {count} classes.")
@@ -97,12 +104,3 @@ def main(argv: Sequence[str] | None = None) -> None:
         order = asdict(placement.order) if placement.order else {}
         write_json(folder / output_dir.RESULTS_FILE, reached | order)
     print(f"saved {folder / files[0]}")
-
-
-def read_class_names(args: PlacementArguments) -> list[str]:
-    """Read the class names of the dataset."""
-    from hf_sphere.data.sources import LABEL_COLUMNS, find_column, find_split, load_splits
-    from hf_sphere.data.targets import read_class_names
-
-    rows = find_split(load_splits(str(args.dataset_name), args.dataset_config_name), args.train_split, "--train_split")
-    return read_class_names(rows, find_column(rows, args.label_column_name, LABEL_COLUMNS, "label"))

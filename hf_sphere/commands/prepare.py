@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hf_sphere.utils.arguments import Arguments, argument, named_first, parse_arguments
-from hf_sphere.utils.commands import command_of
 
 
 @dataclass
@@ -44,21 +43,9 @@ class PrepareArguments(Arguments):
     disable_tqdm: bool = argument(False, "Disable progress bars.")
 
 
-RUNS = {
-    "imagenet200": ("train_image_classification", "prototypes/imagenet200-resnet32-d50"),
-    "omniart": ("train_joint_prediction", "prototypes/omniart-joint-w0.25"),
-    "cub200": ("train_image_classification", "prototypes/cub200-resnet34-d50"),
-    "sop": ("train_image_retrieval", "vmf/sop-retrieval-vmf"),
-    "class_split": ("train_few_shot", "few_shot/mini_imagenet-conv4-5shot-plain-cosine"),
-}
-"""The script of a task, and a configuration for the prepared data."""
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Prepare a dataset."""
     (args,) = parse_arguments((PrepareArguments,), named_first("kind", argv), __doc__)
     from hf_sphere.data.published_images import prepare_images
 
     prepare_images(args)
-    script, run = RUNS[args.kind]
-    print(f"{command_of(script)} --config {run} --dataset_name {args.output}")

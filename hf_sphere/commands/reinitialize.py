@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     from hf_sphere.training.run import start_accelerator
     from hf_sphere.utils.model_sources import file_name, load_classifier
-    from hf_sphere.utils.modules import digest_weights
+    from hf_sphere.utils.modules import check_input_shape, digest_weights
     from hf_sphere.utils.snapshots import list_snapshots
 
     name, overwrite = args.model_name_or_path, args.overwrite_output_dir
@@ -103,6 +103,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.top_k >= classifier.num_classes:
         limit = f"below the number of classes, {classifier.num_classes}"
         raise ValueError(f"--top_k {args.top_k} must be {limit}; otherwise every image counts as correct.")
+    check_input_shape(classifier.model, [data_args.num_channels, data_args.image_size[0], data_args.image_size[-1]])
     num_images = min(args.max_samples or batches.examples_per_epoch, batches.examples_per_epoch)
     images = f"{num_images:,} images of {data_args.dataset_name}, {args.split}"
     print(f"measuring on {images}")

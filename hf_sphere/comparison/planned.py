@@ -23,7 +23,7 @@ from hf_sphere.nn.heads import build_head
 from hf_sphere.training.tasks import find_task
 from hf_sphere.utils.arguments import make_arguments
 from hf_sphere.utils.files import digest_file
-from hf_sphere.utils.known_weights import package_file
+from hf_sphere.utils.loading import package_file
 from hf_sphere.utils.model_sources import file_name
 from hf_sphere.utils.shared_rows import ROW_BITS
 

@@ -15,8 +15,7 @@ from timm.models import adapt_input_conv, load_state_dict
 from torch import Tensor, nn
 from transformers import MODEL_MAPPING, AutoConfig, AutoImageProcessor, AutoModel, PreTrainedConfig
 
-from hf_sphere.utils.known_weights import package_file
-from hf_sphere.utils.loading import load_model, load_pretrained
+from hf_sphere.utils.loading import load_model, load_pretrained, package_file
 from hf_sphere.utils.model_sources import processor_options, timm_options
 
 logger = logging.getLogger(__name__)
@@ -149,7 +148,7 @@ def load_backbone_weights(backbone: nn.Module, name: str, file: str) -> None:
     """Load the weights of a backbone from a file, as timm does: converted, and adapted to the number of channels.
 
     The file is safetensors, a state dict that torch loads with `weights_only`, or the module of a pip package of
-    `hf_sphere.utils.known_weights`. A classifier in it is not used; tensors that are missing or have another shape are
+    `hf_sphere.utils.loading`. A classifier in it is not used; tensors that are missing or have another shape are
     an error. Messages have the `name` of the backbone.
     """
     path = package_file(file)

@@ -24,8 +24,7 @@ from hf_sphere.search.pipeline import Batch, embed_batches
 from hf_sphere.search.source import ImageSource
 from hf_sphere.search.vectors import unit_vectors, usable_rows
 from hf_sphere.utils.checks import check_extra, text_list
-from hf_sphere.utils.known_weights import split_weights
-from hf_sphere.utils.loading import find_file, load_pretrained, load_sentence_transformer
+from hf_sphere.utils.loading import find_file, load_pretrained, load_sentence_transformer, split_weights
 from hf_sphere.utils.modules import digest_weights
 from hf_sphere.utils.pixels import WHITE
 from hf_sphere.utils.progress import progress_bar

@@ -27,8 +27,7 @@ from hf_sphere.models import (
 from hf_sphere.models.pretrained_backbones import pretrained_preprocessing
 from hf_sphere.search.pipeline import Batch, embed_batches, finished_batches
 from hf_sphere.search.store import embeddings_writer
-from hf_sphere.utils.known_weights import split_weights
-from hf_sphere.utils.loading import load_model, load_pretrained
+from hf_sphere.utils.loading import load_model, load_pretrained, split_weights
 from hf_sphere.utils.modules import digest_weights
 from hf_sphere.utils.problem_types import SINGLE_LABEL, class_probabilities, problem_type
 

@@ -77,7 +77,7 @@ class Options(dict[str, Any]):
     def __init__(self, value: str | Iterable[tuple[str, Any]] = ()) -> None:
         try:
             super().__init__(yaml.load(value, Loader=YamlLoader) if isinstance(value, str) else value)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, RecursionError) as error:
             raise ValueError(error_text(error)) from error
 
 
@@ -163,12 +163,6 @@ def parse_arguments(
             if is_replaced and not any(_is_set(merged, each) for each in needed):
                 setattr(merged, name, _default(fields[name]))
                 del values[name]
-        if line.print_config:
-            if line.modules:
-                print(f"import: {json.dumps(line.modules)}")
-            for name in fields:  # JSON is YAML in which texts such as "1e-3" are quoted
-                print(f"{name}: {json.dumps(getattr(merged, name), default=str, ensure_ascii=False)}")
-            parser.exit()
         if missing := [f"--{name}" for name in fields if getattr(merged, name) is dataclasses.MISSING]:
             raise ValueError(f"the following arguments are required: {', '.join(missing)}")
         parts = _make(types, actions, values)
@@ -176,6 +170,12 @@ def parse_arguments(
     except ValueError as error:
         _, place = places.get(re.findall(r"\w+", str(error))[0], (0, ""))
         parser.error(f"{place}: {error}" if place else str(error))
+    if line.print_config:
+        if line.modules:
+            print(f"import: {json.dumps(line.modules)}")
+        for name in fields:  # JSON is YAML in which texts such as "1e-3" are quoted
+            print(f"{name}: {json.dumps(getattr(merged, name), default=str, ensure_ascii=False)}")
+        parser.exit()
     return parts
 
 

@@ -1,13 +1,15 @@
-"""Modules: evaluation mode, digests of weights, and the longest inputs of text models."""
+"""Modules: evaluation mode, digests of weights, and the sizes of inputs that models support."""
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+
+from hf_sphere.utils.checks import error_text
 
 
 @contextmanager
@@ -72,3 +74,15 @@ def longest_input(model: Any, tokenizer: Any) -> int | None:
         unused = [table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None]
         limits.append(positions - max((index + 1 for index in unused), default=0))
     return min(limits, default=None)
+
+
+@torch.no_grad()
+def check_input_shape(model: nn.Module, shape: Sequence[int]) -> None:
+    """Raise an error, with the reason, if a model cannot process images (channels, height, width), by trying it."""
+    parameter = next(model.parameters())
+    try:
+        with eval_mode(model):
+            model(torch.zeros(1, *shape, device=parameter.device, dtype=parameter.dtype))
+    except (RuntimeError, ValueError) as error:
+        size = " x ".join(map(str, shape))
+        raise ValueError(f"the model does not support images of {size}: {error_text(error)}") from error

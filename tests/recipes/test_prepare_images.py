@@ -15,8 +15,6 @@ from PIL import Image
 
 from hf_sphere.data import ImageData, ImageDataOptions, ImageSplit, OpenSetOptions, load_image_data, load_image_split
 from hf_sphere.data.published_images import PUBLISHED
-from hf_sphere.utils.commands import COMMANDS
-from hf_sphere.utils.configs import load_config
 
 RECIPE = "prepare_images"
 
@@ -414,17 +412,12 @@ class TestCounts:
 
 class TestOutput:
     @pytest.mark.parametrize("kind", ["imagenet200", "omniart", "cub200", "sop", "class_split"])
-    def test_a_table_and_a_command_with_an_existing_configuration_are_printed(
-        self, kind, source, prepare, output, capsys
-    ):
+    def test_a_table_is_printed(self, kind, source, prepare, capsys):
         LAYOUTS[kind](source)
         prepare(kind)
         said = [line.split() for line in capsys.readouterr().out.splitlines()]
         assert ["split", "images", "classes", "size"] in said
         assert "train" in [words[0] for words in said if words]
-        words = said[-1]
-        assert COMMANDS[load_config(words[words.index("--config") + 1]).recipe] == " ".join(words[1:3])
-        assert (words[0], words[-2:]) == ("hf-sphere", ["--dataset_name", str(output)])
 
     def test_prepared_data_is_replaced_only_on_request_and_loads_at_one_size(self, source, prepare, load):
         put_cub(source)

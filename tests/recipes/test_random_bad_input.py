@@ -137,6 +137,14 @@ def test_wrong_options_are_refused(refusal, options):
     assert REFUSED[options] in refusal(recipe, *words)
 
 
+@pytest.mark.parametrize("recipe", ["reinitialize_layers", "train_image_classification"])
+def test_size_that_a_saved_model_does_not_support_is_refused(refusal, recipe):
+    words = ["--image_size", "2", "--model_name_or_path", "model"]
+    if recipe == "train_image_classification":  # as in the saved model
+        words += ["--crop_padding", "0", "--head_kwargs", "{}"]
+    assert "the model does not support images of 1 x 2 x 2: " in refusal(recipe, *words)
+
+
 # Configurations
 
 

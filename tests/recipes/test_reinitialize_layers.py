@@ -210,7 +210,7 @@ def test_an_interrupted_run_resumes(measured, measure, trained, monkeypatch, rec
     with pytest.raises(SystemExit) as stop:
         copy_context().run(run_job, "reinitialize", words)
     assert stop.value.code == 130
-    assert "Stopped; finished accuracies are saved; the same command" in capsys.readouterr().err
+    assert "Stopped; files that were finished are complete." in capsys.readouterr().err
     kept = (tmp_path / "out" / "cells.jsonl").read_text()
     assert kept
     monkeypatch.setattr(recipe, "accuracy", whole)

@@ -13,8 +13,7 @@ from hf_sphere.training.arguments import RecipeArguments
 from hf_sphere.training.output_dir import read_settings
 from hf_sphere.training.tasks import Description, Prepared
 from hf_sphere.utils.arguments import Arguments, Options, argument
-from hf_sphere.utils.known_weights import PACKAGES, split_weights
-from hf_sphere.utils.loading import load_model, load_pretrained
+from hf_sphere.utils.loading import PACKAGES, load_model, load_pretrained, split_weights
 
 if TYPE_CHECKING:
     from hf_sphere.data import ImageData
@@ -232,10 +231,12 @@ def provide(run: "Run", setup: Setup, model: Any, head: HeadDescription, **funct
     import torch
 
     from hf_sphere.training.evaluation import initialize_from_data
+    from hf_sphere.utils.modules import check_input_shape
 
-    images, args = setup.images, setup.model_args
+    images, args, shape = setup.images, setup.model_args, setup.images.shape
     # Convolutions are faster with the channels last, as the batches are; benchmarks/image_training.py measures it.
     model = model.to(run.accelerator.device, memory_format=torch.channels_last)
+    check_input_shape(model.base_model, (shape.channels, shape.height, shape.width))
     freeze(args, model, args.linear_probe_epochs)
     if run.args.resume_from_checkpoint is None:
         initialize_from_data(model, images.train)
