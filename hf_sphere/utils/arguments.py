@@ -20,7 +20,7 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type
 
 import yaml
 
-from hf_sphere.utils.checks import check_choice, check_not_text, error_text
+from hf_sphere.utils.checks import check_not_text, error_text
 from hf_sphere.utils.commands import command_of, running
 from hf_sphere.utils.configs import YamlLoader, load_config
 from hf_sphere.utils.imports import import_modules
@@ -57,8 +57,8 @@ class Arguments:
             kinds = (field.type, *get_args(field.type))
             choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
             for item in value if isinstance(value, (list, tuple)) else [value]:
-                if choices and item is not None:
-                    check_choice(name, item, choices)
+                if choices and item is not None and item not in choices:
+                    raise ValueError(f"{name} must be {' or '.join(map(str, choices))}; got {item!r}.")
                 if isinstance(item, (int, float)) and not isinstance(item, bool):
                     _check_number(name, item, getattr(about, "bounds", {}))
             if not hasattr(about, "only_with") or value == (default := _default(field)):

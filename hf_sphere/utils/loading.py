@@ -62,6 +62,11 @@ def has_images(name: str) -> bool:
     return name in BUNDLED or any(Path(file).suffix.lower() in IMAGES for file in itertools.chain([name], files))
 
 
+def not_found(name: str | os.PathLike, error: BaseException) -> FileNotFoundError:
+    """Return the error that a model or dataset is neither on this machine nor on the Hub."""
+    return FileNotFoundError(f"{name} is no file or folder, and cannot be loaded from the Hub: {error_text(error)}")
+
+
 def load_pretrained(kind: Any, name: str | os.PathLike, **options: Any) -> Any:
     """Call `from_pretrained` of a class of transformers; neither custom code nor other files are loaded.
 
@@ -84,8 +89,12 @@ def load_pretrained(kind: Any, name: str | os.PathLike, **options: Any) -> Any:
             with suppress(OSError):  # models of timm have no file of it
                 check_settings(transformers.ImageProcessingMixin.get_image_processor_dict(str(name))[0])
         return kind.from_pretrained(name, **options)
-    except (ImportError, OSError):
+    except ImportError:
         raise
+    except OSError as error:
+        if path.exists():
+            raise
+        raise not_found(name, error) from error
     except Exception as error:  # of json, safetensors, torch or the class itself
         raise ValueError(f"{name} cannot be loaded as {kind.__name__}: {error_text(error)}") from error
 
@@ -186,8 +195,12 @@ def load_dataset(name: str, *args: Any, source: str | None = None, **options: An
         raise ValueError(f"`datasets` reads the characters *, ? and [ in {name} as a pattern; rename the folder.")
     try:
         return datasets.load_dataset(name, *args, **options)
-    except (ImportError, OSError):
+    except ImportError:
         raise
+    except OSError as error:
+        if Path(source or name).exists():
+            raise
+        raise not_found(name, error) from error
     except Exception as error:  # of pyarrow, of file systems, or of `datasets`, whose own message is generic
         problem = error_text(error.__cause__ or error)
         raise ValueError(f"{source or name} cannot be read as a dataset: {problem}") from error

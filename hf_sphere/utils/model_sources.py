@@ -18,7 +18,7 @@ from huggingface_hub import snapshot_download
 from torch import nn
 from torchvision.transforms.v2 import InterpolationMode
 
-from hf_sphere.utils.loading import load_model, load_pretrained
+from hf_sphere.utils.loading import load_model, load_pretrained, not_found
 from hf_sphere.utils.pixels import resize_image
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,10 @@ def find_weights(name: str, *, random_weights: bool = False, seed: int = 0) -> n
         return model
     if Path(name).exists():
         return Path(name)
-    return Path(snapshot_download(name, allow_patterns=_WEIGHT_FILES, ignore_patterns=["*/*"]))
+    try:
+        return Path(snapshot_download(name, allow_patterns=_WEIGHT_FILES, ignore_patterns=["*/*"]))
+    except (OSError, ValueError) as error:  # no such repository, no network, no valid repository name
+        raise not_found(name, error) from error
 
 
 def load_classifier(name: str, *, random_weights: bool = False, seed: int = 0) -> Classifier:

@@ -234,7 +234,7 @@ class TestCommand:
             (["--split", "all"], "trained on 1,037 and validated on 260 and evaluated on 355 of the 1,797"),
             (["--split", "nowhere"], "no split 'nowhere'"),
             (["--images", "two_clusters"], r"400 of the 400 images .* are of near .*, no classes of the model"),
-            (["--images", "nowhere"], "no folder or file nowhere"),
+            (["--images", "nowhere"], "nowhere is no file or folder"),
             (["--unknown", "digits"], "1,797 of the 1,797 images of digits are of 0, 1, 2, 3, 4, classes of the model"),
             (["--level", "0.01"], r"level 0\.01 needs 99 images.*there are 73"),
             (["--by_class"], "level 0.05 needs 19 images.* of each class"),

@@ -11,7 +11,7 @@ from training_runs import QUICK_RUNS
 REFUSED = {
     "classification": {
         "--backbone lenet6": "unknown backbone 'lenet6'.*lenet5",
-        "--backbone facebook/no-such-model": "no folder or file facebook/no-such-model",
+        "--backbone facebook/no-such-model": "facebook/no-such-model is no file or folder",
         "--head spherized --head_kwargs '{scalling: 5.0}'": "'spherized' has no option scalling; .*scaling",
         "--backbone_kwargs '{breadth: 5}'": "breadth",
         "--image_column_name picture": "no image column 'picture'",

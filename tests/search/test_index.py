@@ -531,7 +531,7 @@ def test_the_weights_and_not_the_name_identify_the_model(index, model, tmp_path)
 def test_the_error_for_a_model_that_was_moved_names_the_option(save_model, photos, tmp_path):
     ImageIndex.build(str(save_model(tmp_path / "gone")), photos, **QUIET).save(tmp_path / "index")
     (tmp_path / "gone").rename(tmp_path / "moved")
-    with pytest.raises(FileNotFoundError, match=r"no folder or file .*gone.* was moved, name its folder"):
+    with pytest.raises(FileNotFoundError, match=r"gone is no file or folder.* was moved, name its folder"):
         ImageIndex.load(tmp_path / "index")
 
 

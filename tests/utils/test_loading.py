@@ -32,19 +32,19 @@ def test_a_model_is_saved_to_its_folder_where_mapped_files_are_locked(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    "load",
+    ("load", "name"),
     [
-        lambda: load_pretrained(AutoConfig, "nobody/model"),
-        lambda: load_dataset("nobody/data"),
-        lambda: transformers_settings("nobody/encoder"),
-        lambda: embed_class_names(["cat"], "nobody/texts"),
-        lambda: find_weights("nobody/weights"),
-        lambda: find_weights("timm:resnet18"),
-        lambda: create_backbone("resnet18", num_channels=3, image_size=32, pretrained=True),
+        (lambda: load_pretrained(AutoConfig, "nobody/model"), "nobody/model"),
+        (lambda: load_dataset("nobody/data"), "nobody/data"),
+        (lambda: transformers_settings("nobody/encoder"), "nobody/encoder"),
+        (lambda: embed_class_names(["cat"], "nobody/texts"), "nobody/texts"),
+        (lambda: find_weights("nobody/weights"), "nobody/weights"),
+        (lambda: find_weights("timm:resnet18"), ""),
+        (lambda: create_backbone("resnet18", num_channels=3, image_size=32, pretrained=True), ""),
     ],
 )
-def test_what_is_neither_here_nor_can_be_downloaded_is_an_os_error(load, monkeypatch, tmp_path):
+def test_what_is_neither_here_nor_on_the_hub_is_an_os_error_that_names_it(load, name, monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(OSError, match=r"."):
+    with pytest.raises(OSError, match=f"^{name} is no file or folder, and cannot be loaded from" if name else "."):
         load()

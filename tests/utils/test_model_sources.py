@@ -49,7 +49,7 @@ def test_bad_input_is_refused(tmp_path):
             load(str(tmp_path), random_weights=True)
     with pytest.raises(ValueError, match=r"timm has no model 'resnet51'; see timm.list_models\(\)"):
         find_weights("timm:resnet51", random_weights=True)
-    with pytest.raises(ValueError, match="no such folder/at all/here"):
+    with pytest.raises(FileNotFoundError, match="no such folder/at all/here is no file or folder"):
         find_weights("no such folder/at all/here")
 
 
