@@ -1,5 +1,6 @@
 """The command `hf-sphere` as a user meets it."""
 
+import importlib
 import io
 import os
 import pty
@@ -17,6 +18,7 @@ from hf_sphere.commands.command_line import run_main
 from hf_sphere.commands.main import main
 from hf_sphere.commands.predict import PredictionArguments
 from hf_sphere.commands.train import TASKS
+from hf_sphere.training.tasks import find_task
 from hf_sphere.utils.arguments import parse_arguments
 from hf_sphere.utils.texts import PrintableStream
 
@@ -62,10 +64,47 @@ def test_without_arguments_one_screen_lists_the_jobs(capsys):
         (["train", "retrieval", "--config", "mnist-vmf"], "is for hf-sphere train classification."),
         (["index", "--config", "mnist-vmf"], "of hf_sphere/configs/vmf.yaml, which is for hf-sphere train "),
         (["train", "retrieval", "--config"], "hf-sphere train retrieval: error: argument --config: expected one"),
+        (["train", "classification", "--stop_after", "5"], "Did you mean stop_after_steps?"),
+        (["train", "classification", "--head", "arcfase"], "argument --head: invalid choice: 'arcfase'"),
+        (["compare", "digits", "--heads", "softmax", "cosina"], "argument --heads: invalid choice: 'cosina'"),
+        (["search", "--index", "index", "--query", "bird.jpg", "--k", "5"], "unknown argument '--k'. Did you mean"),
     ],
 )
 def test_a_wrong_word_is_refused_with_a_hint(capsys, words, message):
     assert message in refused(capsys, *words)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_help_of_a_task_shows_about_twenty_options_and_by_all_each_of_them(capsys, task):
+    shown = []
+    for last in ([], ["all"]):
+        with pytest.raises(SystemExit):
+            main(["train", task, "--help", *last])
+        shown.append(capsys.readouterr().out)
+    short, long = (re.findall(r"^  --(\w+)", text, re.MULTILINE) for text in shown)
+    assert 15 <= len(short) <= 30
+    assert {*short} < {*long}
+    assert f"--help all shows the other {len({*long} - {*short})} options, too." in shown[0]
+
+
+def test_each_job_and_task_has_an_example_whose_arguments_are_valid(load_file):
+    blocks = load_file("docs/_tools/code_blocks.py")
+    texts = {job: importlib.import_module(f"hf_sphere.commands.{job}").__doc__ for job in JOBS}
+    texts |= {task: find_task(task.replace("-", "_")).example for task in TASKS}
+    for name, text in texts.items():
+        examples = re.findall(r"^hf-sphere .*(?:(?<=\\)\n.*)*$", text, re.MULTILINE)
+        assert examples, name
+        blocks.check_commands("\n".join(examples).replace("<", "").replace(">", ""))
+
+
+def test_check_prints_versions_extras_device_and_weights(capsys, monkeypatch):
+    monkeypatch.setattr("importlib.metadata.requires", lambda _: ['no_such_package>1 ; extra == "plots"'])
+    main(["check"])
+    printed = capsys.readouterr().out
+    assert [*dict.fromkeys(re.findall(r"^\w+", printed, re.MULTILINE))] == [
+        *("python", "versions", "extra", "device", "weights", "hub")
+    ]
+    assert "plots                  missing no_such_package: pip install 'hf_sphere[plots]'" in printed
 
 
 def test_a_configuration_states_the_task_that_is_left_out_also_printed_in_a_file(capsys, tmp_path):
