@@ -160,8 +160,9 @@ def describe(index: Any, folder: str, has_levels: bool) -> str:
     content, search, image = index.encoder.content, index.neighbor_search, index.path(0) if len(index) else ""
     image = image.removeprefix(f"{Path.cwd()}/") if os.path.isfile(image) else "IMAGE"  # no file in a dataset
     query = {"image": f"--query {shlex.quote(image)}", "text": "--text TEXT"}.get(content, "--query VECTORS")
-    about, known = "", index.space.calibration
+    about = ""
     if has_levels and len(index.space._groups.unique()) > 1:
+        known = index.space.calibration
         smallest = math.ceil(100 * known.smallest_p_value - 1e-9) / 100
         about = f"levels    {len(known.ids):,} {index.calibrated_with}s of {known.num_groups:,} groups calibrate; "
         about += f"the smallest level is {100 * known.smallest_p_value:.2g} %\n"
