@@ -1,7 +1,6 @@
 import errno
 import json
 import logging
-import os
 import sys
 from pathlib import Path
 
@@ -50,7 +49,7 @@ def test_a_run_creates_the_output_dir_flushes_denormal_numbers_and_writes_all_se
     assert smallest_normal / 2 == 0
     assert not (tmp_path / "run").exists()
     with prepared(args, ImageDataArguments(crop_padding=3)):
-        assert lock.read_text().strip().startswith(f"process {os.getpid()} on ")
+        assert lock.exists()
     assert not lock.exists()
     settings = read(tmp_path / "run", "run.json")
     assert (settings["learning_rate"], settings["crop_padding"]) == (0.25, 3)
