@@ -47,7 +47,8 @@ class Arguments:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
-            name, value, about = field.name, getattr(self, field.name), field.metadata.get("help")
+            name, value = field.name, getattr(self, field.name)
+            about: Any = field.metadata.get("help")
             if isinstance(value, str) and value.startswith("~/") and name != "text":  # no shell has expanded it
                 setattr(self, name, value := os.path.expanduser(value))
             if str(field.type).startswith("list["):

@@ -8,5 +8,5 @@ from tqdm.auto import tqdm
 
 def progress_bar(*args: Any, disable: bool = False, **options: Any) -> Any:
     """Return a bar of tqdm, which `TQDM_DISABLE` disables."""
-    is_disabled = disable or os.environ.get("TQDM_DISABLE", "0") not in ("", "0")
-    return tqdm(*args, disable=is_disabled, **options)
+    options["disable"] = disable or os.environ.get("TQDM_DISABLE", "0") not in ("", "0")
+    return tqdm(*args, **options)
