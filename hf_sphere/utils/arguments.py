@@ -272,13 +272,13 @@ def _check_number(name: str, number: float, bounds: Mapping[str, float]) -> None
 
 def _add_arguments(parser: argparse.ArgumentParser, types: Iterable[type]) -> dict[str, Any]:
     """Add the fields of dataclasses, in a group for each class that declares some; its docstring is the heading."""
-    actions, groups = dict[str, Any](), dict[type, Any]()
-    declared = [(cls, get_type_hints(cls), field) for cls in types for field in dataclasses.fields(cls)]
-    for cls, hints, field in declared:
+    actions, groups, hints = dict[str, Any](), dict[type, Any](), {cls: get_type_hints(cls) for cls in types}
+    declared = [(cls, field) for cls in types for field in dataclasses.fields(cls)]
+    for cls, field in declared:
         declaring = next(base for base in reversed(cls.__mro__) if field.name in inspect.get_annotations(base))
         if declaring not in groups:
             groups[declaring] = parser.add_argument_group((declaring.__doc__ or "").partition("\n")[0].rstrip("."))
-        about, default, kind = field.metadata["help"], _default(field), hints[field.name]
+        about, default, kind = field.metadata["help"], _default(field), hints[cls][field.name]
         options: dict[str, Any] = {"help": about, "default": argparse.SUPPRESS}
         if default not in (None, {}, dataclasses.MISSING):
             options["help"] += f" (default: {str(default).replace('%', '%%')})"
