@@ -291,7 +291,7 @@ def _stop_after_parsing() -> Iterator[None]:
         return wrapper
 
     stop = stopping(arguments.parse_arguments)
-    modules = [importlib.import_module(f"hf_sphere.commands.{job}") for job in JOBS]
+    modules = [importlib.import_module(f"hf_sphere.commands.{name}") for name in (*JOBS, "command_line")]
     with (
         contextlib.ExitStack() as stack,
         mock.patch.object(arguments, "parse_arguments", stop),
