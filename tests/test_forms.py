@@ -228,7 +228,7 @@ CASES = {
     ).fit_predict(x),
     **{
         f"cluster.VonMisesFisherMixture.{name}.X": getattr(MIXTURE, name)
-        for name in ("aic", "bic", "predict", "predict_proba", "score", "score_samples")
+        for name in ("bic", "predict", "predict_proba", "score", "score_samples")
     },
     "metrics.alignment.embeddings": lambda x: metrics.alignment(x, LABELS),
     "metrics.class_angles.embeddings": lambda x: metrics.class_angles(x, LABELS),
