@@ -14,7 +14,7 @@ from hf_sphere.cluster.mixture import maximize
 from hf_sphere.geometry import bessel
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics import detection_scores
-from hf_sphere.nn.rejection import SCORES as VALUES
+from hf_sphere.nn.rejection import SCORES as SCORES
 from hf_sphere.ood.outputs import Outputs, model_outputs
 from hf_sphere.utils.checks import check_choice, check_integer
 from hf_sphere.utils.options import check_names
@@ -81,8 +81,7 @@ def fit_virtual_logit(data: Any, *, dim: int | None = None) -> dict[str, Any]:
 
 def fit_likelihoods(data: Any) -> dict[str, Any]:
     """Log-density of the embedding's direction in the mixture of a von Mises-Fisher distribution of each class."""
-    if (dim := data.embeddings.shape[1]) < 2:
-        raise ValueError("the score vmf needs embeddings with at least 2 dimensions.")
+    dim = data.embeddings.shape[1]
     index, used = data.labels.unique(return_inverse=True)[1], data.embeddings.any(1)  # zeros have no direction
     counts = torch.bincount(index[used], minlength=int(index.max()) + 1).double()
     sums = counts.new_zeros(len(counts), dim)
@@ -104,11 +103,6 @@ FITTED: dict[str, tuple[tuple[str, ...], Callable[..., dict[str, Any]]]] = {
     "vmf": (("labels",), fit_likelihoods),
 }
 """Scores that must be fitted: what the fit needs besides what the values need, and the fit."""
-
-UNFITTED = {name: score for name, score in VALUES.items() if name not in FITTED}
-"""Scores that need no fit."""
-
-SCORES = (*UNFITTED, *FITTED)
 
 
 class OODDetector:
@@ -138,10 +132,6 @@ class OODDetector:
         self._options = {name: check_integer(name, value, 1) for name, value in options.items() if value is not None}
         self._fitted: Any = None
 
-    def __repr__(self) -> str:
-        options = "".join(f", {name}={value!r}" for name, value in self._options.items())
-        return f"OODDetector({self.name!r}{options})"
-
     def fit(self, model: nn.Module, batches: Iterable[Any]) -> Self:
         """Fit the score to a model's outputs for in-distribution data.
 
@@ -168,12 +158,10 @@ class OODDetector:
         Raises:
             ValueError: If one that the score needs is missing, or one is invalid.
         """
-        return self._fit(Outputs(embeddings, logits, labels, None, ids).checked())
-
-    def _fit(self, data: Any) -> Self:
+        data: Any = Outputs(embeddings, logits, labels, None, ids).checked()
         if self.name in FITTED:
             needs, fit = FITTED[self.name]
-            data.require((*VALUES[self.name].needs, *needs), self.name)
+            data.require((*SCORES[self.name].needs, *needs), self.name)
             self._rows = Rows.of(data.embeddings, data.ids)
             self._fitted, self._dim = fit(data, **self._options), data.embeddings.shape[1]
         return self
@@ -202,10 +190,10 @@ class OODDetector:
         return self._score(Outputs(embeddings, logits, None, concentrations, ids).checked())
 
     def _score(self, data: Any, what: str = "inputs") -> Tensor:
-        values, state = VALUES[self.name], self._fitted
-        data.require(values.needs, self.name)
-        if self.name in UNFITTED:
-            return values.values({}, data)
+        (needs, values, _), state = SCORES[self.name], self._fitted
+        data.require(needs, self.name)
+        if self.name not in FITTED:
+            return values({}, data)
         if state is None:
             raise NotFittedError(f"the score {self.name} is not fitted. Call `fit` or `fit_embeddings` first.")
         if (dim := data.embeddings.shape[1]) != self._dim:  # a single column would be broadcast
@@ -213,12 +201,12 @@ class OODDetector:
         of_fit = f"inputs that the score {self.name} was fitted to"
         check_disjoint(Rows.of(data.embeddings, data.ids), self._rows, what, of_fit)
         # Each distinct input once: products of matrices differ in the last digits for equal rows, which breaks ties.
-        fields = {name: getattr(data, name) for name in values.needs}
-        rows, index = torch.cat(list(fields.values()), 1).unique(dim=0, return_inverse=True)
+        fields = [getattr(data, name) for name in needs]
+        rows, index = torch.cat(fields, 1).unique(dim=0, return_inverse=True)
         most = max(1, NUMBERS_AT_ONCE // max(math.prod(t.shape[:1]) for t in state.values() if isinstance(t, Tensor)))
-        columns = zip(*(part.split(most) for part in rows.split([f.shape[1] for f in fields.values()], 1)), strict=True)
-        blocks = (Outputs(**dict(zip(fields, block, strict=True))) for block in columns)
-        return torch.cat([values.values(state, block) for block in blocks])[index]
+        sizes = [field.shape[1] for field in fields]
+        blocks = (dict(zip(needs, block.split(sizes, 1), strict=True)) for block in rows.split(most))
+        return torch.cat([values(state, Outputs(**block)) for block in blocks])[index]
 
 
 @dataclass(frozen=True)
@@ -264,24 +252,23 @@ def compare_scores(
         detectors: Detectors by name, fitted here if there are training data; one of each score by default.
 
     Raises:
-        ValueError: If there is no OOD set, a value is invalid, no score could be computed, or one was fitted to tested
-            inputs (see `OODDetector.score_embeddings`).
+        ValueError: If a value is invalid, no score could be computed, or one was fitted to tested inputs (see
+            `OODDetector.score_embeddings`).
 
     Example:
         >>> train, test, svhn = (model_outputs(model, loader) for loader in loaders)  # doctest: +SKIP
         >>> print(compare_scores(train, test, {"svhn": svhn}))  # doctest: +SKIP
     """
-    if not outside:
-        raise ValueError("outside must have at least one set of OOD inputs; got none.")
-    fitted, *sets = (None if data is None else data.checked() for data in (train, inside, *outside.values()))
+    fitted = None if train is None else train.checked()
+    sets = [data.checked() for data in (inside, *outside.values())]
     results: dict[str, dict[str, dict[str, float]]] = {}
     skipped: dict[str, str] = {}
+    whats = ("held-out inputs", *(f"inputs {key}" for key in outside))
     for name, detector in ({name: OODDetector(name) for name in SCORES} if detectors is None else detectors).items():
         try:
             if fitted is not None:
-                detector._fit(fitted)
-            named = zip(sets, ("held-out inputs", *(f"inputs {key}" for key in outside)), strict=True)
-            held_out, *others = (detector._score(data, what) for data, what in named if data is not None)
+                detector.fit_embeddings(*fitted[:3], ids=fitted.ids)
+            held_out, *others = map(detector._score, sets, whats)
         except SharedRowsError:
             raise
         except (ValueError, NotFittedError) as error:

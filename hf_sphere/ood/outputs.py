@@ -12,13 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from hf_sphere.geometry.checks import check_embeddings, check_labels, check_scores
-from hf_sphere.nn.rejection import SCORES
 from hf_sphere.utils.modules import eval_mode
 from hf_sphere.utils.problem_types import problem_type, why_no_accuracy
 
 logger = logging.getLogger(__name__)
-
-LOGITS_ONLY = ", ".join(name for name, score in SCORES.items() if score.needs == ("logits",))
 
 
 class Outputs(NamedTuple):
@@ -39,31 +36,26 @@ class Outputs(NamedTuple):
     concentrations: Tensor | None = None
     ids: Tensor | None = None
 
-    def checked(self, needs: Sequence[str] = (), score: str = "") -> "Outputs":
-        """Return the outputs in float64 on the CPU.
-
-        Raises:
-            ValueError: If a field that a score needs is missing, a shape is wrong, or a value is not finite.
-        """
-        self.require(needs, score)
+    def checked(self) -> "Outputs":
+        """Return the outputs in float64 on the CPU; a wrong shape or a value that is not finite is a `ValueError`."""
         fields: dict[str, Tensor] = {name: values for name, values in self._asdict().items() if values is not None}
-        numbers = {
-            name: check_scores(name, values) if name == "concentrations" else check_embeddings(values, what=name).cpu()
-            for name, values in fields.items()
-            if name not in ("labels", "ids")
-        }
-        if len({len(values) for values in numbers.values()}) > 1:
-            lengths = ", ".join(f"{len(values)} {name}" for name, values in numbers.items())
+        count = len(next(iter(fields.values()), ()))
+        if any(len(values) != count for values in fields.values()):
+            lengths = ", ".join(f"{len(values)} {name}" for name, values in fields.items())
             raise ValueError(f"the numbers of rows must be equal; got {lengths}.")
-        count = len(next(iter((fields | numbers).values()), ()))
-        integers = {name: check_labels(fields[name], count, name).cpu() for name in fields.keys() - numbers.keys()}
-        return Outputs(**{name: values.double() for name, values in numbers.items()}, **integers)
+        for name, values in fields.items():
+            if name in ("labels", "ids"):
+                fields[name] = check_labels(values, count, name).cpu()
+            else:
+                is_flat = name == "concentrations"
+                checked = check_scores(name, values) if is_flat else check_embeddings(values, what=name)
+                fields[name] = checked.cpu().double()
+        return Outputs(**fields)
 
     def require(self, needs: Sequence[str], score: str) -> None:
         """Raise a ValueError if a field that a score needs is missing."""
         if missing := [name for name in needs if getattr(self, name) is None]:
-            hint = f" The scores {LOGITS_ONLY} need none." if "embeddings" in missing else ""
-            raise ValueError(f"the score {score} needs {' and '.join(missing)}, which the data do not have.{hint}")
+            raise ValueError(f"the score {score} needs {' and '.join(missing)}, which the data do not have.")
 
 
 @torch.no_grad()
@@ -84,8 +76,8 @@ def model_outputs(model: nn.Module | str | os.PathLike, batches: Any) -> Outputs
         The outputs, float32 or better, on the CPU; labels if all batches have them.
 
     Raises:
-        ValueError: If there is no batch, a batch does not fit the model, the preprocessing of the model is unknown, an
-            image is damaged, or the model has only some of the class names.
+        ValueError: If there is no batch, the preprocessing of the model is unknown, or an image is damaged.
+        KeyError: If the model has only some of the names of classes.
         OSError: If a model or dataset is named that cannot be loaded.
 
     Example:
@@ -125,8 +117,6 @@ def model_outputs(model: nn.Module | str | os.PathLike, batches: Any) -> Outputs
             stack.enter_context(layer.register_forward_hook(remember))
         for batch in batches.epoch() if hasattr(batches, "epoch") else batches:
             inputs, labels = _split(batch, weight.device, model)
-            if isinstance(labels, list | tuple) and all(isinstance(label, str) for label in labels):
-                labels = _class_indices(model, labels)
             calls.clear()
             output: Any = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
             logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
@@ -145,10 +135,8 @@ def model_outputs(model: nn.Module | str | os.PathLike, batches: Any) -> Outputs
     if names is not None:
         outputs = outputs._replace(labels=_class_indices(model, names))
     if outputs.embeddings is None:
-        logger.warning(
-            f"No linear layer of {type(model).__name__} returns its logits, so its embeddings are unknown. The scores "
-            f"{LOGITS_ONLY} need none. For others, pass embeddings to `fit_embeddings` and `score_embeddings`."
-        )
+        what = "returns its logits, so its embeddings are unknown. Use a score of logits, or pass embeddings."
+        logger.warning(f"No linear layer of {type(model).__name__} {what}")
     return outputs
 
 
@@ -156,9 +144,6 @@ def _split(batch: Any, device: torch.device, model: nn.Module) -> tuple[Any, Any
     """Return the inputs of a batch on the device, and its labels."""
     if not isinstance(batch, Mapping):
         several = batch if isinstance(batch, (tuple, list)) else [batch]
-        if not isinstance(several[0], Tensor):
-            got = type(several[0]).__name__
-            raise ValueError(f"inputs are tensors, mappings of these, or a list of paths without batches; got {got}.")
         return several[0].to(device), several[1] if len(several) > 1 else None
     labels = batch.get("labels", batch.get("label"))
     values = {k: v.to(device) for k, v in batch.items() if isinstance(v, Tensor) and "label" not in k}
@@ -170,22 +155,15 @@ def _split(batch: Any, device: torch.device, model: nn.Module) -> tuple[Any, Any
         return inputs, labels
     main = {"pixel_values"} & {*values} or {*values}
     arrays = {name: value for name, value in values.items() if name in main and value.ndim > 1}  # no index
-    if not named or len(arrays) == 1:
-        return arrays if not named else next(iter(arrays.values())), labels
-    raise ValueError(
-        f"the {type(model).__name__} takes {', '.join(parameters)}, but a batch has {', '.join(values) or 'no tensors'}"
-        "; name the inputs so, or pass pairs of inputs and labels."
-    )
+    if named and len(arrays) == 1:
+        return next(iter(arrays.values())), labels
+    return inputs if named else arrays, labels
 
 
 def _class_indices(model: nn.Module, names: Sequence[str]) -> Tensor | None:
-    """Return the indices of the model's classes with these names; None if it has none of them."""
+    """Return the indices of the model's classes with these names; None if it has none, a `KeyError` if it has some."""
     label2id: dict[str, int] = getattr(getattr(model, "config", None), "label2id", None) or {}
-    unknown = {*names} - {*label2id}
-    if unknown and unknown != {*names}:
-        which = f"{min({*names} - unknown)} is a class of the model, and {min(unknown)!r} is not"
-        raise ValueError(f"{which}; rename the class, or pass images of known and unknown classes separately.")
-    return torch.tensor([label2id[name] for name in names]) if names and not unknown else None
+    return torch.tensor([label2id[name] for name in names]) if {*names} & {*label2id} else None
 
 
 def _joined(values: tuple[Tensor | None, ...]) -> Tensor | None:

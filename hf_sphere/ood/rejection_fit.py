@@ -76,16 +76,15 @@ def fit_rejection(
     config: Any = getattr(model, "config", None)
     if problem_type(model) != SINGLE_LABEL:
         raise ValueError(f"a rejection needs a model of one class per input; this one is for {problem_type(model)}.")
-    known = _outputs(model, batches).checked(() if score == "auto" else SCORES[score].needs, score)
+    known = _outputs(model, batches).checked()
+    known.require(SCORES[score].needs if score != "auto" else (), score)
     others = None if unknown is None else _outputs(model, unknown)._replace(labels=None).checked()
     total, classes = known.logits.shape
     if known.labels is not None and (wrong := int(((known.labels < 0) | (known.labels >= classes)).sum())):
         what = f"{wrong:,} of {total:,} labels are none of the model's classes, 0 to {classes - 1}"
         raise ValueError(f"{what}; pass inputs of other classes as `unknown`.")
     needs_labels = by_class or (score == "auto" and others is None) or "labels" in FITTED.get(score, ((),))[0]
-    if needs_labels and known.labels is None:
-        why, hint = ("by_class", "") if by_class else (f"score={score!r}", " A score such as energy needs none.")
-        raise ValueError(f"{why} needs labels of the inputs, which the batches do not have.{hint}")
+    known.require(("labels",) * needs_labels, f"{score}{' by class' * by_class}")
     # Numbered, so that images with equal outputs are not taken for the same one.
     known = known._replace(ids=torch.arange(total))
     order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
@@ -103,8 +102,6 @@ def fit_rejection(
     chosen_by = measured = None
     if others is not None:
         at = torch.randperm(count := len(others.logits), generator=torch.Generator().manual_seed(seed))
-        if score == "auto" and count < 2:
-            raise ValueError("unknown has a single input; it needs at least two, one to choose by and one to measure.")
         others = others._replace(ids=total + torch.arange(count))
         chosen_by, measured = (_select(others, rows) for rows in at.tensor_split([-(-count // 2) * (score == "auto")]))
     if score == "auto":
@@ -197,22 +194,16 @@ def _rank(known: Any, unknown: Any, *, by_class: bool) -> dict[str, float]:
     names = [name for name, score in SCORES.items() if score.of_classes or not by_class]
     if unknown is not None:
         fit, inside = (_select(known, rows) for rows in torch.arange(len(known.logits)).chunk(2))
-        return _aurocs(names, fit, inside, unknown)
-    # Only scores of logits: the network has learned the left-out class, whose embeddings are then a cluster of their
-    # own. Distances find it, but not what is unknown to the network (benchmarks/rejection.py).
-    names = [name for name in names if SCORES[name].needs == ("logits",)]
-    classes, results = known.logits.shape[1], list[dict[str, float]]()
-    for left_out in torch.randperm(classes, generator=torch.Generator().manual_seed(0)).tolist():
-        logits = known.logits[:, [label for label in range(classes) if label != left_out]]
-        is_out = known.labels == left_out
-        if 0 < int(is_out.sum()) < len(is_out) and len(results) < MOST_LEFT_OUT:
-            results.append(_aurocs(names, None, Outputs(logits=logits[~is_out]), Outputs(logits=logits[is_out])))
-    if not results:
-        raise ValueError("score='auto' needs labeled inputs of at least two classes; name a score, or give unknown.")
-    return {name: sum(each[name] for each in results) / len(results) for name in results[0]}
-
-
-def _aurocs(names: list[str], fit: Any, inside: Any, outside: Any) -> dict[str, float]:
-    detectors = {name: OODDetector(name, **_options(name, fit)) for name in names}
-    comparison = compare_scores(fit, inside, {"unknown": outside}, detectors)
-    return {name: comparison.mean(name) for name in comparison.results}
+        sets = [(fit, inside, {"unknown": unknown})]
+    else:
+        # Only scores of logits: the network has learned the left-out class, whose embeddings are then a cluster of
+        # their own. Distances find it, but not what is unknown to the network (benchmarks/rejection.py).
+        names, sets = [name for name in names if SCORES[name].needs == ("logits",)], []
+        for left_out in torch.randperm(known.logits.shape[1], generator=torch.Generator().manual_seed(0)).tolist():
+            logits = torch.cat([known.logits[:, :left_out], known.logits[:, left_out + 1 :]], 1)
+            is_out = known.labels == left_out
+            if 0 < int(is_out.sum()) < len(is_out) and len(sets) < MOST_LEFT_OUT:
+                sets.append((None, Outputs(logits=logits[~is_out]), {"unknown": Outputs(logits=logits[is_out])}))
+    detectors = {name: OODDetector(name, **_options(name, sets[0][0])) for name in names}
+    results = [compare_scores(*each, detectors) for each in sets]
+    return {name: sum(each.mean(name) for each in results) / len(results) for name in results[0].results}

@@ -1,6 +1,5 @@
 """Optimizers by name, with the parameter groups that suit them, for the recipes and transformers' Trainer."""
 
-import difflib
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +11,7 @@ from torch import nn
 from hf_sphere.optim.groups import NamedOptimizer, parameter_groups
 from hf_sphere.optim.invariance import unwrap
 from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
+from hf_sphere.utils.checks import check_choice
 from hf_sphere.utils.options import check_names
 
 TORCH: dict[str, type[torch.optim.Optimizer]] = {
@@ -53,14 +53,11 @@ def build_optimizer(
     Example:
         >>> optimizer = build_optimizer(network, "muon", images, lr=2e-3, weight_decay=0.01)
     """
-    if name not in (names := [*TORCH, *optimizer_names()]):
-        close = difflib.get_close_matches(str(name).lower().replace("-", "_"), names, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"unknown optimizer {name!r}; the optimizers are: {', '.join(names)}.{hint}")
+    check_choice("the optimizer", name, [*TORCH, *optimizer_names()])
     model = unwrap(model)
     kind: Any = TORCH.get(name) or optimizer_class(name)
     valid = option_defaults(name)
-    check_names(f"optimizer {name}", options, [*valid, *["rules"] * ("adamw_lr_scale" in valid)])
+    check_names(f"optimizer {name}", options, valid)
     if name in TORCH:
         groups: list[dict[str, Any]] = parameter_groups(model, batch=batch)
     else:
@@ -122,7 +119,7 @@ def optimizer_for_trainer(context: Any) -> tuple[type[NamedOptimizer], dict[str,
 
 def _parse(name: str, texts: dict[str, str], supported: dict[str, Any]) -> dict[str, Any]:
     """Parse `optim_args`, which are strings, by the types of the defaults; the default None marks a boolean option."""
-    defaults = {key: value for key, value in supported.items() if not key.startswith("channel_")}
+    defaults = {key: value for key, value in supported.items() if key not in ("channel_dims", "rules")}
     if "betas" in defaults:
         defaults["beta1"], defaults["beta2"] = defaults.pop("betas")
     check_names(f"optim_args of {name}", texts, sorted(defaults))

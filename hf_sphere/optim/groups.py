@@ -1,23 +1,21 @@
 """Parameter groups: rules of single tensors, hidden matrices, weight decay, and per-parameter optimizer options."""
 
-import fnmatch
 import inspect
 import logging
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.optim import Adam, AdamW, Optimizer
 
-from hf_sphere.optim.invariance import Loss, find_scale_invariant_weights, unwrap
-from hf_sphere.optim.layout import ChannelDims, Parts
+from hf_sphere.optim.invariance import find_scale_invariant_weights, unwrap
+from hf_sphere.optim.layout import ChannelDims
 from hf_sphere.optim.optimizers import add_optimizer
 from hf_sphere.optim.roles import Role, collect_parameter_options, find_roles
-from hf_sphere.optim.transfer import rate_factors
-from hf_sphere.utils.checks import check_choice, check_number
+from hf_sphere.utils.checks import check_number
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +47,7 @@ class ParameterGroups(list[dict[str, Any]]):
         )
 
 
-def scale_invariant_groups(
-    model: nn.Module, batch: Any = None, loss: Loss | None = None, *, tolerance: float = 1e-3
-) -> ParameterGroups:
+def scale_invariant_groups(model: nn.Module, batch: Any = None) -> ParameterGroups:
     """Split a model's trainable parameters into groups for the optimizers of this library.
 
     Scale-invariant weights get the `channel_dims` of their groups; other weights are ordinary. Norms, biases,
@@ -61,10 +57,8 @@ def scale_invariant_groups(
     separate group with these options.
 
     Args:
-        model: See `find_scale_invariant_weights`, also for the other arguments.
+        model: See `find_scale_invariant_weights`.
         batch: A batch of real data, if the generated input is not representative.
-        loss: Loss of the model's output and the batch.
-        tolerance: Largest deviation that is considered zero.
 
     Returns:
         Parameter groups; the scale-invariant ones first.
@@ -79,7 +73,7 @@ def scale_invariant_groups(
         >>> optimizer = AdamSRT(scale_invariant_groups(network, images), lr=1e-3)
     """
     model = unwrap(model)
-    invariant = find_scale_invariant_weights(model, batch, loss, tolerance=tolerance)
+    invariant = find_scale_invariant_weights(model, batch)
     logger.info(invariant.summary())
     if not invariant.channel_dims:
         warnings.warn(
@@ -127,80 +121,34 @@ def form_groups(
 
     Parameters without a rule, and those with separate options, are `ordinary`.
     """
-    options = collect_parameter_options(model)
-    by_rule: dict[str, dict[str, Any]] = {}
-    weights: dict[str, Any] = {"params": [], **ordinary.options}
-    plain: dict[str, Any] = {"params": [], **ordinary.options, "weight_decay": 0.0}
-    special, used = [], {}
+    separate = collect_parameter_options(model)
+    groups: dict[tuple[int, str], dict[str, Any]] = {}
+    used = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        if name in options:
-            used[name] = Rule(ordinary.name, "options of the model")
-            special.append({"params": [(name, parameter)], **ordinary.options, "weight_decay": 0.0, **options[name]})
-        elif name in rules and rules[name].options != ordinary.options:
-            used[name] = rules[name]
-            group = by_rule.setdefault(repr(rules[name].options), {"params": [], **rules[name].options})
-            group["params"].append((name, parameter))
-        else:
-            role = roles.get(name, Role.NORM)
-            reason = "weight" if role.decays and role is not Role.UNKNOWN else role.value
-            used[name] = rules.get(name) or Rule(ordinary.name, reason, role=role)
-            (weights if role.decays else plain)["params"].append((name, parameter))
-    ordered = sorted(by_rule.values(), key=lambda group: group.get("channel_dims", ()), reverse=True)
-    groups = ParameterGroups(group for group in (*ordered, weights, plain, *special) if group["params"])
-    groups.rules = used
+        role, rule = roles.get(name, Role.NORM), rules.get(name)
+        options, key = ordinary.options, (1, "") if role.decays else (2, "")
+        if name in separate:
+            rule = Rule(ordinary.name, "options of the model")
+            options, key = {**options, "weight_decay": 0.0, **separate[name]}, (3, name)
+        elif rule and rule.options != options:
+            options, key = rule.options, (0, repr(rule.options))
+        elif not role.decays:
+            options = {**options, "weight_decay": 0.0}
+        reason = "weight" if role.decays and role is not Role.UNKNOWN else role.value
+        used[name] = rule or Rule(ordinary.name, reason, role=role)
+        groups.setdefault(key, {"params": [], **options})["params"].append((name, parameter))
+    by_dims = sorted(groups, key=lambda key: groups[key].get("channel_dims", ()), reverse=True)
+    formed = ParameterGroups(groups[key] for key in sorted(by_dims, key=lambda key: key[0]))
+    formed.rules = used
     if unknown := [name for name, rule in used.items() if rule.role is Role.UNKNOWN]:
         logger.warning(
             "The role of %s is unknown: no operation of torch uses it in a forward pass. It gets weight decay and the "
             "rule %s. Pass a batch that uses it, or choose by no_weight_decay() of its module or, for Muon, by rules.",
             *(", ".join(unknown), ordinary.name),
         )
-    return groups
-
-
-def form_groups_by_pattern(
-    model: nn.Module,
-    roles: Mapping[str, Role],
-    reasons: Mapping[str, tuple[str, str]],
-    options: Mapping[str, Mapping[str, Any]],
-    parts: Parts,
-    *,
-    lr: float = 1e-3,
-    adamw_lr_scale: float = 1.0,
-    rules: Mapping[str, str] | None = None,
-    base_width: int = 0,
-    base_layers: int = 0,
-) -> ParameterGroups:
-    """Form the groups of rules by name of the parameter, with reasons, and of `rules` by patterns, which prevail.
-
-    `options` are those of the groups of rules other than `adamw`, which all other parameters have; `parts` are of
-    `find_matrices`. For the other arguments, see `build_optimizer`.
-    """
-    check_number("adamw_lr_scale", adamw_lr_scale, "[0, inf)")
-    tensors = dict(model.named_parameters())
-    options = {**options, "adamw": {} if adamw_lr_scale == 1.0 else {"lr": lr * adamw_lr_scale}}
-    by_name = {name: Rule(rule, reason, options[rule], roles.get(name)) for name, (rule, reason) in reasons.items()}
-    for pattern, kept in (rules or {}).items():
-        check_choice(f"the rule of pattern {pattern!r}", kept, options)
-        matching = [name for name in fnmatch.filter(tensors, pattern) if kept == "adamw" or tensors[name].ndim > 1]
-        if not matching:
-            kind = "parameter" if kept == "adamw" else "parameter with two or more axes"
-            raise ValueError(f"pattern {pattern!r} matches no {kind}; the names are like {', '.join([*tensors][:3])}.")
-        by_name |= dict.fromkeys(matching, Rule(kept, f"matches {pattern}", options[kept]))
-    for name, (split, why) in parts.items():
-        if (rule := by_name[name]).name != "adamw":
-            by_name[name] = replace(rule, reason=f"{rule.reason}; {why}", options={**rule.options, "matrices": split})
-    if base_width or base_layers:
-        used = {name: rule.name for name, rule in by_name.items()}
-        for name, factor in rate_factors(model, roles, used, base_width, base_layers).items():
-            if factor != 1:
-                role = roles.get(name, Role.NORM)
-                rule = by_name.get(name) or Rule("adamw", role.value, options["adamw"], role)
-                scaled = {**rule.options, "lr": rule.options.get("lr", lr) * factor}
-                scaled |= {} if role.decays else {"weight_decay": 0.0}
-                by_name[name] = replace(rule, reason=f"{rule.reason}; lr x {factor:.3g}", options=scaled)
-    return form_groups(model, by_name, Rule("adamw", options=options["adamw"]), roles)
+    return formed
 
 
 class NamedOptimizer(Optimizer):
@@ -300,10 +248,8 @@ class NamedOptimizer(Optimizer):
     @classmethod
     def take_group_options(cls, options: dict[str, Any]) -> dict[str, Any]:
         """Remove the options of `form_groups` from those of the optimizer, and return them."""
-        has_rules = "adamw_lr_scale" in cls.group_options
-        names = (*cls.group_options, "rules") if has_rules else cls.group_options
-        taken = {name: options.pop(name) for name in names if name in options}
-        if has_rules:
+        taken = {name: options.pop(name) for name in cls.group_options if name in options}
+        if "adamw_lr_scale" in cls.group_options:
             taken["lr"] = cls.option_defaults()["lr"] if options.get("lr") is None else options["lr"]
         return taken
 

@@ -1,17 +1,16 @@
 """Weights that keep their norm, and whose steps are a fixed fraction of it."""
 
 import math
-import warnings
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hf_sphere.optim.groups import NamedOptimizer, ParameterGroups, form_groups_by_pattern
-from hf_sphere.optim.invariance import find_scale_invariant_weights, unwrap
-from hf_sphere.optim.layout import check_axes, local, round_stochastically
-from hf_sphere.optim.matrices import find_matrices, norms, set_norms
-from hf_sphere.optim.roles import Role, find_roles
+from hf_sphere.optim.invariance import find_scale_invariant_weights
+from hf_sphere.optim.layout import Parts, check_axes, local, round_stochastically
+from hf_sphere.optim.matrices import MatrixOptimizer, norms, set_norms
+from hf_sphere.optim.roles import Role
 from hf_sphere.utils.checks import check_choice
 
 
@@ -21,7 +20,7 @@ def hyperball(x: Tensor, update: Tensor, radius: float, lr: float) -> Tensor:
     return radius * y / y.norm()
 
 
-class Hyperball(NamedOptimizer):
+class Hyperball(MatrixOptimizer):
     """Base class which turns the update of another optimizer into a step on the sphere of the initial radius.
 
     The rule is the function `hyperball`, for tensors or, in groups with `matrices`, for each matrix in them. So `lr` is
@@ -29,12 +28,8 @@ class Hyperball(NamedOptimizer):
     rounded stochastically. The update must not depend on the weights except by decoupled weight decay.
     """
 
-    rules_of: ClassVar[dict[str, dict[str, Any]]]  # name: group options, first of the rule that keeps the norm
     group_key = "hyperball"
-    group_options = {
-        **{"adamw_lr_scale": 1.0, "hyperball_on": "scale_invariant", "separate": False},
-        **{"base_width": 0, "base_layers": 0},
-    }
+    group_options = {**MatrixOptimizer.group_options, "hyperball_on": "scale_invariant"}
 
     def _step(self) -> None:
         kept = []
@@ -73,36 +68,32 @@ class Hyperball(NamedOptimizer):
                 parameter.copy_(moved)
 
     @classmethod
-    def form_groups(
-        cls, model: nn.Module, batch: Any = None, *, hyperball_on: str = "scale_invariant", **options: Any
-    ) -> ParameterGroups:
-        """Split parameters into weights that keep their norm and all others; see `build_optimizer`."""
+    def _choose_rules(
+        cls,
+        model: nn.Module,
+        batch: Any,
+        roles: Mapping[str, Role],
+        parts: Parts,
+        hyperball_on: str = "scale_invariant",
+    ) -> dict[str, tuple[str, str]]:
         check_choice("hyperball_on", hyperball_on, ("scale_invariant", "matrices"))
-        model = unwrap(model)
         kept, of_matrices, *_ = [*cls.rules_of, "adamw"]
-        roles, scale_invariant = find_roles(model, batch), find_scale_invariant_weights(model, batch)
-        rules, parts = {}, find_matrices(model, roles, options.pop("separate", False))
-        for name, tensor in model.named_parameters():
-            role = roles.get(name)
-            if role and not role.decays:
+        scale_invariant, rules = find_scale_invariant_weights(model, batch), {}
+        for name, role in roles.items():
+            if not role.decays:
                 rules[name] = "adamw", role.value
-            elif role:
-                hidden, invariant = role.is_matrix, name in scale_invariant.channel_dims
-                if role is Role.STACK and scale_invariant.channel_dims.get(name) == (0,):
-                    parts.setdefault(name, ((0, *[1] * len(tensor)), f"{len(tensor)} matrices: invariant each"))
-                keeps = hidden if hyperball_on == "matrices" else invariant and (hidden or of_matrices == "adamw")
-                matrices, _ = parts.get(name, (None, ""))
-                at_zero = keeps and not all(map(bool, norms(tensor, matrices)))
-                rule = kept if keeps and not at_zero else of_matrices if hidden else "adamw"
-                reason = "scale-invariant" if invariant else f"not scale-invariant: {scale_invariant.rejected[name]}"
-                reason += f"; {'a' if matrices else 'its'} norm is 0" if at_zero else ""
-                rules[name] = rule, f"{role.value}; {reason}"
-        groups = form_groups_by_pattern(model, roles, rules, cls.rules_of, parts, **options)
-        if kept not in (used := sorted({rule.name for rule in groups.rules.values()})):
-            hint = "" if hyperball_on == "matrices" else "; hyperball_on='matrices' keeps the norm of hidden matrices"
-            warnings.warn(
-                f"no weight of {type(model).__name__} keeps its norm, so the optimizer is {' and '.join(used)}. Print "
-                f"{cls.__name__}.form_groups(model) for the reasons{hint}.",
-                stacklevel=3,
+                continue
+            tensor, invariant = model.get_parameter(name), name in scale_invariant.channel_dims
+            if role is Role.STACK and scale_invariant.channel_dims.get(name) == (0,):
+                parts.setdefault(name, ((0, *[1] * len(tensor)), f"{len(tensor)} matrices: invariant each"))
+            hidden = role.is_matrix
+            keeps = hidden if hyperball_on == "matrices" else invariant and (hidden or of_matrices == "adamw")
+            matrices, _ = parts.get(name, (None, ""))
+            at_zero = keeps and not all(map(bool, norms(tensor, matrices)))
+            reason = "scale-invariant" if invariant else f"not scale-invariant: {scale_invariant.rejected[name]}"
+            reason += f"; {'a' if matrices else 'its'} norm is 0" if at_zero else ""
+            rules[name] = (
+                kept if keeps and not at_zero else of_matrices if hidden else "adamw",
+                f"{role.value}; {reason}",
             )
-        return groups
+        return rules

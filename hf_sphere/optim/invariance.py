@@ -5,7 +5,7 @@ import copy
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,11 +19,13 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hf_sphere.optim.layout import ChannelDims, group_size
-from hf_sphere.utils.checks import check_number
 from hf_sphere.utils.devices import widest_dtype
 
-Loss = Callable[[Any, Any], Tensor]
+TOLERANCE = 1e-3
+"""Largest |<w, dL/dw>| / (|w| |dL/dw|) of a group that is considered zero.
 
+For groups of more than a hundred weights it decreases as 1 / sqrt(D), like the value of a weight that is not invariant.
+"""
 # A weight that is not invariant passes a check of a single group by chance in about 1 of 100 cases, whatever its size.
 CHECKS = 3
 
@@ -39,7 +41,6 @@ class ScaleInvariantWeights:
         deviations: Name to the largest |<w, dL/dw>| / (|w| |dL/dw|) over its groups, 0 in exact arithmetic.
         rejected: Name of every other weight matrix or kernel to the reason why it is not scale-invariant.
         num_weights: Name to the number of elements of the weight.
-        num_frozen: Number of weights that are rejected because they are frozen.
     """
 
     channel_dims: dict[str, ChannelDims] = field(default_factory=dict)
@@ -47,7 +48,6 @@ class ScaleInvariantWeights:
     deviations: dict[str, float] = field(default_factory=dict)
     rejected: dict[str, str] = field(default_factory=dict)
     num_weights: dict[str, int] = field(default_factory=dict)
-    num_frozen: int = 0
 
     def __str__(self) -> str:
         """Return one line per weight."""
@@ -65,16 +65,11 @@ class ScaleInvariantWeights:
     def summary(self) -> str:
         """Return the number of scale-invariant weights and their fraction of the elements, in one line."""
         invariant = sum(self.num_weights[name] for name in self.channel_dims)
-        percentage = 100 * invariant / max(1, sum(self.num_weights.values()))
-        return (
-            f"{len(self.channel_dims)} of {len(self.num_weights)} weight tensors are scale-invariant "
-            f"({percentage:.4g} % of their elements){f'; {self.num_frozen} are frozen' if self.num_frozen else ''}"
-        )
+        share = f"{100 * invariant / max(1, sum(self.num_weights.values())):.4g} % of their elements"
+        return f"{len(self.channel_dims)} of {len(self.num_weights)} weight tensors are scale-invariant ({share})"
 
 
-def find_scale_invariant_weights(
-    model: nn.Module, batch: Any = None, loss: Loss | None = None, *, tolerance: float = 1e-3
-) -> ScaleInvariantWeights:
+def find_scale_invariant_weights(model: nn.Module, batch: Any = None) -> ScaleInvariantWeights:
     """Find the weights whose scale does not affect the model's output.
 
     A function is scale-invariant in a group of weights w exactly where <w, dL/dw> = 0 (Euler). Every weight with two
@@ -92,10 +87,6 @@ def find_scale_invariant_weights(
         batch: Keyword arguments (a mapping), arguments (a tuple or list) or the only argument of the model. If None, an
             input is generated from the configuration of a transformers or timm model, or from the first layer. Leave
             out labels if the model does not compute its loss.
-        loss: Function of the model's output and the batch. By default the output's own `loss` if it has one, else a
-            random linear function of the output (the invariance holds for any loss).
-        tolerance: Largest |<w, dL/dw>| / (|w| |dL/dw|) of a group that is considered zero. For groups of more than a
-            hundred weights it decreases as 1 / sqrt(D), like the value of a weight that is not invariant.
 
     Raises:
         ValueError: If the model is sharded, if it does not accept the batch, if none could be generated, or if the
@@ -105,14 +96,11 @@ def find_scale_invariant_weights(
         >>> find_scale_invariant_weights(network, images).channel_dims
         {'0.weight': (0,), '2.weight': (0,)}
     """
-    check_number("tolerance", tolerance, "(0, 1)")
     model = unwrap(model)
     fixed = [name for name, module in model.named_modules() if isinstance(module, _NormBase) and not module.training]
     if model.training and fixed:
-        message = (
-            "batch norm %s is in evaluation mode, and weights before it are not scale-invariant; call model.train()"
-        )
-        logging.getLogger(__name__).warning(message, fixed[0])
+        what = "is in evaluation mode, and weights before it are not scale-invariant; call model.train()"
+        logging.getLogger(__name__).warning(f"batch norm {fixed[0]} {what}")
     invariant = ScaleInvariantWeights()
     deviations: dict[str, dict[ChannelDims, float]] = {}  # of the groupings that have passed so far
     for name, weight in model.named_parameters():
@@ -120,7 +108,6 @@ def find_scale_invariant_weights(
             invariant.num_weights[name] = weight.numel()
             if not weight.requires_grad:
                 invariant.rejected[name] = "frozen"
-                invariant.num_frozen += 1
             elif max(weight.shape[1:]) < 2:
                 invariant.rejected[name] = "its groups have a single weight each"
             else:
@@ -131,7 +118,7 @@ def find_scale_invariant_weights(
         weights = dict(trial.named_parameters())
         for _ in range(CHECKS):
             perturb(trial)
-            gradients = _gradients(trial, {name: weights[name] for name in deviations}, batch, loss)
+            gradients = _gradients(trial, {name: weights[name] for name in deviations}, batch)
             measured = {name: _measure(weights[name], grad, deviations[name]) for name, grad in gradients.items()}
             least = 1e-6 * max((size for size, _ in measured.values()), default=0.0)
             for name, groups in list(deviations.items()):
@@ -141,11 +128,11 @@ def find_scale_invariant_weights(
                     groups, largest = {}, {}
                 for dims, deviation in largest.items():
                     groups[dims] = max(groups[dims], deviation)
-                    if not deviation <= _bound(tolerance, group_size(weights[name], dims)):
+                    if not deviation <= _bound(group_size(weights[name], dims)):
                         del groups[dims]
                     reason = f"<w, dL/dw> is {deviation:.1e} of |w| |dL/dw|, not 0"
                 if [*groups] == [()]:
-                    count = _count_blocks(weights[name], gradients[name], tolerance)
+                    count = _count_blocks(weights[name], gradients[name])
                     invariant.blocks[name] = min(count, invariant.blocks.get(name, count))
                 if not groups:
                     invariant.rejected[name] = reason
@@ -162,14 +149,13 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model if inner is model else unwrap(inner)  # DDP may wrap a compiled model
 
 
-def _gradients(trial: nn.Module, weights: Mapping[str, Tensor], batch: Any, loss: Loss | None) -> dict[str, Tensor]:
-    """Compute the gradients of the weights that have one."""
+def _gradients(trial: nn.Module, weights: Mapping[str, Tensor], batch: Any) -> dict[str, Tensor]:
+    """Compute the gradients, of the weights that have one, of the loss of the output or a random linear function."""
     if not weights:
         return {}
     with torch.enable_grad():
         output = call(trial, batch)
-        value = loss(output, batch) if loss is not None else getattr(output, "loss", None)
-        if value is None:
+        if (value := getattr(output, "loss", None)) is None:
             value = torch.stack([(leaf * torch.randn_like(leaf)).sum() for leaf in differentiable(output)]).sum()
         gradients = torch.autograd.grad(value, list(weights.values()), allow_unused=True)
     return {name: grad.to_dense() for name, grad in zip(weights, gradients, strict=True) if grad is not None}
@@ -180,12 +166,12 @@ def differentiable(output: Any) -> list[Tensor]:
     fields = [vars(leaf) if dataclasses.is_dataclass(leaf) else leaf for leaf in tree_leaves(output)]
     leaves = [leaf for leaf in tree_leaves(fields) if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not leaves:
-        raise ValueError(f"the output {type(output).__name__} contains nothing to differentiate; pass a loss.")
+        raise ValueError(f"the output {type(output).__name__} contains nothing to differentiate.")
     return leaves
 
 
-def _bound(tolerance: float, size: int) -> float:
-    return min(tolerance, 10 * tolerance / size**0.5)
+def _bound(size: int) -> float:
+    return min(TOLERANCE, 10 * TOLERANCE / size**0.5)
 
 
 def _measure(weight: Tensor, gradient: Tensor, groups: Iterable[ChannelDims]) -> tuple[float, dict[ChannelDims, float]]:
@@ -207,14 +193,14 @@ def _largest(products: Tensor, lengths: Tensor) -> float:
     return (products.abs()[reached] / lengths[reached]).max().item()
 
 
-def _count_blocks(weight: Tensor, gradient: Tensor, tolerance: float) -> int:
+def _count_blocks(weight: Tensor, gradient: Tensor) -> int:
     """Return the largest number of equal blocks along the first axis, less than that of its slices, that pass."""
     w, g = (tensor.detach().to(widest_dtype(weight)).flatten(1) for tensor in (weight, gradient))
     rows = (w * g).sum(1), w.norm(dim=1), g.norm(dim=1)  # computed once, as large sizes have a hundred divisors
     for count in (count for count in range(len(weight) - 1, 1, -1) if len(weight) % count == 0):
         products, lengths, slopes = (each.unflatten(0, (count, -1)) for each in rows)
         deviation = _largest(products.sum(1), lengths.norm(dim=1) * slopes.norm(dim=1))
-        if deviation <= _bound(tolerance, weight.numel() // count):
+        if deviation <= _bound(weight.numel() // count):
             return count
     return 1
 

@@ -1,14 +1,164 @@
-"""Several matrices in one tensor: experts in a stack, and fused queries, keys and values."""
+"""Optimizers with a rule for hidden matrices: which tensors hold several, their rules, and their learning rates."""
 
 import fnmatch
+import re
+import warnings
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from hf_sphere.optim.groups import NamedOptimizer, ParameterGroups, Rule, form_groups
+from hf_sphere.optim.invariance import unwrap
 from hf_sphere.optim.layout import Matrices, Parts, whole
-from hf_sphere.optim.roles import Role
+from hf_sphere.optim.roles import Role, find_roles
+from hf_sphere.utils.checks import check_choice, check_integer, check_number
+
+
+class MatrixOptimizer(NamedOptimizer):
+    """Base class of the optimizers with a rule for hidden matrices, and AdamW for all other parameters."""
+
+    rules_of: ClassVar[
+        dict[str, dict[str, Any]]
+    ]  # name: group options, first of the rule that gives the class its name
+    group_options = {"adamw_lr_scale": 1.0, "separate": False, "base_width": 0, "base_layers": 0, "rules": None}
+    unsupported = ("amsgrad", "differentiable", "maximize")
+
+    @classmethod
+    def _choose_rules(
+        cls, model: nn.Module, batch: Any, roles: Mapping[str, Role], parts: Parts, **options: Any
+    ) -> dict[str, tuple[str, str]]:
+        """Return the rule of each parameter with two or more axes, and the reason, by name."""
+        raise NotImplementedError
+
+    @classmethod
+    def form_groups(
+        cls,
+        model: nn.Module,
+        batch: Any = None,
+        *,
+        lr: float = 1e-3,
+        adamw_lr_scale: float = 1.0,
+        rules: Mapping[str, str] | None = None,
+        separate: bool | Mapping[str, int] = False,
+        base_width: int = 0,
+        base_layers: int = 0,
+        **options: Any,
+    ) -> ParameterGroups:
+        """Split parameters by their rules; see `find_roles` and `build_optimizer`."""
+        check_number("adamw_lr_scale", adamw_lr_scale, "[0, inf)")
+        model = unwrap(model)
+        roles, tensors = find_roles(model, batch), dict(model.named_parameters())
+        parts = find_matrices(model, roles, separate)
+        by_rule = {**cls.rules_of, "adamw": {} if adamw_lr_scale == 1.0 else {"lr": lr * adamw_lr_scale}}
+        chosen = {name: ("adamw", Role.NORM.value) for name in tensors}
+        chosen |= cls._choose_rules(model, batch, roles, parts, **options)
+        by_name = {n: Rule(rule, why, by_rule[rule], roles.get(n, Role.NORM)) for n, (rule, why) in chosen.items()}
+        for pattern, kept in (rules or {}).items():
+            check_choice(f"the rule of pattern {pattern!r}", kept, by_rule)
+            matching = [name for name in fnmatch.filter(tensors, pattern) if kept == "adamw" or tensors[name].ndim > 1]
+            if not matching:
+                kind = "parameter" if kept == "adamw" else "parameter with two or more axes"
+                names = ", ".join([*tensors][:3])
+                raise ValueError(f"pattern {pattern!r} matches no {kind}; the names are like {names}.")
+            by_name |= dict.fromkeys(matching, Rule(kept, f"matches {pattern}", by_rule[kept]))
+        for name, (split, why) in parts.items():
+            if (rule := by_name[name]).name != "adamw":
+                by_name[name] = replace(
+                    rule, reason=f"{rule.reason}; {why}", options={**rule.options, "matrices": split}
+                )
+        if base_width or base_layers:
+            for name, factor in rate_factors(model, roles, by_name, base_width, base_layers).items():
+                if factor != 1:
+                    rule = by_name[name]
+                    scaled = {**rule.options, "lr": rule.options.get("lr", lr) * factor}
+                    scaled |= {} if roles.get(name, Role.NORM).decays else {"weight_decay": 0.0}
+                    by_name[name] = replace(rule, reason=f"{rule.reason}; lr x {factor:.3g}", options=scaled)
+        groups = form_groups(model, by_name, Rule("adamw", options=by_rule["adamw"]), roles)
+        if next(iter(by_rule)) not in (used := sorted({rule.name for rule in groups.rules.values()})):
+            warnings.warn(
+                f"no weight of {type(model).__name__} has the rule {next(iter(by_rule))}, so the optimizer is "
+                f"{' and '.join(used)}. Print {cls.__name__}.form_groups(model) for the reasons.",
+                stacklevel=2,
+            )
+        return groups
+
+
+WIDTH_POWERS = {"adamw": 1.0, "muon": 0.5, "adamw_hyperball": 0.5, "muon_hyperball": 0.0}
+"""Power of base width / width in the learning rate of a hidden matrix, by its rule.
+
+It keeps the change of a layer's output per step, relative to the output. For n inputs, a step of AdamW is aligned with
+them, so it changes the output by lr n; one of Muon has root mean square 0.2 lr and equal singular values, so by lr
+sqrt(n). A step of relative length lr is a fraction lr of the output with equal singular values, and lr sqrt(n) if
+aligned. Inputs of first layers, embeddings, biases and norms do not become more with the width.
+"""
+
+
+def rate_factors(
+    model: nn.Module, roles: Mapping[str, Role], rules: Mapping[str, Rule], base_width: int, base_layers: int
+) -> dict[str, float]:
+    """Return the learning rates of trainable parameters relative to those of the base model, by name.
+
+    `base_width` and `base_layers` are those of the base model, or 0 for those of the model. Outputs of L layers are
+    summed: they begin uncorrelated, so that the sum grows like sqrt(L), but their changes are correlated, and their sum
+    grows like L.
+
+    Reference:
+        Yang et al., "Tensor Programs V", arXiv:2203.03466, and "VI", arXiv:2310.02244; Ren et al., "Rethinking language
+        model scaling under transferable hypersphere optimization", arXiv:2603.28743, for Muon with constant norms.
+    """
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    if unknown := [name for name in names if roles.get(name) is Role.UNKNOWN]:
+        raise ValueError(
+            f"the learning rates of {', '.join(unknown)} cannot be scaled: their role is unknown; pass a batch that "
+            "uses them, or freeze them."
+        )
+    count, layers = _layers(roles) if base_layers else (0, ())
+    size = _width(model, roles) if base_width else 0
+    for option, base, limit in (("base_width", base_width, size), ("base_layers", base_layers, count)):
+        if check_integer(option, base, 0) > limit:
+            raise ValueError(f"{option} must be at most that of the model, {limit}; got {base}. Tune a smaller model.")
+    factors = {}
+    for name in names:
+        role = roles.get(name, Role.NORM)
+        power = WIDTH_POWERS[rules[name].name] if role in (Role.HIDDEN, Role.STACK) else 0.0
+        power = 1.0 if role in (Role.OUTPUT, Role.TIED) else power
+        depth = (base_layers / count) ** 0.5 if base_layers and name.startswith(layers) else 1.0
+        factors[name] = (base_width / size if base_width else 1.0) ** power * depth
+    return factors
+
+
+def _width(model: nn.Module, roles: Mapping[str, Role]) -> int:
+    """Return the width of the configuration, or the number of inputs of the output layers."""
+    if isinstance(width := getattr(getattr(model, "config", None), "hidden_size", None), int):
+        return width
+    outputs = [name for name, role in roles.items() if role in (Role.OUTPUT, Role.TIED)]
+    if len(widths := {model.get_parameter(name).shape[1] for name in outputs}) != 1:
+        raise ValueError(
+            "base_width needs the width of the model, but its config has no hidden_size, and its output layers have "
+            f"{sorted(widths) or 'no'} inputs; use lr_scales instead."
+        )
+    return widths.pop()
+
+
+def _layers(roles: Mapping[str, Role]) -> tuple[int, tuple[str, ...]]:
+    """Return the length of the lists of modules with hidden matrices, and the prefixes of names in them."""
+    lists: dict[str, set[str]] = defaultdict(set)
+    for name, role in roles.items():
+        match = re.match(r"((?:.*?\.)??)\d+\.", name)  # the first list: of layers, not one of experts in each
+        if match and role in (Role.HIDDEN, Role.STACK):
+            lists[match[1]].add(match[0])
+    lists = {name: entries for name, entries in lists.items() if len(entries) > 1} or lists  # a head may be in one, too
+    lengths = {len(entries) for entries in lists.values()}
+    if len(lengths) > 1:
+        found = ", ".join(f"{name.removesuffix('.')} has {len(entries)}" for name, entries in lists.items())
+        raise ValueError(f"base_layers needs lists of equally many layers, but {found}; use lr_scales instead.")
+    return max(lengths, default=0), tuple(entry for entries in lists.values() for entry in entries)
+
 
 FUSED = {
     "torch.nn.modules.activation.MultiheadAttention": "in_proj_weight",

@@ -62,9 +62,9 @@ class SphereOptimizer(NamedOptimizer):
         super().__init__(params, **options)
 
     @classmethod
-    def form_groups(cls, model: nn.Module, batch: Any = None, **options: Any) -> ParameterGroups:
+    def form_groups(cls, model: nn.Module, batch: Any = None) -> ParameterGroups:
         """Split the parameters of a model; see `scale_invariant_groups`."""
-        return scale_invariant_groups(model, batch, **options)
+        return scale_invariant_groups(model, batch)
 
     def _check_group(self, group: Group) -> None:
         super()._check_group(group)

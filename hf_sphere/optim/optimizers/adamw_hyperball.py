@@ -20,4 +20,3 @@ class AdamWHyperball(Hyperball, torch.optim.AdamW):
     """
 
     rules_of = {"adamw_hyperball": {"hyperball": True}}
-    unsupported = ("amsgrad", "differentiable", "maximize")

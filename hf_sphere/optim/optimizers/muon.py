@@ -1,6 +1,6 @@
 """Muon for hidden matrices, AdamW for all other parameters."""
 
-import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,14 +10,12 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 # torch.optim.Muon accepts no kernels.
 from torch.optim._muon import DEFAULT_A, DEFAULT_B, DEFAULT_C, EPS, _adjust_lr, _zeropower_via_newtonschulz
 
-from hf_sphere.optim.groups import NamedOptimizer, ParameterGroups, form_groups_by_pattern
-from hf_sphere.optim.invariance import unwrap
-from hf_sphere.optim.layout import check_axes, whole
-from hf_sphere.optim.matrices import find_matrices, map_matrices
-from hf_sphere.optim.roles import find_roles
+from hf_sphere.optim.layout import Parts, check_axes, whole
+from hf_sphere.optim.matrices import MatrixOptimizer, map_matrices
+from hf_sphere.optim.roles import Role
 
 
-class Muon(NamedOptimizer, torch.optim.AdamW):
+class Muon(MatrixOptimizer, torch.optim.AdamW):
     """Momentum orthogonalized by Newton-Schulz iterations, for hidden matrices; AdamW for all other parameters.
 
     The step of a matrix has the root mean square 0.2, so learning rates are as for AdamW. Kernels of
@@ -43,9 +41,8 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
         >>> optimizer = build_optimizer(network, "muon", images, lr=2e-3, weight_decay=0.01)
     """
 
+    rules_of = {"muon": {"muon": True}}
     group_key = "muon"
-    group_options = {"adamw_lr_scale": 1.0, "separate": False, "base_width": 0, "base_layers": 0}
-    unsupported = ("amsgrad", "differentiable", "maximize")
 
     def __init__(
         self,
@@ -60,16 +57,10 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
         super().__init__(params, lr=lr, **options)
 
     @classmethod
-    def form_groups(cls, model: nn.Module, batch: Any = None, **options: Any) -> ParameterGroups:
-        """Split parameters into hidden matrices and all others; see `find_roles` and `build_optimizer`."""
-        model = unwrap(model)
-        roles = find_roles(model, batch)
-        parts = find_matrices(model, roles, options.pop("separate", False))
-        rules = {name: ("muon" if role.is_matrix else "adamw", role.value) for name, role in roles.items()}
-        groups = form_groups_by_pattern(model, roles, rules, {"muon": {"muon": True}}, parts, **options)
-        if all(rule.name == "adamw" for rule in groups.rules.values()):
-            warnings.warn(f"{type(model).__name__} has no hidden matrix, so the optimizer is AdamW.", stacklevel=3)
-        return groups
+    def _choose_rules(
+        cls, model: nn.Module, batch: Any, roles: Mapping[str, Role], parts: Parts
+    ) -> dict[str, tuple[str, str]]:
+        return {name: ("muon" if role.is_matrix else "adamw", role.value) for name, role in roles.items()}
 
     def _step(self) -> None:
         groups = self.param_groups
