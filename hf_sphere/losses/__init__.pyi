@@ -17,8 +17,12 @@ from .heads import (
     SubCenterArcFaceLoss as SubCenterArcFaceLoss,
     VMFSoftmaxLoss as VMFSoftmaxLoss,
 )
-from .memory import CrossBatchSupConLoss as CrossBatchSupConLoss
-from .pairs import InfoNCELoss as InfoNCELoss, SigLIPLoss as SigLIPLoss, SupConLoss as SupConLoss
+from .pairs import (
+    CrossBatchSupConLoss as CrossBatchSupConLoss,
+    InfoNCELoss as InfoNCELoss,
+    SigLIPLoss as SigLIPLoss,
+    SupConLoss as SupConLoss,
+)
 from .uniformity import (
     HeatKernelLoss as HeatKernelLoss,
     KoLeoLoss as KoLeoLoss,

@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 
 from hf_sphere.geometry.checks import IGNORED
 from hf_sphere.losses.heads import require_all_classes
-from hf_sphere.losses.memory import CrossBatchSupConLoss
+from hf_sphere.losses.pairs import CrossBatchSupConLoss
 from hf_sphere.nn.heads import HEADS, Head
 from hf_sphere.nn.heads.base import heads_of
 from hf_sphere.nn.processes import count_processes, process_index

@@ -61,8 +61,6 @@ class HeadLoss(nn.Module, PyTorchModelHubMixin, library_name="hf_sphere"):  # ty
         """
         if indices_tuple is not None:
             raise ValueError(f"{type(self).__name__} uses all examples of a batch; leave out indices_tuple, the miner.")
-        if labels is None:
-            raise TypeError("labels must be a tensor; got None. Without labels, call loss.head.")
         fits = embeddings.shape[1:] == (self.head.embedding_dim,)  # otherwise the head raises an error
         if fits and self.training and not self._is_initialized:
             self._is_initialized = True  # reading the head's state synchronizes the device: once per loss

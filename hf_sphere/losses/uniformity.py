@@ -6,6 +6,7 @@ loss is 0, for any B > 1 and d > 1.
 
 import functools
 import math
+from abc import abstractmethod
 
 import numpy as np
 import torch
@@ -30,9 +31,9 @@ class UniformityLoss(nn.Module):
                 raise ValueError(f"embeddings must be (B, d) with B > 1 and d > 1; got {tuple(points.shape)}.")
             return self.compute_loss(points)
 
+    @abstractmethod
     def compute_loss(self, points: Tensor) -> Tensor:
         """Compute the loss of the unit vectors (N, d) of all processes."""
-        raise NotImplementedError
 
 
 class HeatKernelLoss(UniformityLoss):

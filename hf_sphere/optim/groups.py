@@ -3,6 +3,7 @@
 import inspect
 import logging
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -254,6 +255,6 @@ class NamedOptimizer(Optimizer):
         return taken
 
     @classmethod
+    @abstractmethod
     def form_groups(cls, model: nn.Module, batch: Any = None, **options: Any) -> ParameterGroups:
         """Split the trainable parameters of a model into groups with `group_options`; see `build_optimizer`."""
-        raise NotImplementedError(f"{cls.__name__} must define `form_groups`.")

@@ -1,7 +1,6 @@
 """Weights that keep their norm, and whose steps are a fixed fraction of it."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -69,13 +68,8 @@ class Hyperball(MatrixOptimizer):
 
     @classmethod
     def _choose_rules(
-        cls,
-        model: nn.Module,
-        batch: Any,
-        roles: Mapping[str, Role],
-        parts: Parts,
-        hyperball_on: str = "scale_invariant",
-    ) -> dict[str, tuple[str, str]]:
+        cls, model: nn.Module, batch: Any, roles: Any, parts: Parts, hyperball_on: str = "scale_invariant"
+    ) -> dict[str, Any]:
         check_choice("hyperball_on", hyperball_on, ("scale_invariant", "matrices"))
         kept, of_matrices, *_ = [*cls.rules_of, "adamw"]
         scale_invariant, rules = find_scale_invariant_weights(model, batch), {}

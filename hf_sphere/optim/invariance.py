@@ -243,12 +243,8 @@ def open_trial(model: nn.Module, batch: Any = None) -> Iterator[tuple[nn.Module,
         else:
             raise ValueError(
                 f"{type(trial).__name__} does not accept {'any generated input' if batch is None else 'the batch'}: "
-                f"{failure!r}. Pass one batch of tensors: a mapping for model(**batch), a tuple or list for "
-                "model(*batch), a tensor for model(batch), without labels if the model does not compute its loss. It "
-                "is an argument of build_optimizer(model, name, batch); for the Trainer, optimizer_cls_and_kwargs="
-                '(optimizer class, {"params": optimizer class.form_groups(model, batch), "lr": ...}). For a '
-                "SentenceTransformerTrainer the model is the loss, and the batch ([model.preprocess(texts) for texts "
-                "in columns], labels)."
+                f"{failure!r}. Pass a batch to build_optimizer or form_groups: a mapping for model(**batch), a tuple "
+                "for model(*batch), a tensor for model(batch), without labels if the model does not compute its loss."
             ) from failure
         yield trial, example
 
@@ -326,8 +322,7 @@ def example_inputs(model: nn.Module) -> Iterator[Any]:
     if isinstance(first, nn.Embedding):
         yield torch.randint(0, first.num_embeddings, (2, 16), device=device)
     elif isinstance(first, nn.Linear):
-        shapes = [(first.in_features,), (5, first.in_features)]  # and images that the model flattens
-        shapes += [(c, side, side) for side in _SIDES for c in (1, 3) if c * side**2 == first.in_features]
+        shapes = [(first.in_features,), (5, first.in_features)]
     elif first is not None:
         shapes = [(first.in_channels, *[side] * len(first.kernel_size)) for side in _SIDES]
     for shape in shapes:

@@ -3,6 +3,7 @@
 import fnmatch
 import re
 import warnings
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -29,11 +30,9 @@ class MatrixOptimizer(NamedOptimizer):
     unsupported = ("amsgrad", "differentiable", "maximize")
 
     @classmethod
-    def _choose_rules(
-        cls, model: nn.Module, batch: Any, roles: Mapping[str, Role], parts: Parts, **options: Any
-    ) -> dict[str, tuple[str, str]]:
+    @abstractmethod
+    def _choose_rules(cls, model: nn.Module, batch: Any, roles: Any, parts: Parts, **options: Any) -> dict[str, Any]:
         """Return the rule of each parameter with two or more axes, and the reason, by name."""
-        raise NotImplementedError
 
     @classmethod
     def form_groups(
@@ -63,14 +62,12 @@ class MatrixOptimizer(NamedOptimizer):
             matching = [name for name in fnmatch.filter(tensors, pattern) if kept == "adamw" or tensors[name].ndim > 1]
             if not matching:
                 kind = "parameter" if kept == "adamw" else "parameter with two or more axes"
-                names = ", ".join([*tensors][:3])
-                raise ValueError(f"pattern {pattern!r} matches no {kind}; the names are like {names}.")
+                raise ValueError(f"pattern {pattern!r} of rules matches no {kind}.")
             by_name |= dict.fromkeys(matching, Rule(kept, f"matches {pattern}", by_rule[kept]))
         for name, (split, why) in parts.items():
             if (rule := by_name[name]).name != "adamw":
-                by_name[name] = replace(
-                    rule, reason=f"{rule.reason}; {why}", options={**rule.options, "matrices": split}
-                )
+                options = {**rule.options, "matrices": split}
+                by_name[name] = replace(rule, reason=f"{rule.reason}; {why}", options=options)
         if base_width or base_layers:
             for name, factor in rate_factors(model, roles, by_name, base_width, base_layers).items():
                 if factor != 1:

@@ -14,7 +14,6 @@ from torch.autograd.graph import Node, get_gradient_edge
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import _WeightNorm
-from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import tree_map_only
 
 from hf_sphere.optim.invariance import call, differentiable, open_trial, unwrap
@@ -47,17 +46,9 @@ class Role(enum.Enum):
         return self not in (Role.NORM, Role.ELEMENTWISE, Role.LISTED)
 
 
-class Use(enum.Enum):
-    """How an operation or a module uses a parameter."""
-
-    PRODUCT = enum.auto()  # factor of a matrix product
-    KERNEL = enum.auto()  # kernel of a convolution
-    EMBEDDED = enum.auto()  # table of `F.embedding`
-    INDEXED = enum.auto()  # table that is indexed
-    ELEMENTWISE = enum.auto()  # operand of an operation on elements, such as a sum or a concatenation
-    CUSTOM = enum.auto()  # operand of an `autograd.Function`
-
-
+Use = enum.Enum("Use", "PRODUCT KERNEL EMBEDDED INDEXED ELEMENTWISE CUSTOM")
+"""How an operation uses a parameter: as a factor of a product, the kernel of a convolution, a table of `F.embedding`, a
+table that is indexed, an operand of an operation on elements, such as a sum, or that of an `autograd.Function`."""
 Uses = dict[str, set[Use]]
 
 _OPERATIONS = {
@@ -154,9 +145,6 @@ def uses_by_owner(model: nn.Module) -> Uses:
     uses: Uses = defaultdict(set)
     for module in model.modules():
         owned = {name: (name, weight) for name, weight in module._parameters.items() if weight is not None}
-        for hook in module._forward_pre_hooks.values():
-            if isinstance(hook, WeightNorm):
-                uses[names[owned.pop(f"{hook.name}_g")[1]]].add(Use.ELEMENTWISE)
         for name, parametrizations in _parametrizations(module):
             originals = dict(parametrizations.named_parameters(recurse=False))
             if isinstance(next(parametrizations.children()), _WeightNorm):
@@ -202,26 +190,19 @@ def trace_uses(model: nn.Module, batch: Any = None) -> tuple[Uses, set[str], set
     return uses, inputs, outputs
 
 
-def _run(trial: nn.Module, batch: Any) -> tuple[list[Tensor], dict[Node, set[str]], set[str]]:
-    """Return the outputs, the nodes of parametrized weights with their parameters, and weights of called parts."""
+def _run(trial: nn.Module, batch: Any) -> tuple[list[Tensor], dict[Node, set[str]]]:
+    """Return the outputs, and the nodes of parametrized weights with their parameters."""
     names = {weight: name for name, weight in trial.named_parameters()}
-    called: set[str] = set()
     made: dict[Node, set[str]] = {}
     with torch.enable_grad(), parametrize.cached():
         for weight in names:
             weight.requires_grad_(weight.is_floating_point())
         for module in trial.modules():
-            owned = {names[weight] for weight in module._parameters.values() if weight is not None}
-            module.register_forward_pre_hook(lambda *_, owned=owned: called.update(owned))
             for name, parametrizations in _parametrizations(module):
                 node = get_gradient_edge(getattr(module, name)).node
                 made[node] = {names[weight] for weight in parametrizations.parameters(recurse=False)}
-        try:
-            copies = tree_map_only(Tensor, lambda x: x.detach().requires_grad_(x.is_floating_point()).clone(), batch)
-            output = call(trial, copies)
-        except RuntimeError:  # the model sets requires_grad of its input
-            output = call(trial, batch)
-    return differentiable(output), made, called
+        copies = tree_map_only(Tensor, lambda x: x.detach().requires_grad_(x.is_floating_point()).clone(), batch)
+        return differentiable(call(trial, copies)), made
 
 
 def _trace(trial: nn.Module, batch: Any) -> tuple[Uses, set[str], set[str]]:
@@ -233,7 +214,7 @@ def _trace(trial: nn.Module, batch: Any) -> tuple[Uses, set[str], set[str]]:
     tensors, owned = dict(trial.named_parameters()), uses_by_owner(trial)
     names = {weight: name for name, weight in tensors.items()}
     matrices = {name for name, uses in owned.items() if uses & {Use.PRODUCT, Use.KERNEL}}
-    outputs, made, called = _run(trial, batch)  # kept, since torch 2.11 frees nodes of custom functions with them
+    outputs, made = _run(trial, batch)  # kept, since torch 2.11 frees nodes of custom functions with them
     ends = [get_gradient_edge(leaf).node for leaf in outputs]
     uses: Uses = defaultdict(set)
     products: list[_Value] = []  # weights, and the products before
@@ -286,8 +267,6 @@ def _trace(trial: nn.Module, batch: Any) -> tuple[Uses, set[str], set[str]]:
         values[node] = _Value(has_data, frozenset() if has_data else weights, last, before)
         if node in made:
             values[node] = _Value(False, values[node].weights | made[node])
-    if any(isinstance(node, BackwardCFunction) for node in values):  # a reentrant checkpoint hides what it calls
-        uses.update({name: uses[name] for name in called})
     final = {index for node in ends for index in values[node].last} - inner - {_RESIDUAL}
     first = {name for product in products if len(product.before) == 1 for name in product.weights}
     return uses, first, {name for index in final for name in products[index].weights}

@@ -1,6 +1,7 @@
 """Base class of the optimizers: parameter groups with `channel_dims`, their state, and the flow of a step."""
 
 import itertools
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
@@ -81,9 +82,7 @@ class SphereOptimizer(NamedOptimizer):
     def check_options(self, options: Group) -> None:
         """Raise a `ValueError` if an option of the optimizer or a parameter group is out of range or not supported."""
         super().check_options(options)
-        mode = check_choice("low_precision", options["low_precision"], ("nearest", "stochastic", "master"))
-        if mode == "stochastic" and options["capturable"]:
-            raise ValueError("a captured graph cannot round stochastically; use low_precision='master' instead.")
+        check_choice("low_precision", options["low_precision"], ("nearest", "stochastic", "master"))
         if options["decoupled_weight_decay"] and options["lr"] * options["weight_decay"] >= 1.0:
             rate = f"{options['weight_decay']} at lr {options['lr']}"
             raise ValueError(f"decoupled weight decay of {rate} would remove the weights in one step.")
@@ -198,9 +197,9 @@ class SphereOptimizer(NamedOptimizer):
             return 0.0, 1 - lr * group["weight_decay"]
         return group["weight_decay"], 1.0
 
+    @abstractmethod
     def _step_of_torch(self, group: Group, parameters: list[Tensor], opened: Sequence[layout.OpenParameter]) -> None:
         """Update ordinary parameters with torch's functional optimizer."""
-        raise NotImplementedError
 
     def rule(
         self, x: Tensor, g: Tensor, m: Tensor, v: Tensor, t: Number, group: Group
@@ -255,17 +254,18 @@ class SphereOptimizer(NamedOptimizer):
         return cls._moved(rows, x, y, m, v, length, size, flags, shrink)
 
     @classmethod
+    @abstractmethod
     def _accumulate(cls, rows: RowMath, g: Any, m: Any, v: Tensor, *numbers: Number) -> tuple[Any, Tensor, Number]:
         """Return the new moments and the step size, from the numbers of `_numbers_of_rule`."""
-        raise NotImplementedError
 
     @classmethod
     def _moved(cls, rows: RowMath, x: Any, y: Any, m: Any, v: Tensor, *about: Any) -> tuple[Any, Any, Tensor]:
         """Return weights and moments after the step to y; `about` are the other arguments of `RowMath.transport`."""
         return y, m, v
 
+    @abstractmethod
     def _numbers_of_rule(self, group: Group, t: Number, lr: Number, dim: Number) -> tuple[Number, ...]:
-        raise NotImplementedError
+        """Return the numbers of a step."""
 
     def _is_scale_invariant(self, parameter: Tensor, group: Group) -> bool:
         dims = group["channel_dims"]

@@ -209,7 +209,7 @@ def _fail(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-ALONE = r"^no weight of Sequential keeps its norm, so the optimizer is adamw.*\. Print .* for the reasons; .*\.$"
+ALONE = r"^no weight of Sequential has the rule .*_hyperball, so the optimizer is adamw.*\. Print .* for the reasons\.$"
 DEEP = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
 
 
@@ -218,7 +218,7 @@ DEEP = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.
     [
         ("muon_hyperball", DEEP, {}, ALONE),
         ("adamw_hyperball", DEEP, {}, ALONE),
-        ("muon", DEEP[4], {}, "Linear has no hidden matrix, so the optimizer is AdamW"),
+        ("muon", DEEP[4], {}, "no weight of Linear has the rule muon, so the optimizer is adamw"),
         ("muon_hyperball", DEEP[4], {"hyperball_on": "matrices"}, r"is adamw\. Print \S+ for the reasons\.$"),
     ],
 )
@@ -263,15 +263,15 @@ def load(other: torch.optim.Optimizer) -> None:
         (lambda: build_optimizer(net(), "adam", rules={"*": "adamw"}), "optimizer adam has no option rules"),
         (lambda: Muon(net().parameters(), maximize=True), "Muon does not support maximize; omit it"),
         (lambda: AdamWHyperball(net().parameters(), amsgrad=True), "AdamWHyperball does not support amsgrad"),
-        (lambda: build_optimizer(net(), "shampoo"), "unknown optimizer 'shampoo'; the optimizers are: adam, .*muon"),
+        (lambda: build_optimizer(net(), "shampoo"), "the optimizer must be one of adam, .*muon.*; got 'shampoo'"),
         (lambda: build_optimizer(net(), "muon", TOKENS, beta=1), "muon has no option beta; its options are: .*lr"),
         (lambda: build_optimizer(net(), "muon", TOKENS, decoupled_weight_decay=True), "no option decoupled"),
         (
             lambda: build_optimizer(net(), "muon_hyperball", TOKENS, hyperball_on="all"),
             "hyperball_on must be one of scale_invariant, matrices; got 'all'",
         ),
-        (lambda: by_pattern({"attention.*": "adamw"}), r"'attention\.\*' matches no parameter; the names are like"),
-        (lambda: by_pattern({"*.bias": "muon"}), r"'\*\.bias' matches no parameter with two or more axes"),
+        (lambda: by_pattern({"attention.*": "adamw"}), r"'attention\.\*' of rules matches no parameter"),
+        (lambda: by_pattern({"*.bias": "muon"}), r"'\*\.bias' of rules matches no parameter with two or more axes"),
         (
             lambda: by_pattern({"conv.*": "sgd"}),
             r"the rule of pattern 'conv\.\*' must be one of muon, adamw; got 'sgd'",

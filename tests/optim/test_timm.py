@@ -102,7 +102,7 @@ def test_parameters_instead_of_a_model_pass_through(kind):
     assert all(a is b for a, b in zip(group["params"], model.parameters(), strict=True))
 
 
-@pytest.mark.filterwarnings("ignore:no weight of Net keeps its norm")
+@pytest.mark.filterwarnings("ignore:no weight of Net")
 def test_options_of_the_groups_are_passed_on():
     optimizer = create_optimizer_v2(Net(), "muonhyperball", lr=0.1, adamw_lr_scale=0.5, rules={"*": "adamw"})
     assert {group["lr"] for group in optimizer.param_groups} == {0.05}

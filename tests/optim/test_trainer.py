@@ -151,7 +151,7 @@ def test_the_optimizer_uses_the_settings_of_the_arguments_that_it_has(name, argu
         ("muon", "ns_steps=6", {"ns_steps": 6}),
     ],
 )
-@pytest.mark.filterwarnings("ignore:ConvNet has no hidden matrix")
+@pytest.mark.filterwarnings("ignore:no weight of ConvNet")
 def test_optim_args_take_precedence_but_do_not_enable_weight_decay_of_norms(name, text, expected, arguments):
     optimizer = optimizer_of(arguments(optim=name, optim_args=text, weight_decay=0.1))
     assert settings(optimizer, *expected) == list(expected.values())
@@ -164,9 +164,9 @@ def test_optim_args_take_precedence_but_do_not_enable_weight_decay_of_norms(name
     [
         ("adam_srt", "momentum=0.9", "optim_args of adam_srt has no option momentum; its options are: beta1, beta2, "),
         ("sgd_mrt", "eps=1", r"optim_args of sgd_mrt has no option eps; its options are: .*dampening, .*momentum, "),
-        ("adam_srt", "eps=small", "eps of optim_args must be a number; got 'small'"),
-        ("muon", "ns_steps=5.5", "ns_steps of optim_args must be an integer; got '5.5'"),
-        ("adam_srt", "maximize=maybe", "maximize of optim_args must be true or false; got 'maybe'"),
+        ("adam_srt", "eps=small", "could not convert string to float: 'small'"),
+        ("muon", "ns_steps=5.5", "invalid literal for int.*5.5"),
+        ("adam_srt", "maximize=maybe", "invalid truth value maybe"),
     ],
 )
 def test_invalid_optim_args_are_rejected(name, text, message, arguments):
@@ -239,7 +239,7 @@ def test_a_resumed_run_matches_an_uninterrupted_run(name, rate, arguments, digit
 
 @pytest.mark.parametrize("name", ["muon", "adam_srt"])
 @pytest.mark.filterwarnings("ignore:.* has no scale-invariant weight")
-def test_sentence_transformers_are_trained_with_groups_of_the_loss_as_the_error_says(name, root, tmp_path):
+def test_sentence_transformers_are_trained_with_groups_of_the_loss(name, root, tmp_path):
     st = pytest.importorskip("sentence_transformers")
     from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
@@ -254,7 +254,7 @@ def test_sentence_transformers_are_trained_with_groups_of_the_loss_as_the_error_
         args = st.SentenceTransformerTrainingArguments(str(tmp_path), optim=options.pop("optim", "sgd"), **short)
         return st.SentenceTransformerTrainer(model, args, train_dataset=data, loss=loss, **options)
 
-    with pytest.raises(ValueError, match=r"the batch \(\[model.preprocess\(texts\) for texts in columns\], labels\)"):
+    with pytest.raises(ValueError, match=r"Pass a batch to build_optimizer or form_groups"):
         trainer(optim=name).train()
     batch = [model.preprocess(texts), model.preprocess(texts[::-1])], torch.tensor(labels)
     groups = KINDS[name].form_groups(loss, batch)

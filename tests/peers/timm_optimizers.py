@@ -45,4 +45,4 @@ def of_ours(test: Any) -> bool:
 
 globals().update({name: test for name, test in vars(peer).items() if name.startswith("test_") and of_ours(test)})
 # timm's networks have no normalization.
-pytestmark = pytest.mark.filterwarnings("ignore:.* no scale-invariant weight", "ignore:no weight of .* keeps its norm")
+pytestmark = pytest.mark.filterwarnings("ignore:.* no scale-invariant weight", "ignore:no weight of .* has the rule")

@@ -1,6 +1,5 @@
 """Muon for hidden matrices, AdamW for all other parameters."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from torch.optim._muon import DEFAULT_A, DEFAULT_B, DEFAULT_C, EPS, _adjust_lr, 
 
 from hf_sphere.optim.layout import Parts, check_axes, whole
 from hf_sphere.optim.matrices import MatrixOptimizer, map_matrices
-from hf_sphere.optim.roles import Role
 
 
 class Muon(MatrixOptimizer, torch.optim.AdamW):
@@ -57,9 +55,7 @@ class Muon(MatrixOptimizer, torch.optim.AdamW):
         super().__init__(params, lr=lr, **options)
 
     @classmethod
-    def _choose_rules(
-        cls, model: nn.Module, batch: Any, roles: Mapping[str, Role], parts: Parts
-    ) -> dict[str, tuple[str, str]]:
+    def _choose_rules(cls, model: nn.Module, batch: Any, roles: Any, parts: Parts, **options: Any) -> dict[str, Any]:
         return {name: ("muon" if role.is_matrix else "adamw", role.value) for name, role in roles.items()}
 
     def _step(self) -> None:
