@@ -1,7 +1,6 @@
 import pytest
 import torch
 from torch import nn
-from torch.distributions import kl_divergence
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.data import Augmentation, ImagesInMemory
@@ -215,14 +214,3 @@ def test_device_generator_is_reproducible(device):
         assert draws[0].device.type == device
         assert torch.equal(draws[0], draws[1])
         assert not torch.equal(draws[0], draws[2])
-
-
-def use_distributions(loc: torch.Tensor, concentration: torch.Tensor) -> list[torch.Tensor]:
-    """Results and gradients of most methods of a distribution."""
-    distribution = VonMisesFisher(loc, concentration, validate_args=False)
-    uniform = HypersphericalUniform(loc.shape[-1], device=loc.device, validate_args=False)
-    points = distribution.rsample((3,))
-    values = [points, distribution.log_prob(points), distribution.entropy(), distribution.covariance_matrix]
-    values += [uniform.rsample((3,)), uniform.log_prob(points)]
-    values += [kl_divergence(distribution, uniform), kl_divergence(uniform, distribution)]
-    return [*values, *torch.autograd.grad(sum(v.sum() for v in values), (loc, concentration))]

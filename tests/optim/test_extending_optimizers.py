@@ -11,7 +11,7 @@ import torch
 from fresh_python import run_fresh
 
 from hf_sphere.optim import SGDMRT, AdamS, SphereOptimizer, optimizers
-from hf_sphere.optim.optimizers import OWN_OPTIMIZERS, optimizer_class, optimizer_names
+from hf_sphere.optim.optimizers import OWN_OPTIMIZERS
 from hf_sphere.optim.optimizers.adam_s import adam_s
 
 TOY = '''
@@ -30,12 +30,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(optimizers, "__path__", [*optimizers.__path__, str(tmp_path)])
     yield tmp_path
     sys.modules.pop("hf_sphere.optim.optimizers.toy_adam", None)
-
-
-def test_a_new_file_registers_an_optimizer_by_name(folder):
-    assert "toy_adam" in optimizer_names()
-    kind = optimizer_class("toy_adam")
-    assert (kind.__name__, issubclass(kind, AdamS)) == ("ToyAdam", True)
 
 
 def test_names_are_listed_without_importing_torch():

@@ -32,7 +32,7 @@ REASONS = {
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_roles_of_the_parameters_of_an_architecture(name):
-    if name in ("Swin v2", "MaxViT", "CoAtNet") and Version(timm.__version__) < Version("1.0.31"):
+    if name in ("Swin v2", "MaxViT") and Version(timm.__version__) < Version("1.0.31"):
         pytest.skip("timm below 1.0.31 lacks it, or decays other parameters")
     torch.manual_seed(0)
     architecture = ARCHITECTURES[name]

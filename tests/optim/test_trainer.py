@@ -1,4 +1,3 @@
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,18 +81,6 @@ def test_the_name_and_its_handler_are_registered_in_transformers(name):
     assert member in list(OptimizerNames)
     assert (member.name, member.value, member == name) == (name.upper(), name, True)
     assert trainer_optimizer._OPTIMIZER_HANDLERS[member].__module__ == "hf_sphere.registration"
-
-
-def test_private_tables_have_the_expected_form():
-    """Read from transformers 5.23."""
-    plain = OptimizerNames.ADAMW_TORCH
-    assert issubclass(OptimizerNames, str)
-    assert (plain._name_, plain._value_) == ("ADAMW_TORCH", "adamw_torch")
-    assert plain._sort_order_ == OptimizerNames._member_names_.index("ADAMW_TORCH")
-    assert OptimizerNames._member_map_["ADAMW_TORCH"] is OptimizerNames._value2member_map_["adamw_torch"] is plain
-    assert callable(trainer_optimizer._OPTIMIZER_HANDLERS["adamw_torch"])
-    fields = {field.name for field in dataclasses.fields(trainer_optimizer.OptimizerContext)}
-    assert {"args", "model", "optimizer_kwargs", "adam_kwargs", "optim_args"} <= fields
 
 
 def test_repeated_registration_has_no_effect():
