@@ -201,36 +201,28 @@ class StepDiagnosticsCallback(TrainerCallback):
 
     Args:
         log: The Trainer's `log`.
-        every: Steps between two logs; 0 for none.
-        channel_dims: Scale-invariant weights, see `step_diagnostics`; found when training starts if None.
+        every: Steps between two logs.
 
     Example:
         >>> trainer.add_callback(StepDiagnosticsCallback(trainer.log, every=100))  # doctest: +SKIP
     """
 
-    def __init__(
-        self,
-        log: Callable[[dict[str, float]], None],
-        every: int = 100,
-        channel_dims: dict[str, ChannelDims] | None = None,
-    ) -> None:
-        self._log, self._every, self._channel_dims = log, every, channel_dims
+    def __init__(self, log: Callable[[dict[str, float]], None], every: int = 100) -> None:
+        self._log, self._every = log, every
+        self._channel_dims: dict[str, ChannelDims] = {}
         self._measured: dict[str, float] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Find the scale-invariant weights."""
-        if self._channel_dims is None:
-            try:
-                self._channel_dims = find_channel_dims(unwrap(kwargs["model"]), kwargs["optimizer"])
-            except ValueError as error:  # training must not fail
-                logger.warning("Step diagnostics are disabled: %s", error)
-        if not self._channel_dims:
-            self._every = 0
+        try:
+            self._channel_dims = find_channel_dims(unwrap(kwargs["model"]), kwargs["optimizer"])
+        except ValueError as error:  # training must not fail
+            logger.warning("Step diagnostics are disabled: %s", error)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measure every `every` optimizer steps, before the gradients are reset."""
-        step = state.global_step + 1
-        if self._every and step % self._every == 0 and state.is_world_process_zero:
+        is_due = (state.global_step + 1) % self._every == 0 and state.is_world_process_zero
+        if self._channel_dims and is_due:
             measured = step_diagnostics(kwargs["optimizer"], self._channel_dims, unwrap(kwargs["model"]))
             self._measured = as_metrics(measured)
 

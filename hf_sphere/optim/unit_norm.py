@@ -19,7 +19,7 @@ UNIT_NORM = {"dory": {f"{name}.weight": axis for axis, names in ((1, _ROWS), (0,
 
 
 @torch.no_grad()
-def renormalize(model: nn.Module, weights: str | Mapping[str, int] | None = None) -> dict[str, int]:
+def renormalize(model: nn.Module, weights: Mapping[str, int] | None = None) -> dict[str, int]:
     """Normalize the weights that a normalized GPT keeps at unit norm; to be called after each optimizer step.
 
     Each row (axis 1) or column (axis 0) gets norm 1, computed in at least float32; one that is 0 stays so. Return the
@@ -27,8 +27,8 @@ def renormalize(model: nn.Module, weights: str | Mapping[str, int] | None = None
 
     Args:
         model: Any module, also with sharded weights.
-        weights: `dory`, the scheme of that model; or the axis along which weights have norm 1, by pattern of their
-            names; or None for the scheme of the model's own `model_type`.
+        weights: The axis along which weights have norm 1, by pattern of their names; None for the scheme of the model's
+            `model_type`.
 
     Raises:
         ValueError: If there is no scheme, a pattern matches no weight, or adapters of PEFT change weights of a scheme.
@@ -42,8 +42,8 @@ def renormalize(model: nn.Module, weights: str | Mapping[str, int] | None = None
         {'0.weight': 1}
     """
     model, patterns = unwrap(model), weights
-    if not isinstance(patterns, Mapping):
-        scheme = weights or getattr(getattr(model, "config", None), "model_type", type(model).__name__)
+    if patterns is None:
+        scheme = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
         patterns = UNIT_NORM[check_choice("the scheme of unit norms", scheme, UNIT_NORM)]
     parameters = {name.replace("_orig_mod.", ""): weight for name, weight in model.named_parameters()}  # compiled parts
     if patterns is not weights and (adapted := fnmatch.filter(parameters, "*.base_layer.*")):
@@ -70,7 +70,7 @@ class RenormalizeCallback(TrainerCallback):
         >>> Trainer(model, args, train_dataset=blocks, callbacks=[RenormalizeCallback()])  # doctest: +SKIP
     """
 
-    def __init__(self, weights: str | Mapping[str, int] | None = None) -> None:
+    def __init__(self, weights: Mapping[str, int] | None = None) -> None:
         self.weights = weights
 
     def on_optimizer_step(self, *_: Any, model: nn.Module, **kwargs: Any) -> None:

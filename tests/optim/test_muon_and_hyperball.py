@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 
 from hf_sphere.optim import AdamWHyperball, Muon, MuonHyperball, build_optimizer
-from hf_sphere.optim.hyperball import hyperball
+from hf_sphere.optim.optimizers.adamw_hyperball import hyperball
 from hf_sphere.optim.roles import Role, find_roles
 
 HYPERBALL = ["muon_hyperball", "adamw_hyperball"]

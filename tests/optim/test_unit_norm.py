@@ -24,11 +24,10 @@ def dory() -> nn.Module:
     return MODELS["dory"]()
 
 
-@pytest.mark.parametrize("weights", [None, "dory"])
-def test_every_matrix_of_dory_gets_unit_norm_along_the_hidden_size(weights):
+def test_every_matrix_of_dory_gets_unit_norm_along_the_hidden_size():
     model = dory()
     before = {name: weight.detach().double().clone() for name, weight in model.named_parameters()}
-    axes = renormalize(model, weights)
+    axes = renormalize(model)
     assert axes == {name: AXES[name.split(".")[-2]] for name, weight in before.items() if weight.ndim > 1}
     for name, weight in model.named_parameters():
         expected = before[name]
@@ -63,9 +62,7 @@ def test_rows_of_other_models_are_given_by_patterns_and_zero_rows_stay():
     ("model", "weights", "message"),
     [
         ("llama", None, "the scheme of unit norms must be one of dory; got 'llama'."),
-        ("llama", "ngpt", "the scheme of unit norms must be one of dory; got 'ngpt'."),
         ("llama", {"*.query.weight": 1}, "pattern '*.query.weight' matches no weight; names are like model.embed"),
-        ("bert", "dory", "pattern '*.[qkv]_proj.weight' matches no weight; names are like"),
     ],
 )
 def test_an_unknown_scheme_or_name_is_an_error_before_training(model, weights, message):

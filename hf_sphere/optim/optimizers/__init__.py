@@ -37,9 +37,9 @@ def optimizer_names() -> list[str]:
 
 
 def optimizer_class(name: str) -> type[Any]:
-    """Import the class of an optimizer: the first one that forms parameter groups in its file."""
+    """Import the class of an optimizer: the last one that forms parameter groups in its file."""
     if name in OWN_OPTIMIZERS:
         return OWN_OPTIMIZERS[name]
     module = importlib.import_module(f"{__name__}.{name}")
-    kinds = (value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__)
-    return next(kind for kind in kinds if hasattr(kind, "form_groups"))
+    own = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
+    return [value for value in own if hasattr(value, "form_groups")][-1]

@@ -1,6 +1,6 @@
 """Muon with steps of fixed relative size on weights that keep their norm."""
 
-from hf_sphere.optim.hyperball import Hyperball
+from hf_sphere.optim.optimizers.adamw_hyperball import Hyperball
 from hf_sphere.optim.optimizers.muon import Muon
 
 
