@@ -39,13 +39,10 @@ class ParameterGroups(list[dict[str, Any]]):
     def __str__(self) -> str:
         """Return one line per tensor."""
         tensors = {name: tensor for group in self for name, tensor in group["params"]}
-        shapes = [" x ".join(map(str, tensor.shape)) for tensor in tensors.values()]
-        rules = [self.rules[name] for name in tensors]
-        widths = [max(map(len, texts), default=0) for texts in (tensors, shapes, [rule.name for rule in rules])]
-        return "\n".join(
-            f"{name:<{widths[0]}}  {shape:>{widths[1]}}  {rule.name:<{widths[2]}}  {rule.reason}"
-            for name, shape, rule in zip(tensors, shapes, rules, strict=True)
-        )
+        rules = [(self.rules[name].name, self.rules[name].reason) for name in tensors]
+        rows = [(n, " x ".join(map(str, t.shape)), *rule) for (n, t), rule in zip(tensors.items(), rules, strict=True)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join(f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:<{widths[2]}}  {d}" for a, b, c, d in rows)
 
 
 def scale_invariant_groups(model: nn.Module, batch: Any = None) -> ParameterGroups:
