@@ -76,7 +76,8 @@ def model_outputs(model: nn.Module | str | os.PathLike, batches: Any) -> Outputs
         The outputs, float32 or better, on the CPU; labels if all batches have them.
 
     Raises:
-        ValueError: If there is no batch, the preprocessing of the model is unknown, or an image is damaged.
+        ValueError: If there is no batch, a batch does not fit the model, the preprocessing of the model is unknown, or
+            an image is damaged.
         KeyError: If the model has only some of the names of classes.
         OSError: If a model or dataset is named that cannot be loaded.
 
@@ -142,6 +143,8 @@ def _split(batch: Any, device: torch.device, model: nn.Module) -> tuple[Any, Any
     """Return the inputs of a batch on the device, and its labels."""
     if not isinstance(batch, Mapping):
         several = batch if isinstance(batch, (tuple, list)) else [batch]
+        if not isinstance(several[0], Tensor):
+            raise ValueError(f"batches must have tensors, or mappings of these; got {type(several[0]).__name__}.")
         return several[0].to(device), several[1] if len(several) > 1 else None
     labels = batch.get("labels", batch.get("label"))
     values = {k: v.to(device) for k, v in batch.items() if isinstance(v, Tensor) and "label" not in k}
@@ -153,9 +156,12 @@ def _split(batch: Any, device: torch.device, model: nn.Module) -> tuple[Any, Any
         return inputs, labels
     main = {"pixel_values"} & {*values} or {*values}
     arrays = {name: value for name, value in values.items() if name in main and value.ndim > 1}  # no index
-    if named and len(arrays) == 1:
-        return next(iter(arrays.values())), labels
-    return inputs if named else arrays, labels
+    if not named or len(arrays) == 1:
+        return arrays if not named else next(iter(arrays.values())), labels
+    takes = f"{type(model).__name__} takes {', '.join(parameters)}"
+    raise ValueError(
+        f"the {takes}, but one of the batches has {', '.join(values) or 'no tensors'}; name the inputs so."
+    )
 
 
 def _class_indices(model: nn.Module, names: Sequence[str]) -> Tensor | None:
