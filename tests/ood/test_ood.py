@@ -397,7 +397,7 @@ class TestBatchesOfLoaders:
     def test_batches_and_models_that_do_not_fit_are_an_error(self):
         model = Takes(lambda self, x: self.logits(x))
         for batch in ({"a": torch.zeros(2, 3), "b": torch.zeros(2, 3)}, {"index": torch.zeros(2)}, [["a.png"]], None):
-            with pytest.raises(ValueError, match="batches (must have tensors|has .*; name the inputs so)"):
+            with pytest.raises(ValueError, match=r"batches (must have tensors|has .*; name the inputs so)"):
                 model_outputs(model, [batch])
         classifier = SphereVisionForImageClassification(TINY)
         with pytest.raises((TypeError, ValueError)):
