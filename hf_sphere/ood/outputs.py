@@ -120,7 +120,7 @@ def model_outputs(model: nn.Module | str | os.PathLike, batches: Any) -> Outputs
             inputs, labels = _split(batch, weight.device, model)
             calls.clear()
             output: Any = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
-            logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+            logits: Any = output if isinstance(output, Tensor) else getattr(output, "logits", None)
             logits = output.get("logits") if isinstance(output, Mapping) else logits
             last = [c for c in calls if head is not None or torch.equal(c[1].flatten(1).to(logits.dtype), logits)][-1:]
             embeddings, of_head = last[0] if last else (None, None)

@@ -253,5 +253,5 @@ class NamedOptimizer(Optimizer):
 
     @classmethod
     @abstractmethod
-    def form_groups(cls, model: nn.Module, batch: Any = None, **options: Any) -> ParameterGroups:
+    def form_groups(cls, *args: Any, **options: Any) -> ParameterGroups:
         """Split the trainable parameters of a model into groups with `group_options`; see `build_optimizer`."""

@@ -31,7 +31,7 @@ class MatrixOptimizer(NamedOptimizer):
 
     @classmethod
     @abstractmethod
-    def _choose_rules(cls, model: nn.Module, batch: Any, roles: Any, parts: Parts, **options: Any) -> dict[str, Any]:
+    def _choose_rules(cls, *args: Any, **options: Any) -> dict[str, tuple[str, str]]:
         """Return the rule of each parameter with two or more axes, and the reason, by name."""
 
     @classmethod

@@ -55,7 +55,7 @@ class Muon(MatrixOptimizer, torch.optim.AdamW):
         super().__init__(params, lr=lr, **options)
 
     @classmethod
-    def _choose_rules(cls, model: nn.Module, batch: Any, roles: Any, parts: Parts, **options: Any) -> dict[str, Any]:
+    def _choose_rules(cls, model: nn.Module, batch: Any, roles: Any, parts: Parts) -> dict[str, Any]:
         return {name: ("muon" if role.is_matrix else "adamw", role.value) for name, role in roles.items()}
 
     def _step(self) -> None:
