@@ -181,7 +181,7 @@ PARTS: dict[str, Callable[[], list[dict]]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--embeddings", type=Path, help="folder of extract_embeddings.py, to compare with classes")
+    parser.add_argument("--embeddings", type=Path, help="folder of hf-sphere extract, to compare with classes")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

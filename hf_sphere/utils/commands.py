@@ -23,7 +23,7 @@ COMMANDS = {
     "compute_projections": "projections",
     "reinitialize_layers": "reinitialize",
 }
-"""Words after `hf-sphere`, by the name of the script in `recipes`."""
+"""Words after `hf-sphere`, by the name that configurations and outputs record; those of training are in `recipes`."""
 
 running: ContextVar[str | None] = ContextVar("running", default=None)
 """The command that the user started, for the usage line and errors."""

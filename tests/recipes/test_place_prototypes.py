@@ -179,14 +179,15 @@ def test_a_folder_with_prototypes_is_replaced_on_request_and_otherwise_unchanged
 @pytest.mark.parametrize(("words", "status"), [("--help", 0), ("--unknown", 2)], ids=["help", "invalid arguments"])
 def test_every_recipe_parses_arguments_without_importing_torch(root, words, status):
     code = f"""
-import pathlib, runpy, sys
-for path in sorted(pathlib.Path("recipes").glob("*.py")):
-    sys.argv = [str(path), "{words}"]
+import sys
+from hf_sphere.commands.main import main
+from hf_sphere.utils.commands import COMMANDS
+for command in COMMANDS.values():
     try:
-        runpy.run_path(str(path), run_name="__main__")
+        main([*command.split(), "{words}"])
     except SystemExit as end:
-        assert end.code == {status}, path
-    assert not {{"torch", "transformers"}} & sys.modules.keys(), path
+        assert end.code == {status}, command
+    assert not {{"torch", "transformers"}} & sys.modules.keys(), command
 """
     process = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
     assert not process.returncode, process.stderr

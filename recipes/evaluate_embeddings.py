@@ -1,6 +1,0 @@
-"""The same as `hf-sphere evaluate`."""
-
-from hf_sphere.commands.command_line import run_job
-
-if __name__ == "__main__":
-    run_job("evaluate")
