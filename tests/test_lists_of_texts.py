@@ -62,8 +62,6 @@ CASES = {
     "search.read_embeddings.needed": lambda x: search.read_embeddings("missing", needed=x),
     "training.RecipeArguments.report_to": lambda x: training.RecipeArguments(output_dir="missing", report_to=x),
     "training.Task.headline": lambda x: task(headline=x),
-    "training.Task.train_metrics": lambda x: task(train_metrics=x),
-    "training.Task.eval_metrics": lambda x: task(eval_metrics=x),
     "training.Task.unused": lambda x: task(unused=x),
     "visualization.plot_circle.class_names": lambda x: visualization.plot_circle(X, LABELS, x),
     "visualization.plot_gallery.class_names": lambda x: visualization.plot_gallery(PANEL, x, dim=3),

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
-from pathlib import Path
 
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
@@ -28,27 +27,20 @@ USER_ERRORS = (
 _BARS = ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS")
 
 
-def train(task_name: str, argv: Sequence[str] | None = None, *, script: str | None = None) -> None:
-    """Parse the arguments of a task, by default those of `sys.argv`, and train.
-
-    A `script` of one's own passes its `__file__`, and reads the configurations of all tasks.
-    """
+def train(task_name: str, argv: Sequence[str] | None = None) -> None:
+    """Parse the arguments of a task, by default those of `sys.argv`, and train."""
     argv = import_modules(sys.argv[1:] if argv is None else argv)
     task, name = find_task(task_name), task_name.replace("_", "-")
-    recipe = dict(zip(COMMANDS.values(), COMMANDS, strict=True)).get(f"train {name}") if script is None else None
+    recipe = dict(zip(COMMANDS.values(), COMMANDS, strict=True)).get(f"train {name}")
     token = running.set(running.get() if recipe is None else f"hf-sphere train {name}")
     try:
         arguments = parse_arguments(task.arguments, argv, f"{task.summary}\n\n{task.example}", recipe, USUAL)
 
-        from hf_sphere.training.run import Command, run_training
+        from hf_sphere.training.run import run_training
 
         is_single = os.environ.get("WORLD_SIZE", "1") == "1"
         words = ["hf-sphere", "train"] if is_single else ["accelerate", "launch", "-m", "hf_sphere.commands.train"]
-        words, stem = [*words, name], task_name
-        if script is not None:
-            path = Path(script).resolve()
-            words, stem = ["accelerate", "launch", f"{path.parent.name}/{path.name}"], path.stem
-        run_training(task, arguments, Command(words, argv, recipe or stem))
+        run_training(task, arguments, [*words, name, *argv], recipe or task_name)
     finally:
         running.reset(token)  # a program may train, and go on
 

@@ -33,7 +33,6 @@ from hf_sphere.search.extract import embed, embedding_metric, load_embedding_mod
 from hf_sphere.search.neighbor_search import NeighborSearch
 from hf_sphere.training.errors import TrainingDivergedError
 from hf_sphere.training.evaluation import initialize_from_data
-from hf_sphere.training.model_card import Command
 from hf_sphere.training.tasks import find_task
 from hf_sphere.utils.arguments import make_arguments, to_argv
 from hf_sphere.utils.files import atomic_file
@@ -261,11 +260,11 @@ class TrainingRuns:
         options |= {"train_split": parts.train, "eval_split": parts.test}
         options |= {"output_dir": str(output), "overwrite_output_dir": True}
         # That of the model card.
-        command = Command(["hf-sphere", "train", "classification"], to_argv(options), "train_image_classification")
+        command = ["hf-sphere", "train", "classification", *to_argv(options)]
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "train.log").open("a") as log, redirect_stdout(log), redirect_stderr(log):
             try:
-                run_training(task, make_arguments(task.arguments, options), command)
+                run_training(task, make_arguments(task.arguments, options), command, "train_image_classification")
             except TrainingDivergedError:
                 return None
             known, metric = self.evaluate(output, parts.test)

@@ -6,7 +6,6 @@ kind of `optim`, on which results depend, for `bf16` and `fp16`, where false ove
 `logging_steps` and `save_total_limit`: the loss is checked at each log, and a checkpoint is written after each epoch.
 """
 
-import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -39,18 +38,13 @@ class _RunArguments(Arguments):
     overwrite_output_dir: bool = argument(False, "Replace the run in output_dir.")
     resume_from_checkpoint: str | None = argument(None, "`latest`, or the folder of a checkpoint to resume from.")
     seed: int = argument(0, "Seed of initial weights, data order, augmentation and samples.", **SEED)
-    full_determinism: bool = argument(False, "Use only deterministic kernels, even where they are slower.")
     num_train_epochs: int = argument(20, "Epochs to train; 0 only evaluates a saved model.", ge=0)
-    stop_after_steps: int | None = argument(
-        None, "Stop after this many optimizer steps; the schedule still spans num_train_epochs.", ge=1
-    )
+    stop_after_steps: int | None = argument(None, "Stop early, after this many steps of the same schedule.", ge=1)
     per_device_train_batch_size: int = argument(128, "Training batch size per process.", ge=1)
     per_device_eval_batch_size: int = argument(512, "Evaluation batch size per process.", ge=1)
     gradient_accumulation_steps: int = argument(1, "Batches per optimizer step.", ge=1)
     pair_batch: int | None = argument(
-        None,
-        "Examples per optimizer step, over all processes, of one loss; batches are encoded one by one, twice.",
-        ge=1,
+        None, "Examples per optimizer step, of all processes, with one loss; batches are encoded twice.", ge=1
     )
     torch_compile: bool = argument(False, "Compile the model with torch.compile.")
 
@@ -77,38 +71,28 @@ class _OptimizerArguments(Arguments):
     optim: str = argument("adam", OPTIMIZER_HELP, choices=optimizer_choices)
     learning_rate: float = argument(1e-3, "Peak learning rate.", ge=0)
     layer_decay: float | None = argument(
-        None,
-        "Learning rate of each layer of the backbone relative to the next one, as timm groups them, for instance 0.75; "
-        "the same for all layers if not set.",
-        gt=0,
-        le=1,
+        None, "Learning rate of each layer of the backbone relative to the next one, for instance 0.75.", gt=0, le=1
     )
     weight_decay: float = argument(0.0, "Weight decay; not applied to norms, biases and scalars.", ge=0)
-    momentum: float = argument(
-        0.9, "Momentum of sgd, sgd_mrt, muon, muon_hyperball; for Muon 0.95 is usual.", ge=0, lt=1
-    )
+    momentum: float = argument(0.9, "Momentum of sgd, sgd_mrt and muon; for Muon 0.95 is usual.", ge=0, lt=1)
     nesterov: bool = argument(False, "Nesterov momentum of sgd.")
     adam_beta1: float = argument(0.9, "First beta of Adam and its variants.", ge=0, lt=1)
     adam_beta2: float = argument(0.999, "Second beta of Adam and its variants.", ge=0, lt=1)
     adam_epsilon: float = argument(1e-8, "Epsilon of Adam and its variants.", ge=0)
-    adamw_lr_scale: float = argument(
-        1.0, "Learning rate of AdamW relative to learning_rate, in muon and the hyperball optimizers.", ge=0
-    )
+    adamw_lr_scale: float = argument(1.0, "Relative learning rate of AdamW in muon and hyperball optimizers.", ge=0)
     hyperball_on: Literal["scale_invariant", "matrices"] = argument(
         "scale_invariant", "Weights whose norm the hyperball optimizers keep: scale-invariant ones or hidden matrices."
     )
     max_grad_norm: float | None = argument(None, "Clip gradients to this norm; not clipped if 0 or not set.", ge=0)
     ema_decay: float | None = argument(
-        None,
-        "Evaluate and save the exponential moving average of the weights over the steps with this decay.",
-        gt=0,
-        lt=1,
+        None, "Evaluate and save the exponential moving average of the weights with this decay per step.", gt=0, lt=1
     )
     label_smoothing_factor: float = argument(0.0, "Label smoothing of the cross-entropy.", ge=0, le=1)
     supcon_weight: float = argument(0.0, "Add SupConLoss of the embeddings, times this, to the loss of a head.", ge=0)
-    loss_reduction: Literal["mean", "sum"] | None = argument(
-        None, "Reduction of the loss over a batch; the prototype paper uses `sum`. `mean` if not set."
-    )
+    loss_reduction: Literal["mean", "sum"] | None = argument(None, "Loss over a batch, `mean` if not set.")
+
+
+_STEP, _MULTISTEP, _PLATEAU = ([f"lr_scheduler_type={kind}"] for kind in ("step", "multistep", "reduce_lr_on_plateau"))
 
 
 @dataclass
@@ -118,60 +102,38 @@ class _ScheduleArguments(Arguments):
     lr_scheduler_type: Literal["constant", "linear", "cosine", "step", "multistep", "reduce_lr_on_plateau"] = argument(
         "constant", "Learning-rate schedule after the warmup."
     )
-    warmup_epochs: float = argument(
-        0.0, "Epochs of linear warmup.", not_with=["lr_scheduler_type=reduce_lr_on_plateau"], ge=0
-    )
-    lr_step_epochs: int = argument(30, "Epochs between decays of `step`.", only_with=["lr_scheduler_type=step"], ge=1)
-    lr_milestones: list[int] | None = argument(
-        None, "Epochs of the decays of `multistep`.", only_with=["lr_scheduler_type=multistep"], ge=1
-    )
-    lr_gamma: float = argument(
-        0.1,
-        "Decay factor of step, multistep and reduce_lr_on_plateau.",
-        only_with=[f"lr_scheduler_type={name}" for name in ("step", "multistep", "reduce_lr_on_plateau")],
-        ge=0,
-        le=1e6,
-    )
-    lr_patience: int = argument(
-        15,
-        "Epochs without improvement before reduce_lr_on_plateau decays.",
-        only_with=["lr_scheduler_type=reduce_lr_on_plateau"],
-        ge=0,
-    )
+    warmup_epochs: float = argument(0.0, "Epochs of linear warmup.", not_with=_PLATEAU, ge=0)
+    lr_step_epochs: int = argument(30, "Epochs between decays of `step`.", only_with=_STEP, ge=1)
+    lr_milestones: list[int] | None = argument(None, "Epochs of decays of `multistep`.", only_with=_MULTISTEP, ge=1)
+    lr_gamma: float = argument(0.1, "Decay factor of these.", only_with=[*_STEP, *_MULTISTEP, *_PLATEAU], ge=0, le=1e6)
+    lr_patience: int = argument(15, "Epochs without improvement before a decay on a plateau.", only_with=_PLATEAU, ge=0)
     early_stopping_patience: int | None = argument(None, "Stop after this many epochs without improvement.", ge=1)
     metric_for_best_model: str | None = argument(
         None,
-        "Metric for selecting the best epoch, early stopping and reduce_lr_on_plateau, such as train_loss (lower is "
-        "better for names that end in loss, error or perplexity); the metric of the task if not set.",
+        "Metric of the best epoch, early stopping and plateaus, such as train_loss (lower is better for names that end "
+        "in loss, error or perplexity); that of the task if not set.",
     )
     load_best_model_at_end: bool = argument(False, "Report and save the model of the best epoch instead of the last.")
 
 
 @dataclass
 class _SavingArguments(Arguments):
-    """Checkpoints, logs and upload."""
+    """Checkpoints, logs and card."""
 
     save_epochs: int = argument(1, "Epochs between checkpoints.", ge=1)
     save_steps: int | None = argument(None, "Optimizer steps between additional checkpoints.", ge=1)
     save_total_limit: int = argument(2, "Checkpoints to keep.", ge=1)
     snapshot_epochs: int | None = argument(
-        None,
-        "Save the weights (snapshots/) at initialization, every this many epochs, and after the last full epoch.",
-        ge=1,
+        None, "Save the weights (snapshots/) at the start, every this many epochs, and after the last one.", ge=1
     )
     snapshot_until: int | None = argument(None, "Also save the weights after every epoch up to this one.", ge=1)
     logging_steps: int = argument(50, "Steps between updates of progress bar and trackers, and loss checks.", ge=1)
     diagnostics_steps: int | None = argument(
-        None,
-        "Steps between logs of effective learning rate, step angle, norm and anisotropy per layer.",
-        only_with=["report_to"],
-        ge=1,
+        None, "Steps between logs of the effective learning rates of layers.", only_with=["report_to"], ge=1
     )
     report_to: list[str] | None = argument(None, "Trackers, for instance tensorboard, wandb; or `none`.")
     disable_tqdm: bool = argument(False, "Show no progress bars.")
-    push_to_hub: bool = argument(False, "Upload the model and its card at the end.")
     license: str = argument("unknown", "License of the model on its card, for instance apache-2.0.")
-    hub_model_id: str | None = argument(None, "Name on the Hub; the name of output_dir if not set.")
 
 
 @dataclass
@@ -182,10 +144,8 @@ class RecipeArguments(_SavingArguments, _ScheduleArguments, _OptimizerArguments,
         self.report_to = None if self.report_to == ["none"] else self.report_to
         super().__post_init__()
         self.max_grad_norm = self.max_grad_norm or None
+        self.lr_milestones = self.lr_milestones and sorted(self.lr_milestones)
         if self.lr_scheduler_type == "multistep" and not self.lr_milestones:
-            raise ValueError("lr_scheduler_type multistep needs lr_milestones, the epochs of its decays.")
-        milestones = self.lr_milestones or []
-        if any(later <= earlier for earlier, later in itertools.pairwise(milestones)):
-            raise ValueError(f"lr_milestones must increase; got {milestones}.")
+            raise ValueError("lr_scheduler_type multistep needs lr_milestones.")
         if self.supcon_weight and self.gradient_accumulation_steps > 1:
             raise ValueError("supcon_weight compares all examples of a step: use pair_batch to accumulate gradients.")

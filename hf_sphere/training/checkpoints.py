@@ -23,7 +23,7 @@ from hf_sphere.nn.heads.mixins import class_shards
 from hf_sphere.nn.processes import count_processes, process_index, share_of
 from hf_sphere.training.errors import CheckpointError
 from hf_sphere.training.optimization import check_state
-from hf_sphere.training.output_dir import CHECKPOINT_PREFIX, list_checkpoints
+from hf_sphere.training.output_dir import checkpoint_of, list_checkpoints
 from hf_sphere.utils import files
 from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.modules import shared_tensors
@@ -45,6 +45,7 @@ class RunState:
         totals: Sums over the examples of the current epoch so far: their number, the loss, and further metrics.
         best_metric: Best value of the selection metric, or None before the first evaluation.
         best_epoch: Epoch of the best value, counted from 1.
+        best_step: Its step, whose checkpoint is kept, if the best model is to be loaded at the end.
         seconds: Time spent in training.
         scheduler: State of the learning-rate schedule.
         history: One entry of metrics per epoch.
@@ -58,6 +59,7 @@ class RunState:
     totals: dict[str, float] = field(default_factory=dict)
     best_metric: float | None = None
     best_epoch: int | None = None
+    best_step: int | None = None
     seconds: float = 0.0
     scheduler: dict[str, Any] = field(default_factory=dict)
     history: list[dict[str, float]] = field(default_factory=list)
@@ -88,8 +90,11 @@ def explained(problem: str) -> Iterator[None]:
 
 
 def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: RunState, keep: int) -> Path:
-    """Write `checkpoint-<step>`, then remove all but the newest `keep`; a `CheckpointError` leaves the older ones."""
-    final, is_main = output_dir / f"{CHECKPOINT_PREFIX}{state.step}", accelerator.is_main_process
+    """Write `checkpoint-<step>`, then remove all but the newest `keep` and the best one.
+
+    A `CheckpointError` leaves the older ones.
+    """
+    final, is_main = checkpoint_of(output_dir, state.step), accelerator.is_main_process
     with explained(f"could not write {final}; earlier checkpoints are unchanged"):
         with files.atomic_folder(final) if is_main else nullcontext() as unfinished:
             # The other processes write their random states to the folder that the main process creates and renames.
@@ -102,8 +107,8 @@ def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: RunState,
         if is_main:
             # Checkpoints of later steps are left over if training was resumed from an earlier one.
             present = list_checkpoints(output_dir)
-            position = present.index(final)
-            for old in [*present[: max(position + 1 - keep, 0)], *present[position + 1 :]]:
+            kept = [*present[: present.index(final) + 1][-keep:], checkpoint_of(output_dir, state.best_step)]
+            for old in set(present).difference(kept):
                 shutil.rmtree(old)
     accelerator.wait_for_everyone()
     return final
@@ -125,7 +130,7 @@ def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> RunState:
     Missing and damaged files, and those that do not fit, are errors.
     """
     hooks = [each.optimizer.register_load_state_dict_pre_hook(check_state) for each in accelerator._optimizers]
-    with explained(f"cannot resume from {checkpoint}"):
+    with explained(f"cannot load {checkpoint}"):
         (damage,) = broadcast_object_list([files.find_damage(checkpoint) if accelerator.is_main_process else None])
         if damage:
             raise ValueError(damage)

@@ -35,7 +35,7 @@ from hf_sphere.training.checkpoints import (
 from hf_sphere.training.errors import CheckpointError, TrainingDivergedError, TrainingInterruptedError
 from hf_sphere.training.evaluation import Batch, Batches, count_examples, count_targets, global_places, loss_is_sum
 from hf_sphere.training.optimization import build_scheduler, optimizer_from_arguments, start_average, total_norm
-from hf_sphere.training.output_dir import list_checkpoints
+from hf_sphere.training.output_dir import checkpoint_of, list_checkpoints
 from hf_sphere.training.pair_batch import add_supcon, backward_together, batches_per_step
 from hf_sphere.utils.devices import widest_dtype
 from hf_sphere.utils.progress import progress_bar
@@ -56,7 +56,6 @@ class TrainingLoop:
         args: Training arguments.
         accelerator: Devices, processes and precision.
         evaluate: Returns metrics of the model; called after each epoch.
-        save_best: Called with the model when `metric` has improved, if it is needed.
         measure: Returns further training metrics of one batch, each a scalar tensor, from the output and the batch.
         derive: Returns metrics computed from the means over an epoch, for instance the perplexity from the loss.
         before_epoch: Called with the model and the number of the epoch, from 0, before each epoch.
@@ -77,7 +76,6 @@ class TrainingLoop:
     accelerator: Accelerator
     _: KW_ONLY
     evaluate: Callable[[nn.Module], Mapping[str, float]]
-    save_best: Callable[[nn.Module], None] | None = None
     measure: Callable[[Any, Batch], Mapping[str, Tensor]] = lambda output, batch: {}
     derive: Callable[[Mapping[str, float]], Mapping[str, float]] = lambda means: {}
     before_epoch: Callable[[nn.Module, int], None] = lambda model, epoch: None
@@ -279,18 +277,19 @@ class TrainingLoop:
             shown = "  ".join(show_metrics({k: v for k, v in entry.items() if k not in ("epoch", "step")}))
             bar.write(f"epoch {round(epoch, 2):g}/{self.args.num_train_epochs}  {shown}  {seconds:.1f} s")
             sys.stdout.flush()  # for those who follow a log file
+        if self.metric not in entry:
+            raise ValueError(f"metric_for_best_model must be one of {', '.join(entry)}; got {self.metric!r}.")
         value, best = entry[self.metric], state.best_metric
         if best is None or math.isnan(best) or (value > best if self.higher_is_better else value < best):
             state.best_metric, state.best_epoch = value, state.epoch + 1
-            if self.save_best is not None:
-                self.save_best(self.trained_model)
+            state.best_step = state.step if self.args.load_best_model_at_end else None
         if reached_end:
             if isinstance(self.scheduler, ReduceLROnPlateau):
                 self.scheduler.step(value)
             state.epoch, state.batch = state.epoch + 1, 0
             self._totals = {}
             self.snapshot(self.trained_model, state.epoch)
-        if self.is_finished or state.epoch % self.args.save_epochs == 0:
+        if self.is_finished or state.epoch % self.args.save_epochs == 0 or state.step == state.best_step:
             self._save()
 
     def _stops_early(self) -> bool:
@@ -345,8 +344,12 @@ class TrainingLoop:
         if follows_metric != ("best" in state.scheduler):
             advice = "`reduce_lr_on_plateau` cannot be changed"
             raise CheckpointError(f"{checkpoint} has another lr_scheduler_type; {advice}.")
-        if state.metric != self.metric:  # the best value of one metric cannot be compared with another
-            state.best_metric = state.best_epoch = None
+        loads_best, best = self.args.load_best_model_at_end, checkpoint_of(self.output_dir, state.best_step)
+        state.best_step = state.best_step if loads_best else None
+        # The best value of one metric cannot be compared with another.
+        if state.metric != self.metric or (loads_best and best not in list_checkpoints(self.output_dir)):
+            logger.warning("The best epoch is chosen among the coming ones.")
+            state.best_metric = state.best_epoch = state.best_step = None
         if state.metric == self.metric or not follows_metric:
             scheduler.load_state_dict(state.scheduler)
         if changed and not follows_metric:  # the schedule counts steps, whose number per epoch may be another

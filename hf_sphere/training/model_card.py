@@ -5,7 +5,7 @@ import platform
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -64,17 +64,8 @@ _DEFINITIONS = {
 }
 
 
-@dataclass(frozen=True)
-class Command:
-    """The command line of a run."""
-
-    words: Sequence[str]  # what starts the run
-    argv: Sequence[str]  # command-line arguments after them
-    recipe: str  # name of the script, or of the task, that `run.json` records
-
-
 def write_model_card(
-    run: Any, task: Task, prepared: Prepared, results: Mapping[str, Any], command: Command, *, metric: str
+    run: Any, task: Task, prepared: Prepared, results: Mapping[str, Any], command: Sequence[str], *, metric: str
 ) -> None:
     """Write the model card of a `Run`, without access tokens and absolute paths; `metric` has selected the best epoch.
 
@@ -126,7 +117,7 @@ def write_model_card(
         model=[(name, on_one_line(value)) for name, value in description.model.items()],
         settings=[(name, on_one_line(value)) for name, value in changed.items()],
         selection_note=_selection_note(metric, prepared, run.args, results),
-        command=wrap_command([*command.words, *command.argv]),
+        command=wrap_command(command),
         versions=", ".join(f"{name} {version(name)}" for name in packages),
         hardware=hardware,
         duration=f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min",

@@ -16,8 +16,12 @@ LOCK_FILE = ".run.lock"
 RUN_FILE = "run.json"
 LOCAL_PATHS_FILE = ".local_paths.json"
 RESULTS_FILE = "all_results.json"
-BEST_FOLDER = "best"
 MODEL_FILES = ("config.json", "model.safetensors", "model.safetensors.index.json")
+
+
+def checkpoint_of(output_dir: Path, step: int | None) -> Path:
+    """Return the folder of the checkpoint of a step."""
+    return output_dir / f"{CHECKPOINT_PREFIX}{step}"
 
 
 def list_checkpoints(output_dir: Path) -> list[Path]:
@@ -43,22 +47,20 @@ def check_output_dir(output_dir: Path, *, overwrite: bool, resume: bool, recipe:
     Hidden files are ignored. Arguments and errors are those of `prepare_output_dir`.
     """
     files.check_writable(output_dir / RUN_FILE, is_folder=False)
-    traces, options = _traces_of_a_run(output_dir), "Choose another --output_dir, or replace it"
     if overwrite:
         return
-    if traces and not resume:
-        raise FileExistsError(
-            f"{output_dir} already contains a run ({traces[0].name}). {options} with --overwrite_output_dir, or resume "
-            "it with --resume_from_checkpoint latest."
-        )
-    before = read_settings(output_dir)
-    if before is not None and before.get("recipe") != recipe:
-        whose = f"a run of {command_of(before.get('recipe'))}, which {command_of(recipe)} does not resume"
-        raise FileExistsError(f"{output_dir} contains {whose}. {options} with --overwrite_output_dir.")
+    traces = _traces_of_a_run(output_dir)
     others = [p.name for p in files.list_folder(output_dir) if not p.name.startswith(".") and p not in traces]
-    if others and before is None:
-        what = f"files that no run wrote ({min(others)})"
-        raise FileExistsError(f"{output_dir} contains {what}. {options} with --overwrite_output_dir.")
+    if traces and not resume:
+        what = f"already contains a run ({traces[0].name})"
+    elif (before := read_settings(output_dir)) is not None and before.get("recipe") != recipe:
+        what = f"contains a run of {command_of(before.get('recipe'))}, which {command_of(recipe)} does not resume"
+    elif others and before is None:
+        what = f"contains files that no run wrote ({min(others)})"
+    else:
+        return
+    advice = "Choose another --output_dir, replace it with --overwrite_output_dir, or resume the run of this task"
+    raise FileExistsError(f"{output_dir} {what}. {advice} with --resume_from_checkpoint latest.")
 
 
 def prepare_output_dir(output_dir: Path, *, overwrite: bool, resume: bool, recipe: str | None = None) -> None:
@@ -77,8 +79,7 @@ def prepare_output_dir(output_dir: Path, *, overwrite: bool, resume: bool, recip
     """
     check_output_dir(output_dir, overwrite=overwrite, resume=resume, recipe=recipe)
     output_dir.mkdir(parents=True, exist_ok=True)
-    folders = (output_dir, output_dir / files.SNAPSHOT_FOLDER, output_dir / BEST_FOLDER)
-    leftovers = [path for folder in folders for path in folder.glob(f"*{files.UNFINISHED}")]  # of a killed run
+    leftovers = list(output_dir.rglob(f"*{files.UNFINISHED}"))  # of a killed run
     for path in [*leftovers, *([] if resume else _traces_of_a_run(output_dir))]:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
@@ -104,12 +105,13 @@ def write_settings(output_dir: Path, settings: Mapping[str, Any]) -> None:
 def check_results_dir(output_dir: Path, *, overwrite: bool, resume: bool = False) -> None:
     """Raise an error if a directory has a model, a training run, or results that must not be replaced."""
     files.check_writable(output_dir / RUN_FILE, is_folder=False)
-    results = [output_dir / RUN_FILE, output_dir / RESULTS_FILE]
+    results = [path for name in (RUN_FILE, RESULTS_FILE) if (path := output_dir / name).exists()]
     models = [path for name in MODEL_FILES if (path := output_dir / name).exists()]
-    if held := [path.name for path in [*_traces_of_a_run(output_dir), *models] if path not in results]:
-        raise FileExistsError(f"{output_dir} contains a model or a run ({held[0]}); choose another --output_dir.")
-    if not overwrite and not resume and any(path.exists() for path in results):
-        raise FileExistsError(f"{output_dir} already contains results. Choose another, or pass --overwrite_output_dir.")
+    held = [path.name for path in [*_traces_of_a_run(output_dir), *models] if path not in results]
+    if held or (results and not overwrite and not resume):
+        what = f"a model or a run ({held[0]})" if held else "results"
+        advice = "" if held else ", or pass --overwrite_output_dir"
+        raise FileExistsError(f"{output_dir} already contains {what}. Choose another --output_dir{advice}.")
 
 
 @contextmanager
@@ -151,7 +153,7 @@ def can_resume_results(
 
 
 def _traces_of_a_run(output_dir: Path) -> list[Path]:
-    names = (RUN_FILE, RESULTS_FILE, files.RECORD_FILE, BEST_FOLDER, files.SNAPSHOT_FOLDER)
+    names = (RUN_FILE, RESULTS_FILE, files.RECORD_FILE, files.SNAPSHOT_FOLDER)
     folders = sorted(path for path in output_dir.glob(f"{CHECKPOINT_PREFIX}*") if path.is_dir())
     checkpoints = [path for path in folders if path.name.removeprefix(CHECKPOINT_PREFIX).isdigit()]
     return [*checkpoints, *filter(Path.exists, map(output_dir.joinpath, names))]

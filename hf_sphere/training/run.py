@@ -1,9 +1,8 @@
-"""A training run: setup, training, evaluation, saving, the model card and the upload."""
+"""A training run: setup, training, evaluation, saving and the model card."""
 
 import json
 import logging
 import os
-import shutil
 from collections import ChainMap
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -15,20 +14,17 @@ import torch
 import transformers
 from accelerate import Accelerator, tracking
 from accelerate.utils import DistributedDataParallelKwargs, DistributedType, LoggerType, ProjectConfiguration, set_seed
-from huggingface_hub.utils import validate_repo_id
 from torch import nn
-from transformers.trainer_utils import enable_full_determinism
 
 from hf_sphere.nn.heads.mixins import class_shards
-from hf_sphere.training import checkpoints, model_card, output_dir
+from hf_sphere.training import checkpoints, output_dir
 from hf_sphere.training.arguments import RecipeArguments
 from hf_sphere.training.evaluation import evaluate
 from hf_sphere.training.loop import TrainingLoop
-from hf_sphere.training.model_card import Command
+from hf_sphere.training.model_card import write_model_card
 from hf_sphere.training.optimization import check_optimizer_arguments
 from hf_sphere.training.tasks import Prepared, Task
-from hf_sphere.utils.files import SNAPSHOT_FOLDER, find_damage, read_json, write_json, write_manifest
-from hf_sphere.utils.loading import load_model
+from hf_sphere.utils.files import SNAPSHOT_FOLDER, write_json
 from hf_sphere.utils.privacy import hide_private
 from hf_sphere.utils.snapshots import list_snapshots, save_snapshot
 from hf_sphere.utils.texts import INTERVAL, show_metrics
@@ -39,9 +35,9 @@ logger = logging.getLogger(__name__)
 _FREE_TO_CHANGE = {
     *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "disable_tqdm", "report_to", "logging_steps"),
     *("save_epochs", "save_steps", "save_total_limit", "per_device_eval_batch_size", "cache_dir", "stop_after_steps"),
-    *("dataloader_num_workers", "push_to_hub", "hub_model_id", "early_stopping_patience", "load_best_model_at_end"),
-    *("diagnostics_steps", "preprocessing_num_workers", "snapshot_epochs", "snapshot_until"),
-    *("test_time_flips", "calibrate", "reject", "fit_spherization", "license"),
+    *("dataloader_num_workers", "early_stopping_patience", "load_best_model_at_end", "diagnostics_steps"),
+    *("preprocessing_num_workers", "snapshot_epochs", "snapshot_until", "test_time_flips", "calibrate", "reject"),
+    *("fit_spherization", "license"),
 }
 
 
@@ -54,7 +50,6 @@ class Run(ExitStack):
         args: Training arguments.
         accelerator: Devices, processes and precision.
         output_dir: The output directory.
-        best_dir: Folder in it for the model of the best epoch.
         recipe: Name of the recipe.
     """
 
@@ -62,11 +57,8 @@ class Run(ExitStack):
         self, args: RecipeArguments, accelerator: Accelerator, *others: Any, recipe: str | None = None
     ) -> None:
         super().__init__()
-        self.args = args
-        self.accelerator = accelerator
+        self.args, self.accelerator, self.recipe = args, accelerator, recipe
         self.output_dir = Path(args.output_dir)
-        self.best_dir = self.output_dir / output_dir.BEST_FOLDER
-        self.recipe = recipe
         self._arguments = (*others, args)
         self._changes = ""
 
@@ -149,7 +141,7 @@ def start_run(args: RecipeArguments, *others: Any, recipe: str | None = None) ->
     """
     check_optimizer_arguments(args)
     absent = set(LoggerType.list()) - set(map(str, tracking.get_available_trackers())) - {"all"}
-    if missing := [name for name in args.report_to or [] if name in absent]:  # Accelerate would skip them
+    if missing := absent.intersection(args.report_to or []):  # Accelerate would skip them
         names = " ".join(missing)
         raise ImportError(f"the package of tracker {names} is not installed: pip install {names}.")
     # Weights that decay towards zero become denormal, and CPUs are much slower with these. Set before torch starts its
@@ -164,19 +156,14 @@ def start_run(args: RecipeArguments, *others: Any, recipe: str | None = None) ->
         log_with=args.report_to,
         project_config=ProjectConfiguration(args.output_dir, logging_dir=str(Path(args.output_dir, "logs"))),
     )
-    level = logging.INFO if accelerator.is_main_process else logging.ERROR
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
-    logging.getLogger("hf_sphere").setLevel(level)
+    logging.getLogger("hf_sphere").setLevel(logging.INFO if accelerator.is_main_process else logging.ERROR)
     transformers.utils.logging.disable_progress_bar()  # the loop shows another one
     if not accelerator.is_main_process:
         transformers.utils.logging.set_verbosity_error()
     # Tied weights are saved once; accelerate would warn at every checkpoint.
     logging.getLogger("accelerate.utils.other").addFilter(lambda record: "Removed shared tensor" not in str(record.msg))
-    if args.full_determinism:
-        enable_full_determinism(args.seed)
     set_seed(args.seed)
-    if args.push_to_hub or args.hub_model_id is not None:
-        validate_repo_id(args.hub_model_id or Path(args.output_dir).name)
     if unsupported := _unsupported(accelerator, args, shard_classes=options.get("shard_classes", False)):
         kind = "shard_classes" if options.get("shard_classes") else accelerator.distributed_type.value
         raise ValueError(f"{' and '.join(unsupported)} cannot be combined with {kind}; leave it out or use DDP.")
@@ -189,20 +176,26 @@ def start_run(args: RecipeArguments, *others: Any, recipe: str | None = None) ->
 
 def _unsupported(accelerator: Accelerator, args: RecipeArguments, *, shard_classes: bool) -> list[str]:
     """Return the arguments in use that the loop does not support on a sharded model."""
-    kind, names, used = accelerator.distributed_type, list[str](), list[str]()
+    kind = accelerator.distributed_type
+    names: tuple[str, ...] = ()
     if kind == DistributedType.FSDP or shard_classes:
-        names = ["ema_decay", "load_best_model_at_end", "snapshot_epochs", "snapshot_until"]
-    elif kind == DistributedType.DEEPSPEED:  # its engine takes a step after each backward pass
-        names = ["max_grad_norm"]
+        names = ("ema_decay", "load_best_model_at_end", "snapshot_epochs", "snapshot_until")
+    used = [name for name in names if getattr(args, name)]
+    if kind == DistributedType.DEEPSPEED:  # its engine takes a step after each backward pass
+        used += ["max_grad_norm"] * (args.max_grad_norm is not None)
         used += ["gradient_accumulation_steps"] * (args.gradient_accumulation_steps > 1)
     if shard_classes:  # with fp16, each process would choose another scale of its loss
         used += ["fp16"] * (accelerator.mixed_precision == "fp16")
         used += [kind.value] * (kind in (DistributedType.FSDP, DistributedType.DEEPSPEED))
-    return used + [name for name in names if getattr(args, name)]
+    return used
 
 
-def run_training(task: Task, arguments: Sequence[Any], command: Command) -> None:
-    """Train, evaluate and publish the model of a task; `arguments` has an instance of each of its dataclasses."""
+def run_training(task: Task, arguments: Sequence[Any], command: Sequence[str], recipe: str) -> None:
+    """Train, evaluate and save the model of a task.
+
+    `arguments` has an instance of each of its dataclasses. The card shows the words of the `command`, and `run.json`
+    records the name of the `recipe`.
+    """
     args = next(each for each in arguments if isinstance(each, RecipeArguments))
     settings: dict[str, Any] = dict(ChainMap(*map(asdict, arguments)))
     if args.num_train_epochs == 0 and (not settings.get("model_name_or_path") or settings.get("from_scratch")):
@@ -210,42 +203,36 @@ def run_training(task: Task, arguments: Sequence[Any], command: Command) -> None
     for name, _, value in (each.partition("=") for each in task.unused):
         if settings[name] == value if value else settings[name]:
             raise ValueError(f"{name} {settings[name]} has no effect in this task; leave it out.")
-    others = [each for each in arguments if each is not args]
-    with start_run(args, *others, recipe=command.recipe) as run:
+    with start_run(args, *(each for each in arguments if each is not args), recipe=recipe) as run:
         prepared = task.prepare(run, *arguments)
         checkpoints.check_can_be_saved(prepared.model)
-        prefix = "eval" if prepared.data.validation is None else "validation"
+        splits = {"eval": prepared.data.evaluation, "validation": prepared.data.validation}
+        prefix = "eval" if splits["validation"] is None else "validation"
         metric, higher_is_better = f"{prefix}_{task.metric}", task.higher_is_better
         if args.metric_for_best_model is not None:
             metric = args.metric_for_best_model
             higher_is_better = not metric.endswith(("loss", "error", "perplexity"))
-            names = [f"{split}_{name}" for split in (prefix, "train") for name in task.selectable_metrics(split)]
-            if metric not in names:
-                raise ValueError(f"metric_for_best_model must be one of {', '.join(names)}; got {metric!r}.")
         run.prepare_output_dir()
         model, state = fit(run, prepared, metric, higher_is_better=higher_is_better)
         fitted = prepared.finish(model)
         _save(run, prepared, model)  # before the evaluation, which may need more memory than there is
-        results = _evaluate(run, prepared, model, prepared.data.evaluation, "eval")
-        if prepared.data.validation is not None:
-            results |= _evaluate(run, prepared, model, prepared.data.validation, "validation")
-        last = state.history[-1] if state.history else {}
+        results: dict[str, Any] = {}
+        for name, batches in splits.items():
+            results |= {} if batches is None else _evaluate(run, prepared, model, batches, name)
+        last, seconds = state.history[-1] if state.history else {}, state.seconds
         results |= {name: value for name, value in last.items() if name.startswith("train_")}
-        epoch, seconds = last.get("epoch", 0), state.seconds
-        examples = epoch * prepared.data.train.examples_per_epoch
+        epoch = last.get("epoch", 0)
         results |= {"epoch": epoch, "steps": state.step, "train_runtime": seconds}
-        results |= {"train_samples_per_second": examples / max(seconds, 1e-9), "history": state.history, **fitted}
+        speed = epoch * prepared.data.train.examples_per_epoch / max(seconds, 1e-9)
+        results |= {"train_samples_per_second": speed, "history": state.history, **fitted}
         results |= prepared.compare(model, results)
         results |= {f"best_{metric.removeprefix(f'{prefix}_')}": state.best_metric, "best_epoch": state.best_epoch}
         if run.accelerator.is_main_process:
             write_json(run.output_dir / output_dir.RESULTS_FILE, results)
-            model_card.write_model_card(run, task, prepared, results, command, metric=metric)
-            if args.push_to_hub:
-                name = model_card.upload(run.output_dir, args.hub_model_id or run.output_dir.name)
-                run.accelerator.print(f"uploaded to {name}")
-        headline = [f"eval_{name}" for name in task.headline]
-        shown = {key: results[key] for name in headline for key in (name, f"{name}{INTERVAL}") if key in results}
-        run.accelerator.print(f"{'  '.join(show_metrics(shown))}  (model and results in {run.output_dir})")
+            write_model_card(run, task, prepared, results, command, metric=metric)
+        headline = [f"eval_{name}{suffix}" for name in task.headline for suffix in ("", INTERVAL)]
+        shown = "  ".join(show_metrics({name: results[name] for name in headline if name in results}))
+        run.accelerator.print(f"{shown}  (model and results in {run.output_dir})")
         run.accelerator.end_training()
 
 
@@ -257,6 +244,7 @@ def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) ->
     args, data, description = run.args, prepared.data, prepared.description
     info = {"model": description.title, "dataset": description.dataset, "seed": str(args.seed)}
     every, until, folder = args.snapshot_epochs, args.snapshot_until, run.output_dir / SNAPSHOT_FOLDER
+    is_main = run.accelerator.is_main_process
 
     def snapshot(model: nn.Module, epoch: int, *, is_last: bool = False) -> None:
         is_due = (every and (is_last or epoch % every == 0)) or (until and (is_last or epoch <= until))
@@ -266,14 +254,12 @@ def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) ->
         run.accelerator.wait_for_everyone()
 
     split, prefix = (data.evaluation, "eval") if data.validation is None else (data.validation, "validation")
-    loads_best, is_main = args.load_best_model_at_end, run.accelerator.is_main_process
     loop = TrainingLoop(
         prepared.model,
         data.train,
         args,
         run.accelerator,
         evaluate=lambda model: _evaluate(run, prepared, model, split, prefix),
-        save_best=(lambda model: _save(run, prepared, model, loop.state)) if loads_best else None,
         measure=prepared.measure,
         derive=prepared.derive,
         before_epoch=prepared.before_epoch,
@@ -281,42 +267,31 @@ def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) ->
         metric=metric,
         higher_is_better=higher_is_better,
     )
-    best, chosen = run.best_dir / checkpoints.STATE_FILE, loop.state.best_epoch
-    if loads_best and chosen is not None and best.is_file() and read_json(best)["best_epoch"] != chosen:
-        logger.warning("The best epoch is chosen among the coming ones; %s has the model of another.", run.best_dir)
-        loop.state.best_metric = loop.state.best_epoch = None
     run.write_settings(is_finished=loop.is_finished)
-    if prepared.record is not None and is_main:  # now, for a resumed run
-        prepared.record.save(run.output_dir)
-    if not loads_best and is_main:  # of an earlier part of the run; there may be a better epoch in this one
-        shutil.rmtree(run.best_dir, ignore_errors=True)
-    for later in list_snapshots(folder) if is_main else ():  # if training is resumed from an earlier checkpoint
-        if later.epoch > loop.state.epoch:
-            later.path.unlink()
+    if is_main:
+        if prepared.record is not None:  # now, for a resumed run
+            prepared.record.save(run.output_dir)
+        for later in list_snapshots(folder):  # if training is resumed from an earlier checkpoint
+            if later.epoch > loop.state.epoch:
+                later.path.unlink()
     state, model = loop.run(), loop.trained_model
     if state.batch == 0:  # training may have ended in the middle of an epoch
         snapshot(model, state.epoch, is_last=True)
-    if loads_best and state.best_epoch is not None:
-        if damage := find_damage(run.best_dir):
-            advice = "Leave out load_best_model_at_end to use the last"
-            raise checkpoints.CheckpointError(f"cannot load the best model in {run.best_dir}: {damage}. {advice}.")
-        model.load_state_dict(load_model(type(model), run.best_dir).state_dict())
+    if state.best_step not in (None, state.step):
+        checkpoints.load_checkpoint(run.accelerator, output_dir.checkpoint_of(run.output_dir, state.best_step))
     return model, state
 
 
-def _save(run: Run, prepared: Prepared, model: Any, best: checkpoints.RunState | None = None) -> None:
-    """Save model and processor, on the main process; with the state of a run, as the model of its best epoch."""
+def _save(run: Run, prepared: Prepared, model: Any) -> None:
+    """Save model and processor, on the main process."""
     gathered = run.accelerator.get_state_dict(model) if run.accelerator.is_fsdp2 else None
     gathered = checkpoints.gather_classes(model) if class_shards(model) else gathered
     if run.accelerator.is_main_process:
-        with checkpoints.write_model_files(run.output_dir if best is None else run.best_dir) as unfinished:
+        with checkpoints.write_model_files(run.output_dir) as unfinished:
             model.save_pretrained(unfinished, state_dict=gathered)
             prepared.processor.save_pretrained(unfinished)
             if prepared.record is not None:
                 prepared.record.save(unfinished)
-            if best is not None:  # it is read at the end, possibly by a resumed run
-                write_json(unfinished / checkpoints.STATE_FILE, {"best_epoch": best.best_epoch})
-                write_manifest(unfinished)
     run.accelerator.wait_for_everyone()
 
 

@@ -132,23 +132,19 @@ class SphereCallback(TrainerCallback):
 
 def _check_settings(args: Any, model: nn.Module) -> None:
     """Raise an error for settings of the Trainer with which the model would be trained in another way."""
-    devices = args.world_size * max(args.n_gpu, 1)
+    devices, problem = args.world_size * max(args.n_gpu, 1), ""
     batches = devices * args.gradient_accumulation_steps
     if getattr(model, "accepts_loss_kwargs", False):  # the Trainer then adds up the losses of batches, and of devices
         batches = 1 if args.average_tokens_across_devices else devices
-    if loss_is_sum(model) and batches > 1:
-        raise ValueError(
-            f"the loss is the sum over a batch, but the Trainer would average it over {batches} batches per step. Use "
-            "one device and gradient_accumulation_steps=1, or reduction='mean'."
-        )
-    if PartialState().num_processes > 1 and class_shards(model):
-        raise ValueError("the Trainer would save only the class vectors of the first process; leave out shard_classes.")
     is_sharded = PartialState().distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED)
-    if is_sharded and any(getattr(module, "needs_data_initialization", False) for module in model.modules()):
-        raise ValueError(
-            "the model needs a data-dependent initialization, which must come before FSDP or DeepSpeed shards its "
-            "weights: call hf_sphere.training.initialize_from_data(model, batches) before creating the Trainer."
-        )
+    if loss_is_sum(model) and batches > 1:
+        problem = f"average the loss, a sum, over {batches} batches per step; use one, or reduction='mean'"
+    elif PartialState().num_processes > 1 and class_shards(model):
+        problem = "save only the class vectors of the first process; leave out shard_classes"
+    elif is_sharded and any(getattr(module, "needs_data_initialization", False) for module in model.modules()):
+        problem = "initialize a sharded model from data; call initialize_from_data before creating the Trainer"
+    if problem:
+        raise ValueError(f"the Trainer would {problem}.")
 
 
 def _check_position(args: Any, state: Any, loader: Any) -> None:
@@ -160,8 +156,7 @@ def _check_position(args: Any, state: Any, loader: Any) -> None:
     if not math.isclose(position, state.epoch):
         raise ValueError(
             f"the run to resume was at epoch {state.epoch:.2f} after {state.global_step} steps, which are "
-            f"{position:.2f} epochs now; repeat its data, per_device_train_batch_size, gradient_accumulation_steps and "
-            "number of processes."
+            f"{position:.2f} epochs now; repeat its data, batch size, gradient accumulation and number of processes."
         )
 
 

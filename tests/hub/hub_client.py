@@ -1,7 +1,7 @@
 """The client of the test hub: a process whose `HF_ENDPOINT` is the server.
 
 python hub_client.py push FILE          upload small models of every family, and write what is loaded again to FILE
-python hub_client.py train FILE RUN     train with --push_to_hub into the folder RUN, then load all models of FILE
+python hub_client.py train FILE RUN     train and publish the folder RUN, then load all models of FILE
 """
 
 import hashlib
@@ -124,9 +124,10 @@ def main(task: str, file: str, run: str = "") -> None:
 
     words = ["--dataset_name", "digits", "--backbone", "linear_embedding", "--backbone_kwargs", "{width: 8}"]
     words += ["--max_train_samples", "64", "--num_train_epochs", "1", "--output_dir", run]
-    words += ["--push_to_hub", "--hub_model_id", "digits-model", "--disable_tqdm", "--cache_dir", f"{run}-cache"]
+    words += ["--disable_tqdm", "--cache_dir", f"{run}-cache"]
+    train_image_classification.main(words)
     try:
-        train_image_classification.main(words)
+        publish.main([run, "--repo_id", "digits-model"])
     except ConnectionError as error:
         print(error)
     publish.main([run, "--repo_id", "digits-model"])

@@ -38,7 +38,7 @@ OTHER_RECIPES = {
 }
 RECIPES = sorted([*TRAINING, *OTHER_RECIPES])
 
-KEPT = {"disable_tqdm", "full_determinism", "report_to", "push_to_hub"}
+KEPT = {"disable_tqdm", "report_to"}
 """Options that are not changed: they change the process, or use the network."""
 
 

@@ -114,14 +114,7 @@ def test_a_calibration_that_is_not_shown_to_help_is_not_kept(train_saved, result
     folder = train_saved(*HELD_OUT, "--calibrate", kind)
     results = results_of(folder)
     assert "not kept, since it is not shown to help: in a cross-validation of 213 images it changes t" in caplog.text
-    assert "likelihood by -0.1 ± 0.2. Hold out more images" in caplog.text
+    assert "likelihood by -0.1 ± 0.2." in caplog.text
     assert SphereVisionConfig.from_pretrained(folder).calibration is None
     assert results["eval_nll"] == results["eval_uncalibrated_nll"]
     assert results["validation_nll_change"] == -0.1
-
-
-def test_a_calibration_that_makes_the_evaluation_loss_worse_is_reported(train_saved, monkeypatch, caplog):
-    monkeypatch.setattr(calibration, "fit_and_validate", lambda *given: ({"temperature": 50.0}, -0.2, 0.1))
-    folder = train_saved(*HELD_OUT, "--calibrate", "temperature")
-    assert "increases eval_nll; to drop it, remove `calibration` from config.json" in caplog.text
-    assert SphereVisionConfig.from_pretrained(folder).calibration is not None

@@ -102,11 +102,6 @@ def test_the_number_of_training_images_is_printed_and_stored(extract, capsys):
     assert (about["num_training_images"], about["num_calibration_images"]) == (0, about["num_images"])
 
 
-def test_the_best_model_has_the_record(extract, model):
-    expected = rows_of(extract("train", "--split", "training"), "row_id")
-    assert torch.equal(rows_of(extract("best", "--split", "training", model=model / "best"), "row_id"), expected)
-
-
 def test_other_data_than_those_of_the_training_are_refused(extract, folders, tmp_path):
     with pytest.raises(ValueError, match=r"no split 'training'; the data has train.*was trained on other data"):
         extract("other", "--split", "training", images=folders / "unknown")

@@ -122,8 +122,6 @@ REFUSED = {
     "--crop_padding=9": "crop_padding 9 exceeds what images of 8 x 8 pixels allow, 8",
     "--occlusion=9": "occlusion 9 exceeds what images of 8 x 8 pixels allow, 8",
     "--backbone=conv4": "conv4",
-    "--hub_model_id=a\nb": "Repo id must",
-    "--lr_scheduler_type=multistep --lr_milestones 5 3": "increase; got [5, 3]",
     "reinitialize_layers --drop=nan": "drop must be at least 0 and at most 1 and finite; got nan",
 }
 """Messages by options of classification, or of the recipe that comes first."""

@@ -18,6 +18,7 @@ from hf_sphere.data import ImageDataOptions
 from hf_sphere.data.sources import load_splits
 from hf_sphere.nn import HEADS
 from hf_sphere.training import RecipeArguments
+from hf_sphere.training.model_card import upload
 from hf_sphere.training.tasks.classification import ModelArguments, build_classifier
 from hf_sphere.training.tasks.image import Setup
 
@@ -160,12 +161,11 @@ def uploads(monkeypatch) -> dict[str, dict[str, bytes]]:
     return files
 
 
-def test_model_and_card_are_uploaded_on_request_without_checkpoints_and_logs(train, uploads):
+def test_model_and_card_are_published_without_checkpoints_and_logs(train, uploads):
     pytest.importorskip("tensorboard")
-    folder = train("--report_to", "tensorboard", name="local")
+    folder = train("--report_to", "tensorboard")
     assert list((folder / "logs").rglob("events.out.tfevents.*"))
-    assert uploads == {}
-    train("--push_to_hub", "--report_to", "tensorboard")
+    upload(folder, "run")
     ((repo, files),) = uploads.items()
     own = {"model.safetensors", "config.json", "preprocessor_config.json", "README.md"}
     assert set(files) == own | {"run.json", "all_results.json", "training_data.json"}
@@ -176,7 +176,8 @@ def test_no_file_and_no_output_has_a_token_or_an_uploaded_absolute_path(train, u
     tokens = ["hf_" + "a" * 34, "hf_" + "b" * 34]
     monkeypatch.setenv("HF_TOKEN", tokens[0])
     # The second one as if pasted into the wrong option.
-    folder = train("--push_to_hub", "--hub_model_id", "digits", "--license", tokens[1])
+    folder = train("--license", tokens[1])
+    upload(folder, "digits")
     written = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert [path for path, content in written.items() if any(token.encode() in content for token in tokens)] == []
     captured = capfd.readouterr()

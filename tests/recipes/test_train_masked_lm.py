@@ -112,7 +112,7 @@ def test_the_maximum_length_defaults_to_that_of_the_tokenizer(train, tmp_path):
 
 
 def test_a_plain_model_starts_from_its_weights_and_a_fitted_one_closer_to_it(train, results_of):
-    fit = [*SPHERIZED, FIT, "--fit_tokens", "4000"]
+    fit = [*SPHERIZED, FIT]
     starts = [train("--num_train_epochs", "0", *words, name=str(len(words))) for words in ([], SPHERIZED, fit)]
     assert same(weights(starts[0]), weights(TINY_BERT))
     plain, spherized, fitted = (results_of(folder)["eval_loss"] for folder in starts)
@@ -131,7 +131,7 @@ def test_a_model_learns_to_repeat_its_input(train, results_of):
 
 
 def test_resuming_does_not_repeat_the_data_dependent_initialization(train, monkeypatch):
-    words = [*SPHERIZED, FIT, "--fit_tokens", "4000", "--num_train_epochs", "1"]
+    words = [*SPHERIZED, FIT, "--num_train_epochs", "1"]
     train(*words, "--stop_after_steps", "3")
     monkeypatch.setattr(masked_lm, "fit_to_plain_model", lambda *_: pytest.fail("fitted twice"))
     train(*words, "--resume_from_checkpoint", "latest")

@@ -18,7 +18,6 @@ from hf_sphere.training import (
     task_names,
 )
 from hf_sphere.utils.commands import COMMANDS
-from hf_sphere.utils.files import write_manifest
 from hf_sphere.utils.snapshots import list_snapshots
 
 Train = Callable[..., Path]
@@ -69,10 +68,9 @@ def contents(folder: Path) -> dict[Path, bytes | None]:
 # Outputs
 
 
-def test_a_run_writes_model_card_results_and_settings_and_the_best_model_if_it_is_loaded(finished, ruined, quick):
+def test_a_run_writes_model_card_results_and_settings(finished, quick):
     names = {"model.safetensors", "config.json", "README.md", "all_results.json", "run.json"}
     assert names <= {path.name for path in finished.iterdir()}
-    assert [(folder / "best").exists() for folder in (finished, ruined)] == [False, True]
     settings = json.loads((finished / "run.json").read_text())
     assert (settings["snapshot_epochs"], settings["max_train_samples"]) == (1, max_train_samples(quick))
 
@@ -83,8 +81,6 @@ def test_the_results_have_every_headline_metric_and_the_best_of_the_history(fini
     assert (results["epoch"], results["steps"], len(results["history"])) == (2.0, 20, 2)
     evaluated, best = "validation" if task == "masked_lm" else "eval", max if kind.higher_is_better else min
     assert results[f"best_{kind.metric}"] == best(entry[f"{evaluated}_{kind.metric}"] for entry in results["history"])
-    names = {f"{prefix}_{n}" for prefix in ("train", evaluated) for n in kind.selectable_metrics(prefix)}
-    assert names <= results["history"][0].keys()
 
 
 def test_the_card_has_the_installation_command_metrics_changed_settings_and_license(finished, results_of, task, quick):
@@ -147,7 +143,7 @@ def test_a_resumed_run_ends_with_the_model_of_an_uninterrupted_one(finished, tra
     assert results_of(resumed)[metric] == results_of(finished)[metric]
 
 
-RESUME, NONSENSE = ["--resume_from_checkpoint", "latest"], ["--metric_for_best_model", "nonsense"]
+RESUME = ["--resume_from_checkpoint", "latest"]
 REFUSED = "finished and is not trained again with other settings: "
 
 
@@ -156,13 +152,6 @@ REFUSED = "finished and is not trained again with other settings: "
     ("present", "words", "error", "message"),
     [
         ([], RESUME, RuntimeError, "latest is not a complete checkpoint"),
-        (
-            [],
-            NONSENSE,
-            ValueError,
-            "must be one of eval_accuracy, eval_loss, train_accuracy, train_loss; got 'nonsense",
-        ),
-        (["*"], [*NONSENSE, "--overwrite_output_dir"], ValueError, "metric_for_best_model must be one of"),
         (["*"], ["--seed", "1"], FileExistsError, "--overwrite_output_dir"),
         (["*"], ["--learning_rate", "1", *RESUME], ValueError, f"{REFUSED}learning_rate "),
         (["*"], ["--num_train_epochs", "1", *RESUME], ValueError, f"{REFUSED}num_train_epochs "),
@@ -213,34 +202,27 @@ def test_the_model_of_the_best_epoch_on_held_out_data_is_kept_as_the_card_states
     assert results[f"best_{kind.metric}"] == best
     # In retrieval, rounding can swap neighbors at almost equal distances.
     assert results[f"validation_{kind.metric}"] == pytest.approx(best, abs=3e-3 if task == "retrieval" else 0, rel=0)
-    kept, of_best = weights(ruined), weights(ruined / "best")
-    # Fitted to held-out images after training.
-    kept.pop("head.class_concentration", None), of_best.pop("head.class_concentration", None)
-    assert same(kept, of_best)
+    kept, of_best = weights(ruined), weights(ruined / f"checkpoint-{10 * results['best_epoch']}")
+    # Some are fitted to held-out images after training, and tied ones may have either name.
+    names = kept.keys() & of_best.keys() - {"head.class_concentration"}
+    assert len(names) > 3
+    assert same(*({name: tensors[name] for name in names} for tensors in (kept, of_best)))
     where = "validation" if task == "masked_lm" else "a held-out part of the training split"
     assert f"chosen by its {kind.metric.replace('_', ' ')} on {where}." in (ruined / "README.md").read_text()
 
 
 @ONE_TASK
-@pytest.mark.parametrize("kept", [True, False])
-def test_a_damaged_or_missing_model_of_the_best_epoch_is_not_saved_as_the_result(kept, train, quick):
-    words, load = [*quick.held_out, "--stop_after_steps", "10"], ["--load_best_model_at_end"]
-    best = train(*words, *load[:kept]) / "best"
-    if kept:
-        data = bytearray((best / "model.safetensors").read_bytes())
-        data[-1] ^= 1
-        (best / "model.safetensors").write_bytes(data)
-    message = "model.safetensors is damaged" if kept else ".* Leave out load_best"
-    with pytest.raises(CheckpointError, match=rf"cannot load the best model .*/best: {message}"):
-        train("--resume_from_checkpoint", "latest", *words, *load)
-
-
-@ONE_TASK
-def test_the_model_of_another_epoch_is_not_loaded_as_that_of_the_best_one(ruined, train, results_of, quick, tmp_path):
+def test_a_damaged_checkpoint_of_the_best_epoch_is_refused_and_without_one_the_last_model_is_saved(
+    ruined, train, results_of, quick, tmp_path
+):
     shutil.copytree(ruined, tmp_path / "run")
-    (tmp_path / "run" / "best" / "trainer_state.json").write_text('{"best_epoch": 9}')
-    write_manifest(tmp_path / "run" / "best")
-    words = [*RUINED, quick.ruinous_gamma, *quick.held_out, "--load_best_model_at_end"]
-    folder = train(*words, "--resume_from_checkpoint", "latest")
-    assert results_of(folder)["best_epoch"] is None
+    best = tmp_path / "run" / f"checkpoint-{10 * results_of(ruined)['best_epoch']}"
+    data = bytearray((best / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (best / "model.safetensors").write_bytes(data)
+    words = [*RUINED, quick.ruinous_gamma, *quick.held_out, "--load_best_model_at_end", *RESUME]
+    with pytest.raises(CheckpointError, match=f"cannot load {best}: model.safetensors is damaged"):
+        train(*words)
+    shutil.rmtree(best)
+    assert results_of(folder := train(*words))["best_epoch"] is None
     assert "The model is from the last epoch" in (folder / "README.md").read_text()

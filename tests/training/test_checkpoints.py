@@ -129,7 +129,7 @@ def test_missing_or_damaged_files_are_reported_with_their_checkpoint(accelerator
     for file in ["model.safetensors", "optimizer.bin", "random_states_0.pkl", "trainer_state.json", "manifest.json"]:
         whole = (checkpoint / file).read_bytes()
         (checkpoint / file).write_bytes(whole[: len(whole) // 2])
-        with pytest.raises(CheckpointError, match=f"cannot resume from {checkpoint}: {file} is"):
+        with pytest.raises(CheckpointError, match=f"cannot load {checkpoint}: {file} is"):
             load_checkpoint(accelerator, checkpoint)
         (checkpoint / file).write_bytes(whole)
     flip_bit(checkpoint / "model.safetensors")
@@ -138,7 +138,7 @@ def test_missing_or_damaged_files_are_reported_with_their_checkpoint(accelerator
     flip_bit(checkpoint / "model.safetensors")
     other = Accelerator(cpu=True)
     other.prepare(torch.nn.Linear(2, 2))
-    with pytest.raises(CheckpointError, match=f"cannot resume from {checkpoint}"):
+    with pytest.raises(CheckpointError, match=f"cannot load {checkpoint}"):
         load_checkpoint(other, checkpoint)
     with pytest.raises(CheckpointError, match="not JSON serializable"):
         save_checkpoint(accelerator, checkpoint.parent, RunState(best_metric=torch.tensor(0.5)), keep=1)
@@ -149,7 +149,7 @@ def test_averaged_weights_are_not_unpickled_as_code(accelerator, make_model, tmp
     checkpoint = save_checkpoint(accelerator, tmp_path, RunState(), keep=1)
     torch.save(Exploit(tmp_path / "executed"), checkpoint / AVERAGE_FILE)
     write_manifest(checkpoint)
-    with pytest.raises(CheckpointError, match="cannot resume from"):
+    with pytest.raises(CheckpointError, match="cannot load"):
         load_checkpoint(accelerator, checkpoint)
     assert not (tmp_path / "executed").exists()
 

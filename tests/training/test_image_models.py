@@ -320,7 +320,7 @@ def test_bad_input_is_refused(saved):
         build("classification", model_name_or_path=folder, data=data, epochs=0)
     with pytest.raises(ValueError, match="head 'vmf' has no option label_smoothing; its options are: num_samples"):
         build("classification", head="vmf", smoothing=0.1)
-    with pytest.raises(ValueError, match="head softmax does not support loss_reduction sum"):
+    with pytest.raises(ValueError, match="head 'softmax' has no option reduction"):
         build("classification", head="softmax", reduction="sum")
 
 

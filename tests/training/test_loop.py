@@ -270,6 +270,8 @@ def test_nonfinite_loss_error_names_the_step_and_the_last_checkpoint_after_which
 
 
 def test_bad_input_is_refused(make_loop, make_batches, make_model):
+    with pytest.raises(ValueError, match=r"metric_for_best_model must be one of .*accuracy.*; got 'nonsense'"):
+        make_loop(loop={"metric": "nonsense"}).run()
     with pytest.raises(ValueError, match="there is no training batch"):
         make_loop(batches=make_batches(0))
     model, passes = make_model(), itertools.count(1)
@@ -345,14 +347,11 @@ def test_an_early_stopped_run_says_so_once_and_has_a_final_checkpoint_from_which
 )
 @pytest.mark.settings(higher_is_better=lambda higher: {"higher_is_better": higher})
 def test_best_model_is_recorded_and_saved_only_if_the_metric_improves(make_loop, values, higher_is_better, improved):
-    saved, options = [], {"metric": "score", "higher_is_better": higher_is_better}
-    options["save_best"] = lambda model: saved.append(len(loop.state.history))
-    left = iter(values)
-    loop = make_loop(
-        num_train_epochs=5, early_stopping_patience=4, evaluate=lambda model: {"score": next(left)}, loop=options
-    )
+    options = {"num_train_epochs": 5, "early_stopping_patience": 4, "load_best_model_at_end": True, "save_epochs": 9}
+    options["loop"], left = {"metric": "score", "higher_is_better": higher_is_better}, iter(values)
+    loop = make_loop(evaluate=lambda model: {"score": next(left)}, **options)
     state = loop.run()
-    assert (saved, state.epoch) == (improved, 5)
+    assert (checkpoints(loop), state.epoch) == ([f"checkpoint-{5 * epoch}" for epoch in [*improved, 5]], 5)
     assert (state.best_epoch, state.best_metric) == (improved[-1], values[improved[-1] - 1])
 
 
@@ -475,7 +474,7 @@ def test_resuming_with_or_without_plateau_is_rejected(make_loop, first, then):
 
 
 def test_average_of_the_steps_is_evaluated_and_saved_and_does_not_change_the_training(make_loop, make_model, tmp_path):
-    evaluated, saved = [], []
+    evaluated = []
 
     def evaluate(model) -> dict[str, float]:
         evaluated.append(model)
@@ -484,8 +483,7 @@ def test_average_of_the_steps_is_evaluated_and_saved_and_does_not_change_the_tra
     options = {"num_train_epochs": 2, "learning_rate": 0.1}
     plain = make_loop(make_model(dropout=0.0), output_dir=str(tmp_path / "plain"), **options)
     plain.run()
-    options |= {"evaluate": evaluate, "loop": {"save_best": saved.append}}
-    loop = make_loop(make_model(dropout=0.0), ema_decay=0.8, **options)
+    loop = make_loop(make_model(dropout=0.0), ema_decay=0.8, evaluate=evaluate, **options)
     steps = []
     original = loop.average.update_parameters
 
@@ -501,7 +499,7 @@ def test_average_of_the_steps_is_evaluated_and_saved_and_does_not_change_the_tra
     del expected["norm.num_batches_tracked"]
     for name, value in expected.items():
         torch.testing.assert_close(loop.trained_model.state_dict()[name].double(), value, rtol=1e-5, atol=1e-6)
-    assert [model is loop.average.module for model in evaluated + saved] == [True] * 4
+    assert [model is loop.average.module for model in evaluated] == [True] * 2
     for name, value in plain.model.state_dict().items():
         assert torch.equal(loop.model.state_dict()[name], value)
 

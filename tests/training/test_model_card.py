@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 
 import hf_sphere
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
-from hf_sphere.training.model_card import Command, write_model_card
+from hf_sphere.training.model_card import write_model_card
 from hf_sphere.training.tasks import Description, Prepared
 
 
@@ -59,7 +59,7 @@ def write(tmp_path: Path) -> Callable[..., ModelCard]:
             model = type(model_class, (), {"config": PreTrainedConfig()})()
             prepared = Prepared(model, SimpleNamespace(eval_split="test"), None, description, lambda *_: {})
             measured = {**metrics, **results, "train_runtime": seconds}
-            write_model_card(run, task, prepared, measured, Command(command, [], "recipe"), metric=metric)
+            write_model_card(run, task, prepared, measured, command, metric=metric)
             return ModelCard.load(Path(model_id, "README.md"))
 
     return write_and_load

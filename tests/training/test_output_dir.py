@@ -59,7 +59,6 @@ def test_resuming_leaves_the_run_unchanged_and_overwriting_removes_only_the_run(
     for overwrite in (False, True):
         prepare_output_dir(tmp_path, overwrite=overwrite, resume=True)
         assert names(tmp_path) == sorted(MARKS)
-    (tmp_path / "best").mkdir()
     (tmp_path / "notes.txt").touch()
     (tmp_path / "checkpoint-5-kept").mkdir()
     prepare_output_dir(tmp_path, overwrite=True, resume=False)

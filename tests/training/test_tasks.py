@@ -113,20 +113,20 @@ def prepare(run, *arguments):
     return replace(prepared, measure=measure)
 
 
-def test_a_task_of_a_script_is_trained_evaluated_and_described(tmp_path, monkeypatch, root):
+def test_a_task_of_a_script_is_trained_evaluated_and_described(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setattr(tasks, "OWN_TASKS", {})
     replace(find_task("classification"), name="toy-parity", prepare=prepare, headline=("accuracy", "even_fraction"))
     assert "toy_parity" in task_names()
     argv = ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 8}", "--max_train_samples", "100"]
     argv += ["--num_train_epochs", "1", "--disable_tqdm", "--cache_dir", str(tmp_path / "cache")]
-    train("toy_parity", [*argv, "--output_dir", str(tmp_path / "run")], script=str(root / "recipes" / "toy.py"))
+    train("toy_parity", [*argv, "--output_dir", str(tmp_path / "run")])
     results, settings = (json.loads((tmp_path / "run" / f"{n}.json").read_text()) for n in ("all_results", "run"))
     assert 0 <= results["eval_even_fraction"] <= 1
-    assert settings["recipe"] == "toy"
+    assert settings["recipe"] == "toy_parity"
     card = ModelCard.load(tmp_path / "run" / "README.md")
     assert {result.metric_type for result in card.data.eval_results} == {"accuracy", "even_fraction"}
-    assert "accelerate launch recipes/toy.py" in card.text
+    assert "hf-sphere train toy-parity" in card.text
 
 
 def test_the_name_of_a_built_in_task_is_taken():

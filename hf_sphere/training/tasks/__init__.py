@@ -47,8 +47,6 @@ class Task:
         model_name: Class of the model, in `hf_sphere.models`, if it is the same for all arguments.
         pipeline_tag: The transformers pipeline for the model, if there is one.
         numerics: Raised when a change of the code changes results; `benchmarks/reproduce.py` then repeats the runs.
-        train_metrics: Metrics of training that can select the best epoch; `metric`, `headline` and `loss` if empty.
-        eval_metrics: Those of evaluation and validation.
         unused: Arguments that must not be set, `NAME` or `NAME=VALUE`, since the task does not use them.
         name: Name to register a task under that is defined outside of this folder.
     """
@@ -62,25 +60,18 @@ class Task:
     model_name: str = ""
     pipeline_tag: str | None = None
     numerics: int = 1
-    train_metrics: tuple[str, ...] = ()
-    eval_metrics: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     name: str = ""
     example: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("headline", "train_metrics", "eval_metrics", "unused"):
+        for name in ("headline", "unused"):
             check_not_text(name, getattr(self, name))
         if self.name:
             self.name = self.name.replace("-", "_")
             before = find_task(self.name).prepare.__module__ if self.name in task_names() else None
             check_unique("task", self.name, self.prepare.__module__, before)
             OWN_TASKS[self.name] = self
-
-    def selectable_metrics(self, prefix: str) -> list[str]:
-        """Return the metrics that can select the best epoch, without `prefix`: `train`, `eval` or `validation`."""
-        declared = self.train_metrics if prefix == "train" else self.eval_metrics
-        return list(declared or dict.fromkeys([self.metric, *self.headline, "loss"]))
 
 
 @dataclass(frozen=True)

@@ -63,10 +63,7 @@ class ImageDataArguments(ImageDataOptions):
     """Batches of a fixed number of classes."""
 
     episode_classes: int | None = argument(
-        None,
-        "P x K sampling: classes per training batch, instead of a batch size.",
-        only_with=["episode_examples"],
-        ge=1,
+        None, "P x K sampling: classes per training batch, instead of its size.", only_with=["episode_examples"], ge=1
     )
     episode_examples: int | None = argument(
         None, "P x K sampling: images per class.", only_with=["episodes_per_epoch"], ge=1
@@ -100,8 +97,7 @@ class EvaluationArguments(CalibrationArguments):
     )
     reject: float | None = argument(
         None,
-        "Fit a rejection of unknown images that rejects at most this fraction of known images, for instance 0.05, "
-        "to a part of the training images that is reserved before training; see rejection_fraction, 0.1 if not set.",
+        "Fit a rejection of unknown images to reserved ones; at most this fraction, such as 0.05, is rejected.",
         gt=0,
         lt=1,
     )
@@ -132,44 +128,33 @@ def prepare(
         check_separate(images, "rejection", "train", "validation", "eval")
         check_count((images.rejection.num_examples + 1) // 2, level, is_split=True)
         finish = partial(fit_to_reserved, images, level, finish)
+    functions: dict[str, Any] = {"finish": finish, "compare": partial(report_rejection, run)}
+    if evaluation.test_time_flips:
+        functions["evaluate"] = partial(evaluate_with_flips, run)
+    return image.provide(run, setup, model, describe_head(model.config), measure=measure_classification, **functions)
 
-    def report_rejection(model: Any, results: Mapping[str, Any]) -> dict[str, Any]:
-        if (rejection := getattr(model, "rejection", None)) is None:
-            return {}
-        summary = f"{rejection.describe()}, rejects {100 * results['eval_rejected']:.1f} % of the evaluation images"
-        run.accelerator.print(f"rejection  {summary}")
-        names = ("score", "level", "num_images", "ranking", "ranked_by")
-        kept = {name: rejection.settings[name] for name in names if name in rejection.settings}
-        return {"rejection": kept | {"summary": summary}}
 
-    return image.provide(
-        run,
-        setup,
-        model,
-        describe_head(model.config),
-        measure=measure_classification,
-        evaluate=partial(evaluate_with_flips, run) if evaluation.test_time_flips else None,
-        finish=finish,
-        compare=report_rejection,
-    )
+def report_rejection(run: "Run", model: Any, results: Mapping[str, Any]) -> dict[str, Any]:
+    """Print and return what the rejection of a model, if it has one, rejects of the evaluation images."""
+    if (rejection := model.rejection) is None:
+        return {}
+    summary = f"{rejection.describe()}, rejects {100 * results['eval_rejected']:.1f} % of the evaluation images"
+    run.accelerator.print(f"rejection  {summary}")
+    names, settings = ("score", "level", "num_images", "ranking", "ranked_by"), rejection.settings
+    return {"rejection": {name: settings[name] for name in names if name in settings} | {"summary": summary}}
 
 
 def check_head(
     model_args: ModelArguments, data_args: ImageDataArguments, args: RecipeArguments, default_head: str = "spherized"
 ) -> None:
-    """Check the arguments of the head.
-
-    A new head that does not exist or have the options is an error, and so are any without a loss of mixed images, and
-    two arguments for one thing.
-    """
+    """Raise an error for a new head or option that does not exist, mixed images, or two arguments for one thing."""
     from hf_sphere.nn.heads import HEADS, check_options
 
     settings = {f"head_kwargs {option}": value for option, value in model_args.head_kwargs.items()}
     settings |= vars(model_args) | vars(args) | vars(data_args)
-    pairs = [("class_weights", "head_kwargs class_weights"), ("loss_reduction", "head_kwargs reduction")]
-    pairs += [("label_smoothing_factor", "head_kwargs label_smoothing")]
-    pairs += product(pairs[0], ("class_balanced_sampling", "episode_classes"))
-    for pair in pairs:
+    weights = ("class_weights", "head_kwargs class_weights")
+    pairs = [("loss_reduction", "head_kwargs reduction"), ("label_smoothing_factor", "head_kwargs label_smoothing")]
+    for pair in (weights, *pairs, *product(weights, ("class_balanced_sampling", "episode_classes"))):
         check_exclusive("change the loss", {name: settings.get(name) for name in pair})
     name, saved = model_args.head or default_head, model_args.model_name_or_path
     if saved is None:
@@ -231,19 +216,14 @@ def _loss_options(head: str | None, setup: image.Setup) -> dict[str, Any]:
     if setup.args.label_smoothing_factor:
         options["label_smoothing"] = setup.args.label_smoothing_factor
     if setup.model_args.class_weights == "balanced":
-        if setup.data_args.streaming:
-            raise ValueError("class_weights balanced needs all labels before training; leave it or streaming out.")
         counts = setup.images.train.labels.bincount(minlength=len(setup.images.class_names))
         # Their mean over the training images is 1, as in scikit-learn.
         options["class_weights"] = (counts.sum() / (counts > 0).sum() / counts.clamp_min(1)).tolist()
     if setup.model_args.shard_classes:
         options["shard_classes"] = True
     reduction = setup.args.loss_reduction
-    if reduction is not None and head in HEADS:
-        if "reduction" in keyword_options(HEADS[head]):
-            options["reduction"] = reduction
-        elif reduction == "sum":
-            raise ValueError(f"head {head} does not support loss_reduction sum: its loss is a mean; leave it out.")
+    if reduction == "sum" or (reduction and head in HEADS and "reduction" in keyword_options(HEADS[head])):
+        options["reduction"] = reduction
     return options
 
 
@@ -279,12 +259,9 @@ def calibration(
     """Return the field `finish` of `Prepared` that fits a calibration, if requested, after checking that it can."""
     if kind is None:
         return lambda model: {}
-    images = setup.images
-    if kind == "vector" and setup.data_args.streaming:
-        raise ValueError("calibrate vector needs all labels before training; leave it or streaming out.")
-    labels = 0 if images.validation is None else len(images.validation.labels.unique())
-    if setup.model_args.shard_classes or labels < (len(images.class_names) if kind == "vector" else 1):
-        whose = " of all classes" * (kind == "vector")
+    images, whose = setup.images, " of all classes" * (kind == "vector")
+    count = 0 if images.validation is None else len(images.validation.labels.unique())
+    if setup.model_args.shard_classes or count < (len(images.class_names) if whose else 1):
         raise ValueError(
             f"calibrate {kind} needs validation images{whose} (set validation_split or validation_fraction), and "
             "class vectors that are not spread over processes by shard_classes."
@@ -311,20 +288,12 @@ def fit_calibration_of(run: "Run", images: "ImageData", kind: str, model: Any) -
     if mean + margin < 0:
         run.accelerator.print(f"calibration kept: {described}")
     else:
-        logger.warning(
-            f"The calibration is not kept, since it is not shown to help: {described}. Hold out more images."
-        )
+        logger.warning("The calibration is not kept, since it is not shown to help: %s.", described)
         fitted = {}
     results = {"validation_nll_change": mean, f"validation_nll_change{INTERVAL}": margin}
     logits, labels = gather_logits(model, images.evaluation, run.accelerator)
-    calibrated = calibrate(logits, **fitted) if fitted else logits
-    for prefix, values in {"uncalibrated_": logits, "": calibrated}.items():
+    for prefix, values in {"uncalibrated_": logits, "": calibrate(logits, **fitted) if fitted else logits}.items():
         results |= {f"eval_{prefix}{score}": value for score, value in probability_scores(values, labels).items()}
-    if results["eval_nll"] > results["eval_uncalibrated_nll"]:
-        logger.warning(
-            "The calibration, fitted to other images, increases eval_nll; to drop it, remove `calibration` from "
-            "config.json."
-        )
     model.set_calibration(fitted or None)
     run.accelerator.print("\n".join(show_metrics(results)))
     return results

@@ -28,10 +28,7 @@ class FewShotArguments(OpenSetOptions):
     episodes_per_epoch: int = argument(100, "Training episodes per epoch, over all processes.", ge=1)
     episodes_per_step: int = argument(1, "Training episodes per forward pass and process.", ge=1)
     validation_episodes: int | None = argument(
-        None,
-        "Validation episodes, the same ones after each epoch, if there are validation images; "
-        f"{VALIDATION_EPISODES} if not set.",
-        ge=2,
+        None, f"Validation episodes, the same ones after each epoch; {VALIDATION_EPISODES} if not set.", ge=2
     )
     eval_episodes: int = argument(600, "Evaluation episodes.", ge=2)
     metric: Literal["euclidean", "cosine"] | None = argument(
@@ -41,9 +38,7 @@ class FewShotArguments(OpenSetOptions):
         None, "Divisor of the similarities; if not set, that of the saved model, else 1.", gt=0
     )
     spherization: Options | None = argument(
-        None,
-        "Options for spherizing the embeddings (`{}` for the defaults); if not set, as in the saved model, else "
-        "not spherized.",
+        None, "Options for spherizing the embeddings (`{}` for the defaults); if not set, as in the saved model."
     )
 
     def episodes(self, count: int, per_batch: int = 1) -> "Episodes":

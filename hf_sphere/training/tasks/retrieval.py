@@ -104,6 +104,4 @@ TASK = Task(
     headline=HEADLINE,
     model_name="SphereVisionForImageClassification",
     pipeline_tag="image-feature-extraction",
-    train_metrics=("accuracy", "loss"),
-    eval_metrics=("recall_at_1", "r_precision", "map_at_r"),
 )
