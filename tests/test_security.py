@@ -385,7 +385,7 @@ def with_code(tmp_path, monkeypatch) -> Path:
 
 
 USES: dict[str, Callable[[str], Any]] = {
-    "training": lambda name: build_language_model(TextModelArguments(model_name_or_path=name), None),
+    "training": lambda name: build_language_model(TextModelArguments(model_name_or_path=name)),
     "tokenizer": lambda name: load_tokenizer(TextModelArguments(model_name_or_path=name)),
     "analogies": LanguageModel.load,
     "embeddings": load_embedding_model,

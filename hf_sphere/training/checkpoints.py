@@ -16,8 +16,6 @@ from accelerate.utils import broadcast_object_list
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, distributed, nn
-from transformers import PreTrainedModel
-from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from hf_sphere.nn.heads.mixins import class_shards
 from hf_sphere.nn.processes import count_processes, process_index, share_of
@@ -25,8 +23,6 @@ from hf_sphere.training.errors import CheckpointError
 from hf_sphere.training.optimization import check_state
 from hf_sphere.training.output_dir import checkpoint_of, list_checkpoints
 from hf_sphere.utils import files
-from hf_sphere.utils.checks import error_text
-from hf_sphere.utils.modules import shared_tensors
 
 STATE_FILE = "trainer_state.json"
 
@@ -65,19 +61,6 @@ class RunState:
     history: list[dict[str, float]] = field(default_factory=list)
     batching: dict[str, Any] = field(default_factory=dict)
     metric: str = ""
-
-
-def check_can_be_saved(model: nn.Module) -> None:
-    """Raise an error before training if modules share undeclared tensors, or the configuration is no JSON."""
-    try:
-        if isinstance(model, PreTrainedModel):
-            remove_tied_weights_from_state_dict(model.state_dict(), model)
-            model.config.to_json_string()
-        elif not hasattr(model, "save_pretrained") and (shared := shared_tensors(model)):
-            raise RuntimeError(f"safetensors does not save shared tensors: {', '.join(shared)}")
-    except (RuntimeError, TypeError) as error:
-        hint = "Declare shared tensors in its `_tied_weights_keys`; its configuration must be JSON."
-        raise ValueError(f"the model could not be saved: {error_text(error)} {hint}") from error
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast, gather_object
 from torch import Tensor, nn
 
-from hf_sphere.metrics import accuracy_by_certainty, retrieval_scores, score_queries
+from hf_sphere.metrics import retrieval_scores
 from hf_sphere.nn import Head, PoleRegression
 from hf_sphere.nn.heads.base import heads_of
 from hf_sphere.nn.heads.mixins import class_shards
@@ -24,7 +24,7 @@ from hf_sphere.utils.modules import eval_mode
 if TYPE_CHECKING:  # text tasks do not import the dependencies of image tasks
     from hf_sphere.data.batches import FewShotBatches, ImageBatches
 
-_NUMBERS_AT_ONCE = 1 << 24  # maximum number of query-prototype differences, or of logits, computed at once: 64 MB
+_NUMBERS_AT_ONCE = 1 << 24  # maximum number of query-prototype differences computed at once: 64 MB
 
 
 Batch: TypeAlias = Mapping[str, Tensor]
@@ -181,28 +181,6 @@ def evaluate_frozen(model: Any, batches: "ImageBatches", accelerator: Accelerato
     """Compute retrieval metrics of the features of a model's backbone, with the cosine distance; see above."""
     scores = retrieval_scores(*_gather(model.eval(), batches, accelerator, model.base_model.backbone))
     return {name: float(scores[name]) for name in ("recall_at_1", "map_at_r")}
-
-
-@torch.inference_mode()
-def evaluate_certainty(model: Any, batches: "ImageBatches", accelerator: Accelerator) -> dict[str, list[float]]:
-    """Compute Recall@1 by decile of the queries' certainty, the least certain first, for heads with a concentration.
-
-    Beside the concentration, two measures without a distribution serve as baselines: the norm of the input of the head,
-    and the margin, the difference between the probabilities of the two most probable classes of the head. Returned are
-    the Recall@1 of each decile by measure, or nothing for a head without a concentration.
-    """
-    (embeddings, labels), measured = _gather(model.eval(), batches, accelerator), []
-    for some in embeddings.split(max(1, _NUMBERS_AT_ONCE // model.config.num_labels)):
-        output = model.head(some)
-        if output.concentration is None:
-            return {}
-        two = output.logits.softmax(-1).topk(min(2, output.logits.shape[1])).values
-        measured.append((output.concentration, two[:, 0] - two[:, -1]))
-    concentrations, margins = map(torch.cat, zip(*measured, strict=True))
-    measures = {"concentration": concentrations, "norm": embeddings.norm(dim=1), "margin": margins}
-    rows, scores = score_queries(model.head.transform(embeddings), labels, **model.head.metric())
-    recall = scores["recall_at_1"]
-    return {name: accuracy_by_certainty(values.cpu()[rows], recall) for name, values in measures.items()}
 
 
 @torch.inference_mode()

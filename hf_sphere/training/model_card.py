@@ -13,10 +13,8 @@ from typing import Any
 import torch
 import yaml
 from huggingface_hub import (
-    CommitOperationAdd,
     EvalResult,
     EvalResultEntry,
-    HfApi,
     ModelCard,
     ModelCardData,
     eval_result_entries_to_yaml,
@@ -26,11 +24,9 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from hf_sphere.data.sources import BUNDLED
-from hf_sphere.training.output_dir import RESULTS_FILE, RUN_FILE
 from hf_sphere.training.tasks import Prepared, Task
-from hf_sphere.utils.checks import error_text
-from hf_sphere.utils.files import RECORD_FILE, write_text
-from hf_sphere.utils.privacy import find_private, hide_private
+from hf_sphere.utils.files import write_text
+from hf_sphere.utils.privacy import hide_private
 from hf_sphere.utils.texts import show_metric
 
 CARD_FILE = "README.md"
@@ -40,20 +36,6 @@ LIBRARY = "hf_sphere"
 
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
 """Jinja template of all cards."""
-
-_VOCABULARIES = (
-    *("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "added_tokens.json", "chat_template.jinja"),
-    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
-)
-"""Files whose tokens may look like paths."""
-
-PUBLIC_FILES = (
-    *("config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json"),
-    *("preprocessor_config.json", "processor_config.json", "tokenizer_config.json", "special_tokens_map.json"),
-    *(CARD_FILE, RUN_FILE, RESULTS_FILE, RECORD_FILE, f"{EVAL_RESULTS_FOLDER}/*.yaml", "model-*-of-*.safetensors"),
-    *_VOCABULARIES,
-)
-"""Files of a model that are uploaded."""
 
 _DEFINITIONS = {
     "eval_rejected": "fraction of the evaluation images, all of known classes, that are rejected as unknown",
@@ -172,50 +154,6 @@ def wrap_command(command: Sequence[str]) -> str:
     """Quote a command for the shell, and break it before its options."""
     words = map(shlex.quote, command)
     return "".join(f" \\\n    {word}" if word.startswith("--") else f" {word}" for word in words).lstrip()
-
-
-def split_files(folder: Path) -> tuple[list[Path], list[str]]:
-    """Return the files of a folder that belong to a model, to be uploaded, and the names of what stays."""
-    files = sorted(path for pattern in PUBLIC_FILES for path in folder.glob(pattern) if path.is_file())
-    uploaded = {path.relative_to(folder).parts[0] for path in files}
-    return files, sorted({path.name for path in folder.iterdir()} - uploaded)
-
-
-def upload(folder: Path, repo_id: str, *, private: bool | None = None) -> str:
-    """Upload the files of a model in one commit; the code of its card then loads it from the Hub.
-
-    The repository is created if there is none, `private` or by default as its owner has set. Its name is returned with
-    that of the owner. Credentials, local paths, and links out of the folder are a `ValueError` that lists them, and all
-    errors of the Hub are a `ConnectionError`.
-    """
-    files, _ = split_files(folder)
-    found = [
-        f"{f.relative_to(folder)} is a link out of it" for f in files if folder.resolve() not in f.resolve().parents
-    ]
-    for file in files:
-        lines = find_private(_text(file), paths=file.name not in _VOCABULARIES)
-        found += [f"{file.relative_to(folder)}, line {line}: {what}" for line, what in lines]
-    if found:
-        what = f"{folder} has what must not be public: {'; '.join(found[:20])}"
-        raise ValueError(f"{what}. Nothing was uploaded; remove it, and publish the folder by hf-sphere publish.")
-    hub = HfApi()
-    try:
-        repo_id = hub.create_repo(repo_id, private=private, exist_ok=True).repo_id
-        card = {folder / CARD_FILE: rename_model(_text(folder / CARD_FILE), repo_id).encode()}
-        operations = [CommitOperationAdd(str(f.relative_to(folder)), card.get(f, f)) for f in files]
-        hub.create_commit(repo_id, operations, commit_message="Upload trained model")
-    except Exception as error:  # huggingface_hub also raises the errors of its HTTP library
-        again = f"hf-sphere publish {shlex.quote(str(folder))} --repo_id {repo_id}"
-        problem = f"the upload failed: {error_text(error).rstrip('.')}. Log in with hf auth login, or set HF_TOKEN"
-        raise ConnectionError(f"{problem}; to try again: {again}") from error
-    return repo_id
-
-
-def _text(file: Path) -> str:
-    """Return the text of a file, of safetensors that of their header."""
-    with file.open("rb") as opened:
-        size = int.from_bytes(opened.read(8), "little") if file.suffix == ".safetensors" else -1
-        return opened.read(size).decode(errors="replace")
 
 
 def rename_model(card: str, name: str) -> str:

@@ -59,11 +59,7 @@ def _layer_scales(model: Any, layer_decay: float) -> dict[str, float]:
     """
     from timm.optim import param_groups_layer_decay
 
-    backbone = getattr(getattr(model, "base_model", None), "backbone", None)
-    if backbone is None:
-        raise ValueError(f"layer_decay {layer_decay} is for image models with a backbone; leave it out.")
-
-    groups = param_groups_layer_decay(backbone, layer_decay=layer_decay)
+    groups = param_groups_layer_decay(model.base_model.backbone, layer_decay=layer_decay)
     scales = {parameter: group["lr_scale"] for group in groups for parameter in group["params"]}
     return {name: scales[parameter] for name, parameter in model.named_parameters() if parameter in scales}
 

@@ -205,7 +205,6 @@ def run_training(task: Task, arguments: Sequence[Any], command: Sequence[str], r
             raise ValueError(f"{name} {settings[name]} has no effect in this task; leave it out.")
     with start_run(args, *(each for each in arguments if each is not args), recipe=recipe) as run:
         prepared = task.prepare(run, *arguments)
-        checkpoints.check_can_be_saved(prepared.model)
         splits = {"eval": prepared.data.evaluation, "validation": prepared.data.validation}
         prefix = "eval" if splits["validation"] is None else "validation"
         metric, higher_is_better = f"{prefix}_{task.metric}", task.higher_is_better

@@ -20,7 +20,6 @@ from hf_sphere.nn.heads.mixins import class_shards
 from hf_sphere.optim import StepDiagnosticsCallback, parameter_groups
 from hf_sphere.optim.groups import collect_parameter_options
 from hf_sphere.optim.optimizers import optimizer_names
-from hf_sphere.training.checkpoints import check_can_be_saved
 from hf_sphere.training.evaluation import count_examples, global_places, initialize_from_data, loss_is_sum
 from hf_sphere.training.pair_batch import backward_together, batches_per_step
 from hf_sphere.utils.options import keyword_options
@@ -206,7 +205,7 @@ class SphereTrainer(Trainer):
         **options: See `Trainer`.
 
     Raises:
-        ValueError: If the head has no label smoothing but the arguments request it, or the model could not be saved.
+        ValueError: If the head has no label smoothing but the arguments request it.
 
     Example:
         >>> args = TrainingArguments("digits", num_train_epochs=10, learning_rate=2e-3)  # doctest: +SKIP
@@ -218,8 +217,6 @@ class SphereTrainer(Trainer):
         self, *args: Any, diagnostics_steps: int | None = None, pair_batch: int | None = None, **options: Any
     ) -> None:
         super().__init__(*args, **options)
-        if self.args.save_strategy != "no":
-            check_can_be_saved(self.model)
         if _smooth_by_head(self.model, self.args):
             self.label_smoother = None
         self._pair_batch = pair_batch

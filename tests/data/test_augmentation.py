@@ -7,10 +7,7 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as tvF
 
-from hf_sphere import SphereVisionConfig
 from hf_sphere.data import Augmentation, ImageDataOptions, ImagesInMemory, augmentation, load_image_data
-from hf_sphere.training import RecipeArguments
-from hf_sphere.training.tasks.classification import ImageDataArguments, ModelArguments, check_head
 
 EVERYTHING = [
     Augmentation(crop_padding=2, horizontal_flip=True, rotation=30.0, occlusion=1),
@@ -309,11 +306,3 @@ def test_images_for_evaluation_and_initialization_are_not_mixed():
     assert "mixed_labels" in next(data.train.epoch())
     assert "mixed_labels" not in next(data.evaluation.epoch())
     assert "mixed_labels" not in next(batches(mixup=0.5).epoch(augment=False))
-
-
-@pytest.mark.parametrize("is_saved", [False, True])
-def test_a_head_that_compares_the_batch_is_refused_before_the_data_is_loaded(is_saved, tmp_path):
-    SphereVisionConfig(backbone="lenet5", head="proxy_anchor").save_pretrained(tmp_path)
-    source = {"model_name_or_path": str(tmp_path)} if is_saved else {"head": "proxy_anchor"}
-    with pytest.raises(ValueError, match="head proxy_anchor compares the images of a batch; leave out mixup"):
-        check_head(ModelArguments(**source), ImageDataArguments("digits", mixup=0.2), RecipeArguments("unused"))

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 from unittest.mock import create_autospec
 
 import pytest
@@ -12,7 +13,6 @@ from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import load_file, save_file
 
 from hf_sphere.commands import publish
-from hf_sphere.training.model_card import upload
 from hf_sphere.utils.privacy import find_private
 
 
@@ -26,8 +26,13 @@ def folder(root, tmp_path):
 def commits(monkeypatch) -> dict[str, bytes]:
     """The files that were uploaded to `me/model`."""
     uploads: dict[str, dict[str, bytes]] = {"me/model": {}}
-    monkeypatch.setattr("hf_sphere.training.model_card.HfApi", hub(uploads))
+    monkeypatch.setattr("hf_sphere.commands.publish.HfApi", hub(uploads))
     return uploads["me/model"]
+
+
+def upload(folder: Path) -> None:
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    publish.upload(folder, names, "model")
 
 
 def test_checkpoints_logs_pickles_local_paths_and_what_does_not_belong_to_a_model_stay(folder, commits, capsys):
@@ -67,7 +72,7 @@ def test_an_upload_of_private_text_stops_with_a_list(folder, commits, name, text
     with (folder / name).open("a") as file:
         file.write(f"\n{json.dumps(text)}\n")
     with pytest.raises(ValueError, match=rf"what must not be public: {name}, line \d+: a (credential|local path), "):
-        upload(folder, "model")
+        upload(folder)
     assert not commits
 
 
@@ -77,7 +82,7 @@ def test_metadata_of_weights_and_links_out_of_the_folder_stop_the_upload(folder,
     (folder / "run.json").symlink_to(shutil.copy(folder / "config.json", tmp_path / "secret.json"))
     said = r"run.json is a link out of it; model.safetensors, line 1: a local path, /home/alice/model"
     with pytest.raises(ValueError, match=said):
-        upload(folder, "model")
+        upload(folder)
     assert not commits
 
 
@@ -115,7 +120,7 @@ def test_an_error_of_the_hub_is_one_sentence_with_the_command_to_try_again(folde
     monkeypatch.setattr(HfApi, "create_repo", create_autospec(HfApi.create_repo, side_effect=error))
     said = r"^the upload failed: server error\. .*; to try again: hf-sphere publish .*model --repo_id model$"
     with pytest.raises(ConnectionError, match=said):
-        upload(folder, "model")
+        upload(folder)
 
 
 def test_no_card_of_this_library_is_refused(root):

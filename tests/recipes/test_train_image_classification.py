@@ -14,11 +14,11 @@ from training_runs import same, weights
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from hf_sphere import SphereVisionConfig
+from hf_sphere.commands import publish
 from hf_sphere.data import ImageDataOptions
 from hf_sphere.data.sources import load_splits
 from hf_sphere.nn import HEADS
 from hf_sphere.training import RecipeArguments
-from hf_sphere.training.model_card import upload
 from hf_sphere.training.tasks.classification import ModelArguments, build_classifier
 from hf_sphere.training.tasks.image import Setup
 
@@ -157,7 +157,7 @@ def test_label_smoothing_is_applied_to_the_loss_and_saved_with_the_model(finishe
 def uploads(monkeypatch) -> dict[str, dict[str, bytes]]:
     """The files that were uploaded, by repository."""
     files: dict[str, dict[str, bytes]] = {}
-    monkeypatch.setattr("hf_sphere.training.model_card.HfApi", hub(files))
+    monkeypatch.setattr("hf_sphere.commands.publish.HfApi", hub(files))
     return files
 
 
@@ -165,7 +165,7 @@ def test_model_and_card_are_published_without_checkpoints_and_logs(train, upload
     pytest.importorskip("tensorboard")
     folder = train("--report_to", "tensorboard")
     assert list((folder / "logs").rglob("events.out.tfevents.*"))
-    upload(folder, "run")
+    publish.main([str(folder), "--repo_id", "run"])
     ((repo, files),) = uploads.items()
     own = {"model.safetensors", "config.json", "preprocessor_config.json", "README.md"}
     assert set(files) == own | {"run.json", "all_results.json", "training_data.json"}
@@ -177,7 +177,7 @@ def test_no_file_and_no_output_has_a_token_or_an_uploaded_absolute_path(train, u
     monkeypatch.setenv("HF_TOKEN", tokens[0])
     # The second one as if pasted into the wrong option.
     folder = train("--license", tokens[1])
-    upload(folder, "digits")
+    publish.main([str(folder), "--repo_id", "digits"])
     written = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert [path for path, content in written.items() if any(token.encode() in content for token in tokens)] == []
     captured = capfd.readouterr()

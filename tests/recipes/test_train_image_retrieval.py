@@ -3,7 +3,6 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from huggingface_hub import ModelCard
@@ -114,17 +113,7 @@ def test_evaluation_images_of_one_class_are_warned_of(train, caplog):
     assert "are of one class, so retrieval is 100 % right for any model" in caplog.text
 
 
-# Comparison with the frozen model, and certainty
-
-
-def test_recall_by_decile_of_certainty_averages_to_recall(finished, results_of):
-    results = results_of(finished)
-    deciles = results["recall_at_1_by_decile"]
-    assert set(deciles) == {"concentration", "norm", "margin"}
-    for values in deciles.values():
-        assert len(values) == 10
-        assert np.mean(values) == pytest.approx(results["eval_recall_at_1"], abs=0.01)  # deciles differ by one image
-    assert "frozen_recall_at_1" not in results  # the backbone was not pretrained
+# Comparison with the frozen model
 
 
 def test_a_saved_model_is_evaluated_before_training(train, finished, results_of):
@@ -134,12 +123,11 @@ def test_a_saved_model_is_evaluated_before_training(train, finished, results_of)
 
 
 @pytest.mark.parametrize(("map_at_r", "warns"), [(0.4, True), (0.5, False), (0.6, False)])
-def test_results_worse_than_those_of_the_frozen_model_cause_a_warning(map_at_r, warns, monkeypatch, caplog):
+def test_results_worse_than_those_of_the_frozen_model_cause_a_warning(map_at_r, warns, caplog):
     before, said = {"frozen_recall_at_1": 0.5, "frozen_map_at_r": 0.5}, []
-    monkeypatch.setattr("hf_sphere.training.evaluation.evaluate_certainty", lambda *args: {})
     run = SimpleNamespace(accelerator=SimpleNamespace(print=said.append))
     results = {"eval_recall_at_1": 0.7, "eval_map_at_r": map_at_r}
-    assert retrieval.compare(run, SimpleNamespace(evaluation=None), before, None, results) == before
+    assert retrieval.compare(run, before, None, results) == before
     assert ("made map_at_r worse than that of the frozen, pretrained model" in caplog.text) == warns
     assert "frozen_map_at_r 50.00 %" in said[0]
 

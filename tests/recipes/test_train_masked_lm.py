@@ -143,9 +143,9 @@ def test_resuming_does_not_repeat_the_data_dependent_initialization(train, monke
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=400), "is a gpt2 model, which has no masked language m"),
-        (None, "is a sphere_bert model, which cannot be spherized: leave --spherized out"),
-        (MobileBertConfig(), r"a mobilebert model, which cannot be spherized: .* bert, "),
+        (GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=400), "GPT2Config"),
+        (None, "to spherize must be one of .*; got 'sphere_bert'"),
+        (MobileBertConfig(), r"must be one of bert, .*; got 'mobilebert'"),
     ],
     ids=["no masked language model", "spherized", "unsupported"],
 )
@@ -154,18 +154,15 @@ def test_a_model_that_cannot_be_spherized_is_refused(train, finished, config, me
         config.save_pretrained(tmp_path / "model")
     folder, words = (finished if config is None else tmp_path / "model"), ["--tokenizer_name", str(TINY_BERT)]
     with pytest.raises(ValueError, match=message):
-        train("--model_name_or_path", str(folder), *words, *(["--spherized"] if "gpt2" not in message else []))
+        train("--model_name_or_path", str(folder), *words, *(["--spherized"] if "GPT2" not in message else []))
 
 
-def test_a_tokenizer_without_a_mask_token_or_with_more_tokens_than_the_model_is_refused(train, tmp_path):
-    for change, message in (
-        (lambda tokenizer: tokenizer.add_tokens(["sphere"]), r"the tokenizer has 401 tokens, but .* only 400"),
-        (lambda tokenizer: setattr(tokenizer, "mask_token", None), "has no mask token"),
-    ):
-        change(tokenizer := AutoTokenizer.from_pretrained(TINY_BERT))
-        tokenizer.save_pretrained(tmp_path / "tokenizer")
-        with pytest.raises(ValueError, match=message):
-            train("--tokenizer_name", str(tmp_path / "tokenizer"))
+def test_a_tokenizer_without_a_mask_token_is_refused(train, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(TINY_BERT)
+    tokenizer.mask_token = None
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    with pytest.raises(ValueError, match="has no mask token"):
+        train("--tokenizer_name", str(tmp_path / "tokenizer"))
 
 
 # Separate processes

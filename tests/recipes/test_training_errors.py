@@ -35,7 +35,6 @@ REFUSED = {
     "joint": {
         "--head softmax --loss_reduction sum": "reduction",
         "--embedding_dim 2 --head prototype": "embedding_dim .*must be an integer of at least",
-        "--prototypes_file x --head softmax": "prototypes_file needs the head prototype; the model has softmax",
         "--prototypes_file nowhere.safetensors --head prototype": r"nowhere\.safetensors",
     },
     "few_shot": {
@@ -68,7 +67,7 @@ REFUSED = {
     "masked_lm": {
         "--max_seq_length 65": "max_seq_length 65 exceeds the maximum of the model, 64 tokens",
         "--max_seq_length 2": "max_seq_length 2 without special tokens must be an integer of at least 1",
-        "--spherization_kwargs '{scale: 1}'": "no option 'scale'; it has: scaling",
+        "--spherization_kwargs '{scale: 1}'": "no option scale; its options are: scaling",
         "--spherized_layers 2": r"spherized_layers are \[2\], but the encoder has 2",
         "--text_column_name words": "no text column 'words'",
         "--loss_reduction sum": "loss_reduction sum has no effect in this task",

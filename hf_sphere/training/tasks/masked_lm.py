@@ -11,7 +11,9 @@ from hf_sphere.models.sphere_encoder import ENCODERS
 from hf_sphere.training.arguments import OPTIMIZER_HELP, RecipeArguments, optimizer_choices
 from hf_sphere.training.tasks import Description, Prepared, Task
 from hf_sphere.utils.arguments import Arguments, Options, argument
+from hf_sphere.utils.checks import check_choice
 from hf_sphere.utils.loading import load_model, load_pretrained
+from hf_sphere.utils.options import check_names
 
 if TYPE_CHECKING:
     from hf_sphere.data import TextData
@@ -76,7 +78,7 @@ def prepare(
     from hf_sphere.utils.modules import longest_input
 
     accelerator, tokenizer = run.accelerator, load_tokenizer(model_args)
-    model = build_language_model(model_args, tokenizer).to(accelerator.device)
+    model = build_language_model(model_args).to(accelerator.device)
     longest = longest_input(model, tokenizer) or sys.maxsize
     length = data_args.max_seq_length or min(longest, LONGEST_BLOCK)
     if length > longest:
@@ -123,32 +125,21 @@ def load_tokenizer(args: TextModelArguments) -> Any:
     return load_pretrained(AutoTokenizer, getattr(args, option), option=option)
 
 
-def build_language_model(args: TextModelArguments, tokenizer: Any) -> Any:
-    """Load a masked language model or initialize one from its configuration, and spherize it if requested.
-
-    It is an error if the model is of another kind, cannot be spherized, or has fewer tokens than the tokenizer.
-    """
+def build_language_model(args: TextModelArguments) -> Any:
+    """Load a masked language model or initialize one from its configuration, and spherize it if requested."""
     import torch
     from transformers import AutoConfig, AutoModelForMaskedLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 
     name, model_class = args.model_name_or_path, AutoModelForMaskedLM
     config: Any = load_pretrained(AutoConfig, name)
-    if type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
-        raise ValueError(f"{name} is a {config.model_type} model, which has no masked language model; choose another.")
     if args.spherized:
-        if config.model_type not in SPHERIZED:
-            known = f"leave --spherized out, or choose one of {', '.join(SPHERIZED)}"
-            raise ValueError(f"{name} is a {config.model_type} model, which cannot be spherized: {known}.")
-        if unknown := [key for key in args.spherization_kwargs if key not in SETTINGS]:
-            raise ValueError(f"spherization_kwargs has no option {unknown[0]!r}; it has: {', '.join(SETTINGS)}.")
+        check_names("spherization_kwargs", args.spherization_kwargs, SETTINGS)
         settings = {SETTINGS[key]: value for key, value in args.spherization_kwargs.items()}
-        prefix = SPHERIZED[config.model_type]
+        prefix = SPHERIZED[check_choice("the model type to spherize", config.model_type, SPHERIZED)]
         model_class = getattr(models, f"{prefix}ForMaskedLM")
         config_class = getattr(models, f"{prefix}Config")
         config = load_pretrained(config_class, name, spherized_layers=args.spherized_layers, **settings)
-    if len(tokenizer) > config.vocab_size:
-        raise ValueError(f"the tokenizer has {len(tokenizer)} tokens, but {name} has only {config.vocab_size}.")
     if args.from_scratch:
         return MODEL_FOR_MASKED_LM_MAPPING[type(config)](config)
     # Trained in float32 whatever the saved dtype; --bf16 is for speed.

@@ -52,7 +52,7 @@ def prepare(
         summary=f"{prepared.description.summary} Trained on {trained} and evaluated on {evaluated}.",
         evaluated_on=images.eval_split + " (classes not trained on)" * is_open,
     )
-    return replace(prepared, description=description, compare=partial(compare, run, images, pretrained))
+    return replace(prepared, description=description, compare=partial(compare, run, pretrained))
 
 
 def check_queries(images: "ImageData") -> None:
@@ -71,12 +71,8 @@ def check_queries(images: "ImageData") -> None:
             )
 
 
-def compare(
-    run: "Run", images: "ImageData", pretrained: Mapping[str, float], model: Any, results: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Compare with the scores of the pretrained model, and add Recall@1 by decile of certainty."""
-    from hf_sphere.training.evaluation import evaluate_certainty
-
+def compare(run: "Run", pretrained: Mapping[str, float], model: Any, results: Mapping[str, Any]) -> dict[str, float]:
+    """Compare with the scores of the pretrained model."""
     if pretrained:
         run.accelerator.print(f"frozen    {'  '.join(show_metrics(pretrained))}  (pretrained, before training)")
     worse = [name for name in HEADLINE if results[f"eval_{name}"] < pretrained.get(f"frozen_{name}", 0.0)]
@@ -86,11 +82,7 @@ def compare(
             "fewer epochs, or use the pretrained model as it is.",
             " and ".join(worse),
         )
-    deciles = evaluate_certainty(model, images.evaluation, run.accelerator)
-    for name, values in deciles.items():
-        shown = " ".join(f"{100 * value:.1f}" for value in values)
-        run.accelerator.print(f"certainty Recall@1 by decile of {name}, %: {shown}")
-    return {**pretrained, **({"recall_at_1_by_decile": deciles} if deciles else {})}
+    return dict(pretrained)
 
 
 TASK = Task(
