@@ -127,7 +127,7 @@ def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> RunState:
 def find_checkpoint(name: str, output_dir: Path) -> Path:
     """Resolve `latest` or a folder to a complete checkpoint; if there is none, the error lists those of the run."""
     checkpoints = list_checkpoints(output_dir)
-    path = checkpoints[-1] if name == "latest" and checkpoints else Path(name)
+    path = Path(checkpoints[-1] if name == "latest" and checkpoints else name)
     if not (path / files.MANIFEST_FILE).is_file():
         complete = ", ".join(map(str, checkpoints)) or f"none in {output_dir}"
         raise CheckpointError(f"{name} is not a complete checkpoint with a {files.MANIFEST_FILE}; there is {complete}.")
@@ -163,8 +163,10 @@ class ClassShardCheckpoint:
     """
 
     def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self.model, self.optimizer = model, optimizer
-        self.shards = class_shards(model)
+        self.model, self.optimizer, self.shards = model, optimizer, class_shards(model)
+        names = {model.get_parameter(name): name for name in self.shards}
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._indices = {index: names[each] for index, each in enumerate(parameters) if each in names}
         self._loaded: dict[str, dict[str, Tensor]] = {}
         accelerator.register_save_state_pre_hook(self._save)
         accelerator.register_load_state_pre_hook(self._load)
@@ -194,25 +196,19 @@ class ClassShardCheckpoint:
         self.model.load_state_dict(state)
 
     def _without_shards(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        for index, _ in self._indices():
+        for index in self._indices:
             state["state"].pop(index, None)
 
     def _fill(self, optimizer: torch.optim.Optimizer) -> None:
         """Add the optimizer state of the class vectors to that of the others."""
-        state = {index: self._loaded.pop(name, {}) for index, name in self._indices()}
+        state = {index: self._loaded.pop(name, {}) for index, name in self._indices.items()}
         check_state(optimizer, {"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-        for index, name in self._indices():
+        for index, name in self._indices.items():
             parameter = self.model.get_parameter(name)
             # Steps are counted on the CPU, like those that torch loads.
             moved = {k: v if v.ndim == 0 else v.to(parameter.device) for k, v in state[index].items()}
             if moved:
                 optimizer.state[parameter] = moved
-
-    def _indices(self) -> Iterator[tuple[int, str]]:
-        """Yield the position of each class parameter in the optimizer, and its name."""
-        names = {self.model.get_parameter(name): name for name in self.shards}
-        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        yield from ((index, names[parameter]) for index, parameter in enumerate(parameters) if parameter in names)
 
 
 def _read_rows(folder: Path, name: str, classes: range, num_classes: int) -> dict[str, Tensor]:

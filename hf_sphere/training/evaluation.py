@@ -49,8 +49,7 @@ class Batches(Protocol):
 
 def count_targets(batches: Batches, batch: Batch) -> int | Tensor:
     """Return the number of targets that the loss of a batch averages over; by default, the number of examples."""
-    num_targets: Any = getattr(batches, "num_targets", count_examples)
-    return num_targets(batch)
+    return getattr(batches, "num_targets", count_examples)(batch)
 
 
 def global_places(together: int, start: int, batch: Batch, accelerator: Accelerator | PartialState) -> Tensor:

@@ -203,10 +203,8 @@ class TrainingLoop:
                 started = time.perf_counter()
                 checkpoint = self._save()
             if stops:
-                raise TrainingInterruptedError(
-                    f"stopped at step {state.step} of {self.total_steps}; the state is in {checkpoint}. Resume with "
-                    "the same command and --resume_from_checkpoint latest."
-                )
+                where = f"step {state.step} of {self.total_steps}; the state is in {checkpoint}"
+                raise TrainingInterruptedError(f"stopped at {where}. Resume with --resume_from_checkpoint latest.")
         self._finish_epoch(started, bar)
 
     def _train_step(self, group: list[Batch]) -> None:
@@ -320,8 +318,7 @@ class TrainingLoop:
             return
         saved = list_checkpoints(self.output_dir)
         last = f"The last good checkpoint is {saved[-1]}" if saved else "There is no checkpoint yet"
-        advice = "A lower --learning_rate, --max_grad_norm or --warmup_epochs may help"
-        raise TrainingDivergedError(f"{what}. {last}. {advice}.")
+        raise TrainingDivergedError(f"{what}. {last}. Try a lower --learning_rate, --max_grad_norm or --warmup_epochs.")
 
     def _save(self) -> Path:
         self.state.scheduler = self.scheduler.state_dict()
@@ -338,12 +335,13 @@ class TrainingLoop:
         if state.batch and changed:
             raise CheckpointError(
                 f"{checkpoint} was written in the middle of an epoch with {', '.join(changed)}; resume with its "
-                "settings, so that each example is used once, or from a checkpoint of the end of an epoch."
+                "settings, or from a checkpoint of the end of an epoch."
             )
         follows_metric = isinstance(scheduler, ReduceLROnPlateau)
         if follows_metric != ("best" in state.scheduler):
-            advice = "`reduce_lr_on_plateau` cannot be changed"
-            raise CheckpointError(f"{checkpoint} has another lr_scheduler_type; {advice}.")
+            raise CheckpointError(
+                f"{checkpoint} has another lr_scheduler_type; keep it, `reduce_lr_on_plateau` or not."
+            )
         loads_best, best = self.args.load_best_model_at_end, checkpoint_of(self.output_dir, state.best_step)
         state.best_step = state.best_step if loads_best else None
         # The best value of one metric cannot be compared with another.
@@ -390,5 +388,5 @@ class TrainingLoop:
         """Whether a signal was received; with several processes, checked only at logging steps."""
         if self.accelerator.num_processes == 1 or not at_log:
             return self._stop_requested > 0 and self.accelerator.num_processes == 1
-        received = torch.tensor(float(self._stop_requested > 0), device=self.accelerator.device)
+        received = torch.tensor(self._stop_requested, device=self.accelerator.device)
         return bool(self.accelerator.reduce(received, "sum") > 0)

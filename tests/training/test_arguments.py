@@ -1,7 +1,9 @@
 import dataclasses
 import itertools
 import json
+import math
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -196,26 +198,22 @@ FILE = "hf_sphere/configs/d.yaml"
 NONE = "there is no configuration or file"
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("mnist-c", TABLE % "mnist-a", f"{NONE} 'mnist-c'; the nearest are d/mnist-b, d/mnist-a."),
-        ("mnist-b", TABLE % "mnist-x", f"run mnist-b of {FILE}, base: {NONE} 'mnist-x'; the nearest are d/mnist"),
-        ("mnist-b", TABLE % "[1]", f"run mnist-b of {FILE}: base must be the name of a configuration; got [1]."),
-        ("a", "base: {}\ng: {runs: {a: {seed: b}}}", f"run a of {FILE}: seed must be of type int; got 'b'."),
-        ("a", "base: {seed: -1}\ng: {runs: {a: {}}}", f"group base of {FILE}: seed must be at least 0"),
-        ("mnist-b", TABLE % "d/mnist-b", f"run mnist-b of {FILE}: its base leads back to itself."),
-        ("a", "g: {base: h}\nh: {base: g, runs: {a: {}}}", f"group h of {FILE}: its base leads back to itself."),
-        ("a", "g: {runs: {a: {}}}", f"group g of {FILE}, base: {NONE} 'base'"),
-        ("a", "g: {runs: {a: 3}}", f"run a of {FILE} must be a mapping of arguments to values; got 3."),
-        ("a", "base: {}\ng: {runs: {a: {sed: 1}}}", f"unknown key 'sed' in run a of {FILE}. Did you mean seed"),
-        (
-            "a",
-            "base: {lr: 1, recipe: x}\ng: {runs: {a: {}}}",
-            f"unknown key 'lr' in group base of {FILE}, which is for x.",
-        ),
-    ],
-)
+WRONG_TABLES = [
+    ("mnist-c", TABLE % "mnist-a", f"{NONE} 'mnist-c'; the nearest are d/mnist-b, d/mnist-a."),
+    ("mnist-b", TABLE % "mnist-x", f"run mnist-b of {FILE}, base: {NONE} 'mnist-x'; the nearest are d/mnist"),
+    ("mnist-b", TABLE % "[1]", f"run mnist-b of {FILE}: base must be the name of a configuration; got [1]."),
+    ("a", "base: {}\ng: {runs: {a: {seed: b}}}", f"run a of {FILE}: seed must be of type int; got 'b'."),
+    ("a", "base: {seed: -1}\ng: {runs: {a: {}}}", f"group base of {FILE}: seed must be at least 0"),
+    ("mnist-b", TABLE % "d/mnist-b", f"run mnist-b of {FILE}: its base leads back to itself."),
+    ("a", "g: {base: h}\nh: {base: g, runs: {a: {}}}", f"group h of {FILE}: its base leads back to itself."),
+    ("a", "g: {runs: {a: {}}}", f"group g of {FILE}, base: {NONE} 'base'"),
+    ("a", "g: {runs: {a: 3}}", f"run a of {FILE} must be a mapping of arguments to values; got 3."),
+    ("a", "base: {}\ng: {runs: {a: {sed: 1}}}", f"unknown key 'sed' in run a of {FILE}. Did you mean seed"),
+    ("a", "base: {lr: 1, recipe: x}\ng: {runs: {a: {}}}", f"key 'lr' in group base of {FILE}, which is for x."),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "message"), WRONG_TABLES)
 def test_a_wrong_name_or_table_is_refused(tables, refusal, name, text, message):
     (tables / "d.yaml").write_text(text)
     assert message in refusal("--config", name)
@@ -281,41 +279,33 @@ def test_the_printed_configuration_is_the_whole_and_can_be_read_again(tables, co
     assert parse("--config", config(capsys.readouterr().out)) == parse(*words)
 
 
-@pytest.mark.parametrize(
-    ("words", "parts"),
-    [
-        (["--leraning-rate", "0.1"], ["unknown argument '--leraning_rate'", "Did you mean learning_rate"]),
-        (["--diagnostics_steps", "10"], ["diagnostics_steps 10 has no effect without report_to"]),
-        (["--learning", "0.1"], ["unknown argument '--learning'"]),
-        (["stray"], ["unknown argument 'stray'"]),
-        (["--num_train_epochs", "many"], ["error: argument --num_train_epochs: invalid int value: 'many'"]),
-        *(
-            (["--head_kwargs", word], [f"argument --head_kwargs: invalid Options value: '{word}'"])
-            for word in ("abc", "[1, 2]", "{scaling: 5", "{a: 1, a: 2}", "{1: 2}")
-        ),
-        (["--eval_split", "test", "--eval_fraction", "0.3"], ["eval_fraction and eval_split exclude each other"]),
-        (["--eval_split", "test", "--eval_seed", "1"], ["eval_seed and eval_split exclude each other"]),
-        (["--optim", "adamm"], ["adamm", "adam", "adamw"]),
-        (["--lr_scheduler_type", "multistep"], ["multistep needs lr_milestones"]),
-        (
-            ["--lr_scheduler_type", "reduce_lr_on_plateau", "--warmup_epochs", "1"],
-            ["warmup_epochs and lr_scheduler_type reduce_lr_on_plateau exclude"],
-        ),
-    ],
-)
-def test_usage_error_names_the_argument_and_the_remedy(refusal, words, parts):
-    message = refusal(*words)
-    assert [part for part in ["error: ", *parts] if part not in message] == []
+MAPPINGS = ("abc", "[1, 2]", "{scaling: 5", "{a: 1, a: 2}", "{1: 2}")
+USAGE_ERRORS = {
+    "--leraning-rate 0.1": "unknown argument '--leraning_rate'. Did you mean learning_rate",
+    "--diagnostics_steps 10": "diagnostics_steps 10 has no effect without report_to",
+    "--learning 0.1": "unknown argument '--learning'",
+    "stray": "unknown argument 'stray'",
+    "--num_train_epochs many": "error: argument --num_train_epochs: invalid int value: 'many'",
+    **{f"--head_kwargs '{word}'": f"argument --head_kwargs: invalid Options value: '{word}'" for word in MAPPINGS},
+    "--eval_split test --eval_fraction 0.3": "eval_fraction and eval_split exclude each other",
+    "--eval_split test --eval_seed 1": "eval_seed and eval_split exclude each other",
+    "--optim adamm": "invalid choice: 'adamm'",
+    "--lr_scheduler_type multistep": "multistep needs lr_milestones",
+    "--lr_scheduler_type reduce_lr_on_plateau --warmup_epochs 1": "and lr_scheduler_type reduce_lr_on_plateau exclude",
+}
+
+
+@pytest.mark.parametrize("words", USAGE_ERRORS)
+def test_usage_error_names_the_argument_and_the_remedy(refusal, words):
+    message = refusal(*shlex.split(words))
+    assert [part for part in ("error: ", USAGE_ERRORS[words]) if part not in message] == []
     assert "usage:" not in message
 
 
-WRONG = [("save_steps", 0), ("num_train_epochs", -1), ("ema_decay", 1.0), ("learning_rate", float("nan"))]
-
-
-@pytest.mark.parametrize(("name", "value"), WRONG)
-def test_invalid_value_error_names_the_argument(name, value):
-    with pytest.raises(ValueError, match=rf"^{name} must .* got {value}"):
-        RecipeArguments(output_dir="out", **{name: value})
+def test_invalid_value_error_names_the_argument():
+    for name, value in {"save_steps": 0, "num_train_epochs": -1, "ema_decay": 1.0, "learning_rate": math.nan}.items():
+        with pytest.raises(ValueError, match=rf"^{name} must .* got {value}"):
+            RecipeArguments(output_dir="out", **{name: value})
 
 
 # Episodes
@@ -338,23 +328,16 @@ def test_given_arguments_include_those_equal_to_the_default(tmp_path):
     assert given_arguments(words) == {"config", "seed", "label_noise", "image_size", "eval_split", "horizontal_flip"}
 
 
-@pytest.mark.parametrize(
-    ("output", "is_inside"),
-    [(name, True) for name in ("photos/run", "photos", "photos/../photos/a/run")]
-    + [(name, False) for name in ("photos2/run", "run", "photos/../run")],
-)
-def test_an_output_in_the_folder_of_the_data_is_refused_and_beside_it_accepted(
-    tmp_path, monkeypatch, capsys, output, is_inside
-):
+def test_an_output_in_the_folder_of_the_data_is_refused_and_beside_it_accepted(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos" / "a").mkdir(parents=True)
-    words = ["--dataset_name", "photos", "--output_dir", output]
-    if not is_inside:
-        assert parse_arguments((ImageDataArguments, RecipeArguments), words)[1].output_dir == output
-        return
-    with pytest.raises(SystemExit):
-        parse_arguments((ImageDataArguments, RecipeArguments), words)
-    assert f"--output_dir {output} is in the folder of the data, photos" in capsys.readouterr().err
+    kinds = (ImageDataArguments, RecipeArguments)
+    for output in ("photos2/run", "run", "photos/../run"):
+        assert parse_arguments(kinds, ["--dataset_name", "photos", "--output_dir", output])[1].output_dir == output
+    for output in ("photos/run", "photos", "photos/../photos/a/run"):
+        with pytest.raises(SystemExit):
+            parse_arguments(kinds, ["--dataset_name", "photos", "--output_dir", output])
+        assert f"--output_dir {output} is in the folder of the data, photos" in capsys.readouterr().err
 
 
 def test_an_option_that_only_another_one_reads_is_refused_without_it(refusal):

@@ -7,12 +7,12 @@ import pytest
 import torch
 from accelerate import Accelerator
 from safetensors.torch import save_file
+from small_runs import random_images, run_loop, small_model
 from two_processes import run_two
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
-from hf_sphere.data import ImagesInMemory
 from hf_sphere.nn import HEADS, build_head
-from hf_sphere.training import RecipeArguments, TrainingLoop, evaluate, gather_classes, initialize_from_data
+from hf_sphere.training import evaluate, gather_classes
 from hf_sphere.training.checkpoints import _read_rows
 from hf_sphere.utils.options import keyword_options
 
@@ -25,31 +25,16 @@ CLASSES = 5  # two classes on the first process and three on the second
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
 
-def images(count: int, **options: Any) -> ImagesInMemory:
-    pixels = torch.randint(0, 256, (count, 1, 6, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    return ImagesInMemory(pixels, torch.arange(count) % CLASSES, mean=[0.5], std=[0.3], **options)
-
-
 def train(head: str, folder: str, processes: int = 1, rank: int = 0, **arguments: Any) -> dict[str, Any]:
     """Train for four steps with 12 images each, over all processes; return states, losses and metrics."""
-    torch.manual_seed(0)
-    config = SphereVisionConfig(
-        backbone="linear_embedding", backbone_kwargs={"width": 4}, num_channels=1, image_size=6, num_labels=CLASSES,
-        head=head, head_kwargs={"shard_classes": True, **OPTIONS.get(head, {})},
-    )  # fmt: skip
     accelerator = Accelerator(cpu=True)  # first: it creates the process group
-    model = SphereVisionForImageClassification(config)
-    share = {"process_index": rank, "num_processes": processes}
-    batches = images(24, batch_size=12 // processes, shuffle=True, **share)
-    initialize_from_data(model, batches)
-    args = RecipeArguments(
-        output_dir=folder, num_train_epochs=2, optim="adam", learning_rate=0.02, max_grad_norm=0.5, save_epochs=1,
-        save_total_limit=9, disable_tqdm=True, **arguments,
-    )  # fmt: skip
-    loop = TrainingLoop(model, batches, args, accelerator, evaluate=lambda model: {"accuracy": 0.0})
-    loop.run()
+    model = small_model(head, head_kwargs={"shard_classes": True, **OPTIONS.get(head, {})}, width=4, num_labels=CLASSES)
+    share = {"process_index": rank, "num_processes": processes, "classes": CLASSES}
+    batches = random_images(24, batch_size=12 // processes, shuffle=True, **share)
+    options = {"optim": "adam", "learning_rate": 0.02, "max_grad_norm": 0.5, "save_total_limit": 9}
+    loop = run_loop(model, batches, folder, accelerator, **options, **arguments)
     # Four batches on the first process and three on the second.
-    metrics = evaluate(loop.trained_model, images(7, batch_size=1, **share), accelerator)
+    metrics = evaluate(loop.trained_model, random_images(7, batch_size=1, **share), accelerator)
     return {
         "state": gather_classes(loop.trained_model),
         "losses": [entry["train_loss"] for entry in loop.state.history],

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from small_runs import random_images, small_model
+from torch import nn
 
 import hf_sphere
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
@@ -79,20 +80,9 @@ def test_evaluation_is_in_eval_mode_and_leaves_the_model_and_the_random_numbers_
 # Retrieval
 
 
-def retrieval_model(head: str = "softmax", **options: Any) -> SphereVisionForImageClassification:
-    config = SphereVisionConfig(
-        backbone="linear_embedding", backbone_kwargs={"width": 8}, num_channels=1, image_size=6, embedding_dim=5,
-        num_labels=3, head=head, head_kwargs=options,
-    )  # fmt: skip
-    return SphereVisionForImageClassification(config)
-
-
-def images_in_pairs(batch_size: int, *, labels: Tensor | None = None) -> ImagesInMemory:
+def images_in_pairs(batch_size: int) -> ImagesInMemory:
     """Forty random images of unseen classes, in the order of a split."""
-    generator = torch.Generator().manual_seed(5)
-    images = torch.randint(0, 256, (40, 1, 6, 6), dtype=torch.uint8, generator=generator)
-    labels = 1000 + 7 * (torch.arange(40) // 4) if labels is None else labels
-    return ImagesInMemory(images, labels, batch_size=batch_size, mean=[0.5], std=[0.3])
+    return random_images(40, labels=1000 + 7 * (torch.arange(40) // 4), batch_size=batch_size)
 
 
 @torch.no_grad()
@@ -107,7 +97,8 @@ def expected_scores(model: SphereVisionForImageClassification, batches: ImagesIn
 def test_retrieval_compares_all_images_by_the_distance_of_the_head(head):
     for curvature in (1e-5, 0.05, 1.0) if head == "hyperbolic" else (None,):
         options = {"curvature": curvature} if curvature else {}
-        model, distance = retrieval_model(head, **options), {"distance": "hyperbolic", **options} if curvature else {}
+        model = small_model(head, embedding_dim=5, head_kwargs=options)
+        distance = {"distance": "hyperbolic", **options} if curvature else {}
         for batch_size in (7, 1, 100):
             batches = images_in_pairs(batch_size)
             expected = expected_scores(model, batches, **distance)
@@ -127,24 +118,18 @@ every_task = pytest.mark.parametrize("task", TASKS)
 
 
 def task_model(task: str, reduction: str = "mean") -> nn.Module:
-    """A linear model of a task for images of 6 x 6 pixels, with three classes or values from 0 to 4."""
+    """A linear model of a task, with three classes or values from 0 to 4."""
     sums = {"reduction": "sum"} if reduction == "sum" else {}
-    config = SphereVisionConfig(
-        backbone="linear_embedding", backbone_kwargs={"width": 8}, num_channels=1, image_size=6, embedding_dim=4,
-        num_labels=3, value_range=[0.0, 4.0], head="prototype" if task != "regression" else None, head_kwargs=sums,
-        regression_kwargs=sums,
-    )  # fmt: skip
-    return TASKS[task][0](config)
+    options = {"embedding_dim": 4, "value_range": [0.0, 4.0], "head_kwargs": sums, "regression_kwargs": sums}
+    return small_model("prototype" if task != "regression" else None, kind=TASKS[task][0], **options)
 
 
 def task_batches(task: str, batch_size: int) -> ImagesInMemory:
     """Forty random images with the targets of a task."""
-    generator = torch.Generator().manual_seed(5)
-    images = torch.randint(0, 256, (40, 1, 6, 6), dtype=torch.uint8, generator=generator)
-    classes, values = torch.arange(40) % 3, torch.rand(40, generator=generator) * 4
-    options = {"batch_size": batch_size, "mean": [0.5], "std": [0.3]}
+    values = torch.rand(40, generator=torch.Generator().manual_seed(5)) * 4
+    options: dict[str, Any] = {"labels": values} if task == "regression" else {}
     options |= {"regression_labels": values} if task == "joint" else {}
-    return ImagesInMemory(images, classes if task != "regression" else values, **options)
+    return random_images(40, batch_size=batch_size, **options)
 
 
 @torch.no_grad()

@@ -469,7 +469,7 @@ def test_resumed_run_keeps_the_plateau_decays_in_proportion_to_its_peak_rate_and
 @pytest.mark.parametrize(("first", "then"), [("reduce_lr_on_plateau", "cosine"), ("cosine", "reduce_lr_on_plateau")])
 def test_resuming_with_or_without_plateau_is_rejected(make_loop, first, then):
     make_loop(num_train_epochs=1, lr_scheduler_type=first).run()
-    with pytest.raises(CheckpointError, match="has another lr_scheduler_type; `reduce_lr_on_plateau` cannot be"):
+    with pytest.raises(CheckpointError, match="has another lr_scheduler_type; keep it"):
         make_loop(num_train_epochs=2, lr_scheduler_type=then, resume_from_checkpoint="latest")
 
 

@@ -26,37 +26,24 @@ MULTISTEP = {"lr_scheduler_type": "multistep", "lr_milestones": [2, 4]}
 STEP = {"lr_scheduler_type": "step", "lr_step_epochs": 3, "lr_gamma": 0.5}
 
 
-@pytest.mark.parametrize(
-    ("options", "epoch", "factor"),
-    [
-        ({"lr_scheduler_type": "constant"}, 0.0, 1.0),
-        ({"lr_scheduler_type": "constant"}, 9.9, 1.0),
-        ({"lr_scheduler_type": "linear"}, 0.0, 1.0),
-        ({"lr_scheduler_type": "linear"}, 2.5, 0.75),
-        ({"lr_scheduler_type": "linear"}, 10.0, 0.0),
-        ({"lr_scheduler_type": "linear"}, 11.0, 0.0),
-        ({"lr_scheduler_type": "linear", "warmup_epochs": 2.0}, 6.0, 0.5),
-        ({"lr_scheduler_type": "cosine"}, 0.0, 1.0),
-        ({"lr_scheduler_type": "cosine"}, 2.5, 0.8535533905932737),
-        ({"lr_scheduler_type": "cosine"}, 5.0, 0.5),
-        ({"lr_scheduler_type": "cosine"}, 10.0, 0.0),
-        ({"lr_scheduler_type": "cosine", "warmup_epochs": 2.0}, 2.0, 1.0),
-        ({"lr_scheduler_type": "cosine", "warmup_epochs": 2.0}, 6.0, 0.5),
-        (STEP, 2.99, 1.0),
-        (STEP, 3.0, 0.5),
-        (STEP, 6.5, 0.25),
-        (MULTISTEP, 1.99, 1.0),
-        (MULTISTEP, 2.0, 0.1),
-        (MULTISTEP, 3.99, 0.1),
-        (MULTISTEP, 4.0, 0.01),
-        ({"warmup_epochs": 2.0}, 0.0, 0.0),
-        ({"warmup_epochs": 2.0}, 0.5, 0.25),
-        ({"warmup_epochs": 2.0}, 2.0, 1.0),
-        ({**STEP, "warmup_epochs": 4.0}, 3.0, 0.75),
-    ],
-)
-def test_factor_matches_hand_computed_values(options, epoch, factor):
-    assert learning_rate_factor(arguments(num_train_epochs=10, **options), epoch) == pytest.approx(factor, abs=1e-12)
+WARM = {"warmup_epochs": 2.0}
+FACTORS = [
+    ({"lr_scheduler_type": "constant"}, {0.0: 1.0, 9.9: 1.0}),
+    ({"lr_scheduler_type": "linear"}, {0.0: 1.0, 2.5: 0.75, 10.0: 0.0, 11.0: 0.0}),
+    ({"lr_scheduler_type": "linear", **WARM}, {6.0: 0.5}),
+    ({"lr_scheduler_type": "cosine"}, {0.0: 1.0, 2.5: 0.8535533905932737, 5.0: 0.5, 10.0: 0.0}),
+    ({"lr_scheduler_type": "cosine", **WARM}, {2.0: 1.0, 6.0: 0.5}),
+    (STEP, {2.99: 1.0, 3.0: 0.5, 6.5: 0.25}),
+    (MULTISTEP, {1.99: 1.0, 2.0: 0.1, 3.99: 0.1, 4.0: 0.01}),
+    (WARM, {0.0: 0.0, 0.5: 0.25, 2.0: 1.0}),
+    ({**STEP, "warmup_epochs": 4.0}, {3.0: 0.75}),
+]
+
+
+def test_factor_matches_hand_computed_values():
+    for options, factors in FACTORS:
+        args = arguments(num_train_epochs=10, **options)
+        assert {e: learning_rate_factor(args, e) for e in factors} == pytest.approx(factors, abs=1e-12), options
 
 
 def rates(scheduler: torch.optim.lr_scheduler.LRScheduler, steps: int) -> list[list[float]]:
@@ -173,46 +160,34 @@ def test_sphere_optimizers_find_the_scale_invariant_weights_and_use_the_argument
         assert group["momentum"] == 0.7 if name == "sgd_mrt" else (group["betas"], group["eps"]) == ((0.8, 0.95), 1e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "given"),
-    [
-        ("sgd_mrt", {"nesterov": True}),
-        ("muon", {"nesterov": True}),
-        ("adam", {"momentum": 0.5}),
-        ("adam_srt", {"adamw_lr_scale": 0.1}),
-        ("muon", {"hyperball_on": "matrices"}),
-        ("sgd", {"adam_beta1": 0.5}),
-    ],
-)
-def test_arguments_that_an_optimizer_does_not_use_are_errors(name, given):
-    with pytest.raises(ValueError, match=f"{next(iter(given))} .* has no effect with optim {name}; leave it out"):
-        check_optimizer_arguments(arguments(optim=name, **given))
+def test_arguments_that_an_optimizer_does_not_use_are_errors():
+    unused = {"sgd_mrt": {"nesterov": True}, "adam": {"momentum": 0.5}}
+    unused |= {"adam_srt": {"adamw_lr_scale": 0.1}, "muon": {"hyperball_on": "matrices"}, "sgd": {"adam_beta1": 0.5}}
+    for name, given in [*unused.items(), ("muon", {"nesterov": True})]:
+        with pytest.raises(ValueError, match=f"{next(iter(given))} .* has no effect with optim {name}; leave it out"):
+            check_optimizer_arguments(arguments(optim=name, **given))
     check_optimizer_arguments(arguments(optim="sgd", momentum=0.5, nesterov=True))
     check_optimizer_arguments(arguments(optim="muon_hyperball", momentum=0.95, adamw_lr_scale=0.1, adam_beta2=0.9))
 
 
-@pytest.mark.parametrize(
-    ("options", "reference"),
-    [
-        ({"optim": "sgd", "momentum": 0.0}, lambda g: torch.optim.SGD(g, lr=0.1)),
-        (
-            {"optim": "sgd", "momentum": 0.8, "nesterov": True},
-            lambda g: torch.optim.SGD(g, lr=0.1, momentum=0.8, nesterov=True),
-        ),
-        ({"optim": "adam", **ADAM}, lambda g: torch.optim.Adam(g, lr=0.1, betas=(0.8, 0.95), eps=1e-6)),
-        ({"optim": "adamw", **ADAM}, lambda g: torch.optim.AdamW(g, lr=0.1, betas=(0.8, 0.95), eps=1e-6)),
-    ],
-    ids=["sgd", "sgd-nesterov", "adam-options", "adamw-options"],
-)
-def test_steps_match_torch_with_the_same_settings(options, reference):
+SGD, BETAS = torch.optim.SGD, {"betas": (0.8, 0.95), "eps": 1e-6}
+REFERENCES = [
+    ({"optim": "sgd", "momentum": 0.0}, SGD, {}),
+    ({"optim": "sgd", "momentum": 0.8, "nesterov": True}, SGD, {"momentum": 0.8, "nesterov": True}),
+    ({"optim": "adam", **ADAM}, torch.optim.Adam, BETAS),
+    ({"optim": "adamw", **ADAM}, torch.optim.AdamW, BETAS),
+]
+
+
+@pytest.mark.parametrize(("options", "kind", "theirs"), REFERENCES, ids=["sgd", "nesterov", "adam", "adamw"])
+def test_steps_match_torch_with_the_same_settings(options, kind, theirs):
     models = []
-    for build in (
-        lambda m: optimizer_from_arguments(m, arguments(learning_rate=0.1, weight_decay=0.3, **options)),
-        lambda m: reference([{"params": [m.weight], "weight_decay": 0.3}, {"params": [m.bias], "weight_decay": 0.0}]),
-    ):
+    for is_ours in (True, False):
         torch.manual_seed(0)
         model = nn.Linear(3, 2)
-        optimizer = build(model)
+        groups = [{"params": [model.weight], "weight_decay": 0.3}, {"params": [model.bias], "weight_decay": 0.0}]
+        args = arguments(learning_rate=0.1, weight_decay=0.3, **options)
+        optimizer = optimizer_from_arguments(model, args) if is_ours else kind(groups, lr=0.1, **theirs)
         for step in range(3):
             optimizer.zero_grad()
             model(torch.ones(4, 3) * (step + 1)).square().sum().backward()

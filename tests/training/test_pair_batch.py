@@ -1,50 +1,42 @@
 """Training on one loss of all examples of an optimizer step, whose batches are encoded one by one."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from accelerate import Accelerator
+from small_runs import random_images, run_loop, small_model
 from torch import Tensor, nn
 from transformers import TrainingArguments
 from two_processes import run_two
 
 from hf_sphere import SphereTrainer, SphereVisionConfig, SphereVisionForImageClassification, SphereVisionForRegression
-from hf_sphere.data import ImagesInMemory
 from hf_sphere.losses import SupConLoss, trainer_loss
 from hf_sphere.nn import HEADS
-from hf_sphere.training import RecipeArguments, TrainingLoop, initialize_from_data
+from hf_sphere.training import RecipeArguments, TrainingLoop
 from hf_sphere.training.pair_batch import add_supcon, backward_together
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-6}
 
 
 def make_model(head: str = "proxy_anchor", **options: Any) -> Any:
-    torch.manual_seed(0)
-    config = {"backbone": "linear_embedding", "backbone_kwargs": {"width": 8}, "num_channels": 1, "image_size": 6}
-    return SphereVisionForImageClassification(SphereVisionConfig(**config, num_labels=4, head=head, **options))
+    return small_model(head, num_labels=4, **options)
 
 
-def make_batches(size: int, rank: int = 0, processes: int = 1) -> ImagesInMemory:
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (48, 1, 6, 6), dtype=torch.uint8, generator=generator)
-    place = {"process_index": rank, "num_processes": processes}
-    return ImagesInMemory(images, torch.arange(48) % 4, batch_size=size, mean=[0.5], std=[0.3], shuffle=True, **place)
+make_batches = partial(random_images, 48, classes=4, shuffle=True)
 
 
 def train(
     folder: Any, size: int, pair_batch: int | None, model: Any = None, rank: int = 0, processes: int = 1, **options: Any
 ) -> tuple[dict[str, Tensor], Any]:
     """Return weights and last metrics after six steps of the loop of the recipes on 16 examples each."""
-    model, batches = model or make_model(), make_batches(size, rank, processes)
-    initialize_from_data(model, batches)
-    plain = {"optim": "sgd", "learning_rate": 0.05, "num_train_epochs": 2, "disable_tqdm": True}
-    args = RecipeArguments(str(folder), pair_batch=pair_batch, **plain | options)
-    loop = TrainingLoop(model, batches, args, Accelerator(cpu=True), evaluate=lambda _: {"accuracy": 0.0})
-    state = loop.run()
-    assert state.step == 6
+    batches = make_batches(batch_size=size, process_index=rank, num_processes=processes)
+    options = {"learning_rate": 0.05, "pair_batch": pair_batch} | options
+    loop = run_loop(model or make_model(), batches, folder, **options)
+    assert loop.state.step == 6
     weights = {name: value.clone() for name, value in loop.trained_model.state_dict().items()}
-    return weights, {name: value for name, value in state.history[-1].items() if name.startswith("train_")}
+    return weights, {name: value for name, value in loop.state.history[-1].items() if name.startswith("train_")}
 
 
 @pytest.mark.parametrize("head", [*HEADS, "prototype summed"])
@@ -65,7 +57,7 @@ def test_a_loss_of_pairs_is_added_to_that_of_the_head(tmp_path):
     whole = train(tmp_path / "whole", 16, None, models[0], **supcon)
     torch.testing.assert_close(train(tmp_path / "parts", 4, 16, models[1], **supcon), whole, **TOLERANCE)
     train(tmp_path / "alone", 16, None, models[2])
-    batch = next(make_batches(16).epoch(0))
+    batch = next(make_batches(batch_size=16).epoch(0))
     models[2].load_state_dict(models[0].state_dict())
     output, plain = (models[index].train()(**batch) for index in (0, 2))
     expected = plain.loss + 0.5 * SupConLoss()(plain.embeddings, batch["labels"])
@@ -84,18 +76,18 @@ def test_models_losses_and_options_that_do_not_fit_are_rejected_before_training(
         with pytest.raises(ValueError, match=message):
             train(tmp_path, 4, **options)
     start = lambda model, data, args: TrainingLoop(model, data, args, Accelerator(cpu=True), evaluate=lambda _: {})  # noqa: E731
-    for make in (lambda: nn.ModuleList([make_model(), make_model()]), lambda: nn.Linear(36, 4)):
+    for make in (
+        lambda: nn.ModuleList([make_model(), make_model()]),
+        lambda: nn.Linear(36, 4),
+    ):
         with pytest.raises(ValueError, match="pair_batch is for models with the loss of one head"):
-            start(make(), make_batches(4), RecipeArguments(str(tmp_path), pair_batch=16, disable_tqdm=True))
+            start(make(), make_batches(batch_size=4), RecipeArguments(str(tmp_path), pair_batch=16, disable_tqdm=True))
     model = make_model("prototype", head_kwargs={"reduction": "sum"})
     with pytest.raises(ValueError, match="supcon_weight is for a mean loss"):
         train(tmp_path, 16, None, model, supcon_weight=1.0)
-    config = SphereVisionConfig(
-        backbone="linear_embedding", backbone_kwargs={"width": 8}, num_channels=1, image_size=6, embedding_dim=4,
-        value_range=[0.0, 1.0],
-    )  # fmt: skip
+    regression = small_model(None, kind=SphereVisionForRegression, embedding_dim=4, value_range=[0.0, 1.0])
     with pytest.raises(ValueError, match="for models with the loss of one head"):
-        fit(tmp_path, SphereVisionForRegression(config), 4, 16)
+        fit(tmp_path, regression, 4, 16)
 
 
 # The Trainer
@@ -125,8 +117,8 @@ def test_the_trainer_trains_as_with_one_large_batch(head, tmp_path, caplog):
     torch.testing.assert_close(parts, whole, **TOLERANCE)
     assert "where it is divided" not in caplog.text
     if head == "proxy_anchor":  # also on image batches
-        whole = fit(tmp_path, make_model(), 1, None, make_batches(16))
-        torch.testing.assert_close(fit(tmp_path, make_model(), 1, 16, make_batches(4)), whole, **TOLERANCE)
+        whole = fit(tmp_path, make_model(), 1, None, make_batches(batch_size=16))
+        torch.testing.assert_close(fit(tmp_path, make_model(), 1, 16, make_batches(batch_size=4)), whole, **TOLERANCE)
     if head == "vmf":  # and by a loss of pairs
         loss = {"compute_loss_func": trainer_loss(SupConLoss())}
         whole = fit(tmp_path, make_model("cosine"), 16, None, **loss)
@@ -197,7 +189,7 @@ def test_two_processes_train_as_one(tmp_path):
 
 def mixed_batches() -> list[dict[str, Tensor]]:
     """Two batches of mixed images."""
-    batches = [*make_batches(8).epoch(0)][:2]
+    batches = [*make_batches(batch_size=8).epoch(0)][:2]
     share = {"mixed_share": torch.full((8,), 0.3)}
     return [{**batch, "mixed_labels": batch["labels"].roll(1), **share} for batch in batches]
 

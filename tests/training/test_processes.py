@@ -4,13 +4,13 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from small_runs import random_images, run_loop, small_model
 from torch import Tensor, nn
 from two_processes import run_two, sharding_accelerator
 
-from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
-from hf_sphere.data import Episodes, ImagesInMemory
+from hf_sphere.data import Episodes
 from hf_sphere.nn import HEADS, HeadOutput
-from hf_sphere.training import RecipeArguments, TrainingLoop, initialize_from_data
+from hf_sphere.training import RecipeArguments, TrainingLoop
 
 
 class NormalizedClassifier(nn.Module):
@@ -30,11 +30,8 @@ class NormalizedClassifier(nn.Module):
 
 def _train_normalized(rank: int, folder: str) -> dict[str, Tensor]:
     torch.manual_seed(0)
-    images, labels = torch.randint(0, 256, (24, 1, 6, 6), dtype=torch.uint8), torch.arange(24) % 3
     accelerator = Accelerator(cpu=True)
-    batches = ImagesInMemory(
-        images, labels, batch_size=4, mean=[0.5], std=[0.3], shuffle=True, process_index=rank, num_processes=2
-    )
+    batches = random_images(24, batch_size=4, shuffle=True, process_index=rank, num_processes=2)
     seen = {}
 
     def evaluate(model: NormalizedClassifier) -> dict[str, float]:
@@ -80,29 +77,16 @@ def _train_head(
     **arguments,
 ) -> Trained:
     """Return the state and the losses of 8 steps in four epochs, with 12 images per step over all processes."""
-    torch.manual_seed(0)
-    config = SphereVisionConfig(
-        backbone="linear_embedding", backbone_kwargs={"width": 4}, num_channels=1, image_size=6, num_labels=3,
-        head=run.split()[0], head_kwargs=OPTIONS.get(run, {}),
-    )  # fmt: skip
-    model = SphereVisionForImageClassification(config)
-    processes = divisor // batches_per_step
-    images, labels = torch.randint(0, 256, (24, 1, 6, 6), dtype=torch.uint8), torch.arange(24) % 3
+    model = small_model(run.split()[0], head_kwargs=OPTIONS.get(run, {}), width=4)
+    place: dict[str, Any] = {"process_index": rank, "num_processes": divisor // batches_per_step}
     if "episodes" in run:
-        options = {"episodes": Episodes(classes=3, examples=2, count=4, per_batch=2 // divisor)}
+        place["episodes"] = Episodes(classes=3, examples=2, count=4, per_batch=2 // divisor)
     else:
-        options = {"batch_size": 12 // divisor}
-    batches = ImagesInMemory(
-        images, labels, mean=[0.5], std=[0.3], shuffle=True, process_index=rank, num_processes=processes, **options
-    )
+        place["batch_size"] = 12 // divisor
     accelerator = sharding_accelerator() if sharded else Accelerator(cpu=True)
-    initialize_from_data(model, batches)
-    args = RecipeArguments(
-        output_dir=folder, num_train_epochs=4, optim="sgd", learning_rate=0.02, save_epochs=4,
-        gradient_accumulation_steps=batches_per_step, save_total_limit=9, disable_tqdm=True, **arguments,
-    )  # fmt: skip
-    loop = TrainingLoop(model, batches, args, accelerator, evaluate=lambda model: {"accuracy": 0.0})
-    loop.run()
+    options = {"num_train_epochs": 4, "learning_rate": 0.02, "save_epochs": 4, "save_total_limit": 9} | arguments
+    options["gradient_accumulation_steps"] = batches_per_step
+    loop = run_loop(model, random_images(24, shuffle=True, **place), folder, accelerator, **options)
     return accelerator.get_state_dict(model), [entry["train_loss"] for entry in loop.state.history]
 
 

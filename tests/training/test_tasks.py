@@ -52,13 +52,18 @@ SAVED = {"scale": 8.0, "label_smoothing": 0.2, "reduction": "sum"}
         ({"final_activation": False}, {"final_activation": False}, None),
         ({"final_activation": None}, {"final_activation": False}, None),
         ({"final_activation": False}, {"final_activation": True}, "final_activation is False but m has True"),
-        ({"initialization": "xavier"}, {}, "initialization does not apply"),
+        ({"head": "cosine"}, {}, "head is cosine but"),
+        ({"embedding_dim": 9}, {"embedding_dim": 8}, "embedding_dim is 9 but"),
+        ({"prototypes_file": "some.safetensors"}, {}, "prototypes_file does not apply to a saved model"),
+        ({"backbone_weights": "some.safetensors"}, {}, "backbone_weights does not apply to a saved model"),
+        ({"initial_weights": "some/model"}, {}, "initial_weights does not apply to a saved model"),
+        ({"initialization": "xavier"}, {}, "initialization does not apply to a saved model"),
         ({"head_kwargs": {"scale": 8.0}}, {"head": "cosine", "head_kwargs": SAVED}, None),
         ({"head_kwargs": {}}, {"head": "cosine", "head_kwargs": SAVED}, None),
         (
             {"head_kwargs": {"scale": 8.0, "label_smoothing": 0.1}},
             {"head": "cosine", "head_kwargs": SAVED},
-            "leave head_kwargs out",
+            "leave head",
         ),
     ],
 )
@@ -71,21 +76,14 @@ def test_what_a_saved_model_lacks_is_refused_but_not_what_other_arguments_set(gi
         check_same_architecture(args, config, evaluates=True)
 
 
+EPISODES, SMOOTH = "--episode_classes 5 --episode_examples 2 --episodes_per_epoch 9", "label_smoothing"
+SAMPLED = "--class_balanced_sampling"
 TWICE = [
     ("--class_weights balanced --class_balanced_sampling", "class_weights and class_balanced_sampling"),
-    (
-        "--class_weights balanced --episode_classes 5 --episode_examples 2 --episodes_per_epoch 9",
-        "class_weights and episode_classes",
-    ),
-    (
-        "--class_balanced_sampling --head_kwargs {class_weights:[1,2]}",
-        "head_kwargs class_weights and class_balanced_sampling",
-    ),
+    (f"--class_weights balanced {EPISODES}", "class_weights and episode_classes"),
+    (f"{SAMPLED} --head_kwargs {{class_weights:[1,2]}}", "head_kwargs class_weights and class_balanced_sampling"),
     ("--class_weights balanced --head_kwargs {class_weights:[1,2]}", "class_weights and head_kwargs class_weights"),
-    (
-        "--label_smoothing_factor 0.1 --head_kwargs {label_smoothing:0.2}",
-        "label_smoothing_factor and head_kwargs label_smoothing",
-    ),
+    (f"--{SMOOTH}_factor 0.1 --head_kwargs {{{SMOOTH}:0.2}}", f"{SMOOTH}_factor and head_kwargs {SMOOTH}"),
     ("--loss_reduction sum --head_kwargs {reduction:mean}", "loss_reduction and head_kwargs reduction"),
 ]
 
