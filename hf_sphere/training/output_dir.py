@@ -81,7 +81,7 @@ def prepare_output_dir(output_dir: Path, *, overwrite: bool, resume: bool, recip
     output_dir.mkdir(parents=True, exist_ok=True)
     leftovers = list(output_dir.rglob(f"*{files.UNFINISHED}"))  # of a killed run
     for path in [*leftovers, *([] if resume else _traces_of_a_run(output_dir))]:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def read_settings(output_dir: Path) -> dict[str, Any] | None:

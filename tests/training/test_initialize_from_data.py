@@ -2,7 +2,6 @@ import copy
 
 import pytest
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 
 from hf_sphere import (
@@ -12,8 +11,7 @@ from hf_sphere import (
     SphereVisionForRegression,
 )
 from hf_sphere.nn import HEADS, Head
-from hf_sphere.training import RunState, initialize_from_data
-from hf_sphere.training.checkpoints import load_checkpoint, save_checkpoint
+from hf_sphere.training import initialize_from_data
 
 
 class CenteredHead(Head):
@@ -130,19 +128,6 @@ def test_initialization_stops_at_max_examples_and_a_head_without_it_receives_no_
     monkeypatch.setattr(CenteredHead, "needs_data_initialization", False)
     initialize_from_data(model, make_batches())
     assert model.head.shown is None
-
-
-def test_initialized_buffers_are_saved_with_the_model_and_in_a_checkpoint(model, make_batches, tmp_path):
-    accelerator = Accelerator(cpu=True)
-    accelerator.prepare(model)
-    initialize_from_data(model, make_batches())
-    model.save_pretrained(tmp_path / "saved")
-    loaded = SphereVisionForImageClassification.from_pretrained(tmp_path / "saved")
-    assert torch.equal(loaded.head.center, model.head.center)
-    checkpoint = save_checkpoint(accelerator, tmp_path, RunState(step=1), keep=1)
-    model.head.center.zero_()
-    load_checkpoint(accelerator, checkpoint)
-    torch.testing.assert_close(model.head.center, model.head.shown.mean(0), rtol=0, atol=0)
 
 
 def test_joint_model_initializes_the_head_with_its_own_coordinates(model, make_batches):

@@ -26,7 +26,7 @@ def test_unfinished_files_of_a_killed_run_are_removed_and_other_hidden_files_kep
         for name in ("snapshots", ".checkpoint-2.unfinished"):
             (tmp_path / name).mkdir(exist_ok=True)
         unfinished = (".run.json.7.unfinished", "snapshots/.epoch-0003.safetensors.7.unfinished")
-        for name in (*unfinished, ".checkpoint-backup", ".checkpoint-2.unfinished/half"):
+        for name in (*unfinished, ".checkpoint-backup", ".checkpoint-2.unfinished/.half.unfinished"):
             (tmp_path / name).touch()
         prepare_output_dir(tmp_path, overwrite=not resume, resume=resume)
         assert names(tmp_path) == [".checkpoint-backup", "snapshots"][: 1 + resume]
