@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.utils import validate_repo_id
 
 from hf_sphere.utils.arguments import Arguments, argument, named_first, parse_arguments
@@ -77,6 +76,8 @@ def upload(folder: Path, names: Sequence[str], repo_id: str, *, private: bool | 
     that of the owner. Credentials, local paths, and links out of the folder are a `ValueError` that lists them, and all
     errors of the Hub are a `ConnectionError`.
     """
+    from huggingface_hub import CommitOperationAdd, HfApi
+
     from hf_sphere.training.model_card import rename_model
 
     texts = {name: _text(folder / name) for name in names}

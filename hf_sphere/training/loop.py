@@ -196,7 +196,10 @@ class TrainingLoop:
                 self.accelerator.log({**means, "learning_rate": self.optimizer.param_groups[0]["lr"]}, step=state.step)
             if ends:
                 break
-            stops = self._should_stop(at_log)
+            stops = self._stop_requested > 0
+            if self.accelerator.num_processes > 1:  # they agree at logging steps
+                received = torch.tensor(self._stop_requested, device=self.accelerator.device)
+                stops = at_log and bool(self.accelerator.reduce(received, "sum") > 0)
             if stops or (args.save_steps and state.step % args.save_steps == 0 and not is_last):
                 self._check_finite()
                 state.seconds += time.perf_counter() - started
@@ -383,10 +386,3 @@ class TrainingLoop:
         finally:
             for signum, handler in previous.items():
                 signal.signal(signum, handler)
-
-    def _should_stop(self, at_log: bool) -> bool:
-        """Whether a signal was received; with several processes, checked only at logging steps."""
-        if self.accelerator.num_processes == 1 or not at_log:
-            return self._stop_requested > 0 and self.accelerator.num_processes == 1
-        received = torch.tensor(self._stop_requested, device=self.accelerator.device)
-        return bool(self.accelerator.reduce(received, "sum") > 0)

@@ -23,13 +23,25 @@ AVERAGE_FILE = "average.pt"
 
 
 def optimizer_from_arguments(
-    model: nn.Module, args: RecipeArguments, batch: Mapping[str, Any] | None = None
+    model: Any, args: RecipeArguments, batch: Mapping[str, Any] | None = None
 ) -> torch.optim.Optimizer:
-    """Build the optimizer of the arguments; see `hf_sphere.optim.build_optimizer`."""
+    """Build the optimizer of the arguments; see `hf_sphere.optim.build_optimizer`.
+
+    Learning rates of layers decay as those of timm.
+
+    Reference:
+        Bao, Dong, Piao and Wei, "BEiT: BERT pre-training of image transformers", ICLR 2022.
+    """
     options = {name: getattr(args, name) for name in ("weight_decay", "momentum", *_OF_SOME)}
     options |= {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
     options = {name: value for name, value in options.items() if name in _options_of(args.optim)}
-    scales = None if args.layer_decay is None else _layer_scales(model, args.layer_decay)
+    scales = None
+    if args.layer_decay is not None:
+        from timm.optim import param_groups_layer_decay
+
+        groups = param_groups_layer_decay(model.base_model.backbone, layer_decay=args.layer_decay)
+        by_parameter = {parameter: group["lr_scale"] for group in groups for parameter in group["params"]}
+        scales = {name: by_parameter[each] for name, each in model.named_parameters() if each in by_parameter}
     return build_optimizer(model, args.optim, batch, lr_scales=scales, **options)
 
 
@@ -49,19 +61,6 @@ def check_optimizer_arguments(args: RecipeArguments) -> None:
             raise ValueError(
                 f"{name} {value} has no effect with optim {args.optim}; leave it out, or set it to {default}."
             )
-
-
-def _layer_scales(model: Any, layer_decay: float) -> dict[str, float]:
-    """Return the learning rates of timm's layer-wise decay by parameter, relative to that of the last layers.
-
-    Reference:
-        Bao, Dong, Piao and Wei, "BEiT: BERT pre-training of image transformers", ICLR 2022.
-    """
-    from timm.optim import param_groups_layer_decay
-
-    groups = param_groups_layer_decay(model.base_model.backbone, layer_decay=layer_decay)
-    scales = {parameter: group["lr_scale"] for group in groups for parameter in group["params"]}
-    return {name: scales[parameter] for name, parameter in model.named_parameters() if parameter in scales}
 
 
 def build_scheduler(

@@ -164,30 +164,25 @@ def start_run(args: RecipeArguments, *others: Any, recipe: str | None = None) ->
     # Tied weights are saved once; accelerate would warn at every checkpoint.
     logging.getLogger("accelerate.utils.other").addFilter(lambda record: "Removed shared tensor" not in str(record.msg))
     set_seed(args.seed)
-    if unsupported := _unsupported(accelerator, args, shard_classes=options.get("shard_classes", False)):
-        kind = "shard_classes" if options.get("shard_classes") else accelerator.distributed_type.value
-        raise ValueError(f"{' and '.join(unsupported)} cannot be combined with {kind}; leave it out or use DDP.")
+    kind, shards_classes = accelerator.distributed_type, options.get("shard_classes", False)
+    unsupported: list[str] = []
+    if kind == DistributedType.FSDP or shards_classes:
+        names = ("ema_decay", "load_best_model_at_end", "snapshot_epochs", "snapshot_until")
+        unsupported += [name for name in names if getattr(args, name)]
+    if kind == DistributedType.DEEPSPEED:  # its engine takes a step after each backward pass
+        unsupported += ["max_grad_norm"] * (args.max_grad_norm is not None)
+        unsupported += ["gradient_accumulation_steps"] * (args.gradient_accumulation_steps > 1)
+    if shards_classes:  # with fp16, each process would choose another scale of its loss
+        unsupported += ["fp16"] * (accelerator.mixed_precision == "fp16")
+        unsupported += [kind.value] * (kind in (DistributedType.FSDP, DistributedType.DEEPSPEED))
+    if unsupported:
+        other = "shard_classes" if shards_classes else kind.value
+        raise ValueError(f"{' and '.join(unsupported)} cannot be combined with {other}; leave it out or use DDP.")
     folder, resume = Path(args.output_dir), args.resume_from_checkpoint
     output_dir.check_output_dir(folder, overwrite=args.overwrite_output_dir, resume=resume is not None, recipe=recipe)
     if resume is not None:
         checkpoints.find_checkpoint(resume, folder)
     return Run(args, accelerator, *others, recipe=recipe)
-
-
-def _unsupported(accelerator: Accelerator, args: RecipeArguments, *, shard_classes: bool) -> list[str]:
-    """Return the arguments in use that the loop does not support on a sharded model."""
-    kind = accelerator.distributed_type
-    names: tuple[str, ...] = ()
-    if kind == DistributedType.FSDP or shard_classes:
-        names = ("ema_decay", "load_best_model_at_end", "snapshot_epochs", "snapshot_until")
-    used = [name for name in names if getattr(args, name)]
-    if kind == DistributedType.DEEPSPEED:  # its engine takes a step after each backward pass
-        used += ["max_grad_norm"] * (args.max_grad_norm is not None)
-        used += ["gradient_accumulation_steps"] * (args.gradient_accumulation_steps > 1)
-    if shard_classes:  # with fp16, each process would choose another scale of its loss
-        used += ["fp16"] * (accelerator.mixed_precision == "fp16")
-        used += [kind.value] * (kind in (DistributedType.FSDP, DistributedType.DEEPSPEED))
-    return used
 
 
 def run_training(task: Task, arguments: Sequence[Any], command: Sequence[str], recipe: str) -> None:

@@ -84,8 +84,7 @@ class SphereCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, **others: Any) -> None:
         """Check the settings, and initialize the model from data."""
-        _check_settings(args, model)
-        _check_position(args, state, others["train_dataloader"])
+        _check_settings(args, state, model, others["train_dataloader"])
         self._epoch, data = -1, getattr(others["train_dataloader"], "dataset", None)
         self._together = data.batches.dealt_together if isinstance(data, _ImageEpochs) else None
         with torch.random.fork_rng(devices=[]):  # reading the data must not change the order of the first epoch
@@ -129,8 +128,11 @@ class SphereCallback(TrainerCallback):
             self._hook = None
 
 
-def _check_settings(args: Any, model: nn.Module) -> None:
-    """Raise an error for settings of the Trainer with which the model would be trained in another way."""
+def _check_settings(args: Any, state: Any, model: nn.Module, loader: Any) -> None:
+    """Raise an error for settings of the Trainer with which the model would be trained in another way.
+
+    The Trainer counts steps, so it would resume at another place of the data if an epoch had another number of them.
+    """
     devices, problem = args.world_size * max(args.n_gpu, 1), ""
     batches = devices * args.gradient_accumulation_steps
     if getattr(model, "accepts_loss_kwargs", False):  # the Trainer then adds up the losses of batches, and of devices
@@ -142,21 +144,15 @@ def _check_settings(args: Any, model: nn.Module) -> None:
         problem = "save only the class vectors of the first process; leave out shard_classes"
     elif is_sharded and any(getattr(module, "needs_data_initialization", False) for module in model.modules()):
         problem = "initialize a sharded model from data; call initialize_from_data before creating the Trainer"
+    elif state.global_step and has_length(loader):
+        epoch, step = divmod(state.global_step, math.ceil(len(loader) / args.gradient_accumulation_steps))
+        position = epoch + step * args.gradient_accumulation_steps / len(loader)
+        if not math.isclose(position, state.epoch):
+            was = f"epoch {state.epoch:.2f} after {state.global_step} steps, which are {position:.2f} epochs now"
+            settings = "data, batch size, gradient accumulation and number of processes"
+            problem = f"not resume where the run was at {was}; repeat its {settings}"
     if problem:
         raise ValueError(f"the Trainer would {problem}.")
-
-
-def _check_position(args: Any, state: Any, loader: Any) -> None:
-    """Raise an error if the Trainer, which counts steps, would resume at another place of the data than it stopped."""
-    if not state.global_step or not has_length(loader):
-        return
-    epoch, step = divmod(state.global_step, math.ceil(len(loader) / args.gradient_accumulation_steps))
-    position = epoch + step * args.gradient_accumulation_steps / len(loader)
-    if not math.isclose(position, state.epoch):
-        raise ValueError(
-            f"the run to resume was at epoch {state.epoch:.2f} after {state.global_step} steps, which are "
-            f"{position:.2f} epochs now; repeat its data, batch size, gradient accumulation and number of processes."
-        )
 
 
 def _initial_images(model: Any, loader: Any) -> Iterator[dict[str, Tensor]]:

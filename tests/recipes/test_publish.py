@@ -26,7 +26,7 @@ def folder(root, tmp_path):
 def commits(monkeypatch) -> dict[str, bytes]:
     """The files that were uploaded to `me/model`."""
     uploads: dict[str, dict[str, bytes]] = {"me/model": {}}
-    monkeypatch.setattr("hf_sphere.commands.publish.HfApi", hub(uploads))
+    monkeypatch.setattr("huggingface_hub.HfApi", hub(uploads))
     return uploads["me/model"]
 
 

@@ -157,7 +157,7 @@ def test_label_smoothing_is_applied_to_the_loss_and_saved_with_the_model(finishe
 def uploads(monkeypatch) -> dict[str, dict[str, bytes]]:
     """The files that were uploaded, by repository."""
     files: dict[str, dict[str, bytes]] = {}
-    monkeypatch.setattr("hf_sphere.commands.publish.HfApi", hub(files))
+    monkeypatch.setattr("huggingface_hub.HfApi", hub(files))
     return files
 
 

@@ -171,6 +171,9 @@ def build_classifier(
 
     If the evaluation images have other classes (`is_open_set`), a saved model needs no other head for them.
     """
+    from hf_sphere.nn.heads import HEADS
+    from hf_sphere.utils.options import keyword_options
+
     args, saved, now, new_head = setup.model_args, setup.saved, setup.images.class_names, False
     if saved is None:
         head, options = args.head or default_head, dict(args.head_kwargs)
@@ -189,7 +192,17 @@ def build_classifier(
         if new_head and args.head is not None:
             saved.head, saved.head_kwargs = args.head, dict(args.head_kwargs)
         head, options = saved.head, {k: v for k, v in (saved.head_kwargs or {}).items() if k not in image.OF_THE_RUN}
-    options |= _loss_options(head, setup)
+    if setup.args.label_smoothing_factor:
+        options["label_smoothing"] = setup.args.label_smoothing_factor
+    if args.class_weights == "balanced":
+        counts = setup.images.train.labels.bincount(minlength=len(now))
+        # Their mean over the training images is 1, as in scikit-learn.
+        options["class_weights"] = (counts.sum() / (counts > 0).sum() / counts.clamp_min(1)).tolist()
+    if args.shard_classes:
+        options["shard_classes"] = True
+    reduction = setup.args.loss_reduction
+    if reduction == "sum" or (reduction and head in HEADS and "reduction" in keyword_options(HEADS[head])):
+        options["reduction"] = reduction
     if options or saved is None or saved.head_kwargs:
         settings["head_kwargs"] = options
     settings["id2label"] = dict(enumerate(now))
@@ -199,26 +212,6 @@ def build_classifier(
     if args.prototypes_file is not None:
         set_prototypes(model, args.prototypes_file, now)
     return model
-
-
-def _loss_options(head: str | None, setup: image.Setup) -> dict[str, Any]:
-    """Return the options of a head that are set by training arguments."""
-    from hf_sphere.nn.heads import HEADS
-    from hf_sphere.utils.options import keyword_options
-
-    options: dict[str, Any] = {}
-    if setup.args.label_smoothing_factor:
-        options["label_smoothing"] = setup.args.label_smoothing_factor
-    if setup.model_args.class_weights == "balanced":
-        counts = setup.images.train.labels.bincount(minlength=len(setup.images.class_names))
-        # Their mean over the training images is 1, as in scikit-learn.
-        options["class_weights"] = (counts.sum() / (counts > 0).sum() / counts.clamp_min(1)).tolist()
-    if setup.model_args.shard_classes:
-        options["shard_classes"] = True
-    reduction = setup.args.loss_reduction
-    if reduction == "sum" or (reduction and head in HEADS and "reduction" in keyword_options(HEADS[head])):
-        options["reduction"] = reduction
-    return options
 
 
 def evaluate_with_flips(run: "Run", model: Any, batches: Any) -> dict[str, float]:
