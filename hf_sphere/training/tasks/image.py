@@ -288,13 +288,16 @@ def check_same_architecture(args: EncoderArguments, saved: "SphereVisionConfig",
     `initialization`, which configurations state, has no effect on an evaluation.
     """
     defaults: Mapping[str, Any] = vars(type(args)())
+    problem = ""
     for name in ("backbone", "backbone_kwargs", "embedding_dim", "final_activation", "head", "head_kwargs"):
         value, kept = getattr(args, name, None), getattr(saved, name)
         if name == "head_kwargs":
             kept = {k: v for k, v in (kept or {}).items() if k in (value or ()) or k not in (*OF_THE_RUN, "reduction")}
         if value not in (defaults.get(name), kept):
-            raise ValueError(f"{name} is {value} but {args.model_name_or_path} has {kept}; leave {name} out.")
+            problem = problem or f"{name} is {value} but {args.model_name_or_path} has {kept}; leave {name} out"
     weights = ("pretrained_backbone", "backbone_weights", "initial_weights", "prototypes_file")
     for name in weights if evaluates else (*weights, "initialization"):
         if getattr(args, name, None):
-            raise ValueError(f"{name} does not apply to a saved model, which has its own; leave {name} out.")
+            problem = problem or f"{name} does not apply to a saved model, which has its own; leave {name} out"
+    if problem:
+        raise ValueError(f"{problem}.")

@@ -23,12 +23,8 @@ if TYPE_CHECKING:
 SPHERIZED = {name: f"Sphere{prefix}" for name, prefix in ENCODERS.items() if name != "vit"}
 """Prefix of the spherized classes by the `model_type` of the plain model."""
 
-SETTINGS = {
-    "scaling": "spherization_scaling",
-    "radius": "spherization_radius",
-    "delta": "spherization_delta",
-    "learn_scaling": "learn_spherization_scaling",
-}
+SETTINGS = {name: f"spherization_{name}" for name in ("scaling", "radius", "delta")}
+SETTINGS["learn_scaling"] = "learn_spherization_scaling"
 """Names of configuration settings by option of the spherization."""
 
 FIT_TOKENS = 16_384
