@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -66,12 +67,8 @@ def place_names(
         text = axes.text(*point, shorten(names[index]), color=color, path_effects=outline, **style)
         box = text.get_window_extent().padded(1.0)
         if beside is not None:
-            x, y = beside[row].tolist()
-            box = box.translated(x * (box.width / 2 + _GAP), y * (box.height / 2 + _GAP))
-        box = box.translated(
-            max(frame.x0 - box.x0, 0.0) + min(frame.x1 - box.x1, 0.0),
-            max(frame.y0 - box.y0, 0.0) + min(frame.y1 - box.y1, 0.0),
-        )
+            box = box.translated(*(beside[row].numpy() * (box.size / 2 + _GAP)))
+        box = box.translated(*np.maximum(frame.min - box.min, 0.0) + np.minimum(frame.max - box.max, 0.0))
         shifts = [(x * box.width, y * box.height) for x in range(-1, 2) for y in range(-9, 10)]
         places = (box.translated(*shift) for shift in sorted(shifts, key=lambda shift: math.hypot(*shift)))
         inside = (place for place in places if frame.padded(1).count_contains(place.corners()) == 4)
