@@ -24,18 +24,6 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 BYTES_A_FILE = 500_000_000
 """Bytes of images in a parquet file, about."""
 
-PUBLISHED: dict[str, dict[str, int]] = {
-    "imagenet200": {"classes": 200, "train images": 100_000, "test images": 10_000},
-    "omniart": {"classes": 46},
-    "cub200": {"classes": 200, "train images": 5994, "test images": 5794},
-    "sop": {
-        **{"classes": 22_634, "train classes": 11_318, "test classes": 11_316},
-        **{"train images": 59_551, "test images": 60_502},
-    },
-    "class_split": {},
-}
-"""Published numbers; unknown and varying ones are left out."""
-
 
 def read_imagenet200(source: Path) -> tuple[pd.DataFrame, Features]:
     """Read a folder per class, named by `words.txt` if it exists; the test images of Tiny ImageNet are in a list."""
@@ -105,13 +93,20 @@ def read_class_split(source: Path) -> tuple[pd.DataFrame, Features]:
     return rows, Features({"image": Image(), "label": Value("string")})
 
 
-READERS: dict[str, Callable[[Path], tuple[pd.DataFrame, Features]]] = {
-    "imagenet200": read_imagenet200,
-    "omniart": read_omniart,
-    "cub200": read_cub200,
-    "sop": read_sop,
-    "class_split": read_class_split,
+READERS: dict[str, tuple[Callable[[Path], tuple[pd.DataFrame, Features]], dict[str, int]]] = {
+    "imagenet200": (read_imagenet200, {"classes": 200, "train images": 100_000, "test images": 10_000}),
+    "omniart": (read_omniart, {"classes": 46}),
+    "cub200": (read_cub200, {"classes": 200, "train images": 5994, "test images": 5794}),
+    "sop": (
+        read_sop,
+        {
+            **{"classes": 22_634, "train classes": 11_318, "test classes": 11_316},
+            **{"train images": 59_551, "test images": 60_502},
+        },
+    ),
+    "class_split": (read_class_split, {}),
 }
+"""Functions that read a dataset, and its published numbers; unknown and varying ones are left out."""
 
 
 def prepare_images(args: Any) -> None:
@@ -121,7 +116,8 @@ def prepare_images(args: Any) -> None:
     if other or (output.exists() and not args.overwrite_output_dir):
         how = f"{other[0]} is not prepared data" if other else "--overwrite_output_dir replaces prepared data"
         raise FileExistsError(f"{output} already exists: {how}. Choose another --output.")
-    rows, features = READERS[args.kind](source)
+    read, published = READERS[args.kind]
+    rows, features = read(source)
     bar = progress_bar(rows["path"], "Checking", unit="image", disable=args.disable_tqdm)
     problems = {
         "have an empty, invalid or unknown cell": rows.isna().any(axis=1) | (rows == "").any(axis=1),
@@ -145,7 +141,7 @@ def prepare_images(args: Any) -> None:
     shared = sum(found[f"{split} classes"] for split in parts) - found["classes"]
     if args.kind in ("sop", "class_split") and shared:
         raise ValueError(f"{shared:,} of the classes are in another split, too; those of splits must differ.")
-    expected = [(what, count, found.get(what, 0)) for what, count in PUBLISHED[args.kind].items()]
+    expected = [(what, count, found.get(what, 0)) for what, count in published.items()]
     wrong = [f"{count:,} {what} expected, {got:,} found" for what, count, got in expected if got != count]
     if wrong and args.expect_counts:
         raise ValueError(

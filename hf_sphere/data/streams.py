@@ -99,8 +99,8 @@ class ImageStream(ImageBatches):
 
     def __init__(self, split: StreamSplit, *, num_workers: int | None = 2, **options: Any) -> None:
         super().__init__(torch.full((split.count,), -1), **options)
-        self.split = split
-        self.num_workers = num_workers
+        self.split, self.num_workers = split, num_workers
+        self.rows = None  # known only when images are read, so `epoch_rows` is an error
 
     def _examples(self, epoch: int, start: int, draws: Iterator[list[Any]]) -> Iterator[tuple[Tensor, dict, Any]]:
         labels: deque[list[int]] = deque()  # of the batches that are being decoded
@@ -124,9 +124,6 @@ class ImageStream(ImageBatches):
             if error is not None:
                 logger.warning("Left out %d image(s) of a batch: %s", int((~mask).sum()), error)
             yield to_device(images, self.device), {"labels": to_device(classes, self.device)}, None
-
-    def _order(self, epoch: int) -> Tensor:
-        raise ValueError("the images of a stream are not numbered before they are read, so only `epoch` returns them.")
 
 
 def open_streams(

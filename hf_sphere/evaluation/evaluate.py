@@ -70,8 +70,11 @@ def evaluate_embeddings(
     curvature = options.curvature or (data.about.get("curvature") if distance == "hyperbolic" else None)
     if (curvature is None) != (distance != "hyperbolic"):
         raise ValueError(f"the hyperbolic distance needs --curvature, and no other has one; this one is {distance}.")
-    retrieval: dict[str, Any] = {"distance": distance, "ks": options.ks}
-    retrieval |= {} if curvature is None else {"curvature": curvature}
+    retrieval: dict[str, Any] = {
+        "distance": distance,
+        "ks": options.ks,
+        **({"curvature": curvature} if curvature else {}),
+    }
     evaluation = Evaluation(distance)
     is_known = _evaluate_predictions(evaluation, data)
     _evaluate_retrieval(evaluation, data, data.labels, options, retrieval)

