@@ -70,11 +70,8 @@ def evaluate_embeddings(
     curvature = options.curvature or (data.about.get("curvature") if distance == "hyperbolic" else None)
     if (curvature is None) != (distance != "hyperbolic"):
         raise ValueError(f"the hyperbolic distance needs --curvature, and no other has one; this one is {distance}.")
-    retrieval: dict[str, Any] = {
-        "distance": distance,
-        "ks": options.ks,
-        **({"curvature": curvature} if curvature else {}),
-    }
+    given: dict[str, Any] = {"distance": distance, "ks": options.ks, "curvature": curvature}
+    retrieval = {name: value for name, value in given.items() if value is not None}
     evaluation = Evaluation(distance)
     is_known = _evaluate_predictions(evaluation, data)
     _evaluate_retrieval(evaluation, data, data.labels, options, retrieval)
