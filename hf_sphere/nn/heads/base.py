@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -82,6 +83,8 @@ class Head(nn.Module):
     """Whether `initialize_from_data` must be called before training; may be a property that depends on the state."""
     without_decay: ClassVar[tuple[str, ...]] = ()
     """Parameters without weight decay, such as class vectors whose norm has no effect."""
+    class_parameters: tuple[str, ...] = ()
+    """Parameters whose first axis is that of the classes: the weights, then a bias if there is one."""
     in_blocks: bool = False
     """Whether the loss is computed in blocks of classes, even where there are logits."""
     reduction: str = "mean"
@@ -373,7 +376,9 @@ class Head(nn.Module):
 
     def directions(self) -> Tensor | None:
         """Return unit class vectors (K, d') in the space of the transformed embeddings, or None if there are none."""
-        return None
+        if not self.class_parameters:
+            return None
+        return F.normalize(attrgetter(self.class_parameters[0])(self).detach(), dim=-1)
 
     def extra_repr(self) -> str:
         """Describe the head with its options in a printed model."""

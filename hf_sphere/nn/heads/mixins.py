@@ -46,8 +46,7 @@ class ClassVectorHead(Head):
         An et al., "Partial FC: training 10 million identities on a single machine", ICCV workshops 2021.
     """
 
-    class_parameters: tuple[str, ...] = ("weight",)
-    """Parameters whose first axis is that of the classes: the weights, then a bias if there is one."""
+    class_parameters = ("weight",)
     normalizes_classes: ClassVar[bool] = False
     """Whether class vectors are normalized."""
     logits_per_class: int = 1
@@ -154,10 +153,6 @@ class ClassVectorHead(Head):
         if total is None:
             return loss
         return loss + self.label_smoothing * (target - (exchange.sum(total) + target) / self.num_classes)
-
-    def directions(self) -> Tensor | None:
-        """Return the normalized class vectors."""
-        return F.normalize(self._read_parameters()[0].detach(), dim=-1)
 
     def _read_parameters(self) -> list[Tensor]:  # not `get_parameter`: plain tensors in the copies of `DataParallel`
         return [attrgetter(name)(self) for name in self.class_parameters]

@@ -115,7 +115,7 @@ class AngularHead(Head):
     """
 
     name = "angular"
-    without_decay = ("linear.weight",)
+    class_parameters = without_decay = ("linear.weight",)
 
     def __init__(self, embedding_dim: int, num_classes: int, *, operator: str = "cosine", **options: Any) -> None:
         super().__init__(embedding_dim, num_classes, **options)
@@ -131,10 +131,6 @@ class AngularHead(Head):
     def compute_logits(self, embeddings: Tensor) -> Tensor:
         """Return the values of the operator."""
         return self.linear(embeddings)
-
-    def directions(self) -> Tensor:
-        """Return the normalized class vectors."""
-        return F.normalize(self.linear.weight.detach(), dim=-1)
 
 
 BOUNDARY_MARGIN = 1e-3
@@ -165,6 +161,7 @@ class HyperbolicHead(Head):
     """
 
     name = "hyperbolic"
+    class_parameters = ("weight",)
     without_decay = ("weight", "offsets")  # normals and points of the hyperplanes
 
     def __init__(self, embedding_dim: int, num_classes: int, *, curvature: float = 1e-5, **options: Any) -> None:
@@ -205,10 +202,6 @@ class HyperbolicHead(Head):
     def metric(self) -> dict[str, Any]:
         """Return the hyperbolic distance and the curvature."""
         return {"distance": "hyperbolic", "curvature": float(self.curvature)}
-
-    def directions(self) -> Tensor:
-        """Return the normalized normals of the hyperplanes."""
-        return F.normalize(self.weight.detach(), dim=-1)
 
     def _polar(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Return unit vectors (..., d) and norms times sqrt(c), whose tanh is limited at the boundary: (..., 1)."""
