@@ -46,7 +46,7 @@ class ClassVectorHead(Head):
         An et al., "Partial FC: training 10 million identities on a single machine", ICCV workshops 2021.
     """
 
-    class_parameters = ("weight",)
+    class_parameters: tuple[str, ...] = ("weight",)
     normalizes_classes: ClassVar[bool] = False
     """Whether class vectors are normalized."""
     logits_per_class: int = 1
