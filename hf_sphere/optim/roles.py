@@ -201,8 +201,12 @@ def _run(trial: nn.Module, batch: Any) -> tuple[list[Tensor], dict[Node, set[str
             for name, parametrizations in _parametrizations(module):
                 node = get_gradient_edge(getattr(module, name)).node
                 made[node] = {names[weight] for weight in parametrizations.parameters(recurse=False)}
-        copies = tree_map_only(Tensor, lambda x: x.detach().requires_grad_(x.is_floating_point()).clone(), batch)
-        return differentiable(call(trial, copies)), made
+        try:
+            copies = tree_map_only(Tensor, lambda x: x.detach().requires_grad_(x.is_floating_point()).clone(), batch)
+            output = call(trial, copies)
+        except RuntimeError:  # the model sets requires_grad of its input, as wav2vec 2.0 does
+            output = call(trial, batch)
+    return differentiable(output), made
 
 
 def _trace(trial: nn.Module, batch: Any) -> tuple[Uses, set[str], set[str]]:
