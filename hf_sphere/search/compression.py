@@ -124,7 +124,9 @@ class CompressedSpace(CalibratedSearch):
             text = error_text(error).rstrip(".")
             raise ValueError(f"the compressed space {folder} is damaged: {text}. Compress the space again.") from error
 
-    def _candidates(self, queries: Tensor, count: int, left_out: Tensor | None = None) -> Candidates:
+    def _candidates(
+        self, queries: Tensor, count: int, left_out: Tensor | None = None, among: Any = None
+    ) -> Candidates:
         if left_out is None:
             return self._search_codes(queries, count)
         return self._search_others(queries, count, left_out, min(2 * count, len(self)))

@@ -17,7 +17,7 @@ from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.search.encoder import load_encoder
 from hf_sphere.search.index_files import read_index, write_index
 from hf_sphere.search.indexed_images import ImageState, IndexedImages, identify, place_of, predicted_class
-from hf_sphere.search.matching import CANDIDATES, Matches
+from hf_sphere.search.matching import Matches
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind, check_kind
 from hf_sphere.search.source import Groups, ImageSource
 from hf_sphere.search.space import EmbeddingSpace
@@ -365,14 +365,13 @@ class ImageIndex(IndexedImages):
         used = sorted({*self.images["source"]})
         self.images["source"] = [used.index(index) for index in self.images["source"]]
         self.sources, self._opened = [self.sources[n] for n in used], {}
-        old = self.embeddings[kept] if removed else self.embeddings
-        vectors = torch.cat([old, embeddings]) if kept else embeddings
-        ids, groups = self.images["id"] if self.ids is not None else None, self.images.get("group")
+        ids, groups, space = self.images["id"] if self.ids is not None else None, self.images.get("group"), self.space
         if len(self):
-            rows = torch.cat([self.space._numbers[kept], torch.tensor(numbers, dtype=torch.long)])
-            self.space._replace(vectors, rows, groups, ids)
+            rows, new = torch.tensor(kept, dtype=torch.long), torch.tensor(numbers, dtype=torch.long)
+            all_groups = space._number(groups, torch.cat([space._numbers[rows], new]))
+            space._set(rows, embeddings, new, all_groups, ids)
         else:
-            self.space = EmbeddingSpace(vectors, groups, ids=ids, metric=self.space.metric, kind=self.space.kind)
+            self.space = EmbeddingSpace(embeddings, groups, ids=ids, metric=space.metric, kind=space.kind)
 
     def why_no_level(self, content: str) -> str:
         """Return why searches by images, texts or vectors have no level of false accepts; an empty text if they can."""
@@ -407,9 +406,5 @@ class ImageIndex(IndexedImages):
                 raise ValueError(f"no image has the class {' or '.join(classes)}; there are {names}.")
         if check_integer("k", k, 1) > most:
             raise ValueError(f"k must be from 1 to the number of images to find, {most:,}; got {k}.")
-        count = k if level is None or among is not None else max(k, min(len(self), CANDIDATES["cosine"]))
-        found = space._candidates(embeddings, count, among=among)
-        if level is None:  # p-values of queries of other content would be wrong
-            ids = space._ids_of(found.rows)
-            return Matches(found.rows, found.scores, measure=space.metric["distance"], ids=ids, queries=queries)
-        return replace(space._judge(embeddings, found, k, level, is_part=among is not None), queries=queries)
+        # Without a level there are no p-values, which would be wrong for queries of other content.
+        return replace(space._judge(embeddings, k, level, level is not None, among), queries=queries)

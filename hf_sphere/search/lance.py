@@ -198,16 +198,7 @@ class LanceSpace(CalibratedSearch):
         With `where`, a condition in SQL such as `year > 2020 AND language = 'en'`, only among rows that fulfill it; -1
         fills up where there are fewer than k. The p-values stay about the whole space.
         """
-        if where is None:
-            return super().search(queries, k, false_accept=false_accept)
-        queries = self._check_search(queries, k, false_accept)
-        try:
-            self._rows(["_rowid"], f"_rowid < 0 AND coalesce({where}, false)")  # `a) OR (b` is an error
-            found = self._candidates(queries, k, where=where)
-        except (ValueError, RuntimeError) as error:  # the latter for a row, such as a division by zero
-            names = self.table.schema.names
-            raise ValueError(f"where={where!r} is no condition on {names}: {error_text(error)}") from error
-        return self._judge(queries, found, k, false_accept, is_part=True)
+        return self._search_rows(queries, k, false_accept, where)
 
     @property
     def calibration(self) -> Calibration:
@@ -233,6 +224,18 @@ class LanceSpace(CalibratedSearch):
         return calibration
 
     def _candidates(
+        self, queries: Tensor, count: int, left_out: Tensor | None = None, among: str | None = None
+    ) -> Candidates:
+        if among is None:
+            return self._find_rows(queries, count, left_out)
+        try:
+            self._rows(["_rowid"], f"_rowid < 0 AND coalesce({among}, false)")  # `a) OR (b` is an error
+            return self._find_rows(queries, count, where=among)
+        except (ValueError, RuntimeError) as error:  # the latter for a row, such as a division by zero
+            names = self.table.schema.names
+            raise ValueError(f"where={among!r} is no condition on {names}: {error_text(error)}") from error
+
+    def _find_rows(
         self, queries: Tensor, count: int, left_out: Tensor | None = None, where: str | None = None
     ) -> Candidates:
         if not self._effort or left_out is not None:

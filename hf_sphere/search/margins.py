@@ -1,6 +1,6 @@
 """Margins: how much nearer a query is to a row than other groups are, and scores of groups by them."""
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -42,17 +42,13 @@ def group_scores(scores: Tensor, groups: Tensor, is_best: bool) -> tuple[Tensor,
     return sums.gather(1, number).gather(1, back), starts.gather(1, back)
 
 
-def best_groups(scores: Tensor, is_first: Tensor, groups: Tensor, ids: Tensor, count: int) -> Groups:
-    """Return the best groups among candidates (Q, c), filled up with -inf and -1."""
-    scores = scores.where(is_first, -torch.inf)
-    order = scores.argsort(dim=1, descending=True, stable=True)[:, :count]
-    top = scores.gather(1, order)
-    exists = top > -torch.inf
-    lacking = (0, count - order.shape[1])
-    groups, ids = groups.gather(1, order).where(exists, -1), ids.gather(1, order).where(exists, -1)
-    return Groups(
-        F.pad(top, lacking, value=-torch.inf), F.pad(groups, lacking, value=-1), F.pad(ids, lacking, value=-1)
-    )
+def best_groups(scores: Tensor, is_first: Tensor, found: Any, count: int) -> Groups:
+    """Return the best groups among candidates (Q, c) with the scores of their groups, filled up with -inf and -1."""
+    scores = F.pad(scores.where(is_first, -torch.inf), (0, count), value=-torch.inf)
+    top, order = scores.sort(dim=1, descending=True, stable=True)
+    top, order = top[:, :count], order[:, :count]
+    groups, ids = (F.pad(each, (0, count)).gather(1, order) for each in (found.groups, found.ids))
+    return Groups(top, groups.where(top > -torch.inf, -1), ids.where(top > -torch.inf, -1))
 
 
 class Nearest(NamedTuple):

@@ -3,9 +3,10 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import methodcaller
+from operator import itemgetter, methodcaller
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -161,8 +162,13 @@ class CalibratedSearch(ABC):
         """Warn if queries, of which there are enough to show it, are of another model."""
 
     @abstractmethod
-    def _candidates(self, queries: Tensor, count: int, left_out: Tensor | None = None) -> Candidates:
-        """Return the rows with the largest similarities; of other groups than those of number `left_out`, if given."""
+    def _candidates(
+        self, queries: Tensor, count: int, left_out: Tensor | None = None, among: Any = None
+    ) -> Candidates:
+        """Return the rows with the largest similarities; of other groups than those of number `left_out`, if given.
+
+        `among` are the only rows that are searched: their numbers, or a condition of LanceDB.
+        """
 
     @abstractmethod
     def _ids_of(self, rows: Tensor) -> list[list[Any]]:
@@ -198,16 +204,9 @@ class CalibratedSearch(ABC):
         Raises:
             ValueError: If a query or k is invalid, or the calibration has too few groups for the level.
         """
-        queries = self._check_search(queries, k, false_accept)
-        count = max(k, min(len(self), CANDIDATES[self.score])) if self._needs_groups(false_accept) else k
-        return self._judge(queries, self._candidates(queries, count), k, false_accept)
+        return self._search_rows(queries, k, false_accept)
 
-    def _needs_groups(self, level: float | None) -> bool:
-        """Whether scores or p-values depend on the best groups of a query."""
-        has_p_values = level is not None or self.is_calibrated
-        return self.score == "margin" or (has_p_values and self.calibration.needs_best)
-
-    def _check_search(self, queries: Any, k: int, level: float | None) -> Tensor:
+    def _search_rows(self, queries: Any, k: int, level: float | None, among: Any = None) -> Matches:
         if level is not None:
             self.calibration.check_level(level)
         queries = self._check("queries", queries)
@@ -215,20 +214,29 @@ class CalibratedSearch(ABC):
             raise ValueError(f"k must be from 1 to the number of rows, {len(self):,}; got {k}.")
         if len(queries) >= FEWEST:
             self._warn_of_foreign(queries)
-        return queries
+        return self._judge(queries, k, level, level is not None or self.is_calibrated, among)
 
-    def _judge(self, queries: Tensor, found: Candidates, k: int, level: float | None, is_part: bool = False) -> Matches:
-        """Return the best k of the first rows that queries (Q, d) found, with p-values.
+    def _judge(
+        self,
+        queries: Tensor,
+        k: int,
+        level: float | None,
+        has_p_values: bool,
+        among: Any = None,
+        found: Candidates | None = None,
+    ) -> Matches:
+        """Return the best k rows of queries (Q, d), among the candidates that they found if these are known.
 
-        If only a part of the rows was searched, the best groups are searched for among all where that matters.
+        If only a part of the rows is searched, the best groups are searched for among all where that matters.
         """
-        best = None
-        if self._needs_groups(level):
-            count = min(len(self), CANDIDATES[self.score])
-            all_rows = self._candidates(queries, count) if is_part else found
-            scores, rows, ids, groups = all_rows
-            first = Candidates(scores[:, :count], rows[:, :count], ids[:, :count], groups[:, :count])
-            best = self._find_groups(queries, first)
+        best, most = None, min(len(self), CANDIDATES[self.score])
+        needs_groups = self.score == "margin" or (has_p_values and self.calibration.needs_best)
+        if found is None:
+            count = max(k, most) if needs_groups and among is None else k
+            found = self._candidates(queries, count, among=among)
+        if needs_groups:
+            of_all = found if among is None else self._candidates(queries, most)
+            best = self._find_groups(queries, Candidates(*map(itemgetter(np.s_[:, :most]), of_all)))
         if best is not None and self.score == "margin":  # rows have the scores of their groups
             is_same = found.groups[:, :, None] == best.groups[:, None]
             scores = best.scores[:, None].where(is_same, -torch.inf).amax(2).masked_fill(found.rows < 0, -torch.inf)
@@ -236,7 +244,7 @@ class CalibratedSearch(ABC):
         rows, scores = found.rows[:, :k], found.scores[:, :k]
         measure = self.score if self.metric["distance"] == "cosine" else self.metric["distance"]
         p_values = accepted = None
-        if level is not None or self.is_calibrated:
+        if has_p_values:
             p_values = self.calibration.p_values(scores, best).masked_fill(rows < 0, 1.0).cummax(1).values
             accepted = None if level is None else p_values <= level * ROUNDING
         return Matches(rows, scores, p_values, accepted, measure, self._ids_of(rows))
@@ -284,7 +292,7 @@ class CalibratedSearch(ABC):
         if added is not None:
             pairs = zip(found, (added.scores, added.groups, added.ids), strict=True)
             merged = sort_candidates(Groups(*(torch.cat(pair, 1) for pair in pairs)))
-            found = best_groups(*group_scores(merged.scores, merged.groups, True), merged.groups, merged.ids, 2)
+            found = best_groups(*group_scores(merged.scores, merged.groups, True), merged, 2)
             # The next group may be beyond these candidates.
             is_of_one = (added.groups == added.groups[:, :1]).all(1) & (added.rows[:, -1] >= 0)
             is_fresh |= is_of_one & (added.rows.shape[1] == CANDIDATES[self.score])
@@ -300,7 +308,7 @@ class CalibratedSearch(ABC):
         if is_margin:
             rows = sort_candidates(found, found.scores - self._near().offsets(found.rows, left_out))
         scores, is_first = group_scores(rows.scores, rows.groups, not is_margin)
-        top = best_groups(scores, is_first, rows.groups, rows.ids, SCORED if is_margin else 2)
+        top = best_groups(scores, is_first, rows, SCORED if is_margin else 2)
         lacking, count = (top.groups[:, 1] < 0) & (found.rows[:, -1] >= 0), 4 * found.rows.shape[1]
         if not lacking.any() or found.rows.shape[1] == len(self):
             return top

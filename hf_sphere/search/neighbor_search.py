@@ -309,17 +309,18 @@ class NeighborSearch:
         if len(queries) > at_once:
             pairs = zip(queries.split(at_once), rows.split(at_once), strict=True)
             return torch.cat([self.distances(*pair) for pair in pairs])
-        neighbors = self.references[rows.clamp_min(0)].double()
-        points = queries[:, None].double()
+        both = torch.cat([queries[:, None], self.references[rows.clamp_min(0)]], 1).double()
         if self.distance == "cosine":
-            neighbors, points = _directions(neighbors), _directions(points)
-            missing = ~(points.any(2) & neighbors.any(2))
-            distances = ((points - neighbors).square().sum(2) / 2).masked_fill(missing, 1.0)
+            for norm, least in ((torch.inf, 0.0), (2, 1e-12)):  # as project_to_sphere, without gradients
+                both = both / torch.threshold(torch.linalg.vector_norm(both, norm, -1, True), least, 1.0)
+            is_zero = ~both.any(2)
+            distances = (both[:, :1] - both[:, 1:]).square().sum(2) / 2
+            distances = distances.masked_fill(is_zero[:, :1] | is_zero[:, 1:], 1.0)
         else:
-            distances = torch.linalg.vector_norm(points - neighbors, dim=2)
+            distances = torch.linalg.vector_norm(both[:, :1] - both[:, 1:], dim=2)
         if self.distance == "hyperbolic":
-            inside = [1 - self.curvature * values.square().sum(2) for values in (points, neighbors)]
-            ratio = self.curvature * distances.square() / (inside[0] * inside[1])
+            inside = 1 - self.curvature * both.square().sum(2)
+            ratio = self.curvature * distances.square() / (inside[:, :1] * inside[:, 1:])
             distances = 2 * ratio.sqrt().asinh() / self.curvature**0.5
         return distances.masked_fill(rows < 0, torch.inf)
 
@@ -389,12 +390,6 @@ class NeighborSearch:
         """Return the recall@10 of each query, (n,)."""
         candidates = self._candidates(queries, min(10 + self._spare, len(self._first)))
         return (self._choose(queries, candidates, 10, 1)[0] <= farthest).double().mean(1)
-
-
-def _directions(points: Tensor) -> Tensor:
-    """Return `project_to_sphere` of vectors in float64, which need no gradient."""
-    points = points / torch.threshold(torch.linalg.vector_norm(points, torch.inf, -1, keepdim=True), 0.0, 1.0)
-    return points / torch.threshold(torch.linalg.vector_norm(points, dim=-1, keepdim=True), 1e-12, 1.0)
 
 
 def _at_least_float32(embeddings: Any) -> Tensor:

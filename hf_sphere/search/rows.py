@@ -1,5 +1,6 @@
 """Vectors with ids and groups: their search, and its calibration."""
 
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +16,7 @@ from hf_sphere.search.matching import (
     ExpectedFound,
     mean_interval,
 )
+from hf_sphere.search.migration import Migration
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind
 from hf_sphere.search.sampling import mix, name_keys, name_numbers, sample_rows
 from hf_sphere.search.vectors import check_ids, check_names, positions
@@ -41,6 +43,9 @@ class GroupedVectors(CalibratedSearch):
         calibration_rows: int = 5_000,
         seed: int = 0,
     ) -> None:
+        if vectors.ndim != 2 or vectors.dtype != torch.float32:
+            got = f"{vectors.dtype} {tuple(vectors.shape)}"
+            raise ValueError(f"vectors must be float32 (N, d); got {got}. Use fit, and vectors[None] for one vector.")
         self.vectors, self._dim = vectors, vectors.shape[1]
         self._numbers = torch.arange(len(vectors)) if numbers is None else numbers
         self._next = int(self._numbers.max()) + 1 if len(vectors) else 0
@@ -57,6 +62,10 @@ class GroupedVectors(CalibratedSearch):
         self._calibration: Calibration | None = None
         self._is_current = False
         self.rule: Rule = "sharp"
+        self.skipped: list[Any] = []
+        self.model: str | None = None
+        self.migration: Migration | None = None
+        self._loaded: tuple[Path, str | None] | None = None  # folder and version of the last load or save
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -68,8 +77,10 @@ class GroupedVectors(CalibratedSearch):
 
     def _ids_of(self, rows: Tensor) -> list[list[Any]]:
         """Return the ids of rows (Q, k), None where there is none."""
-        ids = self._numbers.numpy().data if self._ids is None else self._ids  # the former has integers of Python
-        return [[None if row < 0 else ids[row] for row in some] for some in rows.tolist()]
+        ids = self._numbers[rows].numpy()
+        if self._ids is not None:
+            ids = np.fromiter(map(self._ids.__getitem__, rows.flatten().tolist()), object).reshape(rows.shape)
+        return np.where(rows < 0, None, ids).tolist()
 
     @property
     def groups(self) -> list[Any] | None:
@@ -84,18 +95,23 @@ class GroupedVectors(CalibratedSearch):
         self._search.refresh()
         return self._search
 
-    def _set(
-        self, vectors: Tensor, numbers: Tensor, groups: Tensor, ids: list[Any] | None, old: Tensor | None = None
-    ) -> None:
-        """Set all rows; `old` are those that they were, -1 for new vectors, by default those of their numbers."""
-        old = positions(numbers, self._numbers) if old is None else old
-        self.vectors, self._numbers, self._ids, self._groups = vectors, numbers, ids, groups
-        if self._search is not None:
-            before = len(self._search.references)
-            is_extended = torch.equal(old[:before], torch.arange(before)) and bool((old[before:] < 0).all())
-            self._search = self._search if is_extended and self._search.extend(vectors) else None
-        self._is_current, self._nearest = False, None
-        if self._calibration is not None and self._queries is None and not len(self._calibration_rows()):
+    def _set(self, kept: Tensor, vectors: Tensor, numbers: Tensor, groups: Tensor, ids: list[Any] | None) -> None:
+        """Keep some rows and append vectors with their numbers, (m,); groups and ids are those of all rows then.
+
+        A number may be that of a row that is not kept, whose vector is replaced.
+        """
+        if torch.isin(numbers, self._numbers).any() or not torch.equal(groups[: len(kept)], self._groups[kept]):
+            self._calibration = None  # scores of rows that stay may be others
+        is_whole = len(kept) == len(self)
+        if not is_whole:
+            self.vectors, self._numbers = self.vectors[kept], self._numbers[kept]
+        if len(numbers):
+            self.vectors, self._numbers = torch.cat([self.vectors, vectors]), torch.cat([self._numbers, numbers])
+            self._next = max(self._next, int(numbers.max()) + 1)
+        if self._search is not None and (not is_whole or (len(numbers) and not self._search.extend(self.vectors))):
+            self._search = None
+        self._groups, self._ids, self._is_current, self._nearest = groups, ids, False, None
+        if self._queries is None and not len(self._calibration_rows()):
             self._calibration = None  # so that a search without a level needs none
 
     def _number(self, groups: Any, rows: Tensor) -> Tensor:
@@ -123,10 +139,6 @@ class GroupedVectors(CalibratedSearch):
     def _candidates(
         self, queries: Tensor, count: int, left_out: Tensor | None = None, among: Tensor | None = None
     ) -> Candidates:
-        """Return the rows with the largest similarities; of other groups than those of number `left_out`, if given.
-
-        `among` are the only rows that are searched.
-        """
         search, groups = self.neighbor_search, self._groups
         if among is not None:
             search, groups = NeighborSearch(self.vectors[among], kind="torch", **self.metric), groups[among]
@@ -218,7 +230,7 @@ class GroupedVectors(CalibratedSearch):
         is_other = (found.rows != rows[:, None]).int()
         order = is_other.argsort(dim=1, descending=True, stable=True)[:, : count - 1]  # the row itself is the last one
         found = Candidates(*(column.gather(1, order) for column in found))
-        best = self._judge(self.vectors[rows], found, 1, level)
+        best = self._judge(self.vectors[rows], 1, level, True, found=found)
         assert best.accepted is not None
         hits = best.accepted[:, 0] & (self._groups[best.rows[:, 0]] == self._groups[rows])
         shares = torch.zeros(len(counts)).double().index_add(0, own, hits.double()) / counts

@@ -1,10 +1,7 @@
 """A space of embeddings: search, matches at a false-accept level, identification."""
 
-import itertools
 import logging
-from dataclasses import replace
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -17,11 +14,11 @@ from hf_sphere.search.compression import CompressedSpace, compress
 from hf_sphere.search.drift import Comparison, ModelCheck, check_model, compare
 from hf_sphere.search.index_files import read_index, write_index
 from hf_sphere.search.margins import Score
-from hf_sphere.search.migration import Migration, migrate
+from hf_sphere.search.migration import migrate
 from hf_sphere.search.neighbor_search import SearchKind
 from hf_sphere.search.report import VectorReport, report_vectors
 from hf_sphere.search.rows import GroupedVectors
-from hf_sphere.search.vectors import as_list, as_names, check_ids, check_names, positions, unit_vectors, usable_rows
+from hf_sphere.search.vectors import as_list, as_names, check_ids, check_names, unit_vectors, usable_rows
 from hf_sphere.utils.checks import check_choice, check_integer, check_seed
 from hf_sphere.utils.pages import Table
 
@@ -58,16 +55,6 @@ class EmbeddingSpace(GroupedVectors, Table):
         >>> found.rows.shape, found.accepted.dtype
         (torch.Size([2, 3]), torch.bool)
     """
-
-    def __init__(self, vectors: Tensor, groups: Any = None, **options: Any) -> None:
-        if vectors.ndim != 2 or vectors.dtype != torch.float32:
-            got = f"{vectors.dtype} {tuple(vectors.shape)}"
-            raise ValueError(f"vectors must be float32 (N, d); got {got}. Use fit, and vectors[None] for one vector.")
-        super().__init__(vectors, groups, **options)
-        self.skipped: list[Any] = []
-        self.model: str | None = None
-        self.migration: Migration | None = None
-        self._loaded: tuple[Path, str | None] | None = None  # folder and version of the last load or save
 
     @classmethod
     def fit(
@@ -227,7 +214,9 @@ class EmbeddingSpace(GroupedVectors, Table):
         Raises:
             ValueError: If a vector, name or id is invalid, a group calibrates, or the vectors are of another model.
         """
-        self._check_alike(ids=ids, groups=groups)
+        for what, given, known in (("ids", ids, self._ids), ("groups", groups, self._names)):
+            if (given is None) != (known is None):
+                raise ValueError(f"the space has {'no ' * (known is None)}{what}; add rows alike ({what}=).")
         vectors = self._check("vectors", vectors, None if ids is None else (ids := as_list(ids)))
         if check:
             self._refuse_foreign(vectors, model)
@@ -238,11 +227,8 @@ class EmbeddingSpace(GroupedVectors, Table):
             check_names("groups, old and new,", [self._names[0], *groups], 1 + len(groups))
             self.check_groups(groups)
         numbers = torch.arange(self._next, self._next + len(vectors))
-        new = vectors, numbers, self._number(groups, numbers)
-        pairs = zip((self.vectors, self._numbers, self._groups), new, strict=True)
-        all_vectors, all_numbers, all_groups = (torch.cat(pair) for pair in pairs)
-        self._set(all_vectors, all_numbers, all_groups, None if self._ids is None else self._ids + ids)
-        self._next += len(numbers)
+        all_groups = torch.cat([self._groups, self._number(groups, numbers)])
+        self._set(torch.arange(len(self)), vectors, numbers, all_groups, self._ids and self._ids + ids)
         return numbers.tolist() if self._ids is None else ids
 
     def _refuse_foreign(self, vectors: Tensor, model: str | None = None) -> None:
@@ -252,12 +238,6 @@ class EmbeddingSpace(GroupedVectors, Table):
     def _warn_of_foreign(self, queries: Tensor) -> None:
         if (result := check_model(self, queries, None)).is_foreign:
             logger.warning("%s", result)
-
-    def _check_alike(self, **names: Any) -> None:
-        """Raise an error if rows have ids or groups where those of the space have none, or the other way round."""
-        for what, known in (("ids", self._ids), ("groups", self._names)):
-            if what in names and (names[what] is None) != (known is None):
-                raise ValueError(f"the space has {'no ' * (known is None)}{what}; add rows alike ({what}=).")
 
     def remove(self, groups: Any = None, *, ids: Any = None) -> int:
         """Remove the rows of a group or of several, or those with ids; return their number.
@@ -272,28 +252,12 @@ class EmbeddingSpace(GroupedVectors, Table):
         if missing := wanted - {*known}:
             meant = " Name its rows by ids=." if what == "group" and missing & {*(self._ids or [])} else ""
             raise ValueError(f"there is no {what} {next(iter(missing))!r} in the space.{meant}")
-        kept = torch.tensor([value not in wanted for value in known])
-        if not kept.any():
+        kept = torch.tensor([value not in wanted for value in known]).nonzero()[:, 0]
+        if not len(kept):
             raise ValueError("no row would remain.")
-        ids = self._ids and [*itertools.compress(self._ids, kept.tolist())]
-        self._set(self.vectors[kept], self._numbers[kept], self._groups[kept], ids)
-        return int((~kept).sum())
-
-    def _replace(self, vectors: Tensor, rows: Tensor, groups: Any, ids: list[Any] | None) -> None:
-        """Replace all rows by valid ones with their numbers (N,)."""
-        self.check_groups(groups)
-        numbers, at = self._number(groups, rows), positions(rows, self._numbers)
-        kept, old = at >= 0, at[at >= 0]
-        pairs = zip(at.clamp_min(0).split(1 << 15), vectors.split(1 << 15), strict=True)  # without large copies
-        equal = torch.cat([(self.vectors[rows] == block).all(1) for rows, block in pairs])
-        is_same = bool(equal[kept].all()) and torch.equal(self._groups[old], numbers[kept])
-        if is_same and torch.equal(rows, self._numbers):
-            self._ids = ids
-            return
-        if self._calibration is not None and not is_same:
-            self._calibration = replace(self._calibration, matches=torch.full_like(self._calibration.matches, -2))
-        self._set(vectors, rows, numbers, ids, at.where(equal, -1))
-        self._next = max(self._next, int(rows.max()) + 1)
+        ids, removed = self._ids and [self._ids[row] for row in kept.tolist()], len(self) - len(kept)
+        self._set(kept, self.vectors[:0], self._numbers[:0], self._groups[kept], ids)
+        return removed
 
     def save(self, folder: str | PathLike) -> None:
         """Write the space and its calibration to a folder, in the format of an `ImageIndex`, also over an older one.

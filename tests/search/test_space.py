@@ -232,11 +232,10 @@ def test_a_replaced_vector_is_found_at_its_new_place():
     vectors, groups = clusters(400, 5)
     space = EmbeddingSpace(vectors, groups, kind="ivf")
     space.search(vectors[:1], 1)
-    changed = vectors.clone()
-    changed[5] = -vectors[0]
-    space._replace(changed, space._numbers, groups.tolist(), None)
-    assert space.search(-vectors[:1], 1).rows.tolist() == [[5]]
-    assert 5 not in space.search(vectors[5:6], 5).rows
+    kept = torch.tensor([row for row in range(2000) if row != 5])
+    space._set(kept, -vectors[:1], torch.tensor([5]), groups[torch.tensor([*kept, 5])], None)
+    assert space.search(-vectors[:1], 1).ids == [[5]]
+    assert 5 not in space.search(vectors[5:6], 5).ids[0]
 
 
 def test_unit_vectors_are_not_copied_and_those_of_half_precision_are_unit():
