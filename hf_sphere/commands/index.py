@@ -120,8 +120,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
         from hf_sphere.search import ImageIndex, ImageSource
         from hf_sphere.search.encoder import load_encoder
+        from hf_sphere.search.extract import finished_batches
         from hf_sphere.search.index_files import check_replaceable
-        from hf_sphere.search.pipeline import finished_batches
 
         check_replaceable(Path(folder))
         options: dict[str, Any] = {"batch_size": args.batch_size, "num_workers": args.num_workers}

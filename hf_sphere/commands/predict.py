@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError(f"--coverage needs a model with a rejection; fit one to {name} with hf-sphere reject.")
     if args.coverage is not None:
         rejection.check_coverage(args.coverage)
-    from hf_sphere.search.pipeline import finished_batches
+    from hf_sphere.search.extract import finished_batches
 
     with lock_folder(output, wait=False):
         rows = predict(args, encoder, source, finished_batches(output))

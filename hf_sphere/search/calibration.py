@@ -1,24 +1,107 @@
-"""Conformal p-values of similarities, by groups that are exchangeable."""
+"""Scores of groups, by cosines or margins, and conformal p-values of them, by groups that are exchangeable."""
 
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Real
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.search.margins import BLOCK, Groups
+from hf_sphere.geometry.manifold import project_to_sphere
 
+Score = Literal["cosine", "margin"]
 Rule = Literal["sharp", "strict"]
+
+NEAREST, SCALE = 3, 20.0
+"""Number of other groups that a margin is above, and factor of margins in log-sum-exp."""
+
+BLOCK = 1 << 24
+"""Number of cosines in memory."""
 
 PARTS = ("groups", "ids", "scores", "match_groups", "matches")
 """Tensors of a `Calibration`."""
 
 ROUNDING = 1 + 1e-12
 """Factor of a level, up to which p-values are at most the level."""
+
+
+def mean_interval(shares: Tensor) -> tuple[float, float, float]:
+    """Return the mean of shares, (n,), between the ends of its 95 % interval by Student's t."""
+    from scipy.stats import t  # slow to import
+
+    half = float(shares.std() / len(shares) ** 0.5 * t.ppf(0.975, len(shares) - 1))
+    mean = float(shares.mean())
+    return max(0.0, mean - half), mean, min(1.0, mean + half)
+
+
+class Groups(NamedTuple):
+    """The groups that match queries best, (Q, m) each, best first: score, number of the group, id of its best row."""
+
+    scores: Tensor
+    groups: Tensor
+    ids: Tensor
+
+
+def best_groups(found: Any, count: int, is_margin: bool = False) -> Groups:
+    """Return the best groups among candidates (Q, c), best first; filled up with -inf and -1.
+
+    The scores of candidates are -inf where there is no row. The score of a group is that of its best row, or for
+    margins log-sum-exp of all its candidates.
+    """
+    order = found.groups.argsort(dim=1, stable=True)
+    groups, scores = found.groups.gather(1, order), found.scores.gather(1, order)
+    starts = F.pad(groups[:, 1:] != groups[:, :-1], (1, 0), value=True)
+    if is_margin:
+        number, terms = starts.cumsum(1) - 1, (SCALE * scores).exp()
+        scores = torch.zeros_like(terms).scatter_add(1, number, terms).log().gather(1, number) / SCALE
+    # In the order of the candidates, so that of equal groups the first one found is first.
+    scores = F.pad(scores.where(starts, -torch.inf).gather(1, order.argsort(dim=1)), (0, count), value=-torch.inf)
+    top, order = scores.sort(dim=1, descending=True, stable=True)
+    top, order, exists = top[:, :count], order[:, :count], top[:, :count] > -torch.inf
+    groups, ids = F.pad(found.groups, (0, count)).gather(1, order), F.pad(found.ids, (0, count)).gather(1, order)
+    return Groups(top, groups.where(exists, -1), ids.where(exists, -1))
+
+
+class Nearest(NamedTuple):
+    """The other groups that rows are nearest to: largest cosines, (N, m) float32, and numbers of these groups, (N, m).
+
+    There is one more than margins need, so that the group of a calibration query can be left out, as if it were new.
+    """
+
+    cosines: Tensor
+    groups: Tensor
+
+    @classmethod
+    def of(cls, vectors: Tensor, groups: Tensor, sample: Tensor) -> "Nearest":
+        """Find them for vectors (N, d) of groups (N,), among a sample of the rows of each group, row numbers."""
+        names, counts = groups[sample].unique(return_counts=True)
+        count = min(NEAREST + 1, len(names))
+        columns = torch.arange(int(counts.max())).clamp_max((counts - 1)[:, None])  # the last row fills up
+        members = sample[groups[sample].argsort(stable=True)][(counts.cumsum(0) - counts)[:, None] + columns]
+        others = project_to_sphere(vectors[members.flatten()])
+        parts = []
+        for block, own in zip(*(x.split(max(1, BLOCK // len(others))) for x in (vectors, groups)), strict=True):
+            cosines = (project_to_sphere(block) @ others.T).view(len(block), *members.shape).amax(2)
+            parts.append(cosines.masked_fill(own[:, None] == names, -torch.inf).topk(count))
+        cosines, at = (torch.cat(columns) for columns in zip(*parts, strict=True))
+        return cls(cosines, names[at])
+
+    @classmethod
+    def known(cls, offsets: Tensor) -> "Nearest":
+        """Return what has these offsets (N,), if no group is left out."""
+        return cls(offsets[:, None], torch.full((len(offsets), 1), -1))
+
+    def offsets(self, rows: Tensor, left_out: Tensor | None = None) -> Tensor:
+        """Return what margins of rows are above, float64; of rows (Q, c) as if groups of numbers (Q,) were new."""
+        cosines = self.cosines[rows].double()
+        exists = cosines > -torch.inf
+        if left_out is not None:
+            exists &= self.groups[rows] != left_out[:, None, None]
+        exists &= exists.cumsum(-1) <= NEAREST
+        return cosines.where(exists, 0.0).sum(-1) / exists.sum(-1).clamp_min(1)
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.search.calibration import PARTS, Calibration
+from hf_sphere.search.calibration import PARTS, Calibration, Nearest, mean_interval
 from hf_sphere.search.index_files import CODES_FILE, check_replaceable
-from hf_sphere.search.margins import Nearest
-from hf_sphere.search.matching import CalibratedSearch, Candidates, mean_interval, sort_candidates
+from hf_sphere.search.matching import CalibratedSearch, Candidates, sort_candidates
 from hf_sphere.search.rows import GroupedVectors
-from hf_sphere.search.sampling import independent_rows
+from hf_sphere.search.vectors import independent_rows
 from hf_sphere.utils import files
 from hf_sphere.utils.checks import check_choice, check_extra, check_number, check_seed, error_text
 
@@ -124,9 +123,7 @@ class CompressedSpace(CalibratedSearch):
             text = error_text(error).rstrip(".")
             raise ValueError(f"the compressed space {folder} is damaged: {text}. Compress the space again.") from error
 
-    def _candidates(
-        self, queries: Tensor, count: int, left_out: Tensor | None = None, among: Any = None
-    ) -> Candidates:
+    def _candidates(self, queries: Tensor, count: int, left_out: Tensor | None = None, among: Any = None) -> Candidates:
         if left_out is None:
             return self._search_codes(queries, count)
         return self._search_others(queries, count, left_out, min(2 * count, len(self)))

@@ -6,28 +6,26 @@ import logging
 import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from multiprocessing.pool import ThreadPool
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from datasets.fingerprint import Hasher
-from PIL.Image import Resampling
+from PIL.Image import Image, Resampling
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer
 
 from hf_sphere.data.decoding import state_of_files
 from hf_sphere.search import extract
-from hf_sphere.search.pipeline import Batch, embed_batches
+from hf_sphere.search.extract import Batch, embed_batches
 from hf_sphere.search.source import ImageSource
 from hf_sphere.search.vectors import unit_vectors, usable_rows
 from hf_sphere.utils.checks import check_extra, text_list
 from hf_sphere.utils.loading import find_file, load_pretrained, load_sentence_transformer, split_weights
 from hf_sphere.utils.modules import digest_weights
 from hf_sphere.utils.pixels import WHITE
-from hf_sphere.utils.progress import progress_bar
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +53,8 @@ class Encoder:
 
     def name_cells(self, source: ImageSource, indices: Tensor, columns: Mapping[str, Tensor]) -> dict[str, list[Any]]:
         """Return the row, file, label, prediction, certainty and decision, as far as known, of a batch."""
-        cells = source.name_rows(indices)
+        rows = indices.tolist()
+        cells = {name: [column[row] for row in rows] for name, column in source.columns.items()}
         if "prediction" in columns:
             cells["prediction"] = [self.class_names[index] for index in columns["prediction"].tolist()]
         names = ("confidence", "concentration", "known", "p_value")
@@ -98,7 +97,8 @@ class ImageEncoder(Encoder):
         except OSError as error:
             problem = f"{name} has no image processor, so the preprocessing of its images is unknown"
             raise ValueError(f"{problem}. Save the one of its training there by its `save_pretrained`.") from error
-        self.preprocessing = self.processor.to_dict()
+        self.preprocessing, background = self.processor.to_dict(), getattr(self.processor, "background_color", WHITE)
+        self.colors = getattr(model.config, "num_channels", 3), background
         self.model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
         self.class_names = extract.class_names(model)
         self.embeds_texts = hasattr(model, "get_text_features")
@@ -126,7 +126,7 @@ class ImageEncoder(Encoder):
             num_workers: Number of decoding processes; if None, one per core, or 0 for few images.
             skip_unreadable: Leave out images that cannot be read, with a warning, instead of raising an error.
             progress: Whether to show a progress bar.
-            **sharing: The `accelerator` and the `folder` of `hf_sphere.search.pipeline.embed_batches`.
+            **sharing: The `accelerator` and the `folder` of `hf_sphere.search.extract.embed_batches`.
 
         Raises:
             ValueError: If an image cannot be read, or an output is not finite; the message names the image.
@@ -140,8 +140,7 @@ class ImageEncoder(Encoder):
             # another one whenever a stream is read.
             contents = [source.encoded._fingerprint] if source.name else map(Hasher.hash, chosen)
             sharing["identity"] = [*options, state_of_files(chosen, "image"), *contents]
-        channels = getattr(self.model.config, "num_channels", 3)
-        prepared = _Prepared(source, self.processor, channels, getattr(self.processor, "background_color", WHITE))
+        prepared = _Prepared(source, self.processor, self.colors)
 
         def embed(batches: list[Sequence[int]]) -> Iterator[Batch]:
             default_workers = min(os.cpu_count() or 1, 16) if sum(map(len, batches)) > 500 else 0
@@ -250,10 +249,7 @@ class TextEncoder(Encoder):
         return self._embed(self.model.encode_query, text_list("texts", texts), 64)
 
     def _has_equal_norms(self) -> bool:
-        """Whether the embeddings of sample texts have one norm, so that inner products order them as cosines do.
-
-        The modules do not show it: `truncate_dim` cuts the embeddings after the last one.
-        """
+        """Whether inner products order embeddings as cosines do; modules do not show it, due to `truncate_dim`."""
         both = (self.model.encode_document, self.model.encode_query)
         norms = torch.cat([self._embed(encode, SAMPLE_TEXTS, 64).norm(dim=1) for encode in both])
         tolerance = max(1e-4, *(2 * torch.finfo(p.dtype).eps for p in self.model.parameters() if p.is_floating_point()))
@@ -291,37 +287,27 @@ class VectorEncoder(Encoder):
         raise ValueError("the index has no model that embeds texts; search with their vectors.")
 
 
-class ThumbnailEncoder(Encoder):
+class ThumbnailEncoder(ImageEncoder):
     """Differences of neighboring pixels of gray thumbnails, which resizing and compression hardly change."""
 
-    name, weights, content, embeds_texts, metric = "", "", "image", False, {"distance": "cosine"}
-    class_names, preprocessing = [], {"size": (12, 12)}
+    def __init__(self) -> None:
+        self.name, self.weights, self.embeds_texts, self.metric = "", "", False, {"distance": "cosine"}
+        self.class_names, self.preprocessing = [], {"size": (12, 12)}
+        self.processor, self.colors = thumbnails, (1, WHITE)
 
-    def encode(
-        self, source: Any, rows: Sequence[int], *, skip_unreadable: bool = False, progress: bool = True, **_: Any
-    ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-        """Yield the indices of the readable images and their embeddings; see `ImageEncoder.encode`."""
-
-        def read(row: int) -> Tensor | str:
-            try:
-                image = source.open(row, 1).resize((12, 12), Resampling.BILINEAR)
-                return torch.from_numpy(np.array(image, np.float32))
-            except ValueError as error:
-                return str(error)
-
-        with ThreadPool(min(16, len(rows) // 100 + 1)) as pool:
-            bar = progress_bar(pool.imap(read, rows), "Reading", len(rows), disable=not progress, leave=False)
-            cells = dict(zip(rows, bar, strict=True))
-        log_unreadable([cell for cell in cells.values() if isinstance(cell, str)], skip_unreadable)
-        found = {row: cell for row, cell in cells.items() if isinstance(cell, Tensor)}
-        if found:
-            pixels = torch.stack([*found.values()])
-            differences = torch.cat([pixels.diff(dim=dim).flatten(1) for dim in (1, 2)], 1)
-            # The 1 gives images of one color a direction; others hardly change.
-            yield torch.tensor([*found]), {"embedding": F.normalize(F.pad(differences, (0, 1), value=1.0))}
+    def _embed(self, names: Sequence[str], **inputs: Tensor) -> dict[str, Tensor]:
+        differences = torch.cat([inputs["pixel_values"].diff(dim=dim).flatten(1) for dim in (1, 2)], 1)
+        # The 1 gives images of one color a direction; others hardly change.
+        return {"embedding": F.normalize(F.pad(differences, (0, 1), value=1.0))}
 
 
-def load_encoder(model: Any, device: torch.device | str | None = None) -> Any:
+def thumbnails(images: Sequence[Image], **_: Any) -> dict[str, Tensor]:
+    """Return the gray pixels of thumbnails, (B, 12, 12)."""
+    small = [np.array(image.resize((12, 12), Resampling.BILINEAR), np.float32) for image in images]
+    return {"pixel_values": torch.from_numpy(np.stack(small))}
+
+
+def load_encoder(model: Any) -> Any:
     """Return a `TextEncoder` for a model of sentence-transformers, or else an `ImageEncoder`, by its name.
 
     None or an empty name return a `VectorEncoder`, and an encoder is returned unchanged.
@@ -337,7 +323,7 @@ def load_encoder(model: Any, device: torch.device | str | None = None) -> Any:
     if not model:
         return VectorEncoder()
     is_of_texts = not any(split_weights(model)) and find_file(model, "modules.json") is not None
-    return TextEncoder(model, device) if is_of_texts else ImageEncoder(model, device)
+    return TextEncoder(model) if is_of_texts else ImageEncoder(model)
 
 
 def log_unreadable(errors: Sequence[str], skip: bool) -> None:
@@ -351,14 +337,14 @@ def log_unreadable(errors: Sequence[str], skip: bool) -> None:
 class _Prepared(torch.utils.data.Dataset):
     """Batches of a source, prepared for a model: indices of the readable images, their pixels, and the errors."""
 
-    def __init__(self, source: ImageSource, processor: Any, channels: int, background: Sequence[int]) -> None:
-        self.source, self.processor, self.conversion = source, processor, (channels, background)
+    def __init__(self, source: ImageSource, processor: Any, colors: tuple[int, Sequence[int]]) -> None:
+        self.source, self.processor, self.colors = source, processor, colors
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, Tensor | None, list[str]]]:
         images, good, errors = [], [], []
         for index in indices:
             try:
-                images.append(self.source.open(index, *self.conversion))
+                images.append(self.source.open(index, *self.colors))
                 good.append(index)
             except ValueError as error:
                 errors.append(str(error))

@@ -16,7 +16,7 @@ from torch import Tensor
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.search.encoder import load_encoder
 from hf_sphere.search.index_files import read_index, write_index
-from hf_sphere.search.indexed_images import ImageState, IndexedImages, identify, place_of, predicted_class
+from hf_sphere.search.indexed_images import ImageState, IndexedImages, identify, predicted_class
 from hf_sphere.search.matching import Matches
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind, check_kind
 from hf_sphere.search.source import Groups, ImageSource
@@ -135,6 +135,9 @@ class ImageIndex(IndexedImages):
             if given is not None and known is None:
                 raise ValueError(f"the index has no {what}; leave out {what}, or build it again with them.")
         source = source.with_columns(self.ids if ids is None else ids, self.extra)
+        source = replace(
+            source, ids=None if self.ids is None else source.ids, cells=source.cells if self.extra else None
+        )
         groups = self.groups if groups is None else groups
         names = None if groups is None else source.read_groups(groups)
         if names:
@@ -142,19 +145,9 @@ class ImageIndex(IndexedImages):
             self.space.check_groups(names)
         key, settings = (source.name, source.split), self.encoder.settings
         source_id = self.sources.index(key) if key in self.sources else len(self.sources)
-        places = [place_of(*key, name) for name in source.names]
-        indexed = {place: row for row in range(len(self)) if (place := self.place(row)) is not None}
-        # Files with the recorded size and time, and embedded by the same settings, are up to date; others are read.
-        current = {n: indexed[place] for n, place in enumerate(places) if place in indexed}
-        used = self.images.get("settings", ())
-        certain = {n: row for n, row in current.items() if used[row] == settings and self.is_as_indexed(row)}
-        unsure = [n for n in range(len(source)) if n not in certain]
-        states = identify(source, unsure, progress=options.get("progress", True))
-        # Of these, some are in the index, at their place or moved, and the ones with other contents are embedded again.
-        rows = self.match(source_id, places, indexed, states)
-        moved = sum(self.place(row) != places[n] for n, row in rows.items())
-        stored = list(zip(self.images.get("digest", ()), used, strict=True))
-        outdated = [n for n in states if n not in rows or stored[rows[n]] != (states[n].digest, settings)]
+        kept, at_place, states = self.match(source, source_id, progress=options.get("progress", True))
+        stored = list(zip(self.images.get("digest", ()), self.images.get("settings", ()), strict=True))
+        outdated = [n for n in states if n not in kept or stored[kept[n]] != (states[n].digest, settings)]
         # Nothing is changed before all is embedded.
         added, embeddings = self._embed(source, outdated, options) if outdated else ({"row": []}, self.embeddings[:0])
         if check and len(self) and len(embeddings) and self.encoder.content == "vector":
@@ -162,20 +155,18 @@ class ImageIndex(IndexedImages):
         if source.labels:
             self.images.setdefault("label", [None] * len(self))
         elif source.split is None and "label" in self.images:  # an image alone is not in a class folder
-            added["label"] = [self.images["label"][rows[n]] if n in rows else None for n in added["row"]]
-        kept, again = certain | rows, {rows[n] for n in added["row"] if n in rows}
+            added["label"] = [self.images["label"][kept[n]] if n in kept else None for n in added["row"]]
+        again, same = {kept[n] for n in added["row"] if n in kept}, kept.keys() - outdated
         # Rows whose place now has an image with another row, which was moved there, or a new one.
-        replaced = {indexed[places[n]] for n in (*rows, *added["row"]) if places[n] in indexed} - {*rows.values()}
-        same, own_ids = kept.keys() - outdated, source.ids if self.ids is not None else None
-        if own_ids is not None:
-            renamed = {kept[n]: own_ids[n] for n in same}
+        replaced = {at_place[n] for n in (*kept, *added["row"]) if n in at_place} - {*kept.values()}
+        if source.ids is not None:
+            renamed = {kept[n]: source.ids[n] for n in same}
             old = enumerate(self.images.get("id", ()))
             both = [renamed.get(row, name) for row, name in old if row not in again | replaced] + added.get("id", [])
             check_ids(both, len(both))
+        columns: Any = source.columns | {"source": [source_id] * len(source)} | ({"group": names} if names else {})
         for n in same:
-            cells = {"file": source.names[n], "row": n, "source": source_id}
-            more: Any = {"label": source.labels, "group": names, "id": own_ids, "columns": self.extra and source.cells}
-            cells |= {name: column[n] for name, column in more.items() if column}
+            cells = {name: column[n] for name, column in columns.items()}
             for name, value in (cells | (states[n]._asdict() if n in states else {})).items():
                 self.images[name][kept[n]] = value
         rows_here = {row for row, other in enumerate(self.images.get("source", [])) if other == source_id}
@@ -183,15 +174,14 @@ class ImageIndex(IndexedImages):
             text = "%d rows of the index are no longer in %s, such as %s; remove them."
             logger.warning(text, len(lost), source.name, self.images["file"][min(lost)])
         fresh, old_numbers = itertools.count(self.space._next), self.space._numbers.tolist()
-        numbers = [old_numbers[rows[n]] if n in rows else next(fresh) for n in added["row"]]
-        added |= {"id": numbers} if own_ids is None else {}
-        if not self.extra:
-            added.pop("columns", None)
+        numbers = [old_numbers[kept[n]] if n in kept else next(fresh) for n in added["row"]]
+        added |= {"id": numbers} if source.ids is None else {}
         added |= {"source": [source_id] * len(embeddings), "settings": [settings] * len(embeddings)}
         added |= {name: [getattr(states[n], name) for n in added["row"]] for name in ImageState._fields}
         added |= {"group": [names[n] for n in added["row"]]} if names else {}
         self.columns |= {source.name: source.column} if source.column else {}
         self.sources = [*self.sources, key]
+        moved = sum(at_place.get(n) != row for n, row in kept.items())
         self._replace(again | replaced, added, embeddings, numbers)
         if again or moved or replaced:
             logger.warning("%d rows of the index were embedded again, and %d have moved.", len(again), moved)
@@ -272,9 +262,9 @@ class ImageIndex(IndexedImages):
         Raises:
             ValueError: If the model embeds no texts, and for the reasons of `search`.
         """
-        self._check_level(false_accept, "text")
         texts = text_list("texts", texts)
-        return self._find({"file": texts}, self.encoder.encode_texts(texts), k, classes, false_accept)
+        source = ImageSource("", None, texts, [], texts, "text")
+        return self.search(source, k, classes=classes, false_accept=false_accept)
 
     def classes(self, *, mark: str = "") -> list[str]:
         """Return the class of each image: its label, else its prediction and a `mark`, or `unknown`, else no text."""
@@ -336,7 +326,7 @@ class ImageIndex(IndexedImages):
             is_vector = source.content == "vector"
             return self._embed(source, rows, options | ({"what": "queries"} if is_vector else {}))
         parts = [self.encoder.encode_texts(source.encoded[at : at + 256]) for at in rows[::256]]
-        return source.name_rows(torch.arange(len(source))), torch.cat(parts)
+        return {name: [*column] for name, column in source.columns.items()}, torch.cat(parts)
 
     def _embed(self, source: ImageSource, rows: Sequence[int], options: dict[str, Any]) -> tuple[Cells, Tensor]:
         """Return the columns of the readable images of some rows, and their embeddings (N, d)."""

@@ -14,8 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hf_sphere.search.calibration import Calibration
-from hf_sphere.search.margins import Nearest
+from hf_sphere.search.calibration import Calibration, Nearest
 from hf_sphere.search.neighbor_search import APPROXIMATE, NeighborSearch
 from hf_sphere.search.vectors import positions
 from hf_sphere.utils import files
@@ -41,12 +40,10 @@ def read_index(space_class: Any, folder: str | PathLike) -> tuple[Any, dict[str,
 
     Without FAISS there is no approximate search. Files that are damaged or do not fit together are an error.
     """
-    about, images, space, version = files.read_whole(folder, partial(_read_files, space_class))
-    space._loaded = Path(folder).resolve(), version
-    return about, images, space
+    return files.read_whole(folder, partial(_read_files, space_class))
 
 
-def _read_files(space_class: Any, folder: Path) -> tuple[Any, dict[str, list[Any]], Any, str | None]:
+def _read_files(space_class: Any, folder: Path) -> tuple[Any, dict[str, list[Any]], Any]:
     if (folder / CODES_FILE).exists():
         raise ValueError(f"{folder} has codes, not vectors: use CompressedSpace.load, or the index it was made of.")
     if not (folder / ABOUT_FILE).exists():
@@ -60,7 +57,9 @@ def _read_files(space_class: Any, folder: Path) -> tuple[Any, dict[str, list[Any
         tensors = files.read_tensors(folder / EMBEDDINGS_FILE)
         with pq.ParquetFile(folder / IMAGES_FILE) as file:
             images = file.read().to_pydict()
-        return about, images, _read_space(space_class, folder, about, images, tensors), version
+        space = _read_space(space_class, folder, about, images, tensors)
+        space._loaded = folder, version
+        return about, images, space
     except Exception as error:  # of pyarrow, safetensors and FAISS, of many classes
         raise ValueError(f"the index {folder} is damaged: {error_text(error).rstrip('.')}. Build it again.") from error
 
@@ -125,25 +124,24 @@ def write_index(folder: str | PathLike, space: Any, images: dict[str, list[Any]]
         if problem:
             raise FileExistsError(f"{folder} is not replaced: {problem}.")
         with files.atomic_folder(folder) as unfinished:
-            _write_files(unfinished, about, images, space)
+            save_file(_tensors(space), unfinished / EMBEDDINGS_FILE)
+            kept = {name: cells for name, cells in images.items() if name != "id" or space._ids is not None}
+            kept["number"] = space._numbers.tolist()
+            table = pa.table({name: pa.array(cells, TYPES.get(name)) for name, cells in kept.items()})
+            pq.write_table(table, unfinished / IMAGES_FILE)
+            if search.kind in APPROXIMATE:
+                search.save(unfinished / SEARCH_FILE)
+            files.write_json(unfinished / ABOUT_FILE, about, strict=True)
+            files.write_manifest(unfinished)
         space._loaded = where, digest_file(folder / MANIFEST_FILE)
 
 
-def _write_files(folder: Path, about: dict[str, Any], images: dict[str, list[Any]], space: Any) -> None:
-    tensors: dict[str, Tensor] = {}
+def _tensors(space: Any) -> dict[str, Tensor]:
+    tensors = {"embeddings": space.vectors}
     if space._queries is not None or len(space._calibration_rows()):
-        tensors = {name: getattr(space.calibration, name) for name in ("groups", "matches", "ids", "scores")}
+        tensors |= {name: getattr(space.calibration, name) for name in ("groups", "matches", "ids", "scores")}
     if space._queries is not None:
         tensors["queries"] = space._queries[0]
     if space.score == "margin":
         tensors["offsets"] = space._near().offsets(torch.arange(len(space)))
-    tensors["embeddings"] = space.vectors
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / EMBEDDINGS_FILE)
-    kept = {name: cells for name, cells in images.items() if name != "id" or space._ids is not None}
-    kept["number"] = space._numbers.tolist()
-    table = pa.table({name: pa.array(cells, TYPES.get(name)) for name, cells in kept.items()})
-    pq.write_table(table, folder / IMAGES_FILE)
-    if about["search"] in APPROXIMATE:
-        space.neighbor_search.save(folder / SEARCH_FILE)
-    files.write_json(folder / ABOUT_FILE, about, strict=True)
-    files.write_manifest(folder)
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}

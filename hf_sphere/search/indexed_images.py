@@ -159,29 +159,35 @@ class IndexedImages:
         return file_state(self.path(row)) == (self.images["size"][row], self.images["time"][row])
 
     def match(
-        self, source: int, places: Sequence[Hashable], indexed: Mapping[Hashable, int], states: dict[int, ImageState]
-    ) -> dict[int, int]:
-        """Return the rows of those images of a source, given by its number, that the index has.
+        self, source: ImageSource, number: int, *, progress: bool
+    ) -> tuple[dict[int, int], dict[int, int], dict[int, ImageState]]:
+        """Return the rows of images of a source, with its number, those at their places, and the states of some images.
 
         An image has the row with its content, if that is at its place or was at one that has another content now, or
-        else the row of its place. `places` are those of all images of the source, `indexed` the rows of the index by
-        place, and `states` those of the images that are not known to be unchanged.
+        else the row of its place. Files with the recorded size and time, and embedded by the same settings, are
+        unchanged; all others are read, and have a state.
         """
-        digests, numbers = self.images.get("digest", []), {place: n for n, place in enumerate(places)}
-        left = defaultdict[str | None, list[int]](list)
-        for row, place in sorted(((row, place) for place, row in indexed.items()), reverse=True):
-            name = self.sources[self.images["source"][row]][0]
+        digests, sources = self.images.get("digest", []), self.images.get("source", [])
+        settings, used = self.encoder.settings, self.images.get("settings", ())
+        places = [place_of(source.name, source.split, name) for name in source.names]
+        indexed = {place: row for row in range(len(sources)) if (place := self.place(row)) is not None}
+        at_place = {n: indexed[place] for n, place in enumerate(places) if place in indexed}
+        kept = {n: row for n, row in at_place.items() if used[row] == settings and self.is_as_indexed(row)}
+        states = identify(source, [n for n in range(len(source)) if n not in kept], progress=progress)
+        numbers, left = {place: n for n, place in enumerate(places)}, defaultdict[str | None, list[int]](list)
+        for place, row in reversed(indexed.items()):
+            name = self.sources[sources[row]][0]
             path = name if self.images["time"][row] is None else self.path(row)  # of a dataset, or of the image
             if place in numbers:
                 has_left = numbers[place] in states and states[numbers[place]].digest != digests[row]
             else:
-                is_here = name != "" and self.images["source"][row] == source
+                is_here = name != "" and sources[row] == number
                 has_left = is_here or (os.path.isabs(path) and not os.path.exists(path))
             if has_left:
                 left[digests[row]].append(row)
         left.pop(None, None)
-        here = {n: indexed[places[n]] for n in states if places[n] in indexed}
-        rows = {n: row for n, row in here.items() if digests[row] == states[n].digest is not None}
-        rows |= {n: left[state.digest].pop() for n, state in states.items() if n not in rows and left[state.digest]}
-        taken = {*rows.values()}
-        return {n: row for n, row in here.items() if row not in taken} | rows
+        changed = {n: row for n, row in at_place.items() if n in states}
+        kept |= {n: row for n, row in changed.items() if digests[row] == states[n].digest is not None}
+        kept |= {n: left[state.digest].pop() for n, state in states.items() if n not in kept and left.get(state.digest)}
+        taken = {*kept.values()}
+        return {n: row for n, row in changed.items() if row not in taken} | kept, at_place, states

@@ -16,14 +16,25 @@ from hf_sphere.geometry.checks import shorten
 from hf_sphere.search.calibration import PARTS, Calibration
 from hf_sphere.search.matching import CANDIDATES, CalibratedSearch, Candidates, Matches, sort_candidates
 from hf_sphere.search.neighbor_search import SPARE, TARGET_RECALL, NeighborSearch
-from hf_sphere.search.sampling import mix, name_keys, sample_rows
-from hf_sphere.search.vectors import as_names, check_ids, positions, unit_vectors
+from hf_sphere.search.vectors import (
+    as_names,
+    check_ids,
+    check_names,
+    mix,
+    name_keys,
+    positions,
+    sample_rows,
+    unit_vectors,
+)
 from hf_sphere.utils.checks import check_extra, check_integer, error_text
 
 os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(64 << 20))  # otherwise Lance reads up to 2 GiB ahead
 
 WRITTEN, COMPARED = 1 << 23, 1 << 14
 """Bytes that are written at once, and rows that are compared at once."""
+
+WHOLE = ("__array__", "__arrow_c_stream__", "keys")
+"""Attributes of an array, of a table and of a mapping, which are one batch."""
 
 SMALLEST_INDEX, TUNING_QUERIES, EFFORTS = 5_000, 200, (1, 2, 4, 8, 16)
 """Rows from which on an index is built, queries to measure its recall, and how much of it is searched."""
@@ -58,7 +69,6 @@ class LanceSpace(CalibratedSearch):
         self._dim = table.schema.field(self._column).type.list_size
         index, known = _open(database, "index"), _open(database, "calibration")
         self._effort, self.recall, self._version = 0, 1.0, 0
-        self._calibration: Calibration | None = None
         if index is not None:
             self._effort, self.recall = (index.to_arrow()[name][0].as_py() for name in ("effort", "recall"))
         if known is not None:
@@ -96,15 +106,14 @@ class LanceSpace(CalibratedSearch):
             ImportError: If LanceDB is not installed.
             ValueError: If a batch is invalid; the message has the number of rows that were written.
         """
-        options = [check_integer("rows_per_group", rows_per_group, 1)]
-        options += [check_integer("calibration_rows", calibration_rows, 1)]
+        limits = {"rows_per_group": rows_per_group, "calibration_rows": calibration_rows}
+        options = [column, group_column, id_column, *(check_integer(name, n, 1) for name, n in limits.items())]
         database, parts = _connect(uri), _parts(batches, column, group_column, id_column)
         if names := [name for name in ("vectors", "index", "calibration") if _open(database, name) is not None]:
-            text = "add to a space with LanceSpace.open, or choose another place."
-            raise FileExistsError(f"{uri} has tables already ({', '.join(names)}); {text}")
+            raise FileExistsError(f"{uri} has tables already ({', '.join(names)}); use LanceSpace.open(...).add.")
         if (first := next(parts, None)) is None:
             raise ValueError("batches are empty; give at least one vector.")
-        first = first.replace_schema_metadata({"hf_sphere": json.dumps([column, group_column, id_column, *options])})
+        first = first.replace_schema_metadata({"hf_sphere": json.dumps(options)})
         space = cls(database, database.create_table("vectors", first))
         space._add(parts)
         return space
@@ -226,26 +235,16 @@ class LanceSpace(CalibratedSearch):
     def _candidates(
         self, queries: Tensor, count: int, left_out: Tensor | None = None, among: str | None = None
     ) -> Candidates:
-        if among is None:
-            return self._find_rows(queries, count, left_out)
-        try:
+        if among is not None:
             self._rows(["_rowid"], f"_rowid < 0 AND coalesce({among}, false)")  # `a) OR (b` is an error
-            return self._find_rows(queries, count, where=among)
-        except (ValueError, RuntimeError) as error:  # the latter for a row, such as a division by zero
-            names = self.table.schema.names
-            raise ValueError(f"where={among!r} is no condition on {names}: {error_text(error)}") from error
-
-    def _find_rows(
-        self, queries: Tensor, count: int, left_out: Tensor | None = None, where: str | None = None
-    ) -> Candidates:
         if not self._effort or left_out is not None:
-            return self._compare(queries, count, self._blocks(where), left_out)
+            return self._compare(queries, count, self._blocks(among), left_out)
         found = []
         for query in queries:
             search = self.table.search(query.numpy(), self._column).distance_type("l2").limit(count + SPARE)
             search = search.nprobes(20 * self._effort).refine_factor(5 * self._effort)
-            if where:
-                search = search.maximum_nprobes(0).where(where)  # as many as the condition needs
+            if among is not None:
+                search = search.maximum_nprobes(0).where(among)  # as many as the condition needs
             table = search.select([*self._columns, "_distance"]).to_arrow()
             found.append(self._compare(query[None], count, [table]))
         return Candidates(*map(torch.cat, zip(*found, strict=True)))
@@ -253,20 +252,16 @@ class LanceSpace(CalibratedSearch):
     def _names_of(self, rows: Tensor) -> list[Any]:
         if self._group_column is None:
             raise ValueError("the rows have no names; create the space with group_column=.")
-        names = self._cells(self._group_column, rows)
-        return [names.get(row) for row in rows.tolist()]
+        return self._cells(self._group_column, rows[None])[0]
 
     def _ids_of(self, rows: Tensor) -> list[list[Any]]:
-        ids = self._cells(self._id_column or "_rowid", rows)
-        return [[ids.get(row) for row in some] for some in rows.tolist()]
+        return self._cells(self._id_column or "_rowid", rows)
 
-    def _cells(self, column: str, rows: Tensor) -> dict[int, Any]:
-        """Return the cells of a column, by the numbers of rows."""
-        wanted = {*rows[rows >= 0].tolist()}
-        if column == "_rowid":
-            return dict(zip(wanted, wanted, strict=True))
-        table = self._rows(["_rowid", column], _is_in("_rowid", wanted))
-        return dict(zip(*(cells.to_pylist() for cells in table.columns), strict=True))
+    def _cells(self, column: str, rows: Tensor) -> list[list[Any]]:
+        """Return the cells of a column, None where there is no row."""
+        table = self._rows(["_rowid", column], _is_in("_rowid", {*rows[rows >= 0].tolist()}))
+        cells = dict(zip(table["_rowid"].to_pylist(), table[column].to_pylist(), strict=True))
+        return [[cells.get(row) for row in some] for some in rows.tolist()]
 
     def _compare(self, queries: Tensor, k: int, tables: Iterable[pa.Table], groups: Tensor | None = None) -> Candidates:
         """Return the rows of tables with the best scores; of other groups than those of the queries, if given."""
@@ -292,7 +287,8 @@ class LanceSpace(CalibratedSearch):
         """Return the groups and ids of the rows that `sample_rows` draws among all, and the id of the next new row."""
         groups = ids = torch.empty(0, dtype=torch.long)
         next_id = 0
-        for table in filter(len, self._blocks(columns=[name for name in self._columns if name != self._column])):
+        names = [name for name in self._columns if name != self._column]
+        for table in filter(len, self._blocks(columns=names)):
             new, numbers, _ = self._unpack(table)
             groups, ids = torch.cat([groups, numbers]), torch.cat([ids, new])
             next_id = max(next_id, int(ids.max()) + 1)
@@ -366,13 +362,10 @@ def _parts(
     batches: Any, column: str, group_column: str | None, id_column: str | None, schema: pa.Schema | None = None
 ) -> Iterator[pa.Table]:
     """Yield the rows of whole batches, about `WRITTEN` bytes at once."""
-    if isinstance(batches, (np.ndarray, Tensor)):
-        whole, starts = batches, range(0, len(batches), COMPARED)
-        batches = (whole[start : start + COMPARED] for start in starts)
-    elif isinstance(batches, Mapping) or (hasattr(batches, "__arrow_c_stream__") and not isinstance(batches, Iterator)):
-        batches = [batches]
-    elif hasattr(batches, "iter"):  # of datasets
+    if hasattr(batches, "iter"):  # of datasets
         batches = batches.iter(COMPARED)
+    elif not isinstance(batches, Iterator) and any(hasattr(batches, name) for name in WHOLE):
+        batches = [batches]
     tables, count, written = [], 0, 0
     for number, batch in enumerate(itertools.chain(batches, [None])):
         if batch is not None:
@@ -400,9 +393,8 @@ def _parts(
 def _to_table(batch: Any, column: str, group_column: str | None, id_column: str | None) -> pa.Table:
     """Return a batch with unit vectors, and checked ids and names of groups."""
     if hasattr(batch, "__arrow_c_stream__"):  # tables of pyarrow, pandas and polars
-        if hasattr(batch, "iloc"):  # of pandas, whose row numbers are no column, but whose named index is one
-            batch = pa.Table.from_pandas(batch, preserve_index=any(batch.index.names))
-        batch = pa.table(batch)
+        is_pandas = hasattr(batch, "iloc")  # whose row numbers are no column
+        batch = pa.Table.from_pandas(batch, preserve_index=False) if is_pandas else pa.table(batch)
         batch = dict(zip(batch.schema.names, batch.columns, strict=True))
     columns = dict(batch) if isinstance(batch, Mapping) else {column: batch}
     if missing := {column, group_column or column, id_column or column} - {*columns}:
@@ -410,10 +402,7 @@ def _to_table(batch: Any, column: str, group_column: str | None, id_column: str 
     vectors = unit_vectors("rows", columns[column], columns[id_column] if id_column else None)
     if id_column:
         columns[id_column] = check_ids(columns[id_column], len(vectors))
+    if group_column:
+        columns[group_column] = check_names(f"names of column {group_column!r}", columns[group_column], len(vectors))
     columns[column] = pa.FixedSizeListArray.from_arrays(pa.array(vectors.numpy().ravel()), vectors.shape[1])
-    table = pa.table({name: v.numpy(force=True) if isinstance(v, Tensor) else v for name, v in columns.items()})
-    kind = pa.int64() if group_column is None else table.schema.field(group_column).type
-    is_name = pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    if not is_name or (group_column and table[group_column].null_count):
-        raise ValueError(f"column {group_column!r} must have a text or an integer, the name of a group, in each row.")
-    return table
+    return pa.table({name: v.numpy(force=True) if isinstance(v, Tensor) else v for name, v in columns.items()})

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.checks import check_embeddings, to_tensor
-from hf_sphere.search.calibration import ROUNDING, Calibration
+from hf_sphere.search.calibration import ROUNDING, Calibration, Groups, Nearest, Score, best_groups
 from hf_sphere.search.drift import FEWEST
-from hf_sphere.search.margins import Groups, Nearest, Score, best_groups, group_scores
 from hf_sphere.search.vectors import unit_vectors
 from hf_sphere.utils.checks import check_integer
 from hf_sphere.utils.pages import Table
@@ -82,15 +81,6 @@ class Matches(Table):
         if self.measure == "margin":
             raise ValueError("margins have no distances; fit with score='cosine', or use scores.")
         return 1 - self.scores if self.measure == "cosine" else -self.scores
-
-
-def mean_interval(shares: Tensor) -> tuple[float, float, float]:
-    """Return the mean of shares, (n,), between the ends of its 95 % interval by Student's t."""
-    from scipy.stats import t  # slow to import
-
-    half = float(shares.std() / len(shares) ** 0.5 * t.ppf(0.975, len(shares) - 1))
-    mean = float(shares.mean())
-    return max(0.0, mean - half), mean, min(1.0, mean + half)
 
 
 class ExpectedFound(NamedTuple):
@@ -162,9 +152,7 @@ class CalibratedSearch(ABC):
         """Warn if queries, of which there are enough to show it, are of another model."""
 
     @abstractmethod
-    def _candidates(
-        self, queries: Tensor, count: int, left_out: Tensor | None = None, among: Any = None
-    ) -> Candidates:
+    def _candidates(self, queries: Tensor, count: int, left_out: Tensor | None = None, among: Any = None) -> Candidates:
         """Return the rows with the largest similarities; of other groups than those of number `left_out`, if given.
 
         `among` are the only rows that are searched: their numbers, or a condition of LanceDB.
@@ -292,7 +280,7 @@ class CalibratedSearch(ABC):
         if added is not None:
             pairs = zip(found, (added.scores, added.groups, added.ids), strict=True)
             merged = sort_candidates(Groups(*(torch.cat(pair, 1) for pair in pairs)))
-            found = best_groups(*group_scores(merged.scores, merged.groups, True), merged, 2)
+            found = best_groups(merged, 2)
             # The next group may be beyond these candidates.
             is_of_one = (added.groups == added.groups[:, :1]).all(1) & (added.rows[:, -1] >= 0)
             is_fresh |= is_of_one & (added.rows.shape[1] == CANDIDATES[self.score])
@@ -307,8 +295,7 @@ class CalibratedSearch(ABC):
         rows, is_margin = found, self.score == "margin"
         if is_margin:
             rows = sort_candidates(found, found.scores - self._near().offsets(found.rows, left_out))
-        scores, is_first = group_scores(rows.scores, rows.groups, not is_margin)
-        top = best_groups(scores, is_first, rows, SCORED if is_margin else 2)
+        top = best_groups(rows, SCORED if is_margin else 2, is_margin)
         lacking, count = (top.groups[:, 1] < 0) & (found.rows[:, -1] >= 0), 4 * found.rows.shape[1]
         if not lacking.any() or found.rows.shape[1] == len(self):
             return top

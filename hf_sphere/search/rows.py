@@ -7,19 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_sphere.search.calibration import Calibration, Rule
-from hf_sphere.search.margins import Nearest, Score
-from hf_sphere.search.matching import (
-    CANDIDATES,
-    CalibratedSearch,
-    Candidates,
-    ExpectedFound,
-    mean_interval,
-)
-from hf_sphere.search.migration import Migration
+from hf_sphere.search.calibration import Calibration, Nearest, Rule, Score, mean_interval
+from hf_sphere.search.drift import Migration
+from hf_sphere.search.matching import CANDIDATES, CalibratedSearch, Candidates, ExpectedFound
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind
-from hf_sphere.search.sampling import mix, name_keys, name_numbers, sample_rows
-from hf_sphere.search.vectors import check_ids, check_names, positions
+from hf_sphere.search.vectors import check_ids, check_names, mix, name_keys, name_numbers, positions, sample_rows
 from hf_sphere.utils.checks import check_choice
 
 

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, Image, IterableDataset, IterableDatasetDict, Value
 from PIL import Image as PILImage
-from torch import Tensor
 
 from hf_sphere.data import folders, sources
 from hf_sphere.data.targets import has_labels, read_class_names, read_labels
 from hf_sphere.search.vectors import Content, check_ids, check_names, column_vectors, parse_vectors
-from hf_sphere.utils.checks import check_not_text
+from hf_sphere.utils.checks import check_not_text, text_list
 from hf_sphere.utils.loading import FILE_KINDS, load_file
 from hf_sphere.utils.pixels import WHITE, convert_image
 from hf_sphere.utils.texts import damage
@@ -75,12 +74,12 @@ class ImageSource:
         except Exception as error:  # of PIL and its plugins, of many classes
             raise ValueError(f"{self.names[index]} cannot be read as an image: {damage(error)}.") from error
 
-    def name_rows(self, indices: Tensor) -> dict[str, list[Any]]:
-        """Return `row`, `file` and, as far as known, `label`, `text`, `id` and `columns` of some rows."""
-        rows, text = indices.tolist(), self.encoded if self.content == "text" else []
-        columns = {"row": range(len(self)), "file": self.names, "label": self.labels, "text": text}
-        columns |= {"id": self.ids or [], "columns": self.cells or []}
-        return {name: [cells[row] for row in rows] for name, cells in columns.items() if len(cells)}
+    @property
+    def columns(self) -> dict[str, Sequence[Any]]:
+        """`row`, `file` and, as far as known, `label`, `text`, `id` and `columns` of all rows."""
+        known = {"label": self.labels, "text": self.content == "text" and self.encoded, "id": self.ids}
+        known |= {"columns": self.cells}
+        return {"row": range(len(self)), "file": self.names} | {name: cells for name, cells in known.items() if cells}
 
     def read_groups(self, groups: Any, what: str = "groups") -> list[Any]:
         """Return the name of the group of each row: its label (`label`), its cell of a column, or the given name."""
@@ -136,8 +135,8 @@ class ImageSource:
             content: Whether these are images, texts or vectors; if None, vectors if there are no images.
 
         Raises:
-            TypeError: If an image is an array or something else.
-            ValueError: If there are no images, or no such split or column.
+            TypeError: If an image is an array or something else; search embeddings with `EmbeddingSpace`.
+            ValueError: If there are no texts, or no such split or column.
         """
         if isinstance(images, ImageSource):
             return images
@@ -153,9 +152,7 @@ class ImageSource:
                 return cls(str(path.resolve()), "all", [f"all/{row}" for row in range(len(array))], [], array, "vector")
             if path.is_file() and path.suffix.lower() in FILE_KINDS:
                 return cls._of_splits(str(path), load_file(path), **of_rows)
-            if path.is_file() and content in ("text", "vector"):
-                raise ValueError(f"{path} has no rows: its suffix is none of {', '.join([*FILE_KINDS, '.npy'])}.")
-            if path.is_file():
+            if path.is_file() and content in ("image", None):
                 return cls.of([path])
             if content in ("image", None) and column is None and str(images) not in sources.BUNDLED:
                 files = folders.list_files(path, folders.SUFFIXES)
@@ -163,8 +160,7 @@ class ImageSource:
                     of_rows["split"] = split or "all"
                 elif files and not folders.has_tables(path):
                     if split is not None:
-                        hint = f"name its folder {path / split}" if (path / split).is_dir() else f"leave out {split!r}"
-                        raise ValueError(f"{path} is a folder of image files, which has no splits; {hint}.")
+                        raise ValueError(f"{path} is a folder of image files, without splits; leave out {split!r}.")
                     inside = [file.relative_to(path) for file in files]
                     labels = [name.parent.name for name in inside]
                     labels = labels if any(labels) else []
@@ -175,15 +171,8 @@ class ImageSource:
         several = list(images) if isinstance(images, Iterable) and (content == "vector" or not is_one) else [images]
         if several and not is_one and all(isinstance(row, Mapping) for row in several):
             return cls._of_splits("", DatasetDict(train=Dataset.from_list(several)), **of_rows)
-        kinds: Any = (str, os.PathLike, PILImage.Image) if content == "image" else str
-        for image in several if content != "vector" else ():
-            if not isinstance(image, kinds):
-                hint = "Convert images by PIL.Image.fromarray; search embeddings with hf_sphere.search.EmbeddingSpace."
-                got = "an array" if hasattr(image, "ndim") else type(image).__name__
-                what = f"files, a folder, a dataset or {'images of PIL' if content == 'image' else 'str'}; got {got}"
-                raise TypeError(f"{content}s are {what}. {hint}")
-        if not several:
-            raise ValueError(f"no {content}s are given.")
+        if content == "text":
+            several = text_list("texts", several)
         if content != "image":
             vectors = several if isinstance(images, Iterator) else images
             encoded = parse_vectors(vectors) if content == "vector" else several

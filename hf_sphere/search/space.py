@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.checks import to_embeddings
-from hf_sphere.search.calibration import Rule
+from hf_sphere.search.calibration import Rule, Score
 from hf_sphere.search.compression import CompressedSpace, compress
-from hf_sphere.search.drift import Comparison, ModelCheck, check_model, compare
+from hf_sphere.search.drift import Comparison, ModelCheck, check_model, compare, migrate
 from hf_sphere.search.index_files import read_index, write_index
-from hf_sphere.search.margins import Score
-from hf_sphere.search.migration import migrate
 from hf_sphere.search.neighbor_search import SearchKind
 from hf_sphere.search.report import VectorReport, report_vectors
 from hf_sphere.search.rows import GroupedVectors

@@ -19,7 +19,6 @@ row_id         identity of the image: the same in all splits and parts of a data
 """
 
 import contextlib
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,12 +47,8 @@ ABOUT_FILE = "embeddings.json"
 DATA_FOLDER = "data"
 """Folder of the parquet files; only in a folder of this name does `datasets` accept arbitrary split names."""
 
-RULES = {
-    "label": "classes count from 0, and -1 often marks a missing label. Remove such rows, or the column",
-    "confidence": "it must be a probability, in [0, 1]. Store the softmax of the logits, or remove it and prediction",
-    "concentration": "it must be at least 0, that of the uniform distribution. Correct it, or remove the column",
-}
-"""End of the error message for values below 0 and confidences above 1."""
+RULES = {"label": "a class", "confidence": "a probability, in [0, 1]", "concentration": "at least 0"}
+"""What the numbers of a column must be."""
 
 SIGNED = [Value(f"int{bits}") for bits in (8, 16, 32, 64)]
 """Types of integer columns that may be negative."""
@@ -205,9 +200,6 @@ def read_embeddings(
         >>> data = read_embeddings("outputs/embeddings")  # doctest: +SKIP
     """
     check_not_text("needed", needed)
-    if os.path.isfile(os.path.join(name, "config.json")):
-        command = f"hf-sphere extract --model_name_or_path {name}"
-        raise ValueError(f"{name} is a saved model, not embeddings; {command} writes its embeddings.")
     splits, about = read_whole(name, lambda folder: (load_splits(name), _read_about(folder)))
     if len(splits) > 1 and split is None:
         raise ValueError(f"{name} has the splits {', '.join(splits)}; choose one with --split.")
@@ -223,10 +215,7 @@ def read_embeddings(
         rows = rows.select(numbers.tolist())
     class_names = read_class_names(rows, "label") if "label" in columns else []
     if predicted and not isinstance(rows.features["prediction"], ClassLabel):
-        raise ValueError(
-            f"column prediction of {name} contains {rows.features['prediction']}, without the names of classes. Cast "
-            "it: dataset.cast_column('prediction', datasets.ClassLabel(names=[...])), or leave it out."
-        )
+        raise ValueError(f"column prediction of {name} has no names of classes; cast it to datasets.ClassLabel.")
     predicted_names = read_class_names(rows, "prediction") if predicted else []
     labels = read_labels(rows, "label", class_names, split_name) if "label" in columns else None
     values = {c: read_values(rows, c, split_name) for c in ("confidence", "concentration") if c in columns}
@@ -236,8 +225,8 @@ def read_embeddings(
     for column, cells in checked.items():
         if (invalid := (cells < 0) | ((cells > 1) & (column == "confidence"))).any():
             first = int(invalid.nonzero()[0, 0])
-            problem = f"is {cells[first].item()} in row {numbers[first]}; {RULES[column]}"
-            raise ValueError(f"column {column} of {name}, split {split_name!r}, {problem}.")
+            problem = f"is {cells[first].item()} in row {numbers[first]}, not {RULES[column]}"
+            raise ValueError(f"column {column} of {name}, split {split_name!r}, {problem}. Remove the row or column.")
 
     def read(column: str) -> Tensor:
         return read_vectors(column_vectors(rows, column), f"column {column} of {name}", scale=1.0)

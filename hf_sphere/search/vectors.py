@@ -1,4 +1,4 @@
-"""Vectors as APIs and databases deliver them, and names of their groups."""
+"""Vectors as APIs and databases deliver them, names of their groups, and samples that are drawn by these."""
 
 import base64
 import hashlib
@@ -11,16 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.geometry.checks import (
-    check_dense,
-    check_embeddings,
-    check_rows,
-    shorten,
-    to_embeddings,
-    to_tensor,
-)
+from hf_sphere.geometry.checks import check_dense, check_embeddings, check_rows, shorten, to_embeddings, to_tensor
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.utils.checks import check_integer, error_text
 
@@ -52,24 +46,23 @@ def read_vectors(
         2
     """
     vectors = check_embeddings(parse_vectors(values, what, scale, offset), what=what)
-    if dim is not None and not check_integer("dim", dim, 1) <= vectors.shape[1]:
-        raise ValueError(f"dim must be from 1 to {vectors.shape[1]} for {what}; got {dim}.")
-    return vectors if dim is None else torch.nn.functional.normalize(vectors[:, :dim], dim=1)
+    if dim is None:
+        return vectors
+    return F.normalize(vectors[:, : check_integer("dim", dim, 1, vectors.shape[1])], dim=1)
 
 
 def parse_vectors(values: Any, what: str = "vectors", scale: Any = None, offset: Any = 0.0) -> Tensor:
     """Return the same as `read_vectors`, but numbers may be infinite or NaN."""
     check_dense(what, values)
     kind = "numbers, the same number of them for each, or the base64 of float32"
+    if not isinstance(values, (Tensor, Sequence)):
+        values = np.asarray(values) if hasattr(values, "__array__") else [*values]
     try:
-        if not isinstance(values, (Tensor, Sequence)):
-            values = np.asarray(values) if hasattr(values, "__array__") else [*values]
         if not isinstance(values, Tensor) and len(values) and all(isinstance(row, str) for row in values):
             values = [np.frombuffer(base64.b64decode(row, validate=True), "<f4") for row in values]
         values = to_tensor(what, values, kind).detach().cpu()
     except (TypeError, ValueError) as error:  # of torch, for lengths that differ
-        reason = error_text(error).rstrip(".").removeprefix(f"{what} must be {kind}; ")
-        raise ValueError(f"{what} must be {kind}: {reason}.") from error
+        raise ValueError(f"{error_text(error)} ({what} must be {kind}.)") from error
     if scale is not None:
         shapes = [torch.as_tensor(step).shape for step in (scale, offset)]
         if any(shape not in ((), (1,), values.shape[1:]) for shape in shapes):  # else it might be one per row
@@ -120,9 +113,9 @@ def unit_vectors(what: str, vectors: Any, ids: Sequence[Any] | None = None, hint
     They are not copied if they are that already. A message says if they were not, but for queries and rows.
     """
     vectors = to_embeddings(vectors, 1, what).cpu()
-    ids = None if ids is None else check_names("ids", ids, len(vectors))
     norms = _norms(vectors)
     if not (valid := norms.isfinite() & (norms > 0)).all():
+        ids = None if ids is None else check_names("ids", ids, len(vectors))
         check_rows(valid, f"{what} must be finite and not zero", "are not", ids, hint)
     if what not in ("queries", "rows") and len(odd := norms[(norms - 1).abs() > 1e-2]):
         text = "%d of %d %s are not unit vectors (norms from %.3g to %.3g); they are normalized."
@@ -196,3 +189,44 @@ def as_list(values: Any) -> list[Any]:
     values = [values] if isinstance(values, (str, bytes)) or not isinstance(values, Iterable) else values
     values = [value.item() if hasattr(value, "item") else value for value in values]
     return [value.as_py() if isinstance(value, pa.Scalar) else value for value in values]
+
+
+def sample_rows(groups: Tensor, keys: np.ndarray, ids: Tensor, per_group: int, most: int) -> Tensor:
+    """Draw groups (N,), and rows of each, by their keys: those of groups that stay do not change when others are added.
+
+    The keys, (N,) uint64, are pseudo-random and equal within a group. At least one group is drawn, and at most
+    `per_group` rows of each and `most` in all. The rows are in increasing order, int64.
+    """
+    order = torch.from_numpy(np.lexsort((mix(ids.numpy()), groups.numpy(), keys)))
+    _, counts = groups[order].unique_consecutive(return_counts=True)
+    per_group = max(1, min(per_group, most // len(counts)))  # more groups rather than more rows of each
+    rank = torch.arange(len(order)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+    end = counts.clamp_max(per_group).cumsum(0).repeat_interleave(counts)  # of the rows of complete groups so far
+    chosen = (rank < per_group) & (end <= max(most, int(end[0])))
+    return order[chosen].sort().values
+
+
+def independent_rows(groups: Tensor, most: int, seed: int) -> Tensor:
+    """Draw one row per group (N,), of up to `most` groups: those of one group belong together."""
+    salt = mix(np.array([seed]))
+    ids = torch.from_numpy((mix(np.arange(len(groups))) ^ salt).view(np.int64))
+    return sample_rows(groups, mix(mix(groups.numpy()) ^ salt), ids, 1, most)
+
+
+def mix(values: np.ndarray) -> np.ndarray:
+    """Return pseudo-random numbers, uint64, that follow from integers (the finalizer of SplitMix64)."""
+    bits = values.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
+
+
+def name_keys(names: Sequence[str | int]) -> np.ndarray:
+    """Return a pseudo-random number for each name, uint64."""
+    digests = b"".join(hashlib.blake2b(repr(name).encode(), digest_size=8).digest() for name in names)
+    return np.frombuffer(digests, np.uint64)
+
+
+def name_numbers(names: Sequence[str | int]) -> Tensor:
+    """Return the number of each name as int64."""
+    return torch.from_numpy(name_keys(names).view(np.int64).copy())

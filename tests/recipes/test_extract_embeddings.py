@@ -39,7 +39,7 @@ from hf_sphere.data import sources
 from hf_sphere.data.sources import load_splits
 from hf_sphere.ood import fit_rejection
 from hf_sphere.search import extract as extraction
-from hf_sphere.search.pipeline import finished_batches
+from hf_sphere.search.extract import finished_batches
 from hf_sphere.search.store import read_embeddings
 
 RECIPE = "extract_embeddings"

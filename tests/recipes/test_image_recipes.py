@@ -32,7 +32,7 @@ from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassificat
 from hf_sphere.ood import fit_rejection
 from hf_sphere.search import ImageEncoder, ImageIndex, ImageSource
 from hf_sphere.search.encoder import VectorEncoder
-from hf_sphere.search.pipeline import finished_batches
+from hf_sphere.search.extract import finished_batches
 from hf_sphere.search.store import read_embeddings
 
 SIZE = {"height": 8, "width": 8}

@@ -11,7 +11,7 @@ from transformers import BertModel, PreTrainedTokenizerFast
 from transformers.activations import GELUActivation
 
 from hf_sphere.search import ImageEncoder, TextEncoder, load_encoder
-from hf_sphere.search.pipeline import embed_batches
+from hf_sphere.search.extract import embed_batches
 
 TEXTS = ["a dog", "the cat sat", "stocks fell", "a", "b c d"]
 
@@ -41,7 +41,7 @@ def gather(batches) -> tuple[list[int], torch.Tensor]:
 def test_texts_have_the_embeddings_of_the_sentence_transformer(sentences):
     from sentence_transformers import SentenceTransformer
 
-    encoder, expected = load_encoder(str(sentences), "cpu"), SentenceTransformer(str(sentences), device="cpu")
+    encoder, expected = load_encoder(str(sentences)), SentenceTransformer(str(sentences), device="cpu")
     rows, embeddings = gather(encoder.encode(TEXTS, [1, 4], batch_size=2, progress=False))
     assert isinstance(encoder, TextEncoder)
     assert (rows, encoder.metric, encoder.class_names) == ([1, 4], {"distance": "cosine"}, [])

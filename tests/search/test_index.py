@@ -165,7 +165,7 @@ def test_bad_images_are_named_or_skipped(encoder, photos, caplog):
 
 
 def test_transparent_parts_have_the_color_of_the_processor(encoder, monkeypatch):
-    monkeypatch.setattr(encoder.processor, "background_color", [128] * 3)
+    monkeypatch.setattr(encoder, "colors", (1, [128] * 3))
     drawing, gray = Image.new("LA", (8, 8)), Image.new("L", (8, 8), 128)
     (_, columns), *_ = encoder.encode([drawing, gray], progress=False)
     assert columns["embedding"][0].tolist() == columns["embedding"][1].tolist()

@@ -13,7 +13,7 @@ from scipy import stats
 
 from hf_sphere.metrics import energy_test
 from hf_sphere.search import EmbeddingSpace, ImageSource, NeighborSearch, neighbor_search
-from hf_sphere.search.sampling import sample_rows
+from hf_sphere.search.vectors import sample_rows
 
 
 def unit(*shape, seed=0, generator=None):
