@@ -87,9 +87,9 @@ def write_report(path: str, source: str, report: Any, compared: str) -> None:
 
 def read_source(name: str, args: ReportArguments) -> Any:
     """Read the space of an index, or a file or a dataset."""
-    from hf_sphere.search.index_files import ABOUT_FILE, CODES_FILE
+    from hf_sphere.search.index_files import ABOUT_FILE
 
-    if any((Path(name) / file).is_file() for file in (ABOUT_FILE, CODES_FILE)):
+    if (Path(name) / ABOUT_FILE).is_file():
         return search.EmbeddingSpace.load(name)
     return search.ImageSource.of(name, column=args.column, content="vector").with_columns(args.id_column)
 

@@ -16,7 +16,7 @@ from hf_sphere.search.matching import CalibratedSearch, Candidates, sort_candida
 from hf_sphere.search.rows import GroupedVectors
 from hf_sphere.search.vectors import independent_rows
 from hf_sphere.utils import files
-from hf_sphere.utils.checks import check_choice, check_extra, check_number, check_seed, error_text
+from hf_sphere.utils.checks import check_choice, check_extra, check_number, check_seed
 
 HELD_OUT, SMALLEST, TRAINING, BLOCK, MOST = 500, 100, 100_000, 8192, 1 << 24
 """Largest number of queries for the recall, smallest of rows, numbers of rows that fit codes and of a block, and of
@@ -47,6 +47,7 @@ class CompressedSpace(CalibratedSearch):
     groups, ids, _ids_of = GroupedVectors.groups, GroupedVectors.ids, GroupedVectors._ids_of
 
     def __init__(self, about: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        self._about, self._tensors = about, tensors
         self.bits, self.recall, self.score = about["bits"], tuple(about["recall"]), about["score"]
         self._names, self._ids = about["names"], about["ids"]
         self._numbers, self._groups, self._rotation = (tensors[name] for name in ("numbers", "groups", "rotation"))
@@ -84,20 +85,12 @@ class CompressedSpace(CalibratedSearch):
         Raises:
             FileExistsError: If the folder contains other files.
         """
-        codes, learned = (load_faiss().vector_to_array(v) for v in (self._index.codes, _learned(self._index)))
-        # Without groups they are the numbers of the rows, and safetensors does not write one tensor twice.
-        tensors = {"numbers": self._numbers, "groups": self._groups.clone(), "rotation": self._rotation}
-        tensors |= {"codes": torch.from_numpy(codes).view(len(self), -1), "learned": torch.from_numpy(learned)}
-        tensors |= {f"known_{name}": getattr(self.calibration, name) for name in PARTS}
-        if self.score == "margin":
-            tensors["offsets"] = self._near().cosines[:, 0]
-        about = {"bits": self.bits, "recall": self.recall, "names": self._names, "ids": self._ids}
-        about |= {"rule": self.calibration.rule, "score": self.score}
+        tensors = {name: tensor.contiguous() for name, tensor in self._tensors.items()}
         with files.lock_folder(folder):
             check_replaceable(Path(folder), {ABOUT_FILE, CODES_FILE, files.MANIFEST_FILE})
             with files.atomic_folder(folder) as unfinished:
-                save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, unfinished / CODES_FILE)
-                files.write_json(unfinished / ABOUT_FILE, about, strict=True)
+                save_file(tensors, unfinished / CODES_FILE)
+                files.write_json(unfinished / ABOUT_FILE, self._about, strict=True)
                 files.write_manifest(unfinished)
 
     @classmethod
@@ -114,14 +107,9 @@ class CompressedSpace(CalibratedSearch):
     def _read(cls, folder: Path) -> "CompressedSpace":
         if not (folder / ABOUT_FILE).exists():
             raise FileNotFoundError(f"there is no {folder / ABOUT_FILE}; write one with space.compress().save().")
-        load_faiss()
-        try:
-            if damage := files.find_damage(folder, (ABOUT_FILE, CODES_FILE)):
-                raise ValueError(damage)
-            return cls(files.read_json(folder / ABOUT_FILE), files.read_tensors(folder / CODES_FILE))
-        except Exception as error:  # of safetensors and of Python, of many classes
-            text = error_text(error).rstrip(".")
-            raise ValueError(f"the compressed space {folder} is damaged: {text}. Compress the space again.") from error
+        if damage := files.find_damage(folder, (ABOUT_FILE, CODES_FILE)):
+            raise ValueError(f"the compressed space {folder} is damaged: {damage}. Compress the space again.")
+        return cls(files.read_json(folder / ABOUT_FILE), files.read_tensors(folder / CODES_FILE))
 
     def _candidates(self, queries: Tensor, count: int, left_out: Tensor | None = None, among: Any = None) -> Candidates:
         if left_out is None:
@@ -138,10 +126,9 @@ class CompressedSpace(CalibratedSearch):
         for block, own in zip(*(column.split(max(1, MOST // fetched)) for column in (points, left_out)), strict=True):
             found = self._search_codes(block, fetched)
             scores = found.scores.masked_fill(found.groups == own[:, None], -torch.inf)
-            best = sort_candidates(found, scores, count)
-            exists = best.scores > -torch.inf
-            parts.append(Candidates(best.scores, *(column.where(exists, -1) for column in best[1:])))
-        best = Candidates(*map(torch.cat, zip(*parts, strict=True)))
+            parts.append(sort_candidates(found, scores, count))
+        scores, *columns = map(torch.cat, zip(*parts, strict=True))
+        best = Candidates(scores, *(column.where(scores > -torch.inf, -1) for column in columns))
         lacking = best.rows[:, -1] < 0
         if lacking.any() and fetched < len(self):
             more = self._search_others(points[lacking], count, left_out[lacking], min(4 * fetched, len(self)))
@@ -192,8 +179,10 @@ def compress(space: Any, bits: int, max_recall_loss: float | None, seed: int) ->
     index = encode(torch.arange(count))  # also fitted to the queries, which may be beyond the ranges of the others
     codes, learned = (torch.from_numpy(faiss.vector_to_array(values)) for values in (index.codes, _learned(index)))
     tensors = {"codes": codes.view(count, -1), "learned": learned, "rotation": rotation}
+    # Without groups they are the numbers of the rows, and safetensors does not write one tensor twice.
+    tensors |= {"numbers": space._numbers, "groups": groups.clone()}
     about = {"bits": bits, "recall": (recall, low, high), "names": space._names, "ids": space._ids}
-    small = CompressedSpace(about | {"score": space.score}, tensors | {"numbers": space._numbers, "groups": groups})
+    small = CompressedSpace(about | {"score": space.score, "rule": space.rule}, tensors)
     if space._queries is None:
         rows = space._calibration_rows()
         queries, ids = space.vectors[rows], space._numbers[rows]
@@ -206,8 +195,10 @@ def compress(space: Any, bits: int, max_recall_loss: float | None, seed: int) ->
     best = small._find(project_to_sphere(queries), left_out)
     # Rows are not added to codes, so there is no next id, and no group is left out any more.
     small._calibration = Calibration(numbers, ids, *best, 0, space.rule)
+    tensors |= {f"known_{name}": getattr(small._calibration, name) for name in PARTS}
     if small._nearest is not None:
-        small._nearest = Nearest.known(small._nearest.offsets(torch.arange(count)))
+        tensors["offsets"] = small._nearest.offsets(torch.arange(count))
+        small._nearest = Nearest.known(tensors["offsets"])
     return small
 
 

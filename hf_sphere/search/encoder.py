@@ -80,7 +80,8 @@ class ImageEncoder(Encoder):
         weights: Digest of the weights, which identifies the model.
 
     Raises:
-        ValueError: If the model is of another type, or has no image processor.
+        ValueError: If the model is of another type.
+        OSError: If it has no image processor.
 
     Example:
         >>> encoder = ImageEncoder("outputs/my-model")  # doctest: +SKIP
@@ -92,11 +93,7 @@ class ImageEncoder(Encoder):
 
     def __init__(self, name: str, device: torch.device | str | None = None) -> None:
         self.name, model = name, extract.load_embedding_model(name)
-        try:
-            self.processor = extract.load_image_processor(name)
-        except OSError as error:
-            problem = f"{name} has no image processor, so the preprocessing of its images is unknown"
-            raise ValueError(f"{problem}. Save the one of its training there by its `save_pretrained`.") from error
+        self.processor = extract.load_image_processor(name)
         self.preprocessing, background = self.processor.to_dict(), getattr(self.processor, "background_color", WHITE)
         self.colors = getattr(model.config, "num_channels", 3), background
         self.model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
@@ -228,15 +225,14 @@ class TextEncoder(Encoder):
         """
         texts = texts.encoded if isinstance(texts, ImageSource) else text_list("texts", texts)
         rows = range(len(texts)) if rows is None else rows
-        if more.get("folder") is not None:
-            more["identity"] = [self.weights, self.settings, [texts[row] for row in rows]]
 
         def embed(batches: list[Sequence[int]]) -> Iterator[Batch]:
             for batch in batches:
                 embeddings = self._embed(self.model.encode_document, [texts[row] for row in batch], batch_size)
                 yield {"row": torch.tensor(batch), "embedding": embeddings}
 
-        sharing = {name: value for name, value in more.items() if name not in ("num_workers", "skip_unreadable")}
+        sharing = {name: more[name] for name in ("accelerator", "folder") if name in more}
+        sharing["identity"] = [self.weights, self.settings, [texts[row] for row in rows]]
         # Of many texts, those of about one length are embedded together.
         return embed_batches(embed, rows, batch_size=16 * batch_size, progress=progress, unit="text", **sharing)
 

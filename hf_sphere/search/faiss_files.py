@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.files import atomic_file
 
 LINKS, LARGEST_EFFORT = 32, 1024
@@ -72,41 +71,34 @@ def read_index(path: Path, kind: str, dim: int, metric: int) -> tuple[Any, dict[
     import faiss
     from safetensors import safe_open
 
-    try:
-        with safe_open(path, framework="pt") as file:
-            about: dict[str, Any] = json.loads(file.metadata()["about"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            codes, ranges = tensors.pop("codes"), tensors.pop("ranges")
-            index = new_index(kind, dim, len(tensors.get("centroids", ())), metric)
-            storage: Any = faiss.downcast_index(index.storage) if kind == "hnsw" else index
-            count = len(codes)
-            if (
-                codes.shape != (count, dim)
-                or len(tensors.get("ids", codes)) != count
-                or codes.dtype != torch.uint8
-                or ranges.shape != (2 * dim,)
-            ):
-                raise ValueError("its codes have another shape")
-            faiss.copy_array_to_vector(ranges.numpy(), storage.sq.trained)
-            storage.is_trained = index.is_trained = True
-            if kind == "hnsw":
-                faiss.copy_array_to_vector(codes.flatten().numpy(), storage.codes)
-                _read_graph(index.hnsw, count, tensors.pop("links"), tensors.pop("levels"), about["entry"])
-                index.hnsw.efSearch = min(about["effort"], LARGEST_EFFORT)
-            else:
-                index.quantizer.add(tensors.pop("centroids").numpy())
-                index.nprobe = min(about["effort"], index.nlist)
-                start = 0
-                for number, ids in enumerate(tensors.pop("ids").long().split(tensors.pop("sizes").tolist())):
-                    if len(ids):  # only one list is mapped into memory
-                        cells = file.get_slice("codes")[start : start + len(ids)].numpy()
-                        ids = np.ascontiguousarray(ids.numpy())
-                        index.invlists.add_entries(number, len(ids), faiss.swig_ptr(ids), faiss.swig_ptr(cells))
-                        start += len(ids)
-            storage.ntotal = index.ntotal = count
-            return index, about, tensors
-    except Exception as error:  # of safetensors, FAISS and torch, of many classes
-        raise ValueError(f"{path} cannot be used: {error_text(error)}. Build the index again.") from error
+    with safe_open(path, framework="pt") as file:
+        about: dict[str, Any] = json.loads(file.metadata()["about"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        codes, ranges = tensors.pop("codes"), tensors.pop("ranges")
+        index = new_index(kind, dim, len(tensors.get("centroids", ())), metric)
+        storage: Any = faiss.downcast_index(index.storage) if kind == "hnsw" else index
+        count = len(codes)
+        fits = codes.shape == (count, dim) and codes.dtype == torch.uint8 and ranges.shape == (2 * dim,)
+        if not fits or len(tensors.get("ids", codes)) != count:
+            raise ValueError(f"the codes of {path} have another shape; build the index again.")
+        faiss.copy_array_to_vector(ranges.numpy(), storage.sq.trained)
+        storage.is_trained = index.is_trained = True
+        if kind == "hnsw":
+            faiss.copy_array_to_vector(codes.flatten().numpy(), storage.codes)
+            _read_graph(index.hnsw, count, tensors.pop("links"), tensors.pop("levels"), about["entry"])
+            index.hnsw.efSearch = min(about["effort"], LARGEST_EFFORT)
+        else:
+            index.quantizer.add(tensors.pop("centroids").numpy())
+            index.nprobe = min(about["effort"], index.nlist)
+            start = 0
+            for number, ids in enumerate(tensors.pop("ids").long().split(tensors.pop("sizes").tolist())):
+                if len(ids):  # only one list is mapped into memory
+                    cells = file.get_slice("codes")[start : start + len(ids)].numpy()
+                    ids = np.ascontiguousarray(ids.numpy())
+                    index.invlists.add_entries(number, len(ids), faiss.swig_ptr(ids), faiss.swig_ptr(cells))
+                    start += len(ids)
+        storage.ntotal = index.ntotal = count
+        return index, about, tensors
 
 
 def _read_graph(graph: Any, count: int, links: Tensor, levels: Tensor, entry: int) -> None:
@@ -121,7 +113,7 @@ def _read_graph(graph: Any, count: int, links: Tensor, levels: Tensor, entry: in
         linked = links[offsets[:-1][levels > level, None] + torch.arange(int(ends[level]), int(ends[level + 1]))].long()
         is_valid &= not (levels[linked[linked >= 0]] <= level).any()
     if not is_valid:
-        raise ValueError("its graph has links to what is not there")
+        raise ValueError("the graph has links to what is not there; build the index again.")
     faiss.copy_array_to_vector(links.numpy(), graph.neighbors)
     faiss.copy_array_to_vector(levels.numpy(), graph.levels)
     faiss.copy_array_to_vector(offsets.numpy().astype("uint64"), graph.offsets)

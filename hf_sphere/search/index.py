@@ -1,6 +1,5 @@
 """Search for similar images or texts: an index of embeddings in a folder of safetensors, parquet and JSON files."""
 
-import itertools
 import logging
 import os
 from collections import defaultdict
@@ -16,13 +15,13 @@ from torch import Tensor
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.search.encoder import load_encoder
 from hf_sphere.search.index_files import read_index, write_index
-from hf_sphere.search.indexed_images import ImageState, IndexedImages, identify, predicted_class
+from hf_sphere.search.indexed_images import IndexedImages, identify, predicted_class
 from hf_sphere.search.matching import Matches
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind, check_kind
 from hf_sphere.search.source import Groups, ImageSource
 from hf_sphere.search.space import EmbeddingSpace
 from hf_sphere.search.vectors import check_ids, check_names
-from hf_sphere.utils.checks import check_integer, check_not_text, error_text, text_list
+from hf_sphere.utils.checks import check_integer, check_not_text, text_list
 
 logger = logging.getLogger(__name__)
 
@@ -135,9 +134,8 @@ class ImageIndex(IndexedImages):
             if given is not None and known is None:
                 raise ValueError(f"the index has no {what}; leave out {what}, or build it again with them.")
         source = source.with_columns(self.ids if ids is None else ids, self.extra)
-        source = replace(
-            source, ids=None if self.ids is None else source.ids, cells=source.cells if self.extra else None
-        )
+        own = source.ids if self.ids is not None else None, source.cells if self.extra else None
+        source = replace(source, ids=own[0], cells=own[1])
         groups = self.groups if groups is None else groups
         names = None if groups is None else source.read_groups(groups)
         if names:
@@ -152,40 +150,43 @@ class ImageIndex(IndexedImages):
         added, embeddings = self._embed(source, outdated, options) if outdated else ({"row": []}, self.embeddings[:0])
         if check and len(self) and len(embeddings) and self.encoder.content == "vector":
             self.space._refuse_foreign(embeddings)
-        if source.labels:
-            self.images.setdefault("label", [None] * len(self))
-        elif source.split is None and "label" in self.images:  # an image alone is not in a class folder
-            added["label"] = [self.images["label"][kept[n]] if n in kept else None for n in added["row"]]
-        again, same = {kept[n] for n in added["row"] if n in kept}, kept.keys() - outdated
-        # Rows whose place now has an image with another row, which was moved there, or a new one.
-        replaced = {at_place[n] for n in (*kept, *added["row"]) if n in at_place} - {*kept.values()}
-        if source.ids is not None:
-            renamed = {kept[n]: source.ids[n] for n in same}
-            old = enumerate(self.images.get("id", ()))
-            both = [renamed.get(row, name) for row, name in old if row not in again | replaced] + added.get("id", [])
-            check_ids(both, len(both))
+        old, next_number = len(self), self.space._next
+        is_new = torch.tensor([n not in kept for n in added["row"]], dtype=torch.bool)
+        size = old + int(is_new.sum())
+        rows = kept | dict(zip([n for n in added["row"] if n not in kept], range(old, size), strict=True))
+        images = defaultdict[str, list[Any]](lambda: [None] * size)
+        images |= {name: [*column, *[None] * (size - old)] for name, column in self.images.items()}
+        if self.ids is None:
+            images["id"][old:] = range(next_number, next_number + size - old)
         columns: Any = source.columns | {"source": [source_id] * len(source)} | ({"group": names} if names else {})
-        for n in same:
+        for n in {*added["row"], *kept} - ({*outdated} - {*added["row"]}):
             cells = {name: column[n] for name, column in columns.items()}
             for name, value in (cells | (states[n]._asdict() if n in states else {})).items():
-                self.images[name][kept[n]] = value
+                images[name][rows[n]] = value
+        for name, values in (added | {"settings": [settings] * len(embeddings)}).items():
+            for n, value in zip(added["row"], values, strict=True):
+                images[name][rows[n]] = value
+        # Rows whose place now has an image with another row, which was moved there, or a new one.
+        replaced = {at_place[n] for n in rows if n in at_place} - {*kept.values()}
+        if self.ids is not None:
+            ids = [name for row, name in enumerate(images["id"]) if row not in replaced]
+            check_ids(ids, len(ids))
         rows_here = {row for row, other in enumerate(self.images.get("source", [])) if other == source_id}
         if source.name and (lost := rows_here - {*kept.values()} - replaced):
             text = "%d rows of the index are no longer in %s, such as %s; remove them."
             logger.warning(text, len(lost), source.name, self.images["file"][min(lost)])
-        fresh, old_numbers = itertools.count(self.space._next), self.space._numbers.tolist()
-        numbers = [old_numbers[kept[n]] if n in kept else next(fresh) for n in added["row"]]
-        added |= {"id": numbers} if source.ids is None else {}
-        added |= {"source": [source_id] * len(embeddings), "settings": [settings] * len(embeddings)}
-        added |= {name: [getattr(states[n], name) for n in added["row"]] for name in ImageState._fields}
-        added |= {"group": [names[n] for n in added["row"]]} if names else {}
+        again = [kept[n] for n in added["row"] if n in kept]
+        if again:
+            self.space.vectors = self.embeddings.clone()
+            self.space.vectors[again] = embeddings[~is_new]
+            self.space._calibration = self.space._search = None
         self.columns |= {source.name: source.column} if source.column else {}
         self.sources = [*self.sources, key]
+        self._set(images, replaced, embeddings[is_new])
         moved = sum(at_place.get(n) != row for n, row in kept.items())
-        self._replace(again | replaced, added, embeddings, numbers)
         if again or moved or replaced:
             logger.warning("%d rows of the index were embedded again, and %d have moved.", len(again), moved)
-        return len(embeddings) - len(again)
+        return size - old
 
     def remove(self, images: str | PathLike | int) -> int:
         """Remove an image by its id, path or name, or all images of a folder or dataset; return their number.
@@ -212,7 +213,7 @@ class ImageIndex(IndexedImages):
                 raise ValueError(f"{images} does not name {what}s of the index: there is {candidates}.")
         if len(removed) == len(self):
             raise ValueError(f"{images} names all {what}s of the index; remove its folder instead.")
-        self._replace(removed, {}, self.embeddings[:0], [])
+        self._set(self.images, removed, self.embeddings[:0])
         return len(removed)
 
     def __len__(self) -> int:
@@ -305,13 +306,9 @@ class ImageIndex(IndexedImages):
             raise ValueError(f"{folder} has no sources; load it with hf_sphere.search.EmbeddingSpace.load.")
         beside = os.path.normpath(folder.resolve() / (about.model_folder or ""))
         model_name = beside if about.model_folder and Path(beside).is_dir() else about.model
-        try:
-            encoder = load_encoder(model or model_name)
-        except FileNotFoundError as error:
-            hint = "" if model else f" If the model of {folder} was moved, name its folder (--model_name_or_path)."
-            raise FileNotFoundError(f"{error_text(error).rstrip('.')}.{hint}") from error
+        encoder = load_encoder(model or model_name)
         if encoder.weights != about.weights or encoder.metric != about.metric:
-            which = f"is of another model than {encoder.name}, or that one was trained further: the weights differ"
+            which = f"is of another model than {encoder.name}: the weights differ"
             raise ValueError(f"the index {folder} {which}. Load its model ({about.model}), or build it again.")
         index = cls(encoder, images, space, **{name: getattr(about, name) for name in KEPT})
         if texts := index.changes():
@@ -323,8 +320,7 @@ class ImageIndex(IndexedImages):
         """Return the columns and embeddings (Q, d) of queries; models may embed texts that search in their own way."""
         rows = range(len(source))
         if source.content != "text":
-            is_vector = source.content == "vector"
-            return self._embed(source, rows, options | ({"what": "queries"} if is_vector else {}))
+            return self._embed(source, rows, options | {"what": "queries"} if source.content == "vector" else options)
         parts = [self.encoder.encode_texts(source.encoded[at : at + 256]) for at in rows[::256]]
         return {name: [*column] for name, column in source.columns.items()}, torch.cat(parts)
 
@@ -339,29 +335,24 @@ class ImageIndex(IndexedImages):
         if not embeddings and not len(self):
             raise ValueError(f"none of the {len(rows)} images can be read.")
         if len(self) and embeddings and (got := embeddings[0].shape[1]) != (dim := self.embeddings.shape[1]):
-            which = f"the embeddings of the index have {dim} dimensions, but the new ones {got}"
-            raise ValueError(f"{which}; build it again.")
-        embeddings = embeddings or [self.embeddings[:0]]
-        return dict(cells), embeddings[0] if len(embeddings) == 1 else torch.cat(embeddings)
+            raise ValueError(f"the embeddings of the index have {dim} dimensions, but the new ones {got}.")
+        return dict(cells), torch.cat(embeddings or [self.embeddings[:0]])
 
-    def _replace(
-        self, removed: set[int], added: Mapping[str, list[Any]], embeddings: Tensor, numbers: list[int]
-    ) -> None:
-        """Remove some rows, append others with their numbers, and remove sources without images."""
-        kept = [row for row in range(len(self)) if row not in removed]
-        columns = {name: self.images.get(name, [None] * len(self)) for name in {**self.images, **added}}
-        empty = [None] * len(embeddings)
-        self.images = {name: [column[row] for row in kept] + added.get(name, empty) for name, column in columns.items()}
+    def _set(self, images: Mapping[str, list[Any]], removed: set[int], embeddings: Tensor) -> None:
+        """Set the columns but for some rows, the last ones of new embeddings; sources without images are removed."""
+        space, kept = self.space, [row for row in range(len(images["id"])) if row not in removed]
+        self.images = {name: [column[row] for row in kept] for name, column in images.items()}
         used = sorted({*self.images["source"]})
-        self.images["source"] = [used.index(index) for index in self.images["source"]]
-        self.sources, self._opened = [self.sources[n] for n in used], {}
-        ids, groups, space = self.images["id"] if self.ids is not None else None, self.images.get("group"), self.space
-        if len(self):
-            rows, new = torch.tensor(kept, dtype=torch.long), torch.tensor(numbers, dtype=torch.long)
-            all_groups = space._number(groups, torch.cat([space._numbers[rows], new]))
-            space._set(rows, embeddings, new, all_groups, ids)
-        else:
+        self.images["source"] = [used.index(number) for number in self.images["source"]]
+        self.sources, self._opened = [self.sources[number] for number in used], {}
+        ids, groups = self.images["id"] if self.ids is not None else None, self.images.get("group")
+        if not len(self):
             self.space = EmbeddingSpace(embeddings, groups, ids=ids, metric=space.metric, kind=space.kind)
+            return
+        rows = torch.tensor([row for row in kept if row < len(self)], dtype=torch.long)
+        new = torch.arange(space._next, space._next + len(embeddings))
+        all_groups = space._number(groups, torch.cat([space._numbers[rows], new]))
+        space._set(rows, embeddings, new, all_groups, ids)
 
     def why_no_level(self, content: str) -> str:
         """Return why searches by images, texts or vectors have no level of false accepts; an empty text if they can."""
@@ -385,7 +376,7 @@ class ImageIndex(IndexedImages):
         self.space.calibration.check_level(level)
 
     def _find(self, queries: Cells, embeddings: Tensor, k: int, classes: Classes, level: float | None) -> Matches:
-        queries, space, among, most = queries | {"embedding": embeddings}, self.space, None, len(self)
+        space, among, most = self.space, None, len(self)
         if self.encoder.content == "vector":  # else its model is known
             space._warn_of_foreign(embeddings)
         if classes is not None:
@@ -394,7 +385,7 @@ class ImageIndex(IndexedImages):
             if not (most := len(among)):
                 names = ", ".join(sorted(set(self.classes())))
                 raise ValueError(f"no image has the class {' or '.join(classes)}; there are {names}.")
-        if check_integer("k", k, 1) > most:
-            raise ValueError(f"k must be from 1 to the number of images to find, {most:,}; got {k}.")
+        check_integer("k", k, 1, most)
         # Without a level there are no p-values, which would be wrong for queries of other content.
-        return replace(space._judge(embeddings, k, level, level is not None, among), queries=queries)
+        found = space._judge(embeddings, k, level, level is not None, among)
+        return replace(found, queries=queries | {"embedding": embeddings})

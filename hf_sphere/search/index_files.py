@@ -18,7 +18,6 @@ from hf_sphere.search.calibration import Calibration, Nearest
 from hf_sphere.search.neighbor_search import APPROXIMATE, NeighborSearch
 from hf_sphere.search.vectors import positions
 from hf_sphere.utils import files
-from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.files import MANIFEST_FILE, digest_file, read_json
 
 ABOUT_FILE, CODES_FILE = "index.json", "codes.safetensors"
@@ -44,32 +43,19 @@ def read_index(space_class: Any, folder: str | PathLike) -> tuple[Any, dict[str,
 
 
 def _read_files(space_class: Any, folder: Path) -> tuple[Any, dict[str, list[Any]], Any]:
-    if (folder / CODES_FILE).exists():
-        raise ValueError(f"{folder} has codes, not vectors: use CompressedSpace.load, or the index it was made of.")
     if not (folder / ABOUT_FILE).exists():
         raise FileNotFoundError(f"there is no {folder / ABOUT_FILE}; build an index with hf-sphere index.")
-    try:
-        version = digest_file(folder / MANIFEST_FILE)
-        if damage := files.find_damage(folder, (ABOUT_FILE, EMBEDDINGS_FILE, IMAGES_FILE)):
-            raise ValueError(damage)
-        about = SimpleNamespace(**read_json(folder / ABOUT_FILE))
-        about.sources = [(name, split) for name, split in about.sources]
-        tensors = files.read_tensors(folder / EMBEDDINGS_FILE)
-        with pq.ParquetFile(folder / IMAGES_FILE) as file:
-            images = file.read().to_pydict()
-        space = _read_space(space_class, folder, about, images, tensors)
-        space._loaded = folder, version
-        return about, images, space
-    except Exception as error:  # of pyarrow, safetensors and FAISS, of many classes
-        raise ValueError(f"the index {folder} is damaged: {error_text(error).rstrip('.')}. Build it again.") from error
-
-
-def _read_space(
-    space_class: Any, folder: Path, about: Any, images: dict[str, list[Any]], tensors: dict[str, Tensor]
-) -> Any:
+    version = digest_file(folder / MANIFEST_FILE)
+    if damage := files.find_damage(folder, (ABOUT_FILE, EMBEDDINGS_FILE, IMAGES_FILE)):
+        raise ValueError(f"the index {folder} is damaged: {damage}. Build it again.")
+    about = SimpleNamespace(**read_json(folder / ABOUT_FILE))
+    about.sources = [(name, split) for name, split in about.sources]
+    tensors = files.read_tensors(folder / EMBEDDINGS_FILE)
+    with pq.ParquetFile(folder / IMAGES_FILE) as file:
+        images = file.read().to_pydict()
     embeddings, numbers = tensors["embeddings"], torch.tensor(images.pop("number"))
     if len(numbers) != len(embeddings):
-        raise ValueError(f"{IMAGES_FILE} has {len(numbers):,} rows, but {EMBEDDINGS_FILE} {len(embeddings):,}")
+        raise ValueError(f"{folder / IMAGES_FILE} has {len(numbers):,} rows for {len(embeddings):,} embeddings.")
     has_faiss = importlib.util.find_spec("faiss") is not None
     options = about.options | {"metric": about.metric, "kind": about.kind if has_faiss else None, "numbers": numbers}
     ids = None if about.ids is None else images["id"]
@@ -88,7 +74,8 @@ def _read_space(
     if about.search in APPROXIMATE and has_faiss:
         space._search = NeighborSearch(space.vectors, kind=about.search, file=folder / SEARCH_FILE, **about.metric)
         space._search.recall = about.recall
-    return space
+    space._loaded = folder, version
+    return about, images, space
 
 
 def _groups_of(ids: Tensor, space: Any) -> Tensor:

@@ -161,7 +161,7 @@ class LanceSpace(CalibratedSearch):
             raise ValueError("give either ids, or groups if the space has some.")
         wanted = as_names(what, ids if groups is None else groups)
         known = self._rows([column], condition := _is_in(column, wanted))[column]
-        if missing := wanted.difference(known.unique().to_pylist()):
+        if missing := wanted.difference(known.to_pylist()):
             raise ValueError(f"there is no {what} {next(iter(missing))!r} in the space.")
         if len(known) == len(self):
             raise ValueError("no row would remain.")
@@ -259,7 +259,7 @@ class LanceSpace(CalibratedSearch):
 
     def _cells(self, column: str, rows: Tensor) -> list[list[Any]]:
         """Return the cells of a column, None where there is no row."""
-        table = self._rows(["_rowid", column], _is_in("_rowid", {*rows[rows >= 0].tolist()}))
+        table = self._rows([*dict.fromkeys(["_rowid", column])], _is_in("_rowid", {*rows[rows >= 0].tolist()}))
         cells = dict(zip(table["_rowid"].to_pylist(), table[column].to_pylist(), strict=True))
         return [[cells.get(row) for row in some] for some in rows.tolist()]
 
@@ -372,7 +372,7 @@ def _parts(
             try:
                 table = _to_table(batch, column, group_column, id_column)
                 schema = schema or table.schema
-                if {*table.column_names} != {*schema.names}:
+                if {*table.column_names} != {*schema.names}:  # select would drop further ones
                     raise ValueError(f"the columns are {table.column_names}; the others have {schema.names}.")
                 kinds = [each.field(id_column).type for each in (schema, table.schema)] if id_column else []
                 if len({*map(pa.types.is_integer, kinds)}) > 1:

@@ -131,7 +131,7 @@ class NeighborSearch:
         if file is not None:
             self._index, about, stored = read_index(file, self.kind, self.references.shape[1], self._metric)
             if about["references"] != self._digest():
-                raise ValueError(f"{file} cannot be used: it was built for other embeddings. Build the index again.")
+                raise ValueError(f"{file} was built for other embeddings; build the index again.")
             self._changed, self._spare = about["changed"], about["spare"]
             self._origin = stored["center"].to(self.references.dtype)
             self._group(stored["hashes"])

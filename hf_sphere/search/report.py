@@ -103,8 +103,8 @@ class VectorReport(Table):
 
     def __str__(self) -> str:
         lines = [f"{name:<36}{value}" for name, value in self._lines()]
-        parts = (lines, map(str, self.remedies), (f"- {verdict}" for verdict in self.verdicts))
-        return "\n\n".join(text for part in parts if (text := "\n".join(part)))
+        parts = lines, [*map(str, self.remedies)], [f"- {verdict}" for verdict in self.verdicts]
+        return "\n\n".join("\n".join(part) for part in parts if part)
 
 
 def report_vectors(vectors: Any, groups: Any = None, *, ids: Any = None, seed: int = 0) -> VectorReport:

@@ -88,12 +88,9 @@ class GroupedVectors(CalibratedSearch):
         return self._search
 
     def _set(self, kept: Tensor, vectors: Tensor, numbers: Tensor, groups: Tensor, ids: list[Any] | None) -> None:
-        """Keep some rows and append vectors with their numbers, (m,); groups and ids are those of all rows then.
-
-        A number may be that of a row that is not kept, whose vector is replaced.
-        """
-        if torch.isin(numbers, self._numbers).any() or not torch.equal(groups[: len(kept)], self._groups[kept]):
-            self._calibration = None  # scores of rows that stay may be others
+        """Keep some rows and append vectors with their numbers, (m,); groups and ids are those of all rows then."""
+        if not torch.equal(groups[: len(kept)], self._groups[kept]):
+            self._calibration = None
         is_whole = len(kept) == len(self)
         if not is_whole:
             self.vectors, self._numbers = self.vectors[kept], self._numbers[kept]

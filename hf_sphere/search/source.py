@@ -86,9 +86,7 @@ class ImageSource:
         table: Any = self.table
         columns = [] if table is None else table.column_names
         if isinstance(groups, str) and groups not in (choices := [*columns, *["label"] * bool(self.labels)]):
-            there = f"{self.name or 'the data'} has {choices or 'no columns and no class folders'}"
-            hint = " Or name the group of each row (groups)." * (what == "groups")
-            raise ValueError(f"no column {groups!r} for {what}; {there}.{hint}")
+            raise ValueError(f"no column {groups!r} for {what}; {self.name or 'the data'} has {choices}.")
         if isinstance(groups, str):
             groups = self.labels if groups == "label" and self.labels else table[groups][:]
         names = check_names(what, groups, len(self))
@@ -108,10 +106,8 @@ class ImageSource:
         for name in columns:
             kind = features.get(name)
             if not isinstance(kind, (Value, ClassLabel)) or name in taken:
-                why = (
-                    "which tables have themselves" if name in taken else f"of {kind}" if kind else "which is not there"
-                )
-                raise ValueError(f"columns has {name!r}, {why}; name texts, numbers or dates among {[*features]}.")
+                others = f"{[*features]}, but for {sorted(taken)}"
+                raise ValueError(f"columns has {name!r} ({kind}); name texts, numbers or dates among {others}.")
             cells[name] = table.with_format(None)[name][:]
             if isinstance(kind, ClassLabel):
                 cells[name] = [None if label is None or label < 0 else kind.int2str(label) for label in cells[name]]
@@ -195,9 +191,7 @@ class ImageSource:
             content = "image" if (column in images if column else images) else "vector"
         if content == "vector" and column is None:
             column = _vector_column(rows)
-        instead = ", or embed images or texts by a model (hf-sphere index --model_name_or_path)" * (content == "vector")
-        named, options = column, {"instead": instead, "option": "--column"}
-        column = sources.find_column(rows, column, COLUMNS[content], content, **options)
+        named, column = column, sources.find_column(rows, column, COLUMNS[content], content, option="--column")
         labels, what = list[str](), f"column {column} of {name or 'the data'}"
         kept: Sequence[int] = range(len(rows))
         if content == "text":
@@ -205,8 +199,6 @@ class ImageSource:
             if not all(isinstance(text, str) for text in texts):
                 raise ValueError(f"{what} has {rows.features[column]} or rows without text; name a column of texts.")
             kept = [row for row, text in enumerate(texts) if text.strip()]
-            if not kept:
-                raise ValueError(f"{what} has no texts.")
             if count := len(rows) - len(kept):
                 logger.warning("%d of %d texts are empty, and are left out.", count, len(rows))
             rows = rows.select(kept)
@@ -231,10 +223,8 @@ def _vector_column(rows: Dataset) -> str | None:
     """Return the only column with lists of real numbers, if none has a usual name."""
     if any(name in rows.column_names for name in COLUMNS["vector"]):
         return None
-    kinds = {name: getattr(feature, "feature", None) for name, feature in rows.features.items()}
-    found = [
-        name for name, kind in kinds.items() if isinstance(kind, Value) and kind.dtype.startswith(("float", "double"))
-    ]
+    kinds = {name: getattr(getattr(feature, "feature", None), "dtype", "") for name, feature in rows.features.items()}
+    found = [name for name, kind in kinds.items() if str(kind).startswith(("float", "double"))]
     if len(found) > 1:
         raise ValueError(f"several columns have vectors: {', '.join(found)}. Name one with --column.")
     return found[0] if found else None
@@ -242,8 +232,7 @@ def _vector_column(rows: Dataset) -> str | None:
 
 def _encode(images: Sequence[Any]) -> Dataset:
     """Return a column of files and images, each encoded."""
-    encoded = [
-        sources.encode_image(image) if isinstance(image, PILImage.Image) else {"bytes": None, "path": str(image)}
-        for image in images
-    ]
+    is_file = [not isinstance(image, PILImage.Image) for image in images]
+    pairs = zip(images, is_file, strict=True)
+    encoded = [{"bytes": None, "path": str(each)} if file else sources.encode_image(each) for each, file in pairs]
     return Dataset.from_dict({"image": encoded}).cast_column("image", Image(decode=False))
