@@ -427,13 +427,6 @@ def test_embeddings_that_do_not_fit_are_refused(write, measure, tmp_path, column
     assert not (tmp_path / "made-test" / "evaluation").exists()
 
 
-def test_the_folder_of_a_model_is_refused_with_the_command_that_embeds(measure, tmp_path):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match="is a saved model, not embeddings; hf-sphere extract --model_name_or_path "):
-        measure(tmp_path / "model")
-
-
 def test_ood_detection_works_without_predictions(write, measure, results_of):
     results = results_of(measure(write(BARE), "--out_of_distribution", write(columns_of(seed=1), "other")))
     assert {name for name in results if "auroc" in name} == {"ood_other_auroc_norm"}

@@ -251,7 +251,7 @@ def test_the_command_reads_vectors_and_spaces(tmp_path, capsys):
         (["space", "--column", "code"], "--column has no effect on .*space, which is an index"),
         (["space", "--other_split", "test"], "--other_split has no effect on .*space, which is an index"),
         (["space", "--label_column", "label"], "has no 'label'"),
-        (["photos", "--label_column", "species"], "no column 'species' for labels; .*photos has no columns"),
+        (["photos", "--label_column", "species"], "no column 'species' for labels; .*photos has"),
         (["photos", "--other", "photos"], "--other is .*photos itself. Name another part"),
         (["photos"], "broken.png cannot be read as an image: .*Repair or remove it, or skip such images: --skip_unr"),
     ],

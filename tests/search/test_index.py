@@ -179,12 +179,6 @@ def test_adding_only_unreadable_images_adds_none(index, photos, caplog):
         index.search(photos / "bad.png", skip_unreadable=True, **QUIET)
 
 
-def test_files_are_embedded_without_a_source(encoder, model, photos, digits):
-    ((rows, columns),) = encoder.encode([photos / "even" / "test_0.png", digits[1]], **QUIET)
-    assert rows.tolist() == [0, 1]
-    torch.testing.assert_close(columns["embedding"], embed(model, digits[:2]))
-
-
 def test_texts_of_siglip_have_the_length_of_its_training(tmp_path):
     (tmp_path / "vocab.json").write_text(json.dumps({token: n for n, token in enumerate(["<pad>", "a", "b"])}))
     words = Tokenizer(models.WordLevel({"<pad>": 0, "a": 1, "b": 2}, unk_token="<pad>"))
@@ -221,45 +215,12 @@ def test_other_folders_damaged_files_and_other_models_are_named(index, model, sa
             ImageIndex.load(copy)
 
 
-def rewrite(folder: Path, about: dict | None = None, columns: dict | None = None, embeddings: Any = None) -> Path:
-    """Change the files of an index, with a manifest that fits; a column or value of None is left out."""
-    if about is not None:
-        values = json.loads((folder / "index.json").read_text()) | about
-        known = {name: value for name, value in values.items() if value is not None or name not in about}
-        (folder / "index.json").write_text(json.dumps(known))
-    if columns is not None:
-        table = pq.read_table(folder / "images.parquet").to_pydict() | columns
-        pq.write_table(pa.table({name: v for name, v in table.items() if v is not None}), folder / "images.parquet")
-    if embeddings is not None:
-        save_file({"embeddings": embeddings}, folder / "embeddings.safetensors")
-    write_manifest(folder)
-    return folder
-
-
-CRAFTED = {
-    "names of other rows": {"columns": None, "embeddings": torch.zeros(3, 6)},
-    "no numbers": {"columns": {"number": None}},
-    "equal ids": {"columns": {"id": [0] * 7}, "about": {"ids": ""}},
-    "no ids": {"about": {"ids": "key"}},
-    "no metric": {"about": {"metric": None}},
-    "a source without a split": {"about": {"sources": [["photos"]]}},
-    "no next id": {"about": {"next_id": None}},
-}
-
-
-@pytest.mark.parametrize("crafted", CRAFTED.values(), ids=CRAFTED)
-def test_a_crafted_index_is_one_error_that_names_it(crafted, index, tmp_path):
-    index.save(tmp_path / "index")
-    rewrite(tmp_path / "index", **crafted)
-    with pytest.raises(ValueError, match=r"^the index .*index is damaged: [^\n]+\. Build it again\.$"):
-        ImageIndex.load(tmp_path / "index", index.encoder)
-
-
-def test_the_search_of_other_embeddings_is_an_error(encoder, tmp_path):
-    ImageIndex.build(encoder, "digits", kind="ivf", **QUIET).save(tmp_path)
-    neighbor_search.NeighborSearch(torch.randn(354, 6), kind="ivf").save(tmp_path / "neighbors.safetensors")
-    with pytest.raises(ValueError, match=r"the index .* is damaged: .*neighbors.safetensors"):
-        ImageIndex.load(rewrite(tmp_path), encoder)
+def test_a_crafted_index_with_columns_of_other_rows_is_an_error(index, tmp_path):
+    index.save(tmp_path)
+    save_file({"embeddings": torch.zeros(3, 6)}, tmp_path / "embeddings.safetensors")
+    write_manifest(tmp_path)
+    with pytest.raises(ValueError, match="has 7 rows for 3 embeddings"):
+        ImageIndex.load(tmp_path, index.encoder)
 
 
 @pytest.mark.parametrize("source", ["folder", "files", "link", "dataset"])
@@ -279,7 +240,11 @@ def test_an_index_opens_no_other_picture_than_the_one_that_was_indexed(source, i
         Path(name).mkdir()
         pq.write_table(pa.table({"image": [{"bytes": None, "path": str(secret)}] * 9}), Path(name, "train.parquet"))
     for digest in (index.images["digest"], [None] * 7):
-        rewrite(tmp_path / "index", {"sources": [[name, split]]}, {"file": [file] * 7, "digest": digest})
+        about = tmp_path / "index" / "index.json"
+        about.write_text(json.dumps(json.loads(about.read_text()) | {"sources": [[name, split]]}))
+        table = pq.read_table(about.with_name("images.parquet")).to_pydict() | {"file": [file] * 7, "digest": digest}
+        pq.write_table(pa.table(table), about.with_name("images.parquet"))
+        write_manifest(about.parent)
         with pytest.raises((ValueError, OSError), match=r"secret.png cannot be opened: .*(add it again|outside it)"):
             ImageIndex.load(tmp_path / "index", index.encoder).open_image(0)
 
@@ -528,13 +493,6 @@ def test_the_weights_and_not_the_name_identify_the_model(index, model, tmp_path)
     assert json.loads((tmp_path / "index" / "index.json").read_text())["model"] == model
 
 
-def test_the_error_for_a_model_that_was_moved_names_the_option(save_model, photos, tmp_path):
-    ImageIndex.build(str(save_model(tmp_path / "gone")), photos, **QUIET).save(tmp_path / "index")
-    (tmp_path / "gone").rename(tmp_path / "moved")
-    with pytest.raises(FileNotFoundError, match=r"gone is no file or folder.* was moved, name its folder"):
-        ImageIndex.load(tmp_path / "index")
-
-
 def test_an_index_finds_its_model_from_another_working_directory(save_model, photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ImageIndex.build(save_model("model"), photos, **QUIET).save("index")
@@ -693,11 +651,8 @@ def test_a_search_among_classes_accepts_no_more_than_among_all(encoder):
     assert (of_class >= best).all()
 
 
-@pytest.mark.parametrize(
-    ("is_separate", "classes", "searches"),
-    [(False, None, 1), (True, None, 1), (True, ["3", "5"], 1), (False, ["3", "5"], 2)],
-)
-def test_a_search_with_a_level_searches_the_embeddings_once(encoder, monkeypatch, is_separate, classes, searches):
+@pytest.mark.parametrize(("is_separate", "classes"), [(False, None), (True, None), (True, ["3", "5"])])
+def test_a_search_with_a_level_searches_the_embeddings_once(encoder, monkeypatch, is_separate, classes):
     index, images = build_digits(encoder), ImageSource.of("digits")
     if is_separate:
         index.calibrate(images, **QUIET)
@@ -705,9 +660,7 @@ def test_a_search_with_a_level_searches_the_embeddings_once(encoder, monkeypatch
     search = neighbor_search.NeighborSearch.find
     monkeypatch.setattr(neighbor_search.NeighborSearch, "find", lambda *args: counts.append(args[2]) or search(*args))
     found = index.search(images, 3, classes=classes, false_accept=0.9, **QUIET)
-    assert len(counts) == searches
-    assert torch.equal(found.rows, expected.rows)
-    assert torch.equal(found.distances, expected.distances)
+    assert (len(counts), found.rows.tolist()) == (1, expected.rows.tolist())
 
 
 @pytest.mark.parametrize("calibration", ["rows", "separate"])
@@ -749,7 +702,7 @@ def test_a_group_of_the_calibration_images_is_not_added(encoder, digits):
 
 
 def test_bad_input_is_refused(index, digits, photos):
-    with pytest.raises(ValueError, match="k must be from 1 to the number of images to find, 7; got 8"):
+    with pytest.raises(ValueError, match="k must be an integer from 1 to 7; got 8"):
         index.search(digits[9], 8, **QUIET)
     with pytest.raises(ValueError, match="embeds no texts; search with images"):
         index.search_texts(["a digit"])
@@ -760,14 +713,10 @@ def test_bad_input_is_refused(index, digits, photos):
         index.calibrate(photos / "even", **QUIET)
 
 
-def test_texts_have_no_level_by_a_calibration_with_images(clip, photos):
+def test_texts_have_a_level_by_a_calibration_with_texts(clip, photos, tmp_path):
     index = ImageIndex.build(clip, photos, **QUIET)
     with pytest.raises(ValueError, match=r"with images, whose similarities differ from texts.*calibrate it with texts"):
         index.search_texts(["a"], 1, false_accept=0.5)
-
-
-def test_texts_have_a_level_by_a_calibration_with_texts(clip, photos, tmp_path):
-    index = ImageIndex.build(clip, photos, **QUIET)
     index.calibrate(ImageSource.of(["a", "b", "a b"], content="text"), **QUIET)
     index.save(tmp_path / "index")
     index = ImageIndex.load(tmp_path / "index")
@@ -776,29 +725,7 @@ def test_texts_have_a_level_by_a_calibration_with_texts(clip, photos, tmp_path):
         index.search(photos, 1, false_accept=0.5, **QUIET)
 
 
-def test_images_are_added_to_an_index_without_training(encoder, digits, monkeypatch):
-    built, new_index = [], neighbor_search.new_index
-    monkeypatch.setattr(neighbor_search, "new_index", lambda *args: built.append(args) or new_index(*args))
-    index = ImageIndex.build(encoder, "digits", kind="ivf", **QUIET)
-    index.search(digits[:1], 1, **QUIET)
-    assert index.add([digits[0].rotate(90), digits[1].rotate(90)], **QUIET) == 2
-    found = index.search([digits[0].rotate(90)], 1, **QUIET)
-    assert found.rows.tolist() == [[len(index) - 2]]
-    assert len(built) == 1
-
-
 # Vectors and texts
-
-
-def test_vectors_are_indexed_without_a_model(tmp_path):
-    vectors = torch.randn(50, 4)
-    ImageIndex.build(None, vectors, groups=[n // 2 for n in range(50)], **QUIET).save(tmp_path / "index")
-    index = ImageIndex.load(tmp_path / "index")
-    found = index.search(vectors[:3], 2, false_accept=0.5, **QUIET)
-    assert found.rows[:, 0].tolist() == [0, 1, 2]
-    assert found.accepted[:, 0].all()
-    assert index.space.groups[:4] == [0, 0, 1, 1]
-    assert index.add(torch.randn(2, 4), [30, 30], **QUIET) == 2
 
 
 def test_vectors_that_are_not_unit_are_normalized_once_and_that_is_said(caplog):

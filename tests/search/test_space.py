@@ -128,11 +128,6 @@ def test_an_addition_recomputes_only_scores_that_can_change(space, monkeypatch):
     assert searched == [(202, 2), (2, 202)]  # all among the new rows, the new ones among all
 
 
-def test_ids_are_not_used_again(space):
-    space.remove(ids=[199])
-    assert space.add(40, unit(1, 16)) == [200]
-
-
 def test_identify_returns_the_name_or_none():
     vectors, groups = clusters(30, 4, noise=0.02)
     space = EmbeddingSpace.fit(vectors, [f"person {group}" for group in groups], score="cosine")
@@ -160,20 +155,6 @@ def test_a_change_by_someone_else_is_not_overwritten(space, tmp_path):
     with pytest.raises(FileExistsError, match=r"space is not replaced: it has changed since it was loaded\. Load it"):
         second.save(tmp_path / "space")
     assert len(EmbeddingSpace.load(tmp_path / "space")) == 202
-
-
-def test_a_dozen_names_are_identified_with_separate_calibration():
-    vectors, groups = clusters(12, 3, noise=0.02)
-    with pytest.raises(ValueError, match="needs 19 calibration groups; there are 12"):
-        EmbeddingSpace.fit(vectors, groups, score="cosine").identify(vectors[0], 0.05)
-    space = EmbeddingSpace.fit(vectors, groups, calibration=unit(60, 16, seed=4), score="cosine")
-    assert space.identify(vectors[0], 0.05) == 0
-    space.add(99, vectors[:1] * -1)
-    assert space.identify(-vectors[0], 0.05) == 99
-
-
-def test_rows_without_others_of_their_group_have_the_cosine():
-    assert EmbeddingSpace.fit(unit(50, 8)).score == "cosine"
 
 
 def test_margins_are_those_of_the_directions():

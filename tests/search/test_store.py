@@ -151,7 +151,7 @@ class TestReading:
         [
             ({"text": ["a"]}, "no column embedding; it has: text"),
             ({"embedding": [[1.0]], "prediction": [0]}, "no column confidence"),
-            ({"embedding": [[1.0]], "prediction": [0], "confidence": [0.5]}, "without the names of classes. Cast it"),
+            ({"embedding": [[1.0]], "prediction": [0], "confidence": [0.5]}, "has no names of classes; cast it"),
             ({"embedding": [[1.0, 2.0], [3.0]]}, "column embedding of .* must be numbers, the same number of them for"),
             (
                 {"embedding": [[1.0, 2.0], None]},
@@ -196,9 +196,9 @@ class TestReading:
     @pytest.mark.parametrize(
         ("column", "value", "message"),
         [
-            ("confidence", 1.5, r"is 1\.5 in row 2; it must be a probability"),
-            ("confidence", -0.5, r"is -0\.5 in row 2; it must be a probability"),
-            ("concentration", -3.0, r"is -3\.0 in row 2; it must be at least 0"),
+            ("confidence", 1.5, r"is 1\.5 in row 2, not a probability"),
+            ("confidence", -0.5, r"is -0\.5 in row 2, not a probability"),
+            ("concentration", -3.0, r"is -3\.0 in row 2, not at least 0"),
         ],
     )
     def test_an_invalid_certainty_is_reported_with_column_file_and_row(self, folder, column, value, message):
@@ -232,14 +232,14 @@ class TestReading:
             read_embeddings(save(embedding=[[1.0]], text=["a"]), needed=["label"])
         for labels in ([-1, -1, -1], [0, 2, -1]):
             row = labels.index(-1)
-            with pytest.raises(ValueError, match=f"label of .*split 'train', is -1 in row {row}; .* a missing label"):
+            with pytest.raises(ValueError, match=f"label of .*split 'train', is -1 in row {row}, not a class"):
                 read_embeddings(save(embedding=[[1.0]] * 3, label=labels))
         columns = columns_of(50)
         columns["concentration"][7:] = -1.0
         name = str(write(folder, columns))
         drawn = torch.randperm(50, generator=torch.Generator().manual_seed(0))[:5].sort().values
         first = int(drawn[drawn >= 7][0])
-        with pytest.raises(ValueError, match=rf"is -1\.0 in row {first};"):
+        with pytest.raises(ValueError, match=rf"is -1\.0 in row {first},"):
             read_embeddings(name, max_samples=5)
         with pytest.raises(ValueError, match="--max_samples must be an integer of at least 1; got 0"):
             read_embeddings(save(embedding=[[1.0]]), max_samples=0)
