@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_sphere.geometry.manifold import project_to_sphere
+from hf_sphere.utils.checks import check_number
 
 Score = Literal["cosine", "margin"]
 Rule = Literal["sharp", "strict"]
@@ -171,9 +171,7 @@ class Calibration:
     def check_level(self, level: float, smallest: float | None = None) -> None:
         """Raise an error if a level is not in (0, 1), or below the smallest p-value."""
         smallest = smallest or self.smallest_p_value
-        if not isinstance(level, Real) or not 0 < level < 1:
-            raise ValueError(f"false_accept must be between 0 and 1; got {level!r}.")
-        if smallest > level * ROUNDING:
+        if smallest > check_number("false_accept", level, "(0, 1)") * ROUNDING:
             needed = int(np.ceil(smallest * (self.num_groups + 1) / level / ROUNDING)) - 1
             raise ValueError(
                 f"false_accept={level:g} needs {needed:,} calibration groups; there are {self.num_groups:,}, whose "

@@ -98,15 +98,12 @@ class CompressedSpace(CalibratedSearch):
         """Read a space that `save` wrote.
 
         Raises:
-            FileNotFoundError: If there is none.
-            ValueError: If a file is damaged.
+            ValueError: If a file is missing or damaged.
         """
         return files.read_whole(folder, cls._read)
 
     @classmethod
     def _read(cls, folder: Path) -> "CompressedSpace":
-        if not (folder / ABOUT_FILE).exists():
-            raise FileNotFoundError(f"there is no {folder / ABOUT_FILE}; write one with space.compress().save().")
         if damage := files.find_damage(folder, (ABOUT_FILE, CODES_FILE)):
             raise ValueError(f"the compressed space {folder} is damaged: {damage}. Compress the space again.")
         return cls(files.read_json(folder / ABOUT_FILE), files.read_tensors(folder / CODES_FILE))
@@ -143,8 +140,7 @@ def compress(space: Any, bits: int, max_recall_loss: float | None, seed: int) ->
     bits = int(check_choice("bits", bits, (1, 2, 4, 8)))
     if max_recall_loss is not None:
         check_number("max_recall_loss", max_recall_loss, "[0, 1)")
-    if space.metric["distance"] != "cosine":
-        raise ValueError(f"only cosines are compressed, not the {space.metric['distance']} distance.")
+    check_choice("the distance of vectors to compress", space.metric["distance"], ["cosine"])
     if count < SMALLEST or (groups == groups[0]).all():
         least = f"{SMALLEST} rows and two groups"
         raise ValueError(f"{least} are needed to measure recall@10; the space has {count} and {len(groups.unique())}.")

@@ -272,8 +272,6 @@ def migrate(space: Any, old: Any, new: Any, max_recall_loss: float | None, model
         raise ValueError("only cosines that rows calibrate are migrated: calibrate the space without queries first.")
     old, new = space._check("old", old), unit_vectors("new", new)
     count, dim = old.shape
-    if len(new) != count:
-        raise ValueError(f"old and new must be of the same anchors, in the same order; got {count:,} and {len(new):,}.")
     if count < (needed := max(FEWEST_ANCHORS, dim)):
         raise ValueError(f"{needed:,} anchors are needed, one per dimension at least; got {count:,}. Embed more texts.")
     for name, anchors in (("old", old), ("new", new)):

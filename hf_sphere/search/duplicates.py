@@ -14,7 +14,7 @@ from torch import Tensor
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.search.neighbor_search import APPROXIMATE
 from hf_sphere.search.vectors import check_names
-from hf_sphere.utils.checks import check_number
+from hf_sphere.utils.checks import check_choice, check_exclusive, check_number
 from hf_sphere.utils.pages import Table
 
 WINDOWS = (0.2, 0.6), (0.4, 0.8)
@@ -112,11 +112,10 @@ def find_duplicates(
     space: Any, threshold: float | None, expected_false: float | None, labels: Any, parts: Any
 ) -> Duplicates:
     """Find the duplicates of an `EmbeddingSpace`; the arguments are those of its method `duplicates`."""
-    count, distance = len(space), space.metric["distance"]
-    if distance != "cosine":
-        raise ValueError(f"duplicates are found by cosines, but the space has the {distance} distance.")
-    if threshold is not None and expected_false is not None:
-        raise ValueError("threshold and expected_false are two ways to choose the pairs; use only one of them.")
+    count = len(space)
+    check_choice("the distance of vectors with duplicates", space.metric["distance"], ["cosine"])
+    given = {"threshold": threshold is not None, "expected_false": expected_false is not None}
+    check_exclusive("choose the pairs", given)
     if threshold is not None:
         check_number("threshold", threshold, "(-1, 1]")
     most = max(count, LEAST_ROWS) / 10

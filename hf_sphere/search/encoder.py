@@ -278,10 +278,6 @@ class VectorEncoder(Encoder):
             hint = ", or leave them out (skip_unreadable=True, or --skip_invalid)"
             yield at, {"embedding": unit_vectors(what, vectors, ids, hint)}
 
-    def encode_texts(self, texts: Sequence[str]) -> Tensor:
-        """Raise an error: there is no model."""
-        raise ValueError("the index has no model that embeds texts; search with their vectors.")
-
 
 class ThumbnailEncoder(ImageEncoder):
     """Differences of neighboring pixels of gray thumbnails, which resizing and compression hardly change."""

@@ -31,6 +31,7 @@ from hf_sphere.models import (
 )
 from hf_sphere.models.pretrained_backbones import pretrained_preprocessing
 from hf_sphere.search.store import embeddings_writer
+from hf_sphere.utils.checks import check_choice
 from hf_sphere.utils.files import UNFINISHED, read_tensors
 from hf_sphere.utils.loading import load_model, load_pretrained, split_weights
 from hf_sphere.utils.modules import digest_weights
@@ -71,8 +72,6 @@ def load_embedding_model(name: str) -> Any:
     backbone, weights = split_weights(name)
     if weights:
         options = pretrained_preprocessing(backbone)
-        if not options:
-            raise ValueError(f"{backbone} of {name} is no pretrained model of timm, so that its images are unknown.")
         sizes = {key: options[key] for key in ("num_channels", "image_size")}
         return SphereVisionModel(SphereVisionConfig(backbone=backbone, head=None, **sizes), pretrained=weights)
     config = load_pretrained(AutoConfig, name)
@@ -83,9 +82,7 @@ def load_embedding_model(name: str) -> Any:
             return load_model(AutoModelForImageClassification, name, complete=True)
         plain = SphereVisionConfig(backbone=name, head=None, num_channels=getattr(config, "num_channels", 3))
         return SphereVisionModel(plain, pretrained=name)
-    saved = (config.architectures or ["model of an unknown class"])[0]
-    if saved not in MODELS:
-        raise ValueError(f"{name} is a {saved}; embeddings need a {' or a '.join(MODELS)}.")
+    saved = check_choice("the class of the model", (config.architectures or [None])[0], MODELS)
     return load_model(MODELS[saved], name, complete=True)
 
 

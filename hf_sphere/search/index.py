@@ -251,8 +251,6 @@ class ImageIndex(IndexedImages):
         source = ImageSource.of(images, content=self.encoder.content)
         self._check_level(false_accept, source.content)
         queries, embeddings = self._embed_queries(source, options)
-        if not len(embeddings):
-            raise ValueError(f"none of the {len(source)} images can be read.")
         return self._find(queries, embeddings, k, classes, false_accept)
 
     def search_texts(
@@ -302,8 +300,6 @@ class ImageIndex(IndexedImages):
         folder = Path(folder)
         # All before the model, which takes seconds to load.
         about, images, space = read_index(EmbeddingSpace, folder)
-        if not about.sources:
-            raise ValueError(f"{folder} has no sources; load it with hf_sphere.search.EmbeddingSpace.load.")
         beside = os.path.normpath(folder.resolve() / (about.model_folder or ""))
         model_name = beside if about.model_folder and Path(beside).is_dir() else about.model
         encoder = load_encoder(model or model_name)
@@ -376,16 +372,13 @@ class ImageIndex(IndexedImages):
         self.space.calibration.check_level(level)
 
     def _find(self, queries: Cells, embeddings: Tensor, k: int, classes: Classes, level: float | None) -> Matches:
-        space, among, most = self.space, None, len(self)
+        space, among = self.space, None
         if self.encoder.content == "vector":  # else its model is known
             space._warn_of_foreign(embeddings)
         if classes is not None:
             classes = text_list("classes", classes)
             among = torch.tensor([n for n, name in enumerate(self.classes()) if name in classes], dtype=torch.long)
-            if not (most := len(among)):
-                names = ", ".join(sorted(set(self.classes())))
-                raise ValueError(f"no image has the class {' or '.join(classes)}; there are {names}.")
-        check_integer("k", k, 1, most)
+        check_integer("k", k, 1, len(self) if among is None else len(among))
         # Without a level there are no p-values, which would be wrong for queries of other content.
         found = space._judge(embeddings, k, level, level is not None, among)
         return replace(found, queries=queries | {"embedding": embeddings})

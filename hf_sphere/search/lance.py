@@ -60,9 +60,7 @@ class LanceSpace(CalibratedSearch):
     metric = {"distance": "cosine"}
 
     def __init__(self, database: Any, table: Any) -> None:
-        about = (table.schema.metadata or {}).get(b"hf_sphere")
-        if about is None:
-            raise ValueError("the table 'vectors' was not written by LanceSpace.create; write its rows to a new space.")
+        about = (table.schema.metadata or {}).get(b"hf_sphere")  # None if another program wrote the table
         self.table, self._database = table, database
         self._column, self._group_column, self._id_column, *self._options = json.loads(about)
         self._columns = ["_rowid", self._column, *[self._group_column] * bool(self._group_column)]
@@ -123,13 +121,11 @@ class LanceSpace(CalibratedSearch):
         """Open a space.
 
         Raises:
-            FileNotFoundError: If there is none.
-            ValueError: If another program wrote the table.
+            ValueError: If there is none.
+            TypeError: If another program wrote the table.
         """
-        is_missing = "://" not in str(uri) and not os.path.isdir(uri)  # LanceDB would make the folder
-        if is_missing or (table := _open(database := _connect(uri), "vectors")) is None:
-            raise FileNotFoundError(f"there is no space in {uri}; write one with LanceSpace.create.")
-        return cls(database, table)
+        database = _connect(uri)
+        return cls(database, database.open_table("vectors"))
 
     def __len__(self) -> int:
         return self.table.count_rows()
@@ -154,7 +150,7 @@ class LanceSpace(CalibratedSearch):
         """Remove the rows of a group or of several, or those with ids; return their number.
 
         Raises:
-            ValueError: If there is no such group or id, or no row remains.
+            ValueError: If there is no such group or id.
         """
         what, column = ("id", self._id_column or "_rowid") if groups is None else ("group", self._group_column)
         if (groups is None) == (ids is None) or column is None:
@@ -163,8 +159,6 @@ class LanceSpace(CalibratedSearch):
         known = self._rows([column], condition := _is_in(column, wanted))[column]
         if missing := wanted.difference(known.to_pylist()):
             raise ValueError(f"there is no {what} {next(iter(missing))!r} in the space.")
-        if len(known) == len(self):
-            raise ValueError("no row would remain.")
         self.table.delete(condition)
         return len(known)
 
@@ -250,9 +244,8 @@ class LanceSpace(CalibratedSearch):
         return Candidates(*map(torch.cat, zip(*found, strict=True)))
 
     def _names_of(self, rows: Tensor) -> list[Any]:
-        if self._group_column is None:
-            raise ValueError("the rows have no names; create the space with group_column=.")
-        return self._cells(self._group_column, rows[None])[0]
+        column: Any = self._group_column
+        return self._cells(column, rows[None])[0]
 
     def _ids_of(self, rows: Tensor) -> list[list[Any]]:
         return self._cells(self._id_column or "_rowid", rows)

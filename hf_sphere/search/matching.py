@@ -14,7 +14,7 @@ from hf_sphere.geometry.checks import check_embeddings, to_tensor
 from hf_sphere.search.calibration import ROUNDING, Calibration, Groups, Nearest, Score, best_groups
 from hf_sphere.search.drift import FEWEST
 from hf_sphere.search.vectors import unit_vectors
-from hf_sphere.utils.checks import check_integer
+from hf_sphere.utils.checks import check_choice, check_integer
 from hf_sphere.utils.pages import Table
 
 if TYPE_CHECKING:
@@ -163,15 +163,19 @@ class CalibratedSearch(ABC):
         """Return the ids of rows (Q, k), None where there is none."""
 
     def _names_of(self, rows: Tensor) -> list[Any]:
-        """Return the name of the group of each row (Q,)."""
-        if self._names is None:
-            raise ValueError("the rows have no names; fit with groups=.")
-        return [self._names[number] for number in self._groups[rows].tolist()]
+        """Return the name of the group of each row (Q,), of rows that have some."""
+        names: Any = self._names
+        return [names[number] for number in self._groups[rows].tolist()]
 
     def _near(self) -> Nearest:
         """Return the other groups that rows are nearest to."""
         assert self._nearest is not None
         return self._nearest
+
+    @property
+    def _measure(self) -> str:
+        """What is compared: `cosine`, `margin`, or another distance."""
+        return self.score if self.metric["distance"] == "cosine" else self.metric["distance"]
 
     @property
     def smallest_p_value(self) -> float:
@@ -198,8 +202,7 @@ class CalibratedSearch(ABC):
         if level is not None:
             self.calibration.check_level(level)
         queries = self._check("queries", queries)
-        if check_integer("k", k, 1) > len(self):
-            raise ValueError(f"k must be from 1 to the number of rows, {len(self):,}; got {k}.")
+        check_integer("k", k, 1, len(self))
         if len(queries) >= FEWEST:
             self._warn_of_foreign(queries)
         return self._judge(queries, k, level, level is not None or self.is_calibrated, among)
@@ -230,12 +233,11 @@ class CalibratedSearch(ABC):
             scores = best.scores[:, None].where(is_same, -torch.inf).amax(2).masked_fill(found.rows < 0, -torch.inf)
             found = sort_candidates(found, scores)
         rows, scores = found.rows[:, :k], found.scores[:, :k]
-        measure = self.score if self.metric["distance"] == "cosine" else self.metric["distance"]
         p_values = accepted = None
         if has_p_values:
             p_values = self.calibration.p_values(scores, best).masked_fill(rows < 0, 1.0).cummax(1).values
             accepted = None if level is None else p_values <= level * ROUNDING
-        return Matches(rows, scores, p_values, accepted, measure, self._ids_of(rows))
+        return Matches(rows, scores, p_values, accepted, self._measure, self._ids_of(rows))
 
     def threshold(self, false_accept: float) -> float:
         """Return the cosine from which on a row is a match, to filter by where another program searches.
@@ -247,8 +249,7 @@ class CalibratedSearch(ABC):
         Raises:
             ValueError: If the score is not the cosine, or the calibration has too few groups for the level.
         """
-        if self.score != "cosine" or self.metric["distance"] != "cosine":
-            raise ValueError("only cosines have a threshold, not margins or other distances; fit with score='cosine'.")
+        check_choice("score", self._measure, ["cosine"])
         return self.calibration.threshold(false_accept)
 
     def identify(self, queries: Any, false_accept: float) -> Any:

@@ -159,8 +159,7 @@ class NeighborSearch:
         Raises:
             ValueError: If the queries have another length or are not finite, or k is not in 1..N.
         """
-        if check_integer("k", k, 1) > (count := len(self.references)):
-            raise ValueError(f"k must be from 1 to the number of references, {count:,}; got {k}.")
+        check_integer("k", k, 1, len(self.references))
         return self.find(self._check_queries(queries), k, k + self._spare)
 
     @torch.no_grad()

@@ -49,7 +49,7 @@ class GroupedVectors(CalibratedSearch):
         self._options = {"rows_per_group": rows_per_group, "calibration_rows": calibration_rows, "seed": seed}
         self._search: NeighborSearch | None = None
         self._axes: Any = None  # see `drift.axes_of`
-        self._sampled: tuple[Tensor, Tensor, Tensor] | None = None  # groups, numbers, and the sample of these
+        self._sampled: Tensor | None = None
         self._queries: tuple[Tensor, Tensor] | None = None  # separate ones that calibrate, and their groups
         self._calibration: Calibration | None = None
         self._is_current = False
@@ -99,7 +99,7 @@ class GroupedVectors(CalibratedSearch):
             self._next = max(self._next, int(numbers.max()) + 1)
         if self._search is not None and (not is_whole or (len(numbers) and not self._search.extend(self.vectors))):
             self._search = None
-        self._groups, self._ids, self._is_current, self._nearest = groups, ids, False, None
+        self._groups, self._ids, self._is_current, self._nearest, self._sampled = groups, ids, False, None, None
         if self._queries is None and not len(self._calibration_rows()):
             self._calibration = None  # so that a search without a level needs none
 
@@ -116,14 +116,13 @@ class GroupedVectors(CalibratedSearch):
 
     def _sample(self) -> Tensor:
         """Return the rows that calibrate and are compared, drawn by groups."""
-        if self._sampled is None or self._sampled[0] is not self._groups or self._sampled[1] is not self._numbers:
+        if self._sampled is None:
             numbers, options = self._groups.numpy(), self._options
             keys = mix(numbers) if self._names is None else name_keys(self._names)[numbers]
             keys = mix(keys ^ mix(np.array([options["seed"]])))
             limits = options["rows_per_group"], options["calibration_rows"]
-            rows = sample_rows(self._groups, keys, self._numbers, *limits)
-            self._sampled = self._groups, self._numbers, rows
-        return self._sampled[2]
+            self._sampled = sample_rows(self._groups, keys, self._numbers, *limits)
+        return self._sampled
 
     def _candidates(
         self, queries: Tensor, count: int, left_out: Tensor | None = None, among: Tensor | None = None
@@ -157,8 +156,8 @@ class GroupedVectors(CalibratedSearch):
         check_choice("score", score, ("auto", "cosine", "margin"))
         check_choice("rule", rule, (None, "sharp", "strict"))
         is_cosine = self.metric["distance"] == "cosine"
-        if score == "margin" and not is_cosine:
-            raise ValueError(f"margins are of cosines, not of the {self.metric['distance']} distance.")
+        if score == "margin":
+            check_choice("the distance of margins", self.metric["distance"], ["cosine"])
         separate = None
         if queries is not None:
             queries = self._check("calibration", queries)

@@ -84,9 +84,6 @@ class ImageSource:
     def read_groups(self, groups: Any, what: str = "groups") -> list[Any]:
         """Return the name of the group of each row: its label (`label`), its cell of a column, or the given name."""
         table: Any = self.table
-        columns = [] if table is None else table.column_names
-        if isinstance(groups, str) and groups not in (choices := [*columns, *["label"] * bool(self.labels)]):
-            raise ValueError(f"no column {groups!r} for {what}; {self.name or 'the data'} has {choices}.")
         if isinstance(groups, str):
             groups = self.labels if groups == "label" and self.labels else table[groups][:]
         names = check_names(what, groups, len(self))
@@ -196,8 +193,6 @@ class ImageSource:
         kept: Sequence[int] = range(len(rows))
         if content == "text":
             texts = rows[column][:]
-            if not all(isinstance(text, str) for text in texts):
-                raise ValueError(f"{what} has {rows.features[column]} or rows without text; name a column of texts.")
             kept = [row for row, text in enumerate(texts) if text.strip()]
             if count := len(rows) - len(kept):
                 logger.warning("%d of %d texts are empty, and are left out.", count, len(rows))

@@ -286,8 +286,7 @@ class EmbeddingSpace(GroupedVectors, Table):
         Raises:
             ValueError: If the distance is not the cosine.
         """
-        if self.metric["distance"] != "cosine":
-            raise ValueError(f"the report is about cosines, not the {self.metric['distance']} distance.")
+        check_choice("the distance of the report", self.metric["distance"], ["cosine"])
         report = report_vectors(self.vectors, self.groups, ids=self._ids, seed=seed)
         report.verdicts.append("Norms are those in the space, which fit normalizes; report_vectors has the original.")
         return report

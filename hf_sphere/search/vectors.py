@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hf_sphere.geometry.checks import check_dense, check_embeddings, check_rows, shorten, to_embeddings, to_tensor
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.utils.checks import check_integer, error_text
+from hf_sphere.utils.checks import check_integer
 
 logger = logging.getLogger(__name__)
 
@@ -57,12 +57,9 @@ def parse_vectors(values: Any, what: str = "vectors", scale: Any = None, offset:
     kind = "numbers, the same number of them for each, or the base64 of float32"
     if not isinstance(values, (Tensor, Sequence)):
         values = np.asarray(values) if hasattr(values, "__array__") else [*values]
-    try:
-        if not isinstance(values, Tensor) and len(values) and all(isinstance(row, str) for row in values):
-            values = [np.frombuffer(base64.b64decode(row, validate=True), "<f4") for row in values]
-        values = to_tensor(what, values, kind).detach().cpu()
-    except (TypeError, ValueError) as error:  # of torch, for lengths that differ
-        raise ValueError(f"{error_text(error)} ({what} must be {kind}.)") from error
+    if not isinstance(values, Tensor) and len(values) and all(isinstance(row, str) for row in values):
+        values = np.stack([np.frombuffer(base64.b64decode(row, validate=True), "<f4") for row in values])
+    values = to_tensor(what, values, kind).detach().cpu()
     if scale is not None:
         shapes = [torch.as_tensor(step).shape for step in (scale, offset)]
         if any(shape not in ((), (1,), values.shape[1:]) for shape in shapes):  # else it might be one per row

@@ -387,7 +387,7 @@ def overflowing() -> SphereVisionModel:
         (
             lambda: SphereVisionForRegression(config_of(head=None, embedding_dim=2, value_range=[0.0, 1.0])),
             [],
-            "is a SphereVisionForRegression; embeddings need a SphereVisionForImage",
+            "the class of the model must be one of SphereVisionForImageClassification, .*; got 'SphereVisionForRegr",
         ),
         (
             lambda: SphereVisionModel(config_of(head=None)),

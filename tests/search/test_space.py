@@ -169,12 +169,12 @@ def test_margins_are_those_of_the_directions():
 
 def test_margins_are_refused_for_another_distance_and_have_neither_threshold_nor_distances():
     space = EmbeddingSpace(*clusters(), metric={"distance": "euclidean"})
-    with pytest.raises(ValueError, match="margins are of cosines, not of the euclidean distance"):
+    with pytest.raises(ValueError, match="the distance of margins must be one of cosine; got 'euclidean'"):
         space.calibrate(score="margin")
     assert torch.equal((found := space.search(space.vectors[:2], 3)).distances, -found.scores)
     space = EmbeddingSpace.fit(*clusters(), score="cosine")
     space.calibrate(score="margin")
-    with pytest.raises(ValueError, match="score='cosine'"):
+    with pytest.raises(ValueError, match="score must be one of cosine; got 'margin'"):
         space.threshold(0.2)
     with pytest.raises(ValueError, match="margins have no distances"):
         space.search(space.vectors[:2], 3).distances  # noqa: B018
@@ -310,10 +310,9 @@ INVALID = {
     "other names": (lambda: EmbeddingSpace.fit(unit(4, 4), range(4)).add("a", unit(4)), "old and new.*got int, str"),
     "calibration groups": (lambda: EmbeddingSpace.fit(unit(5, 4), calibration_groups=[1]), "calibration_groups"),
     "dimensions": (lambda: EmbeddingSpace.fit(unit(5, 4)).search(unit(1, 5)), "queries must have 4 dimensions"),
-    "k": (lambda: EmbeddingSpace.fit(unit(5, 4)).search(unit(1, 4), 6), "k must be from 1 to the number of rows, 5"),
-    "level": (lambda: EmbeddingSpace.fit(unit(5, 4)).search(unit(1, 4), 1, false_accept=0), "between 0 and 1"),
+    "k": (lambda: EmbeddingSpace.fit(unit(5, 4)).search(unit(1, 4), 6), "k must be an integer from 1 to 5; got 6"),
+    "level": (lambda: EmbeddingSpace.fit(unit(5, 4)).search(unit(1, 4), 1, false_accept=0), r"a number in \(0, 1\)"),
     "text as level": (lambda: EmbeddingSpace.fit(unit(5, 4)).search(unit(4), 1, false_accept="0.5"), "got '0.5'"),
-    "no names": (lambda: EmbeddingSpace.fit(unit(5, 4)).identify(unit(4), 0.9), "the rows have no names"),
     "add": (lambda: EmbeddingSpace.fit(unit(5, 4)).add("anna", unit(4)), "the space has no groups"),
     "unknown group": (lambda: EmbeddingSpace.fit(unit(4, 4), [1, 1, 2, 2]).remove(3), "there is no group 3"),
     "an id as a group": (lambda: EmbeddingSpace.fit(unit(2, 4), ids=["a", "b"]).remove("b"), "Name its rows by ids="),
