@@ -84,7 +84,7 @@ def run(step: str, args: argparse.Namespace, folder: Path) -> dict[str, float]:
                 else ImageIndex.build(None, vectors, kind=args.kind, progress=False)
             )
         with measured(result, "build"):
-            search = made.neighbor_search
+            search = getattr(made, "space", made).neighbor_search
         result["recall@10, as measured by the search"] = search.recall
         with measured(result, "save"):
             made.save(folder / "saved")
@@ -93,7 +93,7 @@ def run(step: str, args: argparse.Namespace, folder: Path) -> dict[str, float]:
     else:
         with measured(result, "load"):
             made = kind.load(folder / "saved")
-    find = made.neighbor_search.search
+    find = getattr(made, "space", made).neighbor_search.search
     if step in ("open", "search"):
         with measured(result, "first query"):
             find(queries[:1], K)
@@ -111,7 +111,7 @@ def run(step: str, args: argparse.Namespace, folder: Path) -> dict[str, float]:
         with measured(result, f"add {ADDED:,} rows"):
             made.add(None, new) if args.what == "space" else made.add(new, progress=False)
         with measured(result, "first search after it"):
-            rows = made.neighbor_search.search(new, 1)[1][:, 0]
+            rows = getattr(made, "space", made).neighbor_search.search(new, 1)[1][:, 0]
         result["new rows that are found, fraction"] = float((rows >= args.rows).double().mean())
         with measured(result, "save after it"):
             made.save(folder / "added")

@@ -157,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def describe(index: Any, folder: str, has_levels: bool) -> str:
     """Return what an index has, and the command that searches in it."""
-    content, search, image = index.encoder.content, index.neighbor_search, index.path(0) if len(index) else ""
+    content, search, image = index.encoder.content, index.space.neighbor_search, index.path(0) if len(index) else ""
     image = image.removeprefix(f"{Path.cwd()}/") if os.path.isfile(image) else "IMAGE"  # no file in a dataset
     query = {"image": f"--query {shlex.quote(image)}", "text": "--text TEXT"}.get(content, "--query VECTORS")
     about = ""

@@ -87,7 +87,7 @@ def build_page(index: "search.ImageIndex") -> Any:
 
     shown = "All if none is chosen; of images without a label, predictions."
     classes = sorted(set(index.classes()) - {""})
-    searched, kind, texts = index.neighbor_search, index.encoder.content, index.encoder.embeds_texts
+    searched, kind, texts = index.space.neighbor_search, index.encoder.content, index.encoder.embeds_texts
     is_image = kind == "image"
     lowest, reason = find_lowest_level(index)
     about = "Chance to accept anything for a query whose group is not in the index."

@@ -1,3 +1,4 @@
+from .calibration import neutral_texts as neutral_texts
 from .compression import CompressedSpace as CompressedSpace
 from .duplicates import Duplicates as Duplicates
 from .encoder import ImageEncoder as ImageEncoder, TextEncoder as TextEncoder, load_encoder as load_encoder
@@ -6,7 +7,6 @@ from .index import ImageIndex as ImageIndex
 from .lance import LanceSpace as LanceSpace
 from .matching import Matches as Matches
 from .neighbor_search import NeighborSearch as NeighborSearch
-from .neutral import neutral_texts as neutral_texts
 from .report import VectorReport as VectorReport, report_vectors as report_vectors
 from .source import ImageSource as ImageSource
 from .space import EmbeddingSpace as EmbeddingSpace

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import resources
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.utils.checks import check_number
+from hf_sphere.utils.checks import check_choice, check_number
 
 Score = Literal["cosine", "margin"]
 Rule = Literal["sharp", "strict"]
@@ -23,6 +24,9 @@ BLOCK = 1 << 24
 
 PARTS = ("groups", "ids", "scores", "match_groups", "matches")
 """Tensors of a `Calibration`."""
+
+LANGUAGES = ("de", "en", "es", "fr")
+"""Languages of the texts that calibrate a space for questions that have nothing to do with it."""
 
 ROUNDING = 1 + 1e-12
 """Factor of a level, up to which p-values are at most the level."""
@@ -245,3 +249,27 @@ class Calibration:
         at = (counts.cumsum(0) - counts)[:, None] + columns
         queries = self.groups.argsort(stable=True)[at.clamp_max(len(self.groups) - 1)]
         return names, queries.where(columns < counts[:, None], -1)
+
+
+def neutral_texts(language: str = "en") -> list[str]:
+    """Return 400 short questions, statements and requests about everyday topics, as `calibration` of a space.
+
+    Embedded by the model and the prompt of the queries, they are queries without a match: `EmbeddingSpace.fit` then
+    limits how often an unrelated question is accepted, without a label. That is a promise for queries like these: a
+    question of a topic near to those of the space is accepted more often. They were written for this library, and no
+    two of them share four words in a row.
+
+    Args:
+        language: `en`, `de`, `es` or `fr`.
+
+    Raises:
+        ValueError: If there are no texts in the language.
+
+    Example:
+        >>> texts = neutral_texts()
+        >>> len(texts), texts[0]
+        (400, 'How long should I boil potatoes before mashing them?')
+    """
+    check_choice("language", language, LANGUAGES)
+    file = resources.files(__package__) / "texts" / f"{language}.txt"
+    return file.read_text(encoding="utf-8").splitlines()

@@ -17,7 +17,7 @@ from hf_sphere.search.encoder import load_encoder
 from hf_sphere.search.index_files import read_index, write_index
 from hf_sphere.search.indexed_images import IndexedImages, identify, predicted_class
 from hf_sphere.search.matching import Matches
-from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind, check_kind
+from hf_sphere.search.neighbor_search import SearchKind, check_kind
 from hf_sphere.search.source import Groups, ImageSource
 from hf_sphere.search.space import EmbeddingSpace
 from hf_sphere.search.vectors import check_ids, check_names
@@ -226,11 +226,6 @@ class ImageIndex(IndexedImages):
     def embeddings(self) -> Tensor:
         """The embeddings, (N, d) float32."""
         return self.space.vectors
-
-    @property
-    def neighbor_search(self) -> NeighborSearch:
-        """The search, with its kind and recall; built when it is first used."""
-        return self.space.neighbor_search
 
     def search(
         self, images: Any, k: int = 10, *, classes: Classes = None, false_accept: float | None = None, **options: Any

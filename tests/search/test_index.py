@@ -89,7 +89,7 @@ def test_an_index_knows_files_classes_and_certainties_and_is_shown_without_its_i
 @pytest.mark.parametrize("head", ["cosine", "softmax", "hyperbolic"])
 def test_the_distance_is_that_of_the_head(head, save_model, tmp_path, photos):
     index = ImageIndex.build(save_model(tmp_path / "model", head), photos, **QUIET)
-    assert index.neighbor_search.distance == index.encoder.model.head.metric()["distance"]
+    assert index.space.neighbor_search.distance == index.encoder.model.head.metric()["distance"]
     assert index.search(photos, 1, **QUIET).rows[:, 0].tolist() == list(range(7))
 
 
@@ -140,7 +140,7 @@ def test_without_faiss_the_search_is_exact(encoder, photos, tmp_path, monkeypatc
     monkeypatch.setattr(neighbor_search.importlib.util, "find_spec", lambda name: None)
     loaded = ImageIndex.load(tmp_path / "index", encoder)
     torch.testing.assert_close(loaded.search(photos, 3, **QUIET).distances, expected.distances)
-    assert loaded.neighbor_search.kind == "torch"
+    assert loaded.space.neighbor_search.kind == "torch"
 
 
 def test_kinds_that_cannot_search_are_refused_before_images_are_embedded(encoder, photos, monkeypatch):

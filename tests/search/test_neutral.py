@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_sphere.search import EmbeddingSpace, ImageIndex, neutral_texts
-from hf_sphere.search.neutral import LANGUAGES
+from hf_sphere.search.calibration import LANGUAGES
 from hf_sphere.search.source import ImageSource
 
 
