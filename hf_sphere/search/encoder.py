@@ -149,7 +149,10 @@ class ImageEncoder(Encoder):
                 generator=torch.Generator(),  # the loader draws a seed, which must not change the global random state
             )
             for indices, pixels, errors in loader:
-                log_unreadable(errors, skip_unreadable)
+                for error in errors:
+                    if not skip_unreadable:
+                        raise ValueError(f"{error} Repair or remove it, or skip such images: --skip_invalid.")
+                    logger.warning("Skipped: %s", error)
                 names = [source.names[index] for index in indices.tolist()]
                 yield {"row": indices} | ({} if pixels is None else self._embed(names, pixel_values=pixels))
 
@@ -316,14 +319,6 @@ def load_encoder(model: Any) -> Any:
         return VectorEncoder()
     is_of_texts = not any(split_weights(model)) and find_file(model, "modules.json") is not None
     return TextEncoder(model) if is_of_texts else ImageEncoder(model)
-
-
-def log_unreadable(errors: Sequence[str], skip: bool) -> None:
-    """Raise an error for the first image that cannot be read, or log all if these are skipped."""
-    if errors and not skip:
-        raise ValueError(f"{errors[0]} Repair or remove it, or skip such images: --skip_invalid.")
-    for error in errors:
-        logger.warning("Skipped: %s", error)
 
 
 class _Prepared(torch.utils.data.Dataset):

@@ -244,7 +244,11 @@ class ImageIndex(IndexedImages):
                 has too few groups for the level, or is one by texts.
         """
         source = ImageSource.of(images, content=self.encoder.content)
-        self._check_level(false_accept, source.content)
+        if false_accept is not None:
+            if reason := self.why_no_level(source.content):
+                hint = f"calibrate it with {source.content}s (ImageIndex.calibrate, or hf-sphere index --calibration)"
+                raise ValueError(f"no level of false accepts: {reason}; leave it out, or {hint}.")
+            self.space.calibration.check_level(false_accept)
         queries, embeddings = self._embed_queries(source, options)
         return self._find(queries, embeddings, k, classes, false_accept)
 
@@ -357,14 +361,6 @@ class ImageIndex(IndexedImages):
         if {settings.split("-")[0] for settings in used} != {self.encoder.settings.split("-")[0]}:
             return "the preprocessing of the model has changed since the calibration queries were embedded"
         return ""
-
-    def _check_level(self, level: float | None, content: str) -> None:
-        if level is None:
-            return
-        if reason := self.why_no_level(content):
-            hint = f"calibrate it with {content}s (ImageIndex.calibrate, or hf-sphere index --calibration)"
-            raise ValueError(f"no level of false accepts: {reason}; leave it out, or {hint}.")
-        self.space.calibration.check_level(level)
 
     def _find(self, queries: Cells, embeddings: Tensor, k: int, classes: Classes, level: float | None) -> Matches:
         space, among = self.space, None

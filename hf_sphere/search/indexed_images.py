@@ -149,11 +149,6 @@ class IndexedImages:
             texts += [f"{len(rows):,} images {what}, such as {self.path(row)}" for row in rows[:1]]
         return texts
 
-    def place(self, row: int) -> Hashable:
-        """Return what identifies the place of an image, or None for one in memory."""
-        name, split = self.sources[self.images["source"][row]]
-        return place_of(name, split, self.images["file"][row])
-
     def is_as_indexed(self, row: int) -> bool:
         """Whether an image is a file with the recorded size and time."""
         return file_state(self.path(row)) == (self.images["size"][row], self.images["time"][row])
@@ -170,7 +165,9 @@ class IndexedImages:
         digests, sources = self.images.get("digest", []), self.images.get("source", [])
         settings, used = self.encoder.settings, self.images.get("settings", ())
         places = [place_of(source.name, source.split, name) for name in source.names]
-        indexed = {place: row for row in range(len(sources)) if (place := self.place(row)) is not None}
+        files = enumerate(zip(sources, self.images.get("file", []), strict=True))
+        indexed = {place_of(*self.sources[at], file): row for row, (at, file) in files}
+        indexed.pop(None, None)
         at_place = {n: indexed[place] for n, place in enumerate(places) if place in indexed}
         kept = {n: row for n, row in at_place.items() if used[row] == settings and self.is_as_indexed(row)}
         states = identify(source, [n for n in range(len(source)) if n not in kept], progress=progress)

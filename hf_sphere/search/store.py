@@ -200,7 +200,11 @@ def read_embeddings(
         >>> data = read_embeddings("outputs/embeddings")  # doctest: +SKIP
     """
     check_not_text("needed", needed)
-    splits, about = read_whole(name, lambda folder: (load_splits(name), _read_about(folder)))
+
+    def read_all(folder: Path) -> tuple[Any, dict[str, Any]]:
+        return load_splits(name), read_json(folder / ABOUT_FILE) if (folder / ABOUT_FILE).is_file() else {}
+
+    splits, about = read_whole(name, read_all)
     if len(splits) > 1 and split is None:
         raise ValueError(f"{name} has the splits {', '.join(splits)}; choose one with --split.")
     split_name = next(iter(splits)) if split is None or (only_split and len(splits) == 1) else split
@@ -251,11 +255,6 @@ def read_embeddings(
         texts=[str(text or "") for text in rows["text"][:]] if "text" in columns else None,
         about=about,
     )
-
-
-def _read_about(folder: Path) -> dict[str, Any]:
-    """Read `embeddings.json`; empty if there is none."""
-    return read_json(folder / ABOUT_FILE) if (folder / ABOUT_FILE).is_file() else {}
 
 
 def _feature(name: str, values: Tensor, names: Mapping[str, Sequence[str]]) -> Any:
