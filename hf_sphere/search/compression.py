@@ -11,12 +11,12 @@ from torch import Tensor
 
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.search.calibration import PARTS, Calibration, Nearest, mean_interval
-from hf_sphere.search.index_files import CODES_FILE, check_replaceable
+from hf_sphere.search.index_files import CODES_FILE, check_replaceable, read_about
 from hf_sphere.search.matching import CalibratedSearch, Candidates, sort_candidates
 from hf_sphere.search.rows import GroupedVectors
 from hf_sphere.search.vectors import independent_rows
 from hf_sphere.utils import files
-from hf_sphere.utils.checks import check_choice, check_extra, check_number, check_seed
+from hf_sphere.utils.checks import check_choice, check_extra, check_integer, check_number, check_seed
 
 HELD_OUT, SMALLEST, TRAINING, BLOCK, MOST = 500, 100, 100_000, 8192, 1 << 24
 """Largest number of queries for the recall, smallest of rows, numbers of rows that fit codes and of a block, and of
@@ -98,15 +98,14 @@ class CompressedSpace(CalibratedSearch):
         """Read a space that `save` wrote.
 
         Raises:
-            ValueError: If a file is missing or damaged.
+            FileNotFoundError: If there is none.
+            ValueError: If a file is damaged.
         """
         return files.read_whole(folder, cls._read)
 
     @classmethod
     def _read(cls, folder: Path) -> "CompressedSpace":
-        if damage := files.find_damage(folder, (ABOUT_FILE, CODES_FILE)):
-            raise ValueError(f"the compressed space {folder} is damaged: {damage}. Compress the space again.")
-        return cls(files.read_json(folder / ABOUT_FILE), files.read_tensors(folder / CODES_FILE))
+        return cls(read_about(folder, ABOUT_FILE, CODES_FILE), files.read_tensors(folder / CODES_FILE))
 
     def _candidates(self, queries: Tensor, count: int, left_out: Tensor | None = None, among: Any = None) -> Candidates:
         if left_out is None:
@@ -141,9 +140,8 @@ def compress(space: Any, bits: int, max_recall_loss: float | None, seed: int) ->
     if max_recall_loss is not None:
         check_number("max_recall_loss", max_recall_loss, "[0, 1)")
     check_choice("the distance of vectors to compress", space.metric["distance"], ["cosine"])
-    if count < SMALLEST or (groups == groups[0]).all():
-        least = f"{SMALLEST} rows and two groups"
-        raise ValueError(f"{least} are needed to measure recall@10; the space has {count} and {len(groups.unique())}.")
+    check_integer("the number of rows, to measure recall@10,", count, SMALLEST)
+    check_integer("the number of groups", len(groups.unique()), 2)
     faiss, generator = load_faiss(), torch.Generator().manual_seed(check_seed(seed))
     rotation = torch.linalg.qr(torch.randn(2 * vectors.shape[1:], generator=generator)).Q
 

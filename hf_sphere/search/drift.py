@@ -15,7 +15,7 @@ from hf_sphere.metrics.samples import BLOCKS, effective_dimension_interval, ener
 from hf_sphere.search.calibration import Calibration, mean_interval
 from hf_sphere.search.neighbor_search import NeighborSearch
 from hf_sphere.search.vectors import independent_rows, repeated_rows, unit_vectors
-from hf_sphere.utils.checks import check_number, check_seed
+from hf_sphere.utils.checks import check_integer, check_number, check_seed
 from hf_sphere.utils.pages import Table
 
 if TYPE_CHECKING:
@@ -184,8 +184,7 @@ def compare(space: Any, other: Any, level: float, seed: int) -> Comparison:
     vectors = space._check("other", other.vectors if is_space else other)
     groups = other._groups if is_space else torch.arange(len(vectors))
     for name, numbers in (("the space", space._groups), ("other", groups)):
-        if (count := len(numbers.unique())) < BLOCKS:
-            raise ValueError(f"a comparison needs at least {BLOCKS} groups of each; {name} has {count}.")
+        check_integer(f"the number of groups of {name}", len(numbers.unique()), BLOCKS)
     samples = draw_samples(space, [(space.vectors, space._groups), (vectors, groups)], seed)
     p_value, first, second = energy_test(*samples, seed=seed)[1], *map(len, samples)
     angle = _angle(samples)
@@ -272,8 +271,7 @@ def migrate(space: Any, old: Any, new: Any, max_recall_loss: float | None, model
         raise ValueError("only cosines that rows calibrate are migrated: calibrate the space without queries first.")
     old, new = space._check("old", old), unit_vectors("new", new)
     count, dim = old.shape
-    if count < (needed := max(FEWEST_ANCHORS, dim)):
-        raise ValueError(f"{needed:,} anchors are needed, one per dimension at least; got {count:,}. Embed more texts.")
+    check_integer("the number of anchors, one per dimension at least,", count, max(FEWEST_ANCHORS, dim))
     for name, anchors in (("old", old), ("new", new)):
         if repeated := repeated_rows(anchors):
             raise ValueError(f"anchors must differ; of {name}, {len(repeated):,} repeat: rows {shorten(repeated)}.")

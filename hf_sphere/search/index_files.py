@@ -43,12 +43,8 @@ def read_index(space_class: Any, folder: str | PathLike) -> tuple[Any, dict[str,
 
 
 def _read_files(space_class: Any, folder: Path) -> tuple[Any, dict[str, list[Any]], Any]:
-    if not (folder / ABOUT_FILE).exists():
-        raise FileNotFoundError(f"there is no {folder / ABOUT_FILE}; build an index with hf-sphere index.")
     version = digest_file(folder / MANIFEST_FILE)
-    if damage := files.find_damage(folder, (ABOUT_FILE, EMBEDDINGS_FILE, IMAGES_FILE)):
-        raise ValueError(f"the index {folder} is damaged: {damage}. Build it again.")
-    about = SimpleNamespace(**read_json(folder / ABOUT_FILE))
+    about = SimpleNamespace(**read_about(folder, ABOUT_FILE, EMBEDDINGS_FILE, IMAGES_FILE))
     about.sources = [(name, split) for name, split in about.sources]
     tensors = files.read_tensors(folder / EMBEDDINGS_FILE)
     with pq.ParquetFile(folder / IMAGES_FILE) as file:
@@ -76,6 +72,14 @@ def _read_files(space_class: Any, folder: Path) -> tuple[Any, dict[str, list[Any
         space._search.recall = about.recall
     space._loaded = folder, version
     return about, images, space
+
+
+def read_about(folder: Path, name: str, *names: str) -> dict[str, Any]:
+    """Return the content of a JSON file of a folder; the other files must be there, too, and as when it was written."""
+    about = read_json(folder / name)
+    if damage := files.find_damage(folder, (name, *names)):
+        raise ValueError(f"{folder} is damaged: {damage}. Write it again.")
+    return about
 
 
 def _groups_of(ids: Tensor, space: Any) -> Tensor:

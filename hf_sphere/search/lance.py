@@ -26,7 +26,7 @@ from hf_sphere.search.vectors import (
     sample_rows,
     unit_vectors,
 )
-from hf_sphere.utils.checks import check_extra, check_integer, error_text
+from hf_sphere.utils.checks import check_exclusive, check_extra, check_integer, error_text
 
 os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(64 << 20))  # otherwise Lance reads up to 2 GiB ahead
 
@@ -152,9 +152,8 @@ class LanceSpace(CalibratedSearch):
         Raises:
             ValueError: If there is no such group or id.
         """
-        what, column = ("id", self._id_column or "_rowid") if groups is None else ("group", self._group_column)
-        if (groups is None) == (ids is None) or column is None:
-            raise ValueError("give either ids, or groups if the space has some.")
+        check_exclusive("name the rows", {"groups": groups is not None, "ids": ids is not None})
+        what, column = ("group", str(self._group_column)) if ids is None else ("id", self._id_column or "_rowid")
         wanted = as_names(what, ids if groups is None else groups)
         known = self._rows([column], condition := _is_in(column, wanted))[column]
         if missing := wanted.difference(known.to_pylist()):
@@ -244,15 +243,16 @@ class LanceSpace(CalibratedSearch):
         return Candidates(*map(torch.cat, zip(*found, strict=True)))
 
     def _names_of(self, rows: Tensor) -> list[Any]:
-        column: Any = self._group_column
-        return self._cells(column, rows[None])[0]
+        return self._cells(str(self._group_column), rows[None])[0]
 
     def _ids_of(self, rows: Tensor) -> list[list[Any]]:
-        return self._cells(self._id_column or "_rowid", rows)
+        if self._id_column is None:
+            return np.where(rows < 0, None, rows.numpy()).tolist()
+        return self._cells(self._id_column, rows)
 
     def _cells(self, column: str, rows: Tensor) -> list[list[Any]]:
         """Return the cells of a column, None where there is no row."""
-        table = self._rows([*dict.fromkeys(["_rowid", column])], _is_in("_rowid", {*rows[rows >= 0].tolist()}))
+        table = self._rows(["_rowid", column], _is_in("_rowid", {*rows[rows >= 0].tolist()}))
         cells = dict(zip(table["_rowid"].to_pylist(), table[column].to_pylist(), strict=True))
         return [[cells.get(row) for row in some] for some in rows.tolist()]
 
@@ -371,7 +371,7 @@ def _parts(
                 if len({*map(pa.types.is_integer, kinds)}) > 1:
                     raise ValueError(f"ids must be all texts or all integers; got {kinds[1]} after {kinds[0]}.")
                 tables.append(table.select(schema.names).cast(schema))
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, KeyError) as error:  # the last one for a missing column
                 text = f"batch {number}, from row {count:,} on: {error_text(error).rstrip('.')}."
                 raise ValueError(f"{text} Before it, {written:,} rows were written.") from error
             count += len(table)
@@ -390,8 +390,6 @@ def _to_table(batch: Any, column: str, group_column: str | None, id_column: str 
         batch = pa.Table.from_pandas(batch, preserve_index=False) if is_pandas else pa.table(batch)
         batch = dict(zip(batch.schema.names, batch.columns, strict=True))
     columns = dict(batch) if isinstance(batch, Mapping) else {column: batch}
-    if missing := {column, group_column or column, id_column or column} - {*columns}:
-        raise ValueError(f"there is no column {missing.pop()!r}, only {[*columns]}.")
     vectors = unit_vectors("rows", columns[column], columns[id_column] if id_column else None)
     if id_column:
         columns[id_column] = check_ids(columns[id_column], len(vectors))

@@ -17,7 +17,7 @@ from hf_sphere.search.neighbor_search import SearchKind
 from hf_sphere.search.report import VectorReport, report_vectors
 from hf_sphere.search.rows import GroupedVectors
 from hf_sphere.search.vectors import as_list, as_names, check_ids, check_names, unit_vectors, usable_rows
-from hf_sphere.utils.checks import check_choice, check_integer, check_seed
+from hf_sphere.utils.checks import check_choice, check_exclusive, check_integer, check_seed
 from hf_sphere.utils.pages import Table
 
 if TYPE_CHECKING:
@@ -243,8 +243,7 @@ class EmbeddingSpace(GroupedVectors, Table):
         Raises:
             ValueError: If there is no such group or id, or no row remains.
         """
-        if (groups is None) == (ids is None):
-            raise ValueError("give either groups or ids.")
+        check_exclusive("name the rows", {"groups": groups is not None, "ids": ids is not None})
         what, known = ("id", self.ids) if groups is None else ("group", self.groups or [])
         wanted = as_names(what, ids if groups is None else groups)
         if missing := wanted - {*known}:

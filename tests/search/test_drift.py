@@ -111,9 +111,9 @@ def test_equal_vectors_do_not_differ_and_few_groups_are_said():
 
 
 INVALID = {
-    "one row": (lambda: EmbeddingSpace(unit(5, 4)).compare(unit(1, 4)), "at least 20 groups .*; the space has 5"),
-    "one group": (lambda: EmbeddingSpace(unit(5, 4), [1] * 5).compare(unit(5, 4)), "the space has 1"),
-    "ten rows": (lambda: EmbeddingSpace(unit(20, 4)).compare(unit(10, 4)), "other has 10"),
+    "one row": (lambda: EmbeddingSpace(unit(5, 4)).compare(unit(1, 4)), "the space must be .* at least 20; got 5"),
+    "one group": (lambda: EmbeddingSpace(unit(5, 4), [1] * 5).compare(unit(5, 4)), "the space must be .* got 1"),
+    "ten rows": (lambda: EmbeddingSpace(unit(20, 4)).compare(unit(10, 4)), "groups of other must be .* got 10"),
     "dimensions": (lambda: EmbeddingSpace(unit(5, 4)).compare(unit(5, 3)), "other must have 4 dimensions"),
     "not finite": (lambda: EmbeddingSpace(unit(5, 4)).compare(unit(5, 4) * torch.inf), "other must be finite"),
     "seed": (lambda: EmbeddingSpace(unit(20, 4)).compare(unit(20, 4), seed=-1), "seed must be an integer from 0 to"),

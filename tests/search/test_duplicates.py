@@ -232,18 +232,6 @@ def test_the_command_finds_copies_in_another_folder(digit_folder, tmp_path, caps
     assert "parts     6 clusters have rows of several" in text
 
 
-def test_the_command_reads_vectors_and_spaces(tmp_path, capsys):
-    space = EmbeddingSpace.fit(planted())
-    space.save(tmp_path / "space")
-    command.main([str(tmp_path / "space"), "--threshold", "0.9"])
-    of_space = capsys.readouterr()
-    assert of_space.out.startswith("cluster,cosine,id_1,id_2\n1,0.995297,0,480\n")
-    Dataset.from_dict({"code": space.vectors.tolist()}).to_parquet(tmp_path / "vectors.parquet")
-    command.main([str(tmp_path / "vectors.parquet"), "--column", "code", "--threshold", "0.9"])
-    assert "found     40 rows in 20 clusters, threshold 0.9, " in of_space.err
-    assert capsys.readouterr().err.endswith(of_space.err)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -16,7 +16,6 @@ from hf_sphere.search import (
     ImageIndex,
     ImageSource,
     LanceSpace,
-    duplicates as of_duplicates,
     report_vectors,
 )
 
@@ -196,17 +195,6 @@ def test_pairs_of_rows_without_ids_are_of_rows():
     frame = EmbeddingSpace.fit(rows()).duplicates(0.9).to_pandas()
     assert frame.columns.tolist() == ["cluster", "cosine", "row_1", "row_2"]
     assert len(EmbeddingSpace.fit(rows()[:200]).duplicates(0.999).to_pandas()) == 0
-
-
-@pytest.mark.parametrize(
-    ("expected", "text"), [(20.0, "one of 20 pairs"), (0.3, "0.3 false pairs"), (None, "false pairs unknown")]
-)
-def test_a_text_says_how_many_pairs_are_expected_to_be_false(expected, text):
-    clusters = [torch.arange(2)] * 400
-    pairs = torch.zeros(400, 2), torch.ones(400)
-    found = of_duplicates.Duplicates(clusters, *pairs, 0.99412, True, expected, [], torch.arange(0), [], [], range(900))
-    assert str(found).startswith("800 rows in 400 clusters, threshold 0.9941, ")
-    assert text in str(found)
 
 
 def test_rows_that_are_outside_are_named_by_their_ids(space):

@@ -247,7 +247,7 @@ CREATE = {
     ),
     "dimensions": ([unit(2, 3), unit(2, 4)], "batch 1, .* Size of FixedSizeList is not the same"),
     "columns": ([{"vector": unit(1, 3), "a": [1]}, {"vector": unit(1, 3)}], r"the columns are \['vector'\]"),
-    "no vectors": ([{"x": [1]}], r"there is no column 'vector', only \['x'\]"),
+    "no vectors": ([{"x": [1]}], "batch 0, from row 0 on: 'vector'"),
     "lengths": ([{"vector": unit(3, 3), "a": [1]}], "batch 0"),
     "types": ([{"vector": unit(1, 3), "a": [1]}, {"vector": unit(1, 3), "a": ["x"]}], "batch 1"),
     "one row": ([unit(3)], "batch 0, .* must have the shape"),
@@ -267,7 +267,7 @@ INVALID = {
     "true": (lambda s: s.remove(ids=[True]), "there is no id True in the space"),
     "unknown id": (lambda s: s.remove(ids=[300]), "there is no id 300 in the space"),
     "unknown group": (lambda s: s.remove("x"), "there is no group 'x' in the space"),
-    "nothing": (lambda s: s.remove(), "give either ids"),
+    "nothing": (lambda s: s.remove(), "there is no id None"),
 }
 
 

@@ -224,9 +224,6 @@ class TestReading:
         ):
             read_embeddings(name)
 
-    def test_the_description_of_a_sample_fits(self, folder):
-        assert len(read_embeddings(str(write(folder, columns_of(9))), max_samples=2).embeddings) == 2
-
     def test_bad_input_is_refused(self, save, folder):
         with pytest.raises(ValueError, match="no column label; it has: embedding, text"):
             read_embeddings(save(embedding=[[1.0]], text=["a"]), needed=["label"])

@@ -251,12 +251,7 @@ def test_the_command_reads_files_and_folders(form, tmp_path, capsys):
     assert (tmp_path / "report.png").exists() == (form == "file")
 
 
-def test_the_command_reports_rows_that_are_not_finite_and_an_index_has_its_own_groups(tmp_path, capsys):
-    vectors = clusters()[0]
-    vectors[4] = torch.inf
-    Dataset.from_dict({"vector": vectors.tolist()}).to_parquet(tmp_path / "a.parquet")
-    main([str(tmp_path / "a.parquet")])
-    assert "1 of 300 rows are not finite, the first is 4: remove them." in capsys.readouterr().out
+def test_an_index_has_its_own_groups_in_a_report(tmp_path):
     EmbeddingSpace.fit(*clusters()).save(tmp_path / "a")
     with pytest.raises(ValueError, match="is an index, which has its groups and ids; leave out --column"):
         main([str(tmp_path / "a"), "--group_column", "label"])
