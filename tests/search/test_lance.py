@@ -267,7 +267,7 @@ INVALID = {
     "true": (lambda s: s.remove(ids=[True]), "there is no id True in the space"),
     "unknown id": (lambda s: s.remove(ids=[300]), "there is no id 300 in the space"),
     "unknown group": (lambda s: s.remove("x"), "there is no group 'x' in the space"),
-    "nothing": (lambda s: s.remove(), "there is no id None"),
+    "nothing": (lambda s: s.remove(), "there is no group None"),
 }
 
 
