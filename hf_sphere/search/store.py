@@ -217,15 +217,14 @@ def read_embeddings(
     if max_samples is not None and check_integer("--max_samples", max_samples, 1) < len(rows):
         numbers = draw_subset(len(rows), max_samples, check_seed(seed))
         rows = rows.select(numbers.tolist())
-    class_names = read_class_names(rows, "label") if "label" in columns else []
     if predicted and not isinstance(rows.features["prediction"], ClassLabel):
         raise ValueError(f"column prediction of {name} has no names of classes; cast it to datasets.ClassLabel.")
-    predicted_names = read_class_names(rows, "prediction") if predicted else []
-    labels = read_labels(rows, "label", class_names, split_name) if "label" in columns else None
+    names = {c: read_class_names(rows, c) for c in ("label", "prediction") if c in columns}
+    classes = {c: read_labels(rows, c, names[c], split_name) for c in names}
     values = {c: read_values(rows, c, split_name) for c in ("confidence", "concentration") if c in columns}
     checked = values | {}
-    if labels is not None and rows.features["label"] in SIGNED:
-        checked["label"] = torch.tensor([int(label) for label in class_names])[labels]
+    if rows.features.get("label") in SIGNED:
+        checked["label"] = torch.tensor([int(label) for label in names["label"]])[classes["label"]]
     for column, cells in checked.items():
         if (invalid := (cells < 0) | ((cells > 1) & (column == "confidence"))).any():
             first = int(invalid.nonzero()[0, 0])
@@ -244,10 +243,10 @@ def read_embeddings(
         split=split_name,
         embeddings=read("embedding"),
         logits=read("logits") if "logits" in columns else None,
-        labels=labels,
-        class_names=class_names,
-        predictions=read_labels(rows, "prediction", predicted_names, split_name) if predicted else None,
-        predicted_names=predicted_names,
+        labels=classes.get("label"),
+        class_names=names.get("label", []),
+        predictions=classes.get("prediction"),
+        predicted_names=names.get("prediction", []),
         confidences=values.get("confidence"),
         concentrations=values.get("concentration"),
         indices=integers("index"),
