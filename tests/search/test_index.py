@@ -214,11 +214,11 @@ def test_other_folders_damaged_files_and_other_models_are_named(index, model, sa
 
 
 def test_a_crafted_index_with_columns_of_other_rows_is_an_error(index, tmp_path):
-    index.save(tmp_path)
-    save_file({"embeddings": torch.zeros(3, 6)}, tmp_path / "embeddings.safetensors")
-    write_manifest(tmp_path)
+    index.save(tmp_path / "index")
+    save_file({"embeddings": torch.zeros(3, 6)}, tmp_path / "index" / "embeddings.safetensors")
+    write_manifest(tmp_path / "index")
     with pytest.raises(ValueError, match="has 7 rows for 3 embeddings"):
-        ImageIndex.load(tmp_path, index.encoder)
+        ImageIndex.load(tmp_path / "index", index.encoder)
 
 
 @pytest.mark.parametrize("source", ["folder", "files", "link", "dataset"])
