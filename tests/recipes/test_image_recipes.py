@@ -604,8 +604,8 @@ REMOVAL = ["--images", "a", "--remove_from", "INDEX"]
     ("words", "message"),
     [
         ([*VECTORS, "--column", "vector"], "no vector column 'vector'; the data has the columns ['embedding', 'artic"),
-        ([*VECTORS, "--column", "article"], "numbers, the same number of them for each, or the base64 of float32"),
-        ([*VECTORS, "--column", "embedding", "--group_column", "page"], "no column 'page' for groups"),
+        ([*VECTORS, "--column", "article"], "Incorrect padding"),
+        ([*VECTORS, "--column", "embedding", "--group_column", "page"], "Column 'page' doesn't exist"),
         ([*REMOVAL, "--add_to", "index"], "give one of --output_dir for a new index, --add_to and --remove_from"),
         ([*REMOVAL, "--split", "test"], "split and remove_from exclude each other"),
         ([*REMOVAL, "--kind", "ivf"], "kind ivf has no effect without output_dir"),
