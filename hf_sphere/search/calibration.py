@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
-from typing import Any, Literal, NamedTuple
+from numbers import Real
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.utils.checks import check_choice, check_number
+from hf_sphere.utils.checks import check_choice
 
 Score = Literal["cosine", "margin"]
 Rule = Literal["sharp", "strict"]
@@ -41,15 +42,16 @@ def mean_interval(shares: Tensor) -> tuple[float, float, float]:
     return max(0.0, mean - half), mean, min(1.0, mean + half)
 
 
-class Groups(NamedTuple):
-    """The groups that match queries best, (Q, m) each, best first: score, number of the group, id of its best row."""
+class Candidates(NamedTuple):
+    """What queries found, (Q, c) each, best first: scores, numbers of groups, ids of rows, and rows (-1 for none)."""
 
     scores: Tensor
     groups: Tensor
     ids: Tensor
+    rows: Tensor
 
 
-def best_groups(found: Any, count: int, is_margin: bool = False) -> Groups:
+def best_groups(found: Candidates, count: int, is_margin: bool = False) -> Candidates:
     """Return the best groups among candidates (Q, c), best first; filled up with -inf and -1.
 
     The scores of candidates are -inf where there is no row. The score of a group is that of its best row, or for
@@ -65,8 +67,9 @@ def best_groups(found: Any, count: int, is_margin: bool = False) -> Groups:
     scores = F.pad(scores.where(starts, -torch.inf).gather(1, order.argsort(dim=1)), (0, count), value=-torch.inf)
     top, order = scores.sort(dim=1, descending=True, stable=True)
     top, order, exists = top[:, :count], order[:, :count], top[:, :count] > -torch.inf
-    groups, ids = F.pad(found.groups, (0, count)).gather(1, order), F.pad(found.ids, (0, count)).gather(1, order)
-    return Groups(top, groups.where(exists, -1), ids.where(exists, -1))
+    rest = torch.stack(found[1:]).expand(3, *found.rows.shape)
+    rest = F.pad(rest, (0, count)).gather(2, order.expand(3, *order.shape)).where(exists, -1)
+    return Candidates(top, *rest)
 
 
 class Nearest(NamedTuple):
@@ -175,7 +178,9 @@ class Calibration:
     def check_level(self, level: float, smallest: float | None = None) -> None:
         """Raise an error if a level is not in (0, 1), or below the smallest p-value."""
         smallest = smallest or self.smallest_p_value
-        if smallest > check_number("false_accept", level, "(0, 1)") * ROUNDING:
+        if not isinstance(level, Real) or not 0 < level < 1:
+            raise ValueError(f"false_accept must be between 0 and 1; got {level!r}.")
+        if smallest > level * ROUNDING:
             needed = int(np.ceil(smallest * (self.num_groups + 1) / level / ROUNDING)) - 1
             raise ValueError(
                 f"false_accept={level:g} needs {needed:,} calibration groups; there are {self.num_groups:,}, whose "
@@ -183,7 +188,7 @@ class Calibration:
                 "calibration queries (calibration=, or hf-sphere index --calibration)."
             )
 
-    def p_values(self, scores: Tensor, best: Groups | None = None) -> Tensor:
+    def p_values(self, scores: Tensor, best: Candidates | None = None) -> Tensor:
         """Return the p-values of scores (Q, k) of queries, (Q, k) float64, of their best two groups where these count.
 
         First the groups whose queries have at least the scores are counted.
@@ -201,7 +206,7 @@ class Calibration:
             counts = counts + self._counts_of_best(scores, best)
         return ((1 + counts) / (self.num_groups + 1)).clamp_max(1.0)
 
-    def _counts_of_best(self, scores: Tensor, best: Groups) -> Tensor:
+    def _counts_of_best(self, scores: Tensor, best: Candidates) -> Tensor:
         """Return what the group of the best row counts more."""
         names, members = self.members
         group, elsewhere = best.groups[:, 0].contiguous(), best.scores[:, 1:2]

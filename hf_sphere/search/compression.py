@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.search.calibration import PARTS, Calibration, Nearest, mean_interval
+from hf_sphere.search.calibration import PARTS, Calibration, Candidates, Nearest, mean_interval
 from hf_sphere.search.index_files import CODES_FILE, check_replaceable, read_about
-from hf_sphere.search.matching import CalibratedSearch, Candidates, sort_candidates
+from hf_sphere.search.matching import CalibratedSearch, sort_candidates
 from hf_sphere.search.rows import GroupedVectors
 from hf_sphere.search.vectors import independent_rows
 from hf_sphere.utils import files
@@ -114,7 +114,7 @@ class CompressedSpace(CalibratedSearch):
 
     def _search_codes(self, points: Tensor, count: int) -> Candidates:
         scores, rows = map(torch.from_numpy, self._index.search(_rotate(points, self._rotation), count))
-        return Candidates(scores.double(), rows, self._numbers[rows], self._groups[rows])
+        return Candidates(scores.double(), self._groups[rows], self._numbers[rows], rows)
 
     def _search_others(self, points: Tensor, count: int, left_out: Tensor, fetched: int) -> Candidates:
         """Search rows of other groups among `fetched` ones, and among more for those points that find too few."""
@@ -188,7 +188,7 @@ def compress(space: Any, bits: int, max_recall_loss: float | None, seed: int) ->
         small._nearest = Nearest.of(vectors, groups, space._sample())
     best = small._find(project_to_sphere(queries), left_out)
     # Rows are not added to codes, so there is no next id, and no group is left out any more.
-    small._calibration = Calibration(numbers, ids, *best, 0, space.rule)
+    small._calibration = Calibration(numbers, ids, *best[:3], 0, space.rule)
     tensors |= {f"known_{name}": getattr(small._calibration, name) for name in PARTS}
     if small._nearest is not None:
         tensors["offsets"] = small._nearest.offsets(torch.arange(count))

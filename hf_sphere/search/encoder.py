@@ -234,7 +234,7 @@ class TextEncoder(Encoder):
                 embeddings = self._embed(self.model.encode_document, [texts[row] for row in batch], batch_size)
                 yield {"row": torch.tensor(batch), "embedding": embeddings}
 
-        sharing = {name: more[name] for name in ("accelerator", "folder") if name in more}
+        sharing: dict[str, Any] = {name: more[name] for name in ("accelerator", "folder") if name in more}
         sharing["identity"] = [self.weights, self.settings, [texts[row] for row in rows]]
         # Of many texts, those of about one length are embedded together.
         return embed_batches(embed, rows, batch_size=16 * batch_size, progress=progress, unit="text", **sharing)

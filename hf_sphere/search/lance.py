@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.checks import shorten
-from hf_sphere.search.calibration import PARTS, Calibration
-from hf_sphere.search.matching import CANDIDATES, CalibratedSearch, Candidates, Matches, sort_candidates
+from hf_sphere.search.calibration import PARTS, Calibration, Candidates
+from hf_sphere.search.matching import CANDIDATES, CalibratedSearch, Matches, sort_candidates
 from hf_sphere.search.neighbor_search import SPARE, TARGET_RECALL, NeighborSearch
 from hf_sphere.search.vectors import (
     as_names,
@@ -60,7 +60,7 @@ class LanceSpace(CalibratedSearch):
     metric = {"distance": "cosine"}
 
     def __init__(self, database: Any, table: Any) -> None:
-        about = (table.schema.metadata or {}).get(b"hf_sphere")  # None if another program wrote the table
+        about: Any = (table.schema.metadata or {}).get(b"hf_sphere")  # None if another program wrote the table
         self.table, self._database = table, database
         self._column, self._group_column, self._id_column, *self._options = json.loads(about)
         self._columns = ["_rowid", self._column, *[self._group_column] * bool(self._group_column)]
@@ -218,7 +218,7 @@ class LanceSpace(CalibratedSearch):
             found = self._follow(old, positions(ids, old.ids), queries, groups, present, added)
         if (found.ids[:, 0] < 0).any():
             raise ValueError("the rows are of one group, so no query without a match is known; add other groups.")
-        calibration = Calibration(groups, ids, *found, next_id)
+        calibration = Calibration(groups, ids, *found[:3], next_id)
         table = pa.table({name: getattr(calibration, name).tolist() for name in PARTS})
         with suppress(RuntimeError, ValueError, OSError):  # another process writes its own, or nobody may write
             self._write("calibration", table.replace_schema_metadata({"hf_sphere": json.dumps([version, next_id])}))
@@ -247,7 +247,7 @@ class LanceSpace(CalibratedSearch):
 
     def _ids_of(self, rows: Tensor) -> list[list[Any]]:
         if self._id_column is None:
-            return np.where(rows < 0, None, rows.numpy()).tolist()
+            return np.where(rows.numpy() < 0, np.array(None), rows.numpy()).tolist()
         return self._cells(self._id_column, rows)
 
     def _cells(self, column: str, rows: Tensor) -> list[list[Any]]:
@@ -270,7 +270,7 @@ class LanceSpace(CalibratedSearch):
                 for at in better.split(64):
                     distances, rows = search.search_others(queries[at], k, numbers, groups[at])
                     found = ids[rows].where(rows >= 0, -1)
-                    new = (1 - distances, found, found, numbers[rows])
+                    new = (1 - distances, numbers[rows], found, found)
                     both = Candidates(*(torch.cat([old[at], each], 1) for old, each in zip(best, new, strict=True)))
                     for old, column in zip(best, sort_candidates(both, count=k), strict=True):
                         old[at] = column

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.checks import check_embeddings, to_tensor
-from hf_sphere.search.calibration import ROUNDING, Calibration, Groups, Nearest, Score, best_groups
+from hf_sphere.search.calibration import ROUNDING, Calibration, Candidates, Nearest, Score, best_groups
 from hf_sphere.search.drift import FEWEST
 from hf_sphere.search.vectors import unit_vectors
 from hf_sphere.utils.checks import check_choice, check_integer
@@ -100,15 +100,6 @@ class ExpectedFound(NamedTuple):
         return text
 
 
-class Candidates(NamedTuple):
-    """Rows that queries found, (Q, c) each, best first: scores, rows (-1 for none), their and their groups' numbers."""
-
-    scores: Tensor
-    rows: Tensor
-    ids: Tensor
-    groups: Tensor
-
-
 class CalibratedSearch(ABC):
     """Search for matches, with decisions by a `Calibration`.
 
@@ -173,11 +164,6 @@ class CalibratedSearch(ABC):
         return self._nearest
 
     @property
-    def _measure(self) -> str:
-        """What is compared: `cosine`, `margin`, or another distance."""
-        return self.score if self.metric["distance"] == "cosine" else self.metric["distance"]
-
-    @property
     def smallest_p_value(self) -> float:
         """The lowest level of false accepts for which the calibration has enough groups."""
         return self.calibration.smallest_p_value
@@ -233,11 +219,12 @@ class CalibratedSearch(ABC):
             scores = best.scores[:, None].where(is_same, -torch.inf).amax(2).masked_fill(found.rows < 0, -torch.inf)
             found = sort_candidates(found, scores)
         rows, scores = found.rows[:, :k], found.scores[:, :k]
+        measure = self.score if self.metric["distance"] == "cosine" else self.metric["distance"]
         p_values = accepted = None
         if has_p_values:
             p_values = self.calibration.p_values(scores, best).masked_fill(rows < 0, 1.0).cummax(1).values
             accepted = None if level is None else p_values <= level * ROUNDING
-        return Matches(rows, scores, p_values, accepted, self._measure, self._ids_of(rows))
+        return Matches(rows, scores, p_values, accepted, measure, self._ids_of(rows))
 
     def threshold(self, false_accept: float) -> float:
         """Return the cosine from which on a row is a match, to filter by where another program searches.
@@ -249,7 +236,9 @@ class CalibratedSearch(ABC):
         Raises:
             ValueError: If the score is not the cosine, or the calibration has too few groups for the level.
         """
-        check_choice("score", self._measure, ["cosine"])
+        check_choice(
+            "score", self.score if self.metric["distance"] == "cosine" else self.metric["distance"], ["cosine"]
+        )
         return self.calibration.threshold(false_accept)
 
     def identify(self, queries: Any, false_accept: float) -> Any:
@@ -265,23 +254,22 @@ class CalibratedSearch(ABC):
         names = [name if accepted else None for name, accepted in pairs]
         return names[0] if queries.ndim == 1 else names
 
-    def _find(self, queries: Tensor, left_out: Tensor | None) -> Groups:
+    def _find(self, queries: Tensor, left_out: Tensor | None) -> Candidates:
         """Return the best two groups of queries, without the groups of number `left_out`."""
         count = min(len(self), CANDIDATES[self.score])
         found = self._find_groups(queries, self._candidates(queries, count, left_out), left_out)
-        return Groups(*(column[:, :2] for column in found))
+        return Candidates(*(column[:, :2] for column in found))
 
     def _follow(
         self, old: Calibration, at: Tensor, queries: Tensor, left_out: Any, present: Tensor, added: Candidates | None
-    ) -> Groups:
+    ) -> Candidates:
         """Return the best two groups of queries, by what is known of those `at` places, and by rows that were added."""
         known = at.clamp_min(0)
-        found = Groups(old.scores[known], old.match_groups[known], old.matches[known])
+        found = Candidates(old.scores[known], old.match_groups[known], old.matches[known], old.matches[known])
         is_fresh = (at < 0) | ~torch.isin(found.ids, present).all(1)  # new, or a best row is no longer present
         if added is not None:
-            pairs = zip(found, (added.scores, added.groups, added.ids), strict=True)
-            merged = sort_candidates(Groups(*(torch.cat(pair, 1) for pair in pairs)))
-            found = best_groups(merged, 2)
+            both = Candidates(*(torch.cat(pair, 1) for pair in zip(found, added, strict=True)))
+            found = best_groups(sort_candidates(both), 2)
             # The next group may be beyond these candidates.
             is_of_one = (added.groups == added.groups[:, :1]).all(1) & (added.rows[:, -1] >= 0)
             is_fresh |= is_of_one & (added.rows.shape[1] == CANDIDATES[self.score])
@@ -291,7 +279,7 @@ class CalibratedSearch(ABC):
                 column[is_fresh] = values
         return found
 
-    def _find_groups(self, queries: Tensor, found: Candidates, left_out: Tensor | None = None) -> Groups:
+    def _find_groups(self, queries: Tensor, found: Candidates, left_out: Tensor | None = None) -> Candidates:
         """Return the best groups among candidates; more are searched for queries whose candidates are of one group."""
         rows, is_margin = found, self.score == "margin"
         if is_margin:
@@ -308,13 +296,13 @@ class CalibratedSearch(ABC):
         elif left_out is None:
             other = self._candidates(queries[lacking], 1, top.groups[lacking, 0])
             scores = other.scores - (self._near().offsets(other.rows) if is_margin else 0.0)
-            for column, of_other in zip(top, (scores, other.groups, other.ids), strict=True):
+            for column, of_other in zip(top, (scores, *other[1:]), strict=True):
                 column[lacking, 1] = of_other[:, 0]
         return top
 
 
-def sort_candidates(found: Any, scores: Tensor | None = None, count: int | None = None) -> Any:
-    """Return the best candidates, or groups, by other scores (Q, c); equal ones stay in their order."""
+def sort_candidates(found: Candidates, scores: Tensor | None = None, count: int | None = None) -> Candidates:
+    """Return the best candidates by other scores (Q, c); equal ones stay in their order."""
     scores = found.scores if scores is None else scores
     order = scores.argsort(dim=1, descending=True, stable=True)[:, :count]
-    return type(found)(*map(methodcaller("gather", 1, order), (scores, *found[1:])))
+    return Candidates(*map(methodcaller("gather", 1, order), (scores, *found[1:])))

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_sphere.search.calibration import Calibration, Nearest, Rule, Score, mean_interval
+from hf_sphere.search.calibration import Calibration, Candidates, Nearest, Rule, Score, mean_interval
 from hf_sphere.search.drift import Migration
-from hf_sphere.search.matching import CANDIDATES, CalibratedSearch, Candidates, ExpectedFound
+from hf_sphere.search.matching import CANDIDATES, CalibratedSearch, ExpectedFound
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind
 from hf_sphere.search.vectors import check_ids, check_names, mix, name_keys, name_numbers, positions, sample_rows
 from hf_sphere.utils.checks import check_choice, check_integer
@@ -72,7 +72,7 @@ class GroupedVectors(CalibratedSearch):
         ids = self._numbers[rows].numpy()
         if self._ids is not None:
             ids = np.fromiter(map(self._ids.__getitem__, rows.flatten().tolist()), object).reshape(rows.shape)
-        return np.where(rows < 0, None, ids).tolist()
+        return np.where(rows.numpy() < 0, np.array(None), ids).tolist()
 
     @property
     def groups(self) -> list[Any] | None:
@@ -137,7 +137,7 @@ class GroupedVectors(CalibratedSearch):
         exists = rows >= 0
         scores = (1 - distances if self.metric["distance"] == "cosine" else -distances).where(exists, -torch.inf)
         rows = rows if among is None else among[rows].where(exists, -1)
-        return Candidates(scores, rows, self._numbers[rows].where(exists, -1), self._groups[rows].where(exists, -1))
+        return Candidates(scores, self._groups[rows].where(exists, -1), self._numbers[rows].where(exists, -1), rows)
 
     def calibrate(
         self,
@@ -251,9 +251,9 @@ class GroupedVectors(CalibratedSearch):
             groups = left_out = self._groups[rows]
             known = positions(ids, old.ids) if old is not None else ids
         if old is None or self.score == "margin":
-            return Calibration(groups, ids, *self._find(queries, left_out), self._next, self.rule)
+            return Calibration(groups, ids, *self._find(queries, left_out)[:3], self._next, self.rule)
         added = (self._numbers >= old.next_id).nonzero()[:, 0]
         count = min(CANDIDATES[self.score], len(added))
         new = self._candidates(queries, count, left_out, added) if count else None
         found = self._follow(old, known, queries, left_out, self._numbers, new)
-        return Calibration(groups, ids, *found, self._next, self.rule)
+        return Calibration(groups, ids, *found[:3], self._next, self.rule)

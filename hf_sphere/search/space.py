@@ -104,7 +104,8 @@ class EmbeddingSpace(GroupedVectors, Table):
             ValueError: If an argument is invalid, or there is only one group.
         """
         limits: Any = {"rows_per_group": rows_per_group, "calibration_rows": calibration_rows}
-        options = {name: check_integer(name, limit, 1) for name, limit in limits.items()} | {"seed": check_seed(seed)}
+        options: Any = {name: check_integer(name, limit, 1) for name, limit in limits.items()}
+        options["seed"] = check_seed(seed)
         vectors, numbers, skipped = to_embeddings(vectors, 1, "vectors"), None, list[Any]()
         groups = None if groups is None else check_names("groups", groups, len(vectors))
         ids = None if ids is None else check_ids(ids, len(vectors))
