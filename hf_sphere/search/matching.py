@@ -236,9 +236,8 @@ class CalibratedSearch(ABC):
         Raises:
             ValueError: If the score is not the cosine, or the calibration has too few groups for the level.
         """
-        check_choice(
-            "score", self.score if self.metric["distance"] == "cosine" else self.metric["distance"], ["cosine"]
-        )
+        check_choice("distance", self.metric["distance"], ["cosine"])
+        check_choice("score", self.score, ["cosine"])
         return self.calibration.threshold(false_accept)
 
     def identify(self, queries: Any, false_accept: float) -> Any:
