@@ -134,8 +134,6 @@ class ImageIndex(IndexedImages):
             if given is not None and known is None:
                 raise ValueError(f"the index has no {what}; leave out {what}, or build it again with them.")
         source = source.with_columns(self.ids if ids is None else ids, self.extra)
-        own = source.ids if self.ids is not None else None, source.cells if self.extra else None
-        source = replace(source, ids=own[0], cells=own[1])
         groups = self.groups if groups is None else groups
         names = None if groups is None else source.read_groups(groups)
         if names:
@@ -158,12 +156,15 @@ class ImageIndex(IndexedImages):
         images |= {name: [*column, *[None] * (size - old)] for name, column in self.images.items()}
         if self.ids is None:
             images["id"][old:] = range(next_number, next_number + size - old)
-        columns: Any = source.columns | {"source": [source_id] * len(source)} | ({"group": names} if names else {})
+        own = source.ids if self.ids is not None else None, source.cells if self.extra else None
+        columns: Any = replace(source, ids=own[0], cells=own[1]).columns
+        columns |= {"source": [source_id] * len(source)} | ({"group": names} if names else {})
         for n in {*added["row"], *kept} - ({*outdated} - {*added["row"]}):
             cells = {name: column[n] for name, column in columns.items()}
             for name, value in (cells | (states[n]._asdict() if n in states else {})).items():
                 images[name][rows[n]] = value
-        for name, values in (added | {"settings": [settings] * len(embeddings)}).items():
+        of_model = {name: values for name, values in added.items() if name not in source.columns}
+        for name, values in (of_model | {"settings": [settings] * len(embeddings)}).items():
             for n, value in zip(added["row"], values, strict=True):
                 images[name][rows[n]] = value
         # Rows whose place now has an image with another row, which was moved there, or a new one.
