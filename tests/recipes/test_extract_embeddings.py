@@ -395,7 +395,7 @@ def overflowing() -> SphereVisionModel:
             "--classes known needs a model with classes",
         ),
         (lambda: BertModel(BertConfig(**TINY)), [], "BertModel is no image encoder"),
-        (config_of, [], "is a model of an unknown class"),
+        (config_of, [], "the class of the model must be one of .*; got None"),
         (overflowing, [], "embedding of image 0 is not finite"),
     ],
 )
