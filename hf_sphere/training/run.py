@@ -167,8 +167,8 @@ def start_run(args: RecipeArguments, *others: Any, recipe: str | None = None) ->
     kind, shards_classes = accelerator.distributed_type, options.get("shard_classes", False)
     unsupported: list[str] = []
     if kind == DistributedType.FSDP or shards_classes:
-        names = ("ema_decay", "load_best_model_at_end", "snapshot_epochs", "snapshot_until")
-        unsupported += [name for name in names if getattr(args, name)]
+        kept = ("ema_decay", "load_best_model_at_end", "snapshot_epochs", "snapshot_until")
+        unsupported += [name for name in kept if getattr(args, name)]
     if kind == DistributedType.DEEPSPEED:  # its engine takes a step after each backward pass
         unsupported += ["max_grad_norm"] * (args.max_grad_norm is not None)
         unsupported += ["gradient_accumulation_steps"] * (args.gradient_accumulation_steps > 1)
