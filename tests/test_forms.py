@@ -106,7 +106,7 @@ INTEGERS = {
 }
 
 ROWS, NAN = X.tolist(), np.where(np.arange(48)[:, None] == 5, np.nan, X)
-DENSE, CODES, NONE, FINITE = "must be dense, without masked values", "packed bits", "inhomogeneous", "finite"
+DENSE, CODES, NONE, FINITE = "must be dense, without masked values", "packed bits", "row 5 has none", "finite"
 REFUSED = {
     "masked": (lambda: np.ma.masked_array(X, X > 9), DENSE),
     "rows with masks": (lambda: [*np.ma.masked_array(X, X > 9)], DENSE),

@@ -164,9 +164,10 @@ class Spherization(nn.Module):
     Args:
         in_features: Length n of the spherized axis.
         scaling: Slope of the sigmoid that turns values into angles, or its initial value if it is learned.
-        radius: Norm of the result.
+        radius: Norm of the result, or its initial value if it is learned.
         delta: Lower bound of the product of all sines. `SPHERIZATION_SETTINGS` has values of `scaling` and `delta`.
         learn_scaling: Whether `scaling` is a parameter; otherwise it is a buffer.
+        learn_radius: Whether `radius` is a parameter; otherwise it is a buffer.
         dim: Axis to spherize; 1 for feature maps of shape (N, C, H, W).
 
     Shape:
@@ -190,6 +191,7 @@ class Spherization(nn.Module):
         radius: float = 1.0,
         delta: float = 1e-6,
         learn_scaling: bool = True,
+        learn_radius: bool = False,
         dim: int = -1,
     ) -> None:
         super().__init__()
@@ -202,11 +204,11 @@ class Spherization(nn.Module):
         self.initial_radius = check_number("radius", radius, "(0, inf)")
         self.scaling: Tensor
         self.radius: Tensor
-        if learn_scaling:
-            self.scaling = nn.Parameter(torch.empty(()))
-        else:
-            self.register_buffer("scaling", torch.empty(()))
-        self.register_buffer("radius", torch.empty(()))
+        for name, learned in (("scaling", learn_scaling), ("radius", learn_radius)):
+            if learned:
+                self.register_parameter(name, nn.Parameter(torch.empty(())))
+            else:
+                self.register_buffer(name, torch.empty(()))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -249,7 +251,7 @@ class SphericalLinear(nn.Module):
     Args:
         in_features: Number of values before the spherization, n.
         out_features: Number of outputs.
-        **spherization: Options of `Spherization`: `scaling`, `radius`, `delta`, `learn_scaling`.
+        **spherization: Options of `Spherization`: `scaling`, `radius`, `delta`, `learn_scaling`, `learn_radius`.
 
     Shape:
         - Input: (..., in_features).

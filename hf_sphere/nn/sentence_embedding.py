@@ -23,7 +23,7 @@ class Spherize(Module):
 
     Args:
         in_features: Length n of the embeddings.
-        **spherization: Options of `Spherization`: `scaling`, `radius`, `delta`, `learn_scaling`.
+        **spherization: Options of `Spherization`: `scaling`, `radius`, `delta`, `learn_scaling`, `learn_radius`.
 
     Shape:
         - `sentence_embedding` before: (B, n).

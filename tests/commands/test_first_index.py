@@ -88,13 +88,14 @@ def test_an_index_with_groups_prints_its_levels_and_a_long_search_what_happened(
     main(["index", "rows.parquet", "--column", "embedding", "--group_column", "group", "--output_dir", "index"])
     printed = capsys.readouterr().out
     assert re.search(r"^levels    \d+ vectors of \d+ groups calibrate; the smallest level is \S+ %$", printed, re.M)
+    assert re.search(r"^      10 % 100 % of your own vectors find their group \(100 to 100\)$", printed, re.M)
     (level,) = re.findall(r"--false_accept (\S+)$", printed, re.M)
     words = ["search", "--index", "index", "--query", "rows.parquet", "--top_k", "2", "--false_accept", level]
     main(words)
-    printed = capsys.readouterr()
-    assert len(printed.out.splitlines()) == 21
-    assert "and 220 more rows: --table found.csv writes all\n" in printed.err
-    assert "matches   120 of 120 queries have a match" in printed.err
+    printed = capsys.readouterr().out
+    assert printed.startswith("searched  120 queries among 120 rows; the nearest rows of the first 10:\n")
+    assert len(printed.splitlines()) == 12
+    assert printed.count(", match\n") == 10
     main([*words, "--table", "found.csv"])
     with open("found.csv") as file:
         assert len([*csv.DictReader(file)]) == 240

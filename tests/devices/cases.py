@@ -360,7 +360,7 @@ CASES: dict[str, Case] = {
         geometry.concentration_from_mean_resultant_length, torch.linspace(0, 0.9, 7), 6
     ),
     "geometry.codes.separation": differentiable(codes.separation, X),
-    "nn.Spherization": module(lambda: Spherization(5), numbers(6, 5)),
+    "nn.Spherization": module(lambda: Spherization(5, learn_scaling=True, learn_radius=True), numbers(6, 5)),
     "nn.SphericalLinear": module(lambda: SphericalLinear(5, 3), numbers(6, 5)),
     "nn.SphericalConv2d": module(lambda: SphericalConv2d(3, 4, 3), numbers(2, 3, 6, 6)),
     "nn.AngularLinear": module(lambda: AngularLinear(5, 3, "sigmoid"), numbers(6, 5)),

@@ -37,7 +37,7 @@ def model(sentence_transformers, encoder):
 
     transformer = Transformer(encoder)
     pooling = Pooling(transformer.get_embedding_dimension(), "mean")
-    spherize = Spherize(pooling.get_embedding_dimension(), scaling=2.0, radius=3.0, delta=0.1)
+    spherize = Spherize(pooling.get_embedding_dimension(), scaling=2.0, radius=3.0, delta=0.1, learn_radius=True)
     return sentence_transformers.SentenceTransformer(modules=[transformer, pooling, spherize], device="cpu")
 
 
@@ -64,6 +64,7 @@ def test_saved_model_gives_the_same_embeddings(model, sentence_transformers, tmp
     model.save_pretrained(str(tmp_path / "saved"))
     loaded = sentence_transformers.SentenceTransformer(str(tmp_path / "saved"), device="cpu", trust_remote_code=True)
     assert [type(module) for module in loaded] == [type(module) for module in model]
+    assert "radius" in dict(loaded[2].spherization.named_parameters())
     expected = model.encode(SENTENCES, convert_to_tensor=True)
     assert torch.equal(loaded.encode(SENTENCES, convert_to_tensor=True), expected)
 

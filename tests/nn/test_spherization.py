@@ -37,11 +37,14 @@ def test_spherical_conv_is_spherization_and_a_bias_free_convolution_also_of_one_
     torch.testing.assert_close(layer(x[0]), layer(x)[0])
 
 
-@pytest.mark.parametrize("learned", [True, False])
-def test_scaling_and_radius_are_saved_and_the_scaling_is_a_parameter_with_a_gradient_only_if_learned(learned):
-    layer = Spherization(4, scaling=2.0, radius=3.0, learn_scaling=learned)
-    assert [*dict(layer.named_parameters())] == ["scaling"] * learned
-    restored = Spherization(4, learn_scaling=learned)
+@pytest.mark.settings(scaling=lambda value: {"learned": value}, radius=lambda value: {"learned": value})
+@pytest.mark.parametrize("scaling", [True, False])
+@pytest.mark.parametrize("radius", [True, False])
+def test_scaling_and_radius_are_saved_and_parameters_with_gradients_only_if_learned(scaling, radius):
+    layer = Spherization(4, scaling=2.0, radius=3.0, learn_scaling=scaling, learn_radius=radius)
+    learned = {name: name in dict(layer.named_parameters()) for name in ("scaling", "radius")}
+    assert learned == {"scaling": scaling, "radius": radius}
+    restored = Spherization(4, learn_scaling=scaling, learn_radius=radius)
     restored.load_state_dict(layer.state_dict())
     assert (restored.scaling.item(), restored.radius.item()) == (2.0, 3.0)
     (layer(torch.randn(3, 4).requires_grad_()) * torch.arange(5)).sum().backward()

@@ -38,9 +38,10 @@ class SphereEncoderConfigMixin:
         spherized_layers: Indices of the encoder layers whose feed-forward is spherized, counted from 0, or from the end
             if negative; the last layer if None, and none if empty.
         spherization_scaling: Slope of the sigmoid that turns values into angles, or its initial value if learned.
-        spherization_radius: Norm of the spherized values.
+        spherization_radius: Norm of the spherized values, or its initial value if learned.
         spherization_delta: Lower bound of the product of all sines.
         learn_spherization_scaling: Whether each spherization learns its scaling.
+        learn_spherization_radius: Whether each spherization learns its radius.
         spherized_classifier: Whether the classifier is spherized. The paper spherizes the last layer or the classifier,
             not both: set `spherized_layers` to [] for the classifier alone.
 
@@ -54,6 +55,7 @@ class SphereEncoderConfigMixin:
     spherization_radius: float | int = 1.0
     spherization_delta: float = 1e-6
     learn_spherization_scaling: bool = True
+    learn_spherization_radius: bool = False
     spherized_classifier: bool = False
 
     @property
@@ -74,6 +76,7 @@ class SphereEncoderConfigMixin:
             "radius": float(self.spherization_radius),
             "delta": self.spherization_delta,
             "learn_scaling": self.learn_spherization_scaling,
+            "learn_radius": self.learn_spherization_radius,
         }
 
     def to_dict(self) -> dict[str, Any]:

@@ -74,10 +74,12 @@ class SpherizedHead(ClassVectorHead):
         radius: float = 5.0,
         delta: float = 1e-6,
         learn_scaling: bool = True,
+        learn_radius: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(embedding_dim, num_classes, **options)
-        spherization = {"scaling": scaling, "radius": radius, "delta": delta, "learn_scaling": learn_scaling}
+        learned = {"learn_scaling": learn_scaling, "learn_radius": learn_radius}
+        spherization = {"scaling": scaling, "radius": radius, "delta": delta, **learned}
         self.classifier = SphericalLinear(embedding_dim, num_classes, **spherization)
         self.keep_own_classes()
 

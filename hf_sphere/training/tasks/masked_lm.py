@@ -24,7 +24,7 @@ SPHERIZED = {name: f"Sphere{prefix}" for name, prefix in ENCODERS.items() if nam
 """Prefix of the spherized classes by the `model_type` of the plain model."""
 
 SETTINGS = {name: f"spherization_{name}" for name in ("scaling", "radius", "delta")}
-SETTINGS["learn_scaling"] = "learn_spherization_scaling"
+SETTINGS |= {name: name.replace("_", "_spherization_") for name in ("learn_scaling", "learn_radius")}
 """Names of configuration settings by option of the spherization."""
 
 FIT_TOKENS = 16_384
@@ -44,7 +44,7 @@ class TextModelArguments(Arguments):
     )
     spherization_kwargs: Options = argument(
         Options,
-        "Options of the spherization, a mapping: scaling, radius, delta, learn_scaling.",
+        "Options of the spherization, a mapping: scaling, radius, delta, learn_scaling, learn_radius.",
         only_with=["spherized"],
     )
     fit_spherization: bool = argument(
