@@ -295,6 +295,7 @@ def _stop_after_parsing() -> Iterator[None]:
     with (
         contextlib.ExitStack() as stack,
         mock.patch.object(arguments, "parse_arguments", stop),
+        mock.patch.object(arguments, "check_source"),  # files that other commands write
         mock.patch.object(argparse.ArgumentParser, "parse_args", stopping(argparse.ArgumentParser.parse_args)),
         mock.patch.object(argparse.ArgumentParser, "parse_known_args", stopping(known)),
     ):

@@ -6,7 +6,6 @@ Nothing heavy is imported here, so that `--help` and a mistyped argument return 
 import argparse
 import dataclasses
 import difflib
-import importlib
 import inspect
 import json
 import math
@@ -24,6 +23,8 @@ import yaml
 from hf_sphere.utils.checks import check_not_text, error_text
 from hf_sphere.utils.commands import command_of, running
 from hf_sphere.utils.configs import YamlLoader, load_config
+from hf_sphere.utils.imports import import_modules
+from hf_sphere.utils.loading import check_source
 
 SEED: dict[str, Any] = {"ge": 0, "le": 2**32 - 1}
 """Bounds of seeds, those of NumPy."""
@@ -31,11 +32,20 @@ SEED: dict[str, Any] = {"ge": 0, "le": 2**32 - 1}
 LARGEST = 2**31 - 1
 """Largest absolute value of integers without another bound; products of two of them fit into 64 bits."""
 
+_SOURCES = {
+    "dataset": (
+        *("dataset_name", "images", "source", "query", "calibration", "other", "compare_with", "unknown"),
+        *("embeddings", "beside", "out_of_distribution", "train_embeddings"),
+    ),
+    "model": ("model_name_or_path", "initial_weights", "initial_model", "text_model"),
+    "": ("index", "settings", "prototypes_file", "class_vectors", "snapshots", "folder"),
+}
+"""Options that name what is read, by the kind of repository on the Hub that it may be instead of a file or folder."""
+
+_OTHER_NAMES = {"max_steps": "stop_after_steps", "lr": "learning_rate"}
+"""Options by the name that they have elsewhere."""
+
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-
-
-imported: dict[str, None] = {}
-"""Names of the modules of the user's own that `--import` named, for further processes."""
 
 
 class Arguments:
@@ -81,8 +91,8 @@ class Options(dict[str, Any]):
 
     def __init__(self, value: str | Iterable[tuple[str, Any]] = ()) -> None:
         try:
-            super().__init__(yaml.load(value, Loader=YamlLoader) if isinstance(value, str) else value)
-        except (yaml.YAMLError, RecursionError) as error:
+            super().__init__(yaml.load(value, Loader=YamlLoader).items() if isinstance(value, str) else value)
+        except (yaml.YAMLError, RecursionError, AttributeError) as error:
             raise ValueError(error_text(error)) from error
 
 
@@ -131,7 +141,7 @@ def parse_arguments(
 
     Mistakes are a `SystemExit` with a message. The command line has no program name; None stands for that of
     `sys.argv`. Only configurations of the script `recipe` are read, or those of all scripts. If some options are
-    `usual`, `--help` shows these, and `--help all` all of them.
+    `usual`, `--help` shows these, and `--help all` all of them. In a command, what the options name must be there.
     """
     argv = import_modules(sys.argv[1:] if argv is None else argv)  # first: it may define choices
     parser = _Parser(
@@ -181,7 +191,21 @@ def parse_arguments(
         for name in fields:  # JSON is YAML in which texts such as "1e-3" are quoted
             print(f"{name}: {json.dumps(getattr(merged, name), default=str, ensure_ascii=False)}")
         parser.exit()
+    if running.get():
+        _check_sources({name: value for each in parts for name, value in vars(each).items()})
     return parts
+
+
+def _check_sources(values: Mapping[str, Any]) -> None:
+    """Check that the files, folders, models and datasets that options name are there, and announce the start."""
+    # What is removed from an index may be gone, and `query` of few-shot learning is a number.
+    named = {name: value for name, value in values.items() if isinstance(value, str | list)}
+    for kind, names in _SOURCES.items() if not named.get("remove_from") else ():
+        for option in names:
+            for name in [named.get(option, [])] if isinstance(named.get(option), str) else named.get(option, []):
+                check_source(option, name, kind)
+    if "torch" not in sys.modules and os.environ.get("RANK", "0") == "0":
+        print(f"{running.get()}: loading libraries ...", file=sys.stderr, flush=True)  # which takes seconds
 
 
 def make_arguments(types: Sequence[type], values: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -217,28 +241,6 @@ def _check_output(values: Mapping[str, Any]) -> None:
         place = Path(values.get(name) or os.devnull).resolve()
         if os.path.isdir(data) and place.is_relative_to(Path(data).resolve()):
             raise ValueError(f"--{name} {values[name]} is in the folder of the data, {data}; choose another folder.")
-
-
-def import_modules(argv: Sequence[str]) -> list[str]:
-    """Import the modules that a command line and the environment name, as if Python were started in this folder.
-
-    Returned are the other words of the command line, and `--import=NAME` of each module.
-    """
-    words, left, text = list[str](), list(argv), os.environ.get("HF_SPHERE_IMPORT", "")
-    names = text.split(",") if text else []
-    while left:
-        option, equals, value = (word := left.pop(0)).partition("=")
-        if option == "--import":
-            names += (value if equals else left.pop(0) if left else "").split(",")
-        else:
-            words.append(word)
-    names = list(dict.fromkeys(name.strip() for name in names))
-    if names and not {"", os.getcwd()} & {*sys.path}:  # a console script has its own folder there instead
-        sys.path.insert(0, os.getcwd())
-    for name in names:
-        importlib.import_module(name)
-        imported[name] = None
-    return words + [f"--import={name}" for name in names]
 
 
 def named_first(name: str, argv: Sequence[str] | None = None) -> list[str]:
@@ -376,5 +378,6 @@ def _read_configs(
 
 
 def _hint(name: str, names: Collection[str], kind: str = "keys") -> str:
-    close = [other for other in names if name in other][:3] or difflib.get_close_matches(name, names, n=3)
+    close = [_OTHER_NAMES[name]] if _OTHER_NAMES.get(name) in names else [other for other in names if name in other][:3]
+    close = close or difflib.get_close_matches(name, names, n=3)
     return f" Did you mean {' or '.join(close)}?" if close else f" The {kind} are: {', '.join(sorted(names))}."

@@ -1,8 +1,9 @@
-"""Loading of saved models, datasets and images, and the pretrained backbones that are used if none is named.
+"""Loading of saved models and datasets, and the pretrained backbones that are used if none is named.
 
 Whatever a damaged file causes is one error that names the model or data.
 """
 
+import difflib
 import glob
 import importlib.util
 import itertools
@@ -26,12 +27,6 @@ FILE_KINDS = {".txt": "text", ".parquet": "parquet", ".json": "json", ".jsonl": 
 BUNDLED = ("digits", "two_clusters")
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 """Usual suffixes of images."""
-
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "ICO", "QOI", "TGA")
-"""Formats that Pillow reads without another program, in the order in which they are tried; EPS would start Ghostscript.
-
-The content of a file decides its format, whatever its name.
-"""
 
 _TIMM_OPTIONS = ("backbone_kwargs", "model_args")
 _TIMM_FILE_OPTIONS = ("cache_dir", "checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay")
@@ -62,28 +57,42 @@ def check_settings(settings: Any, field: str = "") -> None:
         check_settings(value, field if is_of_field else str(key))
 
 
+def check_source(option: str, name: str, kind: str) -> None:
+    """Raise an error, without heavy imports, unless an option names a file or folder that is there.
+
+    It may also be a `kind` of repository on the Hub, `model` or `dataset`, that is in the cache or can be downloaded.
+    """
+    name = split_weights(name)[1] or name
+    if package_file(name) or os.path.lexists(name) or ":" in name or (kind == "dataset" and name in BUNDLED):
+        return
+    problem, is_file = "there is no such file or folder", Path(name).suffix.lower() in (*FILE_KINDS, *IMAGES, ".yaml")
+    if kind and not is_file and re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", name):
+        from huggingface_hub import HfApi, constants
+        from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+
+        prepared = Path(os.environ.get("HF_DATASETS_CACHE", Path(constants.HF_HOME, "datasets")))  # of `datasets`
+        cached = Path(constants.HF_HUB_CACHE, f"{kind}s--{name.replace('/', '--')}")
+        if cached.exists() or (prepared / name.replace("/", "___")).exists():
+            return
+        try:
+            HfApi().repo_info(name, repo_type=kind, timeout=10)
+            return
+        except Exception as error:  # also of the network
+            if isinstance(error, HfHubHTTPError) and type(error) is not RepositoryNotFoundError:  # such as a gated one
+                return
+            why = "downloads are off (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "the Hub cannot be reached"
+            where = "on the Hub" if isinstance(error, HfHubHTTPError) else f"in the cache of the Hub, and {why}"
+            problem += f", no {kind} of this name {where}"
+    parent, base = os.path.split(name)
+    near = difflib.get_close_matches(base, os.listdir(parent or ".") if os.path.isdir(parent or ".") else [], 1)
+    hint = f" Did you mean {os.path.join(parent, near[0])}?" if near else ""
+    raise FileNotFoundError(f"--{option} {name}: {problem}.{hint}")
+
+
 def has_images(name: str) -> bool:
     """Return whether a name is that of an image file, a folder with some at any depth, or a bundled dataset."""
     files = (file for _, _, names in os.walk(name) for file in names)
     return name in BUNDLED or any(Path(file).suffix.lower() in IMAGES for file in itertools.chain([name], files))
-
-
-def open_format(file: Any) -> Any:
-    """Open an image file, a path or a binary file, if it has one of the `FORMATS`; its pixels are not decoded yet."""
-    from PIL import Image, UnidentifiedImageError
-
-    Image.init()  # AVIF is not in every version of Pillow
-    try:
-        return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
-    except UnidentifiedImageError as error:
-        raise UnidentifiedImageError(f"{error}: it is none of {', '.join(FORMATS)}") from error
-
-
-def check_format(image: Any) -> None:
-    """Refuse an image that somebody else opened, but did not load yet, in another format than `FORMATS`."""
-    if getattr(image, "tile", None) and image.format not in (*FORMATS, "MPO"):  # MPO: opened as JPEG
-        hint = f"convert it to one of {', '.join(FORMATS)}, or call its load() if you trust it"
-        raise ValueError(f"the format {image.format} may start another program, so it is not decoded; {hint}")
 
 
 def not_found(name: str | os.PathLike, error: BaseException) -> FileNotFoundError:

@@ -64,14 +64,47 @@ def test_without_arguments_one_screen_lists_the_jobs(capsys):
         (["train", "retrieval", "--config", "mnist-vmf"], "is for hf-sphere train classification."),
         (["index", "--config", "mnist-vmf"], "of hf_sphere/configs/vmf.yaml, which is for hf-sphere train "),
         (["train", "retrieval", "--config"], "hf-sphere train retrieval: error: argument --config: expected one"),
-        (["train", "classification", "--stop_after", "5"], "Did you mean stop_after_steps?"),
+        (["train", "classification", "--max_steps", "5"], "Did you mean stop_after_steps?"),
+        (["train", "classification", "--lr", "1"], "Did you mean learning_rate?"),
         (["train", "classification", "--head", "arcfase"], "argument --head: invalid choice: 'arcfase'"),
         (["compare", "digits", "--heads", "softmax", "cosina"], "argument --heads: invalid choice: 'cosina'"),
         (["search", "--index", "index", "--query", "bird.jpg", "--k", "5"], "unknown argument '--k'. Did you mean"),
+        (["search", "--index", "index", "--query", "bird.jpg"], "--index index: there is no such file or folder.\n"),
+        (
+            ["search", "--index", ".", "--query", "brd.jpg"],
+            "--query brd.jpg: there is no such file or folder. Did you m",
+        ),
+        (["duplicates", "a folder"], "--source a folder: there is no such file or folder.\n"),
+        (["duplicates", "fotos"], "no dataset of this name in the cache of the Hub, and downloads are off (HF_HUB_OFF"),
+        (["index", "x", "--model_name_or_path", "digits", "--output_dir", "o"], "--images x: there is no such file"),
+        (["predict", "--images", "digits", "--model_name_or_path", "no/model", "--output", "o.csv"], "no/model: there"),
+        (["compare", "digits", "--settings", "no.yaml"], "--settings no.yaml: there is no such file or folder."),
     ],
 )
-def test_a_wrong_word_is_refused_with_a_hint(capsys, words, message):
+def test_a_wrong_word_is_refused_with_a_hint(capsys, monkeypatch, tmp_path, words, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bird.jpg").touch()
     assert message in refused(capsys, *words)
+
+
+def test_a_missing_folder_is_found_without_torch_and_a_start_is_announced(tmp_path):
+    code = """
+import sys
+from hf_sphere.commands.main import main
+from hf_sphere.commands.search import SearchArguments
+from hf_sphere.utils.arguments import parse_arguments
+from hf_sphere.utils.commands import running
+try:
+    main(["duplicates", "photos that are missing"])
+except SystemExit:
+    running.set("hf-sphere search")
+    parse_arguments((SearchArguments,), ["--index", ".", "--query", "."])
+    assert "torch" not in sys.modules
+"""
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path)
+    assert "photos that are missing: there is no such file" in ended.stderr
+    assert "hf-sphere search: loading libraries ..." in ended.stderr
 
 
 @pytest.mark.parametrize("task", TASKS)

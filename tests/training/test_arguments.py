@@ -279,7 +279,7 @@ def test_the_printed_configuration_is_the_whole_and_can_be_read_again(tables, co
     assert parse("--config", config(capsys.readouterr().out)) == parse(*words)
 
 
-MAPPINGS = ("abc", "[1, 2]", "{scaling: 5", "{a: 1, a: 2}", "{1: 2}")
+MAPPINGS = ("abc", "[1, 2]", "[]", "[ab]", "{scaling: 5", "{a: 1, a: 2}", "{1: 2}")
 USAGE_ERRORS = {
     "--leraning-rate 0.1": "unknown argument '--leraning_rate'. Did you mean learning_rate",
     "--diagnostics_steps 10": "diagnostics_steps 10 has no effect without report_to",
