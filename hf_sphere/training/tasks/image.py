@@ -253,6 +253,9 @@ def freeze(args: EncoderArguments, model: Any, epoch: int) -> None:
 
 def summarize(model: Any, images: "ImageData", head: HeadDescription, *, shows_pixels: bool = False) -> str:
     """Summarize data and model in a few lines."""
+    from hf_sphere.nn.heads.base import heads_of
+    from hf_sphere.nn.heads.cosine import MarginHead
+
     shape, names, evaluated = images.shape, images.class_names, images.eval_class_names
     splits = {"held out": images.validation, "for rejection": images.rejection, "for evaluation": images.evaluation}
     counts = [f"{split.num_examples:,} {use}" for use, split in splits.items() if split is not None]
@@ -272,6 +275,9 @@ def summarize(model: Any, images: "ImageData", head: HeadDescription, *, shows_p
         f"model     {', '.join(parts)}",
         f"          {count:,} parameters{f' ({frozen:,} frozen)' if frozen else ''} on {model.device}",
     ]
+    added = sum(each.margin_loss() for each in heads_of(model) if isinstance(each, MarginHead))
+    if added > 5:
+        lines.append(f"loss      starts high, since the margin adds about {added:.0f} to it; it falls quickly")
     if shows_pixels:
         mean, std = (", ".join(f"{value:.3f}" for value in values) for values in (images.mean, images.std))
         lines.append(f"images    crop of {shape.crop_pct:g} of a side, mean {mean}, standard deviation {std}")
