@@ -17,7 +17,7 @@ from hf_sphere.data.batches import ImageBatches
 from hf_sphere.data.decoding import CorruptImageError, ImageShape, corrupt, decode_image, load_batches
 from hf_sphere.data.options import ImageDataOptions
 from hf_sphere.data.splits import choose_shape
-from hf_sphere.utils.modules import to_device
+from hf_sphere.utils.devices import to_device
 from hf_sphere.utils.seeds import mix_seed
 from hf_sphere.utils.texts import damage
 
@@ -61,7 +61,9 @@ class StreamSplit(torch.utils.data.Dataset):
                 folders.check_inside(name, [record["path"]])
             known = [record.get("path"), row.get("__key__"), row.get("__url__")]
             described = ", ".join([*filter(None, known), f"number {place} of the epoch in the split {self.name!r}"])
-            yield row[image], index[str(row[label])], described
+            if (number := index.get(str(row[label]))) is None:
+                raise ValueError(f"label {row[label]!r} of an image ({described}) is none of the {len(index)} classes.")
+            yield row[image], number, described
         if place + 1 < self.count:
             option = "max_eval_samples" if seed is None else "max_train_samples"
             found = f"the stream of the split {self.name!r} ended after {place + 1} images of {self.count}"
@@ -146,6 +148,8 @@ def open_streams(
     for key, name in names.items():
         if name is None:
             continue
+        if name not in splits:
+            raise ValueError(f"a stream has whole splits, {', '.join(splits)}, but no {name!r}; choose --{key}_split.")
         rows = splits[name].with_format(None)
         rows = rows if rows.features is not None else rows._resolve_features()  # reads the first rows
         image = sources.find_column(rows, options.image_column_name, sources.IMAGE_COLUMNS, "image")

@@ -9,7 +9,7 @@ from typing import Any
 
 from hf_sphere.utils import files
 from hf_sphere.utils.commands import command_of
-from hf_sphere.utils.texts import hide_private, hide_tokens
+from hf_sphere.utils.privacy import hide_private, hide_tokens
 
 CHECKPOINT_PREFIX = "checkpoint-"
 LOCK_FILE = ".run.lock"
@@ -79,7 +79,8 @@ def prepare_output_dir(output_dir: Path, *, overwrite: bool, resume: bool, recip
     """
     check_output_dir(output_dir, overwrite=overwrite, resume=resume, recipe=recipe)
     output_dir.mkdir(parents=True, exist_ok=True)
-    leftovers = list(output_dir.rglob(f"*{files.UNFINISHED}"))  # of a killed run
+    folders = (output_dir, output_dir / files.SNAPSHOT_FOLDER)  # not those of other runs below it
+    leftovers = [path for folder in folders for path in folder.glob(f"*{files.UNFINISHED}")]  # of a killed run
     for path in [*leftovers, *([] if resume else _traces_of_a_run(output_dir))]:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 

@@ -86,7 +86,7 @@ def test_a_run_resumed_in_the_middle_of_an_epoch_matches_one(shards, of_one_proc
 
 def test_what_needs_all_labels_is_refused(shards, run_alone, tmp_path):
     for words, error, message in (
-        (["--class_weights", "balanced"], RuntimeError, "bincount only supports"),
+        (["--class_weights", "balanced"], ValueError, "class_weights balanced needs all labels"),
         (["--calibrate", "vector", "--validation_split", "train"], ValueError, "validation images of all classes"),
     ):
         with pytest.raises(error, match=message):

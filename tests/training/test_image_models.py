@@ -186,7 +186,7 @@ def test_prototypes_that_do_not_fit_are_rejected_with_the_difference(file):
     ):
         with pytest.raises(ValueError, match=said):
             build("classification", head="prototype", prototypes_file=file(*given))
-    with pytest.raises(AttributeError, match="no attribute 'set_prototypes'"):
+    with pytest.raises(ValueError, match="needs the head prototype; the model has softmax"):
         build("classification", head="softmax", prototypes_file=file())
     assert build("joint", prototypes_file=file(dim=3)).head.prototypes.shape == (3, 3)  # one dimension is the values'
 

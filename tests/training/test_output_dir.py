@@ -23,13 +23,15 @@ def test_output_directory_is_created_with_its_parents_and_may_have_hidden_files(
 
 def test_unfinished_files_of_a_killed_run_are_removed_and_other_hidden_files_kept(tmp_path):
     for resume in (True, False):
-        for name in ("snapshots", ".checkpoint-2.unfinished"):
+        for name in ("snapshots", ".checkpoint-2.unfinished", ".other-run"):
             (tmp_path / name).mkdir(exist_ok=True)
         unfinished = (".run.json.7.unfinished", "snapshots/.epoch-0003.safetensors.7.unfinished")
         for name in (*unfinished, ".checkpoint-backup", ".checkpoint-2.unfinished/.half.unfinished"):
             (tmp_path / name).touch()
+        (tmp_path / ".other-run" / ".run.json.7.unfinished").touch()  # which that run may be writing
         prepare_output_dir(tmp_path, overwrite=not resume, resume=resume)
-        assert names(tmp_path) == [".checkpoint-backup", "snapshots"][: 1 + resume]
+        assert names(tmp_path) == [".checkpoint-backup", ".other-run", "snapshots"][: 2 + resume]
+        assert names(tmp_path / ".other-run") == [".run.json.7.unfinished"]
         assert not resume or names(tmp_path / "snapshots") == []
 
 

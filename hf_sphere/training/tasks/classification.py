@@ -172,7 +172,7 @@ def build_classifier(
     If the evaluation images have other classes (`is_open_set`), a saved model needs no other head for them.
     """
     from hf_sphere.nn.heads import HEADS
-    from hf_sphere.utils.checks import keyword_options
+    from hf_sphere.utils.options import keyword_options
 
     args, saved, now, new_head = setup.model_args, setup.saved, setup.images.class_names, False
     if saved is None:
@@ -195,6 +195,8 @@ def build_classifier(
     if setup.args.label_smoothing_factor:
         options["label_smoothing"] = setup.args.label_smoothing_factor
     if args.class_weights == "balanced":
+        if setup.data_args.streaming:
+            raise ValueError("class_weights balanced needs all labels before training; leave it or streaming out.")
         counts = setup.images.train.labels.bincount(minlength=len(now))
         # Their mean over the training images is 1, as in scikit-learn.
         options["class_weights"] = (counts.sum() / (counts > 0).sum() / counts.clamp_min(1)).tolist()
@@ -325,7 +327,9 @@ def set_prototypes(model: Any, path: str, class_names: list[str]) -> None:
             f"{path} was placed for {shorten(list(placement.class_names))}, not for {shorten(class_names)} in this "
             "order; place prototypes for the classes of the data."
         )
-    model.head.set_prototypes(placement)
+    if not hasattr(head := getattr(model, "head", None), "set_prototypes"):
+        raise ValueError(f"prototypes_file needs the head prototype; the model has {model.config.head or 'no head'}.")
+    head.set_prototypes(placement)
 
 
 TASK = Task(
