@@ -237,7 +237,7 @@ def read_settings(config: str) -> dict[str, Any]:
 def resolve_head_options(head: str) -> dict[str, Any]:
     """Return the default options of a head, without those that change its results only by rounding."""
     from hf_sphere.nn import HEADS  # imports torch
-    from hf_sphere.utils.options import keyword_options
+    from hf_sphere.utils.checks import keyword_options
 
     ignored = ("blockwise", "shard_classes")
     return {name: option.default for name, option in keyword_options(HEADS[head]).items() if name not in ignored}
@@ -308,7 +308,7 @@ def _check_options(run: PlannedRun) -> None:
     if not any(mapping in ("head_kwargs", "spherization") and option for mapping, _, option in changed):
         return
     from hf_sphere.nn import HEADS, Spherization  # imports torch
-    from hf_sphere.utils.options import keyword_options
+    from hf_sphere.utils.checks import keyword_options
 
     settings = read_settings(run.config) | run.overrides()
     head = HEADS.get(settings.get("head", "spherized"))

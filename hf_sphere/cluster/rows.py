@@ -13,7 +13,7 @@ from sklearn.utils.validation import _check_feature_names, _check_n_features, _c
 from torch import Tensor
 
 from hf_sphere.geometry.checks import check_codes, check_dense, check_embeddings, to_tensor
-from hf_sphere.utils.devices import widest_dtype
+from hf_sphere.utils.modules import widest_dtype
 
 Block: TypeAlias = Tensor | Any
 """Some of the rows, (b, d): a tensor or a `csr_matrix`, which has no type annotations."""

@@ -25,7 +25,7 @@ from hf_sphere.cluster.number import merge_clusters
 from hf_sphere.cluster.rows import DirectionRows, all_sums_by_label, products
 from hf_sphere.geometry.checks import check_embeddings
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.utils.devices import widest_dtype
+from hf_sphere.utils.modules import widest_dtype
 
 POSITIVE_INTEGER = Interval(numbers.Integral, 1, None, closed="left")
 

@@ -12,10 +12,9 @@ from safetensors import SafetensorError
 from hf_sphere.training.arguments import USUAL
 from hf_sphere.training.errors import CheckpointError, TrainingDivergedError, TrainingInterruptedError
 from hf_sphere.training.tasks import find_task
-from hf_sphere.utils.arguments import parse_arguments
+from hf_sphere.utils.arguments import import_modules, parse_arguments
 from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.commands import COMMANDS, running
-from hf_sphere.utils.imports import import_modules
 from hf_sphere.utils.texts import PrintableStream, shortage
 
 USER_ERRORS = (

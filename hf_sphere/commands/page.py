@@ -22,7 +22,7 @@ from hf_sphere.commands.search import make_table
 from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
 from hf_sphere.utils.checks import check_extra
 from hf_sphere.utils.pages import draw_image, draw_table
-from hf_sphere.utils.privacy import hide_private
+from hf_sphere.utils.texts import hide_private
 
 SEARCH_AGAIN = """element.addEventListener("click", (event) => {
   const neighbor = event.target.closest("[data-row]");

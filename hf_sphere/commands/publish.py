@@ -18,7 +18,7 @@ from huggingface_hub.utils import validate_repo_id
 from hf_sphere.utils.arguments import Arguments, argument, named_first, parse_arguments
 from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.files import RECORD_FILE
-from hf_sphere.utils.privacy import find_private
+from hf_sphere.utils.texts import find_private
 
 _VOCABULARIES = (
     *("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "added_tokens.json", "chat_template.jinja"),

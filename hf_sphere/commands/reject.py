@@ -142,7 +142,7 @@ def save(encoder: "search.ImageEncoder", output: Path, known: Any, record: Any) 
     from hf_sphere.training.model_card import CARD_FILE, rename_model, write_rejection
     from hf_sphere.training.output_dir import RESULTS_FILE, locked
     from hf_sphere.utils.loading import find_file
-    from hf_sphere.utils.privacy import hide_private
+    from hf_sphere.utils.texts import hide_private
 
     with locked(output), write_model_files(output) as unfinished:
         encoder.model.save_pretrained(unfinished)

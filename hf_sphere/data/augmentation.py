@@ -11,7 +11,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import CutMix, MixUp, RandAugment, functional as tvF
 
 from hf_sphere.data.options import AugmentationOptions
-from hf_sphere.utils.devices import to_device
+from hf_sphere.utils.modules import to_device
 
 _DRAWS = 10
 """Attempts at a random resized crop before the full image is used."""

@@ -15,7 +15,7 @@ from hf_sphere.data.augmentation import Augmentation, mix_images
 from hf_sphere.data.decoding import EncodedImages, load_batches
 from hf_sphere.data.sampling import Episodes, EpisodeSampler, SharedExamples
 from hf_sphere.utils.checks import check_integer
-from hf_sphere.utils.devices import to_device
+from hf_sphere.utils.modules import to_device
 from hf_sphere.utils.seeds import mix_seed
 
 

@@ -16,7 +16,7 @@ from datasets import ClassLabel, Dataset, Features, Image, Value
 from datasets.table import embed_table_storage
 
 from hf_sphere.utils.files import atomic_folder, list_folder
-from hf_sphere.utils.image_formats import open_format
+from hf_sphere.utils.loading import open_format
 from hf_sphere.utils.progress import progress_bar
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")

@@ -23,8 +23,7 @@ from torch import Tensor
 from hf_sphere.data import folders
 from hf_sphere.data.targets import is_of_classes, read_class_names, read_labels
 from hf_sphere.utils.checks import check_regular
-from hf_sphere.utils.image_formats import open_format
-from hf_sphere.utils.loading import load_dataset, load_file
+from hf_sphere.utils.loading import load_dataset, load_file, open_format
 
 # Column names used on the Hub, the most common one first; fine labels before coarse ones. `cls` is that of tar shards.
 IMAGE_COLUMNS = ("image", "img")

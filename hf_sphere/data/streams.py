@@ -17,7 +17,7 @@ from hf_sphere.data.batches import ImageBatches
 from hf_sphere.data.decoding import CorruptImageError, ImageShape, corrupt, decode_image, load_batches
 from hf_sphere.data.options import ImageDataOptions
 from hf_sphere.data.splits import choose_shape
-from hf_sphere.utils.devices import to_device
+from hf_sphere.utils.modules import to_device
 from hf_sphere.utils.seeds import mix_seed
 from hf_sphere.utils.texts import damage
 

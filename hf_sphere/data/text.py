@@ -15,7 +15,7 @@ from hf_sphere.data.sampling import SharedExamples, draw_subset
 from hf_sphere.data.sources import check_validation_split, choose_eval_split, common_column, find_split, load_splits
 from hf_sphere.geometry.sampling import keyed_integers, keyed_uniforms
 from hf_sphere.utils.checks import check_integer, check_number
-from hf_sphere.utils.devices import to_device
+from hf_sphere.utils.modules import to_device
 from hf_sphere.utils.seeds import mix_seed
 
 TEXT_COLUMNS = ("text", "sentence", "content")

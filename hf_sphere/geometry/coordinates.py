@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_sphere.geometry.checks import check_floating, is_batched
-from hf_sphere.utils.devices import is_exporting, widest_dtype
+from hf_sphere.utils.modules import is_exporting, widest_dtype
 
 
 def spherize(x: Tensor, scaling: float | Tensor = 1.0, radius: float | Tensor = 1.0, delta: float = 1e-6) -> Tensor:

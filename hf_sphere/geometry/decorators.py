@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 from torch.utils._pytree import tree_leaves
 
-from hf_sphere.utils.devices import assume_constant_result
+from hf_sphere.utils.modules import assume_constant_result
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hf_sphere.geometry.bessel import bounded_root, complement_from_root
 from hf_sphere.geometry.decorators import cache_constants, cache_outside_graphs, differentiable_once, number
-from hf_sphere.utils.devices import assume_constant_result
+from hf_sphere.utils.modules import assume_constant_result
 from hf_sphere.utils.seeds import GAMMA, splitmix
 
 BITS = {torch.float32: 24, torch.float64: 53}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.utils.checks import check_number
-from hf_sphere.utils.devices import is_exporting, widest_dtype
+from hf_sphere.utils.modules import is_exporting, widest_dtype
 
 State = Mapping[str, Any]
 """What a score was fitted to: tensors, and options such as `k`; see `hf_sphere.ood.detector`."""

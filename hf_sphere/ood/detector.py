@@ -16,8 +16,7 @@ from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics import detection_scores
 from hf_sphere.nn.rejection import SCORES as SCORES
 from hf_sphere.ood.outputs import Outputs, model_outputs
-from hf_sphere.utils.checks import check_choice, check_integer
-from hf_sphere.utils.options import check_names
+from hf_sphere.utils.checks import check_choice, check_integer, check_names
 from hf_sphere.utils.shared_rows import Rows, SharedRowsError, check_disjoint
 
 NUMBERS_AT_ONCE = 1 << 24

@@ -9,10 +9,9 @@ from accelerate.utils import str_to_bool
 from torch import nn
 
 from hf_sphere.optim.groups import NamedOptimizer, parameter_groups
-from hf_sphere.optim.invariance import unwrap
 from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
-from hf_sphere.utils.checks import check_choice
-from hf_sphere.utils.options import check_names
+from hf_sphere.utils.checks import check_choice, check_names
+from hf_sphere.utils.modules import unwrap
 
 TORCH: dict[str, type[torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import TrainerCallback
 
-from hf_sphere.optim.invariance import find_scale_invariant_weights, unwrap
+from hf_sphere.optim.invariance import find_scale_invariant_weights
 from hf_sphere.optim.layout import ChannelDims, Layout, local
-from hf_sphere.utils.devices import widest_dtype
+from hf_sphere.utils.modules import unwrap, widest_dtype
 
 logger = logging.getLogger(__name__)
 

@@ -12,11 +12,12 @@ import torch
 from torch import nn
 from torch.optim import Adam, AdamW, Optimizer
 
-from hf_sphere.optim.invariance import find_scale_invariant_weights, unwrap
+from hf_sphere.optim.invariance import find_scale_invariant_weights
 from hf_sphere.optim.layout import ChannelDims
 from hf_sphere.optim.optimizers import add_optimizer
 from hf_sphere.optim.roles import Role, collect_parameter_options, find_roles
 from hf_sphere.utils.checks import check_number
+from hf_sphere.utils.modules import unwrap
 
 logger = logging.getLogger(__name__)
 

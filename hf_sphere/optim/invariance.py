@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from accelerate.utils import extract_model_from_parallel
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.linalg import vector_norm
@@ -19,7 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hf_sphere.optim.layout import ChannelDims, group_size
-from hf_sphere.utils.devices import widest_dtype
+from hf_sphere.utils.modules import unwrap, widest_dtype
 
 TOLERANCE = 1e-3
 """Largest |<w, dL/dw>| / (|w| |dL/dw|) of a group that is considered zero.
@@ -141,12 +140,6 @@ def find_scale_invariant_weights(model: nn.Module, batch: Any = None) -> ScaleIn
         invariant.channel_dims[name], invariant.deviations[name] = next(iter(groups.items()))
     invariant.blocks = {name: n for name, n in invariant.blocks.items() if n > 1 and name in invariant.channel_dims}
     return invariant
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """Return a model without the wrappers of torch.compile and of training on several devices."""
-    inner: nn.Module = extract_model_from_parallel(model, keep_torch_compile=False)
-    return model if inner is model else unwrap(inner)  # DDP may wrap a compiled model
 
 
 def _gradients(trial: nn.Module, weights: Mapping[str, Tensor], batch: Any) -> dict[str, Tensor]:

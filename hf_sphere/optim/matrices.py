@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from hf_sphere.optim.groups import NamedOptimizer, ParameterGroups, Rule, form_groups
-from hf_sphere.optim.invariance import unwrap
 from hf_sphere.optim.layout import Matrices, Parts, whole
 from hf_sphere.optim.roles import Role, find_roles
 from hf_sphere.utils.checks import check_choice, check_integer, check_number
+from hf_sphere.utils.modules import unwrap
 
 
 class MatrixOptimizer(NamedOptimizer):

@@ -16,7 +16,8 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import _WeightNorm
 from torch.utils._pytree import tree_map_only
 
-from hf_sphere.optim.invariance import call, differentiable, open_trial, unwrap
+from hf_sphere.optim.invariance import call, differentiable, open_trial
+from hf_sphere.utils.modules import unwrap
 
 
 class Role(enum.Enum):

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from transformers import TrainerCallback
 
-from hf_sphere.optim.invariance import unwrap
 from hf_sphere.optim.layout import check_axes
 from hf_sphere.utils.checks import check_choice
+from hf_sphere.utils.modules import unwrap
 
 _ROWS = ("*embed_tokens", "*lm_head", "*.[qkv]_proj", "*.gate_proj", "*.up_proj")
 _COLUMNS = ("*.o_proj", "*.down_proj")

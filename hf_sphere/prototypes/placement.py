@@ -27,9 +27,8 @@ from hf_sphere.prototypes.ordering import (
     class_directions,
     measure_order,
 )
-from hf_sphere.utils.checks import check_choice, check_integer, check_seed, text_list
+from hf_sphere.utils.checks import check_choice, check_integer, check_names, check_seed, text_list
 from hf_sphere.utils.files import atomic_file
-from hf_sphere.utils.options import check_names
 from hf_sphere.utils.pages import Table
 from hf_sphere.utils.progress import progress_bar
 

@@ -18,8 +18,7 @@ from hf_sphere.nn import Head, PoleRegression
 from hf_sphere.nn.heads.base import heads_of
 from hf_sphere.nn.heads.mixins import class_shards
 from hf_sphere.nn.processes import count_processes
-from hf_sphere.utils.devices import widest_dtype
-from hf_sphere.utils.modules import eval_mode
+from hf_sphere.utils.modules import eval_mode, widest_dtype
 
 if TYPE_CHECKING:  # text tasks do not import the dependencies of image tasks
     from hf_sphere.data.batches import FewShotBatches, ImageBatches

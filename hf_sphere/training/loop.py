@@ -37,7 +37,7 @@ from hf_sphere.training.evaluation import Batch, Batches, count_examples, count_
 from hf_sphere.training.optimization import build_scheduler, optimizer_from_arguments, start_average, total_norm
 from hf_sphere.training.output_dir import checkpoint_of, list_checkpoints
 from hf_sphere.training.pair_batch import add_supcon, backward_together, batches_per_step
-from hf_sphere.utils.devices import widest_dtype
+from hf_sphere.utils.modules import widest_dtype
 from hf_sphere.utils.progress import progress_bar
 from hf_sphere.utils.seeds import mix_seed
 from hf_sphere.utils.texts import show_metric, show_metrics

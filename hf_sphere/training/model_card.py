@@ -26,8 +26,7 @@ from huggingface_hub.utils import validate_repo_id
 from hf_sphere.data.sources import BUNDLED
 from hf_sphere.training.tasks import Prepared, Task
 from hf_sphere.utils.files import write_text
-from hf_sphere.utils.privacy import hide_private
-from hf_sphere.utils.texts import show_metric
+from hf_sphere.utils.texts import hide_private, show_metric
 
 CARD_FILE = "README.md"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from hf_sphere.utils import files
 from hf_sphere.utils.commands import command_of
-from hf_sphere.utils.privacy import hide_private, hide_tokens
+from hf_sphere.utils.texts import hide_private, hide_tokens
 
 CHECKPOINT_PREFIX = "checkpoint-"
 LOCK_FILE = ".run.lock"

@@ -25,9 +25,8 @@ from hf_sphere.training.model_card import write_model_card
 from hf_sphere.training.optimization import check_optimizer_arguments
 from hf_sphere.training.tasks import Prepared, Task
 from hf_sphere.utils.files import SNAPSHOT_FOLDER, write_json
-from hf_sphere.utils.privacy import hide_private
 from hf_sphere.utils.snapshots import list_snapshots, save_snapshot
-from hf_sphere.utils.texts import INTERVAL, show_metrics
+from hf_sphere.utils.texts import INTERVAL, hide_private, show_metrics
 
 logger = logging.getLogger(__name__)
 

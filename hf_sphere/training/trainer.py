@@ -22,7 +22,7 @@ from hf_sphere.optim.groups import collect_parameter_options
 from hf_sphere.optim.optimizers import optimizer_names
 from hf_sphere.training.evaluation import count_examples, global_places, initialize_from_data, loss_is_sum
 from hf_sphere.training.pair_batch import backward_together, batches_per_step
-from hf_sphere.utils.options import keyword_options
+from hf_sphere.utils.checks import keyword_options
 from hf_sphere.utils.seeds import mix_seed
 
 

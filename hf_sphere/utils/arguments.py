@@ -6,6 +6,7 @@ Nothing heavy is imported here, so that `--help` and a mistyped argument return 
 import argparse
 import dataclasses
 import difflib
+import importlib
 import inspect
 import json
 import math
@@ -23,7 +24,6 @@ import yaml
 from hf_sphere.utils.checks import check_not_text, error_text
 from hf_sphere.utils.commands import command_of, running
 from hf_sphere.utils.configs import YamlLoader, load_config
-from hf_sphere.utils.imports import import_modules
 from hf_sphere.utils.loading import check_source
 
 SEED: dict[str, Any] = {"ge": 0, "le": 2**32 - 1}
@@ -46,6 +46,10 @@ _OTHER_NAMES = {"max_steps": "stop_after_steps", "lr": "learning_rate"}
 """Options by the name that they have elsewhere."""
 
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+
+
+imported: dict[str, None] = {}
+"""Names of the modules of the user's own that `--import` named, for further processes."""
 
 
 class Arguments:
@@ -241,6 +245,28 @@ def _check_output(values: Mapping[str, Any]) -> None:
         place = Path(values.get(name) or os.devnull).resolve()
         if os.path.isdir(data) and place.is_relative_to(Path(data).resolve()):
             raise ValueError(f"--{name} {values[name]} is in the folder of the data, {data}; choose another folder.")
+
+
+def import_modules(argv: Sequence[str]) -> list[str]:
+    """Import the modules that a command line and the environment name, as if Python were started in this folder.
+
+    Returned are the other words of the command line, and `--import=NAME` of each module.
+    """
+    words, left, text = list[str](), list(argv), os.environ.get("HF_SPHERE_IMPORT", "")
+    names = text.split(",") if text else []
+    while left:
+        option, equals, value = (word := left.pop(0)).partition("=")
+        if option == "--import":
+            names += (value if equals else left.pop(0) if left else "").split(",")
+        else:
+            words.append(word)
+    names = list(dict.fromkeys(name.strip() for name in names))
+    if names and not {"", os.getcwd()} & {*sys.path}:  # a console script has its own folder there instead
+        sys.path.insert(0, os.getcwd())
+    for name in names:
+        importlib.import_module(name)
+        imported[name] = None
+    return words + [f"--import={name}" for name in names]
 
 
 def named_first(name: str, argv: Sequence[str] | None = None) -> list[str]:

@@ -1,11 +1,13 @@
-"""Checks of numbers, paths, texts, colors and optional packages, and the texts of errors."""
+"""Checks of numbers, paths, texts, names, options and optional packages, and the texts of errors."""
 
 import importlib.util
+import inspect
 import numbers
 import operator
 import os
+import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, Union, get_args, get_origin
 
 
 def error_text(error: BaseException) -> str:
@@ -86,3 +88,54 @@ def check_choice(name: str, value: Any, choices: Collection[Any]) -> Any:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}; got {value!r}.")
     return value
+
+
+def is_module_name(name: Any) -> bool:
+    """Whether a value, which may come from a file of others, is the name of a module, of at most 100 characters."""
+    return isinstance(name, str) and len(name) <= 100 and all(part.isidentifier() for part in name.split("."))
+
+
+def check_unique(kind: str, name: str, module: str, before: str | None) -> None:
+    """Raise a ValueError if a module registers a name that another module has registered, unless that is a script."""
+    if before not in (None, module, "__main__"):
+        raise ValueError(f"{module} cannot define the {kind} {name!r}: {before} has this name; choose another.")
+
+
+def keyword_options(cls: type) -> dict[str, inspect.Parameter]:
+    """Return the keyword-only arguments of a constructor by name, including those of the base classes it passes on."""
+    options: dict[str, inspect.Parameter] = {}
+    for base in cls.__mro__:
+        if "__init__" in vars(base):
+            parameters = inspect.signature(base.__init__).parameters.values()  # type: ignore[misc]
+            options |= {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in options}
+            if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+                break
+    return options
+
+
+def check_names(owner: str, options: Collection[str], valid: Collection[str]) -> None:
+    """Raise a `ValueError` if an option of the owner, such as `head 'vmf'`, is not valid."""
+    if unknown := sorted(set(options) - set(valid)):
+        listed = ", ".join(valid) or "none"
+        raise ValueError(f"{owner} has no option {', '.join(unknown)}; its options are: {listed}.")
+
+
+def check_types(owner: str, options: Mapping[str, Any], valid: Mapping[str, inspect.Parameter]) -> None:
+    """Raise a `ValueError` if an option of the owner does not have the type of its annotation."""
+    for name, value in options.items():
+        if not _has_type(value, valid[name].annotation):
+            expected = inspect.formatannotation(valid[name].annotation).replace("typing.", "")
+            raise ValueError(f"option {name} of {owner} must be of type {expected}; got {value!r}.")
+
+
+def _has_type(value: Any, hint: Any) -> bool:
+    """Whether a value has the type of an annotation; integers are also real numbers, and booleans are not."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return any(_has_type(value, alternative) for alternative in get_args(hint))
+    if get_origin(hint) is Literal:
+        return type(value) in map(type, get_args(hint))  # the class says which values it has
+    if not isinstance(hint, type) or hint is inspect.Parameter.empty:
+        return True  # not a type that can be checked
+    if isinstance(value, bool) and hint in (int, float):
+        return False
+    return isinstance(value, (int, float) if hint is float else hint)

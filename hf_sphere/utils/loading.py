@@ -1,4 +1,4 @@
-"""Loading of saved models and datasets, and the pretrained backbones that are used if none is named.
+"""Loading of saved models, datasets and images, and the pretrained backbones that are used if none is named.
 
 Whatever a damaged file causes is one error that names the model or data.
 """
@@ -27,6 +27,12 @@ FILE_KINDS = {".txt": "text", ".parquet": "parquet", ".json": "json", ".jsonl": 
 BUNDLED = ("digits", "two_clusters")
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 """Usual suffixes of images."""
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "ICO", "QOI", "TGA")
+"""Formats that Pillow reads without another program, in the order in which they are tried; EPS would start Ghostscript.
+
+The content of a file decides its format, whatever its name.
+"""
 
 _TIMM_OPTIONS = ("backbone_kwargs", "model_args")
 _TIMM_FILE_OPTIONS = ("cache_dir", "checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay")
@@ -93,6 +99,24 @@ def has_images(name: str) -> bool:
     """Return whether a name is that of an image file, a folder with some at any depth, or a bundled dataset."""
     files = (file for _, _, names in os.walk(name) for file in names)
     return name in BUNDLED or any(Path(file).suffix.lower() in IMAGES for file in itertools.chain([name], files))
+
+
+def open_format(file: Any) -> Any:
+    """Open an image file, a path or a binary file, if it has one of the `FORMATS`; its pixels are not decoded yet."""
+    from PIL import Image, UnidentifiedImageError
+
+    Image.init()  # AVIF is not in every version of Pillow
+    try:
+        return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
+    except UnidentifiedImageError as error:
+        raise UnidentifiedImageError(f"{error}: it is none of {', '.join(FORMATS)}") from error
+
+
+def check_format(image: Any) -> None:
+    """Refuse an image that somebody else opened, but did not load yet, in another format than `FORMATS`."""
+    if getattr(image, "tile", None) and image.format not in (*FORMATS, "MPO"):  # MPO: opened as JPEG
+        hint = f"convert it to one of {', '.join(FORMATS)}, or call its load() if you trust it"
+        raise ValueError(f"the format {image.format} may start another program, so it is not decoded; {hint}")
 
 
 def not_found(name: str | os.PathLike, error: BaseException) -> FileNotFoundError:

@@ -1,15 +1,19 @@
-"""Modules: evaluation mode, digests of weights, and the sizes of inputs that models support."""
+"""Modules and devices: evaluation mode, digests of weights, supported inputs, and dtypes of devices."""
 
+import functools
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from hf_sphere.utils.checks import error_text
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @contextmanager
@@ -86,3 +90,47 @@ def check_input_shape(model: nn.Module, shape: Sequence[int]) -> None:
     except (RuntimeError, ValueError) as error:
         size = " x ".join(map(str, shape))
         raise ValueError(f"the model does not support images of {size}: {error_text(error)}") from error
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return a model without the wrappers of torch.compile and of training on several devices."""
+    from accelerate.utils import extract_model_from_parallel
+
+    inner: nn.Module = extract_model_from_parallel(model, keep_torch_compile=False)
+    return model if inner is model else unwrap(inner)  # DDP may wrap a compiled model
+
+
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """Copy values of a training step to a device without waiting for it, except mps, which may read freed memory."""
+    return values.to(device, non_blocking=device.type != "mps")
+
+
+def widest_dtype(where: Tensor | torch.device) -> torch.dtype:
+    """Return float64 if a device, or the device of a tensor, supports it, else float32."""
+    device = where.device if isinstance(where, Tensor) else where
+    return torch.float64 if device.type in ("cpu", "cuda") or has_float64(device) else torch.float32
+
+
+def assume_constant_result(function: F) -> F:
+    """Mark a function as `torch.compiler.assume_constant_result` does, which imports the compiler: seconds, 150 MB."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def is_exporting() -> bool:
+    """Whether `torch.export` traces; before torch 2.14, torch's own function is also true in `torch.compile`."""
+    return torch.compiler._is_exporting_flag
+
+
+@assume_constant_result
+@functools.cache
+def has_float64(device: torch.device) -> bool:
+    """Whether a device computes in float64; Metal does not, nor do some GPUs of Intel."""
+    try:
+        with _disable_current_modes():  # a fake tensor would not tell
+            torch.ones((), dtype=torch.float64, device=device).exp()
+    except (TypeError, RuntimeError) as error:
+        if "64" in str(error):
+            return False
+        raise
+    return True

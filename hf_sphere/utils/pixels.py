@@ -11,7 +11,7 @@ from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode, functional as tvF
 
-from hf_sphere.utils.image_formats import check_format
+from hf_sphere.utils.loading import check_format
 
 WHITE = (255, 255, 255)
 """Default color behind transparent parts: under those of drawings, most files have black."""

@@ -19,7 +19,7 @@ from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassif
 
 from hf_sphere import SphereVisionForImageClassification
 from hf_sphere.models.saved import load_saved
-from hf_sphere.utils.privacy import hide_private
+from hf_sphere.utils.texts import hide_private
 
 PLAIN = "spherization/mnist-lenet5-plain"
 ENTRY = Entry("mnist", 1, "classification", [PLAIN], 1.0, seeds=3)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from hf_sphere.utils.devices import has_float64
+from hf_sphere.utils.modules import has_float64
 
 HERE = Path(__file__).parent
 

@@ -20,7 +20,7 @@ from training_runs import QUICK_RUNS, forget, make_sentences, weights  # noqa: E
 
 from hf_sphere import SphereTrainer, SphereVisionConfig, SphereVisionForImageClassification  # noqa: E402
 from hf_sphere.training import TrainingLoop  # noqa: E402
-from hf_sphere.utils.devices import has_float64  # noqa: E402
+from hf_sphere.utils.modules import has_float64  # noqa: E402
 
 Train = Callable[..., Path]
 

@@ -10,7 +10,7 @@ from hf_sphere.nn import HEADS, Head, build_head, class_softmax
 from hf_sphere.nn.class_softmax import sum_over_other_classes
 from hf_sphere.nn.heads import mixins
 from hf_sphere.nn.heads.mixins import ClassVectorHead
-from hf_sphere.utils.options import keyword_options
+from hf_sphere.utils.checks import keyword_options
 
 HEADS_IN_BLOCKS = [name for name, head in HEADS.items() if "blockwise" in keyword_options(head)]
 SMOOTHED = ["softmax", "cosine", "arcface", "spherized"]

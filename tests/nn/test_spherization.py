@@ -5,7 +5,7 @@ from torch import nn
 from hf_sphere import SphereVisionConfig
 from hf_sphere.geometry import spherize
 from hf_sphere.nn import SPHERIZATION_SETTINGS, SphericalConv2d, SphericalLinear, Spherization, build_head
-from hf_sphere.utils.devices import is_exporting
+from hf_sphere.utils.modules import is_exporting
 
 
 def test_feature_maps_match_golden_values(golden):

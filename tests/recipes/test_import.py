@@ -19,7 +19,7 @@ from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.commands import export, extract, place, predict
 from hf_sphere.commands.train import main as train
 from hf_sphere.nn import HEADS
-from hf_sphere.utils.imports import import_modules
+from hf_sphere.utils.arguments import import_modules
 
 BLOCKS = code_blocks.read_page(code_blocks.ROOT / "docs" / "extending.md")[1]
 MODULES = {found[1]: b.code for b in BLOCKS if b.language == "python" and (found := re.match(r"# (\w+\.py)\n", b.code))}

@@ -13,7 +13,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import load_file, save_file
 
 from hf_sphere.commands import publish
-from hf_sphere.utils.privacy import find_private
+from hf_sphere.utils.texts import find_private
 
 
 @pytest.fixture

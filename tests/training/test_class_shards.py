@@ -14,7 +14,7 @@ from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.nn import HEADS, build_head
 from hf_sphere.training import evaluate, gather_classes
 from hf_sphere.training.checkpoints import _read_rows
-from hf_sphere.utils.options import keyword_options
+from hf_sphere.utils.checks import keyword_options
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "arcface": {"margin": 0.2, "sample_rate": 0.7},

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_sphere.utils.privacy import find_private, hide_private, hide_tokens
+from hf_sphere.utils.texts import find_private, hide_private, hide_tokens
 
 TOKEN = "hf_" + "Ab1" * 11
 

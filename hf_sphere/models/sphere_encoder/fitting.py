@@ -13,9 +13,8 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_sphere.models.sphere_encoder.modeling_sphere_encoder import SphericalMap
 from hf_sphere.utils.checks import check_not_text, check_number
-from hf_sphere.utils.devices import widest_dtype
 from hf_sphere.utils.loading import load_pretrained
-from hf_sphere.utils.modules import eval_mode
+from hf_sphere.utils.modules import eval_mode, widest_dtype
 
 RIDGES = tuple(10.0**exponent for exponent in range(-9, 1))
 """Candidate ridges, relative to the mean square of each coordinate."""

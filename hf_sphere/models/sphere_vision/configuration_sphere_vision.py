@@ -14,8 +14,7 @@ from transformers.utils import logging
 
 from hf_sphere.models import REQUIRES
 from hf_sphere.nn.heads import HEADS, check_options
-from hf_sphere.utils.checks import check_choice, check_number
-from hf_sphere.utils.imports import is_module_name
+from hf_sphere.utils.checks import check_choice, check_number, is_module_name
 from hf_sphere.utils.loading import check_settings
 from hf_sphere.utils.problem_types import PROBLEM_TYPES
 

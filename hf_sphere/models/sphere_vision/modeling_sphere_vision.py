@@ -12,8 +12,8 @@ from transformers.utils.generic import can_return_tuple
 from hf_sphere.models.sphere_vision.configuration_sphere_vision import SphereVisionConfig
 from hf_sphere.nn.labels import refuse_mixed
 from hf_sphere.nn.layers import Spherization, names_kept_in_float32
+from hf_sphere.utils.checks import check_names, keyword_options
 from hf_sphere.utils.modules import shared_tensors
-from hf_sphere.utils.options import check_names, keyword_options
 
 
 @dataclass

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hf_sphere.nn.heads.base import HEADS, Head, HeadOutput
-from hf_sphere.utils.options import check_names, check_types, keyword_options
+from hf_sphere.utils.checks import check_names, check_types, keyword_options
 
 __all__ = ["HEADS", "Head", "HeadOutput", "build_head"]
 

@@ -14,9 +14,7 @@ from torch import Tensor, nn
 from hf_sphere.geometry.checks import IGNORED, check_class_labels, is_batched, is_readable
 from hf_sphere.geometry.manifold import divide_by_norms
 from hf_sphere.nn.labels import reduce_mixed_loss
-from hf_sphere.utils.checks import check_integer, check_number
-from hf_sphere.utils.imports import check_unique
-from hf_sphere.utils.options import keyword_options
+from hf_sphere.utils.checks import check_integer, check_number, check_unique, keyword_options
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any
 
-from hf_sphere.utils.imports import check_unique
+from hf_sphere.utils.checks import check_unique
 
 OWN_OPTIMIZERS: dict[str, type[Any]] = {}
 """Classes by name that are defined outside of this folder."""

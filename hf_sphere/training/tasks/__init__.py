@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hf_sphere.utils.checks import check_choice, check_not_text
-from hf_sphere.utils.imports import check_unique
+from hf_sphere.utils.checks import check_choice, check_not_text, check_unique
 
 if TYPE_CHECKING:
     from hf_sphere.data.provenance import DataRecord

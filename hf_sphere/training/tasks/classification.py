@@ -172,7 +172,7 @@ def build_classifier(
     If the evaluation images have other classes (`is_open_set`), a saved model needs no other head for them.
     """
     from hf_sphere.nn.heads import HEADS
-    from hf_sphere.utils.options import keyword_options
+    from hf_sphere.utils.checks import keyword_options
 
     args, saved, now, new_head = setup.model_args, setup.saved, setup.images.class_names, False
     if saved is None:

@@ -11,9 +11,8 @@ from hf_sphere.models.sphere_encoder import ENCODERS
 from hf_sphere.training.arguments import OPTIMIZER_HELP, RecipeArguments, optimizer_choices
 from hf_sphere.training.tasks import Description, Prepared, Task
 from hf_sphere.utils.arguments import Arguments, Options, argument
-from hf_sphere.utils.checks import check_choice
+from hf_sphere.utils.checks import check_choice, check_names
 from hf_sphere.utils.loading import load_model, load_pretrained
-from hf_sphere.utils.options import check_names
 
 if TYPE_CHECKING:
     from hf_sphere.data import TextData
