@@ -3,8 +3,9 @@
 hf-sphere report vectors.parquet --column embedding --group_column article --page report.html
 hf-sphere report outputs/index --json report.json
 hf-sphere report outputs/index --compare_with new.parquet
+hf-sphere report vectors.parquet --id_column id --columns title --page report.html
 
-The report names rows by the --id_column, else by their numbers.
+The report names rows by the --id_column, else by their numbers. An index has its own ids and columns.
 """
 
 import tempfile
@@ -18,6 +19,9 @@ from hf_sphere.utils.arguments import Arguments, argument, named_first, parse_ar
 from hf_sphere.utils.files import check_writable, write_json
 from hf_sphere.utils.pages import draw_figure, draw_markdown, draw_table, escape, write_page
 
+MOST = 1_000
+"""Rows that the page shows."""
+
 
 @dataclass
 class ReportArguments(Arguments):
@@ -26,6 +30,9 @@ class ReportArguments(Arguments):
     source: str = argument(help="File or dataset of vectors, or folder of an index. It can be the first argument.")
     column: str | None = argument(None, "Column of the vectors; a usual name if not set, or the only one with vectors.")
     id_column: str | None = argument(None, "Column of ids, by which the report names rows.")
+    columns: list[str] | None = argument(
+        None, "Further columns of the rows that are wrong or outside.", only_with=["page", "json"]
+    )
     group_column: str | None = argument(None, "Column of the groups, or `label` for the class: rows that match.")
     compare_with: str | None = argument(None, "Another source of vectors, with the same columns: whether they differ.")
     skip_invalid: bool = argument(
@@ -43,13 +50,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_writable(output, is_folder=False)
     if args.figure is not None:
         visualization.check_matplotlib()
-    source, comparison = read_source(args.source, args), None
+    (source, cells), comparison = read_source(args.source, args), None
     if args.compare_with is not None:
-        other = as_space(read_source(args.compare_with, args), args)
-        comparison = as_space(source, args).compare(other)
-    elif isinstance(source, search.EmbeddingSpace) and (args.column or args.group_column or args.id_column):
-        hint = "leave out --column, --group_column and --id_column"
-        raise ValueError(f"{args.source} is an index, which has its groups and ids; {hint}.")
+        other, others = as_space(*read_source(args.compare_with, args), args)
+        comparison = as_space(source, None, args)[0].compare(other)
+    elif isinstance(source, search.EmbeddingSpace) and (
+        args.column or args.group_column or args.id_column or args.columns
+    ):
+        hint = "leave out --column, --group_column, --id_column and --columns"
+        raise ValueError(f"{args.source} is an index, which has its groups, ids and columns; {hint}.")
     if isinstance(source, search.EmbeddingSpace):
         report = source.report()
     else:
@@ -57,20 +66,34 @@ def main(argv: Sequence[str] | None = None) -> None:
         report = search.report_vectors(source.encoded, groups, ids=source.ids)
     print(report)
     values = report.to_dict()
+    rows = list_rows(report, source.ids, cells)
     if comparison is not None:
+        outside = zip(comparison.outside_ids, comparison.outside.tolist(), strict=True)
+        rows += [{"wrong": "outside", "id": name, **(others[row] if others else {})} for name, row in outside]
         print(f"compared with {args.compare_with}: {comparison}")
         cells = vars(comparison).items()
         values["comparison"] = {name: cell.tolist() if hasattr(cell, "tolist") else cell for name, cell in cells}
     if args.json is not None:
-        write_json(args.json, values)
+        write_json(args.json, values | {"rows": rows})
     if args.figure is not None:
         visualization.plot_report(report, title=args.source, path=args.figure)
     if args.page is not None:
         compared = f"Compared with {args.compare_with}: {comparison}" * (comparison is not None)
-        write_report(args.page, args.source, report, compared)
+        write_report(args.page, args.source, report, compared, rows)
 
 
-def write_report(path: str, source: str, report: Any, compared: str) -> None:
+def list_rows(report: "search.VectorReport", ids: Sequence[Any] | None, cells: Any) -> list[dict[str, Any]]:
+    """Return what is wrong with single rows, their ids, or else their numbers, and their further columns."""
+    rows, at = list[dict[str, Any]](), {name: row for row, name in enumerate(ids or ())}
+    for key, named in report.numbers.items():
+        kind, _, fault = key.replace("_", " ").partition(" ")
+        for name in named if kind in ("rows", "ids") and isinstance(named, list) else ():
+            own = cells[at[name] if kind == "ids" else name] if cells else {}
+            rows.append({"wrong": fault, kind[:-1]: name, **own})
+    return rows
+
+
+def write_report(path: str, source: str, report: Any, compared: str, rows: list[dict[str, Any]]) -> None:
     """Write a page with what is wrong, remedies, figure and numbers."""
     parts = [draw_markdown([*report.verdicts, compared])]
     if report.remedies:
@@ -81,22 +104,32 @@ def write_report(path: str, source: str, report: Any, compared: str) -> None:
             parts.append(draw_figure(file))
         except (ImportError, ValueError) as error:  # without matplotlib, or nothing to draw
             parts.append(f"<p>No figure: {escape(error)}</p>")
-    write_page(path, f"Report on {source}", [*parts, "<h2>Numbers</h2>", draw_table(report.to_pandas())])
+    parts += ["<h2>Numbers</h2>", draw_table(report.to_pandas())]
+    if rows:
+        from pandas import DataFrame
+
+        more = f"<p>and {len(rows) - MOST:,} more, see --json</p>" * (len(rows) > MOST)
+        parts += [f"<h2>{len(rows):,} rows</h2>", draw_table(DataFrame(rows[:MOST])), more]
+    write_page(path, f"Report on {source}", parts)
     print(f"wrote     {path}")
 
 
-def read_source(name: str, args: ReportArguments) -> Any:
-    """Read the space of an index, or a file or a dataset."""
-    from hf_sphere.search.index_files import ABOUT_FILE
+def read_source(name: str, args: ReportArguments) -> tuple[Any, Any]:
+    """Read the space of an index, or a file or a dataset, and the further columns of each row, or None."""
+    from hf_sphere.search.index_files import ABOUT_FILE, read_index
 
     if (Path(name) / ABOUT_FILE).is_file():
-        return search.EmbeddingSpace.load(name)
-    return search.ImageSource.of(name, column=args.column, content="vector").with_columns(args.id_column)
+        _, images, space = read_index(search.EmbeddingSpace, name)
+        return space, images.get("columns")
+    source = search.ImageSource.of(name, column=args.column, content="vector")
+    source = source.with_columns(args.id_column, args.columns or ())
+    return source, source.cells
 
 
-def as_space(source: Any, args: ReportArguments) -> "search.EmbeddingSpace":
-    """Return a space, or make one of a file or a dataset."""
+def as_space(source: Any, cells: Any, args: ReportArguments) -> tuple["search.EmbeddingSpace", Any]:
+    """Return a space, or make one of a file or a dataset, and the further columns of each of its rows."""
     if isinstance(source, search.EmbeddingSpace):
-        return source
+        return source, cells
     options: dict[str, Any] = {"groups": args.group_column, "ids": args.id_column, "skip_unreadable": args.skip_invalid}
-    return search.ImageIndex.build(None, source, **options, progress=False).space
+    index = search.ImageIndex.build(None, source, **options, columns=args.columns or (), progress=False)
+    return index.space, index.images.get("columns")

@@ -1,6 +1,7 @@
 """The user's ids and columns: they name rows in spaces, files, tables and messages."""
 
 import csv
+import json
 
 import numpy as np
 import pandas as pd
@@ -331,6 +332,29 @@ def test_the_commands_refuse_invalid_rows_by_ids_or_leave_them_out(damaged, tmp_
     assert "S003,S233" not in text
     assert "2 of 240 rows are not finite, the first is S003: remove them." in text
     assert "1 of 240 rows are zero, the first is S007: remove them." in text
+
+
+def test_a_report_repeats_ids_and_columns_of_rows_that_are_wrong_or_outside(table, tmp_path):
+    cells = pd.read_parquet(table).assign(title=[f"<b> {row}" for row in range(COUNT)])
+    cells.at[5, "code"], cells.at[9, "code"] = np.zeros(16), cells.at[8, "code"]
+    cells.to_parquet(source := str(tmp_path / "faults.parquet"))
+    page, file = tmp_path / "page.html", tmp_path / "report.json"
+    words, output = ["--id_column", "key", "--columns", "title"], ["--page", str(page), "--json", str(file)]
+    with pytest.raises(SystemExit):
+        report.main([source, *words])
+    report.main([source, *words, *output])
+    copy = {"wrong": "equal to an earlier row", "id": "S009", "title": "<b> 9"}
+    assert json.loads(file.read_text())["rows"] == [{"wrong": "zero", "id": "S005", "title": "<b> 5"}, copy]
+    assert "<tr><td>zero</td><td>S005</td><td>&lt;b&gt; 5</td></tr>" in page.read_text()
+    ImageIndex.build(None, ImageSource.of(table, content="vector"), columns=["title"]).save(index := tmp_path / "index")
+    cells["code"] = normalize(rows(seed=1) + 3, dim=1).tolist()
+    cells.to_parquet(source)
+    report.main([str(index), "--compare_with", source, *words, *output])
+    outside = json.loads(file.read_text())["rows"]
+    assert len(outside) > 100
+    assert outside[-1]["title"] == f"<b> {int(outside[-1]['id'][1:])}"
+    with pytest.raises(ValueError, match="has its groups, ids and columns; leave out"):
+        report.main([str(index), *words, *output])
 
 
 def test_an_index_and_a_search_repeat_ids_and_columns(table, damaged, tmp_path, capsys):

@@ -253,7 +253,7 @@ def test_the_command_reads_files_and_folders(form, tmp_path, capsys):
 
 def test_an_index_has_its_own_groups_in_a_report(tmp_path):
     EmbeddingSpace.fit(*clusters()).save(tmp_path / "a")
-    with pytest.raises(ValueError, match="is an index, which has its groups and ids; leave out --column"):
+    with pytest.raises(ValueError, match="is an index, which has its groups, ids and columns; leave out --column"):
         main([str(tmp_path / "a"), "--group_column", "label"])
 
 
