@@ -48,7 +48,7 @@ class TransformersBackbone(nn.Module):
             encoder, report = MODEL_MAPPING[type(config)].from_pretrained(None, config=config, dtype=dtype, **weights)
             _check_complete(pretrained, config.model_type, report["missing_keys"])
         else:
-            checks: Any = {"complete": True, "unused": "pooler", "option": "backbone"}
+            checks: Any = {"complete": True, "unused": "pooler"}
             encoder = load_model(AutoModel, pretrained, config=config, dtype=dtype, **checks)
         if encoder.main_input_name != "pixel_values":
             raise ValueError(f"{type(encoder).__name__} is no image encoder; texts need sentence-transformers.")

@@ -85,6 +85,9 @@ class ImageSource:
         """Return the name of the group of each row: its label (`label`), its cell of a column, or the given name."""
         table: Any = self.table
         if isinstance(groups, str):
+            there = [*(table.column_names if table is not None else ()), *["label"] * bool(self.labels)]
+            if groups not in there:
+                raise ValueError(f"no column {groups!r} for {what}; {self.name or 'the data'} has {there or 'none'}.")
             groups = self.labels if groups == "label" and self.labels else table[groups][:]
         names = check_names(what, groups, len(self))
         if "" in names:

@@ -1,3 +1,4 @@
+import json
 import math
 import sys
 from pathlib import Path
@@ -68,6 +69,7 @@ def test_the_transformers_pipeline_fills_a_mask_by_the_spherized_model(finished)
     config = fill.model.config
     found = (config.model_type, config.spherized_layers, config.spherization_scaling, config.spherization_radius)
     assert found == ("sphere_bert", [-1], 5.0, 5.0)
+    assert "option" not in json.loads((finished / "tokenizer_config.json").read_text())
 
 
 def test_the_card_is_a_text_model_card(finished):

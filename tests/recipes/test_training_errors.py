@@ -71,6 +71,7 @@ REFUSED = {
         "--spherized_layers 2": r"spherized_layers are \[2\], but the encoder has 2",
         "--text_column_name words": "no text column 'words'",
         "--loss_reduction sum": "loss_reduction sum has no effect in this task",
+        "--layer_decay 0.5": "layer_decay 0.5 has no effect in this task",
         "--fit_spherization": "fit_spherization and from_scratch exclude each other",
         "--spherized false --spherized_layers 0": r"spherized_layers \[0\] has no effect without spherized",
         "--from_scratch false --fit_spherization --max_train_samples 2": "needs at least 65 tokens in 5 texts",

@@ -260,7 +260,7 @@ BAD_COLUMNS = {
     "missing": ("--columns none", r"columns has 'none' \(None\); name texts, numbers or dates among \['key'"),
     "vectors": ("--columns code", r"columns has 'code' \(List"),
     "taken": ("--columns row", r"columns has 'row' \(.* but for .*'row'"),
-    "no ids": ("--id_column none", "Column 'none' doesn't exist"),
+    "no ids": ("--id_column none", "no column 'none' for ids"),
     "repeated ids": ("--id_column part", "ids must be different; 60 are repeated: 0, 1, 2, 3, 4 and 55 more"),
 }
 

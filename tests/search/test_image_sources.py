@@ -40,6 +40,8 @@ def test_the_class_is_the_folder_of_the_file_as_in_training(photos):
     assert source.labels == ["even"] * 3 + ["odd"] * 3 + ["photos"]
     with pytest.raises(ValueError, match="without splits; leave out 'even'"):
         ImageSource.of(photos, "even")
+    with pytest.raises(ValueError, match=r"no column 'species' for groups; .* has \['label'\]"):
+        source.read_groups("species")
 
 
 def test_classes_of_a_metadata_file_are_those_of_training(tmp_path, digits):

@@ -116,8 +116,7 @@ def load_tokenizer(args: TextModelArguments) -> Any:
     """Load the tokenizer of the arguments, by default that of the model."""
     from transformers import AutoTokenizer
 
-    option = "tokenizer_name" if args.tokenizer_name else "model_name_or_path"
-    return load_pretrained(AutoTokenizer, getattr(args, option), option=option)
+    return load_pretrained(AutoTokenizer, args.tokenizer_name or args.model_name_or_path)
 
 
 def build_language_model(args: TextModelArguments) -> Any:
@@ -165,5 +164,5 @@ TASK = Task(
     headline=("perplexity", "accuracy"),
     pipeline_tag="fill-mask",
     numerics=2,
-    unused=("label_smoothing_factor", "loss_reduction=sum"),
+    unused=("label_smoothing_factor", "loss_reduction=sum", "layer_decay"),
 )
