@@ -33,7 +33,7 @@ DATA = {
 
 def mean_accuracies(content: dict[str, Any]) -> dict[str, float]:
     """Return the mean accuracy of each arm of a comparison."""
-    arms = content["arms"].items()
+    arms = content["compared"].items()
     return {name: statistics.fmean(run["accuracy"] for run in arm["runs"].values()) for name, arm in arms}
 
 
@@ -42,7 +42,7 @@ def regret_of(folder: Path) -> dict[str, Any]:
     frozen, trained = (json.loads((folder / part / "comparison.json").read_text()) for part in ("", "finetuned"))
     before, after = mean_accuracies(frozen), mean_accuracies(trained)
     chosen, best = max(before, key=before.__getitem__), max(after, key=after.__getitem__)
-    numbers = {each["arm"]: each for each in trained["comparison"]}[best]  # against the first arm, the chosen one
+    numbers = {each["name"]: each for each in trained["comparison"]}[best]  # against the first arm, the chosen one
     interval = [0.0, 0.0] if best == chosen else [numbers["low"], numbers["high"]]
     return {
         "chosen": chosen,

@@ -117,6 +117,28 @@ def describe_setting(setting: Setting) -> str:
     return ", ".join(texts.values())
 
 
+def draw_places(grid: Mapping[str, Axis], count: int) -> list[tuple[int, ...]]:
+    """Return the settings with which `tune` starts, as indices of the values; it evaluates the first one first."""
+    reach, windows = 2 if len(grid) < 3 else 1, []
+    for values, start in grid.values():
+        nearest = min(range(len(values)), key=lambda index: abs(values[index] - start))
+        windows.append(range(max(0, nearest - reach), min(len(values), nearest + reach + 1)))
+    places = [*itertools.product(*windows)]
+    return random.Random(0).sample(places, min(count, len(places)))
+
+
+def setting_at(grid: Mapping[str, Axis], place: Sequence[int]) -> dict[str, float]:
+    """Return the setting with these indices of the values."""
+    return {name: values[index] for (name, (values, _)), index in zip(grid.items(), place, strict=True)}
+
+
+def tuning_epochs(grid: Mapping[str, Axis], count: int, epochs: int) -> tuple[int, int]:
+    """Return the fewest and the most epochs that `tune` can take."""
+    drawn, most = len(draw_places(grid, count)), min(2 * count, math.prod(len(values) for values, _ in grid.values()))
+    halving = drawn * math.ceil(epochs / 9) + math.ceil(drawn / 3) * math.ceil(epochs / 3)
+    return halving + math.ceil(math.ceil(drawn / 3) / 3) * epochs, halving + most * epochs
+
+
 def tune(
     grid: Mapping[str, Axis], evaluate: Callable[[Setting, int], float | None], *, count: int, epochs: int
 ) -> dict[str, Any] | None:
@@ -131,20 +153,11 @@ def tune(
     value is at the edge of the window. At most as many settings are tried again, so that no arm is tuned much more than
     another. `evaluate` returns the score of a setting after a number of epochs; None if it diverged.
     """
-    grids = [values for values, _ in grid.values()]
-    reach, windows = 2 if len(grid) < 3 else 1, []
-    for values, start in grid.values():
-        nearest = min(range(len(values)), key=lambda index: abs(values[index] - start))
-        windows.append(range(max(0, nearest - reach), min(len(values), nearest + reach + 1)))
-    places = [*itertools.product(*windows)]
-    drawn = random.Random(0).sample(places, min(count, len(places)))
+    grids, drawn = [values for values, _ in grid.values()], draw_places(grid, count)
     tried = {*drawn}
 
-    def setting(place: Sequence[int]) -> dict[str, float]:
-        return {name: values[index] for name, values, index in zip(grid, grids, place, strict=True)}
-
     def score(place: Sequence[int], epochs: int) -> float:
-        found = evaluate(setting(place), epochs)
+        found = evaluate(setting_at(grid, place), epochs)
         return -math.inf if found is None else found
 
     for fraction in (9, 3):
@@ -165,7 +178,7 @@ def tune(
         return None
     ends = [{0, len(v) - 1} - ({0} if v[0] == 0 else set()) if len(v) > 1 else set() for v in grids]
     at_end = [name for name, index, end in zip(grid, best, ends, strict=True) if index in end]
-    return {"setting": setting(best), "score": full[best], "count": len(tried | {*full}), "at_end": at_end}
+    return {"setting": setting_at(grid, best), "score": full[best], "count": len(tried | {*full}), "at_end": at_end}
 
 
 class Parts(NamedTuple):

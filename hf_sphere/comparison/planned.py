@@ -118,7 +118,7 @@ class PlannedComparison:
         """Return the arms and digests of data and weights: results depend on them, and the plan only names them."""
         files = dict.fromkeys(arm.backbone.partition("=")[2] for arm in self.arms)
         weights = {name: digest_file(package_file(name) or Path(name)) for name in files if name}
-        return {"data": fingerprint(self.splits), "arms": [asdict(arm) for arm in self.arms], "weights": weights}
+        return {"data": fingerprint(self.splits), "compared": [asdict(arm) for arm in self.arms], "weights": weights}
 
     def run(self) -> Iterator[Results]:
         """Run the plan, write the results, and yield them: of the frozen arms, and of those trained in full."""

@@ -1,6 +1,7 @@
 """The tuning and the runs of a comparison, which resume where they were interrupted, and its results."""
 
 import itertools
+import math
 import multiprocessing
 import os
 import signal
@@ -11,13 +12,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from pandas import DataFrame, isna
 
-from hf_sphere.comparison.arms import TUNING_SEED, Arm, Division, Setting, apply_setting, describe_setting, tune
+from hf_sphere.comparison.arms import (
+    TUNING_SEED,
+    Arm,
+    Division,
+    Setting,
+    apply_setting,
+    describe_setting,
+    draw_places,
+    setting_at,
+    tune,
+    tuning_epochs,
+)
 from hf_sphere.comparison.measures import MEASURES, mean_or_none, measure
 from hf_sphere.comparison.plan import UNSEEN, Plan
 from hf_sphere.comparison.runs import RunComparison, compare_runs
@@ -52,18 +65,37 @@ class Study:
 
     def tune(self, arm: Arm) -> dict[str, Any] | None:
         """Tune an arm; None if it always diverges."""
-        finished, parts = self.read_trials(), self.division.tuning()
-
-        def evaluate(setting: Setting, epochs: int) -> float | None:
-            key = ("tuning", arm.name, tuple(setting.items()), epochs)
-            if key not in finished:
-                evaluated = self.runs.run(arm, setting, parts, seed=TUNING_SEED, epochs=epochs)
-                values = evaluated and measure(self.tuned_by, evaluated).values()
-                finished[key] = values and statistics.fmean(values)
-            return finished[key]
-
+        finished = self.read_trials()
+        evaluate = partial(self.evaluate, finished, arm)
         finished["tuned", arm.name] = tune(arm.grid, evaluate, count=self.plan.num_settings, epochs=self.epochs)
         return finished["tuned", arm.name]
+
+    def evaluate(self, finished: JsonLines, arm: Arm, setting: Setting, epochs: int) -> float | None:
+        """Return the score of a trial in tuning, which is run unless it is finished; None if it diverges."""
+        key = ("tuning", arm.name, tuple(setting.items()), epochs)
+        if key not in finished:
+            evaluated = self.runs.run(arm, setting, self.division.tuning(), seed=TUNING_SEED, epochs=epochs)
+            values = evaluated and measure(self.tuned_by, evaluated).values()
+            finished[key] = values and statistics.fmean(values)
+        return finished[key]
+
+    def time_trial(self, arm: Arm) -> float:
+        """Run the first trial in tuning of an arm, and return its minutes per epoch."""
+        start, epochs = time.monotonic(), math.ceil(self.epochs / 9)
+        setting = setting_at(arm.grid, draw_places(arm.grid, self.plan.num_settings)[0])
+        self.evaluate(self.read_trials(), arm, setting, epochs)
+        return (time.monotonic() - start) / 60 / epochs
+
+    def print_time(self, pool: Any, workers: int) -> None:
+        """Print how long all takes if each epoch of an arm takes as long as those of its first trial, which is run."""
+        minutes = [*pool.map(self.time_trial, self.arms)]
+        tuning = [tuning_epochs(arm.grid, self.plan.num_settings, self.epochs) for arm in self.arms]
+        runs, at_once = self.plan.seeds * self.epochs / workers, min(workers, len(self.arms))
+        low, high = (
+            sum(each * (epochs / at_once + runs) for each, epochs in zip(minutes, column, strict=True))
+            for column in zip(*tuning, strict=True)
+        )
+        print(f"time      about {low:.1f} to {high:.1f} min, judged by the first trial of each")
 
     def run(self, arm: Arm, setting: Setting, seed: int) -> Any:
         """Run an arm with a seed, and return and save its measures and the outcome of the planned one per image."""
@@ -85,6 +117,8 @@ class Study:
             done, tuned = sum(key[0] == "run" for key in finished), len(self.arms) - len(open_arms)
             print(f"resumed   {tuned} of {len(self.arms)} are tuned, and {done} of {runs} runs are finished")
         with _pool(workers) as pool:
+            if not finished:
+                self.print_time(pool, workers)
             for arm, tuned, left in _finished({pool.submit(self.tune, arm): arm for arm in open_arms}):
                 result = "all settings diverged"
                 if tuned is not None:
@@ -184,15 +218,16 @@ class Results:
 
     def write(self, num_classes: int, backbones: Mapping[str, Mapping[str, Any]]) -> None:
         """Print the verdict, and write `comparison.md` and `comparison.json`; `backbones` are scores of features."""
-        study, comparison, table = self.study, self.comparison, None
+        study, comparison, records = self.study, self.comparison, None
         lines = [self.conclude()]
         if comparison is not None:
+            table = comparison.to_markdown()
+            kind = "Welch's t-test (unequal variances)" if "(Welch" in table else "a t-test of paired differences"
+            note = f"p-values are by {kind}, corrected for all comparisons (Holm), as verdicts; intervals are for one."
             chance = f"Power is the probability of finding a difference of {comparison.minimum or 0:.3g} points"
-            notes = ["Each interval is for one comparison; p-values and verdicts are corrected for all."]
-            notes = notes * (len(comparison) > 1) + [f"Deviations are those of seeds. {chance}, if there is one."]
-            lines += ["", comparison.to_markdown(), "", " ".join(notes)]
-            frame = comparison.to_pandas().reset_index(names="arm").astype(object)
-            table = frame.where(frame.notna(), None).to_dict("records")  # JSON has no NaN
+            lines += ["", table, "", f"{note} Deviations are those of seeds. {chance}, if there is one."]
+            frame = comparison.to_pandas().reset_index(names="name").astype(object)
+            records = frame.where(frame.notna(), None).to_dict("records")  # JSON has no NaN
         lines += ["", margin] if (margin := self.judge_margins()) else []
         lines += ["", *self.describe_losses(num_classes)] if self.ranked else []
         print("\n".join(["", *lines]))
@@ -203,8 +238,8 @@ class Results:
         self.lines = [*lines, "", "## How measured", "", self.describe()]
         write_text(study.folder / "comparison.md", "\n".join(["# Comparison", "", *self.lines, ""]))
         values = {name: {seed: run and run["values"] for seed, run in runs.items()} for name, runs in self.runs.items()}
-        arms = {name: {"tuned": self.tuned[name], "runs": runs} for name, runs in values.items()}
-        content = {"metric": study.plan.metric, "comparison": table, "arms": arms, "backbones": backbones}
+        compared = {name: {"tuned": self.tuned[name], "runs": runs} for name, runs in values.items()}
+        content = {"metric": study.plan.metric, "comparison": records, "compared": compared, "backbones": backbones}
         write_json(study.folder / "comparison.json", content)
 
     def conclude(self) -> str:

@@ -149,10 +149,10 @@ def test_a_killed_comparison_resumes_with_the_results_of_an_uninterrupted_one(
     assert sorted(keys) == sorted(json.dumps(key) for key in JsonLines(tmp_path / "whole" / "trials.jsonl"))
     sys.modules.pop("own_head")
     nn.HEADS.pop("own")
-    for name, arm in results(out)["arms"].items():
-        assert arm["tuned"]["setting"] == expected["arms"][name]["tuned"]["setting"]
+    for name, arm in results(out)["compared"].items():
+        assert arm["tuned"]["setting"] == expected["compared"][name]["tuned"]["setting"]
         for seed, values in arm["runs"].items():
-            assert values == pytest.approx(expected["arms"][name]["runs"][seed], abs=1e-3)
+            assert values == pytest.approx(expected["compared"][name]["runs"][seed], abs=1e-3)
 
 
 def is_empty_group(group: int) -> bool:
@@ -166,11 +166,12 @@ def is_empty_group(group: int) -> bool:
 def test_the_files_and_the_printed_plan(run, backbone, photos):
     printed, out = run(photos, *HEADS, *frozen_words(backbone))
     assert "6 classes, 38 images to train on, 12 to tune on, 10 to test on (new parts for each seed)" in printed
+    assert re.search(r"^time      about \d+\.\d to \d+\.\d min, judged by the first trial of each$", printed, re.M)
     names = {"comparison.md", "comparison.json", "comparison.png", "trials.jsonl", "model", "features", "run.json"}
     assert names <= {path.name for path in out.iterdir()}
     found = results(out)
-    rows = {row["arm"]: row for row in found["comparison"]}
-    for name, arm in found["arms"].items():
+    rows = {row["name"]: row for row in found["comparison"]}
+    for name, arm in found["compared"].items():
         assert rows[name]["mean"] == pytest.approx(np.mean([run["accuracy"] for run in arm["runs"].values()]))
     text = (out / "comparison.md").read_text()
     assert "Each seed divides the others again" in text
@@ -185,13 +186,13 @@ def test_trained_arms_are_compared_by_their_final_models(run, tmp_path):
     words = ["--training", "{image_size: 16, max_train_samples: 400, per_device_train_batch_size: 16}"]
     _, out = run("digits", *table(tmp_path, TABLE), *words)
     found = results(out)
-    assert [len(arm["runs"]) for arm in found["arms"].values()] == [2, 2]
-    assert all(arm["tuned"]["count"] == 1 for arm in found["arms"].values())
-    means = {row["arm"]: row["mean"] for row in found["comparison"]}
+    assert [len(arm["runs"]) for arm in found["compared"].values()] == [2, 2]
+    assert all(arm["tuned"]["count"] == 1 for arm in found["compared"].values())
+    means = {row["name"]: row["mean"] for row in found["comparison"]}
     best = max(means, key=means.__getitem__)
     assert means["fast"] > 30
     evaluated = json.loads((out / "model" / "all_results.json").read_text())
-    assert 100 * evaluated["eval_accuracy"] == pytest.approx(found["arms"][best]["runs"]["0"]["accuracy"], abs=1e-3)
+    assert 100 * evaluated["eval_accuracy"] == pytest.approx(found["compared"][best]["runs"]["0"]["accuracy"], abs=1e-3)
 
 
 def test_a_small_network_of_this_library_is_trained_from_random_weights(run):
@@ -207,7 +208,7 @@ def test_a_diverging_arm_is_reported_and_the_others_are_compared(run, backbone, 
     printed, out = run(photos, *table(tmp_path, text), "--frozen")
     assert "tuned     wild | one: all settings diverged" in printed
     assert "Diverged or without a value: wild | one." in printed
-    assert [row["arm"] for row in results(out)["comparison"]] == ["first", "last"]
+    assert [row["name"] for row in results(out)["comparison"]] == ["first", "last"]
     assert "| wild &#124; one | all settings diverged |  |" in (out / "comparison.md").read_text()
 
 
@@ -234,7 +235,7 @@ def test_backbones_with_the_same_folder_name_keep_their_features(run, backbone, 
     features = [read_features(str(file))["features"] for file in sorted((out / "features").iterdir())]
     assert len(features) == 2
     assert not torch.equal(*features)
-    assert [*results(out)["backbones"]] == [*results(out)["arms"]] == [backbone, str(other)]
+    assert [*results(out)["backbones"]] == [*results(out)["compared"]] == [backbone, str(other)]
 
 
 def test_another_comparison_in_the_folder_is_refused_unless_it_is_replaced(run, backbone, tmp_path):
@@ -247,7 +248,7 @@ def test_another_comparison_in_the_folder_is_refused_unless_it_is_replaced(run, 
     with pytest.raises(FileExistsError, match="contains another run, which differs in dataset_name"):
         run("digits", *words[1:])
     table(tmp_path, f"one: {text}\ntwo: {text.replace('0.0', '0.3')}")
-    with pytest.raises(FileExistsError, match="differs in arms"):
+    with pytest.raises(FileExistsError, match="differs in compared"):
         run(*words)
     table(tmp_path, f"one: {text}\ntwo: {text}")
     save(folder, images[60:], [*range(6)] * 12)
