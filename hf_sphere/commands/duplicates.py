@@ -150,7 +150,7 @@ def read_rows(args: DuplicateArguments) -> tuple[dict[str, list[Any]], Any, Any]
         encoder = encoder or (ThumbnailEncoder() if content == "image" else VectorEncoder())
         sources = [source.with_columns(args.id_column, args.columns or ()) for source in sources]
         names = [source.read_groups(args.label_column, "labels") for source in sources if args.label_column]
-        skip: dict[str, Any] = {"skip_unreadable": args.skip_invalid}
+        skip: dict[str, Any] = {"skip_invalid": args.skip_invalid}
         index = search.ImageIndex.build(encoder, sources[0], groups=args.group_column, **skip)
         for source in sources[1:]:  # whose ids may be the same
             index.add(source, **skip)

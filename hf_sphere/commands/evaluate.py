@@ -1,6 +1,6 @@
 r"""Evaluate embeddings: accuracy, calibration, retrieval, class overlap and out-of-distribution (OOD) detection.
 
-hf-sphere evaluate --embeddings outputs/embeddings/mnist-test \
+hf-sphere evaluate outputs/embeddings/mnist-test \
     --train_embeddings outputs/embeddings/mnist-train --out_of_distribution outputs/embeddings/digits-test --ks 1 2 4 8
 
 The embeddings of a saved model come from `hf-sphere extract`. Any dataset with the columns `embedding` and `label` will
@@ -14,7 +14,7 @@ from pathlib import Path
 from hf_sphere import evaluation, search, visualization
 from hf_sphere.evaluation.options import EvaluationOptions
 from hf_sphere.training import output_dir
-from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
+from hf_sphere.utils.arguments import Arguments, argument, named_first, parse_arguments
 from hf_sphere.utils.files import read_whole, write_json
 
 PLOTS = ("reliability.png", "risk_coverage.png")
@@ -25,7 +25,7 @@ FILES = (*PLOTS, output_dir.RUN_FILE, output_dir.RESULTS_FILE)
 class EvaluatedEmbeddings(Arguments):
     """Embeddings to evaluate."""
 
-    embeddings: str = argument(help="Embeddings: a folder written by hf-sphere extract.")
+    embeddings: str = argument(help="Folder written by hf-sphere extract. It can be the first argument.")
     out_of_distribution: list[str] = argument(list, "One or several embeddings of OOD images by the same model.")
     train_embeddings: str | None = argument(
         None,
@@ -40,7 +40,7 @@ class EvaluatedEmbeddings(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Compute the metrics, write them and plot."""
-    args, options = parse_arguments((EvaluatedEmbeddings, EvaluationOptions), argv, __doc__)
+    args, options = parse_arguments((EvaluatedEmbeddings, EvaluationOptions), named_first("embeddings", argv), __doc__)
     from hf_sphere.evaluation.evaluate import read_ood_embeddings
 
     if args.output_dir is None and not read_whole(args.embeddings, Path.is_dir):

@@ -129,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_replaceable(Path(folder))
         options: dict[str, Any] = {"batch_size": args.batch_size, "num_workers": args.num_workers}
         options |= {"folder": finished_batches(folder), "accelerator": accelerator}
-        options |= {"progress": is_main and not args.disable_tqdm, "skip_unreadable": args.skip_invalid}
+        options |= {"progress": is_main and not args.disable_tqdm, "skip_invalid": args.skip_invalid}
         index = None if args.output_dir is not None else ImageIndex.load(folder, args.model_name_or_path)
         if index is not None and args.remove_from is not None:
             done = f"removed   {index.remove(args.images):,} {index.encoder.content}s of {args.images}"
@@ -167,6 +167,9 @@ def describe(index: Any, folder: str, has_levels: bool) -> str:
     if has_levels and len(index.space._groups.unique()) > 1:
         about, level = describe_levels(index)
         query += f" --false_accept {level:g}"
+    elif index.groups is None and len(index) > 1 and not index.why_no_level(content):
+        smallest = f"--false_accept can be {index.space.smallest_p_value:.2g} or more"
+        about = f"levels    each {content} is a group of its own (or name a --group_column); {smallest}\n"
     recall = f", recall@10 of {search.recall:.3f}" if search.kind in ("ivf", "hnsw") else ", exact"
     return (
         f"wrote     {folder}: {len(index):,} {content}s, {search.references.shape[1]}-dimensional embeddings\n"

@@ -7,7 +7,8 @@ The columns: `file`; `label`, if the images are in class folders or labeled; `pr
 probability (softmax, or the sigmoid if the model is for several classes per image); `concentration`, if the head has
 one; and `prediction_2`, `confidence_2` and so on; of a regression instead `value_` and its name. If the model has a
 rejection, `known` and `p_value`, and with `--coverage` the `classes` that are needed (a JSON list in a CSV file), none
-of unknown images. An interrupted run continues where it stopped when the command is repeated.
+of unknown images. `prediction` is the most likely class of unknown images, too: select the rows that are `known`. An
+interrupted run continues where it stopped when the command is repeated.
 """
 
 import json
@@ -88,7 +89,7 @@ def predict(
     """Return a row per image; finished batches are kept in the folder."""
     table: list[dict[str, Any]] = []
     options: dict[str, Any] = {"batch_size": args.batch_size, "num_workers": args.num_workers, "folder": folder}
-    options |= {"skip_unreadable": args.skip_invalid, "progress": not args.disable_tqdm}
+    options |= {"skip_invalid": args.skip_invalid, "progress": not args.disable_tqdm}
     for indices, columns in encoder.encode(source, **options):
         cells = encoder.name_cells(source, indices, columns)
         if (values := columns.get("values")) is not None:

@@ -130,6 +130,6 @@ def as_space(source: Any, cells: Any, args: ReportArguments) -> tuple["search.Em
     """Return a space, or make one of a file or a dataset, and the further columns of each of its rows."""
     if isinstance(source, search.EmbeddingSpace):
         return source, cells
-    options: dict[str, Any] = {"groups": args.group_column, "ids": args.id_column, "skip_unreadable": args.skip_invalid}
+    options: dict[str, Any] = {"groups": args.group_column, "ids": args.id_column, "skip_invalid": args.skip_invalid}
     index = search.ImageIndex.build(None, source, **options, columns=args.columns or (), progress=False)
     return index.space, index.images.get("columns")

@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         source = search.ImageSource.of(args.query, column=args.column, content=index.encoder.content)
         source = source.with_columns(args.id_column, args.columns or ())
-        options |= {"skip_unreadable": args.skip_invalid, "progress": len(source) > 500}
+        options |= {"skip_invalid": args.skip_invalid, "progress": len(source) > 500}
         top_k = min(args.top_k + args.leave_out_query, count)
         neighbors = index.search(source, top_k, **options)
         if args.leave_out_query:

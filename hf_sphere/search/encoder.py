@@ -110,7 +110,7 @@ class ImageEncoder(Encoder):
         *,
         batch_size: int = 64,
         num_workers: int | None = None,
-        skip_unreadable: bool = False,
+        skip_invalid: bool = False,
         progress: bool = True,
         **sharing: Any,
     ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
@@ -121,7 +121,7 @@ class ImageEncoder(Encoder):
             rows: Indices of the images; all if None.
             batch_size: Images per batch.
             num_workers: Number of decoding processes; if None, one per core, or 0 for few images.
-            skip_unreadable: Leave out images that cannot be read, with a warning, instead of raising an error.
+            skip_invalid: Leave out images that cannot be read, with a warning, instead of raising an error.
             progress: Whether to show a progress bar.
             **sharing: The `accelerator` and the `folder` of `hf_sphere.search.extract.embed_batches`.
 
@@ -131,7 +131,7 @@ class ImageEncoder(Encoder):
         source = ImageSource.of(images)
         rows = range(len(source)) if rows is None else rows
         if sharing.get("folder") is not None:
-            options = [self.weights, self.settings, skip_unreadable, source.name, source.split, [*rows]]
+            options = [self.weights, self.settings, skip_invalid, source.name, source.split, [*rows]]
             chosen = source.encoded.select(rows)
             # Despite its private name, the fingerprint is documented by `datasets` as the key of its caches; it is
             # another one whenever a stream is read.
@@ -150,7 +150,7 @@ class ImageEncoder(Encoder):
             )
             for indices, pixels, errors in loader:
                 for error in errors:
-                    if not skip_unreadable:
+                    if not skip_invalid:
                         raise ValueError(f"{error} Repair or remove it, or skip such images: --skip_invalid.")
                     logger.warning("Skipped: %s", error)
                 names = [source.names[index] for index in indices.tolist()]
@@ -267,18 +267,18 @@ class VectorEncoder(Encoder):
     class_names, preprocessing = [], {}
 
     def encode(
-        self, source: Any, rows: Sequence[int], *, skip_unreadable: bool = False, what: str = "", **_: Any
+        self, source: Any, rows: Sequence[int], *, skip_invalid: bool = False, what: str = "", **_: Any
     ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         """Yield the rows of a source and their vectors, normalized; an error names those without a direction."""
         what, at = what or f"vectors of {source.name or 'the data'}", torch.tensor(rows)
         vectors = source.encoded if len(rows) == len(source.encoded) else source.encoded[at]
         ids = source.ids and [source.ids[row] for row in rows]
-        if skip_unreadable:
+        if skip_invalid:
             usable, others = usable_rows(what, vectors, ids)
             at, vectors = (at[usable], vectors[usable]) if others else (at, vectors)
             ids = ids and [source.ids[row] for row in at.tolist()]
         if len(at):
-            hint = ", or leave them out (skip_unreadable=True, or --skip_invalid)"
+            hint = ", or leave them out (skip_invalid=True, or --skip_invalid)"
             yield at, {"embedding": unit_vectors(what, vectors, ids, hint)}
 
 

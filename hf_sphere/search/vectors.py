@@ -58,7 +58,11 @@ def parse_vectors(values: Any, what: str = "vectors", scale: Any = None, offset:
     if not isinstance(values, (Tensor, Sequence)):
         values = np.asarray(values) if hasattr(values, "__array__") else [*values]
     if not isinstance(values, Tensor) and len(values) and all(isinstance(row, str) for row in values):
-        values = np.stack([np.frombuffer(base64.b64decode(row, validate=True), "<f4") for row in values])
+        try:
+            values = np.stack([np.frombuffer(base64.b64decode(row, validate=True), "<f4") for row in values])
+        except ValueError as error:
+            first = f"{kind}; got texts such as {values[0][:40]!r} ({error})"
+            raise ValueError(f"{what} must be {first}. Texts need a model: --model_name_or_path.") from error
     values = to_tensor(what, values, kind).detach().cpu()
     if scale is not None:
         shapes = [torch.as_tensor(step).shape for step in (scale, offset)]

@@ -108,7 +108,7 @@ def show_metrics(metrics: Mapping[str, float]) -> Iterator[str]:
 
 
 def show_metric(name: str, value: float, interval: float | None = None) -> str:
-    """Format a metric for the console: accuracy and recall in percent, counts as integers, others with four digits.
+    """Format a metric for the console: accuracy and recall in percent, times in seconds, others with 4 digits.
 
     The half-width of an interval follows its metric: `95.31 ± 0.22 %`.
     """
@@ -117,7 +117,7 @@ def show_metric(name: str, value: float, interval: float | None = None) -> str:
         return f"{100 * value:.2f}{around} %"
     if "num_" in name:
         return f"{value:g}"
-    return f"{value:.3g}" if "rate" in name else f"{value:.4g}"
+    return f"{value:.3g}" if "rate" in name else f"{value:.4g}{' s' * name.endswith('runtime')}"
 
 
 _TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}")

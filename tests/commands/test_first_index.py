@@ -99,6 +99,10 @@ def test_an_index_with_groups_prints_its_levels_and_a_long_search_what_happened(
     main([*words, "--table", "found.csv"])
     with open("found.csv") as file:
         assert len([*csv.DictReader(file)]) == 240
+    main(["index", "rows.parquet", "--column", "embedding", "--output_dir", "alone"])
+    printed = capsys.readouterr().out
+    line = "levels    each vector is a group of its own (or name a --group_column); --false_accept can be 0.017 or more"
+    assert f"\n{line}\n" in printed
 
 
 def test_long_names_do_not_reach_the_next_cell():

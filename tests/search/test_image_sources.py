@@ -245,7 +245,10 @@ def test_images_of_a_file_of_rows_are_opened_and_groups_are_the_cells_of_a_colum
     [
         ({"column": "txt"}, r"no text column 'txt'; the data has the columns \['text', 'label', 'article'\]"),
         ({"content": "vector"}, r"found no vector column: none of .* is in \['text', .*Name it with --column"),
-        ({"content": "vector", "column": "text"}, "Incorrect padding|base64"),
+        (
+            {"content": "vector", "column": "text"},
+            r"column text of .*parquet must be .* texts such as .* need a model",
+        ),
         ({"content": "image", "column": "text"}, "column 'text' does not contain images"),
         ({"split": "test"}, "no split 'test'; the data has train"),
     ],

@@ -158,10 +158,10 @@ def test_bad_images_are_named_or_skipped(encoder, photos, caplog):
     (photos / "bad.png").write_bytes(b"")
     with pytest.raises(ValueError, match=r"bad.png cannot be read as an image.*--skip_invalid"):
         ImageIndex.build(encoder, photos, **QUIET)
-    assert len(ImageIndex.build(encoder, photos, skip_unreadable=True, **QUIET)) == 7
+    assert len(ImageIndex.build(encoder, photos, skip_invalid=True, **QUIET)) == 7
     assert "Skipped: bad.png" in caplog.text
     with pytest.raises(ValueError, match="none of the 1 images can be read"):
-        ImageIndex.build(encoder, photos / "bad.png", skip_unreadable=True, **QUIET)
+        ImageIndex.build(encoder, photos / "bad.png", skip_invalid=True, **QUIET)
 
 
 def test_transparent_parts_have_the_color_of_the_processor(encoder, monkeypatch):
@@ -173,7 +173,7 @@ def test_transparent_parts_have_the_color_of_the_processor(encoder, monkeypatch)
 
 def test_adding_only_unreadable_images_adds_none(index, photos, caplog):
     (photos / "bad.png").write_bytes(b"")
-    assert index.add(photos, skip_unreadable=True, **QUIET) == 0
+    assert index.add(photos, skip_invalid=True, **QUIET) == 0
     assert len(index) == 7
 
 

@@ -116,5 +116,6 @@ def test_a_process_without_images_takes_part_in_the_gathering(monkeypatch):
 
 def test_intervals_are_shown_with_their_metrics_and_counts_are_omitted():
     assert show_metric("eval_accuracy", 0.95312, 0.00218) == "95.31 ± 0.22 %"
+    assert show_metric("train_runtime", 61.2345) == "61.23 s"
     measured = {"eval_accuracy": 0.5, "eval_accuracy_interval": 0.01, "eval_loss": 2.0, "eval_num_episodes": 600}
     assert list(show_metrics(measured)) == ["eval_accuracy 50.00 ± 1.00 %", "eval_loss 2"]
