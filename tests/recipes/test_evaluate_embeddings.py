@@ -40,7 +40,7 @@ def measure(recipe, run_main, monkeypatch) -> Measure:
         monkeypatch.setattr(visualization, name, lambda *_, path, **__: path.touch())
 
     def run(embeddings: Path, *argv: object) -> Path:
-        run_main(recipe, ["--embeddings", str(embeddings), *map(str, argv)])
+        run_main(recipe, [str(embeddings), *map(str, argv)])
         return embeddings / "evaluation"
 
     return run
