@@ -52,6 +52,8 @@ class PlannedComparison:
         # The rows of each part among those of all splits.
         self.positions = {name: sources.find_rows(self.splits, name, self.label) for name in drawn}
         self.arms = make_arms(plan)
+        if len(self.arms) < 2:
+            raise ValueError("a comparison needs at least two; name more --heads, --backbones or --settings.")
         self.check_parts()
         for arm in self.arms:
             self.check_arm(arm)

@@ -21,6 +21,7 @@ Rules for state dicts and files, whose layers are identified by names and shapes
 
 import inspect
 import json
+import logging
 import math
 import re
 from collections import Counter
@@ -41,12 +42,16 @@ from hf_sphere.utils.files import read_json
 from hf_sphere.utils.modules import eval_mode
 from hf_sphere.utils.snapshots import ORDER_KEY, Snapshot
 
+logger = logging.getLogger(__name__)
+
 LayerKind = Literal["conv", "linear"]
 LayerSelection = Literal["conv", "linear", "all"]
 
 POINTWISE = "1x1 conv"
 ADAPTER = re.compile(r"(.*\.)?(lora([_.].*)?|base_layer|(original_module|modules_to_save)(\..*)?)")
 """Names of layers of PEFT."""
+LEFT_OUT = re.compile(r"(.*\.)?((in|[qkv])_proj_weight|weight_[ih]h_l\d.*)")
+"""Names of weights of `nn.MultiheadAttention` and recurrent layers, which have several in one module."""
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -77,8 +82,15 @@ def find_layers(model: nn.Module, layers: LayerSelection = "conv", include_1x1: 
         if kind is not None and identity not in seen:
             kinds[name] = POINTWISE if math.prod(getattr(module, "kernel_size", (0,))) == 1 else kind
             seen.add(identity)
+    log_left_out([name for name, _ in model.named_parameters()], layers)
     selected = select_layers(kinds, problems, layers, include_1x1, f"the model, a {type(model).__name__},")
     return {name: model.get_submodule(name) for name in selected}
+
+
+def log_left_out(names: list[str], layers: LayerSelection) -> None:
+    """Name linear maps that are no layers here."""
+    if layers != "conv" and (left_out := [name for name in names if LEFT_OUT.fullmatch(name)]):
+        logger.warning("Not among the linear layers: %s.", ", ".join(left_out))
 
 
 def select_layers(
@@ -167,6 +179,7 @@ def named_layers(
             problems[name] = f"has a weight that is quantized or stored in parts ({key})"
         elif len(shape) == 2 and bias == shape[1:] != shape[:1]:
             problems[name] = "is stored with the inputs first, as a Conv1D of transformers"
+    log_left_out([*tensors], layers)
     selected = select_layers(kinds, problems, layers, include_1x1, f"a checkpoint of {len(tensors)} tensors")
     return {
         name: ("linear" if kinds[name] == "linear" else "conv", tensors[f"{name}.weight" if name else "weight"].read)

@@ -76,9 +76,8 @@ def model_outputs(model: nn.Module | str | os.PathLike, batches: Any) -> Outputs
         The outputs, float32 or better, on the CPU; labels if all batches have them.
 
     Raises:
-        ValueError: If there is no batch, a batch does not fit the model, the preprocessing of the model is unknown, or
-            an image is damaged.
-        KeyError: If the model has only some of the names of classes.
+        ValueError: If there is no batch, a batch does not fit the model, the preprocessing of the model is unknown, an
+            image is damaged, or the model has only some of the names of classes.
         OSError: If a model or dataset is named that cannot be loaded.
 
     Example:
@@ -118,6 +117,8 @@ def model_outputs(model: nn.Module | str | os.PathLike, batches: Any) -> Outputs
             stack.enter_context(layer.register_forward_hook(remember))
         for batch in batches.epoch() if hasattr(batches, "epoch") else batches:
             inputs, labels = _split(batch, weight.device, model)
+            if isinstance(labels, list | tuple) and all(isinstance(label, str) for label in labels):
+                labels = _class_indices(model, labels)
             calls.clear()
             output: Any = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
             logits: Any = output if isinstance(output, Tensor) else getattr(output, "logits", None)
@@ -165,9 +166,12 @@ def _split(batch: Any, device: torch.device, model: nn.Module) -> tuple[Any, Any
 
 
 def _class_indices(model: nn.Module, names: Sequence[str]) -> Tensor | None:
-    """Return the indices of the model's classes with these names; None if it has none, a `KeyError` if it has some."""
+    """Return the indices of the model's classes with these names; None if it has none, an error if it has some."""
     label2id: dict[str, int] = getattr(getattr(model, "config", None), "label2id", None) or {}
-    return torch.tensor([label2id[name] for name in names]) if {*names} & {*label2id} else None
+    unknown = {*names} - {*label2id}
+    if unknown and unknown != {*names}:
+        raise ValueError(f"the model has a class {min({*names} - unknown)!r}, but none {min(unknown)!r}; rename it.")
+    return torch.tensor([label2id[name] for name in names]) if names and not unknown else None
 
 
 def _joined(values: tuple[Tensor | None, ...]) -> Tensor | None:

@@ -204,6 +204,8 @@ def _rank(known: Any, unknown: Any, *, by_class: bool) -> dict[str, float]:
             is_out = known.labels == left_out
             if 0 < int(is_out.sum()) < len(is_out) and len(sets) < MOST_LEFT_OUT:
                 sets.append((None, Outputs(logits=logits[~is_out]), {"unknown": Outputs(logits=logits[is_out])}))
+    if not sets:
+        raise ValueError("score='auto' needs labeled inputs of at least two classes; name a score, or give unknown.")
     detectors = {name: OODDetector(name, **_options(name, sets[0][0])) for name in names}
     results = [compare_scores(*each, detectors) for each in sets]
     return {name: sum(each.mean(name) for each in results) / len(results) for name in results[0].results}

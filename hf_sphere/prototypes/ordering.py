@@ -147,6 +147,8 @@ def assign_to_classes(points: Tensor, directions: Tensor, generator: torch.Gener
     """Order unit vectors (K, d) so that similar classes have nearby points, by an approximate quadratic assignment."""
     from scipy.optimize import quadratic_assignment
 
+    if len(points) > 4096:  # the time grows cubically
+        raise ValueError(f"ordering 'assignment' takes up to 4096 classes; got {len(points)}. Use 'ranking'.")
     count, cosines = len(points), (points @ points.T).numpy()
     similarity = directions @ directions.T
     ranks = similarity.flatten().argsort().argsort().double().reshape(count, count) / count**2

@@ -93,6 +93,7 @@ def plot_risk_coverage(
 
     Raises:
         ImportError: If matplotlib is missing.
+        ValueError: If there are no curves, or values are not from 0 to 1.
 
     Reference:
         Geifman and El-Yaniv, "Selective classification for deep neural networks", NeurIPS 2017.
@@ -103,14 +104,17 @@ def plot_risk_coverage(
     """
     figure = new_figure(6.4, 4.2, title)
     axes: Any = figure.subplots()
-    top = 0.0
+    if not curves or max(float(values.max()) for curve in curves.values() for values in curve) > 1 + 1e-9:
+        raise ValueError("curves must be at least one, of coverages and risks from 0 to 1.")
+    top, of_all = 0.0, {round(float(risk[-1]), 9) for _, risk in curves.values()}
     for index, (name, (coverage, risk)) in enumerate(curves.items()):
         shown = torch.linspace(0, len(coverage) - 1, min(len(coverage), _MOST_POINTS)).round().long()
         x, y = (100.0 * values.double().cpu()[shown] for values in (coverage, risk))
         axes.plot(x, y, linewidth=1.8, label=name, **style_line(index))
         # Among the first few predictions a single error is a large share, which must not set the scale.
         top = max(top, y[x >= min(5.0, x[-1].item())].max().item())
-    axes.axhline(y[-1].item(), color="0.45", linewidth=1.0, linestyle=(0, (1, 2)), label="all kept")
+    if len(of_all) == 1:  # curves of several models have several
+        axes.axhline(100 * of_all.pop(), color="0.45", linewidth=1.0, linestyle=(0, (1, 2)), label="all kept")
     room = top or 1.0
     axes.set(xlim=(0, 101), ylim=(-0.02 * room, 1.08 * room))  # a curve at zero must be visible
     axes.set(xlabel="share of images kept, most confident first, %", ylabel="error rate among them, %")

@@ -146,7 +146,7 @@ def plot_analogy_accuracies(
 
     Raises:
         ImportError: If matplotlib is missing.
-        ValueError: If two results have the same model, benchmark and scoring.
+        ValueError: If two results have the same model, benchmark and scoring, or accuracies are in percent.
 
     Example:
         >>> plot_analogy_accuracies(results, path="accuracies.png")  # doctest: +SKIP
@@ -154,6 +154,8 @@ def plot_analogy_accuracies(
     names = [tuple(result[name] for name in ("model", "benchmark", "scoring")) for result in results]
     if len(set(names)) < len(names):
         raise ValueError(f"pass one accuracy per model, benchmark and scoring; got those of {names}.")
+    if (highest := max(result["eval_accuracy_high"] for result in results)) > 1:
+        raise ValueError(f"accuracies must be from 0 to 1, not in percent; got {highest:g}.")
     models, benchmarks, scorings = (list(dict.fromkeys(column)) for column in zip(*names, strict=True))
     size = max(5.4, 1.0 + 0.28 * len(benchmarks) * (len(models) + 1))
     figure = new_figure(size, 0.6 + 3.0 * len(scorings), title)
@@ -181,8 +183,7 @@ def plot_analogy_accuracies(
         axes.set(title=scoring.replace("_", " "), ylabel="accuracy on test questions, %")
         axes.grid(axis="y")
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    highest = max(100 * result["eval_accuracy_high"] for result in results)
-    panels[0].set_ylim(0, min(101.0, 1.05 * highest) or 101.0)  # shared by all panels
+    panels[0].set_ylim(0, min(101.0, 105 * highest) or 101.0)  # shared by all panels
     labels = [*models, GUESSING]
     add_legend_below(figure, [handles[label] for label in labels], labels)
     return save_figure(figure, path)

@@ -46,6 +46,14 @@ def test_layers_are_found_by_kind_in_the_order_of_definition(selection, expected
     assert all(found[name] is model.get_submodule(name) for name in expected)
 
 
+@pytest.mark.parametrize("model", [nn.MultiheadAttention(4, 2), nn.Sequential(nn.LSTM(4, 4), nn.Linear(4, 2))])
+def test_weights_of_attention_and_recurrent_layers_are_named_as_left_out(model, caplog):
+    for source in (model, model.state_dict()):
+        caplog.clear()
+        assert len([*iterate_layers(source, "linear")]) == 1
+        assert f"Not among the linear layers: {next(iter(model.state_dict()))}" in caplog.text
+
+
 def test_a_subclass_has_the_kind_of_its_base_and_a_shared_weight_counts_once_but_not_a_parametrized_one():
     assert [layer_kind(module) for module in (OurConvolution(2, 3, 3), Conv1D(3, 2), nn.Embedding(3, 2))] == [
         *("conv", "linear", None)

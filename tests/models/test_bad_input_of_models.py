@@ -131,7 +131,7 @@ MODELS = [
     (backbone("cnn9", hidden_layer="w_cosine", hidden_kwargs={"scaling": 2.0}), "spherized; w_cosine has none"),
     (backbone("cnn9", hidden_layer="spherized", hidden_kwargs={"scale": 2.0}), "unexpected keyword argument 'scale'"),
     (backbone("cnn9", hidden_layer="relu"), "hidden_layer must be one of plain, .*w_sigmoid; got 'relu'"),
-    (backbone("lenet5", depth=3), "unexpected keyword argument 'depth'"),
+    (backbone("lenet5", depth=3), "'lenet5' does not accept the options .* unexpected keyword argument 'depth'"),
     (backbone("lenet"), r"unknown backbone 'lenet'; similar names: .*lenet5"),
     (backbone("lenet5", pretrained=True), "backbone 'lenet5' has no pretrained weights"),
 ]

@@ -400,10 +400,14 @@ class TestBatchesOfLoaders:
             with pytest.raises(ValueError, match=r"batches (must have tensors|has .*; name the inputs so)"):
                 model_outputs(model, [batch])
         classifier = SphereVisionForImageClassification(TINY)
-        with pytest.raises((TypeError, ValueError)):
-            model_outputs(classifier, [(torch.zeros(3, 1, 8, 8), (*"aba",))])
         with pytest.raises(AttributeError):
             model_outputs(classifier.base_model, torch.zeros(3, 1, 8, 8))
+
+    def test_names_of_classes_are_labels_if_the_model_has_them(self):
+        model, images = SphereVisionForImageClassification(TINY), torch.zeros(3, 1, 8, 8)
+        for batches in ([{"pixel_values": images, "label": [*"aba"]}], [(images, (*"aba",))]):
+            assert model_outputs(model, batches).labels.tolist() == [0, 1, 0]
+        assert model_outputs(model, {"pixel_values": images, "label": [*"cdd"]}).labels is None
 
 
 TINY = SphereVisionConfig(
@@ -446,7 +450,7 @@ class TestImageFiles:
     def test_unknown_images_have_no_labels_and_beside_known_ones_are_an_error(self, folder, saved):
         assert model_outputs(saved, folder / "unknown").labels is None
         (folder / "unknown/z").rename(folder / "known/z")
-        with pytest.raises(KeyError, match="z"):
+        with pytest.raises(ValueError, match="the model has a class 'a', but none 'z'; rename it"):
             model_outputs(saved, folder / "known")
 
 

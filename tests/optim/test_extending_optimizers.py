@@ -107,6 +107,14 @@ def train(kind: type[SphereOptimizer], **options: object) -> torch.Tensor:
     return x.detach()
 
 
+def test_a_class_must_update_parameters_that_are_not_scale_invariant():
+    weight = torch.ones(2, requires_grad=True)
+    weight.grad = torch.ones(2)
+    own = {"_step_of_torch": SphereOptimizer._step_of_torch, "form_groups": SphereOptimizer.form_groups}
+    with pytest.raises(NotImplementedError):
+        type("Without", (AdamS,), own)([weight]).step()
+
+
 @pytest.mark.parametrize(
     "options",
     [{}, {"weight_decay": 0.1}, {"weight_decay": 0.1, "decoupled_weight_decay": True}, {"maximize": True}],

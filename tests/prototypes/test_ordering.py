@@ -220,6 +220,7 @@ def test_invalid_class_vector_error_names_the_rows(vectors, message):
 
 
 VECTORS = {"class_vectors": structured_vectors()}
+MANY = {"num_classes": 4097, "dim": 2, "class_vectors": torch.randn(4097, 2)}
 TWO = {"num_classes": 2, "dim": 2, "class_vectors": torch.randn(2, 5)}
 
 
@@ -230,6 +231,7 @@ TWO = {"num_classes": 2, "dim": 2, "class_vectors": torch.randn(2, 5)}
         (VECTORS | {"ordering": "rank"}, "ordering must be one of ranking, assignment; got 'rank'"),
         *((VECTORS | {"method": m}, f"'{m}' does not support a ranking loss") for m in ("slsqp", "catalogue")),
         (TWO, r"at least 3 classes; got 2\. Leave class_vectors out"),
+        (MANY | {"method": "sgd", "max_iterations": 1, "ordering": "assignment"}, "takes up to 4096 classes; got 4097"),
         (VECTORS | {"ordering": "assignment", "num_classes": 5}, "one row for each of 5 classes; got 12"),
     ],
 )

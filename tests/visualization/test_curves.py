@@ -75,6 +75,15 @@ class TestRiskCoverage:
         assert {y for _, y in drawn["all kept"]} == {25.0}
         assert texts_of(figure) == ["confidence", "concentration", "all kept"]
 
+    def test_curves_of_several_models_have_no_common_total(self):
+        figure = plot_risk_coverage({"a": curve(0.0, 0.25), "b": curve(0.5, 0.5)})
+        assert texts_of(figure) == ["a", "b"]
+
+    @pytest.mark.parametrize("curves", [{}, {"percent": (curve(0.0)[0], torch.tensor([25.0]))}])
+    def test_values_in_percent_and_nothing_to_draw_are_refused(self, curves):
+        with pytest.raises(ValueError, match="at least one, of coverages and risks from 0 to 1"):
+            plot_risk_coverage(curves)
+
     def test_the_first_few_images_do_not_set_the_scale(self):
         risk = torch.full((100,), 0.02)
         risk[0] = 1.0

@@ -68,3 +68,8 @@ def test_a_model_without_a_result_for_a_scoring_leaves_a_gap():
 def test_two_accuracies_of_a_model_on_a_benchmark_are_rejected():
     with pytest.raises(ValueError, match="pass one accuracy per model, benchmark and scoring"):
         plot_analogy_accuracies([result(), result()])
+
+
+def test_accuracies_in_percent_are_rejected():
+    with pytest.raises(ValueError, match=r"must be from 0 to 1, not in percent; got 40\.08"):
+        plot_analogy_accuracies([result("a", accuracy=40.0)])

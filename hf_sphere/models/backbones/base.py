@@ -197,7 +197,10 @@ def create_backbone(
     has_fixed_size = pretrained_cfg is not None and pretrained_cfg.fixed_input_size  # timm's mark of such models
     if has_fixed_size or "img_size" in inspect.signature(timm.model_entrypoint(architecture)).parameters:
         options.setdefault("img_size", image_size)
-    net = timm.create_model(name, pretrained=pretrained is True, num_classes=0, in_chans=num_channels, **options)
+    try:
+        net = timm.create_model(name, pretrained=pretrained is True, num_classes=0, in_chans=num_channels, **options)
+    except TypeError as error:
+        raise ValueError(f"backbone {name!r} does not accept the options {options}: {error}") from error
     if isinstance(pretrained, str):
         from hf_sphere.models.pretrained_backbones import load_backbone_weights
 
