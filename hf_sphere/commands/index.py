@@ -65,6 +65,11 @@ class IndexArguments(Arguments):
         "row is a group.",
         only_with=["output_dir"],
     )
+    score: Literal["auto", "cosine", "margin"] = argument(
+        "auto",
+        "Score of searches with a level: a margin if there are groups, which finds more, or the cosine.",
+        only_with=["output_dir"],
+    )
     calibration: str | None = argument(
         None,
         "Images, texts or vectors without a match in the index, to calibrate it, with groups by its group_column.",
@@ -142,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             calibration = args.calibration and ImageSource.of(args.calibration, **of_rows)
             if index is None:
                 more = {"kind": args.kind, "groups": args.group_column, "calibration": calibration}
-                more |= {"ids": args.id_column, "columns": args.columns or ()}
+                more |= {"score": args.score, "ids": args.id_column, "columns": args.columns or ()}
                 index = ImageIndex.build(encoder, source, **more, **options)
                 added = len(index)
             else:

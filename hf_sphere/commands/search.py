@@ -65,6 +65,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     for output in filter(None, (args.table, args.contact_sheet)):
         check_writable(output, is_folder=False)
     index = search.ImageIndex.load(args.index, args.model_name_or_path)
+    if args.leave_out_query and args.false_accept is not None and index.space.score == "margin":
+        hint = "build the index with --score cosine, or read what hf-sphere index expects to find"
+        raise ValueError(f"--leave_out_query has no level by margins, where a query counts for its group; {hint}.")
     source = None
     count = sum(name in args.classes for name in index.classes()) if args.classes else len(index)
     if 0 < count < args.top_k:
@@ -110,6 +113,7 @@ def leave_out_queries(index: "search.ImageIndex", neighbors: Any, source: Any, t
     same = neighbors.rows.new_tensor([[row >= 0 and index.path(row) == query for row in rows] for rows, query in pairs])
     order = same.argsort(dim=1, stable=True)[:, :top_k]  # queries are moved to the end
     columns = {"rows": neighbors.rows.masked_fill(same > 0, -1), "scores": neighbors.scores}
+    columns["distances"] = neighbors.distances
     if neighbors.accepted is not None:
         columns |= {"p_values": neighbors.p_values, "accepted": neighbors.accepted & (same == 0)}
     columns = {name: column.gather(1, order) for name, column in columns.items()}

@@ -82,13 +82,13 @@ class Nearest(NamedTuple):
     groups: Tensor
 
     @classmethod
-    def of(cls, vectors: Tensor, groups: Tensor, sample: Tensor) -> "Nearest":
-        """Find them for vectors (N, d) of groups (N,), among a sample of the rows of each group, row numbers."""
-        names, counts = groups[sample].unique(return_counts=True)
+    def of(cls, vectors: Tensor, groups: Tensor, sample: Tensor, sample_groups: Tensor) -> "Nearest":
+        """Find them for vectors (N, d) of groups (N,), among a sample (n, d) of the rows of each group, (n,)."""
+        names, counts = sample_groups.unique(return_counts=True)
         count = min(NEAREST + 1, len(names))
         columns = torch.arange(int(counts.max())).clamp_max((counts - 1)[:, None])  # the last row fills up
-        members = sample[groups[sample].argsort(stable=True)][(counts.cumsum(0) - counts)[:, None] + columns]
-        others = project_to_sphere(vectors[members.flatten()])
+        members = sample_groups.argsort(stable=True)[(counts.cumsum(0) - counts)[:, None] + columns]
+        others = project_to_sphere(sample[members.flatten()])
         parts = []
         for block, own in zip(*(x.split(max(1, BLOCK // len(others))) for x in (vectors, groups)), strict=True):
             cosines = (project_to_sphere(block) @ others.T).view(len(block), *members.shape).amax(2)

@@ -135,13 +135,15 @@ class CompressedSpace(CalibratedSearch):
 
 def compress(space: Any, bits: int, max_recall_loss: float | None, seed: int) -> CompressedSpace:
     """Measure the recall of codes and make a space of them; see `EmbeddingSpace.compress`."""
-    vectors, groups, count = space.vectors, space._groups, len(space)
+    vectors, count = space.vectors, len(space)
+    used, groups = space._groups.unique(return_inverse=True)  # without those that were removed
+    names = space._names and [space._names[number] for number in used.tolist()]
     bits = int(check_choice("bits", bits, (1, 2, 4, 8)))
     if max_recall_loss is not None:
         check_number("max_recall_loss", max_recall_loss, "[0, 1)")
     check_choice("the distance of vectors to compress", space.metric["distance"], ["cosine"])
     check_integer("the number of rows, to measure recall@10,", count, SMALLEST)
-    check_integer("the number of groups", len(groups.unique()), 2)
+    check_integer("the number of groups", len(used), 2)
     faiss, generator = load_faiss(), torch.Generator().manual_seed(check_seed(seed))
     rotation = torch.linalg.qr(torch.randn(2 * vectors.shape[1:], generator=generator)).Q
 
@@ -173,9 +175,8 @@ def compress(space: Any, bits: int, max_recall_loss: float | None, seed: int) ->
     index = encode(torch.arange(count))  # also fitted to the queries, which may be beyond the ranges of the others
     codes, learned = (torch.from_numpy(faiss.vector_to_array(values)) for values in (index.codes, _learned(index)))
     tensors = {"codes": codes.view(count, -1), "learned": learned, "rotation": rotation}
-    # Without groups they are the numbers of the rows, and safetensors does not write one tensor twice.
-    tensors |= {"numbers": space._numbers, "groups": groups.clone()}
-    about = {"bits": bits, "recall": (recall, low, high), "names": space._names, "ids": space._ids}
+    tensors |= {"numbers": space._numbers, "groups": groups}
+    about = {"bits": bits, "recall": (recall, low, high), "names": names, "ids": space._ids}
     small = CompressedSpace(about | {"score": space.score, "rule": space.rule}, tensors)
     if space._queries is None:
         rows = space._calibration_rows()
@@ -185,7 +186,7 @@ def compress(space: Any, bits: int, max_recall_loss: float | None, seed: int) ->
         (queries, numbers), left_out = space._queries, None
         ids = torch.full_like(numbers, -1)
     if space.score == "margin":  # that of a loaded space has no groups to leave out
-        small._nearest = Nearest.of(vectors, groups, space._sample())
+        small._nearest = Nearest.of(vectors, groups, vectors[sample := space._sample()], groups[sample])
     best = small._find(project_to_sphere(queries), left_out)
     # Rows are not added to codes, so there is no next id, and no group is left out any more.
     small._calibration = Calibration(numbers, ids, *best[:3], 0, space.rule)

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from hf_sphere.geometry.manifold import project_to_sphere
+from hf_sphere.search.calibration import Score
 from hf_sphere.search.encoder import load_encoder
 from hf_sphere.search.index_files import read_index, write_index
 from hf_sphere.search.indexed_images import IndexedImages, identify, predicted_class
@@ -43,7 +44,7 @@ class ImageIndex(IndexedImages):
             `concentration`, `known` and `p_value`; and what shows whether an image changed: `size`, `time`, `digest`
             and the `settings` of the model. An image without an id of its own has a number as its `id`, which it keeps
             when others are added or removed, and when it is moved or overwritten.
-        space: The embeddings (N, d), float32, with their search and its calibration by cosines.
+        space: The embeddings (N, d), float32, with their search and its calibration.
         groups: What the groups are: `label`, a column, an empty text for names that are given, or None.
         calibrated_with: Content of the queries that calibrate.
         calibration_settings: The `settings` of the model that embedded separate calibration queries.
@@ -68,6 +69,7 @@ class ImageIndex(IndexedImages):
         ids: Groups = None,
         columns: Sequence[str] = (),
         calibration: Any = None,
+        score: Literal["auto"] | Score = "auto",
         kind: SearchKind | None = None,
         **options: Any,
     ) -> "ImageIndex":
@@ -83,6 +85,7 @@ class ImageIndex(IndexedImages):
             columns: Columns of texts, numbers or dates of the dataset that results repeat.
             calibration: See `calibrate`; its groups are labels or a column too, or each is one. If None, the rows of
                 the index calibrate.
+            score: See `EmbeddingSpace.fit`: the score of searches with a level.
             kind: Kind of the search; if None, chosen by the number of images.
             **options: Options of `encode` of the encoder.
 
@@ -92,7 +95,8 @@ class ImageIndex(IndexedImages):
             ImportError: If the kind needs FAISS and it is not installed.
         """
         encoder = load_encoder(model)
-        space = EmbeddingSpace(torch.empty(0, 0), metric=encoder.metric, kind=kind)
+        space: Any = EmbeddingSpace(torch.empty(0, 0), metric=encoder.metric, score=score, kind=kind)
+        space.score = score  # chosen with the first rows
         rule, id_rule = (names if names is None or isinstance(names, str) else "" for names in (groups, ids))
         check_not_text("columns", columns)
         index = cls(encoder, {}, space, [], rule, encoder.content, ids=id_rule, extra=[*columns])
@@ -118,7 +122,7 @@ class ImageIndex(IndexedImages):
             raise ValueError(f"{count:,} of the calibration {source.content}s are in the index; leave them out.")
         cells, embeddings = self._embed_queries(source, options)
         queries = project_to_sphere(embeddings) if self.encoder.metric["distance"] == "cosine" else embeddings
-        self.space.calibrate(queries, names and [names[row] for row in cells["row"]], score="cosine")
+        self.space.calibrate(queries, names and [names[row] for row in cells["row"]], score=self.space.score)
         self.calibrated_with, self.calibration_settings = source.content, self.encoder.settings
 
     def add(self, images: Any, groups: Groups = None, *, ids: Groups = None, check: bool = True, **options: Any) -> int:
@@ -231,7 +235,7 @@ class ImageIndex(IndexedImages):
     def search(
         self, images: Any, k: int = 10, *, classes: Classes = None, false_accept: float | None = None, **options: Any
     ) -> Matches:
-        """Find the nearest indexed images of images.
+        """Find the nearest indexed images of images; with a level, those of the best scores, as `EmbeddingSpace` does.
 
         Args:
             images: See `ImageSource.of`.
@@ -343,7 +347,8 @@ class ImageIndex(IndexedImages):
         self.sources, self._opened = [self.sources[number] for number in used], {}
         ids, groups = self.images["id"] if self.ids is not None else None, self.images.get("group")
         if not len(self):
-            self.space = EmbeddingSpace(embeddings, groups, ids=ids, metric=space.metric, kind=space.kind)
+            options: Any = {"metric": space.metric, "score": space.score, "kind": space.kind}
+            self.space = EmbeddingSpace(embeddings, groups, ids=ids, **options)
             return
         rows = torch.tensor([row for row in kept if row < len(self)], dtype=torch.long)
         new = torch.arange(space._next, space._next + len(embeddings))

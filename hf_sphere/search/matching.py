@@ -38,6 +38,7 @@ class Matches(Table):
         rows: (Q, k) int64, rows of the space; -1 where an approximate search found none.
         scores: (Q, k) float64, larger for better matches: the cosine, the margin of the row's group, or for another
             distance its negative.
+        distances: (Q, k) float64, of the rows themselves; infinite where there is no row.
         p_values: (Q, k) float64, or None if the space has no calibration yet and no level was given.
         accepted: (Q, k) bool, whether the p-value is at most the level; None without a level.
         measure: What is compared: `cosine`, `margin`, or another distance.
@@ -47,6 +48,7 @@ class Matches(Table):
 
     rows: Tensor
     scores: Tensor
+    distances: Tensor
     p_values: Tensor | None = None
     accepted: Tensor | None = None
     measure: str = "cosine"
@@ -70,17 +72,6 @@ class Matches(Table):
         values = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         columns |= {name.removesuffix("s"): value.flatten().tolist() for name, value in values.items()}
         return pd.DataFrame(columns)
-
-    @property
-    def distances(self) -> Tensor:
-        """The distances, (Q, k) float64; infinite where there is no row.
-
-        Raises:
-            ValueError: If the score is a margin, which has no distance.
-        """
-        if self.measure == "margin":
-            raise ValueError("margins have no distances; fit with score='cosine', or use scores.")
-        return 1 - self.scores if self.measure == "cosine" else -self.scores
 
 
 class ExpectedFound(NamedTuple):
@@ -158,10 +149,10 @@ class CalibratedSearch(ABC):
         names: Any = self._names
         return [names[number] for number in self._groups[rows].tolist()]
 
-    def _near(self) -> Nearest:
-        """Return the other groups that rows are nearest to."""
+    def _offsets(self, rows: Tensor, left_out: Tensor | None = None) -> Tensor:
+        """Return what margins of rows (Q, c) are above, as if groups of numbers `left_out`, (Q,), were new."""
         assert self._nearest is not None
-        return self._nearest
+        return self._nearest.offsets(rows, left_out)
 
     @property
     def smallest_p_value(self) -> float:
@@ -204,27 +195,31 @@ class CalibratedSearch(ABC):
     ) -> Matches:
         """Return the best k rows of queries (Q, d), among the candidates that they found if these are known.
 
-        If only a part of the rows is searched, the best groups are searched for among all where that matters.
+        If only a part of the rows is searched, the best groups are searched for among all where that matters. Without
+        p-values, they are the nearest rows.
         """
-        best, most = None, min(len(self), CANDIDATES[self.score])
-        needs_groups = self.score == "margin" or (has_p_values and self.calibration.needs_best)
+        best, most, is_margin = None, min(len(self), CANDIDATES[self.score]), has_p_values and self.score == "margin"
+        needs_groups = is_margin or (has_p_values and self.calibration.needs_best)
         if found is None:
             count = max(k, most) if needs_groups and among is None else k
             found = self._candidates(queries, count, among=among)
         if needs_groups:
             of_all = found if among is None else self._candidates(queries, most)
             best = self._find_groups(queries, Candidates(*map(itemgetter(np.s_[:, :most]), of_all)))
-        if best is not None and self.score == "margin":  # rows have the scores of their groups
+        measure = "margin" if is_margin else self.metric["distance"]
+        scores, rows = found.scores, found.rows
+        distances = 1 - scores if self.metric["distance"] == "cosine" else -scores
+        if best is not None and is_margin:  # rows have the scores of their groups
             is_same = found.groups[:, :, None] == best.groups[:, None]
-            scores = best.scores[:, None].where(is_same, -torch.inf).amax(2).masked_fill(found.rows < 0, -torch.inf)
-            found = sort_candidates(found, scores)
-        rows, scores = found.rows[:, :k], found.scores[:, :k]
-        measure = self.score if self.metric["distance"] == "cosine" else self.metric["distance"]
+            scores = best.scores[:, None].where(is_same, -torch.inf).amax(2).masked_fill(rows < 0, -torch.inf)
+            order = scores.argsort(dim=1, descending=True, stable=True)
+            scores, rows, distances = (column.gather(1, order) for column in (scores, rows, distances))
+        scores, rows, distances = scores[:, :k], rows[:, :k], distances[:, :k]
         p_values = accepted = None
         if has_p_values:
             p_values = self.calibration.p_values(scores, best).masked_fill(rows < 0, 1.0).cummax(1).values
             accepted = None if level is None else p_values <= level * ROUNDING
-        return Matches(rows, scores, p_values, accepted, measure, self._ids_of(rows))
+        return Matches(rows, scores, distances, p_values, accepted, measure, self._ids_of(rows))
 
     def threshold(self, false_accept: float) -> float:
         """Return the cosine from which on a row is a match, to filter by where another program searches.
@@ -282,9 +277,9 @@ class CalibratedSearch(ABC):
         """Return the best groups among candidates; more are searched for queries whose candidates are of one group."""
         rows, is_margin = found, self.score == "margin"
         if is_margin:
-            rows = sort_candidates(found, found.scores - self._near().offsets(found.rows, left_out))
+            rows = sort_candidates(found, found.scores - self._offsets(found.rows, left_out))
         top = best_groups(rows, SCORED if is_margin else 2, is_margin)
-        lacking, count = (top.groups[:, 1] < 0) & (found.rows[:, -1] >= 0), 4 * found.rows.shape[1]
+        lacking, count = (top.rows[:, 1] < 0) & (found.rows[:, -1] >= 0), 4 * found.rows.shape[1]
         if not lacking.any() or found.rows.shape[1] == len(self):
             return top
         without = None if left_out is None else left_out[lacking]
@@ -294,7 +289,7 @@ class CalibratedSearch(ABC):
                 column[lacking] = wider
         elif left_out is None:
             other = self._candidates(queries[lacking], 1, top.groups[lacking, 0])
-            scores = other.scores - (self._near().offsets(other.rows) if is_margin else 0.0)
+            scores = other.scores - (self._offsets(other.rows) if is_margin else 0.0)
             for column, of_other in zip(top, (scores, *other[1:]), strict=True):
                 column[lacking, 1] = of_other[:, 0]
         return top

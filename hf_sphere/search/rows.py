@@ -30,6 +30,7 @@ class GroupedVectors(CalibratedSearch):
         ids: Any = None,
         numbers: Tensor | None = None,
         metric: dict[str, Any] | None = None,
+        score: Literal["auto"] | Score = "auto",
         kind: SearchKind | None = None,
         rows_per_group: int = 8,
         calibration_rows: int = 5_000,
@@ -46,6 +47,7 @@ class GroupedVectors(CalibratedSearch):
         self.kind = kind
         self._names: list[Any] | None = None if groups is None else []
         self._groups = self._number(groups, self._numbers)
+        self._choose_score(score)
         self._options = {"rows_per_group": rows_per_group, "calibration_rows": calibration_rows, "seed": seed}
         self._search: NeighborSearch | None = None
         self._axes: Any = None  # see `drift.axes_of`
@@ -153,11 +155,8 @@ class GroupedVectors(CalibratedSearch):
             ValueError: If there is only one group, or an argument is invalid.
             TypeError: If queries are no dense numbers.
         """
-        check_choice("score", score, ("auto", "cosine", "margin"))
         check_choice("rule", rule, (None, "sharp", "strict"))
-        is_cosine = self.metric["distance"] == "cosine"
-        if score == "margin":
-            check_choice("the distance of margins", self.metric["distance"], ["cosine"])
+        self._choose_score(score)
         separate = None
         if queries is not None:
             queries = self._check("calibration", queries)
@@ -170,8 +169,14 @@ class GroupedVectors(CalibratedSearch):
             raise ValueError("calibration_groups are the groups of calibration, which is missing.")
         self._queries, self._calibration, self._nearest = separate, None, None
         self.rule = rule or ("sharp" if separate is None else "strict")
-        self.score = ("margin" if is_cosine and self._names is not None else "cosine") if score == "auto" else score
         self._calibration, self._is_current = self._updated(), True
+
+    def _choose_score(self, score: str) -> None:
+        check_choice("score", score, ("auto", "cosine", "margin"))
+        is_cosine = self.metric["distance"] == "cosine"
+        if score == "margin":
+            check_choice("the distance of margins", self.metric["distance"], ["cosine"])
+        self.score = ("margin" if is_cosine and self._names is not None else "cosine") if score == "auto" else score
 
     def check_groups(self, groups: Any, calibration: Tensor | None = None) -> None:
         """Raise an error if groups of rows, names or None, are also those of separate calibration queries."""
@@ -231,8 +236,12 @@ class GroupedVectors(CalibratedSearch):
 
     def _near(self) -> Nearest:
         if self._nearest is None:
-            self._nearest = Nearest.of(self.vectors, self._groups, self._sample())
+            sample = self._sample()
+            self._nearest = Nearest.of(self.vectors, self._groups, self.vectors[sample], self._groups[sample])
         return self._nearest
+
+    def _offsets(self, rows: Tensor, left_out: Tensor | None = None) -> Tensor:
+        return self._near().offsets(rows, left_out)
 
     def _updated(self) -> Calibration:
         """Return the calibration of the current rows; scores that cannot have changed are kept."""

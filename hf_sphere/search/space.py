@@ -114,7 +114,7 @@ class EmbeddingSpace(GroupedVectors, Table):
             vectors = vectors[numbers] if skipped else vectors
             groups, ids = (names and [names[row] for row in numbers.tolist()] for names in (groups, ids))
         units = unit_vectors("vectors", vectors, ids, ", or leave them out with invalid='skip'")
-        space = cls(units, groups, ids=ids, numbers=numbers, kind=kind, **options)
+        space = cls(units, groups, ids=ids, numbers=numbers, score=score, kind=kind, **options)
         space.skipped, space.model = skipped, model
         space.calibrate(calibration, calibration_groups, score=score, rule=rule)
         return space

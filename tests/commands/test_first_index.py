@@ -103,6 +103,9 @@ def test_an_index_with_groups_prints_its_levels_and_a_long_search_what_happened(
     printed = capsys.readouterr().out
     line = "levels    each vector is a group of its own (or name a --group_column); --false_accept can be 0.017 or more"
     assert f"\n{line}\n" in printed
+    with pytest.raises(SystemExit):
+        main([*words, "--leave_out_query"])
+    assert "build the index with --score cosine" in capsys.readouterr().err
 
 
 def test_long_names_do_not_reach_the_next_cell():

@@ -631,14 +631,19 @@ def test_images_that_are_added_have_groups_too(encoder, digits, photos):
         ImageIndex.build(encoder, digits[:3], **QUIET).add(digits[4], ["a"], **QUIET)
 
 
-def test_p_values_are_those_of_a_space_of_the_embeddings(encoder):
-    index = build_digits(encoder, groups="label")
-    space = EmbeddingSpace.fit(index.embeddings, index.images["group"], score="cosine")
+@pytest.mark.parametrize(("score", "expected"), [("auto", "margin"), ("cosine", "cosine")])
+def test_p_values_are_those_of_a_space_of_the_embeddings(score, expected, encoder):
+    index = build_digits(encoder, groups="label", score=score)
+    space = EmbeddingSpace.fit(index.embeddings, index.images["group"], score=score)
+    assert index.space.score == space.score == expected
     images = ImageSource.of("digits")
     queries = torch.cat([columns["embedding"] for _, columns in encoder.encode(images, range(20), **QUIET)])
     torch.testing.assert_close(p_values(index), space.search(queries, 2, false_accept=0.9).p_values)
     found = index.search(images, 1, false_accept=0.5, **QUIET)
     assert torch.equal(found.accepted, found.p_values <= 0.5)
+    by_distance = index.search(images, 3, **QUIET)
+    assert (by_distance.measure, by_distance.p_values) == ("cosine", None)
+    assert torch.equal(by_distance.distances, 1 - by_distance.scores)
 
 
 def test_a_search_among_classes_accepts_no_more_than_among_all(encoder):
@@ -661,10 +666,10 @@ def test_a_search_with_a_level_searches_the_embeddings_once(encoder, monkeypatch
     assert (len(counts), found.rows.tolist()) == (1, expected.rows.tolist())
 
 
-@pytest.mark.parametrize("calibration", ["rows", "separate"])
+@pytest.mark.parametrize("calibration", ["rows", "groups", "separate"])
 @pytest.mark.parametrize("kind", [None, "ivf"])
 def test_a_saved_index_has_the_same_p_values(kind, calibration, encoder, tmp_path):
-    index = build_digits(encoder, kind=kind)
+    index = build_digits(encoder, groups="label" if calibration == "groups" else None, kind=kind)
     if calibration == "separate":
         index.calibrate("digits", "label", **QUIET)
     expected = p_values(index)
