@@ -79,6 +79,7 @@ def read_index(path: Path, kind: str, dim: int, metric: int) -> tuple[Any, dict[
         storage: Any = faiss.downcast_index(index.storage) if kind == "hnsw" else index
         count = len(codes)
         fits = codes.shape == (count, dim) and codes.dtype == torch.uint8 and ranges.shape == (2 * dim,)
+        fits &= len(tensors.get("sizes", ())) == len(tensors.get("centroids", ()))
         if not fits or len(tensors.get("ids", codes)) != count:
             raise ValueError(f"the codes of {path} have another shape; build the index again.")
         faiss.copy_array_to_vector(ranges.numpy(), storage.sq.trained)

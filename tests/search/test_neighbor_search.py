@@ -175,6 +175,7 @@ def test_a_file_of_another_index_or_a_damaged_one_is_rejected(tmp_path):
         ("ivf", "sizes", lambda sizes: sizes + 10**9),
         ("ivf", "sizes", lambda sizes: sizes * torch.tensor([-1] + [1] * (len(sizes) - 1))),
         ("ivf", "sizes", lambda sizes: sizes[:-1]),
+        ("ivf", "sizes", lambda sizes: torch.cat([sizes, torch.zeros(1, dtype=torch.long)])),
         ("ivf", "centroids", lambda centroids: centroids[:, :1]),
         *[
             (kind, name, change)
