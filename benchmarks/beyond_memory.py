@@ -71,7 +71,9 @@ def measure(engine: str, count: int, dim: int, folder: Path) -> dict[str, Any]:
         from hf_sphere.search.lance import LanceSpace
 
         peaks["import"] = peak()
-        space: Any = step("write", lambda: LanceSpace.create(folder, draw(count, dim), group_column="group"))
+        space: Any = step(
+            "write", lambda: LanceSpace.create(folder, draw(count, dim), group_column="group", score="cosine")
+        )
         step("index", space.build_index)
     else:
         from hf_sphere.search.space import EmbeddingSpace
@@ -81,7 +83,7 @@ def measure(engine: str, count: int, dim: int, folder: Path) -> dict[str, Any]:
         def fill() -> Any:
             vectors = np.concatenate([batch["vector"] for batch in draw(count, dim)])
             vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-            return EmbeddingSpace(torch.from_numpy(vectors), np.arange(count) // GROUP, kind=engine)
+            return EmbeddingSpace(torch.from_numpy(vectors), np.arange(count) // GROUP, score="cosine", kind=engine)
 
         space = step("write", fill)
         step("index", lambda: space.neighbor_search)

@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.checks import shorten
-from hf_sphere.search.calibration import PARTS, Calibration, Candidates
+from hf_sphere.search.calibration import PARTS, Calibration, Candidates, Nearest, Rule, Score
 from hf_sphere.search.matching import CANDIDATES, CalibratedSearch, Matches, sort_candidates
 from hf_sphere.search.neighbor_search import SPARE, TARGET_RECALL, NeighborSearch
 from hf_sphere.search.vectors import (
@@ -26,7 +26,7 @@ from hf_sphere.search.vectors import (
     sample_rows,
     unit_vectors,
 )
-from hf_sphere.utils.checks import check_exclusive, check_extra, check_integer, error_text
+from hf_sphere.utils.checks import check_choice, check_exclusive, check_extra, check_integer, error_text
 
 os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(64 << 20))  # otherwise Lance reads up to 2 GiB ahead
 
@@ -41,14 +41,16 @@ SMALLEST_INDEX, TUNING_QUERIES, EFFORTS = 5_000, 200, (1, 2, 4, 8, 16)
 
 
 class LanceSpace(CalibratedSearch):
-    """Vectors in a database of LanceDB, with the p-values and thresholds of an `EmbeddingSpace` for cosines.
+    """Vectors in a database of LanceDB, with the p-values of an `EmbeddingSpace`, which rows calibrate.
 
     All that grows with the rows stays on disk or in the object store. A row has a stable number that Lance assigns,
-    also if several processes write. Calibration queries are rows, compared with all rows when a level is first used,
-    and later with added rows only. A space sees the rows that were there when it was opened or last changed.
+    also if several processes write. Calibration queries are rows, compared with all rows when a level is first used;
+    after a change again for margins, and for cosines with added rows only. Without a level, a search by margins is one
+    by cosines. A space sees the rows that were there when it was opened or last changed.
 
     Attributes:
         table: The table of LanceDB; its `_rowid` are the `rows` of `Matches`, and the ids without an id_column.
+        rule: `sharp` or `strict`.
         recall: Recall@10 that `build_index` measured; 1 without an index, since the search is exact then.
 
     Example:
@@ -62,18 +64,19 @@ class LanceSpace(CalibratedSearch):
     def __init__(self, database: Any, table: Any) -> None:
         about: Any = (table.schema.metadata or {}).get(b"hf_sphere")  # None if another program wrote the table
         self.table, self._database = table, database
-        self._column, self._group_column, self._id_column, *self._options = json.loads(about)
+        self._column, self._group_column, self._id_column, *self._options, self.score, self.rule = json.loads(about)
         self._columns = ["_rowid", self._column, *[self._group_column] * bool(self._group_column)]
         self._dim = table.schema.field(self._column).type.list_size
         index, known = _open(database, "index"), _open(database, "calibration")
         self._effort, self.recall, self._version = 0, 1.0, 0
+        self._compared: tuple[Tensor, Tensor] | None = None  # vectors and groups that margins are above
         if index is not None:
             self._effort, self.recall = (index.to_arrow()[name][0].as_py() for name in ("effort", "recall"))
         if known is not None:
             self._version, next_id = json.loads(known.schema.metadata[b"hf_sphere"])
             columns = known.to_arrow().to_pydict()
             parts: Any = {name: torch.from_numpy(np.array(columns[name])) for name in PARTS}
-            self._calibration = Calibration(**parts, next_id=next_id)
+            self._calibration = Calibration(**parts, next_id=next_id, rule=self.rule)
 
     @classmethod
     def create(
@@ -84,6 +87,8 @@ class LanceSpace(CalibratedSearch):
         column: str = "vector",
         group_column: str | None = None,
         id_column: str | None = None,
+        score: Literal["auto"] | Score = "auto",
+        rule: Rule = "sharp",
         rows_per_group: int = 8,
         calibration_rows: int = 5_000,
     ) -> "LanceSpace":
@@ -96,6 +101,8 @@ class LanceSpace(CalibratedSearch):
             group_column: Column of the names of the groups, texts or integers; if None, each row is a group.
             id_column: Column of the ids, different texts or integers; each batch is compared with those in the table.
                 If None, the numbers of Lance are the ids.
+            score: See `EmbeddingSpace.fit`; so is the rule.
+            rule: `sharp` or `strict`.
             rows_per_group: Maximum number of rows of a group that are calibration queries.
             calibration_rows: Maximum number of calibration queries.
 
@@ -106,6 +113,9 @@ class LanceSpace(CalibratedSearch):
         """
         limits = {"rows_per_group": rows_per_group, "calibration_rows": calibration_rows}
         options = [column, group_column, id_column, *(check_integer(name, n, 1) for name, n in limits.items())]
+        check_choice("score", score, ("auto", "cosine", "margin"))
+        options += [("margin" if group_column else "cosine") if score == "auto" else score]
+        options += [check_choice("rule", rule, ("sharp", "strict"))]
         database, parts = _connect(uri), _parts(batches, column, group_column, id_column)
         if names := [name for name in ("vectors", "index", "calibration") if _open(database, name) is not None]:
             raise FileExistsError(f"{uri} has tables already ({', '.join(names)}); use LanceSpace.open(...).add.")
@@ -150,7 +160,7 @@ class LanceSpace(CalibratedSearch):
         """Remove the rows of a group or of several, or those with ids; return their number.
 
         Raises:
-            ValueError: If there is no such group or id.
+            ValueError: If there is no such group or id, or no row would remain.
         """
         check_exclusive("name the rows", {"groups": groups is not None, "ids": ids is not None})
         what, column = ("group", str(self._group_column)) if ids is None else ("id", self._id_column or "_rowid")
@@ -158,6 +168,8 @@ class LanceSpace(CalibratedSearch):
         known = self._rows([column], condition := _is_in(column, wanted))[column]
         if missing := wanted.difference(known.to_pylist()):
             raise ValueError(f"there is no {what} {next(iter(missing))!r} in the space.")
+        if len(known) == len(self):
+            raise ValueError("no row would remain.")
         self.table.delete(condition)
         return len(known)
 
@@ -210,20 +222,40 @@ class LanceSpace(CalibratedSearch):
             return old
         groups, ids, next_id = self._sample(*self._options)
         queries = self._vectors(ids)
-        if old is None:
+        self._compared = queries, groups
+        if old is None or self.score == "margin":
             found = self._find(queries, groups)
         else:
-            present = self._unpack(self._rows(["_rowid"], _is_in("_rowid", old.matches.flatten().tolist())))[0]
+            present = self._unpack(self._rows(["_rowid"], _is_in("_rowid", old.matches[old.matches >= 0].tolist())))[0]
             added = self._compare(queries, CANDIDATES["cosine"], self._blocks(start=old.next_id), groups)
             found = self._follow(old, positions(ids, old.ids), queries, groups, present, added)
         if (found.ids[:, 0] < 0).any():
             raise ValueError("the rows are of one group, so no query without a match is known; add other groups.")
-        calibration = Calibration(groups, ids, *found[:3], next_id)
+        calibration = Calibration(groups, ids, *found[:3], next_id, self.rule)
         table = pa.table({name: getattr(calibration, name).tolist() for name in PARTS})
         with suppress(RuntimeError, ValueError, OSError):  # another process writes its own, or nobody may write
             self._write("calibration", table.replace_schema_metadata({"hf_sphere": json.dumps([version, next_id])}))
         self._calibration, self._version = calibration, version
         return calibration
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether searches without a level have p-values: of cosines, once a level was used."""
+        return self._calibration is not None and self.score == "cosine"
+
+    def _offsets(self, rows: Tensor, left_out: Tensor | None = None) -> Tensor:
+        """Return what margins of rows are above, by the vectors of blocks of them and of those that calibrate."""
+        if self._compared is None:
+            self._compared = self._vectors(self.calibration.ids), self.calibration.groups
+        offsets = torch.zeros(rows.shape, dtype=torch.float64)
+        for block in torch.arange(len(rows)).split(64):
+            found = rows[block]
+            if len(table := self._rows(self._columns, _is_in("_rowid", found[found >= 0].unique().tolist()))):
+                ids, groups, vectors = self._unpack(table)
+                without = None if left_out is None else left_out[block]
+                near = Nearest.of(vectors, groups, *self._compared)
+                offsets[block] = near.offsets(positions(found.contiguous(), ids), without)
+        return offsets
 
     def _candidates(
         self, queries: Tensor, count: int, left_out: Tensor | None = None, among: str | None = None
