@@ -64,7 +64,8 @@ class LanceSpace(CalibratedSearch):
     def __init__(self, database: Any, table: Any) -> None:
         about: Any = (table.schema.metadata or {}).get(b"hf_sphere")  # None if another program wrote the table
         self.table, self._database = table, database
-        self._column, self._group_column, self._id_column, *self._options, self.score, self.rule = json.loads(about)
+        options = [*json.loads(about), "cosine", "sharp"][:7]  # those of tables that were written before had neither
+        self._column, self._group_column, self._id_column, *self._options, self.score, self.rule = options
         self._columns = ["_rowid", self._column, *[self._group_column] * bool(self._group_column)]
         self._dim = table.schema.field(self._column).type.list_size
         index, known = _open(database, "index"), _open(database, "calibration")
