@@ -88,7 +88,7 @@ def load_splits(
         return DatasetDict(BUNDLED[name]())
     if folder.is_file():
         return load_file(name, **options)
-    if config_name is not None and (folder / config_name).is_dir():
+    if config_name is not None and (folder / config_name).is_dir() and not folders.has_configs(folder):
         folder, config_name = folder / config_name, None
     kinds = folders.SUFFIXES | folders.UNREADABLE, folders.TABLES, {".txt"}  # texts are read if there is nothing else
     images, tables, _ = (folders.list_files(folder, suffixes, follow_links=follow_links) for suffixes in kinds)
