@@ -67,6 +67,9 @@ class ImageBatches(SharedExamples, IterableDataset):
     balanced: bool = False
     episodes: Episodes | None = None
 
+    dealt_together = 1
+    """Number of consecutive images that a process gets at a time: those of an episode, or one."""
+
     _in_workers = False  # whether the processes that decode images do their part of the augmentation
     _sampler = None  # of the episodes
     _fetch: ClassVar[Any]
@@ -90,7 +93,7 @@ class ImageBatches(SharedExamples, IterableDataset):
         if self.episodes is not None:
             sharing = {"process_index": self.process_index, "num_processes": self.num_processes}
             self._sampler = EpisodeSampler(self.labels, self.episodes, seed=self.seed, **sharing)
-            self.batch_size = self.episodes.batch_size
+            self.batch_size, self.dealt_together = self.episodes.batch_size, self.episodes.size
         self.labels = self.labels.to(self.device)
         if self.regression_labels is not None:
             self.regression_labels = self.regression_labels.to(self.device)
@@ -124,13 +127,16 @@ class ImageBatches(SharedExamples, IterableDataset):
         """Yield the batches of an epoch, starting with batch `start`; augmented only if `augment` is set."""
         examples = self._examples(epoch, start, self._draws(epoch, start, augment))
         for step, (images, targets, indices) in enumerate(examples, start):
-            generator = self._generator(epoch, step)
+            generator = torch.Generator().manual_seed(mix_seed(self.seed, epoch, step + 1, self.process_index))
             if self._per_batch is not None and augment:
                 mirrored = (self._flips[indices] + epoch) % 2 == 1 if self._per_batch.alternating_flip else None
                 images = self._per_batch(images, generator, mirrored)
             images = self._normalize(images)
-            if self._per_batch is not None and augment and self._per_batch.mixes:
-                strengths = self._per_batch.mixup, self._per_batch.cutmix
+            if (
+                self._per_batch is not None
+                and augment
+                and any(strengths := (self._per_batch.mixup, self._per_batch.cutmix))
+            ):
                 yield mix_images(images, targets["labels"], *strengths, generator)
             else:
                 yield {"pixel_values": images, **targets}
@@ -176,23 +182,11 @@ class ImageBatches(SharedExamples, IterableDataset):
             places = [(turn * self.num_processes + self.process_index) * size + rest + 1 for turn, rest in turns]
             yield [(augmentation, mix_seed(self.seed, epoch, place)) for place in places]
 
-    @property
-    def dealt_together(self) -> int:
-        """Number of consecutive images that a process gets at a time: an episode, or one image."""
-        return 1 if self.episodes is None else self.episodes.size
-
-    @property
-    def _repeats(self) -> bool:
-        return self.shuffle or self.episodes is not None
-
     def _num_local(self) -> int:
         return super()._num_local() if self._sampler is None else self._sampler.num_episodes * self.dealt_together
 
     def _order(self, epoch: int) -> Tensor:
         return super()._order(epoch) if self._sampler is None else self._sampler.indices(epoch).flatten()
-
-    def _generator(self, epoch: int, step: int) -> torch.Generator:
-        return torch.Generator().manual_seed(mix_seed(self.seed, epoch, step + 1, self.process_index))
 
 
 class ImagesInMemory(ImageBatches):

@@ -279,7 +279,10 @@ def cache_file(images: EncodedImages, cache_dir: str | os.PathLike | None = None
 def state_of_files(records: Dataset, column: str) -> str:
     """Return a digest of sizes and times of the files that are named but not contained, or an empty string."""
     cells = records[column] if pc.struct_field(records.data.column(column), "bytes").null_count else ()
-    paths = [record["path"] for record in cells if record and record["bytes"] is None and record["path"]]
-    files = [(path, os.stat(path)) for path in paths if os.path.isfile(path)]
-    states = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in files]
+    states = []
+    for record in cells:
+        path = record["path"] if record and record["bytes"] is None else None
+        if path and os.path.isfile(path):
+            stat = os.stat(path)
+            states.append((path, stat.st_size, stat.st_mtime_ns))
     return "-" + hashlib.sha256(repr(states).encode()).hexdigest()[:16] if states else ""

@@ -148,11 +148,6 @@ class AugmentationOptions(Arguments):
         None, "Mix parts of training images by area, with this alpha. With mixup, half of the batches each.", gt=0
     )
 
-    @property
-    def mixes(self) -> bool:
-        """Whether images are mixed with others, and so their labels."""
-        return bool(self.mixup or self.cutmix)
-
     def __post_init__(self) -> None:
         super().__post_init__()
         check_lengths(self, color_jitter=(4,), rand_augment=(2,))

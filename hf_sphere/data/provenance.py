@@ -61,8 +61,10 @@ class DataRecord:
     @classmethod
     def of(cls, splits: DatasetDict, used: Mapping[str, Any], label_column: str | None) -> "DataRecord":
         """Make the record of parts, and warn if two have images in common."""
-        data, names = fingerprint(splits), {key: split.name for key, split in used.items()}
-        ids = {key: identify_rows(splits, split.name, label_column, data)[split.rows] for key, split in used.items()}
+        data, names, ids = fingerprint(splits), dict[str, str](), dict[str, Tensor]()
+        for key, split in used.items():
+            names[key], rows = split.name, identify_rows(splits, split.name, label_column, data)
+            ids[key] = rows[split.rows]
         for one, other in itertools.combinations(used, 2):
             if shared := int(torch.isin(ids[one], ids[other]).sum()):
                 both = (f"{name} images ({names[split]})" for name, split in RECORDED.items() if split in (one, other))

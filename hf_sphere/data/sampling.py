@@ -178,11 +178,9 @@ class SharedExamples:
     def examples_per_epoch(self) -> int:
         """Examples in the batches of an epoch, over all processes, with repetitions."""
         share = min(self._num_local(), len(self) * self.batch_size)
-        return share * self.num_processes if self._repeats else self.num_examples
-
-    @property
-    def _repeats(self) -> bool:
-        return self.shuffle  # so that each process gets as many
+        # Examples are repeated so that each process gets as many.
+        repeats = self.shuffle or getattr(self, "episodes", None) is not None
+        return share * self.num_processes if repeats else self.num_examples
 
     def _num_local(self) -> int:
         if self.shuffle:

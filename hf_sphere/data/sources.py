@@ -41,9 +41,8 @@ def _digits() -> DatasetDict:
     is_test = np.zeros(len(images), dtype=bool)
     for label in range(10):
         is_test[np.flatnonzero(digits.target == label)[4::5]] = True
-    masks = {"train": ~is_test, "test": is_test}
-    splits = {split: (images[mask], digits.target[mask]) for split, mask in masks.items()}
-    return _as_splits(splits, [str(digit) for digit in range(10)])
+    train, test = (images[~is_test], digits.target[~is_test]), (images[is_test], digits.target[is_test])
+    return _as_splits({"train": train, "test": test}, [*map(str, range(10))])
 
 
 @cache
@@ -60,8 +59,10 @@ def _two_clusters() -> DatasetDict:
 
 def _as_splits(splits: dict[str, tuple[np.ndarray, np.ndarray]], names: list[str]) -> DatasetDict:
     features = Features({"image": Image(), "label": ClassLabel(names=names)})
-    columns = {split: {"image": list(images), "label": labels.tolist()} for split, (images, labels) in splits.items()}
-    return DatasetDict({split: Dataset.from_dict(cells, features) for split, cells in columns.items()})
+    tables = DatasetDict()
+    for split, (images, labels) in splits.items():
+        tables[split] = Dataset.from_dict({"image": list(images), "label": labels.tolist()}, features)
+    return tables
 
 
 BUNDLED: dict[str, Callable[[], DatasetDict]] = {"digits": _digits, "two_clusters": _two_clusters}

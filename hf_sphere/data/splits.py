@@ -165,7 +165,8 @@ class Split:
         return ImagesFromDisk(self.images, labels, num_workers=num_workers, **options)
 
     def _with_images(self, images: Tensor | EncodedImages, indices: Tensor) -> "Split":
-        classes, values = (None if targets is None else targets[indices] for targets in (self.classes, self.values))
+        classes = None if self.classes is None else self.classes[indices]
+        values = None if self.values is None else self.values[indices]
         return replace(self, images=images, rows=self.rows[indices], classes=classes, values=values)
 
 

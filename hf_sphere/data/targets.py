@@ -68,17 +68,18 @@ def read_class_names(rows: Dataset, column: str) -> list[str]:
 def read_labels(rows: Dataset, column: str, class_names: list[str], split: str) -> Tensor:
     """Read class indices, int64, (N,); a label that is missing or none of the classes is an error."""
     feature, values = rows.features[column], rows[column][:]
-    index: dict[Any, int | None] = {name: number for number, name in enumerate(class_names)}
+    index: dict[Any, int | None] = dict(zip(class_names, range(len(class_names)), strict=True))
     names = dict(enumerate(feature.names)) if isinstance(feature, ClassLabel) else {}
     if names:
         index = {value: index.get(name) for value, name in names.items()}
     else:
         values = [None if value is None else str(value) for value in values]
-    labels = [index.get(value) for value in values]
-    if wrong := [row for row, label in enumerate(labels) if label is None]:
-        label = names.get(values[wrong[0]], values[wrong[0]])
-        what = f"label {label} of image {wrong[0]} in split {split!r} is missing or none of the classes"
-        raise ValueError(f"{what}, as in {len(wrong)} row(s) of column {column!r}; choose a split with these classes.")
+    labels = [*map(index.get, values)]
+    if count := labels.count(None):
+        row = labels.index(None)
+        what = f"label {names.get(values[row], values[row])} of image {row} in split {split!r}"
+        problem = f"{what} is missing or none of the classes, as in {count} row(s) of column {column!r}"
+        raise ValueError(f"{problem}; choose a split with these classes.")
     return torch.tensor(labels, dtype=torch.int64)
 
 

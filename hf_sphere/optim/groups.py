@@ -6,6 +6,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, ClassVar
 
 import torch
@@ -139,7 +140,7 @@ def form_groups(
         used[name] = rule or Rule(ordinary.name, reason, role=role)
         groups.setdefault(key, {"params": [], **options})["params"].append((name, parameter))
     by_dims = sorted(groups, key=lambda key: groups[key].get("channel_dims", ()), reverse=True)
-    formed = ParameterGroups(groups[key] for key in sorted(by_dims, key=lambda key: key[0]))
+    formed = ParameterGroups(map(groups.__getitem__, sorted(by_dims, key=itemgetter(0))))
     formed.rules = used
     if unknown := [name for name, rule in used.items() if rule.role is Role.UNKNOWN]:
         logger.warning(

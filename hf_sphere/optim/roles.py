@@ -122,22 +122,26 @@ def _role(weight: Tensor, owned: set[Use], seen: Set[Use] = frozenset(), *, is_o
 
 def _undecayed(model: nn.Module) -> set[str]:
     """Return the names in the `no_weight_decay()` of a model and its parts, and of parameters marked as in Mamba."""
-    modules = [(f"{prefix}.", m) for prefix, m in model.named_modules() if hasattr(type(m), "no_weight_decay")]
-    marked = {name for name, weight in model.named_parameters() if getattr(weight, "_no_weight_decay", False)}
-    return marked | {(prefix + name).removeprefix(".") for prefix, m in modules for name in m.no_weight_decay()}
+    names = {name for name, weight in model.named_parameters() if getattr(weight, "_no_weight_decay", False)}
+    for prefix, module in model.named_modules():
+        if hasattr(type(module), "no_weight_decay"):
+            names |= {f"{prefix}.{name}".removeprefix(".") for name in module.no_weight_decay()}
+    return names
 
 
 def collect_parameter_options(model: nn.Module) -> dict[str, Mapping[str, Any]]:
     """Return the `parameter_options` of a model and its parts by full parameter name; those of outer parts prevail."""
-    names = {name for name, _ in model.named_parameters()}
+    names = dict(model.named_parameters()).keys()
     by_name: dict[str, Mapping[str, Any]] = {}
     for prefix, module in reversed([*model.named_modules()]):
         # Attributes of the type: wrappers, such as those of PEFT, have those of the wrapped module.
         options = module.parameter_options() if hasattr(type(module), "parameter_options") else {}
         if missing := set() if prefix else set(options) - names:
             raise ValueError(f"parameter_options names parameters that the model lacks: {', '.join(sorted(missing))}.")
-        by_name |= {f"{prefix}.{name}".removeprefix("."): values for name, values in options.items()}
-    return {name: values for name, values in by_name.items() if name in names}
+        for name, values in options.items():
+            if (path := f"{prefix}.{name}".removeprefix(".")) in names:
+                by_name[path] = values
+    return by_name
 
 
 def uses_by_owner(model: nn.Module) -> Uses:

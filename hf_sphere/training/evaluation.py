@@ -134,7 +134,7 @@ def evaluate(
     """
     model.eval()
     sums: Any = Counter()
-    batch: Any = None
+    batch, is_sum = dict[str, Tensor](), loss_is_sum(model)
     # If class vectors are spread over processes, these must call the model equally often: the last batch is repeated.
     calls = max(gather_object([len(batches)])) if class_shards(model) else len(batches)
     for new in itertools.chain(batches.epoch(), itertools.repeat(None, calls - len(batches))):
@@ -142,7 +142,7 @@ def evaluate(
         with accelerator.autocast():  # an averaged model was not prepared by Accelerate
             output = model(**batch)
         count = 0 if new is None else count_targets(batches, batch)
-        loss = output.loss / max(count, 1) if loss_is_sum(model) else output.loss
+        loss = output.loss / max(count, 1) if is_sum else output.loss
         for name, value in {**measure(output, batch), "loss": loss}.items():
             sums[name] += value.to(widest_dtype(accelerator.device)) * count
         sums["count"] += count

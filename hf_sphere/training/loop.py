@@ -176,8 +176,9 @@ class TrainingLoop:
         started = time.perf_counter()
         self.before_epoch(inner, state.epoch)
         self.model.train()
-        for head in [head for module in {inner, self.trained_model} for head in heads_of(module)]:
-            head.set_epoch(state.epoch)
+        for module in {inner, self.trained_model}:
+            for head in heads_of(module):
+                head.set_epoch(state.epoch)
         bar.set_description(f"Epoch {state.epoch + 1}/{args.num_train_epochs}")
         group: list[Batch] = []
         for count, batch in enumerate(self.batches.epoch(state.epoch, start=state.batch), state.batch + 1):
@@ -267,15 +268,16 @@ class TrainingLoop:
         state.seconds += seconds
         self.model.eval()
         epoch = state.epoch + state.batch / len(self.batches)
-        entry = {"epoch": epoch, "step": state.step, **train, "learning_rate": self.optimizer.param_groups[0]["lr"]}
+        metrics = {**train, "learning_rate": self.optimizer.param_groups[0]["lr"]}
         if self.accelerator.num_processes > 1:  # the batch-norm statistics of the first process are saved
             for buffer in self.trained_model.buffers():
                 buffer.copy_(broadcast(buffer))
-        entry |= self.evaluate(self.trained_model)
+        metrics |= self.evaluate(self.trained_model)
+        entry = {"epoch": epoch, "step": state.step, **metrics}
         state.history.append(entry)
-        self.accelerator.log({k: v for k, v in entry.items() if k != "step"}, step=state.step)
+        self.accelerator.log({"epoch": epoch, **metrics}, step=state.step)
         if self.accelerator.is_main_process:
-            shown = "  ".join(show_metrics({k: v for k, v in entry.items() if k not in ("epoch", "step")}))
+            shown = "  ".join(show_metrics(metrics))
             bar.write(f"epoch {round(epoch, 2):g}/{self.args.num_train_epochs}  {shown}  {seconds:.1f} s")
             sys.stdout.flush()  # for those who follow a log file
         if self.metric not in entry:

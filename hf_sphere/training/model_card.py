@@ -5,8 +5,9 @@ import platform
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from hf_sphere.data.sources import BUNDLED
 from hf_sphere.training.tasks import Prepared, Task
+from hf_sphere.utils.arguments import default_of
 from hf_sphere.utils.files import write_text
 from hf_sphere.utils.texts import hide_private, show_metric
 
@@ -77,11 +79,13 @@ def write_model_card(
             for name in task.headline
         ],
     )
-    options = [field for kind in task.arguments for field in fields(kind)]
-    defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in options}
-    defaults |= {"bf16": False, "fp16": False}  # the settings have the precision that was used
-    changed = {k: v for k, v in run.settings.items() if v != defaults.get(k) and k != "output_dir"}
-    measured = {k: v for k, v in results.items() if k.startswith(("eval_", "validation_", "train_"))}
+    changed = dict(run.settings)
+    changed.pop("output_dir", None)
+    for field in chain.from_iterable(map(fields, task.arguments)):
+        # The settings have the precision that was used.
+        default = False if field.name in ("bf16", "fp16") else default_of(field)
+        if changed.get(field.name) == default:
+            changed.pop(field.name, None)
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} ({platform.machine()})"
     packages, seconds = ("hf_sphere", "torch", "transformers", *description.packages), results["train_runtime"]
     card = ModelCard.from_template(
@@ -93,8 +97,12 @@ def write_model_card(
         model_class=type(prepared.model).__name__,
         imports=[f"import {name}" for name in prepared.model.config.to_dict().get("requires_import", [])],
         pipeline_tag=task.pipeline_tag,
-        metrics=[(name, show_metric(name, value)) for name, value in measured.items() if "_excluded" not in name],
-        definitions=[(name, text) for name, text in _DEFINITIONS.items() if name in measured],
+        metrics=[
+            (name, show_metric(name, value))
+            for name, value in results.items()
+            if name.startswith(("eval_", "validation_", "train_")) and "_excluded" not in name
+        ],
+        definitions=[(name, text) for name, text in _DEFINITIONS.items() if name in results],
         model=[(name, on_one_line(value)) for name, value in description.model.items()],
         settings=[(name, on_one_line(value)) for name, value in changed.items()],
         selection_note=_selection_note(metric, prepared, run.args, results),

@@ -32,9 +32,10 @@ def optimizer_from_arguments(
     Reference:
         Bao, Dong, Piao and Wei, "BEiT: BERT pre-training of image transformers", ICLR 2022.
     """
-    options = {name: getattr(args, name) for name in ("weight_decay", "momentum", *_OF_SOME)}
-    options |= {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
-    options = {name: value for name, value in options.items() if name in _options_of(args.optim)}
+    values = vars(args) | {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2)}
+    values["eps"], valid = args.adam_epsilon, _options_of(args.optim)
+    names = ("weight_decay", "momentum", *_OF_SOME, "lr", "betas", "eps")
+    options = {name: values[name] for name in names if name in valid}
     scales = None
     if args.layer_decay is not None:
         from timm.optim import param_groups_layer_decay
@@ -54,10 +55,10 @@ def _options_of(optim: str) -> set[str]:
 
 def check_optimizer_arguments(args: RecipeArguments) -> None:
     """Raise an error for arguments of other optimizers that have other values than by default."""
-    options = {name: name for name in ("momentum", *_OF_SOME)}
-    for name, option in {**options, "adam_beta1": "betas", "adam_beta2": "betas", "adam_epsilon": "eps"}.items():
+    valid, of_adam = _options_of(args.optim), {"adam_beta1": "betas", "adam_beta2": "betas", "adam_epsilon": "eps"}
+    for name in ("momentum", *_OF_SOME, *of_adam):
         default, value = getattr(RecipeArguments, name), getattr(args, name)
-        if option not in _options_of(args.optim) and value != default:
+        if of_adam.get(name, name) not in valid and value != default:
             raise ValueError(
                 f"{name} {value} has no effect with optim {args.optim}; leave it out, or set it to {default}."
             )

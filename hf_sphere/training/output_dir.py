@@ -26,11 +26,11 @@ def checkpoint_of(output_dir: Path, step: int | None) -> Path:
 
 def list_checkpoints(output_dir: Path) -> list[Path]:
     """Return the complete checkpoints of a run, oldest first."""
-    found: dict[int, Path] = {}
+    found: list[tuple[int, Path]] = []
     for manifest in output_dir.glob(f"{CHECKPOINT_PREFIX}*/{files.MANIFEST_FILE}"):
         if (step := manifest.parent.name.removeprefix(CHECKPOINT_PREFIX)).isdigit():
-            found[int(step)] = manifest.parent
-    return [found[step] for step in sorted(found)]
+            found.append((int(step), manifest.parent))
+    return [path for _, path in sorted(found)]
 
 
 @contextmanager
@@ -155,6 +155,6 @@ def can_resume_results(
 
 def _traces_of_a_run(output_dir: Path) -> list[Path]:
     names = (RUN_FILE, RESULTS_FILE, files.RECORD_FILE, files.SNAPSHOT_FOLDER)
-    folders = sorted(path for path in output_dir.glob(f"{CHECKPOINT_PREFIX}*") if path.is_dir())
+    folders = sorted(filter(Path.is_dir, output_dir.glob(f"{CHECKPOINT_PREFIX}*")))
     checkpoints = [path for path in folders if path.name.removeprefix(CHECKPOINT_PREFIX).isdigit()]
     return [*checkpoints, *filter(Path.exists, map(output_dir.joinpath, names))]

@@ -7,6 +7,7 @@ from collections import ChainMap
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from hf_sphere.training.optimization import check_optimizer_arguments
 from hf_sphere.training.tasks import Prepared, Task
 from hf_sphere.utils.files import SNAPSHOT_FOLDER, write_json
 from hf_sphere.utils.snapshots import list_snapshots, save_snapshot
-from hf_sphere.utils.texts import INTERVAL, hide_private, show_metrics
+from hf_sphere.utils.texts import hide_private, show_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -194,10 +195,13 @@ def run_training(task: Task, arguments: Sequence[Any], command: Sequence[str], r
     settings: dict[str, Any] = dict(ChainMap(*map(asdict, arguments)))
     if args.num_train_epochs == 0 and (not settings.get("model_name_or_path") or settings.get("from_scratch")):
         raise ValueError("num_train_epochs 0 only evaluates a saved model, and this one is new; train it.")
-    for name, _, value in (each.partition("=") for each in task.unused):
+    for unused in task.unused:
+        name, _, value = unused.partition("=")
         if settings[name] == value if value else settings[name]:
             raise ValueError(f"{name} {settings[name]} has no effect in this task; leave it out.")
-    with start_run(args, *(each for each in arguments if each is not args), recipe=recipe) as run:
+    others = [*arguments]
+    others.remove(args)
+    with start_run(args, *others, recipe=recipe) as run:
         prepared = task.prepare(run, *arguments)
         splits = {"eval": prepared.data.evaluation, "validation": prepared.data.validation}
         prefix = "eval" if splits["validation"] is None else "validation"
@@ -211,7 +215,7 @@ def run_training(task: Task, arguments: Sequence[Any], command: Sequence[str], r
         _save(run, prepared, model)  # before the evaluation, which may need more memory than there is
         results: dict[str, Any] = {}
         for name, batches in splits.items():
-            results |= {} if batches is None else _evaluate(run, prepared, model, batches, name)
+            results |= {} if batches is None else _evaluate(run, prepared, batches, name, model)
         last, seconds = state.history[-1] if state.history else {}, state.seconds
         results |= {name: value for name, value in last.items() if name.startswith("train_")}
         epoch = last.get("epoch", 0)
@@ -223,8 +227,7 @@ def run_training(task: Task, arguments: Sequence[Any], command: Sequence[str], r
         if run.accelerator.is_main_process:
             write_json(run.output_dir / output_dir.RESULTS_FILE, results)
             write_model_card(run, task, prepared, results, command, metric=metric)
-        headline = [f"eval_{name}{suffix}" for name in task.headline for suffix in ("", INTERVAL)]
-        shown = "  ".join(show_metrics({name: results[name] for name in headline if name in results}))
+        shown = "  ".join(show_metrics(results, [f"eval_{name}" for name in task.headline]))
         run.accelerator.print(f"{shown}  (model and results in {run.output_dir})")
         run.accelerator.end_training()
 
@@ -252,7 +255,7 @@ def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) ->
         data.train,
         args,
         run.accelerator,
-        evaluate=lambda model: _evaluate(run, prepared, model, split, prefix),
+        evaluate=partial(_evaluate, run, prepared, split, prefix),
         measure=prepared.measure,
         derive=prepared.derive,
         before_epoch=prepared.before_epoch,
@@ -264,7 +267,7 @@ def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) ->
     if is_main:
         if prepared.record is not None:  # now, for a resumed run
             prepared.record.save(run.output_dir)
-        for later in list_snapshots(folder):  # if training is resumed from an earlier checkpoint
+        for later in list_snapshots(folder) if args.resume_from_checkpoint else ():  # of an earlier checkpoint
             if later.epoch > loop.state.epoch:
                 later.path.unlink()
     state, model = loop.run(), loop.trained_model
@@ -288,7 +291,7 @@ def _save(run: Run, prepared: Prepared, model: Any) -> None:
     run.accelerator.wait_for_everyone()
 
 
-def _evaluate(run: Run, prepared: Prepared, model: nn.Module, batches: Any, prefix: str) -> dict[str, Any]:
+def _evaluate(run: Run, prepared: Prepared, batches: Any, prefix: str, model: nn.Module) -> dict[str, Any]:
     """Evaluate a model on a split, and prefix the names of the metrics."""
     if prepared.evaluate is not None:
         metrics = prepared.evaluate(model, batches)

@@ -14,6 +14,7 @@ import operator
 import os
 import re
 import sys
+from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace, UnionType
@@ -73,14 +74,15 @@ class Arguments:
                 check_not_text(name, value)
             if name in ("output", "output_dir", "dataset_name") and value is not None and not value.strip():
                 raise ValueError(f"{name} must not be empty; name a file or folder.")
-            kinds = (field.type, *get_args(field.type))
-            choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+            choices: Any = ()
+            for kind in (field.type, *get_args(field.type)):
+                choices += get_args(kind) if get_origin(kind) is Literal else ()
             for item in value if isinstance(value, (list, tuple)) else [value]:
                 if choices and item is not None and item not in choices:
                     raise ValueError(f"{name} must be {' or '.join(map(str, choices))}; got {item!r}.")
                 if isinstance(item, (int, float)) and not isinstance(item, bool):
                     _check_number(name, item, getattr(about, "bounds", {}))
-            if not hasattr(about, "only_with") or value == (default := _default(field)):
+            if not hasattr(about, "only_with") or value == (default := default_of(field)):
                 continue
             if others := [each.replace("=", " ") for each in about.not_with if _is_set(self, each)]:
                 raise ValueError(f"{name} and {others[0]} exclude each other; leave one of them out.")
@@ -149,6 +151,7 @@ def parse_arguments(
     """
     argv = import_modules(sys.argv[1:] if argv is None else argv)  # first: it may define choices
     parser = _Parser(
+        allow_abbrev=False,
         prog=running.get(),
         description=description,
         usage="%(prog)s [--config NAME_OR_FILE] [--OPTION VALUE ...]",
@@ -169,23 +172,24 @@ def parse_arguments(
     line, unknown = parser.parse_known_args(words)
     places: dict[str, tuple[int, str]] = {}  # where configurations state an argument; higher numbers take precedence
     try:
-        for word in (word.partition("=")[0] for word in unknown):
+        if unknown:
+            word = unknown[0].partition("=")[0]
             raise ValueError(f"unknown argument {word!r}.{_hint(word.lstrip('-'), fields, 'options')}")
         values = _read_configs(line.config, actions, recipe, places)
         given = {name: value for name, value in vars(line).items() if name in actions}
         values, places = values | given, places | dict.fromkeys(given, (sys.maxsize, ""))
-        merged = SimpleNamespace(**{name: values.get(name, _default(field)) for name, field in fields.items()})
+        merged = SimpleNamespace(**{name: values.get(name, default_of(field)) for name, field in fields.items()})
         for name in [*places]:
             # What a configuration sets, and a later one or the command line makes idle, is left out.
             needed = getattr(fields[name].metadata["help"], "only_with", ())
             is_replaced = any(places.get(each.partition("=")[0], (-1, ""))[0] > places[name][0] for each in needed)
             if is_replaced and not any(_is_set(merged, each) for each in needed):
-                setattr(merged, name, _default(fields[name]))
+                setattr(merged, name, default_of(fields[name]))
                 del values[name]
         if missing := [f"--{name}" for name in fields if getattr(merged, name) is dataclasses.MISSING]:
             raise ValueError(f"the following arguments are required: {', '.join(missing)}")
         parts = _make(types, actions, values)
-        _check_output({name: value for each in parts for name, value in vars(each).items()})
+        _check_output(ChainMap(*map(vars, parts)))
     except ValueError as error:
         _, place = places.get(re.findall(r"\w+", str(error))[0], (0, ""))
         parser.error(f"{place}: {error}" if place else str(error))
@@ -219,10 +223,14 @@ def make_arguments(types: Sequence[type], values: Mapping[str, Any]) -> tuple[An
 
 
 def _make(types: Iterable[type], actions: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[Any, ...]:
-    if unknown := [name for name in values if name not in actions]:
-        raise ValueError(f"unknown option {unknown[0]!r}.{_hint(unknown[0], actions)}")
-    given = {name: _check_value(actions[name], value) for name, value in values.items()}
-    return tuple(cls(**{f.name: given[f.name] for f in dataclasses.fields(cls) if f.name in given}) for cls in types)
+    given, parts = dict[str, Any](), list[Any]()
+    for name, value in values.items():
+        if name not in actions:
+            raise ValueError(f"unknown option {name!r}.{_hint(name, actions)}")
+        given[name] = _check_value(actions[name], value)
+    for cls in types:
+        parts.append(cls(**{f.name: given[f.name] for f in dataclasses.fields(cls) if f.name in given}))
+    return tuple(parts)
 
 
 def _check_value(action: Any, value: Any) -> Any:
@@ -240,7 +248,7 @@ def _check_value(action: Any, value: Any) -> Any:
 
 def _check_output(values: Mapping[str, Any]) -> None:
     """Raise an error if the output would be in the folder of the data, and thus read as data by the next call."""
-    data = next((values[name] for name in ("dataset_name", "images") if values.get(name)), "")
+    data = values.get("dataset_name") or values.get("images") or ""
     for name in ("output_dir", "output"):
         place = Path(values.get(name) or os.devnull).resolve()
         if os.path.isdir(data) and place.is_relative_to(Path(data).resolve()):
@@ -296,14 +304,12 @@ def to_argv(values: Mapping[str, Any]) -> list[str]:
 class _Parser(argparse.ArgumentParser):
     """A parser whose help and errors are not preceded by the usage, which has a hundred lines."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, **options)
-
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\nSee {self.prog} --help.\n")
 
 
-def _default(field: dataclasses.Field) -> Any:
+def default_of(field: dataclasses.Field) -> Any:
+    """Return the default of a field of a dataclass; `dataclasses.MISSING` if it has none."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
@@ -326,34 +332,35 @@ def _check_number(name: str, number: float, bounds: Mapping[str, float]) -> None
 
 def _add_arguments(parser: argparse.ArgumentParser, types: Iterable[type]) -> dict[str, Any]:
     """Add the fields of dataclasses, in a group for each class that declares some; its docstring is the heading."""
-    actions, groups, hints = dict[str, Any](), dict[type, Any](), {cls: get_type_hints(cls) for cls in types}
-    declared = [(cls, field) for cls in types for field in dataclasses.fields(cls)]
-    for cls, field in declared:
-        declaring = next(base for base in reversed(cls.__mro__) if field.name in inspect.get_annotations(base))
-        if declaring not in groups:
-            groups[declaring] = parser.add_argument_group((declaring.__doc__ or "").partition("\n")[0].rstrip("."))
-        about, default, kind = field.metadata["help"], _default(field), hints[cls][field.name]
-        options: dict[str, Any] = {"help": about, "default": argparse.SUPPRESS}
-        if default not in (None, {}, dataclasses.MISSING):
-            options["help"] += f" (default: {str(default).replace('%', '%%')})"
-        if get_origin(kind) in (Union, UnionType):
-            (kind,) = (one for one in get_args(kind) if one is not type(None))
-        choices = get_args(kind) if get_origin(kind) is Literal else about.choices
-        if get_origin(kind) is Literal:
-            kind = type(choices[0])
-        if get_origin(kind) is list:
-            kind, options["nargs"] = get_args(kind)[0], "+"
-        if choices is None:
-            options["metavar"] = {int: "N", float: "X", Options: "MAPPING", bool: "true|false"}.get(kind, "NAME")
-        else:
-            options["choices"] = list(choices() if callable(choices) else choices)
-        if kind is bool:
-            kind, options["nargs"], options["const"] = _boolean, "?", True
-            if default is True:
-                negated = {"dest": field.name, "action": "store_false", "help": argparse.SUPPRESS}
-                groups[declaring].add_argument(f"--no_{field.name}", default=argparse.SUPPRESS, **negated)
-        actions[field.name] = groups[declaring].add_argument(f"--{field.name}", type=kind, **options)
-        actions[field.name].can_be_empty = default == []
+    actions, groups = dict[str, Any](), dict[type, Any]()
+    for cls in types:
+        hints = get_type_hints(cls)
+        for field in dataclasses.fields(cls):
+            declaring = next(base for base in reversed(cls.__mro__) if field.name in inspect.get_annotations(base))
+            if declaring not in groups:
+                groups[declaring] = parser.add_argument_group((declaring.__doc__ or "").partition("\n")[0].rstrip("."))
+            about, default, kind = field.metadata["help"], default_of(field), hints[field.name]
+            options: dict[str, Any] = {"help": about, "default": argparse.SUPPRESS}
+            if default not in (None, {}, dataclasses.MISSING):
+                options["help"] += f" (default: {str(default).replace('%', '%%')})"
+            if get_origin(kind) in (Union, UnionType):
+                (kind,) = {*get_args(kind)} - {type(None)}
+            choices = get_args(kind) if get_origin(kind) is Literal else about.choices
+            if get_origin(kind) is Literal:
+                kind = type(choices[0])
+            if get_origin(kind) is list:
+                kind, options["nargs"] = get_args(kind)[0], "+"
+            if choices is None:
+                options["metavar"] = {int: "N", float: "X", Options: "MAPPING", bool: "true|false"}.get(kind, "NAME")
+            else:
+                options["choices"] = list(choices() if callable(choices) else choices)
+            if kind is bool:
+                kind, options["nargs"], options["const"] = _boolean, "?", True
+                if default is True:
+                    negated = {"dest": field.name, "action": "store_false", "help": argparse.SUPPRESS}
+                    groups[declaring].add_argument(f"--no_{field.name}", default=argparse.SUPPRESS, **negated)
+            actions[field.name] = groups[declaring].add_argument(f"--{field.name}", type=kind, **options)
+            actions[field.name].can_be_empty = default == []
     return actions
 
 
@@ -373,7 +380,7 @@ def _words(argv: Sequence[str] | None) -> list[str]:
 
 def given_configs(words: Sequence[str]) -> list[str]:
     """Return the names or files of `--config` on a command line."""
-    parser = _Parser(prog=running.get(), add_help=False)
+    parser = _Parser(allow_abbrev=False, prog=running.get(), add_help=False)
     parser.add_argument("--config", action="append", default=[])
     return parser.parse_known_args(words)[0].config
 

@@ -77,7 +77,7 @@ def check_number(name: str, value: Any, interval: str) -> Any:
     """Return a number of an interval, such as `[0, 1)` or `(0, inf)`, or raise a ValueError."""
     low, high = map(float, interval[1:-1].split(","))
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    excluded = [end for end, mark in ((low, interval[0]), (high, interval[-1])) if mark in "()"]
+    excluded = [*[low] * (interval[0] == "("), *[high] * (interval[-1] == ")")]
     if not is_number or not low <= value <= high or value in excluded:
         raise ValueError(f"{name} must be a number in {interval}; got {value!r}.")
     return value

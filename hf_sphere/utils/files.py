@@ -279,9 +279,11 @@ def write_manifest(folder: Path) -> None:
 
     The checksum is CRC-32: it detects any flipped bit, in half the time of SHA-256, but no deliberate changes.
     """
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not is_of_system(path.name))
-    files = {p.relative_to(folder).as_posix(): {"size": p.stat().st_size, "crc32": _checksum(p)} for p in paths}
-    files.pop(MANIFEST_FILE, None)
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not is_of_system(path.name) and path != folder / MANIFEST_FILE:
+            name = path.relative_to(folder).as_posix()
+            files[name] = {"size": path.stat().st_size, "crc32": _checksum(path)}
     write_json(folder / MANIFEST_FILE, {"files": files}, strict=True)
 
 

@@ -107,7 +107,7 @@ def open_format(file: Any) -> Any:
 
     Image.init()  # AVIF is not in every version of Pillow
     try:
-        return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
+        return Image.open(file, formats=[*filter(Image.OPEN.__contains__, FORMATS)])
     except UnidentifiedImageError as error:
         raise UnidentifiedImageError(f"{error}: it is none of {', '.join(FORMATS)}") from error
 

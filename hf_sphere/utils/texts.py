@@ -2,7 +2,8 @@
 
 import csv
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,11 +101,11 @@ INTERVAL = "_interval"
 """Suffix of the names of metrics that are the half-width of another metric's 95 % interval."""
 
 
-def show_metrics(metrics: Mapping[str, float]) -> Iterator[str]:
-    """Format metrics for the console, each with its interval if there is one; counts are left out."""
-    for name, value in metrics.items():
-        if not name.endswith(INTERVAL) and "_num_" not in name:
-            yield f"{name} {show_metric(name, value, metrics.get(f'{name}{INTERVAL}'))}"
+def show_metrics(metrics: Mapping[str, Any], names: Collection[str] | None = None) -> Iterator[str]:
+    """Format metrics, all or some, for the console, each with its interval if there is one; counts are left out."""
+    for name in metrics if names is None else names:
+        if name in metrics and not name.endswith(INTERVAL) and "_num_" not in name:
+            yield f"{name} {show_metric(name, metrics[name], metrics.get(f'{name}{INTERVAL}'))}"
 
 
 def show_metric(name: str, value: float, interval: float | None = None) -> str:
@@ -112,7 +113,7 @@ def show_metric(name: str, value: float, interval: float | None = None) -> str:
 
     The half-width of an interval follows its metric: `95.31 ± 0.22 %`.
     """
-    if any(word in name for word in ("accuracy", "recall", "precision", "map_at_r", "rejected")):
+    if re.search("accuracy|recall|precision|map_at_r|rejected", name):
         around = "" if interval is None else f" ± {100 * interval:.2f}"
         return f"{100 * value:.2f}{around} %"
     if "num_" in name:
@@ -156,7 +157,7 @@ def find_private(text: str, *, paths: bool = True) -> Iterator[tuple[int, str]]:
 
 def hide_tokens(value: Any) -> Any:
     """Replace access tokens of the Hub in a text, or in all texts of a mapping or list."""
-    return _map_texts(value, lambda text: _TOKEN.sub("<token>", text))
+    return _map_texts(value, partial(_TOKEN.sub, "<token>"))
 
 
 def hide_private(value: Any) -> Any:

@@ -48,7 +48,7 @@ class EmbeddingNet(nn.Module):
     ) -> None:
         super().__init__()
         self.layers = layers
-        kinds = {type(layer) for layer in layers}
+        kinds = {*map(type, layers)}
         # Images must have the size that the network was built for if it flattens without pooling.
         self.has_fixed_size = nn.Flatten in kinds and not kinds & {nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d}
         self.num_features = num_features

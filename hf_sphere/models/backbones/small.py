@@ -60,11 +60,10 @@ def lenet5(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> Embedd
 
     The first convolution is padded by 2, so that the feature maps of 28-pixel images are those of LeNet-5's 32 pixels.
     """
-    feature_side("lenet5", img_size, least=12, halvings=0)
-    height, breadth = ((side // 2 - 4) // 2 for side in to_2tuple(img_size))
+    height, breadth = feature_side("lenet5", img_size, least=12, halvings=1)
     layers = [nn.Conv2d(in_chans, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
     layers += [nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
-    layers += [nn.Linear(16 * height * breadth, 120), nn.ReLU(), nn.Linear(120, 84)]
+    layers += [nn.Linear(16 * ((height - 4) // 2) * ((breadth - 4) // 2), 120), nn.ReLU(), nn.Linear(120, 84)]
     return EmbeddingNet(nn.Sequential(*layers), 84, **net)
 
 

@@ -137,9 +137,10 @@ class SphereVisionConfig(OwnPartsMixin, PreTrainedConfig):
                 if Path(self.backbone).is_dir():  # a local path is not published with the model
                     self._local_backbone = self.backbone
                     self.backbone = Path(self.backbone).resolve().name
-        for name in (name for name in kwargs if not hasattr(type(self), name)):
+        for name in kwargs:
             close = difflib.get_close_matches(name, self.__dataclass_fields__, 1, 0.7)
-            if meant := _OTHER_NAMES.get(name) or (close and close[0]):
+            meant = _OTHER_NAMES.get(name) or (close and close[0])
+            if meant and not hasattr(type(self), name):
                 warnings.warn(f"{type(self).__name__} has no setting {name!r}; is it {meant!r}?", stacklevel=4)
         if self.head_kwargs is not None:  # JSON has neither tensors nor arrays
             self.head_kwargs = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in self.head_kwargs.items()}

@@ -207,8 +207,7 @@ def build_classifier(
         options["reduction"] = reduction
     if options or saved is None or saved.head_kwargs:
         settings["head_kwargs"] = options
-    settings["id2label"] = dict(enumerate(now))
-    settings["label2id"] = {name: index for index, name in settings["id2label"].items()}
+    settings |= {"id2label": dict(enumerate(now)), "label2id": dict(zip(now, range(len(now)), strict=True))}
     model_class = model_class or models.SphereVisionForImageClassification
     model = image.build_model(setup, model_class, settings, has_new_head=new_head)
     if args.prototypes_file is not None:
