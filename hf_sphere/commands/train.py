@@ -18,7 +18,8 @@ TASKS = {name.replace("_", "-"): summary for name, summary in tasks.TASKS.items(
 def main(argv: Sequence[str]) -> None:
     """Train on the task that the first argument names, with the others."""
     words, known = list(argv), dict(TASKS)
-    known |= {name.replace("_", "-"): task.summary for name, task in tasks.OWN_TASKS.items()}
+    for own, task in tasks.OWN_TASKS.items():
+        known[own.replace("_", "-")] = task.summary
     name = words.pop(0) if words else "--help"
     if name in ("-h", "--help"):
         print("Usage: hf-sphere train TASK [options]\n")
@@ -31,10 +32,9 @@ def main(argv: Sequence[str]) -> None:
         _, _, name = COMMANDS.get(next(filter(None, recipes), ""), "").partition("train ")
         if not name:
             raise ValueError(f"hf-sphere train: name the task first; the tasks are {', '.join(TASKS)}.")
-    task = name.replace("_", "-")
-    if task not in known:
+    if name.replace("_", "-") not in known:
         raise ValueError(f"hf-sphere train: there is no task {name!r}; the tasks are {', '.join(known)}.")
-    train(task.replace("-", "_"), words)
+    train(name.replace("-", "_"), words)
 
 
 if __name__ == "__main__":

@@ -289,8 +289,8 @@ def find_statistics(
     if mean is None or std is None:
         measured = measure_pixels(images)
         mean, std = mean or measured[0], std or measured[1]
-    mean, std = (np.broadcast_to(np.array(values, float), shape.channels).tolist() for values in (mean, std))
-    return mean, std
+    mean = np.broadcast_to(np.array(mean, float), shape.channels).tolist()
+    return mean, np.broadcast_to(np.array(std, float), shape.channels).tolist()
 
 
 def first_classes(labels: Tensor, count: int) -> Tensor:

@@ -65,10 +65,11 @@ def build_optimizer(
         if unknown := sorted(set(lr_scales) - {name for name, _ in model.named_parameters()}):
             raise ValueError(f"lr_scales names parameters that the model lacks: {', '.join(unknown)}.")
         groups = _scale_rates(groups, lr_scales, options.get("lr", valid["lr"]))
-    parameters = [parameter for group in groups for _, parameter in group["params"]]
     has_kernel = options.get("foreach") is not None or options.get("differentiable")
     if "fused" in valid and not has_kernel:  # a fused kernel per step where torch supports it, with the same rule
-        options.setdefault("fused", all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters))
+        kinds = ("cpu", "cuda")
+        fits = all(p.device.type in kinds and p.is_floating_point() for group in groups for _, p in group["params"])
+        options.setdefault("fused", fits)
     nesterov = options.pop("nesterov", False) if name == "sgd" else False
     for group in groups:
         if "momentum" not in valid:

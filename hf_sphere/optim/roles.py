@@ -293,7 +293,7 @@ def _rank(value: _Value, matrices: set[str], uses: Uses) -> int:
 
 
 def _is_vector(weight: Tensor) -> bool:
-    return sum(size > 1 for size in weight.shape) < 2
+    return weight.detach().squeeze().ndim < 2
 
 
 def _is_residual(node: Node, sources: list[_Value | None], products: list[_Value]) -> bool:

@@ -270,10 +270,13 @@ def initialize_from_data(
     """
     heads = [head for head in heads_of(model) if head.needs_data_initialization]
     backbone: Any = getattr(getattr(model, "base_model", model), "backbone", None)
+    of_backbone = getattr(backbone, "needs_data_initialization", False)
+    if not heads and not of_backbone:
+        return
     processes = count_processes()
     count = math.ceil(max_examples / processes)
     unaugmented: Any = batches.epoch(augment=False) if hasattr(batches, "epoch") else batches
-    if getattr(backbone, "needs_data_initialization", False):
+    if of_backbone:
         pixels = _first(count, (batch["pixel_values"] for batch in unaugmented))
         unaugmented = [{"pixel_values": images} for images in pixels]  # for the head: batches may be readable only once
         backbone.initialize_from_data(torch.cat(pixels)[:count])

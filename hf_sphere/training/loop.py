@@ -131,8 +131,14 @@ class TrainingLoop:
 
     def _batching(self) -> dict[str, Any]:
         """What the batches of an epoch depend on, with digests of the images among which they are drawn."""
-        options = {name: getattr(self.args, name) for name in ("per_device_train_batch_size", "pair_batch", "seed")}
-        options |= {"gradient_accumulation_steps": self._batches_per_step, "batches_per_epoch": len(self.batches)}
+        args = self.args
+        options: dict[str, Any] = {
+            "per_device_train_batch_size": args.per_device_train_batch_size,
+            "pair_batch": args.pair_batch,
+            "seed": args.seed,
+            "gradient_accumulation_steps": self._batches_per_step,
+            "batches_per_epoch": len(self.batches),
+        }
         options["class_balanced_sampling"] = getattr(self.batches, "balanced", False)
         episodes: Any = getattr(self.batches, "images", None)
         drawn = episodes if hasattr(episodes, "labels") else self.batches

@@ -9,7 +9,7 @@ from typing import Any
 
 from hf_sphere.utils import files
 from hf_sphere.utils.commands import command_of
-from hf_sphere.utils.texts import hide_private, hide_tokens
+from hf_sphere.utils.texts import hide_private
 
 CHECKPOINT_PREFIX = "checkpoint-"
 LOCK_FILE = ".run.lock"
@@ -26,11 +26,11 @@ def checkpoint_of(output_dir: Path, step: int | None) -> Path:
 
 def list_checkpoints(output_dir: Path) -> list[Path]:
     """Return the complete checkpoints of a run, oldest first."""
-    found: list[tuple[int, Path]] = []
+    found: dict[int, Path] = {}
     for manifest in output_dir.glob(f"{CHECKPOINT_PREFIX}*/{files.MANIFEST_FILE}"):
         if (step := manifest.parent.name.removeprefix(CHECKPOINT_PREFIX)).isdigit():
-            found.append((int(step), manifest.parent))
-    return [path for _, path in sorted(found)]
+            found[int(step)] = manifest.parent
+    return [*map(found.__getitem__, sorted(found))]
 
 
 @contextmanager
@@ -95,7 +95,7 @@ def read_settings(output_dir: Path) -> dict[str, Any] | None:
 
 def write_settings(output_dir: Path, settings: Mapping[str, Any]) -> None:
     """Write `run.json`, which is published with a model: absolute paths are kept in a hidden file instead."""
-    settings = hide_tokens(json.loads(json.dumps(settings, default=str)))
+    settings = hide_private(json.loads(json.dumps(settings, default=str)), paths=False)
     public = hide_private(settings)
     files.write_json(output_dir / RUN_FILE, public)
     (output_dir / LOCAL_PATHS_FILE).unlink(missing_ok=True)

@@ -94,10 +94,10 @@ class Run(ExitStack):
         if self.accelerator.is_main_process:
             self.enter_context(output_dir.locked(self.output_dir))
             output_dir.prepare_output_dir(self.output_dir, overwrite=overwrite, resume=resume, recipe=self.recipe)
-            before = (output_dir.read_settings(self.output_dir) or {}) if resume and not overwrite else {}
-            now = json.loads(json.dumps(self.settings, default=str))
-            changed = [k for k in now if before.get(k, now[k]) != now[k] and k not in _FREE_TO_CHANGE]
-            self._changes = ", ".join(f"{k} ({before[k]} -> {now[k]})" for k in changed)
+            if resume and not overwrite and (before := output_dir.read_settings(self.output_dir)) is not None:
+                now = json.loads(json.dumps(self.settings, default=str))
+                changed = [k for k in now if before.get(k, now[k]) != now[k] and k not in _FREE_TO_CHANGE]
+                self._changes = ", ".join(f"{k} ({before[k]} -> {now[k]})" for k in changed)
         self.accelerator.wait_for_everyone()
 
     def write_settings(self, *, is_finished: bool = False) -> None:

@@ -84,8 +84,9 @@ class Arguments:
                     _check_number(name, item, getattr(about, "bounds", {}))
             if not hasattr(about, "only_with") or value == (default := default_of(field)):
                 continue
-            if others := [each.replace("=", " ") for each in about.not_with if _is_set(self, each)]:
-                raise ValueError(f"{name} and {others[0]} exclude each other; leave one of them out.")
+            for other in about.not_with:
+                if _is_set(self, other):
+                    raise ValueError(f"{name} and {other.replace('=', ' ')} exclude each other; leave one of them out.")
             if about.only_with and not any(_is_set(self, each) for each in about.only_with):
                 needed = " or ".join(each.replace("=", " ") for each in about.only_with)
                 advice = "" if default is None else f", or set it to {default} if it is in a configuration"
@@ -164,7 +165,7 @@ def parse_arguments(
     parser.add_argument("--import", action="append", default=[], dest="modules", metavar="MODULE", help=help_text)
     actions, words = _add_arguments(parser, types), _words(argv)
     fields = {field.name: field for cls in types for field in dataclasses.fields(cls)}
-    hidden = [name for name in actions if name not in usual] if usual else []
+    hidden = actions.keys() - {*usual} if usual else set()
     if hidden and "all" not in words[words.index("--help") + 1 if "--help" in words else len(words) :]:
         for name in hidden:
             actions[name].help = argparse.SUPPRESS
@@ -242,7 +243,7 @@ def _check_value(action: Any, value: Any) -> Any:
     if not (is_valid and (items or action.can_be_empty)) or (action.choices and not {*items} <= {*action.choices}):
         choices = f"one of {', '.join(map(str, action.choices))}" if action.choices else f"of type {kind.__name__}"
         raise ValueError(f"{action.dest} must be {choices}; got {value!r}.")
-    items = [float(item) if kind is float else item for item in items]
+    items = [*map(float, items)] if kind is float else [*items]
     return items if is_list else items[0]
 
 
@@ -268,7 +269,7 @@ def import_modules(argv: Sequence[str]) -> list[str]:
             names += (value if equals else left.pop(0) if left else "").split(",")
         else:
             words.append(word)
-    names = list(dict.fromkeys(name.strip() for name in names))
+    names = list(dict.fromkeys(map(str.strip, names)))
     if names and not {"", os.getcwd()} & {*sys.path}:  # a console script has its own folder there instead
         sys.path.insert(0, os.getcwd())
     for name in names:

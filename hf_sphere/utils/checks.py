@@ -106,9 +106,12 @@ def keyword_options(cls: type) -> dict[str, inspect.Parameter]:
     options: dict[str, inspect.Parameter] = {}
     for base in cls.__mro__:
         if "__init__" in vars(base):
-            parameters = inspect.signature(base.__init__).parameters.values()  # type: ignore[misc]
-            options |= {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in options}
-            if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            passes_on = False
+            for parameter in inspect.signature(base.__init__).parameters.values():  # type: ignore[misc]
+                passes_on |= parameter.kind is parameter.VAR_KEYWORD
+                if parameter.kind is parameter.KEYWORD_ONLY:
+                    options.setdefault(parameter.name, parameter)
+            if not passes_on:
                 break
     return options
 

@@ -62,7 +62,7 @@ def check_writable(path: str | os.PathLike, *, is_folder: bool = True) -> None:
             f"{path} cannot be replaced: it is the working directory or a mount; name a folder in it."
         )
     try:
-        with tempfile.TemporaryFile(dir=next(parent for parent in target.parents if parent.exists())) as probe:
+        with tempfile.TemporaryFile(dir=next(filter(Path.exists, target.parents))) as probe:
             probe.write(bytes(1 << 12))  # a full disk still creates files
     except OSError as error:
         raise OSError(error.errno, f"it cannot be written: {error.strerror}", str(path)) from error

@@ -19,17 +19,13 @@ def splitmix(bits: Bits) -> Bits:
 
     Products are modulo 2^64, like those of int64; higher bits of a Python integer are to be ignored, before and after.
     """
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64)):
-        bits ^= _shift(bits, shift)
-        bits *= factor
-    bits ^= _shift(bits, 31)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64), (31, 1)):
+        shifted = bits >> shift
+        shifted &= 2 ** (64 - shift) - 1  # `>>` copies the sign bit of a tensor, keeps the higher bits of an integer
+        bits ^= shifted
+        if factor != 1:
+            bits *= factor
     return bits
-
-
-def _shift(bits: Bits, shift: int) -> Bits:
-    shifted = bits >> shift
-    shifted &= 2 ** (64 - shift) - 1  # `>>` copies the sign bit of a tensor, and keeps the higher bits of an integer
-    return shifted
 
 
 def mix_seed(*numbers: int) -> int:

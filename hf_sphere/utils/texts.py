@@ -2,8 +2,7 @@
 
 import csv
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -155,28 +154,20 @@ def find_private(text: str, *, paths: bool = True) -> Iterator[tuple[int, str]]:
             yield number, f"a local path, {shown}"
 
 
-def hide_tokens(value: Any) -> Any:
-    """Replace access tokens of the Hub in a text, or in all texts of a mapping or list."""
-    return _map_texts(value, partial(_TOKEN.sub, "<token>"))
-
-
-def hide_private(value: Any) -> Any:
-    """Replace access tokens, and also absolute paths.
+def hide_private(value: Any, *, paths: bool = True) -> Any:
+    """Replace access tokens of the Hub and, with `paths`, absolute paths in a text, or all of a mapping or list.
 
     A path becomes relative to the working directory if it is below it; otherwise only its last part is kept.
     """
-    return _map_texts(hide_tokens(value), _hide_folders)
-
-
-def _hide_folders(text: str) -> str:
+    if isinstance(value, Mapping):
+        return {name: hide_private(item, paths=paths) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [hide_private(item, paths=paths) for item in value]
+    if not isinstance(value, str):
+        return value
+    text = _TOKEN.sub("<token>", value)
+    if not paths:
+        return text
     if here := str(Path.cwd()).rstrip("/"):
         text = re.sub(rf"(?<![\w.~]){re.escape(here)}/", "", text)
     return Path(text).name or text if Path(text).is_absolute() else _FOLDERS.sub("", text)
-
-
-def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _map_texts(item, change) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_map_texts(item, change) for item in value]
-    return change(value) if isinstance(value, str) else value

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_sphere.utils.texts import find_private, hide_private, hide_tokens
+from hf_sphere.utils.texts import find_private, hide_private
 
 TOKEN = "hf_" + "Ab1" * 11
 
@@ -34,9 +34,10 @@ def test_only_paths_that_begin_with_the_working_directory_become_relative(monkey
 
 
 def test_token_is_hidden_everywhere_in_nested_values_and_not_what_begins_like_one():
-    for hide in (hide_tokens, hide_private):
-        assert hide({"a": [f"https://me:{TOKEN}@hub.co", 3]}) == {"a": ["https://me:<token>@hub.co", 3]}
-    assert hide_tokens("hf_sphere") == "hf_sphere"
+    values = {"a": [f"https://me:{TOKEN}@hub.co", 3]}
+    for paths in (True, False):
+        assert hide_private(values, paths=paths) == {"a": ["https://me:<token>@hub.co", 3]}
+    assert hide_private("hf_sphere", paths=False) == "hf_sphere"
 
 
 CREDENTIALS = [
