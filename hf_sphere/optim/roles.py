@@ -83,8 +83,11 @@ def find_roles(model: nn.Module, batch: Any = None, *, required: bool = True) ->
     """
     model = unwrap(model)
     owned, listed = uses_by_owner(model), _undecayed(model)
-    weights = {name: weight for name, weight in model.named_parameters() if weight.ndim > 1}
-    roles = {name: Role.LISTED if name in listed else _role(weight, owned[name]) for name, weight in weights.items()}
+    weights, roles = dict[str, Tensor](), dict[str, Role]()
+    for name, weight in model.named_parameters():
+        if weight.ndim > 1:
+            weights[name] = weight
+            roles[name] = Role.LISTED if name in listed else _role(weight, owned[name])
     is_open = {name for name, role in roles.items() if role is Role.UNKNOWN and weights[name].requires_grad}
     if required or is_open - collect_parameter_options(model).keys():
         try:

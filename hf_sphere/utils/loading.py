@@ -103,13 +103,10 @@ def has_images(name: str) -> bool:
 
 def open_format(file: Any) -> Any:
     """Open an image file, a path or a binary file, if it has one of the `FORMATS`; its pixels are not decoded yet."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     Image.init()  # AVIF is not in every version of Pillow
-    try:
-        return Image.open(file, formats=[*filter(Image.OPEN.__contains__, FORMATS)])
-    except UnidentifiedImageError as error:
-        raise UnidentifiedImageError(f"{error}: it is none of {', '.join(FORMATS)}") from error
+    return Image.open(file, formats=[*filter(Image.OPEN.__contains__, FORMATS)])
 
 
 def check_format(image: Any) -> None:
