@@ -83,7 +83,7 @@ def find_roles(model: nn.Module, batch: Any = None, *, required: bool = True) ->
     """
     model = unwrap(model)
     owned, listed = uses_by_owner(model), _undecayed(model)
-    weights, roles = dict[str, Tensor](), dict[str, Role]()
+    weights, roles = dict[str, nn.Parameter](), dict[str, Role]()
     for name, weight in model.named_parameters():
         if weight.ndim > 1:
             weights[name] = weight

@@ -14,7 +14,6 @@ import operator
 import os
 import re
 import sys
-from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace, UnionType
@@ -190,7 +189,8 @@ def parse_arguments(
         if missing := [f"--{name}" for name in fields if getattr(merged, name) is dataclasses.MISSING]:
             raise ValueError(f"the following arguments are required: {', '.join(missing)}")
         parts = _make(types, actions, values)
-        _check_output(ChainMap(*map(vars, parts)))
+        stated = {name: value for each in parts for name, value in vars(each).items()}
+        _check_output(stated)
     except ValueError as error:
         _, place = places.get(re.findall(r"\w+", str(error))[0], (0, ""))
         parser.error(f"{place}: {error}" if place else str(error))
@@ -201,14 +201,14 @@ def parse_arguments(
             print(f"{name}: {json.dumps(getattr(merged, name), default=str, ensure_ascii=False)}")
         parser.exit()
     if running.get():
-        _check_sources({name: value for each in parts for name, value in vars(each).items()})
+        _check_sources(stated)
     return parts
 
 
 def _check_sources(values: Mapping[str, Any]) -> None:
     """Check that the files, folders, models and datasets that options name are there, and announce the start."""
     # What is removed from an index may be gone, and `query` of few-shot learning is a number.
-    named = {name: value for name, value in values.items() if isinstance(value, str | list)}
+    named: dict[str, Any] = {name: value for name, value in values.items() if isinstance(value, str | list)}
     for kind, names in _SOURCES.items() if not named.get("remove_from") else ():
         for option in names:
             for name in [named.get(option, [])] if isinstance(named.get(option), str) else named.get(option, []):
