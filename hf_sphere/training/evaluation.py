@@ -134,7 +134,8 @@ def evaluate(
     """
     model.eval()
     sums: Any = Counter()
-    batch, is_sum = dict[str, Tensor](), loss_is_sum(model)
+    is_sum = loss_is_sum(model)
+    batch: Batch = {}
     # If class vectors are spread over processes, these must call the model equally often: the last batch is repeated.
     calls = max(gather_object([len(batches)])) if class_shards(model) else len(batches)
     for new in itertools.chain(batches.epoch(), itertools.repeat(None, calls - len(batches))):
