@@ -36,6 +36,16 @@ SHEET_SIDE = 1024  # pixels: the page decodes a sheet when one of its images is 
 _STEPS = 32767  # coordinates are written as int16, in steps of less than 0.002 degrees
 
 
+class SpherePage(type(Path())):  # type: ignore[misc]
+    """The path of a page, which a notebook shows in a frame."""
+
+    def _repr_html_(self) -> str | None:
+        if not self.is_file():  # such as its parent
+            return None
+        page = html.escape(self.read_text(encoding="utf-8"))
+        return f'<iframe srcdoc="{page}" style="width: 100%; height: 640px; border: 0"></iframe>'
+
+
 def class_colors(count: int) -> list[str]:
     """Choose a color "#rrggbb" per class: the ten of the other figures, then hues at golden-ratio distances."""
     hues = (colorsys.hls_to_rgb(0.618034 * index % 1.0, 0.55 + 0.1 * (index % 3 - 1), 0.6) for index in range(count))
@@ -77,14 +87,15 @@ def write_interactive_sphere(
     directions: Tensor | None = None,
     texts: Sequence[str] | None = None,
     title: str = "",
-) -> Path:
+) -> SpherePage:
     """Write a page with a rotatable sphere that shows details of the point under the mouse.
 
     The page is one file that opens without a network, from disk or from a server. A click on a class in the legend
     hides it; a double click hides all others. The colors follow the light or dark theme of the system, or the button.
     Points of more than three coordinates are projected by `project_to_great_sphere`, and the page reports it; points of
     two lie on the equator. With 10,000 points and their images the file stays below 6 MB: many images are downscaled,
-    and compressed with the best quality that this size allows.
+    and compressed with the best quality that this size allows. A slider adds a von Mises-Fisher sample of a
+    concentration, around the mean direction of the visible points.
 
     Args:
         path: Where to write the page; its folder is created if necessary.
@@ -97,7 +108,7 @@ def write_interactive_sphere(
         title: Title of the page.
 
     Returns:
-        `path`.
+        `path`; as the last line of a cell, a notebook shows the page.
 
     Raises:
         ImportError: If plotly is missing.
@@ -140,7 +151,7 @@ def write_interactive_sphere(
     }
     page = re.sub(r"\{\{(\w+)\}\}", lambda match: fields[match[1]], _read_asset("page.html"))
     write_text(path, page)
-    return Path(path)
+    return SpherePage(path)
 
 
 def _read_asset(name: str) -> str:

@@ -1,5 +1,6 @@
 import base64
 import gzip
+import html
 import io
 import json
 import re
@@ -54,6 +55,15 @@ def test_points_are_unit_vectors_in_input_order_in_a_reproducible_file(tmp_path)
     assert shown == pytest.approx(torch.nn.functional.normalize(points, dim=-1).numpy(), abs=2e-5)
     assert unpack(content["labels"], "<i4").tolist() == labels.tolist()
     assert content["note"] == ""
+
+
+def test_the_path_is_shown_by_a_notebook_and_still_a_path(tmp_path):
+    path = write_interactive_sphere(str(tmp_path / "a.html"), torch.eye(3), torch.zeros(3).long(), ["a"])
+    assert path == tmp_path / "a.html"
+    assert str(path) == str(tmp_path / "a.html")
+    shown = re.fullmatch('<iframe srcdoc="([^"]*)" style="[^"]*"></iframe>', path._repr_html_())[1]
+    assert html.unescape(shown) == path.read_text(encoding="utf-8")
+    assert path.parent._repr_html_() is None
 
 
 def test_points_and_directions_of_other_dimensions_are_on_the_equator_or_projected_and_the_page_notes_it(tmp_path):
@@ -305,6 +315,25 @@ def test_the_legend_hides_classes_and_all_are_shown_again(page, action):
         assert visible_classes(page) == shown
         assert page.locator("#legend button[aria-pressed='true']").count() == len(shown)
         assert page.locator("#names span:visible").count() > 0 or not shown
+
+
+def test_the_slider_draws_a_von_mises_fisher_sample_around_the_visible_classes(page):
+    slider = "(each, value) => { each.value = value; each.dispatchEvent(new Event('input')); }"
+    page.locator("#legend button").nth(4).dblclick()
+    page.wait_for_function("element('sphere').data[3].visible === 'legendonly'")
+    page.locator("#kappa").evaluate(slider, 1)
+    page.wait_for_function("element('sphere').data[13].x.length === 500")
+    mean = np.mean(page.evaluate("(({x, y, z}) => [x, y, z])(element('sphere').data[13])"), axis=1)
+    direction = spiral(30)[4::10].mean(0).numpy()
+    assert page.inner_text("#chosen") == "κ 10, R 0.90"
+    assert np.linalg.norm(mean) == pytest.approx(0.9, abs=0.03)  # six standard errors
+    assert mean @ direction > 0.998 * np.linalg.norm(mean) * np.linalg.norm(direction)
+    page.get_by_role("button", name="All").click()  # the sample follows
+    page.wait_for_function(f"Math.abs(element('sphere').data[13].x.reduce((a, b) => a + b) / 500 - {mean[0]}) > 0.05")
+    page.locator("#kappa").evaluate(slider, -1)
+    page.wait_for_function("element('sphere').data[13].x.length === 0")
+    assert page.inner_text("#chosen") == "off"
+    assert page.wrong == []
 
 
 def colors_of(page):

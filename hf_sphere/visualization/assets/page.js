@@ -340,6 +340,30 @@ function followClasses(plot, content) {
   });
 }
 
+/** Draws a von Mises-Fisher sample around the mean direction of the visible points; `draws` are uniform. */
+function sampleAround(plot, content) {
+  const slider = element("kappa"), trace = content.classes.length + 3;
+  const draws = Array.from({length: 500}, () => [Math.random(), 2 * Math.PI * Math.random()]);
+  const update = () => {
+    const isOff = slider.value === slider.min, kappa = Number((10 ** slider.value).toPrecision(2));
+    const seen = content.classes.filter((_, index) => isSeen(plot, index));
+    const total = sum(seen.flatMap((one) => one.members.map((index) => content.points[index])));
+    const mean = Math.hypot(...total) > 0 ? scaled(total, 1) : [0, 0, 1];
+    const right = scaled(cross(mean, Math.abs(mean[2]) < 0.9 ? [0, 0, 1] : [1, 0, 0]), 1), above = cross(mean, right);
+    const rows = (isOff ? [] : draws).map(([uniform, angle]) => {
+      const cosine = 1 + Math.log(uniform + (1 - uniform) * Math.exp(-2 * kappa)) / kappa;  // the quantile function
+      const sine = Math.sqrt(Math.max(0, 1 - cosine ** 2));
+      return mean.map((value, axis) =>
+        cosine * value + sine * (Math.cos(angle) * right[axis] + Math.sin(angle) * above[axis]));
+    });
+    element("chosen").textContent = isOff ? "off" : `κ ${kappa}, R ${(1 / Math.tanh(kappa) - 1 / kappa).toFixed(2)}`;
+    const {x, y, z} = columns(rows);
+    Plotly.restyle(plot, {x: [x], y: [y], z: [z]}, [trace]);
+  };
+  slider.oninput = update;
+  plot.on("plotly_restyle", ([change]) => { if ("visible" in change && slider.value !== slider.min) update(); });
+}
+
 /** Saves the sphere as it is seen, with a legend. */
 function savePicture(plot) {
   const circle = outline(viewOf(plot.layout.scene.camera).eye).map((place) => place.map((value) => 2 * RANGE * value));
@@ -357,6 +381,7 @@ function switchTheme(plot, content) {
     if (!plot.data) return;
     await Plotly.update(plot, {color: themeColor("globe")}, themed(), [globe]);
     await Plotly.restyle(plot, {"line.color": themeColor("wire")}, [wires]);
+    await Plotly.restyle(plot, {"marker.color": themeColor("faint")}, [wires + 2]);
   };
   const isDark = () => document.documentElement.dataset.theme === "dark";
   system.addEventListener("change", () => apply(system.matches));
@@ -386,6 +411,7 @@ async function main() {
   const traces = [
     ...content.classes.map((one) => classTrace(one, content.points)),
     globeTrace(), wireTrace(), directionTrace(content.classes),
+    {...lineTrace([]), mode: "markers", marker: {size: 3, color: themeColor("faint")}},
   ];
   listClasses(plot, content);  // before the layout, since the legend takes room from the sphere
   const start = layout(content.points);
@@ -403,6 +429,7 @@ async function main() {
   showCards(plot, content);
   followClasses(plot, content);
   switchGlobe(plot, content);
+  sampleAround(plot, content);
   element("message").hidden = true;
   // The sphere is visible once the browser has drawn a frame with it.
   requestAnimationFrame(() => requestAnimationFrame(() => { document.documentElement.dataset.drawn = "true"; }));
