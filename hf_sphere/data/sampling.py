@@ -190,7 +190,7 @@ class SharedExamples:
     def _order(self, epoch: int) -> Tensor:
         count, generator = self.num_examples, torch.Generator()
         if not self.shuffle:
-            return torch.arange(self.process_index, count, self.num_processes)
+            return torch.arange(count)[self.process_index :: self.num_processes]  # none if there are fewer
         generator.manual_seed(mix_seed(self.seed, epoch))
         if self._weights is None:
             order = torch.randperm(count, generator=generator)
