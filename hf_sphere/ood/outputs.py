@@ -55,7 +55,8 @@ class Outputs(NamedTuple):
     def require(self, needs: Sequence[str], score: str) -> None:
         """Raise a ValueError if a field that a score needs is missing."""
         if missing := [name for name in needs if getattr(self, name) is None]:
-            raise ValueError(f"the score {score} needs {' and '.join(missing)}, which the data do not have.")
+            hint = " A score such as energy needs none." if "labels" in missing else ""
+            raise ValueError(f"the score {score} needs {' and '.join(missing)}, which the data do not have.{hint}")
 
 
 @torch.no_grad()

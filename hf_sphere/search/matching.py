@@ -201,7 +201,7 @@ class CalibratedSearch(ABC):
         best, most, is_margin = None, min(len(self), CANDIDATES[self.score]), has_p_values and self.score == "margin"
         needs_groups = is_margin or (has_p_values and self.calibration.needs_best)
         if found is None:
-            count = max(k, most) if needs_groups and among is None else k
+            count = max(k, most) if is_margin or (needs_groups and among is None) else k
             found = self._candidates(queries, count, among=among)
         if needs_groups:
             of_all = found if among is None else self._candidates(queries, most)

@@ -171,7 +171,7 @@ class GroupedVectors(CalibratedSearch):
         self.rule = rule or ("sharp" if separate is None else "strict")
         self._calibration, self._is_current = self._updated(), True
 
-    def _choose_score(self, score: str) -> None:
+    def _choose_score(self, score: Literal["auto"] | Score) -> None:
         check_choice("score", score, ("auto", "cosine", "margin"))
         is_cosine = self.metric["distance"] == "cosine"
         if score == "margin":

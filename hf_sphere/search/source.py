@@ -87,7 +87,8 @@ class ImageSource:
         if isinstance(groups, str):
             there = [*(table.column_names if table is not None else ()), *["label"] * bool(self.labels)]
             if groups not in there:
-                raise ValueError(f"no column {groups!r} for {what}; {self.name or 'the data'} has {there or 'none'}.")
+                where = f"{self.name or 'the data'} has {there or 'none'}; name a column, or give one name per row"
+                raise ValueError(f"no column {groups!r} for {what}: {where}.")
             groups = self.labels if groups == "label" and self.labels else table[groups][:]
         names = check_names(what, groups, len(self))
         if "" in names:

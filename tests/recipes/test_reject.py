@@ -255,7 +255,7 @@ class TestCommand:
         for row in range(3):
             Image.new("L", (8, 8), 80 * row).save(images / f"{row}.png")
         before, words = (folder / "config.json").read_bytes(), ["--images", images, "--level", "0.3"]
-        with pytest.raises(ValueError, match=r"needs labels .* A score such as energy needs none"):
+        with pytest.raises(ValueError, match=r"needs labels.* A score such as energy needs none"):
             fit_in_place(folder, *words)
         (images / "b.png").write_bytes(b"no image")
         with pytest.raises(ValueError, match=r"b\.png.*--skip_unreadable_images"):

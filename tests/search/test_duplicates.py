@@ -240,7 +240,7 @@ def test_the_command_finds_copies_in_another_folder(digit_folder, tmp_path, caps
         (["space", "--other_split", "test"], "--other_split has no effect on .*space, which is an index"),
         (["space", "--label_column", "label"], "has no 'label'"),
         (["photos", "--other", "photos"], "--other is .*photos itself. Name another part"),
-        (["photos"], "broken.png cannot be read as an image: .*Repair or remove it, or skip such images: --skip_unr"),
+        (["photos"], "broken.png cannot be read as an image: .*Repair or remove it, or skip such images: --skip_inv"),
     ],
 )
 def test_invalid_words_are_one_error(words, message, tmp_path, monkeypatch):

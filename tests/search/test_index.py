@@ -609,7 +609,7 @@ def test_groups_are_what_was_asked_for(kind, encoder, photos, digits):
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
-        ("article", "NoneType"),
+        ("article", "no column 'article' for groups: .*; name a column, or give one name per row"),
         ("label", "groups must have a value in each of the 7 rows"),  # one image is in no class folder
         (["a"] * 6, "groups must have one name per row, 7; got 6"),
         (["a"] * 6 + [None], "groups must be all texts or all integers; got NoneType, str"),
@@ -625,7 +625,7 @@ def test_images_that_are_added_have_groups_too(encoder, digits, photos):
     index = ImageIndex.build(encoder, digits[:3], groups=["a", "b", "a"], **QUIET)
     index.add(digits[3:5], ["b", "c"], **QUIET)
     assert index.space.groups == ["a", "b", "a", "b", "c"]
-    with pytest.raises(TypeError):
+    with pytest.raises(ValueError, match="give one name per row"):
         index.add(digits[5:6], **QUIET)
     with pytest.raises(ValueError, match="the index has no groups; leave out groups"):
         ImageIndex.build(encoder, digits[:3], **QUIET).add(digits[4], ["a"], **QUIET)
@@ -823,7 +823,7 @@ def test_empty_texts_of_a_file_are_left_out(text_encoder, tmp_path, caplog):
     assert "2 of 5 texts are empty, and are left out" in caplog.text
 
 
-@pytest.mark.parametrize(("groups", "message"), [([1, 2], "all texts or all integers"), (None, "NoneType")])
+@pytest.mark.parametrize(("groups", "message"), [([1, 2], "all texts or all integers"), (None, "give one name per row")])
 def test_groups_of_another_type_leave_an_index_as_it_was(groups, message):
     index = ImageIndex.build(None, torch.eye(4), groups=["a", "b"] * 2, **QUIET)
     with pytest.raises((ValueError, TypeError), match=message):
@@ -836,7 +836,7 @@ def test_groups_that_are_no_names_and_a_calibration_without_them_are_errors_befo
     rows = [{"embedding": [1.0, float(n)], "who": n, "size": n / 2} for n in range(4)]
     with pytest.raises(ValueError, match="all texts or all integers; got float"):
         ImageIndex.build(None, rows, groups="size", **QUIET)
-    with pytest.raises(TypeError):
+    with pytest.raises(ValueError, match="no column 'who' for groups: the data has none"):
         ImageIndex.build(None, rows, groups="who", calibration=torch.eye(2), **QUIET)
 
 

@@ -138,7 +138,7 @@ INVALID = [
     (lambda: NeighborSearch(points(3, 2), distance="manhattan"), "distance must be one of cosine, .*'manhattan'"),
     (lambda: NeighborSearch(points(3, 2), kind="tree"), "kind of search must be one of torch, flat, ivf, hnsw"),
     (lambda: NeighborSearch(points(3, 2), kind="ivf", distance="hyperbolic"), "does not support the hyperbolic"),
-    (lambda: NeighborSearch(points(3, 2), distance="hyperbolic", curvature=-1), "curvature must be finite and positi"),
+    (lambda: NeighborSearch(points(3, 2), distance="hyperbolic", curvature=-1), "curvature must be a number in"),
     (lambda: NeighborSearch(points(3, 2)).search(torch.ones(1, 3), 1), "must have 2 dimensions, as the references"),
     (lambda: NeighborSearch(points(3, 2)).search(torch.ones(1, 2), 4), "k must be an integer from 1 to 3; got 4"),
     (lambda: NeighborSearch(points(3, 2)).search(torch.ones(1, 2), 2.0), "k must be an integer from 1 to 3; got 2.0"),

@@ -326,7 +326,8 @@ def set_prototypes(model: Any, path: str, class_names: list[str]) -> None:
             f"{path} was placed for {shorten(list(placement.class_names))}, not for {shorten(class_names)} in this "
             "order; place prototypes for the classes of the data."
         )
-    if not hasattr(head := getattr(model, "head", None), "set_prototypes"):
+    head: Any = getattr(model, "head", None)
+    if not hasattr(head, "set_prototypes"):
         raise ValueError(f"prototypes_file needs the head prototype; the model has {model.config.head or 'no head'}.")
     head.set_prototypes(placement)
 
