@@ -74,6 +74,11 @@ def _stack(name: str, rows: Sequence[Any]) -> Any:
     if kinds - {list, str, int, float}:
         for row in rows:
             check_dense(f"each row of {name}", row)
+    if max([len(row) for row in rows if hasattr(row, "__len__")], default=0):
+        for number, row in enumerate(rows):
+            # None, NaN in a column of pandas, and nothing in one of an older polars
+            if not hasattr(row, "__len__") or not len(row):
+                raise ValueError(f"row {number} has none")
     return np.asarray(rows)
 
 

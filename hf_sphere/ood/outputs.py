@@ -39,17 +39,17 @@ class Outputs(NamedTuple):
     def checked(self) -> "Outputs":
         """Return the outputs in float64 on the CPU; a wrong shape or a value that is not finite is a `ValueError`."""
         fields: dict[str, Tensor] = {name: values for name, values in self._asdict().items() if values is not None}
-        count = len(next(iter(fields.values()), ()))
-        if any(len(values) != count for values in fields.values()):
-            lengths = ", ".join(f"{len(values)} {name}" for name, values in fields.items())
+        for name in fields.keys() - {"labels", "ids"}:
+            is_flat = name == "concentrations"
+            checked = check_scores(name, fields[name]) if is_flat else check_embeddings(fields[name], what=name)
+            fields[name] = checked.cpu().double()
+        numbers = {name: len(values) for name, values in fields.items() if name not in ("labels", "ids")}
+        if len({*numbers.values()}) > 1:
+            lengths = ", ".join(f"{number} {name}" for name, number in numbers.items())
             raise ValueError(f"the numbers of rows must be equal; got {lengths}.")
-        for name, values in fields.items():
-            if name in ("labels", "ids"):
-                fields[name] = check_labels(values, count, name).cpu()
-            else:
-                is_flat = name == "concentrations"
-                checked = check_scores(name, values) if is_flat else check_embeddings(values, what=name)
-                fields[name] = checked.cpu().double()
+        count = next(iter(numbers.values()), len(next(iter(fields.values()), ())))
+        for name in fields.keys() & {"labels", "ids"}:
+            fields[name] = check_labels(fields[name], count, name).cpu()
         return Outputs(**fields)
 
     def require(self, needs: Sequence[str], score: str) -> None:

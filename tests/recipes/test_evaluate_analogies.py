@@ -201,7 +201,7 @@ def test_the_table_shows_chance_for_each_accuracy_and_the_figure_needs_matplotli
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--scorings", "guess"], "'guess'. The choices are: embedding_similarity"),
+        (["--scorings", "guess"], "'guess' .choose from 'embedding_similarity'"),
         (["--templates", "a is b"], "'a is b' is not a template"),
         (["--benchmarks", "sat"], "sat"),
         (["--max_questions", "0"], "max_questions must be at least 1"),

@@ -823,7 +823,9 @@ def test_empty_texts_of_a_file_are_left_out(text_encoder, tmp_path, caplog):
     assert "2 of 5 texts are empty, and are left out" in caplog.text
 
 
-@pytest.mark.parametrize(("groups", "message"), [([1, 2], "all texts or all integers"), (None, "give one name per row")])
+@pytest.mark.parametrize(
+    ("groups", "message"), [([1, 2], "all texts or all integers"), (None, "give one name per row")]
+)
 def test_groups_of_another_type_leave_an_index_as_it_was(groups, message):
     index = ImageIndex.build(None, torch.eye(4), groups=["a", "b"] * 2, **QUIET)
     with pytest.raises((ValueError, TypeError), match=message):

@@ -147,7 +147,7 @@ def test_values_outside_a_given_range_are_rejected_with_their_count_and_a_soluti
     with pytest.raises(ValueError, match="2 of 3 training values lie outside the range 0 to 2"):
         check_values(given, make_data(task))
     assert [build(task).regression.out_of_range, given.regression.out_of_range] == ["clip", "error"]
-    with pytest.raises(ValueError, match="needs embedding_dim"):
+    with pytest.raises(ValueError, match="embedding_dim must be an integer"):
         build(task, embedding_dim=None)
 
 
