@@ -1,9 +1,8 @@
 """Vectors on disk or in an object store, in tables of LanceDB."""
 
-import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -14,27 +13,19 @@ from torch import Tensor
 
 from hf_sphere.geometry.checks import shorten
 from hf_sphere.search.calibration import PARTS, Calibration, Candidates, Nearest, Rule, Score
+from hf_sphere.search.lance_batches import COMPARED, parts_of_batches
 from hf_sphere.search.matching import CANDIDATES, CalibratedSearch, Matches, sort_candidates
 from hf_sphere.search.neighbor_search import SPARE, TARGET_RECALL, NeighborSearch
 from hf_sphere.search.vectors import (
     as_names,
-    check_ids,
-    check_names,
     mix,
     name_keys,
     positions,
     sample_rows,
-    unit_vectors,
 )
-from hf_sphere.utils.checks import check_choice, check_exclusive, check_extra, check_integer, error_text
+from hf_sphere.utils.checks import check_choice, check_exclusive, check_extra, check_integer
 
 os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(64 << 20))  # otherwise Lance reads up to 2 GiB ahead
-
-WRITTEN, COMPARED = 1 << 23, 1 << 14
-"""Bytes that are written at once, and rows that are compared at once."""
-
-WHOLE = ("__array__", "__arrow_c_stream__", "keys")
-"""Attributes of an array, of a table and of a mapping, which are one batch."""
 
 SMALLEST_INDEX, TUNING_QUERIES, EFFORTS = 5_000, 200, (1, 2, 4, 8, 16)
 """Rows from which on an index is built, queries to measure its recall, and how much of it is searched."""
@@ -117,7 +108,7 @@ class LanceSpace(CalibratedSearch):
         check_choice("score", score, ("auto", "cosine", "margin"))
         options += [("margin" if group_column else "cosine") if score == "auto" else score]
         options += [check_choice("rule", rule, ("sharp", "strict"))]
-        database, parts = _connect(uri), _parts(batches, column, group_column, id_column)
+        database, parts = _connect(uri), parts_of_batches(batches, column, group_column, id_column)
         if names := [name for name in ("vectors", "index", "calibration") if _open(database, name) is not None]:
             raise FileExistsError(f"{uri} has tables already ({', '.join(names)}); use LanceSpace.open(...).add.")
         if (first := next(parts, None)) is None:
@@ -143,7 +134,9 @@ class LanceSpace(CalibratedSearch):
 
     def add(self, batches: Any) -> int:
         """Write more rows, as `create` does, and return their number. Several processes may do so at the same time."""
-        return self._add(_parts(batches, self._column, self._group_column, self._id_column, self.table.schema))
+        return self._add(
+            parts_of_batches(batches, self._column, self._group_column, self._id_column, self.table.schema)
+        )
 
     def _add(self, parts: Iterator[pa.Table]) -> int:
         count = 0
@@ -382,51 +375,3 @@ def _open(database: Any, name: str) -> Any:
 def _is_in(column: str, values: Iterable[Any]) -> str:
     texts = ("'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value) for value in values)
     return f"`{column}` IN ({', '.join(texts) or 'NULL'})"
-
-
-def _parts(
-    batches: Any, column: str, group_column: str | None, id_column: str | None, schema: pa.Schema | None = None
-) -> Iterator[pa.Table]:
-    """Yield the rows of whole batches, about `WRITTEN` bytes at once."""
-    if hasattr(batches, "iter"):  # of datasets
-        batches = batches.iter(COMPARED)
-    elif not isinstance(batches, Iterator) and any(hasattr(batches, name) for name in WHOLE):
-        batches = [batches]
-    tables, count, written = [], 0, 0
-    for number, batch in enumerate(itertools.chain(batches, [None])):
-        if batch is not None:
-            try:
-                table = _to_table(batch, column, group_column, id_column)
-                schema = schema or table.schema
-                if {*table.column_names} != {*schema.names}:  # select would drop further ones
-                    raise ValueError(f"the columns are {table.column_names}; the others have {schema.names}.")
-                kinds = [each.field(id_column).type for each in (schema, table.schema)] if id_column else []
-                if len({*map(pa.types.is_integer, kinds)}) > 1:
-                    raise ValueError(f"ids must be all texts or all integers; got {kinds[1]} after {kinds[0]}.")
-                tables.append(table.select(schema.names).cast(schema))
-            except (ValueError, TypeError, KeyError) as error:  # the last one for a missing column
-                text = f"batch {number}, from row {count:,} on: {error_text(error).rstrip('.')}."
-                raise ValueError(f"{text} Before it, {written:,} rows were written.") from error
-            count += len(table)
-        if tables and (batch is None or sum(part.nbytes for part in tables) >= WRITTEN):
-            part = pa.concat_tables(tables)
-            if id_column:
-                check_ids(part[id_column], len(part))
-            yield part
-            tables, written = [], count
-
-
-def _to_table(batch: Any, column: str, group_column: str | None, id_column: str | None) -> pa.Table:
-    """Return a batch with unit vectors, and checked ids and names of groups."""
-    if hasattr(batch, "__arrow_c_stream__"):  # tables of pyarrow, pandas and polars
-        is_pandas = hasattr(batch, "iloc")  # whose row numbers are no column
-        batch = pa.Table.from_pandas(batch, preserve_index=False) if is_pandas else pa.table(batch)
-        batch = dict(zip(batch.schema.names, batch.columns, strict=True))
-    columns = dict(batch) if isinstance(batch, Mapping) else {column: batch}
-    vectors = unit_vectors("rows", columns[column], columns[id_column] if id_column else None)
-    if id_column:
-        columns[id_column] = check_ids(columns[id_column], len(vectors))
-    if group_column:
-        columns[group_column] = check_names(f"names of column {group_column!r}", columns[group_column], len(vectors))
-    columns[column] = pa.FixedSizeListArray.from_arrays(pa.array(vectors.numpy().ravel()), vectors.shape[1])
-    return pa.table({name: v.numpy(force=True) if isinstance(v, Tensor) else v for name, v in columns.items()})
