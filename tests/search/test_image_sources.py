@@ -40,7 +40,7 @@ def test_the_class_is_the_folder_of_the_file_as_in_training(photos):
     assert source.labels == ["even"] * 3 + ["odd"] * 3 + ["photos"]
     with pytest.raises(ValueError, match="without splits; leave out 'even'"):
         ImageSource.of(photos, "even")
-    with pytest.raises(ValueError, match=r"no column 'species' for groups; .* has \['label'\]"):
+    with pytest.raises(ValueError, match=r"no column 'species' for groups: .* has \['label'\]"):
         source.read_groups("species")
 
 
@@ -348,7 +348,7 @@ def test_cut_vectors_are_normalized_again():
         ),
         ([[1.0, 2.0], [1.0]], {}, "must be numbers, the same number of them for each"),
         ([[1.0, None]], {}, "must be numbers, the same number of them for each"),
-        ([[1.0], None], {}, "inhomogeneous"),
+        ([[1.0], None], {}, "row 1 has none"),
         (["AAAAAAA="], {}, "buffer size must be a multiple"),
         (["no base64!"], {}, "base64"),
         ([[1.0, math.nan]], {}, "must be finite; 1 of 1 are not, the first at index 0"),
