@@ -69,7 +69,7 @@ def test_a_read_only_array_is_accepted_without_a_warning(recwarn):
         ([[1.0], [1.0, 2.0]], TypeError, "x must be numbers; .*inhomogeneous"),
         ([torch.ones(1), torch.ones(2)], TypeError, "x must be numbers; stack expects each tensor to be equal size"),
         (["1.5", "2"], TypeError, "x must be numbers; the first is '1.5'"),
-        ([[1.0], None], TypeError, "x must be numbers; .*inhomogeneous"),
+        ([[1.0], None], TypeError, "x must be numbers; .*row 1 has none"),
         (object(), TypeError, "x must be numbers"),
         (torch.eye(2).to_sparse(), TypeError, r"x must be dense, .*; got Tensor. Convert it with .to_dense"),
         (csr_matrix(np.eye(2)), TypeError, "got csr_matrix. Convert it"),
