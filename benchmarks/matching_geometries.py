@@ -2,17 +2,20 @@
 
 python benchmarks/matching_geometries.py
 python benchmarks/matching_geometries.py --score cosine
+python benchmarks/matching_geometries.py --twins
 
 The geometries differ in how groups lie (independent, in nearly equal pairs, in families, around hubs, with heavy tails,
 with unequal spread, with sizes that follow the distance to the center), in their sizes (1, 2, 8, Zipf, uniform, one or
 20, rarely 60), dimension, spread and number. In each repetition, groups are drawn, some are enrolled and calibrate,
 and the rows of 20 others are queries. Standard errors are over repetitions.
-Writes `results/matching_geometries.json` (half an hour).
+Writes `results/matching_geometries.json` (half an hour). With `--twins`, all groups are loose but for one or two pairs,
+whose rows are nearly equal, and each group is the new one in turn: the worst groups that are known for the sharp rule.
+Writes `results/matching_twins.json` (three minutes).
 """
 
 import argparse
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -110,13 +113,47 @@ def accepted(geometry: Geometry, random: np.random.Generator, score: str) -> dic
     return shares
 
 
+def twins(pairs: int, enrolled: int, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield the rates for groups of 8 rows, of which some are pairs of twins; of them and of the others, one is new."""
+    random, dim, size = np.random.default_rng(enrolled), 32, 8
+    share = 2 * pairs / (enrolled + 1)
+    rates: dict[tuple[str, float], list[float]] = {}
+    for _ in range(args.repetitions):
+        points = random.standard_normal((enrolled + 1, size, dim))
+        points[pairs : 2 * pairs] = points[:pairs] + 0.1 * random.standard_normal((pairs, size, dim))
+        points = (points / np.linalg.norm(points, axis=2, keepdims=True)).astype(np.float32)
+        p = {}
+        for new, weight in ((0, share), (enrolled, 1 - share)):
+            space = EmbeddingSpace(
+                torch.from_numpy(np.delete(points, new, 0).reshape(-1, dim)), np.arange(enrolled * size) // size
+            )
+            for rule in ("sharp", "strict"):
+                space.calibrate(score=args.score, rule=rule)
+                p[rule, weight] = space.search(points[new], 1).p_values.numpy()[:, 0]
+            p["larger of sharp and strict / 1.2", weight] = np.maximum(p["sharp", weight], p["strict", weight] / 1.2)
+        for rule in dict.fromkeys(rule for rule, _ in p):
+            for level in LEVELS:
+                values = [weight * (p[rule, weight] <= level * (1 + 1e-12)).mean() for weight in (share, 1 - share)]
+                rates.setdefault((rule, level), []).append(sum(values))
+    for (rule, level), values in rates.items():
+        rate, error = float(np.mean(values)), float(np.std(values, ddof=1) / len(values) ** 0.5)
+        what = f"{pairs} pair{'s' * (pairs > 1)} of twins among {enrolled + 1} groups, {rule}"
+        yield row(f"{what}: accepted at {level:.0%}", rate, at_most=1.2 * level + 2 * error)
+        yield row(f"{what}: standard error at {level:.0%}", error)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=200)
     parser.add_argument("--every", type=int, default=2, help="measure each geometry, each second one, ...")
     parser.add_argument("--score", choices=["cosine", "margin"], default="margin")
+    parser.add_argument("--twins", action="store_true", help="measure pairs of twins among loose groups")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.twins:
+        rows = [line for pairs, enrolled in ((1, 20), (2, 20), (2, 41)) for line in twins(pairs, enrolled, args)]
+        report("matching_twins", rows, repetitions=args.repetitions)
+        return
     rows = []
     worst: dict[tuple[str, float], list[tuple[float, float]]] = {}
     for number, geometry in list(enumerate(geometries()))[:: args.every]:

@@ -122,6 +122,8 @@ class Calibration:
     `sharp`: $p = \max(1 / (G + 1), \sum_i w_i [Q_i \leq Q(s)] / G)$, where $Q_i$ is what $Q$ would be for the
     calibration query $i$ if its group were the new one: without this group, and with the next best match of the queries
     whose best match it is. The share of the queries that stand out as much as $q$ is counted, not the groups above it.
+    These include the $Q(s)$ groups above it, so $p \geq \max(1 / (G + 1), Q(s) / G)$, which is at least half of the
+    strict $p$ below without a group of the best row. So at most twice the level is accepted with separate calibration.
 
     `strict`: $p = (1 + Q(s)) / (G + 1)$. For separate calibration queries, whose groups are exchangeable with that of
     $q$, the probability that it is at most a level is at most this level (hierarchical conformal prediction: Lee,
@@ -134,7 +136,8 @@ class Calibration:
       that row is counted, if it is a calibration query.
     - $q$ and $x_i$ are compared in the same groups: those that are neither of the two. So $S_i$ is compared with the
       best score of $q$ in other groups than that of $x_i$ (the jackknife+ of Barber, Candes, Ramdas and Tibshirani,
-      Annals of Statistics 2021). That matters for groups of almost equal rows.
+      Annals of Statistics 2021). That matters for groups of almost equal rows. By their argument, at most twice the
+      level is accepted by cosines, and by the sharp rule twice the level and 3 / (G + 1).
 
     For cosines with one calibration query per group the strict rule is exact, and both rules are this one. Margins of
     rows that calibrate are not exchangeable with those of $q$, which would be near some rows itself: their level is

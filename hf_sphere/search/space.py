@@ -37,7 +37,7 @@ class EmbeddingSpace(GroupedVectors, Table):
     an approximate search, which may miss the best row, accepts at most less.
 
     For cosines with one row per group this is a theorem, and for `rule="strict"` with separate calibration queries,
-    too. In all other cases it was measured to hold.
+    too. In other cases it was measured, and the sharp rule exceeds the level where a few groups are twins.
 
     Attributes:
         vectors: (N, d) float32.
@@ -94,7 +94,7 @@ class EmbeddingSpace(GroupedVectors, Table):
                 threshold for other engines. If `auto`, `margin` if there are groups.
             rule: `sharp`, which accepts more, or `strict`; see `Calibration`. If None, `sharp` if rows of the space
                 calibrate, and `strict` for separate calibration, for which it is a theorem and `sharp` can exceed
-                the level (by half where a few groups have many almost equal rows and some scattered ones).
+                the level, to twice of it at most.
             rows_per_group: Maximum number of rows of a group that are calibration queries.
             calibration_rows: Maximum number of calibration queries that are rows of the space.
             kind: Kind of the search, see `NeighborSearch`; if None, chosen by the number of rows.

@@ -163,6 +163,7 @@ def test_separate_calibration_follows_its_definition(calibration_groups):
     shares = [(best[names == name, None, None] >= top).mean(0) for name in np.unique(names)]
     expected = (1 + np.sum(shares, axis=0)) / (len(shares) + 1)
     np.testing.assert_allclose(strict.search(queries, 2).p_values, expected, atol=1e-12)
+    assert (2 * sharp.search(queries, 2).p_values >= strict.search(queries, 2).p_values).all()
     if calibration_groups is not None:
         expected = sharp_p_values(top[:, 0], to_groups(calibration @ rows.T, groups), names)
     np.testing.assert_allclose(
