@@ -21,7 +21,7 @@ from hf_sphere.nn.heads.mixins import class_shards
 from hf_sphere.nn.processes import count_processes, process_index, share_of
 from hf_sphere.training.errors import CheckpointError
 from hf_sphere.training.optimization import check_state
-from hf_sphere.training.output_dir import checkpoint_of, list_checkpoints
+from hf_sphere.training.output_dir import CHECKPOINT_PREFIX, list_checkpoints
 from hf_sphere.utils import files
 
 STATE_FILE = "trainer_state.json"
@@ -77,7 +77,7 @@ def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: RunState,
 
     A `CheckpointError` leaves the older ones.
     """
-    final, is_main = checkpoint_of(output_dir, state.step), accelerator.is_main_process
+    final, is_main = output_dir / f"{CHECKPOINT_PREFIX}{state.step}", accelerator.is_main_process
     with explained(f"could not write {final}; earlier checkpoints are unchanged"):
         with files.atomic_folder(final) if is_main else nullcontext() as unfinished:
             # The other processes write their random states to the folder that the main process creates and renames.
@@ -90,7 +90,7 @@ def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: RunState,
         if is_main:
             # Checkpoints of later steps are left over if training was resumed from an earlier one.
             present = list_checkpoints(output_dir)
-            kept = [*present[: present.index(final) + 1][-keep:], checkpoint_of(output_dir, state.best_step)]
+            kept = [*present[: present.index(final) + 1][-keep:], output_dir / f"{CHECKPOINT_PREFIX}{state.best_step}"]
             for old in set(present).difference(kept):
                 shutil.rmtree(old)
     accelerator.wait_for_everyone()

@@ -46,11 +46,6 @@ class Batches(Protocol):
         ...
 
 
-def count_targets(batches: Batches, batch: Batch) -> int | Tensor:
-    """Return the number of targets that the loss of a batch averages over; by default, the number of examples."""
-    return getattr(batches, "num_targets", count_examples)(batch)
-
-
 def global_places(together: int, start: int, batch: Batch, accelerator: Accelerator | PartialState) -> Tensor:
     """Return the place of each example of a batch among all of an optimizer step, over all processes: int64, (B,).
 
@@ -142,7 +137,7 @@ def evaluate(
         batch = batch if new is None else new
         with accelerator.autocast():  # an averaged model was not prepared by Accelerate
             output = model(**batch)
-        count = 0 if new is None else count_targets(batches, batch)
+        count = 0 if new is None else getattr(batches, "num_targets", count_examples)(batch)
         loss = output.loss / max(count, 1) if is_sum else output.loss
         for name, value in {**measure(output, batch), "loss": loss}.items():
             sums[name] += value.to(widest_dtype(accelerator.device)) * count

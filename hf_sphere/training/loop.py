@@ -24,18 +24,13 @@ from hf_sphere.nn.heads.base import heads_of
 from hf_sphere.nn.heads.mixins import class_shards, exclude_class_shards
 from hf_sphere.optim import as_metrics, find_channel_dims, step_diagnostics
 from hf_sphere.optim.optimizers import optimizer_names
+from hf_sphere.training import checkpoints
 from hf_sphere.training.arguments import RecipeArguments
-from hf_sphere.training.checkpoints import (
-    ClassShardCheckpoint,
-    RunState,
-    find_checkpoint,
-    load_checkpoint,
-    save_checkpoint,
-)
+from hf_sphere.training.checkpoints import RunState
 from hf_sphere.training.errors import CheckpointError, TrainingDivergedError, TrainingInterruptedError
-from hf_sphere.training.evaluation import Batch, Batches, count_examples, count_targets, global_places, loss_is_sum
+from hf_sphere.training.evaluation import Batch, Batches, count_examples, global_places, loss_is_sum
 from hf_sphere.training.optimization import build_scheduler, optimizer_from_arguments, start_average, total_norm
-from hf_sphere.training.output_dir import checkpoint_of, list_checkpoints
+from hf_sphere.training.output_dir import CHECKPOINT_PREFIX, list_checkpoints
 from hf_sphere.training.pair_batch import add_supcon, backward_together, batches_per_step
 from hf_sphere.utils.modules import widest_dtype
 from hf_sphere.utils.progress import progress_bar
@@ -107,7 +102,7 @@ class TrainingLoop:
         self.scheduler = build_scheduler(optimizer, args, self.steps_per_epoch, higher_is_better=self.higher_is_better)
         if class_shards(model):
             exclude_class_shards(model)
-            ClassShardCheckpoint(accelerator, model, optimizer)
+            checkpoints.ClassShardCheckpoint(accelerator, model, optimizer)
         if args.torch_compile:
             model.compile()  # in place, so that the names of saved tensors remain
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
@@ -123,7 +118,7 @@ class TrainingLoop:
         self._wide = widest_dtype(accelerator.device)
         self._stop_requested = 0.0  # time of the first signal
         if args.resume_from_checkpoint:
-            self._resume(find_checkpoint(args.resume_from_checkpoint, self.output_dir))
+            self._resume(checkpoints.find_checkpoint(args.resume_from_checkpoint, self.output_dir))
         # Not those of all epochs: earlier ones of a resumed run may have had batches of another size.
         done = math.ceil(self.state.batch / self._batches_per_step)
         remaining = (args.num_train_epochs - self.state.epoch) * self.steps_per_epoch - done
@@ -150,8 +145,9 @@ class TrainingLoop:
     @property
     def is_finished(self) -> bool:
         """Whether no step remains."""
-        is_last = self.state.epoch >= self.args.num_train_epochs or self.state.step >= self.total_steps
-        return is_last or self._stops_early()
+        state, patience = self.state, self.args.early_stopping_patience
+        stops_early = None not in (patience, state.best_epoch) and state.epoch - state.best_epoch >= patience
+        return stops_early or state.epoch >= self.args.num_train_epochs or state.step >= self.total_steps
 
     def run(self) -> RunState:
         """Train until the last step, or until training stops early.
@@ -173,7 +169,7 @@ class TrainingLoop:
                 self.snapshot(self.trained_model, 0)
             while not self.is_finished:
                 self._train_epoch(bar)
-        if self._stops_early():
+        if self.state.epoch < self.args.num_train_epochs and self.state.step < self.total_steps:
             logger.info("No improvement for %d epochs; stopping.", self.args.early_stopping_patience)
         return self.state
 
@@ -219,7 +215,7 @@ class TrainingLoop:
 
     def _train_step(self, group: list[Batch]) -> None:
         args, accelerator, inner = self.args, self.accelerator, self.accelerator.unwrap_model(self.model)
-        sizes = [count_targets(self.batches, batch) for batch in group]
+        sizes = [*map(getattr(self.batches, "num_targets", count_examples), group)]
         total: Any = sum(sizes)
         if hasattr(self.batches, "num_targets"):
             # Gradients are averaged over processes, whose numbers of targets differ, so losses are weighted by them.
@@ -301,10 +297,6 @@ class TrainingLoop:
         if self.is_finished or state.epoch % self.args.save_epochs == 0 or state.step == state.best_step:
             self._save()
 
-    def _stops_early(self) -> bool:
-        patience, best = self.args.early_stopping_patience, self.state.best_epoch
-        return patience is not None and best is not None and self.state.epoch - best >= patience
-
     def _train_metrics(self) -> dict[str, float]:
         """Means over the epoch so far and over all processes."""
         sums = self.accelerator.reduce(torch.stack([*self._totals.values()]), "sum").tolist()
@@ -336,12 +328,12 @@ class TrainingLoop:
         # Divided by the number of processes, so that the sum over processes is correct after loading.
         fraction = 1 / self.accelerator.num_processes
         self.state.totals = {n: self.accelerator.reduce(v, "sum").item() * fraction for n, v in self._totals.items()}
-        return save_checkpoint(self.accelerator, self.output_dir, self.state, self.args.save_total_limit)
+        return checkpoints.save_checkpoint(self.accelerator, self.output_dir, self.state, self.args.save_total_limit)
 
     def _resume(self, checkpoint: Path) -> None:
         requested = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         now, scheduler = self.state.batching, self.scheduler
-        state = self.state = load_checkpoint(self.accelerator, checkpoint)
+        state = self.state = checkpoints.load_checkpoint(self.accelerator, checkpoint)
         changed = [f"{k} {v} (now {now[k]})" for k, v in state.batching.items() if now.get(k, v) != v]
         if state.batch and changed:
             raise CheckpointError(
@@ -353,7 +345,8 @@ class TrainingLoop:
             raise CheckpointError(
                 f"{checkpoint} has another lr_scheduler_type; keep it, `reduce_lr_on_plateau` or not."
             )
-        loads_best, best = self.args.load_best_model_at_end, checkpoint_of(self.output_dir, state.best_step)
+        loads_best = self.args.load_best_model_at_end
+        best = self.output_dir / f"{CHECKPOINT_PREFIX}{state.best_step}"
         state.best_step = state.best_step if loads_best else None
         # The best value of one metric cannot be compared with another.
         if state.metric != self.metric or (loads_best and best not in list_checkpoints(self.output_dir)):

@@ -13,13 +13,7 @@ from typing import Any
 
 import torch
 import yaml
-from huggingface_hub import (
-    EvalResult,
-    EvalResultEntry,
-    ModelCard,
-    ModelCardData,
-    eval_result_entries_to_yaml,
-)
+from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardData, eval_result_entries_to_yaml
 from huggingface_hub.constants import EVAL_RESULTS_FOLDER
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id

@@ -19,11 +19,6 @@ RESULTS_FILE = "all_results.json"
 MODEL_FILES = ("config.json", "model.safetensors", "model.safetensors.index.json")
 
 
-def checkpoint_of(output_dir: Path, step: int | None) -> Path:
-    """Return the folder of the checkpoint of a step."""
-    return output_dir / f"{CHECKPOINT_PREFIX}{step}"
-
-
 def list_checkpoints(output_dir: Path) -> list[Path]:
     """Return the complete checkpoints of a run, oldest first."""
     found: dict[int, Path] = {}

@@ -212,7 +212,15 @@ def run_training(task: Task, arguments: Sequence[Any], command: Sequence[str], r
         run.prepare_output_dir()
         model, state = fit(run, prepared, metric, higher_is_better=higher_is_better)
         fitted = prepared.finish(model)
-        _save(run, prepared, model)  # before the evaluation, which may need more memory than there is
+        gathered = run.accelerator.get_state_dict(model) if run.accelerator.is_fsdp2 else None
+        gathered = checkpoints.gather_classes(model) if class_shards(model) else gathered
+        if run.accelerator.is_main_process:  # before the evaluation, which may need more memory than there is
+            with checkpoints.write_model_files(run.output_dir) as unfinished:
+                model.save_pretrained(unfinished, state_dict=gathered)
+                prepared.processor.save_pretrained(unfinished)
+                if prepared.record is not None:
+                    prepared.record.save(unfinished)
+        run.accelerator.wait_for_everyone()
         results: dict[str, Any] = {}
         for name, batches in splits.items():
             results |= {} if batches is None else _evaluate(run, prepared, batches, name, model)
@@ -274,21 +282,9 @@ def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) ->
     if state.batch == 0:  # training may have ended in the middle of an epoch
         snapshot(model, state.epoch, is_last=True)
     if state.best_step not in (None, state.step):
-        checkpoints.load_checkpoint(run.accelerator, output_dir.checkpoint_of(run.output_dir, state.best_step))
+        best = run.output_dir / f"{output_dir.CHECKPOINT_PREFIX}{state.best_step}"
+        checkpoints.load_checkpoint(run.accelerator, best)
     return model, state
-
-
-def _save(run: Run, prepared: Prepared, model: Any) -> None:
-    """Save model and processor, on the main process."""
-    gathered = run.accelerator.get_state_dict(model) if run.accelerator.is_fsdp2 else None
-    gathered = checkpoints.gather_classes(model) if class_shards(model) else gathered
-    if run.accelerator.is_main_process:
-        with checkpoints.write_model_files(run.output_dir) as unfinished:
-            model.save_pretrained(unfinished, state_dict=gathered)
-            prepared.processor.save_pretrained(unfinished)
-            if prepared.record is not None:
-                prepared.record.save(unfinished)
-    run.accelerator.wait_for_everyone()
 
 
 def _evaluate(run: Run, prepared: Prepared, batches: Any, prefix: str, model: nn.Module) -> dict[str, Any]:

@@ -16,10 +16,10 @@ from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPr
 from hf_sphere.nn import HEADS
 from hf_sphere.prototypes import place_prototypes
 from hf_sphere.training import RecipeArguments
-from hf_sphere.training.tasks.classification import HEAD_NAMES, ModelArguments, build_classifier, describe_head
+from hf_sphere.training.tasks.classification import HEAD_NAMES, ModelArguments, build_classifier
 from hf_sphere.training.tasks.image import Setup, summarize
 from hf_sphere.training.tasks.joint import JointArguments, build_joint
-from hf_sphere.training.tasks.regression import RegressionArguments, build_regression, check_values, describe_regression
+from hf_sphere.training.tasks.regression import RegressionArguments, build_regression, check_values
 
 NAMES = ["cat", "dog", "owl"]
 MODELS = {
@@ -75,7 +75,7 @@ def build(
 def describe(task: str, data: ImageData) -> str:
     """Summarize data and a new model."""
     model = build(task)
-    return summarize(model, data, describe_regression(model) if task == "regression" else describe_head(model.config))
+    return summarize(model, data, "regression" if task == "regression" else f"{model.config.head} head")
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hf_sphere.data import Episodes, ImageData
-    from hf_sphere.models import SphereVisionConfig
     from hf_sphere.training.run import Run
 
 logger = logging.getLogger(__name__)
@@ -130,7 +129,8 @@ def prepare(
     functions: dict[str, Any] = {"finish": finish, "compare": partial(report_rejection, run)}
     if evaluation.test_time_flips:
         functions["evaluate"] = partial(evaluate_with_flips, run)
-    return image.provide(run, setup, model, describe_head(model.config), measure=measure_classification, **functions)
+    predicts = f"{model.config.num_labels} classes"
+    return image.provide(run, setup, model, predicts, measure=measure_classification, **functions)
 
 
 def report_rejection(run: "Run", model: Any, results: Mapping[str, Any]) -> dict[str, Any]:
@@ -302,13 +302,6 @@ def fit_to_reserved(
     order = torch.cat(rows).argsort()  # so that the halves do not depend on the number of processes
     fit_rejection(model, Outputs(*(None if each[0] is None else torch.cat(each)[order] for each in values)), level)
     return calibrate(model)
-
-
-def describe_head(config: "SphereVisionConfig", predicts: str | None = None) -> image.HeadDescription:
-    """Return the head's description for console and model card."""
-    properties = {"head": f"`{config.head}` {config.head_kwargs or ''}"}
-    predicts = predicts or f"{config.num_labels} classes"
-    return image.HeadDescription(predicts, f"{config.head} head", str(config.head), properties)
 
 
 def shorten(names: list[str]) -> str:

@@ -8,7 +8,7 @@ from hf_sphere import data, models
 from hf_sphere.data.options import ImageDataOptions, OpenSetOptions
 from hf_sphere.training.arguments import RecipeArguments
 from hf_sphere.training.tasks import Prepared, Task
-from hf_sphere.training.tasks.image import EncoderArguments, HeadDescription, Setup, build_model, load_images, provide
+from hf_sphere.training.tasks.image import EncoderArguments, Setup, build_model, load_images, provide
 from hf_sphere.utils.arguments import Options, argument
 
 if TYPE_CHECKING:
@@ -85,7 +85,9 @@ def prepare(
         run,
         setup,
         model,
-        HeadDescription("classes not seen in training", f"{metric} prototypes", "few-shot", properties),
+        "classes not seen in training",
+        name=f"{metric} prototypes",
+        properties=properties,
         data=data.FewShotData.of(setup.images, few_shot.shot, eval_batch_size=args.per_device_eval_batch_size),
         measure=measure_classification,
         evaluate=partial(evaluate_few_shot, accelerator=run.accelerator),

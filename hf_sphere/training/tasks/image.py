@@ -71,16 +71,6 @@ class EncoderArguments(Arguments):
 
 
 @dataclass(frozen=True)
-class HeadDescription:
-    """Description of the part of a model that computes predictions from embeddings, for console and model card."""
-
-    predicts: str  # what it predicts
-    head: str  # its name
-    tag: str  # a tag of the card
-    properties: dict[str, str]  # further properties by name
-
-
-@dataclass(frozen=True)
 class Setup:
     """The arguments of an image task, and its data."""
 
@@ -212,9 +202,19 @@ def build_model(
     return model
 
 
-def provide(run: "Run", setup: Setup, model: Any, head: HeadDescription, **functions: Any) -> Prepared:
+def provide(
+    run: "Run",
+    setup: Setup,
+    model: Any,
+    predicts: str,
+    *,
+    name: str = "regression",
+    properties: Mapping[str, str] | None = None,
+    **functions: Any,
+) -> Prepared:
     """Move a model to its device, freeze what is not trained, initialize it from data, and describe it.
 
+    `predicts`, the `name` of what computes predictions, unless it is a head, and further `properties` are for the card.
     `functions` are further fields of `Prepared`, `data` among them if it is not `setup.images`.
     """
     import torch
@@ -229,19 +229,28 @@ def provide(run: "Run", setup: Setup, model: Any, head: HeadDescription, **funct
     freeze(args, model, args.linear_probe_epochs)
     if run.args.resume_from_checkpoint is None:
         initialize_from_data(model, images.train)
-    processor = models.SphereVisionImageProcessor.from_data(images)
-    run.accelerator.print(summarize(model, images, head, shows_pixels=setup.data_args.crop_pct is not None))
-    config, data_args, size = model.config, setup.data_args, f"{shape.channels} x {shape.height} x {shape.width}"
+    config, data_args, about = model.config, setup.data_args, dict[str, str]()
+    if config.head is not None:
+        name, about["head"] = f"{config.head} head", f"`{config.head}` {config.head_kwargs or ''}"
+    if (regression := getattr(model, "regression", None)) is not None:
+        about["values"] = f"{regression.low:g} to {regression.high:g}, computed from the angle to a pole"
+    about |= properties or {}
+    run.accelerator.print(summarize(model, images, name, shows_pixels=data_args.crop_pct is not None))
     description = Description(
-        title=f"{config.backbone} with {head.head} on {Path(data_args.dataset_name).name}",
-        summary=f"Image model for {head.predicts}: a `{config.backbone}` backbone and the {head.head} of hf_sphere.",
-        model={"backbone": f"`{config.backbone}` {config.backbone_kwargs or ''}", **head.properties, "images": size},
+        title=f"{config.backbone} with {name} on {Path(data_args.dataset_name).name}",
+        summary=f"Image model for {predicts}: a `{config.backbone}` backbone and the {name} of hf_sphere.",
+        model={
+            "backbone": f"`{config.backbone}` {config.backbone_kwargs or ''}",
+            **about,
+            "images": f"{shape.channels} x {shape.height} x {shape.width}",
+        },
         dataset=data_args.dataset_name,
         held_out=f"the split {data_args.validation_split}" if data_args.validation_split else Description.held_out,
-        tags=[head.tag],
+        tags=[config.head or ("few-shot" if config.few_shot_kwargs else "regression")],
         packages=["timm"],
     )
     provided = {"data": images, "description": description, "before_epoch": partial(freeze, args), **functions}
+    processor = models.SphereVisionImageProcessor.from_data(images)
     return Prepared(model=model, processor=processor, record=images.record, **provided)
 
 
@@ -251,8 +260,8 @@ def freeze(args: EncoderArguments, model: Any, epoch: int) -> None:
         parameter.requires_grad_(epoch >= args.linear_probe_epochs and not name.endswith("mask_token"))
 
 
-def summarize(model: Any, images: "ImageData", head: HeadDescription, *, shows_pixels: bool = False) -> str:
-    """Summarize data and model in a few lines."""
+def summarize(model: Any, images: "ImageData", name: str, *, shows_pixels: bool = False) -> str:
+    """Summarize data and model, whose predictions are computed by the part `name`, in a few lines."""
     from hf_sphere.nn.heads.base import heads_of
     from hf_sphere.nn.heads.cosine import MarginHead
 
@@ -263,10 +272,10 @@ def summarize(model: Any, images: "ImageData", head: HeadDescription, *, shows_p
     if evaluated not in ([], names):
         other = "other " * set(names).isdisjoint(evaluated)
         targets.append(f"{len(evaluated)} {other}classes to evaluate on")
-    parts = [model.config.backbone, f"{model.base_model.embedding_dim}-dimensional embeddings", head.head]
+    parts = [model.config.backbone, f"{model.base_model.embedding_dim}-dimensional embeddings", name]
     if (regression := getattr(model, "regression", None)) is not None:
         targets.append(f"values {regression.low:g} to {regression.high:g}")
-        parts += ["regression on a pole"] * (head.tag != "regression")
+        parts += ["regression on a pole"] * (name != "regression")
     size = f"{shape.channels} x {shape.height} x {shape.width}"
     count = model.num_parameters()
     frozen = count - model.num_parameters(only_trainable=True)

@@ -1,6 +1,6 @@
 """Joint prediction: classes and a real value from one embedding."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hf_sphere import models
@@ -36,10 +36,8 @@ def prepare(
     model = build_joint(setup, values)
     finish = classification.calibration(run, setup, values.calibrate)
     regression.check_values(model, setup.images)
-    head, value = classification.describe_head(model.config), regression.describe_regression(model)
-    properties = head.properties | value.properties
-    head = replace(head, predicts=f"{head.predicts} and {value.predicts}", properties=properties)
-    return image.provide(run, setup, model, head, measure=measure_joint, finish=finish)
+    predicts = f"{model.config.num_labels} classes and a real value"
+    return image.provide(run, setup, model, predicts, measure=measure_joint, finish=finish)
 
 
 def build_joint(setup: image.Setup, values: JointArguments) -> Any:

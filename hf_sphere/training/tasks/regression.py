@@ -8,7 +8,7 @@ from hf_sphere.data.options import ValueOptions
 from hf_sphere.training.arguments import RecipeArguments
 from hf_sphere.training.tasks import Prepared, Task
 from hf_sphere.training.tasks.classification import ImageDataArguments, ModelArguments
-from hf_sphere.training.tasks.image import HeadDescription, Setup, build_model, load_images, provide
+from hf_sphere.training.tasks.image import Setup, build_model, load_images, provide
 from hf_sphere.utils.arguments import argument
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def prepare(
     setup = load_images(run, model_args, data_args, "regression", targets=values, episodes=data_args.episodes)
     model = build_regression(setup, values)
     check_values(model, setup.images)
-    return provide(run, setup, model, describe_regression(model), measure=measure_regression)
+    return provide(run, setup, model, "a real value", measure=measure_regression)
 
 
 def build_regression(setup: Setup, values: RegressionArguments) -> Any:
@@ -79,13 +79,6 @@ def check_values(model: Any, images: "ImageData") -> None:
                 f"{regression.high:g}, for instance {outside[0].item():g}. Widen --value_range, or clip them with "
                 "--out_of_range clip."
             )
-
-
-def describe_regression(model: Any) -> HeadDescription:
-    """Return the description of the regression for console and model card."""
-    low, high = model.config.value_range
-    properties = {"values": f"{low:g} to {high:g}, computed from the angle to a pole"}
-    return HeadDescription("a real value", "regression", "regression", properties)
 
 
 TASK = Task(

@@ -35,8 +35,7 @@ def prepare(
     setup = load_images(run, model_args, data_args, "retrieval", targets=classes, episodes=data_args.episodes)
     images, model = setup.images, classification.build_classifier(setup, is_open_set=True)
     evaluate = partial(evaluate_retrieval, accelerator=run.accelerator)
-    head = classification.describe_head(model.config, "retrieval")
-    prepared = provide(run, setup, model, head, measure=measure_classification, evaluate=evaluate)
+    prepared = provide(run, setup, model, "retrieval", measure=measure_classification, evaluate=evaluate)
     check_queries(images)
     pretrained: dict[str, float] = {}
     names = ("model_name_or_path", "initial_weights", "pretrained_backbone", "backbone_weights")
