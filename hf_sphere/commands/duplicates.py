@@ -102,7 +102,13 @@ def draw_clusters(index: Any, found: Any, columns: dict[str, list[Any]], lines: 
     for done, (title, rows) in enumerate(sections):
         shown = list[str]()
         for row in rows[:MOST_CARDS]:
-            shown.append(draw_card(index, row, columns, suggested.get(row)))
+            about = [escape(str(column[row])[:500]) for name, column in columns.items() if name != "row"]
+            about += [f'<span class="flag">{escape(suggested[row])}?</span>'] if suggested.get(row) is not None else []
+            image = ""
+            if "file" in columns:
+                with contextlib.suppress(ValueError, OSError):  # an image that was removed has a card without it
+                    image = draw_image(index.open_image(row), THUMBNAIL)
+            shown.append(f'<div class="card">{image}{"<br>".join(about) or row}</div>')
             left -= len(shown[-1].encode()) + 100
         more = f"<p>and {len(rows) - MOST_CARDS:,} more, see the table (--table)</p>" * (len(rows) > MOST_CARDS)
         parts.append(f'<h2>{title}</h2><div class="cards{" texts" * is_text}">{"".join(shown)}</div>{more}')
@@ -110,17 +116,6 @@ def draw_clusters(index: Any, found: Any, columns: dict[str, list[Any]], lines: 
             parts.append(f"<p>{len(sections) - done - 1:,} more clusters are left out; see the table (--table).</p>")
             break
     return parts
-
-
-def draw_card(index: Any, row: int, columns: dict[str, list[Any]], suggested: Any) -> str:
-    """Return the image of a row, and its cells; a text is shortened."""
-    shown = ""
-    if "file" in columns:
-        with contextlib.suppress(ValueError, OSError):  # an image that was removed has a card without it
-            shown = draw_image(index.open_image(row), THUMBNAIL)
-    about = [escape(str(column[row])[:500]) for name, column in columns.items() if name != "row"]
-    about += [f'<span class="flag">{escape(suggested)}?</span>'] if suggested is not None else []
-    return f'<div class="card">{shown}{"<br>".join(about) or row}</div>'
 
 
 def read_rows(args: DuplicateArguments) -> tuple[dict[str, list[Any]], Any, Any]:

@@ -78,8 +78,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         return results
 
     measured = measure(source)
-    metadata, accuracies = read_run(Path(name))
-    entries = []
+    settings, accuracies, entries = read_settings(Path(name)) or {}, dict[int, dict[str, float]](), []
+    metadata = {key: settings[key] for key in RUN_SETTINGS if settings.get(key) is not None}
+    if settings and (path := Path(name, RESULTS_FILE)).is_file():
+        results = read_json(path)
+        metadata["epoch"] = results["epoch"]
+        for entry in results["history"]:
+            values = {"train_accuracy": entry.get("train_accuracy")}
+            values["eval_accuracy"] = entry.get("eval_accuracy", entry.get("validation_accuracy"))
+            accuracies[entry["epoch"]] = {key: value for key, value in values.items() if value is not None}
     for one in progress_bar(snapshots, unit="snapshot", disable=args.disable_tqdm or not snapshots):
         results = {key: result.to_dict() for key, result in measure(one).items()}
         entries.append({"epoch": one.epoch, **accuracies.get(one.epoch, {}), **results})
@@ -106,17 +113,3 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"no plots: {error}")
         write_json(output_dir / "all_results.json", {"model": name, **metadata, **statistics.summary()})
     print(f"\nResults in {output_dir}")
-
-
-def read_run(folder: Path) -> tuple[dict[str, Any], dict[int, dict[str, float]]]:
-    """Return the settings of a training run and its accuracies by epoch; both are empty for other models."""
-    settings, accuracies = read_settings(folder) or {}, dict[int, dict[str, float]]()
-    metadata = {name: settings[name] for name in RUN_SETTINGS if settings.get(name) is not None}
-    if settings and (path := folder / RESULTS_FILE).is_file():
-        results = read_json(path)
-        metadata["epoch"] = results["epoch"]
-        for entry in results["history"]:
-            values = {"train_accuracy": entry.get("train_accuracy")}
-            values["eval_accuracy"] = entry.get("eval_accuracy", entry.get("validation_accuracy"))
-            accuracies[entry["epoch"]] = {key: value for key, value in values.items() if value is not None}
-    return metadata, accuracies

@@ -80,11 +80,13 @@ def upload(folder: Path, names: Sequence[str], repo_id: str, *, private: bool | 
 
     from hf_sphere.training.model_card import rename_model
 
-    texts = {name: _text(folder / name) for name in names}
     found = [
         f"{name} is a link out of it" for name in names if folder.resolve() not in (folder / name).resolve().parents
     ]
-    for name, text in texts.items():
+    for name in names:
+        with (folder / name).open("rb") as file:
+            size = int.from_bytes(file.read(8), "little") if name.endswith(".safetensors") else -1  # of its header
+            text = file.read(size).decode(errors="replace")
         found += [f"{name}, line {line}: {what}" for line, what in find_private(text, paths=name not in _VOCABULARIES)]
     if found:
         what = f"{folder} has what must not be public: {'; '.join(found[:20])}"
@@ -92,7 +94,7 @@ def upload(folder: Path, names: Sequence[str], repo_id: str, *, private: bool | 
     hub = HfApi()
     try:
         repo_id = hub.create_repo(repo_id, private=private, exist_ok=True).repo_id
-        card = {"README.md": rename_model(texts["README.md"], repo_id).encode()}
+        card = {"README.md": rename_model((folder / "README.md").read_text(encoding="utf-8"), repo_id).encode()}
         operations = [CommitOperationAdd(name, card.get(name, folder / name)) for name in names]
         hub.create_commit(repo_id, operations, commit_message="Upload trained model")
     except Exception as error:  # huggingface_hub also raises the errors of its HTTP library
@@ -100,10 +102,3 @@ def upload(folder: Path, names: Sequence[str], repo_id: str, *, private: bool | 
         problem = f"the upload failed: {error_text(error).rstrip('.')}. Log in with hf auth login, or set HF_TOKEN"
         raise ConnectionError(f"{problem}; to try again: {again}") from error
     return repo_id
-
-
-def _text(file: Path) -> str:
-    """Return the text of a file, of safetensors that of their header."""
-    with file.open("rb") as opened:
-        size = int.from_bytes(opened.read(8), "little") if file.suffix == ".safetensors" else -1
-        return opened.read(size).decode(errors="replace")

@@ -68,7 +68,15 @@ class VisualizationArguments(Arguments):
 def main(argv: Sequence[str] | None = None) -> None:
     """Check the arguments and the data, then write the results and the pictures."""
     (args,) = parse_arguments((VisualizationArguments,), argv, __doc__)
-    pictures = choose_pictures(args)
+    pictures = []
+    for picture in args.pictures or [*DEFAULT_PICTURES, *["gallery"] * bool(args.beside)]:
+        try:
+            (visualization.check_plotly if picture == "interactive" else visualization.check_matplotlib)()
+            pictures.append(picture)
+        except ImportError as error:
+            if args.pictures:
+                raise
+            print(f"Note: no picture {picture}: {error}")
     output = Path(args.output_dir or Path(args.embeddings) / "pictures")
     check_results_dir(output, overwrite=args.overwrite_output_dir)
     options = {"lengths": args.lengths, "title": args.title, "directions": not args.no_directions}
@@ -100,17 +108,3 @@ def main(argv: Sequence[str] | None = None) -> None:
     for each in (drawn, *others):
         for note in each.notes:
             print(f"Note: {note if each is drawn else f'{each.data.name}: {note}'}")
-
-
-def choose_pictures(args: VisualizationArguments) -> list[str]:
-    """Return the pictures of `--pictures`, for which a missing extra is an error, or the default ones without it."""
-    pictures = []
-    for picture in args.pictures or [*DEFAULT_PICTURES, *["gallery"] * bool(args.beside)]:
-        try:
-            (visualization.check_plotly if picture == "interactive" else visualization.check_matplotlib)()
-            pictures.append(picture)
-        except ImportError as error:
-            if args.pictures:
-                raise
-            print(f"Note: no picture {picture}: {error}")
-    return pictures

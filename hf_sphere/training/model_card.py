@@ -136,12 +136,11 @@ def write_rejection(card: Path, rejection: str) -> None:
 
 def write_eval_results(folder: Path, results: Sequence[EvalResult]) -> None:
     """Write results on a dataset of the Hub to a file that the Hub reads; without any, remove the file."""
-    entries = [
-        EvalResultEntry(r.dataset_type, r.metric_type, r.metric_value, notes=f"{r.dataset_split} split")
-        for r in results
-    ]
-    path = folder / EVAL_RESULTS_FOLDER / "results.yaml"
+    path, entries = folder / EVAL_RESULTS_FOLDER / "results.yaml", []
     path.unlink(missing_ok=True)
+    for each in results:
+        notes = f"{each.dataset_split} split"
+        entries.append(EvalResultEntry(each.dataset_type, each.metric_type, each.metric_value, notes=notes))
     if entries:
         write_text(path, yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False))
 

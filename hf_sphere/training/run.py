@@ -235,7 +235,7 @@ def run_training(task: Task, arguments: Sequence[Any], command: Sequence[str], r
         if run.accelerator.is_main_process:
             write_json(run.output_dir / output_dir.RESULTS_FILE, results)
             write_model_card(run, task, prepared, results, command, metric=metric)
-        shown = "  ".join(show_metrics(results, [f"eval_{name}" for name in task.headline]))
+        shown = "  ".join(show_metrics(results, [*map("eval_{}".format, task.headline)]))
         run.accelerator.print(f"{shown}  (model and results in {run.output_dir})")
         run.accelerator.end_training()
 

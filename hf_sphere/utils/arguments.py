@@ -188,9 +188,13 @@ def parse_arguments(
                 del values[name]
         if missing := [f"--{name}" for name in fields if getattr(merged, name) is dataclasses.MISSING]:
             raise ValueError(f"the following arguments are required: {', '.join(missing)}")
-        parts = _make(types, actions, values)
+        parts = make_arguments(types, values, actions)
         stated = {name: value for each in parts for name, value in vars(each).items()}
-        _check_output(stated)
+        data = stated.get("dataset_name") or stated.get("images") or ""
+        for name in ("output_dir", "output"):
+            place = Path(stated.get(name) or os.devnull).resolve()
+            if os.path.isdir(data) and place.is_relative_to(Path(data).resolve()):  # the next call would read it
+                raise ValueError(f"--{name} {stated[name]} is in the folder of the data, {data}; choose another one.")
     except ValueError as error:
         _, place = places.get(re.findall(r"\w+", str(error))[0], (0, ""))
         parser.error(f"{place}: {error}" if place else str(error))
@@ -200,35 +204,29 @@ def parse_arguments(
         for name in fields:  # JSON is YAML in which texts such as "1e-3" are quoted
             print(f"{name}: {json.dumps(getattr(merged, name), default=str, ensure_ascii=False)}")
         parser.exit()
-    if running.get():
-        _check_sources(stated)
-    return parts
-
-
-def _check_sources(values: Mapping[str, Any]) -> None:
-    """Check that the files, folders, models and datasets that options name are there, and announce the start."""
-    # What is removed from an index may be gone, and `query` of few-shot learning is a number.
-    named: dict[str, Any] = {name: value for name, value in values.items() if isinstance(value, str | list)}
-    for kind, names in _SOURCES.items() if not named.get("remove_from") else ():
-        for option in names:
-            for name in [named.get(option, [])] if isinstance(named.get(option), str) else named.get(option, []):
+    if not running.get():
+        return parts
+    for kind, options in _SOURCES.items() if not stated.get("remove_from") else ():  # which may be gone
+        for option in options:
+            value = stated.get(option)  # a number for `query` of few-shot learning
+            for name in [value] if isinstance(value, str) else value if isinstance(value, list) else ():
                 check_source(option, name, kind)
     if "torch" not in sys.modules and os.environ.get("RANK", "0") == "0":
         print(f"{running.get()}: loading libraries ...", file=sys.stderr, flush=True)  # which takes seconds
+    return parts
 
 
-def make_arguments(types: Sequence[type], values: Mapping[str, Any]) -> tuple[Any, ...]:
+def make_arguments(
+    types: Sequence[type], values: Mapping[str, Any], actions: Mapping[str, Any] | None = None
+) -> tuple[Any, ...]:
     """Return an instance of each argument dataclass, from values by name; None leaves an argument out."""
-    given = {name: value for name, value in values.items() if value is not None}
-    return _make(types, _add_arguments(argparse.ArgumentParser(), types), given)
-
-
-def _make(types: Iterable[type], actions: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[Any, ...]:
+    actions = actions or _add_arguments(argparse.ArgumentParser(), types)
     given, parts = dict[str, Any](), list[Any]()
     for name, value in values.items():
         if name not in actions:
             raise ValueError(f"unknown option {name!r}.{_hint(name, actions)}")
-        given[name] = _check_value(actions[name], value)
+        if value is not None:
+            given[name] = _check_value(actions[name], value)
     for cls in types:
         parts.append(cls(**{f.name: given[f.name] for f in dataclasses.fields(cls) if f.name in given}))
     return tuple(parts)
@@ -245,15 +243,6 @@ def _check_value(action: Any, value: Any) -> Any:
         raise ValueError(f"{action.dest} must be {choices}; got {value!r}.")
     items = [*map(float, items)] if kind is float else [*items]
     return items if is_list else items[0]
-
-
-def _check_output(values: Mapping[str, Any]) -> None:
-    """Raise an error if the output would be in the folder of the data, and thus read as data by the next call."""
-    data = values.get("dataset_name") or values.get("images") or ""
-    for name in ("output_dir", "output"):
-        place = Path(values.get(name) or os.devnull).resolve()
-        if os.path.isdir(data) and place.is_relative_to(Path(data).resolve()):
-            raise ValueError(f"--{name} {values[name]} is in the folder of the data, {data}; choose another folder.")
 
 
 def import_modules(argv: Sequence[str]) -> list[str]:
@@ -375,8 +364,12 @@ def _boolean(word: str) -> bool:
 
 def _words(argv: Sequence[str] | None) -> list[str]:
     """Return the words of the command line, with underscores instead of dashes in the names of options."""
-    words = sys.argv[1:] if argv is None else argv
-    return [re.sub(r"^--[\w-]+", lambda found: f"--{found[0][2:].replace('-', '_')}", word) for word in words]
+    words = list(sys.argv[1:] if argv is None else argv)
+    for at, word in enumerate(words):
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            words[at] = f"--{name.replace('-', '_')}{equals}{value}"
+    return words
 
 
 def given_configs(words: Sequence[str]) -> list[str]:

@@ -146,8 +146,9 @@ def atomic_folder(folder: str | os.PathLike) -> Iterator[Path]:
     """
     check_writable(folder)
     folder = Path(folder).resolve()
-    with lock_folder(folder), _new_folder(_unfinished(folder)) as unfinished:
+    with lock_folder(folder):
         restore_folder(folder)
+        (unfinished := _unfinished(folder)).mkdir()
         try:
             yield unfinished
             _finalize(unfinished, unfinished.stat().st_mode)
@@ -156,6 +157,7 @@ def atomic_folder(folder: str | os.PathLike) -> Iterator[Path]:
             unfinished.rename(folder)
         finally:
             restore_folder(folder)
+            _remove(unfinished)
 
 
 @contextmanager
@@ -166,20 +168,14 @@ def atomic_files(folder: str | os.PathLike) -> Iterator[Path]:
     Several processes can write to the same folder.
     """
     folder = Path(folder).resolve()
-    with _new_folder(folder / f".{uuid4().hex[:8]}{UNFINISHED}") as unfinished:
+    (unfinished := folder / f".{uuid4().hex[:8]}{UNFINISHED}").mkdir(parents=True)
+    try:
         yield unfinished
         _finalize(unfinished, unfinished.stat().st_mode)
         for file in unfinished.iterdir():
             file.replace((folder / file.name).resolve())
-
-
-@contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
-    folder.mkdir(parents=True)
-    try:
-        yield folder
     finally:
-        _remove(folder)
+        _remove(unfinished)
 
 
 def restore_folder(folder: str | os.PathLike) -> None:

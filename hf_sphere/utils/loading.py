@@ -69,7 +69,7 @@ def check_source(option: str, name: str, kind: str) -> None:
     It may also be a `kind` of repository on the Hub, `model` or `dataset`, that is in the cache or can be downloaded.
     """
     name = split_weights(name)[1] or name
-    if package_file(name) or os.path.lexists(name) or ":" in name or (kind == "dataset" and name in BUNDLED):
+    if (kind == "dataset" and name in BUNDLED) or os.path.lexists(name) or ":" in name or package_file(name):
         return
     problem, is_file = "there is no such file or folder", Path(name).suffix.lower() in (*FILE_KINDS, *IMAGES, ".yaml")
     if kind and not is_file and re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", name):

@@ -57,16 +57,12 @@ def escape(value: Any) -> str:
 
 def draw_table(frame: "DataFrame") -> str:
     """Return a table."""
-    cells = [[_cell(value) for value in row] for row in frame.itertuples(index=False)]
     lines = ["".join(f"<th>{escape(name)}</th>" for name in frame.columns)]
-    lines += ["".join(f"<td>{cell}</td>" for cell in row) for row in cells]
+    for row in frame.itertuples(index=False):
+        cells = ("" if value is None or value != value else value for value in row)
+        texts = (f"{cell:.4g}" if isinstance(cell, float) else escape(cell) for cell in cells)
+        lines.append("".join(f"<td>{text}</td>" for text in texts))
     return f'<div class="scroll"><table>{"".join(f"<tr>{line}</tr>" for line in lines)}</table></div>'
-
-
-def _cell(value: Any) -> str:
-    if value is None or value != value:
-        return ""
-    return f"{value:.4g}" if isinstance(value, float) else escape(value)
 
 
 def markdown_rows(table: Sequence[Sequence[str]], rule: str = "") -> list[str]:

@@ -118,15 +118,16 @@ def prepare(
         data_args.rejection_fraction = data_args.rejection_fraction or 0.1
     setup = image.load_images(run, model_args, data_args, "classification", episodes=data_args.episodes)
     model = build_classifier(setup)
-    finish = calibration(run, setup, evaluation.calibrate)
+    functions: dict[str, Any] = {"compare": partial(report_rejection, run)}
+    if evaluation.calibrate is not None:
+        functions["finish"] = calibration(run, setup, evaluation.calibrate)
     if level is not None:
         from hf_sphere.ood.rejection_fit import check_count
 
         images: Any = setup.images
         check_separate(images, "rejection", "train", "validation", "eval")
         check_count((images.rejection.num_examples + 1) // 2, level, is_split=True)
-        finish = partial(fit_to_reserved, images, level, finish)
-    functions: dict[str, Any] = {"finish": finish, "compare": partial(report_rejection, run)}
+        functions["finish"] = partial(fit_to_reserved, images, level, functions.get("finish"))
     if evaluation.test_time_flips:
         functions["evaluate"] = partial(evaluate_with_flips, run)
     predicts = f"{model.config.num_labels} classes"
@@ -241,12 +242,8 @@ def check_separate(images: "ImageData", part: str, *others: str) -> None:
             check_disjoint(Rows(ids[part], ids[part]), Rows(ids[other], ids[other]), names[part], names[other])
 
 
-def calibration(
-    run: "Run", setup: image.Setup, kind: Literal["temperature", "vector"] | None
-) -> Callable[[Any], dict[str, float]]:
-    """Return the field `finish` of `Prepared` that fits a calibration, if requested, after checking that it can."""
-    if kind is None:
-        return lambda model: {}
+def calibration(run: "Run", setup: image.Setup, kind: str) -> Callable[[Any], dict[str, float]]:
+    """Return the field `finish` of `Prepared` that fits a calibration, after checking that it can be fitted."""
     images, whose = setup.images, " of all classes" * (kind == "vector")
     count = 0 if images.validation is None else len(images.validation.labels.unique())
     if setup.model_args.shard_classes or count < (len(images.class_names) if whose else 1):
@@ -288,7 +285,7 @@ def fit_calibration_of(run: "Run", images: "ImageData", kind: str, model: Any) -
 
 
 def fit_to_reserved(
-    images: "ImageData", level: float, calibrate: Callable[[Any], dict[str, Any]], model: Any
+    images: "ImageData", level: float, calibrate: Callable[[Any], dict[str, Any]] | None, model: Any
 ) -> dict[str, Any]:
     """Fit a rejection to the reserved images, on all processes, before the logits are calibrated, if requested."""
     import torch
@@ -301,7 +298,7 @@ def fit_to_reserved(
     rows, *values = zip(*gather_object(own), strict=True)
     order = torch.cat(rows).argsort()  # so that the halves do not depend on the number of processes
     fit_rejection(model, Outputs(*(None if each[0] is None else torch.cat(each)[order] for each in values)), level)
-    return calibrate(model)
+    return {} if calibrate is None else calibrate(model)
 
 
 def shorten(names: list[str]) -> str:

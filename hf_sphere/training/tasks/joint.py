@@ -34,10 +34,12 @@ def prepare(
     classification.check_head(model_args, data_args, args, "prototype")
     setup = image.load_images(run, model_args, data_args, "joint", targets=values, episodes=data_args.episodes)
     model = build_joint(setup, values)
-    finish = classification.calibration(run, setup, values.calibrate)
+    functions: dict[str, Any] = {"measure": measure_joint}
+    if values.calibrate is not None:
+        functions["finish"] = classification.calibration(run, setup, values.calibrate)
     regression.check_values(model, setup.images)
     predicts = f"{model.config.num_labels} classes and a real value"
-    return image.provide(run, setup, model, predicts, measure=measure_joint, finish=finish)
+    return image.provide(run, setup, model, predicts, **functions)
 
 
 def build_joint(setup: image.Setup, values: JointArguments) -> Any:
