@@ -111,15 +111,18 @@ def learning_rate_factor(args: RecipeArguments, epoch: float) -> float:
 
 def total_norm(model: nn.Module, *, of_gradients: bool = False) -> Tensor:
     """Return the norm of all parameters or their gradients, including the class vectors of other processes."""
-    shards, norms = class_shards(model), []
-    for is_shard in (False, True):
-        parameters = [parameter for name, parameter in model.named_parameters() if (name in shards) == is_shard]
-        values = [p.grad for p in parameters if p.grad is not None] if of_gradients else parameters
-        norms.append(torch.nn.utils.get_total_norm(values))
-    squares = norms[1].square()
-    if shards and count_processes() > 1:
+    shards, own, others = class_shards(model), list[Tensor](), list[Tensor]()
+    for name, parameter in model.named_parameters():
+        value = parameter.grad if of_gradients else parameter
+        if value is not None:
+            (own if name in shards else others).append(value)
+    norm = nn.utils.get_total_norm(others)
+    if not shards:
+        return norm
+    squares = nn.utils.get_total_norm(own).square()
+    if count_processes() > 1:
         distributed.all_reduce(squares)
-    return (norms[0].square() + squares).sqrt() if shards else norms[0]
+    return (norm.square() + squares).sqrt()
 
 
 def check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:

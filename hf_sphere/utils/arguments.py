@@ -14,6 +14,7 @@ import operator
 import os
 import re
 import sys
+from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace, UnionType
@@ -170,13 +171,14 @@ def parse_arguments(
             actions[name].help = argparse.SUPPRESS
         parser.epilog = f"--help all shows the other {len(hidden)} options, too."
     line, unknown = parser.parse_known_args(words)
+    given = vars(line)
+    config_names, modules, prints = given.pop("config"), given.pop("modules"), given.pop("print_config")
     places: dict[str, tuple[int, str]] = {}  # where configurations state an argument; higher numbers take precedence
     try:
         if unknown:
             word = unknown[0].partition("=")[0]
             raise ValueError(f"unknown argument {word!r}.{_hint(word.lstrip('-'), fields, 'options')}")
-        values = _read_configs(line.config, actions, recipe, places)
-        given = {name: value for name, value in vars(line).items() if name in actions}
+        values = _read_configs(config_names, actions, recipe, places)
         values, places = values | given, places | dict.fromkeys(given, (sys.maxsize, ""))
         merged = SimpleNamespace(**{name: values.get(name, default_of(field)) for name, field in fields.items()})
         for name in [*places]:
@@ -189,7 +191,7 @@ def parse_arguments(
         if missing := [f"--{name}" for name in fields if getattr(merged, name) is dataclasses.MISSING]:
             raise ValueError(f"the following arguments are required: {', '.join(missing)}")
         parts = make_arguments(types, values, actions)
-        stated = {name: value for each in parts for name, value in vars(each).items()}
+        stated = dict(ChainMap(*map(vars, parts)))
         data = stated.get("dataset_name") or stated.get("images") or ""
         for name in ("output_dir", "output"):
             place = Path(stated.get(name) or os.devnull).resolve()
@@ -198,9 +200,9 @@ def parse_arguments(
     except ValueError as error:
         _, place = places.get(re.findall(r"\w+", str(error))[0], (0, ""))
         parser.error(f"{place}: {error}" if place else str(error))
-    if line.print_config:
-        if line.modules:
-            print(f"import: {json.dumps(line.modules)}")
+    if prints:
+        if modules:
+            print(f"import: {json.dumps(modules)}")
         for name in fields:  # JSON is YAML in which texts such as "1e-3" are quoted
             print(f"{name}: {json.dumps(getattr(merged, name), default=str, ensure_ascii=False)}")
         parser.exit()
@@ -264,7 +266,7 @@ def import_modules(argv: Sequence[str]) -> list[str]:
     for name in names:
         importlib.import_module(name)
         imported[name] = None
-    return words + [f"--import={name}" for name in names]
+    return [*words, *map("--import={}".format, names)]
 
 
 def named_first(name: str, argv: Sequence[str] | None = None) -> list[str]:
