@@ -6,6 +6,7 @@ from pathlib import Path
 from unittest.mock import create_autospec
 
 import pytest
+import transformers.utils.hub  # noqa: F401  (it uses `HfApi` in an annotation, which a double does not allow)
 from doubles import hub
 from httpx import Request, Response
 from huggingface_hub import HfApi
