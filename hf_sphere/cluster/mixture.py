@@ -190,9 +190,8 @@ class VonMisesFisherMixture(DensityMixin, ClassNamePrefixFeaturesOutMixin, Trans
         """Return parameters, likelihood, whether it converged, iterations and labels, from clusters of k-means."""
         k_means, seed = SphericalKMeans(self.n_components, max_iter=20), random.randint(2**31)
         labels, *_ = k_means._best_run(rows, None, check_random_state(seed))
-        iteration, converged, shared = 0, False, self.concentration_type == "shared"
-        start = maximize(*all_sums_by_label(rows, labels, self.n_components), shared=shared)
-        likelihood, labels, sums, counts, squares = expect(rows, start)
+        sums, counts = all_sums_by_label(rows, labels, self.n_components)
+        likelihood, iteration, converged, shared = -math.inf, -1, False, self.concentration_type == "shared"
         while not converged and iteration < self.max_iter:
             previous = likelihood
             likelihood, labels, sums, counts, squares = expect(rows, maximize(sums, counts, shared=shared))
@@ -227,16 +226,10 @@ def spread(parameters: Parameters) -> float:
     return float(dim * (parameters.weights * squares).sum() / count)
 
 
-def noise_edge(rows: DirectionRows) -> float:
-    """Return how far the eigenvalues of d E[x x^T] of uniform rows exceed 1 at most, that of Marchenko and Pastur."""
-    ratio = rows.dim / max(float(rows.used_weights.sum()), 1.0)
-    return 2 * math.sqrt(ratio) + ratio
-
-
 def is_noise(rows: DirectionRows, parameters: Parameters) -> bool:
     """Whether uniform rows could have several components like these, whose concentrations were shrunk."""
     ratio = rows.dim / max(float(rows.used_weights.sum()), 1.0)
-    limit = math.sqrt(ratio) if ratio < 1 else noise_edge(rows)
+    limit = math.sqrt(ratio) if ratio < 1 else 2 * math.sqrt(ratio) + ratio
     return 1 < len(parameters.weights) < rows.dim / 2 and spread(parameters) < limit
 
 
@@ -245,17 +238,18 @@ def shrink(rows: DirectionRows, parameters: Parameters) -> Parameters:
 
     The means of k components add k spikes s to the eigenvalues b of the noise of d E[x x^T], whose sum is d times the
     mean squared length. With g = d / n, a spike above sqrt(g) appears as the eigenvalue b (1 + s) (1 + g / s), and
-    one below it is hidden in the noise (Baik and Silverstein, 2006). Without n > d rows and k < d / 2, nothing changes.
+    one below it is hidden in the noise (Baik and Silverstein, 2006), whose eigenvalues exceed 1 by at most
+    2 sqrt(g) + g (Marchenko and Pastur). Without n > d rows and k < d / 2, nothing changes.
     """
-    count, (dim, total) = len(parameters.weights), (rows.dim, float(rows.used_weights.sum()))
-    found = spread(parameters)
-    if not 1 < count < dim / 2 or total <= dim or found > 2 * noise_edge(rows):
+    count, dim, total = len(parameters.weights), rows.dim, float(rows.used_weights.sum())
+    ratio, found = dim / max(total, 1.0), spread(parameters)
+    if not 1 < count < dim / 2 or ratio >= 1 or found > 2 * (2 * math.sqrt(ratio) + ratio):
         return parameters
     moment = torch.zeros(dim, dim, dtype=rows.dtype, device=rows.device)
     for index in rows.parts(dim):
         block, scales = rows[index]
         moment += (block * (scales.square() * rows.weights[index])[:, None]).T @ block
-    values, ratio = torch.linalg.eigvalsh(moment * (dim / total)), dim / total
+    values = torch.linalg.eigvalsh(moment * ratio)
     spikes, noise = 0, values.mean()
     for _ in range(count):  # the spikes that are found make the noise smaller
         larger = int((values[-count:] > noise * (1 + math.sqrt(ratio)) ** 2).sum())
@@ -271,11 +265,10 @@ def shrink(rows: DirectionRows, parameters: Parameters) -> Parameters:
 def expect(rows: DirectionRows, parameters: Parameters) -> tuple[float, Tensor, Tensor, Tensor, Tensor]:
     """Return the mean log-likelihood, labels (n,), and sums (k, d), weights (k,) and squared weights (k,) of rows."""
     labels, likelihood, sums = [], parameters.weights.new_zeros(()), torch.zeros_like(parameters.means)
-    counts, squares = torch.zeros_like(parameters.weights), torch.zeros_like(parameters.weights)
+    counts, squares = torch.zeros(2, len(parameters.weights), dtype=sums.dtype, device=sums.device)
     for index in rows.parts(rows.dim + len(counts)):
-        block, scales = rows[index]
+        (block, scales), weights = rows[index], rows.used_weights[index]
         joint = log_joint(block, scales, parameters)
-        weights = rows.used_weights[index]
         likelihood += (joint.logsumexp(1) * weights).sum()
         labels.append(joint.argmax(1))
         responsibilities = joint.softmax(1)

@@ -96,10 +96,6 @@ class DirectionRows:
             return self.matrix[index].to(self.dtype), self.scales[index]
         return self.matrix[index.numpy() if isinstance(index, Tensor) else index], self.scales[index]
 
-    def used(self) -> Tensor:
-        """Return the indices of the rows that have a direction and a positive weight."""
-        return self.used_weights.nonzero().squeeze(1)
-
     def directions(self, index: Tensor) -> Tensor:
         """Return unit vectors (b, d) of some rows, as a dense tensor."""
         block, scales = self[index]

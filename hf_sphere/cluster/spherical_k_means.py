@@ -1,5 +1,6 @@
 """Spherical k-means: clusters of directions around unit vectors."""
 
+import math
 import numbers
 import warnings
 from collections.abc import Iterable, Iterator
@@ -21,8 +22,8 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from hf_sphere.cluster.number import merge_clusters
 from hf_sphere.cluster.rows import DirectionRows, all_sums_by_label, products
+from hf_sphere.geometry import bessel
 from hf_sphere.geometry.checks import check_embeddings
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.utils.modules import widest_dtype
@@ -114,8 +115,7 @@ class SphericalKMeans(ClusterMixin, ClassNamePrefixFeaturesOutMixin, Transformer
         elif self.n_clusters == "auto":
             initial = self._merged_centers(rows, random)
         labels, cosines, centers, self.n_iter_ = self._best_run(rows, initial, random)
-        used = int(labels.cpu().bincount().count_nonzero())
-        if used < len(centers):
+        if (used := int(labels.cpu().bincount().count_nonzero())) < len(centers):
             text = f"only {used} of {len(centers)} clusters have rows; X may have fewer distinct directions."
             warnings.warn(text, ConvergenceWarning, stacklevel=3)
         self.cluster_centers_, self.labels_ = rows.output(centers), rows.output(labels)
@@ -153,7 +153,7 @@ class SphericalKMeans(ClusterMixin, ClassNamePrefixFeaturesOutMixin, Transformer
 
     def _merged_centers(self, rows: DirectionRows, random: np.random.RandomState) -> Tensor:
         """Return the centers of the clusters that are left after small clusters have been merged."""
-        used = rows.used()
+        used = rows.used_weights.nonzero().squeeze(1)
         most = min(len(used) // 2, 500)
         if most < 2:
             return choose_centers(rows, 1, random)
@@ -178,7 +178,7 @@ class SphericalKMeans(ClusterMixin, ClassNamePrefixFeaturesOutMixin, Transformer
         self, rows: DirectionRows, initial: Tensor | None, random: np.random.RandomState
     ) -> tuple[Tensor, Tensor, Tensor, int]:
         """Improve given or chosen centers; return labels, cosines, centers and the number of passes of the best."""
-        best: Any = (-np.inf,)
+        runs = []
         for _ in range(self.n_init if initial is None else 1):
             centers = choose_centers(rows, int(self.n_clusters), random) if initial is None else initial
             passes, nearest_centers = 0, NearestCenters(rows)
@@ -188,40 +188,36 @@ class SphericalKMeans(ClusterMixin, ClassNamePrefixFeaturesOutMixin, Transformer
                 centers = _updated(centers, sums, rows)
                 if (centers - before).square().sum() <= self.tol:
                     break
-            labels, cosines = assign(rows, centers)
-            best = max(best, (float(cosines @ rows.weights), labels, cosines, centers, passes), key=lambda run: run[0])
-        return best[1:]
+            runs.append((*assign(rows, centers), centers, passes))
+        return max(runs, key=lambda run: float(run[1] @ rows.weights))
 
 
-def nearest(values: Tensor) -> Tensor:
-    """Return the first column of the largest value of each row of (b, k): (b,)."""
-    # On the CPU numpy is several times as fast as torch.
-    return values.argmax(1) if values.device.type != "cpu" else torch.from_numpy(values.numpy().argmax(1))
-
-
-def largest(values: Tensor) -> Tensor:
-    """Return the largest value of each row of (b, k): (b,)."""
-    return values.amax(1) if values.device.type != "cpu" else torch.from_numpy(values.numpy().max(1))
+def largest(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest value of each row of (b, k), and the first column that has it: (b,) each."""
+    # On the CPU the argmax of numpy is several times as fast as that of torch.
+    columns = values.argmax(1) if values.device.type != "cpu" else torch.from_numpy(values.numpy().argmax(1))
+    return values.gather(1, columns[:, None]).squeeze(1), columns
 
 
 def compare(
     rows: DirectionRows, parts: Iterable[slice | Tensor], centers: Tensor
 ) -> Iterator[tuple[slice | Tensor, Tensor, Tensor, Tensor]]:
-    """Yield parts of the rows, their products with the centers, (b, k), the first center of the largest, and scales."""
+    """Yield parts of the rows, their products with the centers, (b, k), the largest cosines, and its first center."""
     memory: Tensor | None = None
     for part in parts:
         block, scales = rows[part]
         if memory is None or len(memory) != len(scales):
             memory = centers.new_empty(len(scales), len(centers))  # reused: allocating takes longer
         values = products(block, centers, memory)
-        yield part, values, nearest(values), scales
+        best, winners = largest(values)
+        yield part, values, best * scales, winners
 
 
 def assign(rows: DirectionRows, centers: Tensor) -> tuple[Tensor, Tensor]:
     """Return the first center with the largest cosine of each row, (n,), and this cosine, (n,)."""
     labels, cosines = torch.empty(len(rows), dtype=torch.int64, device=rows.device), torch.empty_like(rows.scales)
-    for part, values, winners, scales in compare(rows, rows.parts(rows.dim + len(centers)), centers):
-        labels[part], cosines[part] = winners, values.gather(1, winners[:, None]).squeeze(1) * scales
+    for part, _, largest_cosines, winners in compare(rows, rows.parts(rows.dim + len(centers)), centers):
+        labels[part], cosines[part] = winners, largest_cosines
     return labels, cosines
 
 
@@ -245,11 +241,10 @@ class NearestCenters:
         if unsure is not None and len(unsure) < 0.7 * len(self.rows):  # else copying the rows takes longer
             self.compared = len(unsure)
             parts = unsure.split(max(64, 2**19 // (self.rows.dim + len(centers))))
-        for part, values, winners, scales in compare(self.rows, parts, centers):
-            self.labels[part] = winners
-            self.own[part] = (values.gather(1, winners[:, None]).squeeze(1) * scales).clamp(-1, 1).acos()
+        for part, values, cosines, winners in compare(self.rows, parts, centers):
+            self.labels[part], self.own[part] = winners, cosines.clamp(-1, 1).acos()
             values.scatter_(1, winners[:, None], -torch.inf)
-            self.other[part] = (largest(values) * scales).clamp(-1, 1).acos()
+            self.other[part] = (largest(values)[0] * self.rows.scales[part]).clamp(-1, 1).acos()
         self.centers = centers
         return self.labels
 
@@ -264,17 +259,15 @@ class NearestCenters:
         if far.any():  # are compared with all rows, so that the bounds of the others remain close
             self.own[far[self.labels]] = torch.inf
             near = centers[far]
-            for part in self.rows.parts(self.rows.dim + len(near)):
-                block, scales = self.rows[part]
-                angles = (largest(products(block, near)) * scales).clamp(-1, 1).acos()
-                self.other[part] = torch.minimum(self.other[part], angles)
+            for part, _, cosines, _ in compare(self.rows, self.rows.parts(self.rows.dim + len(near)), near):
+                self.other[part] = torch.minimum(self.other[part], cosines.clamp(-1, 1).acos())
         slack = 8 * torch.finfo(self.own.dtype).eps ** 0.5  # an angle near 0 has half of the digits of its cosine
         return (self.own + slack >= self.other).nonzero().squeeze(1)
 
 
 def choose_centers(rows: DirectionRows, count: int, random: np.random.RandomState) -> Tensor:
     """Choose initial centers among the rows by greedy k-means++, whose squared distances are 2 (1 - cosine)."""
-    candidates = rows.used()
+    candidates = rows.used_weights.nonzero().squeeze(1)
     if len(candidates) == 0:
         return torch.eye(1, rows.dim, dtype=rows.dtype, device=rows.device).repeat(count, 1)
     size = max(10_000, 100 * count)
@@ -283,8 +276,7 @@ def choose_centers(rows: DirectionRows, count: int, random: np.random.RandomStat
     block, scales = rows[candidates]
     weights = rows.weights[candidates, None]
     # In many dimensions most candidates are in clusters that have a center, because all distances are nearly equal.
-    trials = min(2 + 2 * count, 64)
-    first = random.randint(len(candidates))
+    trials, first = min(2 + 2 * count, 64), random.randint(len(candidates))
     if (weights != weights[0]).any():
         shares = weights[:, 0].cpu().double().numpy()
         first = random.choice(len(candidates), p=shares / shares.sum())
@@ -305,15 +297,92 @@ def choose_centers(rows: DirectionRows, count: int, random: np.random.RandomStat
 def _updated(centers: Tensor, sums: Tensor, rows: DirectionRows) -> Tensor:
     """Return the directions of the sums; empty clusters move to the rows that are farthest from their centers."""
     is_empty = (sums == 0).all(1)
-    if is_empty.any():
-        is_used = rows.used_weights > 0
-        cosines = torch.where(is_used, assign(rows, centers)[1], 2.0)
-        empty = is_empty.nonzero().squeeze(1)[: int(is_used.sum())]
-        moved = rows.directions(cosines.topk(len(empty), largest=False).indices)
-        return torch.where(is_empty[:, None], centers, project_to_sphere(sums)).index_copy(0, empty, moved)
-    return project_to_sphere(sums)
+    if not is_empty.any():
+        return project_to_sphere(sums)
+    is_used = rows.used_weights > 0
+    cosines = torch.where(is_used, assign(rows, centers)[1], 2.0)
+    empty = is_empty.nonzero().squeeze(1)[: int(is_used.sum())]
+    moved = rows.directions(cosines.topk(len(empty), largest=False).indices)
+    return torch.where(is_empty[:, None], centers, project_to_sphere(sums)).index_copy(0, empty, moved)
 
 
 def _inertia(rows: DirectionRows, cosines: Tensor) -> float:
     gaps = (1 - cosines.to(widest_dtype(rows.device))).clamp_min(0)
     return float(2 * (gaps * rows.used_weights).sum())
+
+
+def merge_clusters(
+    sums: Tensor, counts: Tensor, sample: Tensor, labels: Tensor, weights: Tensor
+) -> tuple[Tensor, int | None]:
+    """Merge clusters of directions to as many as the rows support; return their centers (k, d).
+
+    `sums` (m, d) and `counts` (m,) are those of the rows of each cluster, `sample` (b, d) some rows as unit vectors,
+    and `labels` and `weights` (b,) their clusters and how often they count. Each step merges the pair that reduces the
+    total length of the sums by the least; see `SphericalKMeans`. A larger number that has the highest silhouette, with
+    too few rows for the criterion to decide, is returned too.
+    """
+    largest = min(1e8, 0.01 / torch.finfo(sums.dtype).eps)  # beyond, the rounding of the sums decides
+    has_rows = (counts > 0).cpu()
+    is_left = has_rows.numpy().copy()
+    sums, sizes = sums.cpu().double(), counts.cpu().double().numpy()
+    products, cosines = (sums @ sums.T).numpy(), (sample.cpu().double() @ sums.T).numpy()
+    lengths, merged_into, rows = np.sqrt(np.diag(products)), np.arange(len(sums)), labels.cpu().numpy()
+    shares, total = weights.cpu().double().numpy(), float(sizes.sum())
+
+    def losses(index: int) -> np.ndarray:
+        """Return how much the objective falls if a cluster is merged with each of the others."""
+        squares = lengths[index] ** 2 + np.square(lengths) + 2 * products[index]
+        values = lengths[index] + lengths - np.sqrt(squares.clip(min=0))
+        return np.where(is_left & is_left[index] & (np.arange(len(values)) != index), values, np.inf)
+
+    pairs = np.stack([losses(index) for index in range(len(sums))])
+    criteria, silhouettes, states = [], [], []
+    while True:
+        criteria.append(_criterion(lengths[is_left], sizes[is_left], max(sums.shape[1], 2), largest))
+        current = (is_left.cumsum() - 1)[merged_into[rows]]
+        silhouettes.append(_silhouette(cosines[:, is_left], sizes[is_left], current, shares))
+        states.append(merged_into.copy())
+        if is_left.sum() <= 1:
+            break
+        kept, merged = divmod(int(pairs.argmin()), len(sums))
+        merged_into[merged_into == merged], is_left[merged] = kept, False
+        products[kept] += products[merged]
+        products[:, kept] += products[:, merged]
+        cosines[:, kept] += cosines[:, merged]
+        lengths[kept], sizes[kept] = math.sqrt(max(products[kept, kept], 0)), sizes[kept] + sizes[merged]
+        pairs[merged] = pairs[:, merged] = np.inf
+        pairs[kept] = pairs[:, kept] = losses(kept)
+    first = int(np.argmin(criteria))
+    fewer = first + int(np.argmax(silhouettes[first:]))
+    state = torch.from_numpy(states[fewer if silhouettes[fewer] > 0.25 else first])
+    best = int(np.argmax(silhouettes))
+    more = len(np.unique(states[best][has_rows.numpy()]))
+    is_doubtful = best < first and silhouettes[best] > 0.25 and total / more < sums.shape[1] / 4
+    centers = project_to_sphere(torch.zeros_like(sums).index_add_(0, state, sums)[state[has_rows].unique()])
+    return centers, more if is_doubtful else None
+
+
+def _criterion(lengths: np.ndarray, sizes: np.ndarray, dim: int, largest: float) -> float:
+    """Return the criterion of von Mises-Fisher distributions with one concentration, by the lengths of the sums."""
+    total, pairs = sizes.sum(), (sizes * (sizes - 1)).sum()
+    # The mean cosine of pairs of different rows of a cluster, unlike the mean length, is unbiased for few rows.
+    squared = float((np.square(lengths) - sizes).sum() / max(pairs, 1))
+    length = torch.tensor(squared, dtype=torch.float64).clamp(0, 1).sqrt()
+    concentration = bessel.concentration_from_mean_resultant_length(length, dim).clamp(max=largest)
+    peak = float(bessel.log_vmf_peak(concentration, dim))
+    likelihood = total * peak + float(concentration) * (lengths.sum() - total) + (sizes * np.log(sizes / total)).sum()
+    return len(sizes) * dim * math.log(total) - 2 * float(likelihood)
+
+
+def _silhouette(cosines: np.ndarray, sizes: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> float:
+    """Return the weighted mean silhouette of rows by their summed cosines (b, k) with clusters of these sizes."""
+    if len(sizes) < 2:
+        return 0.0
+    own = np.arange(len(labels)), labels
+    distances = 1 - cosines / sizes
+    # Of weights below 1 there may be less than one other row.
+    within = 1 - (cosines[own] - 1) / np.where(sizes[labels] > 1, sizes[labels] - 1, 1)
+    distances[own] = np.inf
+    between = distances.min(1)
+    values = (between - within) / np.maximum(between, within).clip(1e-12)
+    return float((np.where(sizes[labels] > 1, values, 0) * weights).sum() / weights.sum())
