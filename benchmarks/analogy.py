@@ -33,8 +33,8 @@ from hf_sphere.analogies import (
     score_questions,
     search_configurations,
 )
-from hf_sphere.analogies.encoding import perplexities, scored_sequences
 from hf_sphere.analogies.evaluation import PUBLISHED_GRID
+from hf_sphere.analogies.language_model import perplexities, scored_sequences
 from hf_sphere.analogies.prompts import PERMUTATIONS, Sentence
 from hf_sphere.analogies.scoring import MarginalBias, Measurements
 

@@ -211,21 +211,19 @@ def search_configurations(
         **(grid or {}),
     }
     weights, positives, negatives = (axes[name] for name in axes if name not in scoring.grid)
-    products = itertools.product(*(axes[name] for name in scoring.grid))
-    settings = [dict(zip(scoring.grid, values, strict=True)) for values in products]
-    accuracy = torch.empty(len(weights), len(settings), len(positives), len(negatives), dtype=torch.float64)
-    for setting_index, setting in enumerate(settings):
+    accuracies: list[Tensor] = []  # (weights, positive aggregations, negative aggregations), by setting
+    for values in itertools.product(*(axes[name] for name in scoring.grid)):
+        setting = dict(zip(scoring.grid, values, strict=True))
         costs = dataclasses.replace(scoring, **setting).permutation_costs(measurements.terms)
         positive = torch.stack([aggregate(costs[:, :NUM_POSITIVE], name, 1) for name in positives])
         negative = torch.stack([aggregate(costs[:, NUM_POSITIVE:], name, 1) for name in negatives])
         positive = positive.where(measurements.exists, torch.inf).movedim(-1, 0).unsqueeze(2).contiguous()
         negative = negative.where(measurements.exists, 0.0).movedim(-1, 0).unsqueeze(1).contiguous()
-        for weight_index, weight in enumerate(weights):
-            correct = probability_correct(positive - weight * negative, answers)
-            accuracy[weight_index, setting_index] = correct.mean(dim=-1)
+        correct = [probability_correct(positive - weight * negative, answers).mean(dim=-1) for weight in weights]
+        accuracies.append(torch.stack(correct))
     fixed = _configuration(scoring.name, scoring.template)
     configurations = [fixed | dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-    return SearchResult(configurations, accuracy.flatten())
+    return SearchResult(configurations, torch.stack(accuracies, dim=1).flatten())
 
 
 def select_configuration(validation: SearchResult) -> Selection:
@@ -249,8 +247,8 @@ def search_templates(
     """Answer questions with every configuration of a scoring and each of its templates, None for its default."""
     configurations = [_configuration(scoring, template) for template in templates]
     if grid == "none":
-        costs = torch.stack([_build(**one).costs(questions, engine).T for one in configurations], dim=1)
-        return SearchResult(configurations, probability_correct(costs, answers_of(questions)).mean(dim=-1))
+        scores = [Scores(_build(**one).costs(questions, engine)).accuracy(questions) for one in configurations]
+        return SearchResult(configurations, torch.tensor(scores, dtype=torch.float64))
     axes = PUBLISHED_GRID if grid == "published" else None
     results = [search_configurations(_build(**one).measure(questions, engine), grid=axes) for one in configurations]
     every = [configuration for result in results for configuration in result.configurations]
@@ -273,10 +271,8 @@ def evaluate_scoring(
     validation, test = splits
     searched = search_templates(engine, validation, scoring, templates, grid)
     selected = select_configuration(searched)
-    answers, untuned = (
-        Scores(_build(**configuration).costs(test, engine))
-        for configuration in (selected.configuration, _configuration(scoring, templates[0]))
-    )
+    reported = selected.configuration, _configuration(scoring, templates[0])
+    answers, untuned = (Scores(_build(**each).costs(test, engine)) for each in reported)
     accuracy = answers.accuracy(test)
     # Percentile bootstrap (Efron, 1979): the number of correct answers of a resample is binomially distributed.
     low, high = binom.interval(0.95, len(test), accuracy)
@@ -297,10 +293,7 @@ def evaluate_scoring(
 
 
 def evaluate_model(
-    engine: Engine,
-    benchmarks: Mapping[str, Splits],
-    templates: Mapping[str, Sequence[str | None]],
-    grid: Grid = "full",
+    engine: Engine, benchmarks: Mapping[str, Splits], templates: Mapping[str, Sequence[str | None]], grid: Grid = "full"
 ) -> list[dict[str, Any]]:
     """Evaluate a model with several scorings, by name with their templates, where it supports them; print a table."""
     model = engine.language_model

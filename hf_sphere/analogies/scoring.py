@@ -4,7 +4,7 @@ import itertools
 import math
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,8 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.analogies.encoding import embed_words, embed_words_in_context, perplexities, warn_unknown_words
-from hf_sphere.analogies.language_model import Kind, LanguageModel
+from hf_sphere.analogies.language_model import (
+    Kind,
+    LanguageModel,
+    embed_words,
+    embed_words_in_context,
+    perplexities,
+    warn_unknown_words,
+)
 from hf_sphere.analogies.prompts import (
     NEGATIVE_PERMUTATIONS,
     PERMUTATIONS,
@@ -47,8 +53,6 @@ WEIGHTS = (0.0, 0.2, -0.2, 0.4, -0.4)
 QUESTIONS_AT_ONCE = 16
 """Questions whose texts, hundreds per question, are scored or embedded together, which limits memory."""
 
-_REDUCTIONS: dict[str, Callable[[Tensor, int], Tensor]] = {"mean": torch.mean, "max": torch.amax, "min": torch.amin}
-
 
 def scoring_class(name: str) -> type["Scoring"]:
     """Return the class of a scoring, one of `scoring_names()`."""
@@ -58,12 +62,9 @@ def scoring_class(name: str) -> type["Scoring"]:
 
 def aggregate(costs: Tensor, name: str, dim: int) -> Tensor:
     """Reduce a dimension by `mean`, `max`, `min` or `index_<i>`."""
-    index = _index(name)
-    return _REDUCTIONS[name](costs, dim) if index is None else costs.select(dim, index)
-
-
-def _index(aggregation: str) -> int | None:
-    return None if aggregation in _REDUCTIONS else int(aggregation.removeprefix("index_"))
+    if name.startswith("index_"):
+        return costs.select(dim, int(name[6:]))
+    return costs.mean(dim) if name == "mean" else costs.amax(dim) if name == "max" else costs.amin(dim)
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,8 @@ class Scoring(ABC):
             sides.append((slice(NUM_POSITIVE, None), self.negative_aggregation, -self.negative_weight))
         needed: list[int] = []
         for side, aggregation, _ in sides:
-            index, numbers = _index(aggregation), range(len(PERMUTATIONS))[side]
-            needed += numbers if index is None else [numbers[index]]
+            numbers = range(len(PERMUTATIONS))[side]
+            needed += [numbers[int(aggregation[6:])]] if aggregation.startswith("index_") else numbers
         measured = self.measure(questions, engine, needed)
         costs = self.permutation_costs(measured.terms)
         total = sum(weight * aggregate(costs[:, side], aggregation, 1) for side, aggregation, weight in sides)

@@ -5,8 +5,7 @@ import torch
 import transformers
 from transformers import T5Config, T5EncoderModel
 
-from hf_sphere.analogies.encoding import perplexities
-from hf_sphere.analogies.language_model import LanguageModel
+from hf_sphere.analogies.language_model import LanguageModel, perplexities
 from hf_sphere.analogies.prompts import Sentence
 from hf_sphere.utils.modules import longest_input
 

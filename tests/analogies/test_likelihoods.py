@@ -7,8 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from hf_sphere.analogies.encoding import perplexities
-from hf_sphere.analogies.language_model import LanguageModel
+from hf_sphere.analogies.language_model import LanguageModel, perplexities
 from hf_sphere.analogies.prompts import Sentence, fill
 
 WORDS = ["lion", "cat", "sheep", "wool", "word", "language", "dance", "choreography"]
@@ -23,15 +22,13 @@ CLS, SEP, MASK = 2, 3, 4
 
 
 def plain_losses(language_model, ids, hidden=()):
-    """Negative log-likelihoods of the tokens between [CLS] and [SEP], one mask per forward pass, in float64."""
-    ids = list(ids)
-    scored = [position for position in range(1, len(ids) - 1) if position not in hidden]
-    for position in hidden:
-        ids[position] = MASK
-    losses = []
+    """Negative log-likelihoods of the tokens between the special ones, one mask per forward pass, in float64."""
+    scored, losses = [position for position in range(1, len(ids) - 1) if position not in hidden], []
+    mask = language_model.tokenizer.mask_token_id
+    ids = [mask if position in hidden else token for position, token in enumerate(ids)]
     for position in scored:
         masked = torch.tensor([ids])
-        masked[0, position] = MASK
+        masked[0, position] = mask
         with torch.no_grad():
             logits = language_model.model(input_ids=masked).logits[0, position].double()
         losses.append(-logits.log_softmax(-1)[ids[position]])
@@ -120,13 +117,7 @@ def test_byte_level_tokens_are_scored(build, byte_level_tokenizer):
     options = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
     language_model = LanguageModel(build("Roberta", "ForMaskedLM", **options), byte_level_tokenizer)
     text = "ostrich is to bird what lion is to cat"
-    ids = byte_level_tokenizer(text)["input_ids"]
-    losses = []
-    for position in range(1, len(ids) - 1):
-        masked = torch.tensor([ids])
-        masked[0, position] = byte_level_tokenizer.mask_token_id
-        losses.append(-language_model.model(input_ids=masked).logits[0, position].log_softmax(-1)[ids[position]])
-    expected = torch.stack(losses).mean().exp().detach().double()
+    expected = plain_perplexity(language_model, text)
     torch.testing.assert_close(perplexities(language_model, [Sentence(text)])[0], expected, rtol=1e-5, atol=0)
 
 
@@ -146,24 +137,18 @@ def without_start(byte_level_tokenizer):
     return PreTrainedTokenizerFast(tokenizer_object=backend)
 
 
-@pytest.mark.parametrize("batch_size", [None, 1])
-def test_the_bos_token_of_a_causal_model_is_prepended_if_the_tokenizer_adds_none(build, without_start, batch_size):
-    language_model = LanguageModel(build("GPT2", "ForCausalLM"), without_start)
-    text = "lion is to cat"
-    ids = without_start(text)["input_ids"]
-    assert ids[0] != 2
-    with_start = torch.tensor([[2, *ids]])
-    expected = math.exp(language_model.model(input_ids=with_start, labels=with_start).loss.item())
-    found = perplexities(language_model, [Sentence(text), Sentence("cat")], batch_size=batch_size)
-    assert found[0].item() == pytest.approx(expected, rel=1e-5)
-
-
-def test_without_a_bos_token_scoring_starts_at_the_second_token(build, without_start):
-    language_model = LanguageModel(build("GPT2", "ForCausalLM", bos_token_id=None), without_start)
-    ids = torch.tensor([without_start("lion is to cat")["input_ids"]])
+@pytest.mark.parametrize("start", [[2], []], ids=str)
+def test_the_bos_token_is_prepended_if_the_tokenizer_adds_none_and_else_the_second_is_scored_first(
+    build, without_start, start
+):
+    options = {} if start else {"bos_token_id": None}
+    language_model = LanguageModel(build("GPT2", "ForCausalLM", **options), without_start)
+    ids = torch.tensor([[*start, *without_start("lion is to cat")["input_ids"]]])
     expected = math.exp(language_model.model(input_ids=ids, labels=ids).loss.item())
-    assert perplexities(language_model, [Sentence("lion is to cat")]).item() == pytest.approx(expected, rel=1e-5)
-    assert perplexities(language_model, [Sentence("!")]).isnan()  # nothing comes before its only token
+    for batch_size in (None, 1):
+        found = perplexities(language_model, [Sentence("lion is to cat"), Sentence("!")], batch_size=batch_size)
+        assert found[0].item() == pytest.approx(expected, rel=1e-5)
+        assert found[1].isnan() == (not start)  # nothing comes before its only token
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.02), (torch.float64, 1e-12)], ids=str)

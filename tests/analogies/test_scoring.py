@@ -242,20 +242,8 @@ def test_a_nan_perplexity_is_rejected(monkeypatch):
         ("embedding_similarity", {"template": "{a} {b}"}, "masked", ValueError, "is not a template"),
         ("perplexity", {"positive_aggregation": "index_8"}, "masked", ValueError, "must be one of mean, .*index_7;"),
         ("perplexity", {"negative_aggregation": "median"}, "masked", ValueError, "one of .*index_15; got 'median'"),
-        (
-            "pmi",
-            {"pmi_aggregation": "index_2"},
-            "masked",
-            ValueError,
-            "must be one of mean, max, min, index_0",
-        ),
-        (
-            "hypothesis_bias",
-            {},
-            "causal",
-            ValueError,
-            "requires a model of kind masked; got causal",
-        ),
+        ("pmi", {"pmi_aggregation": "index_2"}, "masked", ValueError, "must be one of mean, max, min, index_0"),
+        ("hypothesis_bias", {}, "causal", ValueError, "requires a model of kind masked; got causal"),
         ("perplexity", {}, "embedding", ValueError, "'perplexity' requires a model of kind masked.*; got embedding"),
     ],
 )

@@ -7,7 +7,6 @@ import pytest
 
 from hf_sphere.analogies import (
     chance_level,
-    load_questions,
     make_questions,
     measure_questions,
     score_questions,
@@ -47,18 +46,3 @@ def test_unknown_words_are_named_once(tiny_bert, scoring):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         score_questions(KNOWN, tiny_bert, "pmi")
-
-
-@pytest.mark.parametrize("scoring", scoring_names())
-def test_a_repeated_choice_of_a_benchmark_ties(tiny_bert, real_data, scoring):
-    folder = str(real_data("relbert/analogy_questions"))
-    questions = [one for split in ("validation", "test") for one in load_questions(folder, "bats", split)]
-    repeated = [one for one in questions if len(set(one.choices)) < len(one.choices)]
-    assert len(repeated) == 8
-    for asked, options in ((repeated, {}), (repeated[:1], {"negative_aggregation": "mean", "negative_weight": 0.4})):
-        scores = score_questions(asked, tiny_bert, scoring, **options)
-        shares = [scores.correct([replace(one, answer=answer) for one in asked]).tolist() for answer in range(4)]
-        for question, costs, share in zip(asked, scores.by_question(), zip(*shares, strict=True), strict=True):
-            best = question.choices[costs.index(min(costs))]
-            count = question.choices.count(best)
-            assert share == pytest.approx([(choice == best) / count for choice in question.choices])

@@ -3,8 +3,7 @@ import dataclasses
 import pytest
 import torch
 
-from hf_sphere.analogies.encoding import embed_words, embed_words_in_context, encode
-from hf_sphere.analogies.language_model import LanguageModel
+from hf_sphere.analogies.language_model import LanguageModel, embed_words, embed_words_in_context, encode
 from hf_sphere.analogies.prompts import PERMUTATIONS, Sentence, fill
 
 WORDS = ["cat", "choreography", "dance", "cat", "nurse", "the story"]
