@@ -59,20 +59,11 @@ _FORWARDS = {one.forward for one in (nn.Linear, Conv1D, *_CONVOLUTIONS, *_TRANSP
 _CONVOLVE = {None, *(one._conv_forward for one in (_ConvNd, *_CONVOLUTIONS))}
 
 
-def layer_kind(module: nn.Module) -> LayerKind | None:
-    """Return the kind of a layer; None for modules without filters. The `Conv1D` of transformers is `linear`."""
-    if isinstance(module, _ConvNd):
-        return "conv"
-    return "linear" if isinstance(module, nn.Linear | Conv1D) else None
-
-
 def find_layers(model: nn.Module, layers: LayerSelection = "conv", include_1x1: bool = False) -> dict[str, nn.Module]:
     """Return the layers of a model by path, in order; those that share the weight of an earlier one are left out."""
-    kinds: dict[str, str] = {}
-    problems: dict[str, str] = {}
-    seen: set[int] = set()
+    kinds, problems, seen = dict[str, str](), dict[str, str](), set[int]()
     for name, module in model.named_modules():
-        kind = layer_kind(module)
+        kind = "conv" if isinstance(module, _ConvNd) else "linear" if isinstance(module, nn.Linear | Conv1D) else None
         # Layers of torch.ao, GPTQ and AWQ do not subclass the layer they replace.
         if kind is None and (inspect.ismethod(getattr(module, "weight", None)) or hasattr(module, "qweight")):
             kind = "conv" if "conv" in type(module).__name__.lower() else "linear"
@@ -126,10 +117,9 @@ def filters(module: Any, name: str = "") -> Tensor:
             "To analyze stored weights instead, pass the state dict of the model."
         )
     with eval_mode(module), torch.no_grad():
-        if module._parameters.get("weight") is None:
-            # Normalization and pruning by hooks set the attribute before a forward pass; until then it may be outdated.
-            for hook in module._forward_pre_hooks.values():
-                hook(module, ())
+        # Normalization and pruning by hooks set the attribute before a forward pass; until then it may be outdated.
+        for hook in module._forward_pre_hooks.values() if module._parameters.get("weight") is None else ():
+            hook(module, ())
         weight = module.weight.detach()
     if isinstance(module, _ConvTransposeNd):  # (in, out / groups, ...)
         return weight.unflatten(0, (module.groups, -1)).transpose(1, 2).reshape(module.out_channels, -1)
@@ -163,8 +153,7 @@ def named_layers(
     tensors: Mapping[str, StoredTensor], layers: LayerSelection, include_1x1: bool
 ) -> dict[str, tuple[LayerKind, Callable[[], Tensor]]]:
     """Find layers among all tensors, by the rules of this module: their kind and how to read the weight."""
-    kinds: dict[str, str] = {}
-    problems: dict[str, str] = {}
+    kinds, problems = dict[str, str](), dict[str, str]()
     for key, (shape, _) in tensors.items():
         match = WEIGHT.fullmatch(key)
         if match is None or (not 2 <= len(shape) <= 5 and match["form"] != "qweight"):
@@ -259,10 +248,10 @@ class LayerWeight:
 
 def open_layers(source: Source, layers: LayerSelection, include_1x1: bool) -> dict[str, Callable[[], LayerWeight]]:
     """Return a function per layer that reads it, by name. Arguments and errors are those of `iterate_layers`."""
-    readers: dict[str, tuple[LayerKind, Callable[[], Tensor]]]
+    readers: dict[str, tuple[LayerKind, Callable[[], Tensor]]] = {}
     if isinstance(source, nn.Module):
-        modules = find_layers(source, layers, include_1x1).items()
-        readers = {name: (layer_kind(one) or "linear", partial(filters, one, name)) for name, one in modules}
+        for name, module in find_layers(source, layers, include_1x1).items():
+            readers[name] = "conv" if isinstance(module, _ConvNd) else "linear", partial(filters, module, name)
     elif isinstance(source, Mapping):
         tensors = {name: tensor for name, tensor in source.items() if isinstance(tensor, Tensor)}
         memory = {name: (t.data_ptr() or name, t.shape, t.stride()) for name, t in tensors.items()}  # of tied ones

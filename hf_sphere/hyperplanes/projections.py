@@ -25,11 +25,10 @@ from numpy.typing import NDArray
 from scipy.special import bdtr, betainc
 from scipy.stats import binom, kstest
 
-from hf_sphere.comparison.significance import holm
+from hf_sphere.comparison.significance import LEVEL, holm
 from hf_sphere.hyperplanes.layers import LayerKind, LayerSelection, LayerWeight, Source, iterate_layers
 from hf_sphere.utils.files import read_json, write_json
 
-SIGNIFICANT = 0.05  # significance level of the tests
 Floats = NDArray[np.float64]
 
 LAYER_WIDTH = 28
@@ -42,7 +41,7 @@ HEADER = (
 CENTERED = 1e-12  # cosines up to this size are rounding errors of 0, as of filters that weight standardization centers
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Projections:
     """Projections of filters, compared with isotropic filters.
 
@@ -67,19 +66,19 @@ class Projections:
 
     num_filters: int
     num_dead: int
-    mean: float | None
-    mass: float | None
-    null_mass_low: float | None
-    null_mass_high: float | None
-    ks_statistic: float | None
-    ks_p_value: float | None
-    ks_p_value_adjusted: float | None
-    sign_p_value: float | None
-    sign_p_value_adjusted: float | None
+    mean: float | None = None
+    mass: float | None = None
+    null_mass_low: float | None = None
+    null_mass_high: float | None = None
+    ks_statistic: float | None = None
+    ks_p_value: float | None = None
+    ks_p_value_adjusted: float | None = None
+    sign_p_value: float | None = None
+    sign_p_value_adjusted: float | None = None
     projections: list[float] = field(repr=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LayerProjections(Projections):
     """Projections of the filters of a layer.
 
@@ -171,8 +170,7 @@ def projection_statistics(
         >>> projection_statistics(network).net.num_filters
         8
     """
-    described: dict[str, dict[str, Any]] = {}
-    arrays = []
+    described, arrays = dict[str, dict[str, Any]](), []
     for layer in iterate_layers(model, layers, include_1x1):
         sums, cosines, dead = _project(layer)
         transform = projection_cdf(cosines, layer.dim) if layer.dim > 1 else np.empty(0)
@@ -180,7 +178,7 @@ def projection_statistics(
         about = {"kind": layer.kind, "dim": layer.dim, "dead": dead}
         described[layer.name] = _statistics(*arrays[-1], len(dead)) | about
     for test in ("ks_p_value", "sign_p_value"):
-        p_values = holm([statistics[test] for statistics in described.values()])
+        p_values = holm([statistics.get(test) for statistics in described.values()])
         for statistics, p_value in zip(described.values(), p_values, strict=True):
             statistics[f"{test}_adjusted"] = p_value
     num_dead = sum(statistics["num_dead"] for statistics in described.values())
@@ -202,24 +200,16 @@ def _project(layer: LayerWeight) -> tuple[Floats, Floats, list[int]]:
 
 def _statistics(projections: Floats, transform: Floats, num_dead: int) -> dict[str, Any]:
     """Return the fields of `Projections`; `transform` is the null distribution function at the projections."""
-    count = len(projections)
-    low, high = mass_band(count)
-    test = kstest(transform, "uniform", method="exact") if len(transform) else None
-    ks_p_value, sign_p_value = float(test.pvalue) if test else None, sign_test(projections)
-    return {
-        "num_filters": count + num_dead,
-        "num_dead": num_dead,
-        "mean": float(projections.mean()) if count else None,
-        "mass": float((projections <= 0).mean()) if count else None,
-        "null_mass_low": low,
-        "null_mass_high": high,
-        "ks_statistic": float(test.statistic) if test else None,
-        "ks_p_value": ks_p_value,
-        "ks_p_value_adjusted": ks_p_value,
-        "sign_p_value": sign_p_value,
-        "sign_p_value_adjusted": sign_p_value,
-        "projections": projections.tolist(),
-    }
+    count, p_value = len(projections), sign_test(projections)
+    values: dict[str, Any] = {"num_filters": count + num_dead, "num_dead": num_dead}
+    values |= {"projections": projections.tolist(), "sign_p_value": p_value, "sign_p_value_adjusted": p_value}
+    if count:
+        values |= {"mean": float(projections.mean()), "mass": float((projections <= 0).mean())}
+        values["null_mass_low"], values["null_mass_high"] = mass_band(count)
+    if len(transform):
+        statistic, p_value = map(float, kstest(transform, "uniform", method="exact"))
+        values |= {"ks_statistic": statistic, "ks_p_value": p_value, "ks_p_value_adjusted": p_value}
+    return values
 
 
 def projection_cdf(projections: Floats, dim: int) -> Floats:
@@ -237,14 +227,12 @@ def sign_test(projections: Floats) -> float | None:
 
 
 def is_significant(p_value: float | None) -> bool:
-    """Return whether a p-value, corrected if it is one of several, is below `SIGNIFICANT`."""
-    return p_value is not None and p_value < SIGNIFICANT
+    """Return whether a p-value, corrected if it is one of several, is below `LEVEL`."""
+    return p_value is not None and p_value < LEVEL
 
 
-def mass_band(count: int) -> tuple[float, float] | tuple[None, None]:
+def mass_band(count: int) -> tuple[float, float]:
     """Return a range of the fraction of projections <= 0 of isotropic filters, with a probability of at least 95 %."""
-    if count == 0:
-        return None, None
     low, high = binom.interval(0.95, count, 0.5)
     return float(low) / count, float(high) / count
 

@@ -7,7 +7,7 @@ from torch.nn.utils import parametrizations, prune
 from transformers.pytorch_utils import Conv1D
 
 from hf_sphere.hyperplanes import distance_from_initialization, iterate_layers, projection_statistics
-from hf_sphere.hyperplanes.layers import filters, find_layers, layer_kind
+from hf_sphere.hyperplanes.layers import filters, find_layers
 from hf_sphere.nn import AngularConv2d
 
 pytestmark = [
@@ -55,9 +55,8 @@ def test_weights_of_attention_and_recurrent_layers_are_named_as_left_out(model, 
 
 
 def test_a_subclass_has_the_kind_of_its_base_and_a_shared_weight_counts_once_but_not_a_parametrized_one():
-    assert [layer_kind(module) for module in (OurConvolution(2, 3, 3), Conv1D(3, 2), nn.Embedding(3, 2))] == [
-        *("conv", "linear", None)
-    ]
+    model = nn.Sequential(OurConvolution(2, 3, 3), Conv1D(3, 2), nn.Embedding(3, 2))
+    assert [(layer.name, layer.kind) for layer in iterate_layers(model, "all")] == [("0", "conv"), ("1", "linear")]
     assert list(find_layers(nn.Linear(3, 2), "linear")) == [""]
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
     model[2].weight = model[0].weight
