@@ -110,8 +110,8 @@ class RunComparison(Table, Mapping[str, Difference]):
         columns = ["difference", "low", "high", "p_value", "p_corrected", "p_equivalence", "power", "verdict"]
         rows: dict[str, dict[str, Any]] = {self.reference: _describe(self.reference_values)}
         for name, run in self.items():
-            ends = dict(zip(("low", "high"), run.interval or (), strict=False))
-            rows[name] = _describe(run.values) | vars(run) | ends
+            low, high = run.interval or (None, None)
+            rows[name] = {**_describe(run.values), **vars(run), "low": low, "high": high}
         return pd.DataFrame.from_dict(rows, orient="index", columns=["seeds", "mean", "deviation", *columns])
 
     def _repr_html_(self) -> str:
@@ -212,22 +212,24 @@ def compare_runs(
     if perfect is not None:
         _check_perfect(means, perfect, higher_is_better)
         distance = abs(perfect - statistics.fmean(means[reference].values()))
-        minimum = _default("minimum", distance, perfect) if minimum is None else minimum
-        margin = _default("margin", distance, perfect) if margin is None else margin
+        minimum, margin = (
+            min(fraction * distance, most * abs(perfect) or math.inf) or None if size is None else size
+            for size, (fraction, most) in zip((minimum, margin), SHARES.values(), strict=True)
+        )  # None if the reference is perfect
     theirs, groups = means.pop(reference), dict[str, Any]()
     for name, ours in means.items():
-        pair = values[name], values[reference]
         common = sorted({*ours} & {*theirs})
-        groups[name] = [[run[seed] for seed in common] if test == "paired" else [*run.values()] for run in pair]
-        if not groups[name][0]:
+        if test == "paired" and not common:
             raise ValueError(f"{name} and {reference} have no seed in common for a paired test.")
+        pair = values[name], values[reference]
+        groups[name] = [[run[seed] for seed in common] if test == "paired" else [*run.values()] for run in pair]
     results = {name: widest_test(a, b, test, test_fraction) for name, (a, b) in groups.items()}
     counts = {name: min(map(len, group)) for name, group in groups.items()}
     complete = {name for name, count in counts.items() if seeds is None or count >= seeds}
-    p_values = {name: result.p_value if result and name in complete else None for name, result in results.items()}
+    p_values = [result.p_value if result and name in complete else None for name, result in results.items()]
     differences = {}
-    for (name, result), p_corrected in zip(results.items(), holm([*p_values.values()], len(results)), strict=True):
-        a, b = (statistics.fmean(map(mean_of, group)) for group in groups[name])
+    for name, p_value, p_corrected in zip(results, p_values, holm(p_values, len(results)), strict=True):
+        result, (a, b) = results[name], (statistics.fmean(map(mean_of, group)) for group in groups[name])
         p_equivalence = result.p_equivalence(margin) if result and margin and name in complete else None
         if p_corrected is not None:
             verdict = decide(a - b if higher_is_better else b - a, minimum, p_corrected, p_equivalence)
@@ -240,7 +242,7 @@ def compare_runs(
             difference=a - b,
             interval=result and result.interval,
             variation=result and result.variation,
-            p_value=p_values[name],
+            p_value=p_value,
             p_corrected=p_corrected,
             p_equivalence=p_equivalence,
             power=observed_power(result, minimum, counts[name], tests=len(means), test=test),
@@ -299,12 +301,6 @@ def _check_perfect(means: Mapping[str, Mapping[int, float]], perfect: float, hig
         if perfect and all(0 <= value / perfect <= 0.01 for value in run.values()):
             text = f"all values of {name} are at most {perfect / 100:g}, 1 % of perfect={perfect:g}"
             warnings.warn(f"{text}; check that they are not fractions of 1.", stacklevel=3)
-
-
-def _default(name: str, distance: float, perfect: float) -> float | None:
-    """Return the default of a size, which is None if the reference is perfect."""
-    fraction, most = SHARES[name]
-    return min(fraction * distance, most * abs(perfect) if perfect else math.inf) or None
 
 
 def _describe(values: Mapping[int, float]) -> dict[str, Any]:

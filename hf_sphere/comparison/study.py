@@ -8,6 +8,7 @@ import signal
 import statistics
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -187,9 +188,8 @@ class Results:
         self.measure = MEASURES[study.plan.metric]
         self.comparison = self.compare(study.arms)
         means: Any = {arm.name: self.mean(arm, study.plan.metric) for arm in study.arms}
-        ranked: list[Any] = [arm for arm in study.arms if means[arm.name] is not None]
-        ranked.sort(key=lambda arm: means[arm.name], reverse=self.measure.higher_is_better)
-        self.ranked = [(arm, self.tuned[arm.name]["setting"]) for arm in ranked]
+        ranked = [(arm, self.tuned[arm.name]["setting"]) for arm in study.arms if means[arm.name] is not None]
+        self.ranked = sorted(ranked, key=lambda pair: means[pair[0].name], reverse=self.measure.higher_is_better)
 
     def mean(self, arm: Arm, name: str) -> float | None:
         """Return the mean of a measure over the seeds; None if a run diverged or lacks it."""
@@ -198,12 +198,10 @@ class Results:
 
     def compare(self, arms: Sequence[Arm]) -> RunComparison | None:
         """Compare arms with the first one; runs with the same seed are paired if images are drawn for each seed."""
-        plan, division, values = self.study.plan, self.study.division, dict[str, Any]()
-        for arm in arms:
-            found = {seed: run for seed, run in self.runs[arm.name].items() if run is not None}
-            if found:
-                outcomes = {s: dict(zip(run["ids"], run["outcomes"], strict=True)) for s, run in found.items()}
-                values[arm.name] = outcomes
+        plan, division, values = self.study.plan, self.study.division, defaultdict[str, dict[int, Any]](dict)
+        for arm, seed in itertools.product(arms, range(plan.seeds)):
+            if (run := self.runs[arm.name][seed]) is not None:
+                values[arm.name][seed] = dict(zip(run["ids"], run["outcomes"], strict=True))
         if len(values.get(arms[0].name, ())) < plan.seeds or len(values) < 2:
             return None
         return compare_runs(
@@ -270,14 +268,13 @@ class Results:
         """Return the losses of the best arm and of the reference, as code, and what they are applied to."""
         study = self.study
         lines = [f"In your own loop (see the page Losses), {study.epochs} epochs{study.runs.training}:", ""]
-        for arm, setting in self.ranked:
-            if arm in (self.ranked[0][0], study.arms[0]):
-                options = apply_setting(arm.options, setting)
-                words = [str(options.get("embedding_dim") or "d"), str(num_classes), f'head="{options["head"]}"']
-                for name, value in options["head_kwargs"].items():
-                    words.append(f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value!r}")
-                rates = [f"{name} {options[name]:.3g}" for name in ("learning_rate", "weight_decay") if name in options]
-                lines.append(f"- {arm.name}: `loss = HeadLoss({', '.join(words)})`, {', '.join(rates)}")
+        for arm, setting in [pair for pair in self.ranked if pair[0] in (self.ranked[0][0], study.arms[0])]:
+            options = apply_setting(arm.options, setting)
+            words = [str(options.get("embedding_dim") or "d"), str(num_classes), f'head="{options["head"]}"']
+            for name, value in options["head_kwargs"].items():
+                words.append(f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value!r}")
+            rates = [f"{name} {options[name]:.3g}" for name in ("learning_rate", "weight_decay") if name in options]
+            lines.append(f"- {arm.name}: `loss = HeadLoss({', '.join(words)})`, {', '.join(rates)}")
         return lines
 
     def describe(self) -> str:

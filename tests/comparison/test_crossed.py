@@ -56,7 +56,8 @@ def plain(ours: np.ndarray, theirs: np.ndarray, test: str) -> tuple[float, float
 @pytest.mark.parametrize("test", TESTS)
 def test_one_test_set_gives_the_variance_of_a_two_way_table(test):
     ours, theirs = simulate()
-    found = compare(named(ours), named(theirs), test=test, minimum=0.5, margin=2.0)
+    turned = {seed: dict(reversed(row.items())) for seed, row in reversed(named(ours).items())}  # in any order
+    found = compare(turned, named(theirs), test=test, minimum=0.5, margin=2.0)
     seeds, images = plain(ours, theirs, test)
     error = math.sqrt(seeds + images)
     groups = [ours - theirs] if test == "paired" else [ours, theirs]
@@ -124,13 +125,6 @@ def test_test_sets_without_a_common_image_add_no_variance():
 
 
 @pytest.mark.parametrize("test", TESTS)
-def test_the_order_of_images_and_seeds_does_not_matter(test):
-    ours, theirs = map(named, simulate())
-    turned = {seed: dict(reversed(ours[seed].items())) for seed in reversed(ours)}
-    assert compare(turned, theirs, test=test).interval == pytest.approx(compare(ours, theirs, test=test).interval)
-
-
-@pytest.mark.parametrize("test", TESTS)
 def test_equal_predictions_of_all_seeds_leave_the_variance_of_images(test):
     ours, theirs = (np.tile(table[0], (3, 1)) for table in simulate())
     found = compare(named(ours), named(theirs), test=test, minimum=0.5)
@@ -176,8 +170,10 @@ def test_the_table_names_the_variation_unless_it_is_that_of_seeds():
     runs = {"reference": theirs, "run": ours, "one": {0: theirs[0]}}
     text = str(compare_runs(runs, reference="reference", higher_is_better=True, seeds=4))
     assert text.endswith("\n\nVariation of the intervals: run: seeds and test images; one: test images.")
-    numbers = str(compare_runs({"a": OURS, "b": THEIRS}, reference="b", higher_is_better=True))
-    assert "Variation" not in numbers
+    runs = {"a": OURS, "b": {seed: value + 0.1 for seed, value in OURS.items()}, "reference": THEIRS}
+    assert "Variation" not in str(compare_runs(runs, reference="reference", higher_is_better=True))
+    text = str(compare_runs(runs, reference="reference", higher_is_better=True, test_fraction=0.2))
+    assert text.endswith("\n\nVariation of the intervals: resampled splits.")
 
 
 @pytest.mark.parametrize("test", TESTS)
@@ -198,15 +194,8 @@ def test_one_seed_with_outcomes_is_a_paired_test_over_images(test, seeds):
 
 
 def test_one_seed_of_other_images_is_not_tested():
-    runs = {"a": {0: {"x": 1, "y": 0}}, "b": {1: {"x": 1, "z": 0}}}
-    found = compare_runs(runs, reference="a", higher_is_better=True)["b"]
+    found = compare({1: {"x": 1, "z": 0}}, {0: {"x": 1, "y": 0}})
     assert (found.verdict, found.interval) == ("not tested: one seed", None)
-
-
-def test_a_variation_of_all_runs_is_named_once():
-    runs = {"reference": THEIRS, "a": OURS, "b": {seed: value + 0.1 for seed, value in OURS.items()}}
-    text = str(compare_runs(runs, reference="reference", higher_is_better=True, test_fraction=0.2))
-    assert text.endswith("\n\nVariation of the intervals: resampled splits.")
 
 
 def auroc(scores: torch.Tensor, positive: torch.Tensor) -> float:

@@ -150,10 +150,7 @@ def compare(ours=RUNS["b"], theirs=RUNS["a"], **options):
         (lambda: compare(seeds=1), "seeds must be a number in .*; got 1"),
         (lambda: compare(test_fraction=0.0), r"test_fraction must be a number in \(0, 1\)"),
         (lambda: compare(test_fraction=1.0), r"test_fraction must be a number in \(0, 1\)"),
-        (
-            lambda: compare({**GOOD, 2: {1: 1.0, 2: 0.0}}, GOOD),
-            "same images for seed 2.*; got 2 and 3 images",
-        ),
+        (lambda: compare({**GOOD, 2: {1: 1.0, 2: 0.0}}, GOOD), "same images for seed 2.*; got 2 and 3 images"),
         (lambda: compare({**GOOD, 2: {1: 1.0, 2: 0.0, 4: 1.0}}, GOOD), "got 3 and 3 images, 2 of them in both"),
         (lambda: compare({**GOOD, 0: {7: 1.0, 8: 0.0}}, GOOD, test="paired"), "for seed 0.*; got 2 and 3 images, 0 of"),
         (lambda: compare({0: 0.9, 1: 0.8}, GOOD), "all runs need a number per seed, or all outcomes"),
@@ -164,10 +161,7 @@ def compare(ours=RUNS["b"], theirs=RUNS["a"], **options):
             lambda: pseudo_values(lambda rows: math.inf if len(rows) == 2 else 1.0, ["a", "b"]),
             "must be finite; got inf",
         ),
-        (
-            lambda: pseudo_values(lambda rows: 1.0 if 0 in rows else math.nan, ["a", "b"]),
-            r"1.0, and \[nan, 1.0\]",
-        ),
+        (lambda: pseudo_values(lambda rows: 1.0 if 0 in rows else math.nan, ["a", "b"]), r"1.0, and \[nan, 1.0\]"),
     ],
 )
 def test_bad_input_is_an_error_that_names_it(call, message):
