@@ -35,6 +35,13 @@ def blobs(kappa: float = 50.0, dim: int = 8, count: int = 3, each: int = 100) ->
     return points.numpy(), labels.numpy()
 
 
+def small_groups(noise: float, groups: int = 60, rows: int = 5, dim: int = 64) -> np.ndarray:
+    random = np.random.default_rng(0)
+    means = random.normal(size=(groups, dim))
+    means /= np.linalg.norm(means, axis=1, keepdims=True)
+    return means.repeat(rows, 0) + noise * random.normal(size=(groups * rows, dim))
+
+
 @pytest.mark.parametrize(
     ("estimator", "check"),
     [
@@ -156,9 +163,7 @@ class TestSphericalKMeans:
     def test_empty_clusters_are_mended(self):
         points, labels = blobs(kappa=500.0)
         first = points[labels == 0].mean(0)
-        init = np.stack([first, -first, -first])
-        k_means = SphericalKMeans(3, init=init).fit(points)
-        assert set(k_means.labels_) == {0, 1, 2}
+        assert {*SphericalKMeans(3, init=np.stack([first, -first, -first])).fit(points).labels_} == {0, 1, 2}
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -205,6 +210,10 @@ class TestUnknownNumber:
                 np.eye(20).repeat(2, axis=0) + 0.01 * np.random.default_rng(0).normal(size=(40, 20)),
                 "found 20 clusters, near its bound of 20; there may be more",
             ),
+            # Groups of too few rows for the criterion.
+            (SphericalKMeans("auto", random_state=0), small_groups(0.1), "found 1 clusters, but 60 are more compact"),
+            (SphericalKMeans("auto", random_state=0), small_groups(0.12), "found 1 clusters, but 60 are more compact"),
+            (SphericalKMeans("auto", random_state=0), small_groups(0.1, 100, 3), "but 100 are more compact"),
         ],
     )
     def test_results_in_doubt_are_reported(self, estimator, points, message):
@@ -232,6 +241,13 @@ class TestUnknownNumber:
     )
     def test_rows_without_groups_are_one_cluster(self, points):
         assert len(SphericalKMeans("auto", random_state=0).fit(points).cluster_centers_) == 1
+
+    @pytest.mark.parametrize("dim", [2, 3, 5, 8, 16, 64, 256])
+    @pytest.mark.parametrize("count", [60, 300])
+    def test_unstructured_rows_are_one_cluster_without_a_doubt(self, dim, count, recwarn):
+        points = np.random.default_rng(0).normal(size=(count, dim))
+        assert len(SphericalKMeans("auto", random_state=0).fit(points).cluster_centers_) == 1
+        assert not recwarn.list
 
 
 def weighted() -> tuple[np.ndarray, np.ndarray]:
@@ -279,11 +295,9 @@ def test_a_pipeline_transforms_and_names_the_columns(make):
     points, labels = blobs()
     pipeline = make_pipeline(make(), LogisticRegression()).fit(points, labels)
     assert pipeline.score(points, labels) == 1
-    name = type(make()).__name__.lower()
-    assert pipeline[:1].get_feature_names_out().tolist() == [f"{name}{n}" for n in range(3)]
-    assert make().set_output(transform="pandas").fit_transform(points).columns.tolist() == [
-        f"{name}{n}" for n in range(3)
-    ]
+    names = [f"{type(make()).__name__.lower()}{n}" for n in range(3)]
+    assert pipeline[:1].get_feature_names_out().tolist() == names
+    assert make().set_output(transform="pandas").fit_transform(points).columns.tolist() == names
 
 
 class TestMixture:
@@ -416,28 +430,6 @@ print(SphericalKMeans(3).fit(x).labels_.shape, VonMisesFisherMixture(3).fit(x.nu
 def test_weights_that_are_masked_zero_or_not_finite_are_errors(estimator, weights, message):
     with pytest.raises((TypeError, ValueError), match=message):
         clone(estimator).fit(np.random.default_rng(0).normal(size=(60, 4)), sample_weight=weights)
-
-
-def small_groups(noise: float, groups: int = 60, rows: int = 5, dim: int = 64) -> np.ndarray:
-    random = np.random.default_rng(0)
-    means = random.normal(size=(groups, dim))
-    means /= np.linalg.norm(means, axis=1, keepdims=True)
-    return means.repeat(rows, 0) + noise * random.normal(size=(groups * rows, dim))
-
-
-@pytest.mark.parametrize(("noise", "options"), [(0.1, {}), (0.12, {}), (0.1, {"groups": 100, "rows": 3})], ids=str)
-def test_groups_of_too_few_rows_for_the_criterion_are_reported(noise, options):
-    points = small_groups(noise, **options)
-    with pytest.warns(UserWarning, match=rf"found 1 clusters, but {options.get('groups', 60)} are more compact"):
-        SphericalKMeans("auto", random_state=0).fit(points)
-
-
-@pytest.mark.parametrize("dim", [2, 3, 5, 8, 16, 64, 256])
-@pytest.mark.parametrize("count", [60, 300])
-def test_unstructured_rows_are_one_cluster_without_a_doubt(dim, count, recwarn):
-    points = np.random.default_rng(0).normal(size=(count, dim))
-    assert len(SphericalKMeans("auto", random_state=0).fit(points).cluster_centers_) == 1
-    assert not recwarn.list
 
 
 @pytest.mark.parametrize("make", [lambda x: x, lambda x: sp.csr_matrix(x.numpy()), lambda x: 1e-3 * x.float()])
