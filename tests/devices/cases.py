@@ -64,17 +64,12 @@ def points(*shape: int, seed: int = 0) -> Tensor:
 
 def with_gradients(function: Callable[..., Any], *inputs: Any, module: nn.Module | None = None) -> Any:
     """Outputs of a function, and the gradients of its inputs and of a module's parameters."""
-    inputs = tuple(
-        value.clone().requires_grad_() if isinstance(value, Tensor) and value.is_floating_point() else value
-        for value in inputs
-    )
-    outputs = function(*inputs)
-    total = (
-        outputs * torch.arange(1.0, 1.0 + outputs.shape[-1], device=outputs.device) if outputs.ndim else outputs
-    ).sum()
-    sources = [value for value in inputs if isinstance(value, Tensor) and value.requires_grad]
+    copies = [value.clone() if isinstance(value, Tensor) else value for value in inputs]
+    sources = [value.requires_grad_() for value in copies if isinstance(value, Tensor) and value.is_floating_point()]
+    outputs = function(*copies)
+    weights = torch.arange(1.0, 1.0 + outputs.shape[-1], device=outputs.device) if outputs.ndim else 1.0
     sources += [parameter for parameter in (module.parameters() if module else ()) if parameter.requires_grad]
-    gradients = torch.autograd.grad(total, sources, allow_unused=True)
+    gradients = torch.autograd.grad((outputs * weights).sum(), sources, allow_unused=True)
     return outputs.detach(), [gradient for gradient in gradients if gradient is not None]
 
 
@@ -83,15 +78,7 @@ def differentiable(function: Callable[..., Tensor], *inputs: Any) -> Case:
 
 
 def of(function: Callable[..., Any], *inputs: Any) -> Case:
-    def prepare(device: Any) -> Callable[[], Any]:
-        return partial(function, *(_to(value, device) for value in inputs))
-
-    return prepare
-
-
-def on(function: Callable[..., Any], *inputs: Any, **options: Any) -> Case:
-    """A case of a function with the argument `device`."""
-    return lambda device: partial(function, *inputs, device=device, **options)
+    return lambda device: partial(function, *(_to(value, device) for value in inputs))
 
 
 def module(build: Callable[[], nn.Module], *inputs: Tensor, call: Callable[..., Tensor] | None = None) -> Case:
@@ -111,16 +98,8 @@ def _to(value: Any, device: Any) -> Any:
 def network() -> nn.Sequential:
     """A network with scale-invariant weights, other weights and a matrix."""
     torch.manual_seed(0)
-    convolution = nn.Conv2d(3, 8, 3, bias=False)
-    return nn.Sequential(
-        convolution,
-        nn.BatchNorm2d(8),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(2),
-        nn.Flatten(),
-        nn.Linear(32, 16),
-        nn.Linear(16, 4),
-    )
+    features = nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()
+    return nn.Sequential(*features, nn.Linear(32, 16), nn.Linear(16, 4))
 
 
 def steps(name: str, device: Any) -> Callable[[], Any]:
@@ -173,46 +152,35 @@ def train_head(name: str, device: Any) -> Callable[[], Any]:
     return step
 
 
-def use_distribution(kind: Any) -> Case:
-    def prepare(device: Any) -> Callable[[], Any]:
-        loc, x, concentration = (
-            points(4, 6).to(device),
-            points(4, 6, seed=1).to(device),
-            torch.tensor([0.0, 1.0, 20.0, 300.0]).to(device),
-        )
-        uniform = distributions.HypersphericalUniform(6, device=device)
+def use_distribution(kind: Any, device: Any) -> Callable[[], Any]:
+    loc, x = points(4, 6).to(device), points(4, 6, seed=1).to(device)
+    uniform = distributions.HypersphericalUniform(6, device=device)
 
-        def use(loc: Tensor, concentration: Tensor) -> Tensor:
-            torch.manual_seed(0)
-            distribution = kind(loc, concentration, validate_args=False)
-            samples = distribution.rsample((2,)).detach()  # other random numbers on each kind of device
-            values = [distribution.log_prob(x), distribution.entropy(), kl_divergence(distribution, uniform)]
-            values += [samples.norm(dim=-1), distribution.mean.sum(-1), distribution.variance.sum(-1)]
-            return sum(value.sum(0) if value.ndim > 1 else value for value in values)
-
-        return partial(with_gradients, use, loc, concentration)
-
-    return prepare
-
-
-def train_model(kind: Any, config: Any, inputs: dict[str, Tensor]) -> Case:
-    """A training step of a model class."""
-
-    def prepare(device: Any) -> Callable[[], Any]:
+    def use(loc: Tensor, concentration: Tensor) -> Tensor:
         torch.manual_seed(0)
-        model = kind(config).to(device).eval()  # without dropout
-        batch = {name: value.to(device) for name, value in inputs.items()}
+        distribution = kind(loc, concentration, validate_args=False)
+        samples = distribution.rsample((2,)).detach()  # other random numbers on each kind of device
+        values = [distribution.log_prob(x), distribution.entropy(), kl_divergence(distribution, uniform)]
+        values += [samples.norm(dim=-1), distribution.mean.sum(-1), distribution.variance.sum(-1)]
+        return sum(value.sum(0) if value.ndim > 1 else value for value in values)
 
-        def step() -> Any:
-            model.zero_grad()
-            output = model(**batch)
-            first = output[0]
-            (first if "loss" in output else first.square().sum()).backward()
-            return first.detach(), [p.grad for p in model.parameters() if p.grad is not None]
+    return partial(with_gradients, use, loc, torch.tensor([0.0, 1.0, 20.0, 300.0]).to(device))
 
-        return step
 
-    return prepare
+def train_model(kind: Any, config: Any, inputs: dict[str, Tensor], device: Any) -> Callable[[], Any]:
+    """A training step of a model class."""
+    torch.manual_seed(0)
+    model = kind(config).to(device).eval()  # without dropout
+    batch = {name: value.to(device) for name, value in inputs.items()}
+
+    def step() -> Any:
+        model.zero_grad()
+        output = model(**batch)
+        first = output[0]
+        (first if "loss" in output else first.square().sum()).backward()
+        return first.detach(), [p.grad for p in model.parameters() if p.grad is not None]
+
+    return step
 
 
 def of_models() -> dict[str, Case]:
@@ -222,14 +190,9 @@ def of_models() -> dict[str, Case]:
     more = {"DistilBert": {"hidden_dim": 24}, "ModernBert": {"pad_token_id": 0}, "ViT": image}
     tokens = torch.arange(12).reshape(2, 6) + 5
     labels = {"MaskedLM": tokens, "TokenClassification": tokens % 2}
-    vision = {"backbone": "linear_embedding", "backbone_kwargs": {"width": 8}, "image_size": 8, "num_channels": 1}
-    vision |= {"num_labels": 3, "embedding_dim": 4}
-    cases = {}
-    for name in models.__all__:
-        task = name.rpartition("For")[2]
-        if not (name.endswith("Model") or "For" in name):
-            continue
-        family = re.match(r"Sphere(\w+?)(Model|For)", name)[1]
+    vision, cases = {**VISION, "embedding_dim": 4}, {}
+    for name in [name for name in models.__all__ if name.endswith("Model") or "For" in name]:
+        task, family = name.rpartition("For")[2], re.match(r"Sphere(\w+?)(Model|For)", name)[1]
         config = getattr(models, f"Sphere{family}Config")
         is_image = family in ("ViT", "Vision")
         inputs = {"pixel_values": numbers(2, 1, 8, 8)} if is_image else {"input_ids": tokens}
@@ -240,9 +203,8 @@ def of_models() -> dict[str, Case]:
         if "For" in name and task not in ("Regression", "FewShotClassification"):
             inputs["labels"] = labels.get(task, torch.tensor([0, 1]))
         options = vision if family == "Vision" else {**text, **more.get(family, {})}
-        if task in ("Regression", "JointPrediction"):
-            options = {**options, "value_range": [0.0, 1.0]}
-        cases[f"models.{name}"] = train_model(getattr(models, name), config(**options), inputs)
+        options = options | ({"value_range": [0.0, 1.0]} if task in ("Regression", "JointPrediction") else {})
+        cases[f"models.{name}"] = partial(train_model, getattr(models, name), config(**options), inputs)
     return cases
 
 
@@ -273,30 +235,19 @@ def fit_reject(device: Any) -> Any:
     return rejection, lambda: tuple(rejection(x, net(x)))
 
 
-def cluster(kind: Any) -> Case:
-    def prepare(device: Any) -> Callable[[], Any]:
-        x = outputs(1, 120)[0].to(device)
-
-        def compute() -> Any:
-            fitted = kind(4, random_state=0, max_iter=10).fit(x)
-            labels = fitted.predict(x)
-            assert labels.device == x.device
-            return labels, fitted.cluster_centers_ if hasattr(fitted, "cluster_centers_") else fitted.means_
-
-        return compute
-
-    return prepare
+def cluster(kind: Any, x: Tensor) -> Any:
+    fitted = kind(4, random_state=0, max_iter=10).fit(x)
+    labels = fitted.predict(x)
+    assert labels.device == x.device
+    return labels, fitted.cluster_centers_ if hasattr(fitted, "cluster_centers_") else fitted.means_
 
 
-def search(device: Any) -> Callable[[], Any]:
-    references, queries = numbers(50, 6).to(device), numbers(5, 6, seed=1).to(device)
-    return lambda: NeighborSearch(references, kind="torch").search(queries, 3)
+def search(references: Tensor, queries: Tensor) -> Any:
+    return NeighborSearch(references, kind="torch").search(queries, 3)
 
 
-def space(device: Any) -> Callable[[], Any]:
-    vectors, queries = EMBEDDINGS[:30].to(device), EMBEDDINGS[30:].to(device)
-    groups = (torch.arange(30) // 2).to(device)
-    return lambda: vars(EmbeddingSpace.fit(vectors, groups).search(queries, 3, false_accept=0.3))
+def space(vectors: Tensor, queries: Tensor, groups: Tensor) -> Any:
+    return vars(EmbeddingSpace.fit(vectors, groups).search(queries, 3, false_accept=0.3))
 
 
 def report_numbers(vectors: Tensor) -> Any:
@@ -322,18 +273,15 @@ def augment(images: Tensor) -> Tensor:
     return cropped(jittered(images, torch.Generator().manual_seed(0)), torch.Generator().manual_seed(0))
 
 
-def place(method: str) -> Case:
+def place(method: str, device: Any) -> Callable[[], Any]:
     sizes = {"catalogue": (12, 3), "closed_form": (6, 5)}
-    options = {} if method in sizes else {"max_iterations": 20}
+    options = {"device": device, "progress": False} | ({} if method in sizes else {"max_iterations": 20})
     options |= {"restarts": 1, "max_iterations": 3} if method in ("auto", "lbfgs", "slsqp") else {}
-
-    def prepare(device: Any) -> Callable[[], Any]:
-        count, dim = sizes.get(method, (12, 4))
-        return lambda: place_prototypes(count, dim, method=method, device=device, progress=False, **options).separation
-
-    return prepare
+    return lambda: place_prototypes(*sizes.get(method, (12, 4)), method=method, **options).separation
 
 
+VISION = {"backbone": "linear_embedding", "backbone_kwargs": {"width": 8}, "image_size": 8, "num_channels": 1}
+VISION |= {"num_labels": 3}
 X, Y = points(6, 5), points(6, 5, seed=1)
 EMBEDDINGS, LABELS = numbers(40, 6), torch.arange(40) % 4
 CONFIDENCES, CORRECT = torch.rand(40, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3 != 0
@@ -352,7 +300,7 @@ CASES: dict[str, Case] = {
         geometry.parallel_transport, X, Y, geometry.project_to_tangent(X, numbers(6, 5))
     ),
     "geometry.frechet_mean": differentiable(geometry.frechet_mean, F.normalize(numbers(20, 4) + 2, dim=-1)),
-    "geometry.random_rotation": on(geometry.random_rotation, 4, (2,)),
+    "geometry.random_rotation": lambda device: partial(geometry.random_rotation, 4, (2,), device=device),
     "geometry.separation": differentiable(geometry.separation, X),
     "geometry.log_vmf_normalizer": differentiable(geometry.log_vmf_normalizer, torch.linspace(0, 90, 7), 6),
     "geometry.mean_resultant_length": differentiable(geometry.mean_resultant_length, torch.linspace(0, 90, 7), 6),
@@ -383,8 +331,8 @@ CASES: dict[str, Case] = {
     "losses.KoLeoLoss": module(losses.KoLeoLoss, EMBEDDINGS),
     "losses.SlicedUniformityLoss": module(losses.SlicedUniformityLoss, EMBEDDINGS, call=with_fixed_seed),
     "losses.cached_step": cached_step,
-    "distributions.VonMisesFisher": use_distribution(distributions.VonMisesFisher),
-    "distributions.PowerSpherical": use_distribution(distributions.PowerSpherical),
+    "distributions.VonMisesFisher": partial(use_distribution, distributions.VonMisesFisher),
+    "distributions.PowerSpherical": partial(use_distribution, distributions.PowerSpherical),
     "distributions.HypersphericalUniform": lambda device: (
         lambda: distributions.HypersphericalUniform(5, device=device).rsample((9,))
     ),
@@ -410,22 +358,18 @@ CASES: dict[str, Case] = {
     "prototypes.measure_order": of(lambda *a: vars(measure_order(*a)), X, numbers(6, 4)),
     "ood.model_outputs": lambda device: partial(
         model_outputs,
-        models.SphereVisionForImageClassification(
-            models.SphereVisionConfig(
-                backbone="linear_embedding", backbone_kwargs={"width": 8}, image_size=8, num_channels=1, num_labels=3
-            )
-        ).to(device),
+        models.SphereVisionForImageClassification(models.SphereVisionConfig(**VISION)).to(device),
         [{"pixel_values": numbers(4, 1, 8, 8), "labels": LABELS[:4]}],
     ),
     "ood.Rejection": lambda device: fit_reject(device)[1],
     "ood.fit_rejection": lambda device: lambda: [*fit_reject(device)[0].buffers()],
     "metrics.energy_test": of(metrics.energy_test, EMBEDDINGS[:15], EMBEDDINGS[15:]),
-    "search.NeighborSearch": search,
-    "search.EmbeddingSpace": space,
-    "search.report_vectors": lambda device: partial(report_numbers, numbers(60, 4).to(device)),
+    "search.NeighborSearch": of(search, numbers(50, 6), numbers(5, 6, seed=1)),
+    "search.EmbeddingSpace": of(space, EMBEDDINGS[:30], EMBEDDINGS[30:], torch.arange(30) // 2),
+    "search.report_vectors": of(report_numbers, numbers(60, 4)),
     "search.read_vectors": of(partial(read_vectors, scale=0.1), numbers(5, 4).long()),
-    "cluster.SphericalKMeans": cluster(SphericalKMeans),
-    "cluster.VonMisesFisherMixture": cluster(VonMisesFisherMixture),
+    "cluster.SphericalKMeans": of(cluster, SphericalKMeans, outputs(1, 120)[0]),
+    "cluster.VonMisesFisherMixture": of(cluster, VonMisesFisherMixture, outputs(1, 120)[0]),
     "losses.MetricLearningLoss": module(lambda: losses.MetricLearningLoss(TripletMarginLoss()), EMBEDDINGS, LABELS),
     "data.Augmentation": of(augment, (128 + 40 * numbers(6, 3, 8, 8)).clamp(0, 255).to(torch.uint8)),
     "optim.step_diagnostics": diagnose,
@@ -444,7 +388,7 @@ OPTIMIZER_CASES: dict[str, Case] = {
     f"optim.{optimizer_class(name).__name__}": partial(steps, name) for name in optimizer_names()
 }
 SCORE_CASES: dict[str, Case] = {f"ood.SCORES.{name}": partial(detect, name) for name in SCORES}
-METHOD_CASES: dict[str, Case] = {f"prototypes.METHODS.{name}": place(name) for name in METHODS}
+METHOD_CASES: dict[str, Case] = {f"prototypes.METHODS.{name}": partial(place, name) for name in METHODS}
 OPERATOR_CASES: dict[str, Case] = {
     f"geometry.OPERATORS.{name}": differentiable(partial(geometry.angular_response, operator=name), X)
     for name in geometry.OPERATORS

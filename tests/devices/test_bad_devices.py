@@ -18,11 +18,8 @@ from hf_sphere.prototypes import place_prototypes
 from hf_sphere.search import NeighborSearch
 from hf_sphere.utils.texts import shortage
 
-X, LABELS = (
-    torch.nn.functional.normalize(torch.arange(1.0, 25.0).reshape(4, 6).cos(), dim=-1),
-    torch.tensor([0, 1, 0, 1]),
-)
-KAPPA = torch.ones(4)
+X = torch.nn.functional.normalize(torch.arange(1.0, 25.0).reshape(4, 6).cos(), dim=-1)
+LABELS, KAPPA = torch.tensor([0, 1, 0, 1]), torch.ones(4)
 
 MIXED = {
     **{f"head {name}": lambda d, name=name: build_head(name, 6, 3).to(d)(X) for name in HEADS},
@@ -65,24 +62,16 @@ def test_a_search_accepts_queries_of_another_device(device):
     assert torch.equal(search.search(X.to(device), 2)[1].cpu(), search.search(X, 2)[1])
 
 
-def lacking(call, *found: str) -> None:
-    """Check that a command reports an error of a call in one sentence that has these words."""
-    with pytest.raises((RuntimeError, TypeError)) as error:
-        call()
-    text = shortage(error.value)
-    assert all(word in text for word in (*found, "PYTORCH_ENABLE_MPS_FALLBACK=1", "ACCELERATE_USE_CPU=true"))
-
-
-def test_a_missing_operation_is_named_with_what_needs_it(pretend):
+def test_a_missing_operation_or_float64_is_named_with_what_needs_it(pretend):
     layer, x = Spherization(6).to(pretend.NAME), X.to(pretend.NAME)
-    with pretend.without_operations("aten::sigmoid"):
-        lacking(lambda: layer(x), "lacks aten::sigmoid")
-
-
-def test_missing_float64_is_named_with_what_needs_it(pretend):
-    x = X.to(pretend.NAME)
-    with pretend.without_float64():
-        lacking(x.double, "lacks float64")
+    for context, call, lacking in (
+        (pretend.without_operations("aten::sigmoid"), lambda: layer(x), "lacks aten::sigmoid"),
+        (pretend.without_float64(), x.double, "lacks float64"),
+    ):
+        with context, pytest.raises((RuntimeError, TypeError)) as error:
+            call()
+        for part in (lacking, "PYTORCH_ENABLE_MPS_FALLBACK=1", "ACCELERATE_USE_CPU=true"):
+            assert part in shortage(error.value)
 
 
 @pytest.mark.parametrize(
@@ -92,17 +81,13 @@ def test_missing_float64_is_named_with_what_needs_it(pretend):
         ("Could not run 'aten::cumsum.out' with arguments from the 'XPU' backend.", "aten::cumsum"),
         ("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64.", "float64"),
         ("Required aspect fp64 is not supported on the device", "fp64"),
+        ("shape mismatch", None),
+        ("Could not run 'aten::add' with arguments from the 'SparseCPU' backend.", None),
     ],
 )
-def test_the_messages_of_other_devices_are_understood(message, operation):
-    assert f"the device lacks {operation}: {message[:9]}" in shortage(RuntimeError(message))
-
-
-@pytest.mark.parametrize(
-    "message", ["shape mismatch", "Could not run 'aten::add' with arguments from the 'SparseCPU' backend."]
-)
-def test_other_errors_are_not_those_of_a_device(message):
-    assert shortage(RuntimeError(message)) is None
+def test_the_messages_of_other_devices_are_understood_and_other_errors_are_none(message, operation):
+    found = shortage(RuntimeError(message))
+    assert found is None if operation is None else f"the device lacks {operation}: {message[:9]}" in found
 
 
 def test_integers_and_searches_that_need_float64_are_refused_without(narrow):

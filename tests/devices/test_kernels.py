@@ -1,5 +1,9 @@
 """Kernels that heads, means and distributions launch, and that two training steps launch the same."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from torch.nn.functional import normalize
@@ -50,30 +54,8 @@ def test_a_training_step_of_a_head_has_few_kernels_and_always_the_same(name, mos
         assert pretend.kernels() <= 150
 
 
-@pytest.mark.parametrize(("dtype", "spread", "most"), [(torch.float32, 1.0, 300), (torch.float64, 2.0, 750)])
-def test_a_frechet_mean_has_few_kernels(dtype, spread, most, pretend):
-    torch.manual_seed(0)
-    points = normalize(torch.randn(50, 16, dtype=dtype) * spread + 1, dim=-1).to("pretend")
-    pretend.reset()
-    frechet_mean(points)
-    assert pretend.kernels() <= most
-
-
-@pytest.fixture
-def count(pretend):
-    """Count the kernels of a function, after a first call that copies constants."""
-
-    def call(function) -> int:
-        function()
-        pretend.reset()
-        function()
-        return pretend.kernels()
-
-    return call
-
-
-@pytest.mark.parametrize("dim", [2, 3, 4, 5, 16, 128])
-def test_samples_density_entropy_and_gradient_take_at_most_350_kernels(dim, device, count):
+def sample(dim: int, device: str) -> Callable[[], None]:
+    """Samples, density, entropy and gradient."""
     loc = normalize(torch.randn(16, dim), dim=-1).to(device).requires_grad_()
     concentration = (50 * torch.rand(16) + 1).to(device).requires_grad_()
 
@@ -82,25 +64,44 @@ def test_samples_density_entropy_and_gradient_take_at_most_350_kernels(dim, devi
         points = distribution.rsample()
         (distribution.log_prob(points).sum() + distribution.entropy().sum()).backward()
 
-    assert count(step) <= 350
+    return step
 
 
-@pytest.mark.parametrize("dim", [2, 16, 128])
-def test_a_fit_takes_at_most_500_kernels(dim, device, count):
-    points = normalize(torch.randn(50, dim) + 1, dim=-1).to(device)
-    assert count(lambda: VonMisesFisher.fit(points)) <= 500
+def mean(dtype: torch.dtype, spread: float, device: str) -> Callable[[], Any]:
+    return partial(frechet_mean, normalize(torch.randn(50, 16, dtype=dtype) * spread + 1, dim=-1).to(device))
 
 
-@pytest.mark.parametrize(("dim", "bound"), [(2, 32), (32, 26), (512, 24)])
-def test_log_partition_and_ratio_take_few_kernels(dim, bound, device, count):
-    square = torch.rand(160, 10).to(device)
-    assert count(lambda: partition_and_ratio(square, dim)) <= bound
+def fit(dim: int, device: str) -> Callable[[], Any]:
+    return partial(VonMisesFisher.fit, normalize(torch.randn(50, dim) + 1, dim=-1).to(device))
 
 
-@pytest.mark.parametrize(("dim", "bound"), [(2, 54), (32, 46), (512, 44)])
-def test_means_and_their_gradient_take_few_kernels(dim, bound, device, count):
+def ratio(dim: int, device: str) -> Callable[[], Any]:
+    return partial(partition_and_ratio, torch.rand(160, 10).to(device), dim)
+
+
+def gradient(dim: int, device: str) -> Callable[[], Any]:
     vectors = torch.randn(16, dim).to(device).requires_grad_()
-    assert count(lambda: means_from_natural_parameters(vectors)[0].sum().backward()) <= bound
+    return lambda: means_from_natural_parameters(vectors)[0].sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "most"),
+    [
+        (partial(mean, torch.float32, 1.0), 300),
+        (partial(mean, torch.float64, 2.0), 750),
+        *((partial(sample, dim), 350) for dim in (2, 3, 4, 5, 16, 128)),
+        *((partial(fit, dim), 500) for dim in (2, 16, 128)),
+        *((partial(ratio, dim), bound) for dim, bound in ((2, 32), (32, 26), (512, 24))),
+        *((partial(gradient, dim), bound) for dim, bound in ((2, 54), (32, 46), (512, 44))),
+    ],
+    ids=lambda value: f"{value.func.__name__}-{value.args[0]}" if isinstance(value, partial) else None,
+)
+def test_means_and_distributions_have_few_kernels(prepare, most, pretend):
+    call = prepare("pretend")
+    call()  # copies constants
+    pretend.reset()
+    call()
+    assert pretend.kernels() <= most
 
 
 @pytest.mark.parametrize("dim", [2, 3, 4, 5, 32, 512])

@@ -13,9 +13,7 @@ from torch import Tensor
 
 from hf_sphere import geometry
 
-NOT_APPLICABLE = {
-    "test_step_is_undone_by_the_opposite_step[*-geoopt]": "geoopt transports by projections",
-}
+NOT_APPLICABLE = {"test_step_is_undone_by_the_opposite_step[*-geoopt]": "geoopt transports by projections"}
 
 
 class OurSphere(geoopt.Sphere):

@@ -11,17 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributions import (
-    Dirichlet,
-    Distribution,
-    Independent,
-    MultivariateNormal,
-)
+from torch.distributions import Dirichlet, Distribution, Independent, MultivariateNormal
 
 from hf_sphere.distributions import HypersphericalUniform, PowerSpherical, VonMisesFisher
 
 NOT_APPLICABLE = {
-    "test_mode_has_the_largest_density[uniform*]": "all points have the same density; as in torch, the mode is nan",
+    "test_mode_has_the_largest_density[uniform*]": "all points have the same density; as in torch, the mode is nan"
 }
 
 DOUBLE = torch.float64

@@ -20,7 +20,7 @@ from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
 NOT_APPLICABLE = {
     "test_ordinary_parameters_take_the_steps_of_torch[*-sgd_mrt-dampening]": (
         "dampening applies to the first gradient too, as in the paper"
-    ),
+    )
 }
 
 KINDS = {name: optimizer_class(name) for name in optimizer_names()}
