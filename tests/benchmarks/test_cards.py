@@ -27,22 +27,9 @@ PAPERS = [Paper("@article{one}", tables=["spherization"]), Paper("@article{two}"
 LIMITS = ROOT / "results" / "limits.yaml"
 WRITTEN = sorted(CARDS.glob("*/README.md"))
 WEIGHTS = find_weights()
-
-
 FOLDERS = [CARDS / name for name in WEIGHTS]
 FILES = {"README.md", "config.json", "preprocessor_config.json", "model.safetensors", ".eval_results/results.yaml"}
-
-
-@pytest.fixture
-def card(finished):
-    """The card of LeNet-5 with these values by seed."""
-
-    def render(values: dict[int, float | dict], **changes) -> ModelCard:
-        entry = Entry(**{**vars(ENTRY), **changes})
-        (text,) = render_cards(finished([entry], {"mnist-lenet5-plain": values}), PAPERS).values()
-        return ModelCard(text)
-
-    return render
+VALUES = {"mnist-lenet5-plain": {0: 0.99, 1: 0.98, 2: 0.985}}
 
 
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.parent.name)
@@ -59,11 +46,11 @@ def test_a_written_card_is_valid(path):
         compile(code, str(path), "exec")
 
 
-def test_a_card_has_results_also_in_its_metadata_limits_settings_and_citation(card):
-    (result,) = card({0: 0.99, 1: 0.98, 2: 0.985}).data.eval_results
+def test_a_card_has_results_also_in_its_metadata_limits_settings_and_citation(finished):
+    (text,) = render_cards(finished([ENTRY], VALUES), PAPERS).values()
+    (result,), found = ModelCard(text).data.eval_results, ModelCard(text).text
     assert (result.metric_value, result.metric_name) == (0.985, "accuracy, mean over 3 seeds")
     assert (result.task_type, result.dataset_type) == ("image-classification", "ylecun/mnist")
-    found = card({0: 0.99, 1: 0.98, 2: 0.985}).text
     for text in (
         "| `eval_accuracy` | 98.50 ± 0.50 % |",
         "- `eval_accuracy`: accuracy on the evaluation split",
@@ -80,8 +67,7 @@ def test_a_card_has_results_also_in_its_metadata_limits_settings_and_citation(ca
 
 
 def test_a_card_with_weights_gives_the_number_of_their_run_and_their_dtype(finished):
-    values = {"mnist-lenet5-plain": {0: 0.99, 1: 0.98, 2: 0.985}}
-    (text,) = render_cards(finished([ENTRY], values), PAPERS, weights={"mnist-lenet5-plain": "float16"}).values()
+    (text,) = render_cards(finished([ENTRY], VALUES), PAPERS, weights=dict.fromkeys(VALUES, "float16")).values()
     assert "| `eval_accuracy` | 98.50 ± 0.50 %; these weights: 99.00 % |" in text
     assert "run with seed 0, stored as float16" in text
     assert 'model_id = "hub_cards/mnist-lenet5-plain"' in text
@@ -116,17 +102,10 @@ def test_damaged_and_stale_files_have_no_card(finished, tmp_path, damage):
     finished([ENTRY], {"mnist-lenet5-plain": {0: 0.9}})
     path = tmp_path / "mnist-lenet5-plain-seed0.json"
     content = json.loads(path.read_text())
-    if damage == "cut":
-        path.write_text(path.read_text()[:100])
-    else:
-        changes = {
-            "stale": {"digest": "of other settings"},
-            "no torch": {"versions": {}},
-            "no commit": {"commit": None},
-        }
-        content |= {**changes, "other seed": {"seed": 1}}.get(damage, {})
-        content["metrics"]["eval_accuracy"] = {"not finite": float("nan"), "not a share": 90.0}.get(damage, 0.9)
-        path.write_text(json.dumps(content))
+    changes = {"stale": {"digest": "of other settings"}, "no torch": {"versions": {}}, "no commit": {"commit": None}}
+    content |= {**changes, "other seed": {"seed": 1}}.get(damage, {})
+    content["metrics"]["eval_accuracy"] = {"not finite": float("nan"), "not a share": 90.0}.get(damage, 0.9)
+    path.write_text(json.dumps(content)[: 100 if damage == "cut" else None])
     results = Results.read(tmp_path)
     assert render_cards(Source.read(results, [ENTRY]), PAPERS) == {}
     named = results.stale([ENTRY]) if damage == "stale" else results.problems
@@ -171,12 +150,8 @@ def test_stored_weights_have_exactly_the_accuracy_of_their_run(folder, real_data
     monkeypatch.setattr("store_weights.subprocess.run", run_fresh)
     result = Results.read(ROOT / "results" / "runs").runs[f"{folder.name}-seed0"]
     data = real_data(result["data"]["name"])
-    (run,) = [
-        run
-        for entry in read_queue(ROOT / "benchmarks" / "queue.yaml")
-        for run in plan(entry)
-        if run.name == result["name"]
-    ]
+    runs = (run for entry in read_queue(ROOT / "benchmarks" / "queue.yaml") for run in plan(entry))
+    (run,) = [run for run in runs if run.name == result["name"]]
     assert evaluate(folder, run, result, data) == result["metrics"]["eval_accuracy"]
 
 

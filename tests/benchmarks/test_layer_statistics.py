@@ -30,23 +30,15 @@ def test_layers_with_a_projection_have_the_relative_loss_of_a_reset(folder):
 
 
 def test_the_rank_correlation_is_that_of_bias_and_loss():
-    layers = {
-        "a": layer(0.1, 0.5, 0.9),
-        "b": layer(0.6, 0.5, 0.1),
-        "c": layer(0.8, 0.5, 0.3),
-        "d": layer(0.5, 0.5, 0.2),
-    }
+    masses, losses = (0.1, 0.6, 0.8, 0.5), (0.9, 0.1, 0.3, 0.2)
+    layers = {name: layer(mass, 0.5, loss) for name, mass, loss in zip("abcd", masses, losses, strict=True)}
     # Ranks of |mass - 1/2|: 4, 2, 3, 1; of the loss: 4, 1, 3, 2. 1 - 6 * (0 + 1 + 0 + 1) / (4 * 15).
     assert compare_layers(layers)["layers/rank_correlation"] == pytest.approx(0.8)
 
 
-def test_the_mean_loss_is_taken_with_and_without_bias():
+def test_the_mean_loss_is_taken_with_and_without_bias_if_there_are_such_layers():
     layers = {"a": layer(0.9, 0.01, 0.8), "b": layer(0.1, 0.04, 0.4), "c": layer(0.6, 0.05, 0.3)}
     found = compare_layers(layers)
-    assert found["layers/drop_biased"] == pytest.approx(0.6)
-    assert found["layers/drop_unbiased"] == pytest.approx(0.3)
-
-
-def test_the_mean_loss_of_no_layer_is_left_out():
-    layers = {name: layer(0.9 + 0.01 * number, 0.01, 0.5 + 0.1 * number) for number, name in enumerate("abc")}
-    assert "layers/drop_unbiased" not in compare_layers(layers)
+    assert (found["layers/drop_biased"], found["layers/drop_unbiased"]) == pytest.approx((0.6, 0.3))
+    biased = {name: layer(0.9 + 0.01 * number, 0.01, 0.5 + 0.1 * number) for number, name in enumerate("abc")}
+    assert "layers/drop_unbiased" not in compare_layers(biased)

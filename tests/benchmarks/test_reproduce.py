@@ -20,8 +20,6 @@ from reproduction.runner import Job, Places, describe_device, describe_processor
 from hf_sphere.training.tasks import find_task
 
 PLAIN, SPHERIZED = "spherization/digits-lenet5-plain", "spherization/digits-lenet5-spherized"
-
-
 USUAL = {"priority": 1, "task": "classification", "configs": [PLAIN], "minutes": 1}
 
 
@@ -48,9 +46,8 @@ def only(queue):
     return read
 
 
-def finish(results: Results, run: PlannedRun, tuned: dict | None = None, **metrics: float) -> None:
-    results.folder.mkdir(exist_ok=True)
-    results.write(contents(run, tuned, **metrics))
+def finish(results: Results, run: PlannedRun, **metrics: float) -> None:
+    results.write(contents(run, **metrics))
 
 
 def contents(run: PlannedRun, tuned: dict | None = None, **metrics: float) -> dict:
@@ -135,10 +132,8 @@ def test_damaged_and_misnamed_results_are_named_and_the_others_used(queue, tmp_p
     (tmp_path / "text.json").write_text(good.read_text().replace("0.9", '"high"'))
     read = Results.read(tmp_path)
     assert set(read.runs) == {runs[0].name}
-    assert [
-        str(tmp_path / name) in problem
-        for name, problem in zip((bad.name, "list.json", "other.json", "text.json"), read.problems, strict=True)
-    ] == [True] * 4
+    for name, problem in zip((bad.name, "list.json", "other.json", "text.json"), read.problems, strict=True):
+        assert str(tmp_path / name) in problem
     assert "has the results of digits-lenet5-plain-seed0" in read.problems[2]
 
 
