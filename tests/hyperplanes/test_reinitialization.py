@@ -145,49 +145,35 @@ def test_a_tied_weight_is_found_under_its_other_name(tmp_path):
     assert result.accuracy == evaluate(net) != pytest.approx(evaluate(other), abs=1e-5)
 
 
-def test_random_weights_depend_on_the_seed_and_preserve_the_random_state():
-    net = new_net()
-    state = torch.random.get_rng_state()
-    first = reinitialization_robustness(net, [], share, num_random=3, fresh=Net, seed=5)
+def test_random_weights_come_from_the_factory_and_the_seed_and_a_progress_bar_names_layers(capsys):
+    net, built, state = new_net(), [], torch.random.get_rng_state()
+
+    def reset(seed, **options):
+        fresh = lambda: built.append(Net()) or built[-1]  # noqa: E731
+        return reinitialization_robustness(net, [], share, num_random=3, fresh=fresh, seed=seed, **options).layers
+
+    first = reset(5, progress=True)
+    assert "fc of random2" in capsys.readouterr().err
     assert torch.equal(torch.random.get_rng_state(), state)
-    torch.manual_seed(99)
-    again = reinitialization_robustness(net, [], share, num_random=3, fresh=Net, seed=5, layers="linear")
-    other = reinitialization_robustness(net, [], share, num_random=3, fresh=Net, seed=6)
-    for layer in LAYERS:
-        values = first.layers[layer].random
-        assert len(set(values)) == 3
-        assert values != other.layers[layer].random
-        assert first.layers[layer].random_mean == pytest.approx(statistics.fmean(values))
-        assert first.layers[layer].random_deviation == pytest.approx(statistics.stdev(values))
-    assert again.layers["fc"].random == first.layers["fc"].random  # independent of other draws
-
-
-def test_random_weights_come_from_the_model_factory_and_a_progress_bar_names_layers(capsys):
-    net, built = new_net(), []
-
-    def build():
-        built.append(Net())
-        return built[-1]
-
-    result = reinitialization_robustness(net, [], share, num_random=2, fresh=build, progress=True)
-    assert "fc of random1" in capsys.readouterr().err
-    assert len(built) == 2
     for layer in LAYERS:
         names = names_of(net, layer, *(["norm1"] if layer == "conv1" else []))
         expected = [plain_share(net, other, names) for other in built]
-        assert result.layers[layer].random == pytest.approx(expected, abs=1e-6)
+        assert first[layer].random == pytest.approx(expected, abs=1e-6)
+        assert len({*expected}) == len(built) == 3
+        assert first[layer].random_mean == pytest.approx(statistics.fmean(expected), abs=1e-6)
+        assert first[layer].random_deviation == pytest.approx(statistics.stdev(expected), abs=1e-6)
+    torch.manual_seed(99)
+    assert reset(5, layers="linear")["fc"] == first["fc"]  # independent of other draws
+    other = reset(6)
+    assert all(other[layer].random != first[layer].random for layer in LAYERS)
 
 
 def test_random_weights_of_a_transformers_model_come_from_its_configuration():
-    config = BertConfig(
-        vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=12, num_labels=2
-    )
-    torch.manual_seed(0)
-    model = BertForSequenceClassification(config)
-    ids = torch.arange(20).view(4, 5)
+    sizes = {"vocab_size": 20, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 12}
+    model = BertForSequenceClassification(BertConfig(**sizes, num_hidden_layers=1, num_labels=2))
 
     def evaluate(model):
-        return model(input_ids=ids).logits.softmax(-1)[:, 0].mean()
+        return model(input_ids=torch.arange(20).view(4, 5)).logits.softmax(-1)[:, 0].mean()
 
     result = reinitialization_robustness(model, [], evaluate, num_random=2)
     assert len(result.layers) == 8  # three projections, three dense layers, pooler, classifier
@@ -195,7 +181,8 @@ def test_random_weights_of_a_transformers_model_come_from_its_configuration():
 
 
 def test_known_accuracies_are_reused():
-    net, known, calls = new_net(), {}, []
+    net, known, calls, snapshots = new_net(), {}, [], [new_net(1), new_net(2)]
+    options = {"num_random": 1, "fresh": Net}
 
     def evaluate(model):
         calls.append(1)
@@ -204,14 +191,12 @@ def test_known_accuracies_are_reused():
         return share(model)
 
     with pytest.raises(KeyboardInterrupt):
-        reinitialization_robustness(net, [new_net(1), new_net(2)], evaluate, num_random=1, fresh=Net, finished=known)
+        reinitialization_robustness(net, snapshots, evaluate, finished=known, **options)
     assert list(known) == ["baseline", "conv1@0", "conv1@1", "conv1@random0"]
-    result = reinitialization_robustness(
-        net, [new_net(1), new_net(2)], evaluate, num_random=1, fresh=Net, finished=known
-    )
+    result = reinitialization_robustness(net, snapshots, evaluate, finished=known, **options)
     assert len(calls) == 5 + 1 + 6
-    assert result == reinitialization_robustness(net, [new_net(1), new_net(2)], share, num_random=1, fresh=Net)
-    reinitialization_robustness(net, [new_net(1), new_net(2)], evaluate, num_random=1, fresh=Net, finished=known)
+    assert result == reinitialization_robustness(net, snapshots, share, **options)
+    reinitialization_robustness(net, snapshots, evaluate, finished=known, **options)
     assert len(calls) == 12
 
 
@@ -273,16 +258,12 @@ def test_results_do_not_depend_on_earlier_evaluations():
             self.seen += 1
             return self.second(self.first(x)) + torch.tensor([float(self.seen), 0.0])
 
-    torch.manual_seed(0)
     model, x = Counting(), torch.randn(64, 4)
     snapshots = [Counting().state_dict() for _ in range(3)]
-
-    def share(net):
-        return float((net(x).argmax(-1) == 0).float().mean())
-
-    options = {"include_batch_norm": False}
-    forward = reinitialization_robustness(model, snapshots, share, **options)
-    backward = reinitialization_robustness(model, snapshots[::-1], share, **options)
+    forward, backward = (
+        reinitialization_robustness(model, order, lambda net: float((net(x).argmax(-1) == 0).float().mean()))
+        for order in (snapshots, snapshots[::-1])
+    )
     for name, layer in forward.layers.items():
         assert list(layer.snapshots.values()) == list(backward.layers[name].snapshots.values())[::-1]
     assert model.seen == 0
@@ -308,10 +289,10 @@ def test_bad_input_is_refused_before_evaluation(build, options, message, tmp_pat
         reinitialization_robustness(new_net(), build(tmp_path), lambda model: pytest.fail("too late"), **options)
 
 
-@pytest.mark.parametrize("value", [91.3, float("nan")])
-def test_a_value_that_is_no_fraction_is_refused(value):
-    with pytest.raises(ValueError, match=rf"as a fraction in \[0, 1\]; got {value}"):
-        reinitialization_robustness(new_net(), [new_net(1)], lambda model: value)
+def test_a_value_that_is_no_fraction_is_refused():
+    for value in (91.3, float("nan")):
+        with pytest.raises(ValueError, match=rf"as a fraction in \[0, 1\]; got {value}"):
+            reinitialization_robustness(new_net(), [new_net(1)], lambda model, value=value: value)
 
 
 def test_batch_norms_that_follow_no_layer_are_named_since_they_keep_their_state(caplog):
