@@ -8,14 +8,11 @@ from hf_sphere.analogies.questions import make_questions
 
 
 @pytest.fixture(scope="module")
-def golden(root):
+def golden(golden_folder):
     """Published cases by template: questions with reference values."""
-    folder = root / "tests" / "golden" / "analogy"
-    cases: dict[str, list] = {}
-    words = {
-        (one["config"], one["split"], one["index"]): one for one in json.loads((folder / "questions.json").read_text())
-    }
-    for case in json.loads((folder / "scores.json").read_text())["questions"]:
+    questions, cases = json.loads((golden_folder / "questions.json").read_text()), dict[str, list]()
+    words = {(one["config"], one["split"], one["index"]): one for one in questions}
+    for case in json.loads((golden_folder / "scores.json").read_text())["questions"]:
         question = words[case["config"], case["split"], case["index"]]
         (made,) = make_questions([question["stem"]], [question["choice"]])
         cases.setdefault(case["template"], []).append((made, case))

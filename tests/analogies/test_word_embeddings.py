@@ -39,17 +39,12 @@ def test_a_word_is_the_mean_of_its_tokens(any_kind, batch_size):
     assert torch.equal(found[0], found[3])
 
 
-def test_a_single_word_is_tokenized_as_in_a_text_without_a_separate_space(roberta):
-    tokenizer = roberta.tokenizer
-    in_text = tokenizer.tokenize("as language")[-1]
-    assert in_text == "Ġlanguage"
-    ids = tokenizer.convert_tokens_to_ids(["<s>", in_text, "</s>"])
-    torch.testing.assert_close(embed_words(roberta, ["language"])[0], states_of(roberta, ids)[1], rtol=1e-5, atol=1e-5)
-    ids = roberta.tokenizer(" zebra")["input_ids"]
-    tokens = roberta.tokenizer.convert_ids_to_tokens(ids)
-    assert tokens[:2] == ["<s>", "Ġ"]
-    expected = states_of(roberta, ids)[2:-1].mean(0)
-    torch.testing.assert_close(embed_words(roberta, ["zebra"])[0], expected, rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize(("word", "start", "first"), [("language", "Ġlanguage", 1), ("zebra", "Ġ", 2)])
+def test_a_single_word_is_tokenized_as_in_a_text_without_a_separate_space(roberta, word, start, first):
+    ids = roberta.tokenizer(f" {word}")["input_ids"]
+    assert roberta.tokenizer.convert_ids_to_tokens(ids)[:2] == ["<s>", start]
+    expected = states_of(roberta, ids)[first:-1].mean(0)
+    torch.testing.assert_close(embed_words(roberta, [word])[0], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_words_of_a_sentence_are_found_in_any_order(any_kind):
