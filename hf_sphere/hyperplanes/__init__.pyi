@@ -1,9 +1,10 @@
-from .distances import (
+from .layers import (
     Distances as Distances,
     LayerDistance as LayerDistance,
+    LayerWeight as LayerWeight,
     distance_from_initialization as distance_from_initialization,
+    iterate_layers as iterate_layers,
 )
-from .layers import LayerWeight as LayerWeight, iterate_layers as iterate_layers
 from .projections import (
     LayerProjections as LayerProjections,
     Projections as Projections,
