@@ -39,14 +39,14 @@ def test_the_search_of_several_templates_is_the_search_of_each(tiny_bert, scorin
     templates = ["is-to-what", "is-to-as"]
     found = search_templates(Engine(tiny_bert), QUESTIONS, scoring, templates, grid)
     if grid == "none":
-        assert found.configurations == [{"scoring": scoring, "template": template} for template in templates]
-        scores = [score_questions(QUESTIONS, tiny_bert, **one).accuracy(QUESTIONS) for one in found.configurations]
-        assert found.accuracy.tolist() == pytest.approx(scores)
-        return
-    measured = (measure_questions(QUESTIONS, tiny_bert, scoring, template=template) for template in templates)
-    each = [search_configurations(measurements, grid=PUBLISHED_GRID) for measurements in measured]
-    assert found.configurations == [*each[0].configurations, *each[1].configurations]
-    assert found.accuracy.tolist() == [*each[0].accuracy.tolist(), *each[1].accuracy.tolist()]
+        configurations = [{"scoring": scoring, "template": template} for template in templates]
+        accuracy = [score_questions(QUESTIONS, tiny_bert, **one).accuracy(QUESTIONS) for one in configurations]
+    else:
+        measured = (measure_questions(QUESTIONS, tiny_bert, scoring, template=template) for template in templates)
+        first, second = (search_configurations(measurements, grid=PUBLISHED_GRID) for measurements in measured)
+        configurations = [*first.configurations, *second.configurations]
+        accuracy = [*first.accuracy.tolist(), *second.accuracy.tolist()]
+    assert (found.configurations, found.accuracy.tolist()) == (configurations, accuracy)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 import reproduce
@@ -189,40 +191,20 @@ def test_a_second_queue_takes_other_runs(queue, tmp_path):
     assert reproduce.state_of(taken, entries, second) == "missing"
 
 
-class FinishedJob:
+def finished_job(run: PlannedRun, tuned: dict, lock: Any, places: Places) -> Any:
     """A job that ends at once."""
-
-    state = "finished"
-
-    def __init__(self, run, tuned, lock, places):
-        self.run, self.folder, self.removed, self.lock = run, places.work, False, lock
-
-    def poll(self):
-        return self.state
-
-    def log_tail(self):
-        return ""
-
-    def unlock(self):
-        self.lock.close()
-
-    def collect(self):
-        return contents(self.run, {})
-
-    def remove(self):
-        self.removed = True
-
-    def stop(self, at_once=False):
-        raise AssertionError("it has ended")
+    job = create_autospec(Job, instance=True, run=run)
+    job.poll.return_value, job.collect.return_value, job.unlock = "finished", contents(run, {}), lock.close
+    return job
 
 
 @pytest.fixture
 def run_queue(tmp_path, monkeypatch):
     """Run a queue to its end without waiting, and return it."""
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(reproduce, "Job", finished_job)
 
-    def run(entries, job=FinishedJob) -> reproduce.Queue:
-        monkeypatch.setattr(reproduce, "Job", job)
+    def run(entries) -> reproduce.Queue:
         started = reproduce.Queue(entries, Results(tmp_path), Places(tmp_path, None), 1, "cpu")
         started.run(1)
         return started

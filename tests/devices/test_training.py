@@ -20,7 +20,6 @@ from training_runs import QUICK_RUNS, forget, make_sentences, weights  # noqa: E
 
 from hf_sphere import SphereTrainer, SphereVisionConfig, SphereVisionForImageClassification  # noqa: E402
 from hf_sphere.training import TrainingLoop  # noqa: E402
-from hf_sphere.utils.modules import has_float64  # noqa: E402
 
 Train = Callable[..., Path]
 
@@ -64,10 +63,12 @@ def test_a_resumed_run_ends_with_the_model_of_an_uninterrupted_one(train):
     check_same(train("--resume_from_checkpoint", "latest", name="resumed"), train())
 
 
-def test_a_run_on_the_device_ends_with_the_model_of_the_cpu(train, pretend, monkeypatch):
+@pytest.mark.parametrize(("without_float64", "tolerance"), [(False, 1e-3), (True, 1e-2)])
+def test_a_run_on_the_device_ends_with_the_model_of_the_cpu(train, request, without_float64, tolerance, monkeypatch):
+    request.getfixturevalue("narrow" if without_float64 else "pretend")
     on_device = train(name="on_device")
     monkeypatch.setattr(PartialState, "default_device", property(lambda self: torch.device("cpu")))
-    check_same(on_device, train(name="on_cpu"), 1e-3)
+    check_same(on_device, train(name="on_cpu"), tolerance)
 
 
 def test_training_steps_do_not_wait_for_the_device(train, no_synchronization, monkeypatch):
@@ -85,15 +86,6 @@ def test_batches_are_copied_to_the_device_without_waiting(train, pretend):
     train()
     waits = [wait.line for wait in pretend.synchronizations() if wait.line.startswith("hf_sphere/data/")]
     assert len(waits) <= 12, waits  # once for each dataset; there are 20 steps
-
-
-def test_a_run_without_float64_ends_with_the_model_of_the_cpu(train, pretend, monkeypatch):
-    has_float64.cache_clear()
-    with pretend.without_float64():
-        on_device = train(name="on_device")
-    has_float64.cache_clear()
-    monkeypatch.setattr(PartialState, "default_device", property(lambda self: torch.device("cpu")))
-    check_same(on_device, train(name="on_cpu"), 1e-2)
 
 
 def test_the_trainer_saves_and_resumes_on_the_device(tmp_path, device, monkeypatch):
