@@ -192,7 +192,7 @@ class SphericalKMeans(ClusterMixin, ClassNamePrefixFeaturesOutMixin, Transformer
         return max(runs, key=lambda run: float(run[1] @ rows.weights))
 
 
-def largest(values: Tensor) -> tuple[Tensor, Tensor]:
+def maxima(values: Tensor) -> tuple[Tensor, Tensor]:
     """Return the largest value of each row of (b, k), and the first column that has it: (b,) each."""
     # On the CPU the argmax of numpy is several times as fast as that of torch.
     columns = values.argmax(1) if values.device.type != "cpu" else torch.from_numpy(values.numpy().argmax(1))
@@ -209,7 +209,7 @@ def compare(
         if memory is None or len(memory) != len(scales):
             memory = centers.new_empty(len(scales), len(centers))  # reused: allocating takes longer
         values = products(block, centers, memory)
-        best, winners = largest(values)
+        best, winners = maxima(values)
         yield part, values, best * scales, winners
 
 
@@ -244,7 +244,7 @@ class NearestCenters:
         for part, values, cosines, winners in compare(self.rows, parts, centers):
             self.labels[part], self.own[part] = winners, cosines.clamp(-1, 1).acos()
             values.scatter_(1, winners[:, None], -torch.inf)
-            self.other[part] = (largest(values)[0] * self.rows.scales[part]).clamp(-1, 1).acos()
+            self.other[part] = (maxima(values)[0] * self.rows.scales[part]).clamp(-1, 1).acos()
         self.centers = centers
         return self.labels
 

@@ -37,7 +37,7 @@ from hf_sphere.training.tasks import find_task
 from hf_sphere.utils.arguments import make_arguments, to_argv
 from hf_sphere.utils.files import atomic_file
 from hf_sphere.utils.loading import load_pretrained
-from hf_sphere.utils.model_sources import file_name, processor_options
+from hf_sphere.utils.model_sources import file_name
 from hf_sphere.utils.progress import progress_bar
 from hf_sphere.utils.seeds import mix_seed
 
@@ -190,10 +190,8 @@ def cache_features(backbone: str, source: ImageSourceOptions, splits: Any, split
 
 def prepared_options(backbone: str, options: ImageSourceOptions) -> ImageSourceOptions:
     """Return options with which images are prepared as a backbone needs them; an error if that is unknown."""
-    options, name = replace(options), backbone.partition("=")[0]
-    is_saved = saved_config(backbone) is not None
-    processor = load_pretrained(SphereVisionImageProcessor, name) if is_saved else None
-    options.fill(processor_options(processor) if processor else pretrained_preprocessing(name))
+    options = replace(options)
+    options.fill(pretrained_preprocessing(backbone.partition("=")[0]))
     if None in (options.image_mean, options.image_std, options.image_size):
         raise ValueError(f"how images are prepared for the backbone {backbone} is unknown; it cannot be frozen.")
     return options
