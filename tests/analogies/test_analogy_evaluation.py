@@ -1,4 +1,7 @@
+import json
 import sys
+import warnings
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -6,6 +9,7 @@ import torch
 from doubles import model_that_knows_all
 
 from hf_sphere.analogies import (
+    chance_level,
     make_questions,
     measure_questions,
     prompts,
@@ -20,6 +24,10 @@ from hf_sphere.analogies.scoring import Engine, Perplexity, scoring_class
 
 PAIRS = [("cat", "dog"), ("red", "sea"), ("man", "king"), ("in", "out"), ("eat", "food")]
 QUESTIONS = make_questions(PAIRS[:3], [PAIRS[1:3], PAIRS[2:5], PAIRS[3:5]], [0, 2, 1])
+STEMS = [("犬", "鮪"), ("鯨", "麒")]
+CHOICES = [[("麟", "鱗"), ("鶴", "龍")], [("鶴", "鼈"), ("鷹", "麟"), ("鮪", "鱗")]]
+UNKNOWN = make_questions(STEMS, CHOICES, answers=[0, 0])
+"""Of words that the tokenizer does not know, which make choices tie; a tie counts as guessing does."""
 
 
 @pytest.mark.parametrize("scoring", scoring_names())
@@ -87,6 +95,66 @@ def test_the_interval_has_the_quantiles_of_resamples_in_which_ties_are_broken_at
     monkeypatch.setattr(Perplexity, "question_terms", lambda *args: [torch.ones(1, len(args[2]), 1)] * len(args[1]))
     report = evaluate_scoring(toy, (questions, questions), "perplexity", [None], "none")
     assert [report["eval_accuracy_low"], report["eval_accuracy_high"]] == pytest.approx(expected, abs=0.0101)
+
+
+@pytest.mark.filterwarnings("ignore:the tokenizer of .* does not know the words:UserWarning")
+@pytest.mark.parametrize("scoring", scoring_names())
+@pytest.mark.parametrize("batch_size", [1, None])
+def test_unknown_words_are_guessed_with_every_configuration(tiny_bert, scoring, batch_size):
+    for answers in ((0, 0), (1, 2)):
+        questions = [replace(one, answer=answer) for one, answer in zip(UNKNOWN, answers, strict=True)]
+        scores = score_questions(questions, tiny_bert, scoring, batch_size=batch_size)
+        assert scores.accuracy(questions) == pytest.approx(chance_level(questions)) == pytest.approx(5 / 12)
+        assert all(len(set(costs)) == 1 for costs in scores.by_question())  # exactly equal
+    accuracy = search_configurations(measure_questions(UNKNOWN, tiny_bert, scoring, batch_size=batch_size)).accuracy
+    assert accuracy.tolist() == pytest.approx([5 / 12] * len(accuracy))
+
+
+@pytest.mark.parametrize("scoring", ["perplexity", "embedding_similarity"])
+def test_unknown_words_are_named_once(tiny_bert, scoring):
+    with pytest.warns(UserWarning, match=r"does not know the words 犬, 鮪, .*龍\. Choices .* counts 1/k") as caught:
+        score_questions([*QUESTIONS, *UNKNOWN], tiny_bert, scoring)
+    assert len(caught) == 1
+    assert "king" not in str(caught[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        score_questions(QUESTIONS, tiny_bert, "pmi")
+
+
+@pytest.fixture(scope="module")
+def golden(golden_folder):
+    """Published cases by template: questions with reference values."""
+    questions, cases = json.loads((golden_folder / "questions.json").read_text()), dict[str, list]()
+    words = {(one["config"], one["split"], one["index"]): one for one in questions}
+    for case in json.loads((golden_folder / "scores.json").read_text())["questions"]:
+        question = words[case["config"], case["split"], case["index"]]
+        (made,) = make_questions([question["stem"]], [question["choice"]])
+        cases.setdefault(case["template"], []).append((made, case))
+    return cases
+
+
+def test_perplexities_and_predictions_match_the_publication(tiny_bert, golden):
+    for template, cases in golden.items():
+        questions, expected = zip(*cases, strict=True)
+        measured = measure_questions(questions[::4], tiny_bert, template=template)
+        for case, question, values in zip(expected[::4], questions[::4], measured.terms[0], strict=True):
+            both = torch.tensor(case["positive_perplexities"]), torch.tensor(case["negative_perplexities"])
+            published = torch.cat(both, dim=1).double()
+            torch.testing.assert_close(values[:, : len(question.choices)].T, published, rtol=1e-5, atol=0)
+        scores = score_questions(questions, tiny_bert, template=template)
+        assert scores.predictions.tolist() == [case["perplexity_index_0_prediction"] for case in expected]
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_marginal_bias_and_predictions_match_the_publication(tiny_bert, golden, number):
+    for template, cases in golden.items():
+        questions, expected = zip(*cases, strict=True)
+        published = [case["marginal_bias_index_0"][number] for case in expected]
+        weights = {name: published[0][name] for name in ("weight_head", "weight_tail")}
+        scores = score_questions(questions, tiny_bert, "marginal_bias", template=template, **weights)
+        for costs, case in zip(scores.by_question(), published, strict=True):
+            assert costs == pytest.approx(case["score"], abs=1e-4)
+        assert scores.predictions.tolist() == [case["prediction"] for case in published]
 
 
 TOY = '''
