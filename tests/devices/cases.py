@@ -247,7 +247,8 @@ def search(references: Tensor, queries: Tensor) -> Any:
 
 
 def space(vectors: Tensor, queries: Tensor, groups: Tensor) -> Any:
-    return vars(EmbeddingSpace.fit(vectors, groups).search(queries, 3, false_accept=0.3))
+    found = vars(EmbeddingSpace.fit(vectors, groups).search(queries, 3, false_accept=0.3))
+    return {name: value for name, value in found.items() if not isinstance(value, str)}
 
 
 def report_numbers(vectors: Tensor) -> Any:
