@@ -160,12 +160,25 @@ def test_a_module_of_a_job_that_is_started_names_the_command(run):
     assert "use hf-sphere search, or python -m hf_sphere.commands.main search." in ended.stderr
 
 
-@pytest.mark.parametrize("words", [*([job] for job in JOBS if job != "train"), *(["train", task] for task in TASKS)])
-def test_the_help_has_the_command_and_imports_no_torch(run, words):
-    code = "import sys, hf_sphere.commands.main as m\ntry: m.main()\nfinally: assert 'torch' not in sys.modules"
-    command = [sys.executable, "-c", code, *words, "--help"]
-    printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert printed.startswith(f"usage: hf-sphere {' '.join(words)} [")
+@pytest.mark.parametrize(("word", "status"), [("--help", 0), ("--unknown", 2)])
+def test_the_help_has_the_command_and_arguments_are_parsed_without_torch(word, status):
+    code = f"""
+import io, sys
+from contextlib import redirect_stdout
+from hf_sphere.commands import JOBS
+from hf_sphere.commands.main import main
+from hf_sphere.commands.train import TASKS
+for words in [*([job] for job in JOBS if job != "train"), *(["train", task] for task in TASKS)]:
+    try:
+        with redirect_stdout(io.StringIO()) as printed:
+            main([*words, "{word}"])
+    except SystemExit as end:
+        assert end.code == {status}, words
+    assert {status} or printed.getvalue().startswith(f"usage: hf-sphere {{' '.join(words)}} ["), words
+    assert not {{"torch", "transformers"}} & sys.modules.keys(), words
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert not ended.returncode, ended.stderr
 
 
 @pytest.mark.parametrize("words", [[], ["configs"], ["train"], ["train", "classification", "--help"]])

@@ -60,14 +60,6 @@ def test_the_saved_model_is_measured_or_the_last_snapshot_of_an_unfinished_run(r
     assert capsys.readouterr().out.count("snapshot of epoch 3") == 1
 
 
-@pytest.mark.parametrize("words", [[], ["--overwrite_output_dir"]])
-def test_results_are_never_written_to_a_model_folder(words, recipe, trained):
-    before = {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
-    with pytest.raises(FileExistsError, match="contains a model or a run"):
-        compute(recipe, trained, trained, *words)
-    assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == before
-
-
 def test_results_are_replaced_and_files_of_an_earlier_call_removed_only_if_requested(recipe, trained, tmp_path):
     folder = tmp_path / "out"
     folder.mkdir()

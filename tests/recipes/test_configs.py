@@ -3,7 +3,6 @@ import functools
 import hashlib
 import json
 import re
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -90,16 +89,12 @@ def made_up(name: str, config_name: str | None = None, **_: object) -> DatasetDi
     return DatasetDict({"train": train, "test": test, "validation": validation})
 
 
-def test_a_name_occurs_once_in_a_table():
-    for path in TABLES.glob("*.yaml"):
-        groups = read_yaml(path)
+def test_a_name_occurs_once_in_a_table_and_each_run_has_one():
+    tables = [read_yaml(path) for path in TABLES.glob("*.yaml")]
+    for groups in tables:
         names = [name for group, values in groups.items() for name in (group, *values.get("runs", {}))]
-        assert len(names) == len(set(names)), path
-
-
-def test_every_configured_data_set_is_described():
-    names = {parse(run)[1].dataset_name for run in RUNS}
-    assert names <= set(DATA) | set(BUNDLED)
+        assert len(names) == len(set(names)), names
+    assert len(NAMES) == sum(len(group.get("runs", {})) for groups in tables for group in groups.values())
 
 
 TASKS = {script: task for task, script in SCRIPTS.items()}
@@ -122,12 +117,6 @@ def parse(run: PurePosixPath, *overlays: PurePosixPath) -> tuple:
 
 FROZEN = json.loads((Path(__file__).parent.parent / "golden" / "configurations.json").read_text(encoding="utf-8"))
 """Digests of the arguments of all configurations when they were files of their own, and the names of the arguments."""
-
-
-def test_the_names_of_all_configurations_are_those_of_before_and_unique():
-    assert {str(name) for name in NAMES} == set(FROZEN["digests"])
-    tables = [group for path in TABLES.glob("*.yaml") for group in read_yaml(path).values()]
-    assert len(NAMES) == sum(len(group.get("runs", {})) for group in tables)
 
 
 def digest_of(run: PurePosixPath) -> str:
@@ -190,7 +179,6 @@ def make_small(task: Task, model_args: EncoderArguments, data_args: ImageDataOpt
         data_args.validation_fraction = 0.0  # it would require two images per class
 
 
-HYPERPLANES = [run for run in RUNS if run.parent.name == "hyperplanes"]
 CORRUPTED = [(PurePosixPath("hyperplanes/mnist-lenet9"), corruption) for corruption in CORRUPTIONS]
 
 
@@ -247,60 +235,6 @@ def test_optimizer_runs_have_the_published_hyperparameters(run):
     assert (training.per_device_train_batch_size, training.lr_gamma) == (published["batch_size"], published["gamma"])
 
 
-@pytest.mark.parametrize("run", ADAMSRT, ids=lambda path: path.name)
-def test_optimizer_runs_have_the_data_and_networks_of_the_paper(run):
-    model, data, training = parse(run)
-    assert (data.validation_fraction, training.load_best_model_at_end) == (0.05, True)
-    assert model.initialization == "torch"
-    name, net, _ = run.name.split("-")
-    if net == "vgg16":
-        assert model.backbone_kwargs == {"hidden": 0, "drop_rate": 0.0, "conv_bias": False}
-    crop = {"imagenet": (0, 0.08), "svhn": (0, None)}.get(name, (4, None))
-    assert (data.crop_padding, data.random_resized_crop, data.horizontal_flip) == (*crop, name != "svhn")
-    assert ((data.image_mean, data.image_std) == ([0.0], [1.0])) == (name == "svhn")
-    assert len(data.image_mean) == len(data.image_std) == (1 if name == "svhn" else 3)
-
-
-PIXELS = {
-    "ylecun/mnist": ([0.0], [1.0]),
-    "zalando-datasets/fashion_mnist": ([0.286], [0.353]),
-    "uoft-cs/cifar10": ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
-    "uoft-cs/cifar100": ([0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762]),
-}
-"""Mean and standard deviation in the programs of the spherization paper."""
-DECAYS = {
-    "cifar10-cnn9": [79, 129],
-    "cifar10": list(range(29, 300, 30)),
-    "cifar100": [59, 119, 159],
-    "fashion_mnist": [19, 39, 59, 79, 99],
-}
-"""Epochs after which its programs, which count from 1 and decay before an epoch, decrease the learning rate."""
-SPHERIZATION = [run for run in RUNS if run.parent.name in ("spherization", "angular", "visualization")]
-
-
-@pytest.mark.parametrize(
-    "run", [run for run in SPHERIZATION if parse(run)[1].dataset_name not in BUNDLED], ids=lambda path: path.name
-)
-def test_spherization_runs_have_the_pixels_and_decays_of_the_paper(run):
-    _, data, training = parse(run)
-    assert (data.image_mean, data.image_std) == PIXELS[data.dataset_name]
-    decays = [epochs for name, epochs in DECAYS.items() if run.name.startswith(f"{name}-")]
-    assert training.lr_milestones == (decays[0] if decays else None)
-    assert training.lr_scheduler_type == ("multistep" if decays else "constant")
-
-
-@pytest.mark.parametrize(
-    "run", [run for run in RUNS if getattr(parse(run)[1], "episodes", None)], ids=lambda path: path.name
-)
-def test_an_episode_has_at_most_the_training_classes(run):
-    _, data, _, *rest = parse(run)
-    classes = 10 if data.dataset_name in BUNDLED else DATA[data.dataset_name][3]
-    if task_of(run) in OPEN_SET_TASKS:
-        classes = rest[0].train_classes or classes
-        classes -= round(data.validation_fraction * classes)
-    assert data.episode_classes <= classes
-
-
 FEW_SHOT_RUNS = [run for run in RUNS if task_of(run) is FEW_SHOT]
 
 
@@ -308,56 +242,6 @@ def test_every_published_few_shot_run_exists_from_scratch_and_fine_tuned():
     published = {name for name in PUBLISHED if name.startswith("mini_imagenet-")}
     assert len(published) == 16
     assert published <= {run.name for run in FEW_SHOT_RUNS}
-
-
-@pytest.mark.parametrize(
-    "run", [run for run in FEW_SHOT_RUNS if run.name.endswith("-finetuned")], ids=lambda path: path.name
-)
-def test_fine_tuned_few_shot_runs_start_from_a_run_with_the_same_images(run):
-    model, data, *_ = parse(run)
-    pretraining = run.with_name(Path(model.initial_weights).name)
-    pretrained_model, pretrained_data, pretraining_arguments, _ = parse(pretraining)
-    assert pretraining_arguments.output_dir == model.initial_weights
-    names = ("dataset_name", "image_size", "image_mean", "image_std")
-    assert all(getattr(pretrained_data, name) == getattr(data, name) for name in names)
-    assert pretrained_model.backbone.startswith(model.backbone)
-
-
-@pytest.mark.parametrize("run", FEW_SHOT_RUNS, ids=lambda path: path.name)
-def test_the_name_of_a_few_shot_run_matches_its_network_shots_and_metric(run):
-    model, data, _, few_shot = parse(run)
-    name, net, shots, _, metric, *_ = run.name.split("-")
-    assert Path(data.dataset_name).name == name
-    assert model.backbone.removesuffix("_embedding") == net
-    assert (f"{few_shot.shot}shot", few_shot.metric) == (shots, metric)
-
-
-@pytest.mark.parametrize("run", HYPERPLANES, ids=lambda path: path.name)
-def test_hyperplane_runs_have_the_named_network_clean_data_and_snapshots(run):
-    model, data, training = parse(run)
-    _, net, *kind = run.name.split("-")
-    normalized = model.backbone.endswith("_bn") if "imagenet" in run.name else "batch_norm" not in model.backbone_kwargs
-    assert model.backbone.split("_")[0] == net
-    if net.startswith("vgg"):
-        assert normalized == (kind == ["bn"])
-    assert (model.head, data.label_noise, data.shuffled_pixels) == ("softmax", 0.0, None)
-    assert not any((data.crop_padding, data.horizontal_flip, data.rotation, data.random_resized_crop))
-    assert (training.snapshot_epochs, training.snapshot_until) == (10, 5)
-
-
-@pytest.mark.parametrize("corruption", CORRUPTIONS, ids=lambda path: path.name)
-def test_a_corruption_applies_to_every_hyperplane_run(corruption):
-    name, _, share = corruption.name.partition("-")
-    for run in HYPERPLANES:
-        model, data, training = parse(run)
-        corrupted_model, corrupted, memorising = parse(run, corruption)
-        expected = {"label_noise": float(share)} if share else {name: "per_image"}
-        assert model == corrupted_model
-        assert corrupted == replace(data, **expected)
-        assert memorising == replace(
-            training, weight_decay=0.0, num_train_epochs=300, lr_scheduler_type="reduce_lr_on_plateau", lr_patience=10,
-            metric_for_best_model="train_loss", early_stopping_patience=25, lr_step_epochs=30,
-        )  # fmt: skip
 
 
 # Language models
@@ -391,16 +275,6 @@ def test_a_language_model_configuration_builds_and_takes_two_steps(run, tiny_mod
     prepared = find_task("masked_lm").prepare(start_run(args, model_args, data_args), model_args, data_args, args)
     assert type(prepared.model).__name__.startswith("Sphere") == ("-spherized" in run.name)
     take_two_steps(prepared, args, higher_is_better=False)
-
-
-PICTURES = [run for run in RUNS if run.parent.name == "visualization"]
-
-
-@pytest.mark.parametrize("run", PICTURES, ids=lambda path: path.name)
-def test_visualization_networks_have_the_dimension_in_their_name(run):
-    model, *_ = parse(run)
-    units = model.backbone_kwargs["units"] if model.head == "softmax" else model.embedding_dim
-    assert f"mnist-{units + (model.head == 'spherized')}d-" in run.name
 
 
 ACCELERATE = ROOT / "recipes" / "accelerate_configs"

@@ -16,7 +16,7 @@ from case_selection import each
 from fresh_python import run_fresh
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
-from hf_sphere.commands import export, extract, place, predict
+from hf_sphere.commands import export, extract, predict
 from hf_sphere.commands.train import main as train
 from hf_sphere.nn import HEADS
 from hf_sphere.utils.arguments import import_modules
@@ -196,9 +196,3 @@ def test_the_module_of_a_backbone_is_named_and_not_saved_again():
         SphereVisionConfig.from_dict({"backbone": "theirs", "requires_import": ["their_module"]})
     config = SphereVisionConfig.from_dict({"head": "vmf", "requires_import": ["their_module"]})
     assert "requires_import" not in config.to_dict()
-
-
-def test_the_methods_of_the_command_are_those_of_the_library():
-    from hf_sphere.prototypes import METHODS
-
-    assert {*place.METHODS} <= {*METHODS}

@@ -31,6 +31,16 @@ def test_an_output_that_cannot_be_written_is_found_before_anything_is_loaded(rec
         run_main(load_recipe(recipe), [*words, *LATE[recipe], output])
 
 
+@pytest.mark.parametrize("more", [[], ["--overwrite_output_dir"]])
+@pytest.mark.parametrize("recipe", ["compute_projections", "reinitialize_layers"])
+def test_results_are_never_written_to_a_model_folder(recipe, more, load_recipe, run_main, tmp_path):
+    for name in ("model.safetensors", "run.json"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(FileExistsError, match="contains a model or a run"):
+        run_main(load_recipe(recipe), ["--model_name_or_path", str(tmp_path), "--output_dir", str(tmp_path), *more])
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"model.safetensors": "{}", "run.json": "{}"}
+
+
 @pytest.mark.parametrize("option", ["--table", "--contact_sheet"])
 def test_outputs_of_a_search_are_probed_before_the_index_is_loaded(option, load_recipe, run_main):
     with pytest.raises(OSError, match="it cannot be written"):

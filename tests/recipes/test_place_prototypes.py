@@ -1,6 +1,4 @@
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -171,23 +169,3 @@ def test_a_folder_with_prototypes_is_replaced_on_request_and_otherwise_unchanged
         place(*words, "--class_vectors", str(tmp_path / "nowhere.safetensors"))
     assert everything(folder) == before
     assert len(Placement.load(place(*words) / "prototypes.safetensors").prototypes) == 5
-
-
-# All recipes
-
-
-@pytest.mark.parametrize(("words", "status"), [("--help", 0), ("--unknown", 2)], ids=["help", "invalid arguments"])
-def test_every_recipe_parses_arguments_without_importing_torch(root, words, status):
-    code = f"""
-import sys
-from hf_sphere.commands.main import main
-from hf_sphere.utils.commands import COMMANDS
-for command in COMMANDS.values():
-    try:
-        main([*command.split(), "{words}"])
-    except SystemExit as end:
-        assert end.code == {status}, command
-    assert not {{"torch", "transformers"}} & sys.modules.keys(), command
-"""
-    process = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
-    assert not process.returncode, process.stderr

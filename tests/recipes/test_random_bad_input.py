@@ -1,13 +1,11 @@
 """A small part of tests/recipes/bad_input.py, and bad input that once had a traceback or was accepted."""
 
-import json
 import logging
 import os
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from unittest import mock
 
 import bad_input
 import pytest
@@ -16,8 +14,6 @@ from bad_calls import RECIPES, Call, declared_arguments, valid
 from bad_input import attack, run
 from case_selection import each
 from safetensors.torch import save_file
-
-from hf_sphere.commands.command_line import run_main
 
 UNBOUNDED = {"image_mean", "value_range", "spherized_layers"}
 """Numeric arguments that may have any finite value."""
@@ -149,27 +145,3 @@ def test_size_that_a_saved_model_does_not_support_is_refused(refusal, recipe):
 def test_configuration_that_is_not_utf8_is_named(refusal, folder):
     (folder / "bad.yaml").write_bytes(b"learning_rate: 0.1 # \xff")
     assert "cannot read the configuration bad.yaml" in refusal("train_image_classification", "--config", "bad.yaml")
-
-
-# The entry point
-
-
-OUT_OF_MEMORY = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 3 bytes")
-
-
-@pytest.mark.parametrize("error", [ValueError(), OSError(), ValueError(" \n"), MemoryError(), OUT_OF_MEMORY])
-def test_error_without_a_text_is_named_and_lack_of_memory_explained(capsys, error):
-    with pytest.raises(SystemExit):
-        run_main(mock.Mock(side_effect=error))
-    is_memory = isinstance(error, (MemoryError, RuntimeError))
-    message = "Error: not enough memory: " if is_memory else f"Error: {type(error).__name__}\n"
-    assert message in capsys.readouterr().err
-
-
-def test_defect_of_the_library_has_a_traceback():
-    with pytest.raises(RuntimeError, match="a defect"):
-        run_main(mock.Mock(side_effect=RuntimeError("a defect")))
-
-
-def test_settings_are_those_of_the_run(folder):
-    assert json.loads(Path("model", "run.json").read_text())["recipe"] == "train_image_classification"

@@ -172,14 +172,6 @@ def test_classes_of_a_split_that_lacks_some_are_those_of_the_model(recipe, parse
     assert recipe.load_batches(args, data_args, 0, Accelerator(), model).labels.tolist() == [1, 2, 1, 2]
 
 
-@pytest.mark.parametrize("words", [[], ["--overwrite_output_dir"]])
-def test_results_are_never_written_to_a_model_folder(words, measure, trained):
-    before = {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
-    with pytest.raises(FileExistsError, match="contains a model or a run"):
-        measure(trained, trained, *words)
-    assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == before
-
-
 @pytest.mark.parametrize("task", ["retrieval", "few_shot", "regression", "joint"])
 def test_a_run_of_another_task_is_refused(task, measure, trained, tmp_path):
     run = shutil.copytree(trained, tmp_path / "other")

@@ -28,13 +28,7 @@ from hf_sphere.training.tasks import masked_lm
 RECIPE = "train_masked_lm"
 QUICK = ["--model_name_or_path", str(TINY_BERT), "--dataset_name", "TEXTS", "--max_seq_length", "32", "--disable_tqdm"]
 QUICK += ["--per_device_train_batch_size", "8", "--num_train_epochs", "2", "--learning_rate", "0.003"]
-SPHERIZED = FINISHED = [
-    "--spherized",
-    "--spherized_layers",
-    "-1",
-    "--spherization_kwargs",
-    "{scaling: 5.0, radius: 5.0}",
-]
+SPHERIZED = FINISHED = ["--spherized", "--spherized_layers=-1", "--spherization_kwargs={scaling: 5.0, radius: 5.0}"]
 FIT = "--fit_spherization"
 
 

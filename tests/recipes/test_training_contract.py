@@ -12,11 +12,7 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from training_runs import QUICK_RUNS, QuickRun, same, weights
 
-from hf_sphere.training import (
-    CheckpointError,
-    find_task,
-    task_names,
-)
+from hf_sphere.training import CheckpointError, find_task, task_names
 from hf_sphere.utils.commands import COMMANDS
 from hf_sphere.utils.snapshots import list_snapshots
 
@@ -73,6 +69,7 @@ def test_a_run_writes_model_card_results_and_settings(finished, quick):
     assert names <= {path.name for path in finished.iterdir()}
     settings = json.loads((finished / "run.json").read_text())
     assert (settings["snapshot_epochs"], settings["max_train_samples"]) == (1, max_train_samples(quick))
+    assert settings["recipe"] == quick.recipe
 
 
 def test_the_results_have_every_headline_metric_and_the_best_of_the_history(finished, results_of, task):

@@ -16,6 +16,7 @@ from hf_sphere.training.checkpoints import save_checkpoint
 from hf_sphere.training.output_dir import LOCK_FILE
 from hf_sphere.training.run import Run
 from hf_sphere.training.tasks.classification import ImageDataArguments
+from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.texts import printable
 
 
@@ -138,12 +139,13 @@ MENDABLE = [
     OSError("no such model"),
     SafetensorError("Error while deserializing header"),
     StrictDataclassClassValidationError("validate_images", ValueError("a bad size")),
+    ValueError(" \n"),  # named by its type
 ]
 
 
 def test_user_errors_print_one_line_and_exit_with_status_1_and_internal_ones_keep_their_traceback(capsys, monkeypatch):
     monkeypatch.delenv("HF_SPHERE_TRACEBACK", raising=False)
-    for text, error in {**{" ".join(str(error).split()): error for error in MENDABLE}, **SHORTAGES}.items():
+    for text, error in {**{error_text(error): error for error in MENDABLE}, **SHORTAGES}.items():
         with pytest.raises(SystemExit) as stop:
             run_main(failing(error))
         assert stop.value.code == 1
@@ -176,6 +178,9 @@ SHORTAGES = {
     "not enough memory: out of memory, its own cause.": OWN_CAUSE,
     "not enough memory: [Errno 12] Cannot allocate memory.": OSError(errno.ENOMEM, "Cannot allocate memory"),
     "not enough memory: MemoryError.": caused(ImportError(IMPORT), MemoryError()),
+    "not enough memory: DefaultCPUAllocator: can't allocate memory.": RuntimeError(
+        "DefaultCPUAllocator: can't allocate memory"
+    ),
 }
 
 

@@ -42,12 +42,8 @@ def test_token_is_hidden_everywhere_in_nested_values_and_not_what_begins_like_on
 
 CREDENTIALS = [
     *("AWS_SECRET_ACCESS_KEY = abcdefgh/ijkl", "sk_live_" + "a1" * 12, "SG." + "a1" * 11 + ".b", "ya29." + "a1" * 12),
-    *(
-        "dapi" + "0a" * 16,
-        "https://hooks.slack.com/services/T0/B0/x",
-        "AccountKey=abcdefgh==",
-        '"wandb_token": "abcdefghijkl"',
-    ),
+    *("dapi" + "0a" * 16, "https://hooks.slack.com/services/T0/B0/x", "AccountKey=abcdefgh=="),
+    '"wandb_token": "abcdefghijkl"',
     *("https://host/a?sig=abcdefghijklmnop%3D", "https://host/a?X-Amz-Signature=0123456789abcdef", "pwd=correct-horse"),
     *("Authorization: Basic dXNlcjpwYXNzd29yZA==", "HF_TOKEN=abcdefghijklm", "-----BEGIN OPENSSH PRIVATE KEY-----"),
 ]
@@ -58,14 +54,8 @@ def test_credentials_of_many_services_are_found(text):
     assert [what[:12] for _, what in find_private(f"first\n{text}", paths=False)] == ["a credential"]
 
 
-PATHS = [
-    "host:/srv/x",
-    "me@host.org:/data/a",
-    "//server/share/x",
-    '"root": "~alice"',
-    "folder: ~alice",
-    "--data=~alice",
-]
+PATHS = ["host:/srv/x", "me@host.org:/data/a", "//server/share/x", '"root": "~alice"', "folder: ~alice"]
+PATHS += ["--data=~alice"]
 PATHS += ["~alice/x", "file:///data/x", r"C:\data\x", r"\\server\share\x", "/srv/data/x"]
 
 
@@ -79,24 +69,9 @@ def test_local_paths_of_all_kinds_are_found(text):
     [
         *('"hub_token": "<HUB_TOKEN>"', '"use_auth_token": false', '"pad_token": "beginning_of_sequence"'),
         *("Basic representation-learning", "sk_learn_of_some_long_name", "the password is not stored", "n_sig=3"),
-        *(
-            "https://host/a//b",
-            "http://a.b:8000/c/d",
-            "s3://bucket/a/b",
-            "a // b",
-            "x //= y",
-            "ratio 3:/4",
-            "~5 minutes",
-        ),
-        *(
-            "about ~half of them",
-            "a/b:c/d",
-            "key: value/other",
-            "torch::nn/x",
-            "| a:/ | b |",
-            "10:30/11:00",
-            "[a](b/c)",
-        ),
+        *("https://host/a//b", "http://a.b:8000/c/d", "s3://bucket/a/b", "a // b", "x //= y", "ratio 3:/4"),
+        *("~5 minutes", "about ~half of them", "a/b:c/d", "key: value/other", "torch::nn/x", "| a:/ | b |"),
+        *("10:30/11:00", "[a](b/c)"),
     ],
 )
 def test_settings_addresses_and_numbers_are_neither_credentials_nor_local_paths(text):
