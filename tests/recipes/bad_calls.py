@@ -2,7 +2,6 @@
 
 import dataclasses
 import random
-import sys
 import types
 from collections.abc import Iterator
 from importlib import import_module
@@ -11,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 
 import yaml
 from bad_words import random_value, random_words
-from training_runs import QUICK_RUNS, ROOT, TINY_BERT
+from training_runs import QUICK_RUNS, TINY_BERT, load_recipe
 
 from hf_sphere.training import find_task
 from hf_sphere.utils.arguments import Arguments
@@ -74,11 +73,7 @@ def declared_arguments(recipe: str) -> Iterator[tuple[type, dataclasses.Field, A
 
 def load(recipe: str) -> Any:
     """Import a recipe."""
-    if recipe not in TRAINING:
-        return import_module(f"hf_sphere.commands.{COMMANDS[recipe]}")
-    if str(ROOT / "recipes") not in sys.path:
-        sys.path.insert(0, str(ROOT / "recipes"))
-    return import_module(recipe)
+    return load_recipe(recipe) if recipe in TRAINING else import_module(f"hf_sphere.commands.{COMMANDS[recipe]}")
 
 
 def valid(recipe: str) -> list[str]:

@@ -24,7 +24,6 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ import datasets  # noqa: F401
 import sklearn.model_selection  # noqa: F401
 import timm  # noqa: F401
 from safetensors.torch import load_file
-from training_runs import QUICK_RUNS, ROOT, make_sentences, same
+from training_runs import QUICK_RUNS, load_recipe, make_sentences, same
 
 import hf_sphere.training.run  # noqa: F401
 from hf_sphere.commands.command_line import run_main
@@ -179,7 +178,7 @@ class Scenario:
         quick = QUICK_RUNS[self.task]
         argv = [str(self.texts) if word == "TEXTS" else word for word in quick.argv]
         argv += [*quick.held_out, *SAVE_OFTEN, "--cache_dir", str(HOME / "cache"), "--output_dir", str(folder), *words]
-        recipe = import_module(quick.recipe)
+        recipe = load_recipe(quick.recipe)
         if before is not None:
             before()
         run_main(lambda _: recipe.main(argv))
@@ -297,7 +296,6 @@ def main() -> None:
     (HOME / "texts").mkdir()
     for number, (split, count) in enumerate({"train": 300, "validation": 80, "test": 80}.items()):
         (HOME / "texts" / f"{split}.txt").write_text(make_sentences(count, number))
-    sys.path.insert(0, str(ROOT / "recipes"))
     soak, failed, seed = Soak(args.tasks, args.kinds, args.processes), [], args.seed
     end = time.monotonic() + 60 * args.minutes
     while time.monotonic() < end and (args.kills is None or soak.counts[KILL] < args.kills):

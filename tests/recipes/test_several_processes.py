@@ -1,13 +1,10 @@
 """Every training recipe gives the same result on two processes, and by accumulating gradients, as on one."""
 
-import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from accelerate.state import PartialState
-from training_runs import ROOT, TINY_BERT, forget, weights
+from training_runs import TINY_BERT, assert_same_run, forget, load_recipe
 from two_processes import run_two, sharding_accelerator
 
 from hf_sphere.training import run
@@ -46,10 +43,7 @@ def run_recipe(name: str, folder: Path, texts: Path, *, divisor: int = 1, accumu
     words = ["--learning_rate", "0.02", *(str(texts) if word == "TEXTS" else word for word in words)]
     words += [option, str(size // divisor), "--gradient_accumulation_steps", str(accumulated)]
     words += ["--optim", "sgd", "--num_train_epochs", "2", "--disable_tqdm"]
-    spec = importlib.util.spec_from_file_location(name, ROOT / "recipes" / f"{name}.py")
-    recipe = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(recipe)
-    recipe.main([*words, "--cache_dir", str(folder.parent / "decoded"), "--output_dir", str(folder)])
+    load_recipe(name).main([*words, "--cache_dir", str(folder.parent / "decoded"), "--output_dir", str(folder)])
 
 
 def run_all(rank: int, folder: Path, texts: Path) -> None:
@@ -86,25 +80,16 @@ def of_one_process(name, run_alone, texts, tmp_path_factory) -> Path:
     return folder
 
 
-def assert_same(folder: Path, expected: Path, results_of: Callable[[Path], dict]) -> None:
-    torch.testing.assert_close(weights(folder), weights(expected), rtol=1e-5, atol=1e-5)
-    found, wanted = results_of(folder), results_of(expected)
-    assert found["steps"] == wanted["steps"] == 20
-    for entry, of_one in zip([found, *found["history"]], [wanted, *wanted["history"]], strict=True):
-        metrics = {key: value for key, value in of_one.items() if key.startswith(("train_loss", "eval_"))}
-        assert {key: entry[key] for key in metrics} == pytest.approx(metrics, rel=1e-5, abs=1e-5)
-
-
-def test_two_processes_match_one(name, of_two_processes, of_one_process, results_of):
+def test_two_processes_match_one(name, of_two_processes, of_one_process):
     """The evaluation splits have odd sizes, so a repeated or missing example would change the metrics."""
-    assert_same(of_two_processes / name, of_one_process, results_of)
+    assert_same_run(of_two_processes / name, of_one_process, 20)
 
 
 @pytest.mark.parametrize("name", SHARDED, indirect=True)
-def test_two_processes_with_a_sharded_model_match_one(name, of_two_processes, of_one_process, results_of):
-    assert_same(of_two_processes / "sharded" / name, of_one_process, results_of)
+def test_two_processes_with_a_sharded_model_match_one(name, of_two_processes, of_one_process):
+    assert_same_run(of_two_processes / "sharded" / name, of_one_process, 20)
 
 
-def test_accumulated_gradients_match_one_batch(name, of_one_process, run_alone, texts, tmp_path, results_of):
+def test_accumulated_gradients_match_one_batch(name, of_one_process, run_alone, texts, tmp_path):
     run_alone(run_recipe, name, tmp_path / name, texts, divisor=2, accumulated=2)
-    assert_same(tmp_path / name, of_one_process, results_of)
+    assert_same_run(tmp_path / name, of_one_process, 20)

@@ -1,15 +1,13 @@
 """Training from the shards of a stream, on one process and on two."""
 
-import importlib.util
 import io
 import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-from training_runs import ROOT, weights
+from training_runs import assert_same_run, load_recipe
 from two_processes import run_two
 
 pytestmark = pytest.mark.slow
@@ -22,18 +20,8 @@ _WORDS = """--streaming --eval_split train --image_size 16 --num_channels 3 --im
 
 
 def train(shards: Path, output: Path, batch_size: int, *more: str) -> None:
-    spec = importlib.util.spec_from_file_location("recipe", ROOT / "recipes" / "train_image_classification.py")
-    recipe = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(recipe)
-    words = [
-        *_WORDS.split(),
-        "--backbone_kwargs",
-        "{width: 32}",
-        "--dataset_name",
-        str(shards),
-        "--output_dir",
-        str(output),
-    ]
+    words = [*_WORDS.split(), "--backbone_kwargs={width: 32}", f"--dataset_name={shards}", f"--output_dir={output}"]
+    recipe = load_recipe("train_image_classification")
     recipe.main([*words, "--per_device_train_batch_size", str(batch_size), *more])
 
 
@@ -65,23 +53,15 @@ def of_one_process(shards, run_alone, tmp_path_factory) -> Path:
     return folder
 
 
-def assert_same(folder: Path, expected: Path, results_of) -> None:
-    torch.testing.assert_close(weights(folder), weights(expected), rtol=1e-5, atol=1e-5)
-    found, wanted = results_of(folder), results_of(expected)
-    assert found["steps"] == wanted["steps"] == 8
-    for name in ("train_loss", "eval_loss", "eval_accuracy"):
-        assert found[name] == pytest.approx(wanted[name], rel=1e-5)
-
-
-def test_two_processes_match_one(shards, of_one_process, tmp_path, results_of):
+def test_two_processes_match_one(shards, of_one_process, tmp_path):
     run_two(train_in_parallel, shards, tmp_path / "run")
-    assert_same(tmp_path / "run", of_one_process, results_of)
+    assert_same_run(tmp_path / "run", of_one_process, 8)
 
 
-def test_a_run_resumed_in_the_middle_of_an_epoch_matches_one(shards, of_one_process, run_alone, tmp_path, results_of):
+def test_a_run_resumed_in_the_middle_of_an_epoch_matches_one(shards, of_one_process, run_alone, tmp_path):
     run_alone(train, shards, tmp_path / "run", 12, "--stop_after_steps", "6", "--save_steps", "3")
     run_alone(train, shards, tmp_path / "run", 12, "--resume_from_checkpoint", "latest")
-    assert_same(tmp_path / "run", of_one_process, results_of)
+    assert_same_run(tmp_path / "run", of_one_process, 8)
 
 
 def test_what_needs_all_labels_is_refused(shards, run_alone, tmp_path):

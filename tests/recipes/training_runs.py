@@ -1,9 +1,14 @@
 """Quick command lines for every training recipe, and comparison of saved models."""
 
+import json
 import random
+import sys
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
 from safetensors.torch import load_file
@@ -74,6 +79,25 @@ def make_sentences(count: int, seed: int) -> str:
         animal = draw.choice(list(facts))
         lines.append(f"the {animal} is here and the {animal} wants {facts[animal]} .")
     return "\n".join(lines)
+
+
+def load_recipe(name: str) -> Any:
+    """Import a script of `recipes`, which are in no package."""
+    if str(ROOT / "recipes") not in sys.path:
+        sys.path.insert(0, str(ROOT / "recipes"))
+    return import_module(name)
+
+
+def assert_same_run(folder: Path, expected: Path, steps: int) -> None:
+    """Assert that two runs of this many steps have the same weights and metrics, but for rounding."""
+    torch.testing.assert_close(weights(folder), weights(expected), rtol=1e-5, atol=1e-5)
+    found, wanted = (json.loads((run / "all_results.json").read_text()) for run in (folder, expected))
+    assert found["steps"] == wanted["steps"] == steps
+    by_epoch = {entry["epoch"]: entry for entry in found["history"]}  # an interrupted run has parts of epochs, too
+    for of_one in (wanted, *wanted["history"]):
+        entry = found if of_one is wanted else by_epoch[of_one["epoch"]]
+        metrics = {key: value for key, value in of_one.items() if key.startswith(("train_loss", "eval_"))}
+        assert {key: entry[key] for key in metrics} == pytest.approx(metrics, rel=1e-5, abs=1e-5)
 
 
 def forget() -> None:
