@@ -1,11 +1,23 @@
 """Doubles with the signature of what they replace: they take new options, and refuse calls that it would refuse."""
 
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, create_autospec
 
 import pytest
 from huggingface_hub import HfApi
+
+
+class Marker:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable, tuple]:
+        return Path.touch, (self.path,)
 
 
 def spy(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> MagicMock:

@@ -21,6 +21,7 @@ import timm
 import torch
 import yaml
 from accelerate import Accelerator
+from doubles import Marker
 from PIL import EpsImagePlugin, Image
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, CLIPConfig, CLIPImageProcessor, CLIPModel, ViTConfig, ViTModel
@@ -85,16 +86,6 @@ def test_yaml_is_read_with_a_safe_loader():
     assert issubclass(YamlLoader, yaml.SafeLoader)
     with pytest.raises(Exception, match="could not determine a constructor"):
         Options("{a: !!python/object/apply:os.getcwd []}")
-
-
-class Marker:
-    """Creates a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Callable, tuple]:
-        return Path.touch, (self.path,)
 
 
 def test_every_image_is_opened_with_a_list_of_formats():

@@ -5,14 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import Accelerator
+from doubles import Marker
 
 from hf_sphere.training import CheckpointError, RunState
-from hf_sphere.training.checkpoints import (
-    find_checkpoint,
-    load_checkpoint,
-    save_checkpoint,
-    write_model_files,
-)
+from hf_sphere.training.checkpoints import find_checkpoint, load_checkpoint, save_checkpoint, write_model_files
 from hf_sphere.training.optimization import AVERAGE_FILE, start_average
 from hf_sphere.training.output_dir import list_checkpoints
 from hf_sphere.utils.files import write_manifest
@@ -61,16 +57,6 @@ def flip_bit(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-
-
-class Exploit:
-    """Creates a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
 
 
 def test_state_weights_and_random_numbers_round_trip(accelerator, tmp_path):
@@ -144,7 +130,7 @@ def test_missing_or_damaged_files_are_reported_with_their_checkpoint(accelerator
 def test_averaged_weights_are_not_unpickled_as_code(accelerator, make_model, tmp_path):
     start_average(make_model(), 0.9, accelerator)
     checkpoint = save_checkpoint(accelerator, tmp_path, RunState(), keep=1)
-    torch.save(Exploit(tmp_path / "executed"), checkpoint / AVERAGE_FILE)
+    torch.save(Marker(tmp_path / "executed"), checkpoint / AVERAGE_FILE)
     write_manifest(checkpoint)
     with pytest.raises(CheckpointError, match="cannot load"):
         load_checkpoint(accelerator, checkpoint)
