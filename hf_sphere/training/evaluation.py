@@ -63,8 +63,10 @@ def count_examples(batch: Batch) -> int:
 
 def loss_is_sum(model: nn.Module) -> bool:
     """Whether a model's loss is the sum over the batch instead of the mean: that of a head, or its `loss_reduction`."""
-    reductions = [module.reduction for module in model.modules() if isinstance(module, (Head, PoleRegression))]
-    return "sum" in [*reductions, getattr(model, "loss_reduction", "mean")]
+    for module in model.modules():
+        if isinstance(module, (Head, PoleRegression)) and module.reduction == "sum":
+            return True
+    return getattr(model, "loss_reduction", "mean") == "sum"
 
 
 def measure_classification(output: Any, batch: Batch) -> dict[str, Tensor]:
@@ -144,7 +146,7 @@ def evaluate(
         sums["count"] += count
     # Gathered by name, since a process without a batch has no metrics.
     totals: Counter[str] = Counter()
-    for each in gather_object([{name: float(value) for name, value in sums.items()}]):
+    for each in gather_object([dict(zip(sums, map(float, sums.values()), strict=True))]):
         totals.update(each)  # which adds
     count = totals.pop("count")
     return {name: value / count for name, value in totals.items()}

@@ -8,7 +8,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
@@ -112,8 +112,23 @@ class TrainingLoop:
                 parameters["fused"] = False
         if accelerator.num_processes > 1:
             set_seed(args.seed, device_specific=True)  # otherwise every process would draw the same dropout masks
-        self.state = RunState(batching=self._batching(), metric=self.metric)
-        self._recent_losses: list[tuple[int, Tensor]] = []
+        # What the batches of an epoch depend on, with digests of the images among which they are drawn.
+        batching: dict[str, Any] = {
+            "per_device_train_batch_size": args.per_device_train_batch_size,
+            "pair_batch": args.pair_batch,
+            "seed": args.seed,
+            "gradient_accumulation_steps": self._batches_per_step,
+            "batches_per_epoch": len(batches),
+            "class_balanced_sampling": getattr(batches, "balanced", False),
+        }
+        episodes: Any = getattr(batches, "images", None)
+        drawn = episodes if hasattr(episodes, "labels") else batches
+        for name, values in {"rows": "images", "labels": "labels", "regression_labels": "values"}.items():
+            if (tensor := getattr(drawn, name, None)) is not None:
+                batching[f"digest_of_{values}"] = zlib.crc32(tensor.cpu().numpy().tobytes())
+        batching["num_processes"] = accelerator.num_processes
+        self.state = RunState(batching=batching, metric=self.metric)
+        self._recent_losses: dict[int, Tensor] = {}  # sums over the batches of a step
         self._totals: dict[str, Tensor] = {}
         self._wide = widest_dtype(accelerator.device)
         self._stop_requested = 0.0  # time of the first signal
@@ -123,24 +138,6 @@ class TrainingLoop:
         done = math.ceil(self.state.batch / self._batches_per_step)
         remaining = (args.num_train_epochs - self.state.epoch) * self.steps_per_epoch - done
         self.total_steps = min(self.state.step + remaining, args.stop_after_steps or sys.maxsize)
-
-    def _batching(self) -> dict[str, Any]:
-        """What the batches of an epoch depend on, with digests of the images among which they are drawn."""
-        args = self.args
-        options: dict[str, Any] = {
-            "per_device_train_batch_size": args.per_device_train_batch_size,
-            "pair_batch": args.pair_batch,
-            "seed": args.seed,
-            "gradient_accumulation_steps": self._batches_per_step,
-            "batches_per_epoch": len(self.batches),
-        }
-        options["class_balanced_sampling"] = getattr(self.batches, "balanced", False)
-        episodes: Any = getattr(self.batches, "images", None)
-        drawn = episodes if hasattr(episodes, "labels") else self.batches
-        for name, values in {"rows": "images", "labels": "labels", "regression_labels": "values"}.items():
-            if (tensor := getattr(drawn, name, None)) is not None:
-                options[f"digest_of_{values}"] = zlib.crc32(tensor.cpu().numpy().tobytes())
-        return options | {"num_processes": self.accelerator.num_processes}
 
     @property
     def is_finished(self) -> bool:
@@ -256,8 +253,8 @@ class TrainingLoop:
     @torch.no_grad()
     def _record(self, output: Any, batch: Batch, size: Any) -> None:
         """Add loss and metrics of a batch with `size` targets to those of the epoch."""
-        loss = output.loss.detach()
-        self._recent_losses.append((self.state.step + 1, loss))
+        loss, step = output.loss.detach(), self.state.step + 1
+        self._recent_losses[step] = self._recent_losses.get(step, 0) + loss
         loss = loss / size if self._loss_is_sum else loss
         metrics = {"examples": torch.ones_like(loss), "loss": loss, **self.measure(output, batch)}
         for name, value in metrics.items():
@@ -310,11 +307,11 @@ class TrainingLoop:
 
         Checking each loss in its step would synchronize with the device.
         """
-        losses, self._recent_losses = self._recent_losses, []
-        is_bad = [~loss.isfinite() for _, loss in losses] or [torch.tensor(False, device=self.accelerator.device)]
-        bad = self.accelerator.reduce(torch.stack(is_bad).float(), "sum").nonzero()
+        losses, self._recent_losses = self._recent_losses, {}
+        values = torch.stack([*losses.values()]) if losses else torch.zeros(1, device=self.accelerator.device)
+        bad = self.accelerator.reduce((~values.isfinite()).float(), "sum").nonzero()
         if len(bad):
-            what = f"the loss is not finite at step {losses[int(bad[0])][0]}"
+            what = f"the loss is not finite at step {[*losses][int(bad[0])]}"
         elif of_weights and not total_norm(self.accelerator.unwrap_model(self.model)).isfinite():
             what = f"the weights are not finite after step {self.state.step}"
         else:
@@ -381,9 +378,7 @@ class TrainingLoop:
 
         # Only the main thread may set handlers; elsewhere signals keep their default behavior.
         signals = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-        previous = {signum: signal.signal(signum, request_stop) for signum in signals}
-        try:
+        with ExitStack() as handlers:
+            for signum in signals:
+                handlers.callback(signal.signal, signum, signal.signal(signum, request_stop))
             yield
-        finally:
-            for signum, handler in previous.items():
-                signal.signal(signum, handler)

@@ -73,13 +73,16 @@ def write_model_card(
             for name in task.headline
         ],
     )
-    changed = dict(run.settings)
+    changed, model = dict(run.settings), dict(description.model)
     changed.pop("output_dir", None)
     for field in chain.from_iterable(map(fields, task.arguments)):
         # The settings have the precision that was used.
         default = False if field.name in ("bf16", "fp16") else default_of(field)
         if changed.get(field.name) == default:
             changed.pop(field.name, None)
+    for table in (changed, model):
+        for name, value in table.items():
+            table[name] = on_one_line(value)
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} ({platform.machine()})"
     packages, seconds = ("hf_sphere", "torch", "transformers", *description.packages), results["train_runtime"]
     card = ModelCard.from_template(
@@ -89,7 +92,7 @@ def write_model_card(
         title=on_one_line(description.title),
         summary=on_one_line(description.summary),
         model_class=type(prepared.model).__name__,
-        imports=[f"import {name}" for name in prepared.model.config.to_dict().get("requires_import", [])],
+        imports=[*map("import {}".format, prepared.model.config.to_dict().get("requires_import", []))],
         pipeline_tag=task.pipeline_tag,
         metrics=[
             (name, show_metric(name, value))
@@ -97,8 +100,8 @@ def write_model_card(
             if name.startswith(("eval_", "validation_", "train_")) and "_excluded" not in name
         ],
         definitions=[(name, text) for name, text in _DEFINITIONS.items() if name in results],
-        model=[(name, on_one_line(value)) for name, value in description.model.items()],
-        settings=[(name, on_one_line(value)) for name, value in changed.items()],
+        model=model.items(),
+        settings=changed.items(),
         selection_note=_selection_note(metric, prepared, run.args, results),
         command=wrap_command(command),
         versions=", ".join(f"{name} {version(name)}" for name in packages),

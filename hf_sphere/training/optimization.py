@@ -33,7 +33,9 @@ def optimizer_from_arguments(
         Bao, Dong, Piao and Wei, "BEiT: BERT pre-training of image transformers", ICLR 2022.
     """
     values = vars(args) | {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2)}
-    values["eps"], valid = args.adam_epsilon, _options_of(args.optim)
+    values["eps"], valid = args.adam_epsilon, {*option_defaults(args.optim)}
+    if args.optim != "sgd":
+        valid.discard("nesterov")
     names = ("weight_decay", "momentum", *_OF_SOME, "lr", "betas", "eps")
     options = {name: values[name] for name in names if name in valid}
     scales = None
@@ -49,13 +51,12 @@ def optimizer_from_arguments(
 _OF_SOME = ("nesterov", "adamw_lr_scale", "hyperball_on")
 
 
-def _options_of(optim: str) -> set[str]:
-    return {*option_defaults(optim)} - ({"nesterov"} if optim != "sgd" else set())
-
-
 def check_optimizer_arguments(args: RecipeArguments) -> None:
     """Raise an error for arguments of other optimizers that have other values than by default."""
-    valid, of_adam = _options_of(args.optim), {"adam_beta1": "betas", "adam_beta2": "betas", "adam_epsilon": "eps"}
+    valid = {*option_defaults(args.optim)}
+    if args.optim != "sgd":
+        valid.discard("nesterov")
+    of_adam = {"adam_beta1": "betas", "adam_beta2": "betas", "adam_epsilon": "eps"}
     for name in ("momentum", *_OF_SOME, *of_adam):
         default, value = getattr(RecipeArguments, name), getattr(args, name)
         if of_adam.get(name, name) not in valid and value != default:

@@ -74,9 +74,10 @@ def prepare_output_dir(output_dir: Path, *, overwrite: bool, resume: bool, recip
     """
     check_output_dir(output_dir, overwrite=overwrite, resume=resume, recipe=recipe)
     output_dir.mkdir(parents=True, exist_ok=True)
-    folders = (output_dir, output_dir / files.SNAPSHOT_FOLDER)  # not those of other runs below it
-    leftovers = [path for folder in folders for path in folder.glob(f"*{files.UNFINISHED}")]  # of a killed run
-    for path in [*leftovers, *([] if resume else _traces_of_a_run(output_dir))]:
+    old = [] if resume else _traces_of_a_run(output_dir)
+    for folder in (output_dir, output_dir / files.SNAPSHOT_FOLDER):  # not those of other runs below it
+        old += folder.glob(f"*{files.UNFINISHED}")  # of a killed run
+    for path in old:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 

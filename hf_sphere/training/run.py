@@ -211,7 +211,7 @@ def run_training(task: Task, arguments: Sequence[Any], command: Sequence[str], r
             higher_is_better = not metric.endswith(("loss", "error", "perplexity"))
         run.prepare_output_dir()
         model, state = fit(run, prepared, metric, higher_is_better=higher_is_better)
-        fitted = prepared.finish(model)
+        fitted = {} if prepared.finish is None else prepared.finish(model)
         gathered = run.accelerator.get_state_dict(model) if run.accelerator.is_fsdp2 else None
         gathered = checkpoints.gather_classes(model) if class_shards(model) else gathered
         if run.accelerator.is_main_process:  # before the evaluation, which may need more memory than there is
@@ -230,7 +230,7 @@ def run_training(task: Task, arguments: Sequence[Any], command: Sequence[str], r
         results |= {"epoch": epoch, "steps": state.step, "train_runtime": seconds}
         speed = epoch * prepared.data.train.examples_per_epoch / max(seconds, 1e-9)
         results |= {"train_samples_per_second": speed, "history": state.history, **fitted}
-        results |= prepared.compare(model, results)
+        results |= {} if prepared.compare is None else prepared.compare(model, results)
         results |= {f"best_{metric.removeprefix(f'{prefix}_')}": state.best_metric, "best_epoch": state.best_epoch}
         if run.accelerator.is_main_process:
             write_json(run.output_dir / output_dir.RESULTS_FILE, results)

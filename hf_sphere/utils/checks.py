@@ -51,7 +51,7 @@ def check_color(color: Sequence[int]) -> None:
 
 def check_exclusive(purpose: str, options: Mapping[str, Any]) -> None:
     """Raise a ValueError if several of the options, by name, are set: they do the same thing."""
-    if len(stated := [name for name, value in options.items() if value]) > 1:
+    if len(stated := [*filter(options.get, options)]) > 1:
         raise ValueError(f"{' and '.join(stated)} are two ways to {purpose}; use only one of them.")
 
 

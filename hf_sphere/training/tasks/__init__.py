@@ -115,8 +115,8 @@ class Prepared:
     derive: Callable[[Mapping[str, float]], dict[str, float]] = lambda means: {}
     evaluate: Callable[[Any, Any], dict[str, float]] | None = None
     before_epoch: Callable[[Any, int], None] = lambda model, epoch: None
-    finish: Callable[[Any], dict[str, float]] = lambda model: {}
-    compare: Callable[[Any, Mapping[str, Any]], dict[str, Any]] = lambda model, results: {}
+    finish: Callable[[Any], dict[str, float]] | None = None
+    compare: Callable[[Any, Mapping[str, Any]], dict[str, Any]] | None = None
     record: "DataRecord | None" = None
 
 

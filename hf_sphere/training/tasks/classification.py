@@ -118,7 +118,9 @@ def prepare(
         data_args.rejection_fraction = data_args.rejection_fraction or 0.1
     setup = image.load_images(run, model_args, data_args, "classification", episodes=data_args.episodes)
     model = build_classifier(setup)
-    functions: dict[str, Any] = {"compare": partial(report_rejection, run)}
+    functions: dict[str, Any] = {}
+    if level is not None or model.rejection is not None:
+        functions["compare"] = partial(report_rejection, run)
     if evaluation.calibrate is not None:
         functions["finish"] = calibration(run, setup, evaluation.calibrate)
     if level is not None:
@@ -135,9 +137,8 @@ def prepare(
 
 
 def report_rejection(run: "Run", model: Any, results: Mapping[str, Any]) -> dict[str, Any]:
-    """Print and return what the rejection of a model, if it has one, rejects of the evaluation images."""
-    if (rejection := model.rejection) is None:
-        return {}
+    """Print and return what the rejection of a model rejects of the evaluation images."""
+    rejection = model.rejection
     summary = f"{rejection.describe()}, rejects {100 * results['eval_rejected']:.1f} % of the evaluation images"
     run.accelerator.print(f"rejection  {summary}")
     names, settings = ("score", "level", "num_images", "ranking", "ranked_by"), rejection.settings
@@ -150,8 +151,9 @@ def check_head(
     """Raise an error for a new head or option that does not exist, or two arguments for one thing."""
     from hf_sphere.nn.heads import check_options
 
-    settings = {f"head_kwargs {option}": value for option, value in model_args.head_kwargs.items()}
-    settings |= vars(model_args) | vars(args) | vars(data_args)
+    settings = vars(model_args) | vars(args) | vars(data_args)
+    for option in ("class_weights", "reduction", "label_smoothing"):
+        settings[f"head_kwargs {option}"] = model_args.head_kwargs.get(option)
     weights = ("class_weights", "head_kwargs class_weights")
     pairs = [("loss_reduction", "head_kwargs reduction"), ("label_smoothing_factor", "head_kwargs label_smoothing")]
     for pair in (weights, *pairs, *product(weights, ("class_balanced_sampling", "episode_classes"))):
