@@ -24,7 +24,7 @@ from matching import DATA, ROOT, TITLES, corpus
 from scipy.stats import binom, kstest, skew
 from torch import Tensor
 
-from hf_sphere.metrics.samples import effective_dimension_interval, uniformity_test
+from hf_sphere.metrics.geometry import effective_dimension_interval, uniformity_test
 from hf_sphere.search import report as search_report, report_vectors
 
 DIMS = (2, 8, 64, 384, 2048)

@@ -3,15 +3,13 @@ from .geometry import (
     class_angles as class_angles,
     class_overlap as class_overlap,
     effective_dimension as effective_dimension,
+    energy_test as energy_test,
     uniformity as uniformity,
 )
 from .retrieval import (
     retrieval_scores as retrieval_scores,
     sampled_retrieval_scores as sampled_retrieval_scores,
     score_queries as score_queries,
-)
-from .samples import (
-    energy_test as energy_test,
 )
 from .scores import (
     ReliabilityBins as ReliabilityBins,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hf_sphere.geometry.checks import check_rows, shorten
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.metrics.samples import BLOCKS, effective_dimension_interval, energy_test
+from hf_sphere.metrics.geometry import BLOCKS, effective_dimension_interval, energy_test
 from hf_sphere.search.calibration import Calibration, mean_interval
 from hf_sphere.search.neighbor_search import NeighborSearch
 from hf_sphere.search.vectors import independent_rows, repeated_rows, unit_vectors

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hf_sphere.geometry.checks import to_embeddings
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.metrics.samples import effective_dimension_interval, uniformity_test
+from hf_sphere.metrics.geometry import effective_dimension_interval, uniformity_test
 from hf_sphere.search.neighbor_search import NeighborSearch
 from hf_sphere.search.vectors import check_ids, check_names, parse_vectors, repeated_rows
 from hf_sphere.utils.checks import check_seed

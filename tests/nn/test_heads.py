@@ -13,7 +13,7 @@ from torch import _dynamo
 
 from hf_sphere import nn as sphere_nn
 from hf_sphere.geometry import spherize
-from hf_sphere.metrics.neighbors import Distance
+from hf_sphere.metrics.retrieval import Distance
 from hf_sphere.nn import HEADS, Head, HeadOutput, PrototypicalClassifier, build_head
 from hf_sphere.nn.heads.mixins import TemperatureHead
 
