@@ -54,11 +54,13 @@ class CompressedSpace(CalibratedSearch):
         if "offsets" in tensors:
             self._nearest = Nearest.known(tensors["offsets"])
         self._dim = len(self._rotation)
-        faiss, self._index = load_faiss(), make_index(self.bits, self._dim)
-        self.bytes_per_vector, learned = int(self._index.code_size), tensors["learned"].numpy()
+        self._index, learned = make_index(self.bits, self._dim), tensors["learned"].numpy()
+        self.bytes_per_vector = int(self._index.code_size)
         size = self._dim * (1 + (self.bits == 8))
         if tensors["codes"].shape != (len(self), self.bytes_per_vector) or learned.shape != (size,):
             raise ValueError("the codes do not fit the rows")  # FAISS would read other memory
+        import faiss
+
         faiss.copy_array_to_vector(learned, _learned(self._index))
         faiss.copy_array_to_vector(tensors["codes"].numpy().ravel(), self._index.codes)
         self._index.ntotal, self._index.is_trained = len(self._numbers), True
@@ -108,28 +110,20 @@ class CompressedSpace(CalibratedSearch):
         return cls(read_about(folder, ABOUT_FILE, CODES_FILE), files.read_tensors(folder / CODES_FILE))
 
     def _candidates(self, queries: Tensor, count: int, left_out: Tensor | None = None, among: Any = None) -> Candidates:
-        if left_out is None:
-            return self._search_codes(queries, count)
-        return self._search_others(queries, count, left_out, min(2 * count, len(self)))
-
-    def _search_codes(self, points: Tensor, count: int) -> Candidates:
-        scores, rows = map(torch.from_numpy, self._index.search(_rotate(points, self._rotation), count))
-        return Candidates(scores.double(), self._groups[rows], self._numbers[rows], rows)
-
-    def _search_others(self, points: Tensor, count: int, left_out: Tensor, fetched: int) -> Candidates:
-        """Search rows of other groups among `fetched` ones, and among more for those points that find too few."""
-        parts = []
-        for block, own in zip(*(column.split(max(1, MOST // fetched)) for column in (points, left_out)), strict=True):
-            found = self._search_codes(block, fetched)
-            scores = found.scores.masked_fill(found.groups == own[:, None], -torch.inf)
-            parts.append(sort_candidates(found, scores, count))
+        fetched, parts = count if left_out is None else min(2 * count, len(self)), []
+        own = torch.full((len(queries),), -1) if left_out is None else left_out
+        for block, names in zip(*(column.split(max(1, MOST // fetched)) for column in (queries, own)), strict=True):
+            scores, rows = map(torch.from_numpy, self._index.search(_rotate(block, self._rotation), fetched))
+            found = Candidates(scores.double(), self._groups[rows], self._numbers[rows], rows)
+            others = found.scores.masked_fill(found.groups == names[:, None], -torch.inf)
+            parts.append(sort_candidates(found, others, count))
         scores, *columns = map(torch.cat, zip(*parts, strict=True))
         best = Candidates(scores, *(column.where(scores > -torch.inf, -1) for column in columns))
-        lacking = best.rows[:, -1] < 0
+        lacking = best.rows[:, -1] < 0  # others that were found are too few
         if lacking.any() and fetched < len(self):
-            more = self._search_others(points[lacking], count, left_out[lacking], min(4 * fetched, len(self)))
+            more = self._candidates(queries[lacking], min(4 * count, len(self)), own[lacking])
             for column, wider in zip(best, more, strict=True):
-                column[lacking] = wider
+                column[lacking] = wider[:, :count]
         return best
 
 
@@ -144,7 +138,7 @@ def compress(space: Any, bits: int, max_recall_loss: float | None, seed: int) ->
     check_choice("the distance of vectors to compress", space.metric["distance"], ["cosine"])
     check_integer("the number of rows, to measure recall@10,", count, SMALLEST)
     check_integer("the number of groups", len(used), 2)
-    faiss, generator = load_faiss(), torch.Generator().manual_seed(check_seed(seed))
+    generator = torch.Generator().manual_seed(check_seed(seed))
     rotation = torch.linalg.qr(torch.randn(2 * vectors.shape[1:], generator=generator)).Q
 
     def rotated(rows: Tensor) -> np.ndarray:
@@ -168,25 +162,25 @@ def compress(space: Any, bits: int, max_recall_loss: float | None, seed: int) ->
     # At least as wide as for independent neighbors, all of which are found.
     low = min(low, 0.025 ** (0.1 / len(queries)))
     if max_recall_loss is not None and 1 - low > max_recall_loss:
-        raise ValueError(
-            f"recall@10 is {recall:.3f} ({low:.3f} to {high:.3f}) with bits={bits}, so the loss may exceed "
-            f"max_recall_loss={max_recall_loss}. Use more bits, or allow more."
-        )
+        text = f"recall@10 is {recall:.3f} ({low:.3f} to {high:.3f}) with bits={bits}, so the loss may exceed"
+        raise ValueError(f"{text} max_recall_loss={max_recall_loss}. Use more bits, or allow more.")
+    import faiss
+
     index = encode(torch.arange(count))  # also fitted to the queries, which may be beyond the ranges of the others
     codes, learned = (torch.from_numpy(faiss.vector_to_array(values)) for values in (index.codes, _learned(index)))
     tensors = {"codes": codes.view(count, -1), "learned": learned, "rotation": rotation}
     tensors |= {"numbers": space._numbers, "groups": groups}
     about = {"bits": bits, "recall": (recall, low, high), "names": names, "ids": space._ids}
     small = CompressedSpace(about | {"score": space.score, "rule": space.rule}, tensors)
+    sample, left_out = space._sample(), None
     if space._queries is None:
-        rows = space._calibration_rows()
-        queries, ids = space.vectors[rows], space._numbers[rows]
-        numbers = left_out = groups[rows]
+        queries, ids = vectors[sample], space._numbers[sample]
+        numbers = left_out = groups[sample]
     else:
-        (queries, numbers), left_out = space._queries, None
+        queries, numbers = space._queries
         ids = torch.full_like(numbers, -1)
     if space.score == "margin":  # that of a loaded space has no groups to leave out
-        small._nearest = Nearest.of(vectors, groups, vectors[sample := space._sample()], groups[sample])
+        small._nearest = Nearest.of(vectors, groups, vectors[sample], groups[sample])
     best = small._find(project_to_sphere(queries), left_out)
     # Rows are not added to codes, so there is no next id, and no group is left out any more.
     small._calibration = Calibration(numbers, ids, *best[:3], 0, space.rule)
@@ -202,20 +196,15 @@ def _rotate(vectors: Tensor, rotation: Tensor) -> np.ndarray:
     return (vectors.double() @ rotation.double().T).float().numpy()
 
 
-def load_faiss() -> Any:
-    """Return FAISS, if it has these codes without errors."""
+def make_index(bits: int, dim: int) -> Any:
+    """Return an empty FAISS index: of RaBitQ, or for 8 bits, which it takes long to compute, of a scalar quantizer."""
     check_extra("faiss", "a compressed space", "faiss")
     import faiss
 
+    # Before, FAISS has errors in these codes.
     if tuple(map(int, faiss.__version__.split(".")[:3])) < (1, 14, 2):
         hint = "pip install -U 'hf_sphere[faiss]'"
         raise ImportError(f"a compressed space needs FAISS 1.14.2 or later; {faiss.__version__} is installed: {hint}.")
-    return faiss
-
-
-def make_index(bits: int, dim: int) -> Any:
-    """Return an empty FAISS index: of RaBitQ, or for 8 bits, which it takes long to compute, of a scalar quantizer."""
-    faiss = load_faiss()
     if bits == 8:
         return faiss.IndexScalarQuantizer(dim, faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT)
     index = faiss.IndexRaBitQ(dim, faiss.METRIC_INNER_PRODUCT, bits)

@@ -3,9 +3,9 @@
 import hashlib
 import json
 import logging
-import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -137,15 +137,14 @@ class ImageEncoder(Encoder):
             # another one whenever a stream is read.
             contents = [source.encoded._fingerprint] if source.name else map(Hasher.hash, chosen)
             sharing["identity"] = [*options, state_of_files(chosen, "image"), *contents]
-        prepared = _Prepared(source, self.processor, self.colors)
 
         def embed(batches: list[Sequence[int]]) -> Iterator[Batch]:
             default_workers = min(os.cpu_count() or 1, 16) if sum(map(len, batches)) > 500 else 0
             loader: DataLoader = DataLoader(
-                prepared,
-                batch_sampler=[list(batch) for batch in batches],
+                batches,  # type: ignore[arg-type]  # a list is a dataset, here of indices
+                batch_size=None,
                 num_workers=default_workers if num_workers is None else num_workers,
-                collate_fn=operator.itemgetter(0),
+                collate_fn=partial(_prepare, source, self.processor, self.colors),
                 generator=torch.Generator(),  # the loader draws a seed, which must not change the global random state
             )
             for indices, pixels, errors in loader:
@@ -202,7 +201,13 @@ class TextEncoder(Encoder):
         self.name = model if isinstance(model, str) else type(model).__name__
         self.model = model = load_sentence_transformer(model, device) if isinstance(model, str) else model.eval()
         similarity = str(model.similarity_fn_name)
-        if similarity not in ("cosine", "euclidean") and not (similarity == "dot" and self._has_equal_norms()):
+        has_cosines = similarity in ("cosine", "euclidean")
+        if similarity == "dot":  # cosines if all norms are equal, which modules do not show, due to `truncate_dim`
+            norms = [self._embed(encode, SAMPLE_TEXTS, 64) for encode in (model.encode_document, model.encode_query)]
+            low, high = torch.cat(norms).norm(dim=1).aminmax()
+            types = [parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()]
+            has_cosines = bool(high - low <= high * max([1e-4, *(2 * torch.finfo(dtype).eps for dtype in types)]))
+        if not has_cosines:
             hint = "set its similarity_fn_name to cosine or euclidean if it was trained for that"
             raise ValueError(f"{self.name} compares embeddings by {similarity}, which an index does not; {hint}.")
         self.metric = {"distance": "euclidean" if similarity == "euclidean" else "cosine"}
@@ -246,13 +251,6 @@ class TextEncoder(Encoder):
             ValueError: If there are none, or it is a single `str`.
         """
         return self._embed(self.model.encode_query, text_list("texts", texts), 64)
-
-    def _has_equal_norms(self) -> bool:
-        """Whether inner products order embeddings as cosines do; modules do not show it, due to `truncate_dim`."""
-        both = (self.model.encode_document, self.model.encode_query)
-        norms = torch.cat([self._embed(encode, SAMPLE_TEXTS, 64).norm(dim=1) for encode in both])
-        tolerance = max(1e-4, *(2 * torch.finfo(p.dtype).eps for p in self.model.parameters() if p.is_floating_point()))
-        return bool(norms.max() - norms.min() <= tolerance * norms.max())
 
     def _embed(self, encode: Any, texts: list[str], batch_size: int) -> Tensor:
         embeddings = encode(texts, batch_size=batch_size, show_progress_bar=False, convert_to_tensor=True).float().cpu()
@@ -321,19 +319,15 @@ def load_encoder(model: Any) -> Any:
     return TextEncoder(model) if is_of_texts else ImageEncoder(model)
 
 
-class _Prepared(torch.utils.data.Dataset):
-    """Batches of a source, prepared for a model: indices of the readable images, their pixels, and the errors."""
-
-    def __init__(self, source: ImageSource, processor: Any, colors: tuple[int, Sequence[int]]) -> None:
-        self.source, self.processor, self.colors = source, processor, colors
-
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, Tensor | None, list[str]]]:
-        images, good, errors = [], [], []
-        for index in indices:
-            try:
-                images.append(self.source.open(index, *self.colors))
-                good.append(index)
-            except ValueError as error:
-                errors.append(str(error))
-        pixels = self.processor(images, return_tensors="pt")["pixel_values"] if images else None
-        return [(torch.tensor(good, dtype=torch.long), pixels, errors)]
+def _prepare(
+    source: ImageSource, processor: Any, colors: tuple[int, Sequence[int]], indices: Sequence[int]
+) -> tuple[Tensor, Tensor | None, list[str]]:
+    """Return the indices of the images that can be read, their pixels for a model, and the errors of others."""
+    images, errors = dict[int, Image](), list[str]()
+    for index in indices:
+        try:
+            images[index] = source.open(index, *colors)
+        except ValueError as error:
+            errors.append(str(error))
+    pixels = processor([*images.values()], return_tensors="pt")["pixel_values"] if images else None
+    return torch.tensor([*images], dtype=torch.long), pixels, errors

@@ -6,7 +6,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -259,9 +258,20 @@ def extract_embeddings(
     else:
         pixels = hashlib.sha256(batches.images.cpu().flatten().numpy()).hexdigest(), None
     settings = [digest_weights(model), accelerator.mixed_precision, pixels, batches._scale, batches._shift]
+
+    def embed_split(several: list[Sequence[int]]) -> Iterator[Batch]:
+        indices = [torch.tensor(batch) for batch in several]
+        taken = batches.take(torch.cat(indices), batches.batch_size) if indices else ()
+        for rows, pixels in zip(indices, taken, strict=True):
+            dataset_rows = batches.rows[rows]
+            with accelerator.autocast():
+                columns = embed(model, [f"image {row}" for row in dataset_rows.tolist()], pixel_values=pixels)
+            labels = {"label": batches.labels.cpu()[rows]} if images.class_names else {}
+            yield {"row": rows, "embedding": columns.pop("embedding"), **labels, **columns, "index": dataset_rows}
+
     with writer as write:
         for _, batch in embed_batches(
-            partial(_embed_split, model, images, accelerator),
+            embed_split,
             range(images.num_images),
             batch_size=batches.batch_size,
             identity=[*settings, digest_decisions(model), images.ids, images.class_names, batches.rows, batches.labels],
@@ -274,14 +284,3 @@ def extract_embeddings(
     if is_main:
         shutil.rmtree(kept, ignore_errors=True)
     return list(columns)
-
-
-def _embed_split(model: Any, images: ImageSplit, accelerator: Accelerator, batches: list) -> Iterator[Batch]:
-    """Yield the columns of `hf_sphere.search.store` of each batch of indices."""
-    split, indices = images.batches, [torch.tensor(batch) for batch in batches]
-    for rows, pixels in zip(indices, split.take(torch.cat(indices), split.batch_size) if indices else (), strict=True):
-        dataset_rows = split.rows[rows]
-        with accelerator.autocast():
-            columns = embed(model, [f"image {row}" for row in dataset_rows.tolist()], pixel_values=pixels)
-        labels = {"label": split.labels.cpu()[rows]} if images.class_names else {}
-        yield {"row": rows, "embedding": columns.pop("embedding"), **labels, **columns, "index": dataset_rows}

@@ -27,9 +27,6 @@ from hf_sphere.utils.checks import check_integer, check_not_text, text_list
 logger = logging.getLogger(__name__)
 
 Classes = Sequence[str] | None
-Cells = dict[str, Any]
-"""Columns of some images, by name."""
-
 KEPT = ("sources", "groups", "calibrated_with", "calibration_settings", "columns", "ids", "extra")
 """Attributes of an index that `index.json` has under the same name."""
 
@@ -152,24 +149,24 @@ class ImageIndex(IndexedImages):
         added, embeddings = self._embed(source, outdated, options) if outdated else ({"row": []}, self.embeddings[:0])
         if check and len(self) and len(embeddings) and self.encoder.content == "vector":
             self.space._refuse_foreign(embeddings)
-        old, next_number = len(self), self.space._next
-        is_new = torch.tensor([n not in kept for n in added["row"]], dtype=torch.bool)
-        size = old + int(is_new.sum())
-        rows = kept | dict(zip([n for n in added["row"] if n not in kept], range(old, size), strict=True))
+        embedded = {n: at for at, n in enumerate(added["row"])}
+        old, new = len(self), [n for n in embedded if n not in kept]
+        size = old + len(new)
+        rows = kept | dict(zip(new, range(old, size), strict=True))
         images = defaultdict[str, list[Any]](lambda: [None] * size)
-        images |= {name: [*column, *[None] * (size - old)] for name, column in self.images.items()}
+        images |= {name: [*column, *[None] * len(new)] for name, column in self.images.items()}
         if self.ids is None:
-            images["id"][old:] = range(next_number, next_number + size - old)
+            images["id"][old:] = range(self.space._next, self.space._next + len(new))
         own = source.ids if self.ids is not None else None, source.cells if self.extra else None
         columns: Any = replace(source, ids=own[0], cells=own[1]).columns
         columns |= {"source": [source_id] * len(source)} | ({"group": names} if names else {})
-        for n in {*added["row"], *kept} - ({*outdated} - {*added["row"]}):
-            cells = {name: column[n] for name, column in columns.items()}
-            for name, value in (cells | (states[n]._asdict() if n in states else {})).items():
-                images[name][rows[n]] = value
         of_model = {name: values for name, values in added.items() if name not in source.columns}
-        for name, values in (of_model | {"settings": [settings] * len(embeddings)}).items():
-            for n, value in zip(added["row"], values, strict=True):
+        for n in rows.keys() - ({*outdated} - embedded.keys()):
+            cells = {name: column[n] for name, column in columns.items()}
+            cells |= states[n]._asdict() if n in states else {}
+            if n in embedded:
+                cells |= {name: values[embedded[n]] for name, values in of_model.items()} | {"settings": settings}
+            for name, value in cells.items():
                 images[name][rows[n]] = value
         # Rows whose place now has an image with another row, which was moved there, or a new one.
         replaced = {at_place[n] for n in rows if n in at_place} - {*kept.values()}
@@ -180,18 +177,18 @@ class ImageIndex(IndexedImages):
         if source.name and (lost := rows_here - {*kept.values()} - replaced):
             text = "%d rows of the index are no longer in %s, such as %s; remove them."
             logger.warning(text, len(lost), source.name, self.images["file"][min(lost)])
-        again = [kept[n] for n in added["row"] if n in kept]
+        again = [kept[n] for n in embedded if n in kept]
         if again:
             self.space.vectors = self.embeddings.clone()
-            self.space.vectors[again] = embeddings[~is_new]
+            self.space.vectors[again] = embeddings[[at for n, at in embedded.items() if n in kept]]
             self.space._calibration = self.space._search = None
         self.columns |= {source.name: source.column} if source.column else {}
         self.sources = [*self.sources, key]
-        self._set(images, replaced, embeddings[is_new])
+        self._set(images, replaced, embeddings[[embedded[n] for n in new]])
         moved = sum(at_place.get(n) != row for n, row in kept.items())
         if again or moved or replaced:
             logger.warning("%d rows of the index were embedded again, and %d have moved.", len(again), moved)
-        return size - old
+        return len(new)
 
     def remove(self, images: str | PathLike | int) -> int:
         """Remove an image by its id, path or name, or all images of a folder or dataset; return their number.
@@ -203,14 +200,12 @@ class ImageIndex(IndexedImages):
         Raises:
             ValueError: If there are no such images, images of several sources have the name, or no others remain.
         """
-        name, what = str(images), self.encoder.content
+        name, what, paths = str(images), self.encoder.content, [self.path(row) for row in range(len(self))]
         above = set() if isinstance(images, int) else {name, os.path.abspath(name), os.path.realpath(name)}
-        paths = [self.path(row) for row in range(len(self))]
         below = tuple(os.path.join(path, "") for path in above)
         removed = {row for row, path in enumerate(paths) if path in above or path.startswith(below)}
-        if not removed:
-            ids = self.images["id"] if self.ids is None else map(str, self.images["id"])
-            removed = {row for row, cell in enumerate(ids) if cell == (images if self.ids is None else name)}
+        ids, wanted = (self.images["id"], images) if self.ids is None else (map(str, self.images["id"]), name)
+        removed = removed or {row for row, cell in enumerate(ids) if cell == wanted}
         if not removed:
             removed = {row for row, cell in enumerate(self.images["file"]) if cell == name}
             if len(removed) != 1:
@@ -255,7 +250,17 @@ class ImageIndex(IndexedImages):
                 raise ValueError(f"no level of false accepts: {reason}; leave it out, or {hint}.")
             self.space.calibration.check_level(false_accept)
         queries, embeddings = self._embed_queries(source, options)
-        return self._find(queries, embeddings, k, classes, false_accept)
+        if self.encoder.content == "vector":  # else its model is known
+            self.space._warn_of_foreign(embeddings)
+        among, count = None, len(self)
+        if classes is not None:
+            names = text_list("classes", classes)
+            among = torch.tensor([n for n, name in enumerate(self.classes()) if name in names], dtype=torch.long)
+            count = len(among)
+        check_integer("k", k, 1, count)
+        # Without a level there are no p-values, which would be wrong for queries of other content.
+        found = self.space._judge(embeddings, k, false_accept, false_accept is not None, among)
+        return replace(found, queries=queries | {"embedding": embeddings})
 
     def search_texts(
         self, texts: Sequence[str], k: int = 10, *, classes: Classes = None, false_accept: float | None = None
@@ -316,7 +321,7 @@ class ImageIndex(IndexedImages):
             logger.warning("The index %s is not up to date: %s. %s.", folder, "; ".join(texts), hint)
         return index
 
-    def _embed_queries(self, source: ImageSource, options: dict[str, Any]) -> tuple[Cells, Tensor]:
+    def _embed_queries(self, source: ImageSource, options: dict[str, Any]) -> tuple[dict[str, Any], Tensor]:
         """Return the columns and embeddings (Q, d) of queries; models may embed texts that search in their own way."""
         rows = range(len(source))
         if source.content != "text":
@@ -324,7 +329,7 @@ class ImageIndex(IndexedImages):
         parts = [self.encoder.encode_texts(source.encoded[at : at + 256]) for at in rows[::256]]
         return {name: [*column] for name, column in source.columns.items()}, torch.cat(parts)
 
-    def _embed(self, source: ImageSource, rows: Sequence[int], options: dict[str, Any]) -> tuple[Cells, Tensor]:
+    def _embed(self, source: ImageSource, rows: Sequence[int], options: Any) -> tuple[dict[str, Any], Tensor]:
         """Return the columns of the readable images of some rows, and their embeddings (N, d)."""
         embeddings: list[Tensor] = []
         cells = defaultdict[str, list[Any]](list, file=[], row=[])
@@ -367,15 +372,3 @@ class ImageIndex(IndexedImages):
         if {settings.split("-")[0] for settings in used} != {self.encoder.settings.split("-")[0]}:
             return "the preprocessing of the model has changed since the calibration queries were embedded"
         return ""
-
-    def _find(self, queries: Cells, embeddings: Tensor, k: int, classes: Classes, level: float | None) -> Matches:
-        space, among = self.space, None
-        if self.encoder.content == "vector":  # else its model is known
-            space._warn_of_foreign(embeddings)
-        if classes is not None:
-            classes = text_list("classes", classes)
-            among = torch.tensor([n for n, name in enumerate(self.classes()) if name in classes], dtype=torch.long)
-        check_integer("k", k, 1, len(self) if among is None else len(among))
-        # Without a level there are no p-values, which would be wrong for queries of other content.
-        found = space._judge(embeddings, k, level, level is not None, among)
-        return replace(found, queries=queries | {"embedding": embeddings})

@@ -54,8 +54,7 @@ def _read_files(space_class: Any, folder: Path) -> tuple[Any, dict[str, list[Any
         raise ValueError(f"{folder / IMAGES_FILE} has {len(numbers):,} rows for {len(embeddings):,} embeddings.")
     has_faiss = importlib.util.find_spec("faiss") is not None
     options = about.options | {"metric": about.metric, "kind": about.kind if has_faiss else None, "numbers": numbers}
-    ids = None if about.ids is None else images["id"]
-    space = space_class(embeddings, None if about.groups is None else images["group"], ids=ids, **options)
+    space = space_class(embeddings, images.get("group"), ids=images.get("id"), **options)
     images.setdefault("id", numbers.tolist())
     space._next, space.model, space.rule, space.score = about.next_id, about.model or None, about.rule, about.score
     if about.score == "margin":
@@ -96,12 +95,13 @@ def check_replaceable(folder: Path, names: Collection[str] = FILES) -> None:
 
 
 def write_index(folder: str | PathLike, space: Any, images: dict[str, list[Any]], **values: Any) -> None:
-    """Write a space with the columns of its rows, and the model and sources of an index; a space has none.
+    """Write a space, with further columns of its rows and the model and sources of an index; a space has none.
 
     Rows of several groups are calibrated first. An index that has changed since it was loaded is not replaced.
     """
     folder, search = Path(folder), space.neighbor_search
-    about = {"sources": [], "metric": space.metric, "options": space._options, "kind": space.kind, **values}
+    given = {"model": space.model or "", "groups": space._names and "", "ids": space._ids and ""}
+    about = {"sources": [], "metric": space.metric, "options": space._options, "kind": space.kind, **given, **values}
     about |= {"rule": space.rule, "score": space.score, "next_id": space._next}
     about |= {"search": search.kind, "recall": search.recall}
     with files.lock_folder(folder):
@@ -116,10 +116,9 @@ def write_index(folder: str | PathLike, space: Any, images: dict[str, list[Any]]
             raise FileExistsError(f"{folder} is not replaced: {problem}.")
         with files.atomic_folder(folder) as unfinished:
             save_file(_tensors(space), unfinished / EMBEDDINGS_FILE)
-            kept = {name: cells for name, cells in images.items() if name != "id" or space._ids is not None}
-            kept["number"] = space._numbers.tolist()
-            table = pa.table({name: pa.array(cells, TYPES.get(name)) for name, cells in kept.items()})
-            pq.write_table(table, unfinished / IMAGES_FILE)
+            columns = images | {"id": space._ids, "group": space.groups, "number": space._numbers.tolist()}
+            kept = {name: pa.array(cells, TYPES.get(name)) for name, cells in columns.items() if cells is not None}
+            pq.write_table(pa.table(kept), unfinished / IMAGES_FILE)
             if search.kind in APPROXIMATE:
                 search.save(unfinished / SEARCH_FILE)
             files.write_json(unfinished / ABOUT_FILE, about, strict=True)
@@ -129,10 +128,10 @@ def write_index(folder: str | PathLike, space: Any, images: dict[str, list[Any]]
 
 def _tensors(space: Any) -> dict[str, Tensor]:
     tensors = {"embeddings": space.vectors}
-    if space._queries is not None or len(space._calibration_rows()):
+    if space._queries is not None or len(space._groups.unique()) > 1:
         tensors |= {name: getattr(space.calibration, name) for name in ("groups", "matches", "ids", "scores")}
     if space._queries is not None:
         tensors["queries"] = space._queries[0]
     if space.score == "margin":
-        tensors["offsets"] = space._near().offsets(torch.arange(len(space)))
+        tensors["offsets"] = space._offsets(torch.arange(len(space)))
     return {name: tensor.contiguous() for name, tensor in tensors.items()}

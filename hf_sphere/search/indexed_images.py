@@ -5,7 +5,6 @@ import os
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from multiprocessing.pool import ThreadPool
 from typing import Any, NamedTuple
 
@@ -56,23 +55,23 @@ def file_state(path: str) -> tuple[int, int] | None:
 
 def identify(source: ImageSource, rows: Sequence[int], *, progress: bool = True) -> dict[int, ImageState]:
     """Return the states of images of a source, by row, read in parallel threads."""
+
+    def state_of(row: int) -> ImageState:
+        cell, time = source.encoded[row], None
+        if source.content == "image":
+            time = (file_state(os.path.join(source.name, source.names[row])) or [None, None])[1]  # before it is read
+            try:
+                content = _read(cell["image"])
+            except (OSError, ValueError):  # it is named when it is embedded
+                return ImageState(None, None, None)
+        else:
+            content = cell.encode() if source.content == "text" else cell.numpy().tobytes()
+        return ImageState(len(content), time, _digest(content))
+
     with ThreadPool(min(16, len(rows) // 100 + 1)) as pool:
-        states = pool.imap(partial(_identify, source), rows, chunksize=100)
+        states = pool.imap(state_of, rows, chunksize=100)
         bar = progress_bar(states, "Reading", len(rows), unit=source.content, disable=not progress, leave=False)
         return dict(zip(rows, bar, strict=True))
-
-
-def _identify(source: ImageSource, row: int) -> ImageState:
-    cell, state = source.encoded[row], None
-    if source.content == "image":
-        state = file_state(os.path.join(source.name, source.names[row]))  # before it is read
-        try:
-            content = _read(cell["image"])
-        except (OSError, ValueError):  # it is named when it is embedded
-            return ImageState(None, None, None)
-    else:
-        content = cell.encode() if source.content == "text" else cell.numpy().tobytes()
-    return ImageState(len(content), state[1] if state else None, _digest(content))
 
 
 def _read(record: dict[str, Any] | None) -> bytes:
@@ -162,13 +161,13 @@ class IndexedImages:
         else the row of its place. Files with the recorded size and time, and embedded by the same settings, are
         unchanged; all others are read, and have a state.
         """
-        digests, sources = self.images.get("digest", []), self.images.get("source", [])
-        settings, used = self.encoder.settings, self.images.get("settings", ())
+        digests, sources, used = (self.images.get(name, []) for name in ("digest", "source", "settings"))
         places = [place_of(source.name, source.split, name) for name in source.names]
         files = enumerate(zip(sources, self.images.get("file", []), strict=True))
-        indexed = {place_of(self.sources[at][0], self.sources[at][1], file): row for row, (at, file) in files}
+        indexed = {place_of(*self.sources[at], file): row for row, (at, file) in files}
         indexed.pop(None, None)
         at_place = {n: indexed[place] for n, place in enumerate(places) if place in indexed}
+        settings = self.encoder.settings
         kept = {n: row for n, row in at_place.items() if used[row] == settings and self.is_as_indexed(row)}
         states = identify(source, [n for n in range(len(source)) if n not in kept], progress=progress)
         numbers, left = {place: n for n, place in enumerate(places)}, defaultdict[str | None, list[int]](list)

@@ -16,13 +16,7 @@ from hf_sphere.search.calibration import PARTS, Calibration, Candidates, Nearest
 from hf_sphere.search.lance_batches import COMPARED, parts_of_batches
 from hf_sphere.search.matching import CANDIDATES, CalibratedSearch, Matches, sort_candidates
 from hf_sphere.search.neighbor_search import SPARE, TARGET_RECALL, NeighborSearch
-from hf_sphere.search.vectors import (
-    as_names,
-    mix,
-    name_keys,
-    positions,
-    sample_rows,
-)
+from hf_sphere.search.vectors import as_names, mix, name_keys, positions, sample_rows
 from hf_sphere.utils.checks import check_choice, check_exclusive, check_extra, check_integer
 
 os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(64 << 20))  # otherwise Lance reads up to 2 GiB ahead
@@ -55,15 +49,14 @@ class LanceSpace(CalibratedSearch):
     def __init__(self, database: Any, table: Any) -> None:
         about: Any = (table.schema.metadata or {}).get(b"hf_sphere")  # None if another program wrote the table
         self.table, self._database = table, database
-        options = [*json.loads(about), "cosine", "sharp"][:7]  # those of tables that were written before had neither
-        self._column, self._group_column, self._id_column, *self._options, self.score, self.rule = options
+        self._column, self._group_column, self._id_column, *self._options, self.score, self.rule = json.loads(about)
         self._columns = ["_rowid", self._column, *[self._group_column] * bool(self._group_column)]
         self._dim = table.schema.field(self._column).type.list_size
         index, known = _open(database, "index"), _open(database, "calibration")
         self._effort, self.recall, self._version = 0, 1.0, 0
         self._compared: tuple[Tensor, Tensor] | None = None  # vectors and groups that margins are above
         if index is not None:
-            self._effort, self.recall = (index.to_arrow()[name][0].as_py() for name in ("effort", "recall"))
+            self._effort, self.recall = index.to_arrow().to_pylist()[0].values()
         if known is not None:
             self._version, next_id = json.loads(known.schema.metadata[b"hf_sphere"])
             columns = known.to_arrow().to_pydict()
@@ -103,14 +96,14 @@ class LanceSpace(CalibratedSearch):
             ImportError: If LanceDB is not installed.
             ValueError: If a batch is invalid; the message has the number of rows that were written.
         """
-        limits = {"rows_per_group": rows_per_group, "calibration_rows": calibration_rows}
-        options = [column, group_column, id_column, *(check_integer(name, n, 1) for name, n in limits.items())]
+        names, options = (column, group_column, id_column), [check_integer("rows_per_group", rows_per_group, 1)]
+        options += [check_integer("calibration_rows", calibration_rows, 1)]
         check_choice("score", score, ("auto", "cosine", "margin"))
-        options += [("margin" if group_column else "cosine") if score == "auto" else score]
-        options += [check_choice("rule", rule, ("sharp", "strict"))]
-        database, parts = _connect(uri), parts_of_batches(batches, column, group_column, id_column)
-        if names := [name for name in ("vectors", "index", "calibration") if _open(database, name) is not None]:
-            raise FileExistsError(f"{uri} has tables already ({', '.join(names)}); use LanceSpace.open(...).add.")
+        score = ("margin" if group_column else "cosine") if score == "auto" else score
+        options = [*names, *options, score, check_choice("rule", rule, ("sharp", "strict"))]
+        database, parts = _connect(uri), parts_of_batches(batches, names)
+        if there := [name for name in ("vectors", "index", "calibration") if _open(database, name) is not None]:
+            raise FileExistsError(f"{uri} has tables already ({', '.join(there)}); use LanceSpace.open(...).add.")
         if (first := next(parts, None)) is None:
             raise ValueError("batches are empty; give at least one vector.")
         first = first.replace_schema_metadata({"hf_sphere": json.dumps(options)})
@@ -134,16 +127,14 @@ class LanceSpace(CalibratedSearch):
 
     def add(self, batches: Any) -> int:
         """Write more rows, as `create` does, and return their number. Several processes may do so at the same time."""
-        return self._add(
-            parts_of_batches(batches, self._column, self._group_column, self._id_column, self.table.schema)
-        )
+        names = self._column, self._group_column, self._id_column
+        return self._add(parts_of_batches(batches, names, self.table.schema))
 
     def _add(self, parts: Iterator[pa.Table]) -> int:
         count = 0
         for part in parts:
-            for start in range(0, len(part), COMPARED) if (name := self._id_column) else ():
-                wanted = _is_in(name, part[name][start : start + COMPARED].to_pylist())
-                if known := self._rows([name], wanted)[name].to_pylist():
+            for block in part.to_batches(COMPARED) if (name := self._id_column) else ():
+                if known := self._rows([name], _is_in(name, block[name].to_pylist()))[name].to_pylist():
                     written = f"Before them, {count:,} rows were written."
                     raise ValueError(f"ids must be different, but are in the space: {shorten(known)}. {written}")
             self.table.add(part)

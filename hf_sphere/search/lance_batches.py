@@ -18,9 +18,10 @@ WHOLE = ("__array__", "__arrow_c_stream__", "keys")
 
 
 def parts_of_batches(
-    batches: Any, column: str, group_column: str | None, id_column: str | None, schema: pa.Schema | None = None
+    batches: Any, names: tuple[str, str | None, str | None], schema: pa.Schema | None = None
 ) -> Iterator[pa.Table]:
     """Yield the rows of whole batches, about `WRITTEN` bytes at once."""
+    id_column = names[2]
     if hasattr(batches, "iter"):  # of datasets
         batches = batches.iter(COMPARED)
     elif not isinstance(batches, Iterator) and any(hasattr(batches, name) for name in WHOLE):
@@ -29,7 +30,7 @@ def parts_of_batches(
     for number, batch in enumerate(itertools.chain(batches, [None])):
         if batch is not None:
             try:
-                table = to_table(batch, column, group_column, id_column)
+                table = to_table(batch, *names)
                 schema = schema or table.schema
                 if {*table.column_names} != {*schema.names}:  # select would drop further ones
                     raise ValueError(f"the columns are {table.column_names}; the others have {schema.names}.")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hf_sphere.geometry.checks import check_embeddings, check_rows
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.metrics.neighbors import Distance, for_hyperbolic_distances, largest_products
+from hf_sphere.metrics.retrieval import Distance, for_hyperbolic_distances, largest_products
 from hf_sphere.search.faiss_files import LARGEST_EFFORT, new_index, number_of_lists, read_index, write_index
 from hf_sphere.search.vectors import hash_rows
 from hf_sphere.utils.checks import check_choice, check_extra, check_integer, check_number
@@ -183,7 +183,7 @@ class NeighborSearch:
             rows = largest_products(points, parts, count, keys, own)  # equal distances are in their order
             distances, order = self.distances(block, rows).sort(dim=1, stable=True)
             neighbors.append((distances[:, :k], rows.gather(1, order)[:, :k]))
-        distances, rows = (torch.cat(pieces) for pieces in zip(*neighbors, strict=True))
+        distances, rows = map(torch.cat, zip(*neighbors, strict=True))
         missing = (0, k - rows.shape[1])
         return F.pad(distances, missing, value=torch.inf), F.pad(rows, missing, value=-1)
 
@@ -198,15 +198,14 @@ class NeighborSearch:
         most, copies = len(self._first), min(k, int(self._starts.diff().max()))
         count = min(count or k + self._spare, most)
         candidates = self._candidates(queries, count)
-        at_once, neighbors = min(QUERIES, max(1, NUMBERS // (count * max(copies, queries.shape[1])))), []
-        for start in range(0, len(queries), at_once):
-            block = slice(start, start + at_once)
-            neighbors.append(self._choose(queries[block], candidates[block], k, copies))
+        at_once = min(QUERIES, max(1, NUMBERS // (count * max(copies, queries.shape[1]))))
+        blocks = zip(queries.split(at_once), candidates.split(at_once), strict=True)
+        neighbors = [self._choose(*block, k, copies) for block in blocks]
         distances, rows, last = map(torch.cat, zip(*neighbors, strict=True))
         if count < most and (tied := (distances[:, -1] == last) & last.isfinite()).any():
             unique, index = queries[tied].unique(dim=0, return_inverse=True)
-            blocks = unique.split(max(1, NUMBERS // min(4 * count, most)))
-            wider = [self.find(block, k, 4 * count) for block in blocks]
+            parts = unique.split(max(1, NUMBERS // min(4 * count, most)))
+            wider = [self.find(part, k, 4 * count) for part in parts]
             distances[tied], rows[tied] = (torch.cat(pieces)[index] for pieces in zip(*wider, strict=True))
         return distances, rows
 

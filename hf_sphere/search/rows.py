@@ -102,7 +102,7 @@ class GroupedVectors(CalibratedSearch):
         if self._search is not None and (not is_whole or (len(numbers) and not self._search.extend(self.vectors))):
             self._search = None
         self._groups, self._ids, self._is_current, self._nearest, self._sampled = groups, ids, False, None, None
-        if self._queries is None and not len(self._calibration_rows()):
+        if self._queries is None and len(self._groups.unique()) < 2:
             self._calibration = None  # so that a search without a level needs none
 
     def _number(self, groups: Any, rows: Tensor) -> Tensor:
@@ -212,7 +212,7 @@ class GroupedVectors(CalibratedSearch):
             ValueError: If the calibration has too few groups for the level, or there are no two groups of two rows.
         """
         self.calibration.check_level(level)
-        rows = self._calibration_rows() if self._queries is None else self._sample()
+        rows = self._sample()
         group, sizes = self._groups.unique(return_inverse=True, return_counts=True)[1:]
         rows = rows[sizes[group[rows]] > 1]
         own, counts = self._groups[rows].unique(return_inverse=True, return_counts=True)[1:]
@@ -229,19 +229,11 @@ class GroupedVectors(CalibratedSearch):
         low, mean, high = mean_interval(shares)
         return ExpectedFound(level, mean, low, high)
 
-    def _calibration_rows(self) -> Tensor:
-        """Return the rows that calibrate: none if there are no two groups."""
-        rows = self._sample()
-        return rows if len(self._groups.unique()) > 1 else rows[:0]
-
-    def _near(self) -> Nearest:
+    def _offsets(self, rows: Tensor, left_out: Tensor | None = None) -> Tensor:
         if self._nearest is None:
             sample = self._sample()
             self._nearest = Nearest.of(self.vectors, self._groups, self.vectors[sample], self._groups[sample])
-        return self._nearest
-
-    def _offsets(self, rows: Tensor, left_out: Tensor | None = None) -> Tensor:
-        return self._near().offsets(rows, left_out)
+        return self._nearest.offsets(rows, left_out)
 
     def _updated(self) -> Calibration:
         """Return the calibration of the current rows; scores that cannot have changed are kept."""
@@ -250,12 +242,10 @@ class GroupedVectors(CalibratedSearch):
             queries, groups = self._queries
             ids, known = torch.full((len(queries),), -1), torch.arange(len(queries))
         else:
-            rows = self._calibration_rows()
-            if not len(rows):
-                raise ValueError(
-                    "the vectors are of one group, so no query without a match is known. Give groups=, or calibration "
-                    "queries without a match (calibration=)."
-                )
+            if len(self._groups.unique()) < 2:
+                hint = "Give groups=, or calibration queries without a match (calibration=)"
+                raise ValueError(f"the vectors are of one group, so no query without a match is known. {hint}.")
+            rows = self._sample()
             queries, ids = self.vectors[rows], self._numbers[rows]
             groups = left_out = self._groups[rows]
             known = positions(ids, old.ids) if old is not None else ids

@@ -190,8 +190,12 @@ class ImageSource:
         if content is None:
             images = [each for each, feature in rows.features.items() if sources.holds_images(feature)]
             content = "image" if (column in images if column else images) else "vector"
-        if content == "vector" and column is None:
-            column = _vector_column(rows)
+        if content == "vector" and column is None and not {*COLUMNS["vector"]} & {*rows.column_names}:
+            cells = {each: getattr(feature, "feature", None) for each, feature in rows.features.items()}
+            found = [each for each, cell in cells.items() if getattr(cell, "dtype", "").startswith(("float", "double"))]
+            if len(found) > 1:
+                raise ValueError(f"several columns have vectors: {', '.join(found)}. Name one with --column.")
+            column = found[0] if found else None
         named, column = column, sources.find_column(rows, column, COLUMNS[content], content, option="--column")
         labels, what = list[str](), f"column {column} of {name or 'the data'}"
         kept: Sequence[int] = range(len(rows))
@@ -216,17 +220,6 @@ class ImageSource:
             encoded = rows[column][:]
         name = str(Path(name).resolve()) if name and Path(name).exists() else name
         return cls(name, split if name else None, names, labels, encoded, content, rows, named)
-
-
-def _vector_column(rows: Dataset) -> str | None:
-    """Return the only column with lists of real numbers, if none has a usual name."""
-    if any(name in rows.column_names for name in COLUMNS["vector"]):
-        return None
-    kinds = {name: getattr(getattr(feature, "feature", None), "dtype", "") for name, feature in rows.features.items()}
-    found = [name for name, kind in kinds.items() if str(kind).startswith(("float", "double"))]
-    if len(found) > 1:
-        raise ValueError(f"several columns have vectors: {', '.join(found)}. Name one with --column.")
-    return found[0] if found else None
 
 
 def _encode(images: Sequence[Any]) -> Dataset:

@@ -264,9 +264,7 @@ class EmbeddingSpace(GroupedVectors, Table):
             FileExistsError: If the folder contains other files or an index with its sources, which a space has not, or
                 has changed since the space was loaded from it.
         """
-        columns = {"id": self.ids} | ({} if self.groups is None else {"group": self.groups})
-        given = {"groups": None if self._names is None else "", "ids": None if self._ids is None else ""}
-        write_index(folder, self, columns, model=self.model or "", **given)
+        write_index(folder, self, {})
 
     @classmethod
     def load(cls, folder: str | PathLike) -> "EmbeddingSpace":

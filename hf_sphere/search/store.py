@@ -158,9 +158,11 @@ def embeddings_writer(
         def add(columns: Columns) -> None:
             nonlocal writer, count, dim
             if writer is None:
-                features = Features({name: _feature(name, values, names) for name, values in columns.items()})
+                features: dict[str, Any] = {name: Value(str(v.dtype)[len("torch.") :]) for name, v in columns.items()}
+                features |= {name: List(features[name], length=v.shape[1]) for name, v in columns.items() if v.ndim > 1}
+                features |= {name: ClassLabel(names=list(names[name])) for name in names.keys() & features.keys()}
                 file = unfinished / DATA_FOLDER / f"{split}-00000-of-00001.parquet"
-                writer = stack.enter_context(pq.ParquetWriter(file, features.arrow_schema))
+                writer = stack.enter_context(pq.ParquetWriter(file, Features(features).arrow_schema))
                 dim = columns["embedding"].shape[1]
             cells = {name: [*values.numpy()] for name, values in columns.items()}
             writer.write_table(pa.Table.from_pydict(cells, schema=writer.schema))
@@ -201,10 +203,9 @@ def read_embeddings(
     """
     check_not_text("needed", needed)
 
-    def read_all(folder: Path) -> tuple[Any, dict[str, Any]]:
-        return load_splits(name), read_json(folder / ABOUT_FILE) if (folder / ABOUT_FILE).is_file() else {}
-
-    splits, about = read_whole(name, read_all)
+    splits, about = read_whole(
+        name, lambda folder: (load_splits(name), read_json(file) if (file := folder / ABOUT_FILE).is_file() else {})
+    )
     if len(splits) > 1 and split is None:
         raise ValueError(f"{name} has the splits {', '.join(splits)}; choose one with --split.")
     split_name = next(iter(splits)) if split is None or (only_split and len(splits) == 1) else split
@@ -222,7 +223,7 @@ def read_embeddings(
     names = {c: read_class_names(rows, c) for c in ("label", "prediction") if c in columns}
     classes = {c: read_labels(rows, c, names[c], split_name) for c in names}
     values = {c: read_values(rows, c, split_name) for c in ("confidence", "concentration") if c in columns}
-    checked = values | {}
+    checked = dict(values)
     if rows.features.get("label") in SIGNED:
         checked["label"] = torch.tensor([int(label) for label in names["label"]])[classes["label"]]
     for column, cells in checked.items():
@@ -254,11 +255,3 @@ def read_embeddings(
         texts=[str(text or "") for text in rows["text"][:]] if "text" in columns else None,
         about=about,
     )
-
-
-def _feature(name: str, values: Tensor, names: Mapping[str, Sequence[str]]) -> Any:
-    """Return the feature of a column: class names, vectors of one length, or numbers."""
-    if name in names:
-        return ClassLabel(names=list(names[name]))
-    value = Value(str(values.dtype).removeprefix("torch."))
-    return value if values.ndim == 1 else List(value, length=values.shape[1])

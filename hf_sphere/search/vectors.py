@@ -114,7 +114,8 @@ def unit_vectors(what: str, vectors: Any, ids: Sequence[Any] | None = None, hint
     They are not copied if they are that already. A message says if they were not, but for queries and rows.
     """
     vectors = to_embeddings(vectors, 1, what).cpu()
-    norms = _norms(vectors)
+    blocks = vectors.split(8192)  # without large copies
+    norms = torch.cat([torch.linalg.vector_norm(block.double(), dim=1) for block in blocks])
     if not (valid := norms.isfinite() & (norms > 0)).all():
         ids = None if ids is None else check_names("ids", ids, len(vectors))
         check_rows(valid, f"{what} must be finite and not zero", "are not", ids, hint)
@@ -124,21 +125,14 @@ def unit_vectors(what: str, vectors: Any, ids: Sequence[Any] | None = None, hint
     if vectors.dtype == torch.float32 and (norms - 1).abs().max() <= 1e-6:
         return vectors
     units = torch.empty(vectors.shape)
-    for block, part in zip(vectors.split(8192), units.split(8192), strict=True):  # without large copies
+    for block, part in zip(blocks, units.split(8192), strict=True):
         part[:] = project_to_sphere(block.double())
     return units
 
 
-def _norms(vectors: Tensor) -> Tensor:
-    norms = torch.empty(len(vectors), dtype=torch.float64)
-    for block, part in zip(vectors.split(8192), norms.split(8192), strict=True):
-        part[:] = torch.linalg.vector_norm(block.double(), dim=1)
-    return norms
-
-
 def usable_rows(what: str, vectors: Tensor, ids: Sequence[Any] | None) -> tuple[Tensor, list[Any]]:
     """Return the rows of vectors (N, d) that are finite and not zero, and the ids of others, which a message lists."""
-    norms = _norms(vectors)
+    norms = torch.cat([torch.linalg.vector_norm(block.double(), dim=1) for block in vectors.split(8192)])
     valid = norms.isfinite() & (norms > 0)
     others = (~valid).nonzero()[:, 0].tolist()
     others = others if ids is None else [ids[row] for row in others]

@@ -5,17 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
+from clustered import unit
 from datasets import Dataset
 from scipy.stats import kstest
 
 from hf_sphere.commands.report import main
 from hf_sphere.search import EmbeddingSpace
-
-
-def unit(*shape, seed=0, shift=0.0):
-    vectors = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-    vectors[..., 0] += shift
-    return vectors / vectors.norm(dim=-1, keepdim=True)
 
 
 def drawn(count, seed):
@@ -108,24 +103,6 @@ def test_equal_vectors_do_not_differ_and_few_groups_are_said():
     assert str(found).startswith("no difference found among 20 rows of each, one per group (p-value 1).")
     assert "too few groups to find fewer than 20" in str(found)
     assert str(space.compare(space, level=0.01)).endswith("too few groups to find any.")
-
-
-INVALID = {
-    "one row": (lambda: EmbeddingSpace(unit(5, 4)).compare(unit(1, 4)), "the space must be .* at least 20; got 5"),
-    "one group": (lambda: EmbeddingSpace(unit(5, 4), [1] * 5).compare(unit(5, 4)), "the space must be .* got 1"),
-    "ten rows": (lambda: EmbeddingSpace(unit(20, 4)).compare(unit(10, 4)), "groups of other must be .* got 10"),
-    "dimensions": (lambda: EmbeddingSpace(unit(5, 4)).compare(unit(5, 3)), "other must have 4 dimensions"),
-    "not finite": (lambda: EmbeddingSpace(unit(5, 4)).compare(unit(5, 4) * torch.inf), "other must be finite"),
-    "seed": (lambda: EmbeddingSpace(unit(20, 4)).compare(unit(20, 4), seed=-1), "seed must be an integer from 0 to"),
-    "level": (lambda: EmbeddingSpace(unit(5, 4)).compare(unit(5, 4), level=5), "level must be a number in"),
-}
-
-
-@pytest.mark.parametrize("name", INVALID)
-def test_invalid_input_of_a_comparison_is_an_error_that_says_what_is_wrong(name):
-    call, message = INVALID[name]
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 def test_the_report_of_the_command_compares_an_index_with_a_file(tmp_path, capsys):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from clustered import unit
 from datasets import Dataset
 from PIL import Image
 
@@ -14,10 +15,6 @@ from hf_sphere.commands import duplicates as command
 from hf_sphere.search import EmbeddingSpace, duplicates
 from hf_sphere.search.encoder import ThumbnailEncoder
 from hf_sphere.search.source import ImageSource
-
-
-def unit(*shape, generator):
-    return torch.nn.functional.normalize(torch.randn(*shape, generator=generator), dim=-1)
 
 
 def planted(count=500, copies=20, dim=32, noise=0.1, seed=0):
@@ -159,29 +156,6 @@ def test_conflicts_shared_clusters_and_suspects_are_found():
 
 def test_a_few_neighbors_make_no_label_suspect():
     assert not len(EmbeddingSpace(planted(12, 0)).duplicates(0.99, labels=["a"] * 11 + ["b"]).suspects)
-    with pytest.raises(ValueError, match="all are of one group"):
-        EmbeddingSpace(planted(), ["a"] * 500).duplicates()
-    with pytest.raises(ValueError, match="must be one of cosine; got 'euclidean'"):
-        EmbeddingSpace(planted(), metric={"distance": "euclidean"}).duplicates(0.9)
-
-
-@pytest.mark.parametrize(
-    ("vectors", "options", "message"),
-    [
-        (planted(10, 0), {}, "cannot be chosen: 10 rows are too few .* needs 100. Give a cosine"),
-        (torch.ones(200, 4), {}, "cannot be chosen: most rows equal others"),
-        (planted(), {"threshold": -1}, r"threshold must be a number in \(-1, 1\]; got -1"),
-        (planted(), {"threshold": True}, "threshold must be a number in .* got True"),
-        (planted(), {"threshold": float("nan")}, "got nan"),
-        (planted(), {"expected_false": 51}, r"expected_false must be a number in \(0, 50\]; got 51"),
-        (planted(), {"threshold": 0.9, "expected_false": 1}, "threshold and expected_false are two ways to choose"),
-        (planted(), {"labels": ["a"] * 499}, "labels must have one name per row, 500; got 499"),
-        (planted(), {"parts": "train"}, "parts must be a list"),
-    ],
-)
-def test_invalid_input_is_one_error(vectors, options, message):
-    with pytest.raises(ValueError, match=message):
-        EmbeddingSpace(vectors).duplicates(**options)
 
 
 @pytest.mark.parametrize(("count", "threshold"), [(10, 1.0), (200, 0.9)])

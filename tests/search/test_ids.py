@@ -72,13 +72,6 @@ def test_matches_name_the_ids_that_were_given(convert):
     assert space.ids == IDS
 
 
-def test_without_ids_a_row_keeps_its_number():
-    space = EmbeddingSpace.fit(rows(), score="cosine")
-    space.remove(ids=[0, 1])
-    found = space.search(rows()[[4]], 1)
-    assert (found.ids, found.rows.tolist()) == ([[4]], [[2]])
-
-
 def test_rows_are_added_and_removed_by_ids():
     space = EmbeddingSpace.fit(rows(), GROUPS, ids=IDS, score="cosine")
     assert space.add(99, rows(12, seed=1)[:2], ids=["a", "b"]) == ["a", "b"]
@@ -102,23 +95,6 @@ def test_a_compressed_space_has_the_ids(space, tmp_path):
     assert CompressedSpace.load(tmp_path / "codes").search(rows()[[14]], 1).ids == [["S014"]]
 
 
-BAD_IDS = {
-    "repeated": (["a", "a", *IDS[2:]], "ids must be different; 1 are repeated: 'a'"),
-    "missing": ([None, *IDS[1:]], "ids must be all texts or all integers; got NoneType, str"),
-    "mixed": ([1, *IDS[1:]], "ids must be all texts or all integers; got int, str"),
-    "fractions": (np.arange(COUNT) / 2, "ids must be all texts or all integers; got float"),
-    "fewer": (IDS[1:], "ids must have one name per row, 240; got 239"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_IDS)
-@pytest.mark.parametrize("use", [EmbeddingSpace.fit, report_vectors])
-def test_ids_that_name_no_row_are_refused(name, use):
-    ids, message = BAD_IDS[name]
-    with pytest.raises(ValueError, match=message):
-        use(rows(), ids=ids)
-
-
 BAD_CHANGES = {
     "known": ({"ids": ["S001", "x"]}, "ids must be different; 1 are in the space or repeated: 'S001'"),
     "none": ({}, r"the space has ids; add rows alike \(ids=\)"),
@@ -133,11 +109,6 @@ def test_new_rows_have_new_ids(space, name):
     with pytest.raises(ValueError, match=message):
         space.add("new", rows(12, seed=1)[:2], **options)
     assert space.ids == IDS
-
-
-def test_a_space_without_ids_takes_none():
-    with pytest.raises(ValueError, match="the space has no ids"):
-        EmbeddingSpace.fit(rows()).add(None, rows(12)[:1], ids=["a"])
 
 
 # Rows that are not finite, or zero

@@ -9,24 +9,14 @@ import pandas
 import pyarrow as pa
 import pytest
 import torch
+from clustered import clusters, unit
 from datasets import Dataset
 from fresh_python import FreshPython
-from torch.nn.functional import normalize
 from two_processes import run_two
 
 from hf_sphere.search import EmbeddingSpace, LanceSpace
 
 lancedb = pytest.importorskip("lancedb", reason="needs pip install 'hf_sphere[lance]'")
-
-
-def unit(*shape, seed=0):
-    return normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)), dim=-1)
-
-
-def clusters(num_groups=60, size=5, dim=16, noise=0.3, seed=0):
-    """Vectors (N, d) of groups, and the groups (N,)."""
-    groups = torch.arange(num_groups).repeat_interleave(size)
-    return normalize(unit(num_groups, dim, seed=seed)[groups] + noise * unit(len(groups), dim, seed=seed + 1)), groups
 
 
 def batches(vectors, groups, size=70):
@@ -38,7 +28,7 @@ def batches(vectors, groups, size=70):
 
 @pytest.fixture
 def space(tmp_path):
-    return LanceSpace.create(tmp_path / "space", batches(*clusters()), group_column="name")
+    return LanceSpace.create(tmp_path / "space", batches(*clusters(60)), group_column="name")
 
 
 def check_equal(space, memory, queries):
@@ -75,7 +65,7 @@ def test_results_are_those_of_a_space_in_memory_also_after_changes(tmp_path, sco
     options = {"group_column": "name" if has_groups else None, "calibration_rows": calibration_rows}
     options |= SCORES[score]
     space = LanceSpace.create(tmp_path / "space", rows, **options)
-    queries = torch.cat([clusters(seed=5)[0][::10], vectors[:20] + 0.1])
+    queries = torch.cat([clusters(60, seed=5)[0][::10], vectors[:20] + 0.1])
     check_equal(space, memory, queries)
     added, others = clusters(8, 3, seed=7)
     assert space.add(batches(added, others + 23) if has_groups else added) == 24
@@ -183,7 +173,7 @@ def test_a_killed_write_leaves_a_space_of_whole_batches(tmp_path):
 
 
 def test_a_filter_changes_no_p_value_of_a_row(space):
-    queries = clusters(seed=5)[0][::7]
+    queries = clusters(60, seed=5)[0][::7]
     every = space.search(queries, len(space), false_accept=0.1)
     found = space.search(queries, 4, false_accept=0.1, where="is_odd AND name <> 'group ''7'''")
     for query in range(len(queries)):

@@ -5,7 +5,6 @@ import time
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -48,16 +47,6 @@ def test_exact_search_matches_the_formula(kind, distance, count):
     distances, rows = NeighborSearch(references, distance=distance, curvature=1.0, kind=kind).search(queries, k)
     assert torch.equal(rows, expected.indices[:, :k])
     torch.testing.assert_close(distances, expected.values[:, :k], atol=1e-12, rtol=1e-9)
-
-
-@given(st.integers(1, 60), st.integers(1, 4), st.integers(0, 100))
-def test_torch_and_faiss_find_the_same_neighbors(count, dim, seed):
-    references = points(count, dim, seed).mul(4).round()  # with many equal distances
-    k = min(count, 4)
-    found = [
-        NeighborSearch(references, distance="euclidean", kind=kind).search(references, k) for kind in ("torch", "flat")
-    ]
-    torch.testing.assert_close(found[0][0], found[1][0])
 
 
 def test_results_do_not_depend_on_the_blocks(monkeypatch):
@@ -127,33 +116,6 @@ def test_the_kind_is_chosen_by_the_number_of_references(monkeypatch, caplog):
     assert "FAISS is not installed, so the search is exact" in caplog.text
     with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[faiss\]'"):
         NeighborSearch(points(3, 2), kind="flat")
-
-
-def search_others(dim: int = 4, k: int = 1, keys: int = 10, query_keys: int = 2):
-    search = NeighborSearch(points(10, 4))
-    return search.search_others(torch.ones(2, dim), k, torch.arange(keys), torch.arange(query_keys))
-
-
-INVALID = [
-    (lambda: NeighborSearch(points(3, 2), distance="manhattan"), "distance must be one of cosine, .*'manhattan'"),
-    (lambda: NeighborSearch(points(3, 2), kind="tree"), "kind of search must be one of torch, flat, ivf, hnsw"),
-    (lambda: NeighborSearch(points(3, 2), kind="ivf", distance="hyperbolic"), "does not support the hyperbolic"),
-    (lambda: NeighborSearch(points(3, 2), distance="hyperbolic", curvature=-1), "curvature must be a number in"),
-    (lambda: NeighborSearch(points(3, 2)).search(torch.ones(1, 3), 1), "must have 2 dimensions, as the references"),
-    (lambda: NeighborSearch(points(3, 2)).search(torch.ones(1, 2), 4), "k must be an integer from 1 to 3; got 4"),
-    (lambda: NeighborSearch(points(3, 2)).search(torch.ones(1, 2), 2.0), "k must be an integer from 1 to 3; got 2.0"),
-    (lambda: NeighborSearch(points(3, 2)).search(torch.full((1, 2), torch.nan), 1), "must be finite"),
-    (lambda: search_others(query_keys=1), "must be one integer per reference, and one per query"),
-    (lambda: search_others(keys=9), "must be one integer per reference, and one per query"),
-    (lambda: search_others(k=0), "k must be an integer of at least 1"),
-    (lambda: search_others(dim=3), "queries must have 4 dimensions"),
-]
-
-
-@pytest.mark.parametrize(("call", "message"), INVALID)
-def test_invalid_input_is_an_error_that_says_what_is_wrong(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 def test_a_file_of_another_index_or_a_damaged_one_is_rejected(tmp_path):

@@ -9,25 +9,12 @@ import polars as pl
 import pyarrow as pa
 import pytest
 import torch
+from clustered import clusters, unit
 from scipy import stats
 
 from hf_sphere.metrics import energy_test
 from hf_sphere.search import EmbeddingSpace, ImageSource, NeighborSearch, neighbor_search
 from hf_sphere.search.vectors import sample_rows
-
-
-def unit(*shape, seed=0, generator=None):
-    vectors = torch.randn(*shape, generator=generator or torch.Generator().manual_seed(seed))
-    return vectors / vectors.norm(dim=-1, keepdim=True)
-
-
-def clusters(num_groups=40, size=5, dim=16, noise=0.15, seed=0):
-    """Vectors (N, d) of groups, and the groups (N,)."""
-    generator = torch.Generator().manual_seed(seed)
-    groups = torch.arange(num_groups).repeat_interleave(size)
-    points = unit(num_groups, dim, generator=generator)[groups]
-    points = points + noise * torch.randn(points.shape, generator=generator)
-    return points / points.norm(dim=1, keepdim=True), groups
 
 
 @pytest.fixture
@@ -61,17 +48,6 @@ def test_false_accepts_given_a_separate_calibration_follow_their_exact_law():
     observed = np.histogram(counts, edges)[0]
     expected = 400 * np.diff(law.cdf(np.array(edges) - 1))
     assert stats.chisquare(observed, expected).pvalue > 1e-4
-
-
-@pytest.mark.parametrize("noise", [0.002, 0.2])
-def test_strangers_stay_at_the_level_with_groups_of_almost_equal_rows(noise):
-    generator = torch.Generator().manual_seed(3)
-    rates = []
-    for seed in range(60):
-        space = EmbeddingSpace.fit(*clusters(24, 12, 16, noise, seed), score="cosine", rows_per_group=4)
-        found = space.search(unit(200, 16, generator=generator), 1, false_accept=0.1)
-        rates.append(float(found.accepted.double().mean()))
-    assert np.mean(rates) <= 0.1 + 3 * np.std(rates) / 60**0.5
 
 
 def test_a_level_below_the_smallest_p_value_is_refused_and_the_best_match_has_it(space):
@@ -284,49 +260,6 @@ def test_vectors_that_are_not_unit_are_normalized_and_counted(caplog):
     torch.testing.assert_close(space.vectors, vectors)
 
 
-INVALID = {
-    "nan": (lambda: EmbeddingSpace.fit(unit(5, 4) * torch.tensor(float("nan"))), "finite"),
-    "zero": (lambda: EmbeddingSpace.fit(torch.zeros(5, 4)), "vectors must be finite and not zero; 5 of 5 are not"),
-    "one group": (lambda: EmbeddingSpace.fit(unit(5, 4), [1] * 5), "of one group"),
-    "one row": (lambda: EmbeddingSpace.fit(unit(1, 4)), "of one group"),
-    "names": (lambda: EmbeddingSpace.fit(unit(5, 4), [1, 2]), "one name per row, 5; got 2"),
-    "mixed names": (lambda: EmbeddingSpace.fit(unit(3, 4), [1, "a", 2]), "all texts or all integers; got int, str"),
-    "score": (
-        lambda: EmbeddingSpace.fit(unit(5, 4), score="dot"),
-        "score must be one of auto, cosine, margin; got 'dot'",
-    ),
-    "rows": (lambda: EmbeddingSpace.fit(unit(5, 4), rows_per_group=0), "rows_per_group must be an integer"),
-    "fraction of rows": (lambda: EmbeddingSpace.fit(unit(5, 4), calibration_rows=2.5), "must be an integer"),
-    "negative seed": (lambda: EmbeddingSpace.fit(unit(5, 4), seed=-1), "seed must be an integer from 0 to"),
-    "text as names": (lambda: EmbeddingSpace.fit(unit(4, 4), "auto"), "must be a list, an array or a column"),
-    "set of names": (lambda: EmbeddingSpace.fit(unit(4, 4), {1, 2, 3, 4}), "must be a list, an array or a column"),
-    "one name": (lambda: EmbeddingSpace.fit(unit(4, 4), torch.tensor(3)), "must be a list, an array or a column"),
-    "rule": (lambda: EmbeddingSpace.fit(unit(5, 4), rule="exact"), "rule must be one of None, sharp, strict"),
-    "score of calibrate": (
-        lambda: EmbeddingSpace.fit(unit(5, 4)).calibrate(score="dot"),
-        "score must be one of auto, cosine, margin; got 'dot'",
-    ),
-    "other names": (lambda: EmbeddingSpace.fit(unit(4, 4), range(4)).add("a", unit(4)), "old and new.*got int, str"),
-    "calibration groups": (lambda: EmbeddingSpace.fit(unit(5, 4), calibration_groups=[1]), "calibration_groups"),
-    "dimensions": (lambda: EmbeddingSpace.fit(unit(5, 4)).search(unit(1, 5)), "queries must have 4 dimensions"),
-    "k": (lambda: EmbeddingSpace.fit(unit(5, 4)).search(unit(1, 4), 6), "k must be an integer from 1 to 5; got 6"),
-    "level": (lambda: EmbeddingSpace.fit(unit(5, 4)).search(unit(1, 4), 1, false_accept=0), "between 0 and 1"),
-    "text as level": (lambda: EmbeddingSpace.fit(unit(5, 4)).search(unit(4), 1, false_accept="0.5"), "got '0.5'"),
-    "add": (lambda: EmbeddingSpace.fit(unit(5, 4)).add("anna", unit(4)), "the space has no groups"),
-    "unknown group": (lambda: EmbeddingSpace.fit(unit(4, 4), [1, 1, 2, 2]).remove(3), "there is no group 3"),
-    "an id as a group": (lambda: EmbeddingSpace.fit(unit(2, 4), ids=["a", "b"]).remove("b"), "Name its rows by ids="),
-    "one vector": (lambda: EmbeddingSpace.fit(unit(1, 4)[0]), r"got \(4,\)\. A single vector is a list of one: \[vec"),
-    "last row": (lambda: EmbeddingSpace.fit(unit(2, 4)).remove(ids=[0, 1]), "no row would remain"),
-}
-
-
-@pytest.mark.parametrize("name", INVALID)
-def test_invalid_input_is_an_error_that_says_what_is_wrong(name):
-    call, message = INVALID[name]
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
 @pytest.mark.parametrize("convert", [np.int64, torch.tensor, int, lambda name: [np.int64(name)]])
 def test_names_of_numpy_and_torch_are_those_of_python(space, convert):
     assert space.remove(convert(3)) == 5
@@ -433,26 +366,6 @@ def test_the_energy_distance_is_that_of_its_definition():
     assert energy_test(x, y)[0] == pytest.approx(float(2 * between - within))
 
 
-def test_bad_input_is_refused(space):
-    vectors, names = clusters()
-    with pytest.raises(ValueError, match="1 groups of the space are groups of calibration queries, such as 3"):
-        EmbeddingSpace.fit(vectors, names, calibration=unit(2, 16), calibration_groups=[3, 1_000], score="cosine")
-    for permutations in (-1, 0, 9.0):
-        with pytest.raises(ValueError, match=f"permutations must be an integer of at least 1; got {permutations}"):
-            energy_test(unit(6, 3), unit(9, 3), permutations=permutations)
-    for wanted in ({"ids": True}, {"ids": [1.0]}, {"groups": [True]}, {"groups": np.array([True])}):
-        with pytest.raises(ValueError, match=r"there is no (id|group) (True|1\.0) in the space"):
-            space.remove(**wanted)
-
-
-@pytest.mark.parametrize(
-    "vectors", [torch.tensor([4.0, 0.0, 3.0]), torch.eye(3).long(), torch.eye(3).double(), torch.ones(2, 2, 2)]
-)
-def test_a_space_of_what_is_no_matrix_of_float32_says_how_to_convert_it(vectors):
-    with pytest.raises(ValueError, match=r"Use fit, and vectors\[None\] for one vector"):
-        EmbeddingSpace(vectors)
-
-
 TABLES = {"pandas": pd.DataFrame, "polars": pl.DataFrame, "pyarrow": pa.table, "mapping": dict}
 USES = {
     "fit": lambda x: EmbeddingSpace.fit(unit(2, 4), x),
@@ -526,6 +439,6 @@ def test_a_space_that_is_calibrated_again_after_loading_leaves_groups_out_of_mar
 def test_margins_of_two_groups_are_above_the_other_group(size):
     """The third nearest group of a row does not exist."""
     space = EmbeddingSpace.fit(*clusters(2, size))
-    assert space._near().offsets(torch.arange(2 * size)).isfinite().all()
+    assert space._offsets(torch.arange(2 * size)).isfinite().all()
     assert space.calibration.scores[:, 0].isfinite().all()
     assert space.search(space.vectors, 1, false_accept=0.9).rows[:, 0].tolist() == list(range(2 * size))
