@@ -88,11 +88,8 @@ def fit_likelihoods(data: Any) -> dict[str, Any]:
     means, concentrations, weights = maximize(sums, counts, squares=counts)
     uniform = torch.as_tensor(bessel.log_uniform_density(dim)).double()
     peaks = uniform + bessel.log_vmf_peak(concentrations, dim) + weights.log() - concentrations
-    return {
-        "directions": concentrations[:, None] * means,
-        "peaks": peaks,
-        "uniform": uniform - math.log(len(weights)),
-    }
+    of_zeros = uniform - math.log(len(weights))
+    return {"directions": concentrations[:, None] * means, "peaks": peaks, "uniform": of_zeros}
 
 
 FITTED: dict[str, tuple[tuple[str, ...], Callable[..., dict[str, Any]]]] = {

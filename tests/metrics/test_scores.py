@@ -27,11 +27,8 @@ def answers(root):
     folder = root / "tests" / "golden"
     tensors = load_file(folder / "metrics.safetensors")
     confidences, predicted = tensors["logits"].softmax(-1).max(-1)
-    return (
-        confidences,
-        predicted == tensors["targets"],
-        json.loads((folder / "metrics.json").read_text())["calibration"],
-    )
+    known = json.loads((folder / "metrics.json").read_text())["calibration"]
+    return confidences, predicted == tensors["targets"], known
 
 
 def plain_error(confidences, correct, edges, norm):
@@ -137,9 +134,8 @@ def test_a_confidence_at_the_end_of_a_bin_is_in_it_in_every_dtype_and_list(dtype
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_fractions_are_in_their_bins(num_bins, dtype):
     numerators = torch.arange(1, 4 * num_bins + 1)
-    bins = reliability_bins(
-        numerators.to(dtype) / len(numerators), numerators > 3, num_bins=num_bins, binning="equal_width"
-    )
+    confidences = numerators.to(dtype) / len(numerators)
+    bins = reliability_bins(confidences, numerators > 3, num_bins=num_bins, binning="equal_width")
     assert bins.count.tolist() == [4] * num_bins
     above = torch.tensor([0.2, 0.2000000001], dtype=torch.float64)  # just above the end of a bin, so in the next
     assert reliability_bins(above, [1, 1], num_bins=5, binning="equal_width").count.tolist() == [1, 1, 0, 0, 0]

@@ -187,9 +187,8 @@ def test_equal_scores_count_as_at_most_and_a_p_value_that_equals_one_minus_the_c
     rejection = fit_rejection(Identity(), [(logits, torch.zeros(9).long())], 0.1, "max_softmax")
     decision = rejection(None, torch.tensor([[-1.0, 0.0]]))  # below all but the rejected one: p is 2 / 10
     assert decision.class_p_values[0, 0] == pytest.approx(0.2)
-    assert rejection.prediction_set(torch.tensor([True]), decision.class_p_values, torch.tensor([1]), 0.8).tolist() == [
-        [False, True]
-    ]
+    chosen = rejection.prediction_set(torch.tensor([True]), decision.class_p_values, torch.tensor([1]), 0.8)
+    assert chosen.tolist() == [[False, True]]
 
 
 @pytest.mark.parametrize("coverage", [0.7, 0.9])
@@ -355,9 +354,7 @@ def test_a_saved_model_and_copies_decide_the_same(score, classifier, tmp_path):
     assert loaded.train()(images(30, 1)[0]).known is None
 
 
-@pytest.mark.parametrize(
-    "change", ["weights", "classes", "weights in the state", "weights after the encoder was saved"]
-)
+@pytest.mark.parametrize("change", ["weights", "classes", "weights in the state", "weights after encoder was saved"])
 def test_a_changed_model_is_saved_without_the_rejection_and_not_exported(change, classifier, tmp_path):
     fit_rejection(classifier, [images(100)], 0.1, "max_logit")
     state = None

@@ -20,9 +20,8 @@ def neighbors(query=(1, 2), k=1, **options):
 
 
 def others(dim=4, k=1, keys=10, query_keys=2):
-    return NeighborSearch(unit(10, 4)).search_others(
-        torch.ones(2, dim), k, torch.arange(keys), torch.arange(query_keys)
-    )
+    names = torch.arange(keys), torch.arange(query_keys)
+    return NeighborSearch(unit(10, 4)).search_others(torch.ones(2, dim), k, *names)
 
 
 def shape(*, groups, rows=300, **options):
@@ -98,10 +97,7 @@ TABLE = [
     (lambda: shape(groups=1).compress(), "number of groups must be an integer of at least 2; got 1"),
     (lambda: shape(groups=9, **EUCLIDEAN).compress(), "one of cosine"),
     # Duplicates
-    (
-        lambda: shape(rows=10, groups=10).duplicates(),
-        "cannot be chosen: 10 rows are too few .* needs 100. Give a cosine",
-    ),
+    (lambda: shape(rows=10, groups=10).duplicates(), "10 rows are too few to fit .* needs 100. Give a cosine"),
     (lambda: EmbeddingSpace(torch.ones(200, 4)).duplicates(), "cannot be chosen: most rows equal others"),
     (lambda: shape(groups=1).duplicates(), "all are of one group"),
     (lambda: shape(groups=9, **EUCLIDEAN).duplicates(0.9), "must be one of cosine; got 'euclidean'"),

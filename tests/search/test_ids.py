@@ -11,14 +11,7 @@ from datasets import Dataset
 from torch.nn.functional import normalize
 
 from hf_sphere.commands import duplicates, index as index_command, report, search as search_command
-from hf_sphere.search import (
-    CompressedSpace,
-    EmbeddingSpace,
-    ImageIndex,
-    ImageSource,
-    LanceSpace,
-    report_vectors,
-)
+from hf_sphere.search import CompressedSpace, EmbeddingSpace, ImageIndex, ImageSource, LanceSpace
 
 COUNT = 240
 IDS = [f"S{row:03}" for row in range(COUNT)]
@@ -140,13 +133,6 @@ def test_rows_without_ids_keep_their_numbers_if_others_are_left_out(caplog):
     space = EmbeddingSpace.fit(with_faults(), invalid="skip", score="cosine")
     assert (space.search(rows()[[8]], 1).ids, space.skipped, space.add(None, rows()[0])) == ([[8]], [5, 7], [240])
     assert "are left out: rows 5, 7." in caplog.text
-
-
-def test_a_report_names_invalid_rows_by_their_ids():
-    found = report_vectors(with_faults(), ids=IDS)
-    assert (found.numbers["ids_not_finite"], found.numbers["ids_zero"]) == (["S005"], ["S007"])
-    assert "1 of 240 rows are zero, the first is S007: remove them." in found.verdicts
-    assert "rows not finite                     1 (id S005)" in str(found)
 
 
 # Pairs, comparisons, LanceDB

@@ -236,10 +236,7 @@ def test_images_of_a_file_of_rows_are_opened_and_groups_are_the_cells_of_a_colum
     [
         ({"column": "txt"}, r"no text column 'txt'; the data has the columns \['text', 'label', 'article'\]"),
         ({"content": "vector"}, r"found no vector column: none of .* is in \['text', .*Name it with --column"),
-        (
-            {"content": "vector", "column": "text"},
-            r"column text of .*parquet must be .* texts such as .* need a model",
-        ),
+        ({"content": "vector", "column": "text"}, "column text of .*parquet must be .* texts such as .* need a model"),
         ({"content": "image", "column": "text"}, "column 'text' does not contain images"),
         ({"split": "test"}, "no split 'test'; the data has train"),
     ],
@@ -278,9 +275,7 @@ FORMATS = {
     "bfloat16": lambda v: list(v.bfloat16()),
     "base64": encode_base64,
     "a column of base64": lambda v: Dataset.from_dict({"v": encode_base64(v)})["v"],
-    "a table whose names look like base64": lambda v: pd.DataFrame(
-        v.numpy(), columns=[f"vector{n}A" for n in range(4)]
-    ),
+    "names like base64": lambda v: pd.DataFrame(v.numpy(), columns=[f"vector{n}A" for n in range(4)]),
     "decimals": lambda v: [[Decimal(number) for number in row] for row in v.tolist()],
 }
 

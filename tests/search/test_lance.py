@@ -238,10 +238,7 @@ def other(tmp_path):
 
 CREATE = {
     "zero": (bad_batch(0), "batch 1, from row 4 on: rows must be finite and not zero; 1 of 3 .* index 1"),
-    "nan": (
-        bad_batch(torch.nan),
-        "batch 1, from row 4 on: rows must be finite .* 0 rows were written",
-    ),
+    "nan": (bad_batch(torch.nan), "batch 1, from row 4 on: rows must be finite .* 0 rows were written"),
     "dimensions": ([unit(2, 3), unit(2, 4)], "batch 1, .* Size of FixedSizeList is not the same"),
     "columns": ([{"vector": unit(1, 3), "a": [1]}, {"vector": unit(1, 3)}], r"the columns are \['vector'\]"),
     "no vectors": ([{"x": [1]}], "batch 0, from row 0 on: 'vector'"),

@@ -12,13 +12,8 @@ from hf_sphere.search import neighbor_search
 from hf_sphere.search.neighbor_search import NeighborSearch, choose_kind
 
 pytest.importorskip("faiss")
-EXACT = [
-    ("torch", "cosine"),
-    ("torch", "euclidean"),
-    ("torch", "hyperbolic"),
-    ("flat", "cosine"),
-    ("flat", "euclidean"),
-]
+EXACT = [*(("torch", distance) for distance in ("cosine", "euclidean", "hyperbolic"))]
+EXACT += [("flat", "cosine"), ("flat", "euclidean")]
 
 
 def points(count: int, dim: int, seed: int = 0) -> torch.Tensor:

@@ -53,9 +53,7 @@ def test_texts_like_the_neutral_ones_are_accepted_at_the_level_without_any_label
 
 
 def test_texts_that_are_not_embedded_are_refused_with_the_remedy():
-    with pytest.raises(
-        TypeError, match=r"calibration must be numbers; the first is 'How long .* embed texts by a model"
-    ):
+    with pytest.raises(TypeError, match=r"calibration must be numbers; the first is 'How long .* texts by a model"):
         EmbeddingSpace.fit(torch.eye(8), calibration=neutral_texts())
 
 

@@ -201,7 +201,9 @@ def test_unit_vectors_are_not_copied_and_those_of_half_precision_are_unit():
     torch.testing.assert_close(norms, torch.ones(20), atol=1e-6, rtol=0)
 
 
-def test_a_saved_space_gives_equal_results(tmp_path, space):
+def test_a_saved_space_gives_equal_results(tmp_path):
+    options = {"score": "cosine", "model": "old", "seed": np.int64(3), "rows_per_group": np.int32(2)}
+    space = EmbeddingSpace.fit(*clusters(), **options)
     space.add(77, unit(3, 16, seed=6))
     space.remove([5])
     space.save(tmp_path / "space")
@@ -210,8 +212,7 @@ def test_a_saved_space_gives_equal_results(tmp_path, space):
     first, second = (each.search(queries, 4, false_accept=0.2) for each in (space, loaded))
     for name in ("rows", "scores", "p_values", "accepted"):
         assert torch.equal(getattr(first, name), getattr(second, name))
-    assert loaded.groups == space.groups
-    assert repr(loaded) == repr(space)
+    assert (loaded.groups, loaded.model, repr(loaded)) == (space.groups, "old", repr(space))
     assert loaded.add(5, unit(1, 16)) == [203]
 
 
@@ -273,12 +274,6 @@ def test_groups_and_queries_of_many_kinds_are_accepted(space):
         assert EmbeddingSpace.fit(unit(2, 4), names).groups == ["a", "b"]
     assert space.search(space.vectors[3].tolist(), 1).rows.tolist() == [[3]]
     assert space.identify(space.vectors[5].tolist(), 0.5) == 1
-
-
-def test_options_of_numpy_are_saved(tmp_path):
-    space = EmbeddingSpace.fit(*clusters(), seed=np.int64(3), rows_per_group=np.int32(2))
-    space.save(tmp_path / "space")
-    assert repr(EmbeddingSpace.load(tmp_path / "space")) == repr(space)
 
 
 def test_the_last_group_is_searched_without_a_level_and_saved(tmp_path, space):
@@ -403,8 +398,10 @@ def test_a_space_searches_once_and_samples_its_rows_once():
     assert sample.call_count == 1
 
 
-def test_separate_calibration_has_the_strict_rule_by_default():
+def test_scores_and_rules_by_default_depend_on_groups_and_calibration():
     vectors, groups = clusters()
+    assert (EmbeddingSpace.fit(vectors, groups).score, EmbeddingSpace.fit(vectors).score) == ("margin", "cosine")
+    assert EmbeddingSpace(vectors, groups, metric={"distance": "euclidean"}).score == "cosine"
     calibration = {"calibration": unit(60, 16, seed=3), "calibration_groups": 100 + np.arange(60) // 3}
     assert EmbeddingSpace.fit(vectors, groups, score="cosine", **calibration).calibration.rule == "strict"
     assert EmbeddingSpace.fit(vectors, groups, score="cosine", rule="sharp", **calibration).calibration.rule == "sharp"
@@ -418,13 +415,6 @@ def test_queries_and_calibration_are_scored_alike_with_large_groups():
     found = space.search(queries, 1, false_accept=0.2)
     as_calibration = space._find(queries, torch.full((40,), 10**9))
     torch.testing.assert_close(found.scores[:, 0], as_calibration.scores[:, 0], atol=1e-9, rtol=0)
-
-
-def test_groups_are_compared_by_margins_and_rows_without_groups_by_cosines():
-    vectors, groups = clusters()
-    assert EmbeddingSpace.fit(vectors, groups).score == "margin"
-    assert EmbeddingSpace.fit(vectors).score == "cosine"
-    assert EmbeddingSpace(vectors, groups, metric={"distance": "euclidean"}).score == "cosine"
 
 
 def test_a_space_that_is_calibrated_again_after_loading_leaves_groups_out_of_margins(tmp_path):

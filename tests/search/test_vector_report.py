@@ -62,9 +62,8 @@ def test_hubs_and_overlap_are_those_of_all_cosines():
     nearest = np.argsort(-cosines, axis=1)[:, :10]
     counts = np.bincount(nearest.ravel(), minlength=len(vectors))
     numbers = report_vectors(vectors, groups).numbers
-    assert numbers["mean_cosine_of_pairs"] == pytest.approx(
-        cosines[np.isfinite(cosines)].mean()
-    )  # not of one per group
+    of_pairs = cosines[np.isfinite(cosines)].mean()  # not of one per group
+    assert numbers["mean_cosine_of_pairs"] == pytest.approx(of_pairs)
     assert numbers["hub_skewness"] == pytest.approx(stats.skew(counts))
     assert numbers["largest_hub"] == counts.max()
     assert numbers["fraction_never_found"] == pytest.approx((counts == 0).mean())
@@ -111,9 +110,7 @@ def test_a_remedy_that_does_nothing_is_seldom_recommended(monkeypatch):
 FAULTS = {
     "not finite, the first is 7": lambda x: x.index_fill_(0, torch.tensor([7, 9]), torch.nan),
     "zero, the first is 3": lambda x: x.index_fill_(0, torch.tensor([3]), 0.0),
-    "1 of 300 rows are equal to an earlier row, the first is 8": lambda x: x.index_copy_(
-        0, torch.tensor([8]), x[:1].clone()
-    ),
+    "1 of 300 rows are equal to an earlier row, the first is 8": lambda x: x[8].copy_(x[0]),
     "norms differ by a factor of 3": lambda x: x.mul_(torch.linspace(1, 3, 300)[:, None]),
     "1 of 32 dimensions are collapsed": lambda x: x.index_fill_(1, torch.tensor([5]), 0.0),
     "in a cone: pairs have a mean cosine of 0.": lambda x: x.add_(0.2),
@@ -134,11 +131,8 @@ def test_a_planted_fault_is_recognized(fault):
 def test_a_common_offset_makes_hubs_and_removing_the_mean_helps():
     vectors, groups = clusters(num_groups=150, size=6, dim=64, noise=1.5, mean=1.8)
     found = report_vectors(vectors, groups)
-    assert [verdict.split(":")[0] for verdict in found.verdicts] == [
-        "The vectors are in a cone",
-        "There are hubs",
-        "What helps most",
-    ]
+    verdicts = [verdict.split(":")[0] for verdict in found.verdicts]
+    assert verdicts == ["The vectors are in a cone", "There are hubs", "What helps most"]
     assert found.remedies[1].low > 0.02
 
 
