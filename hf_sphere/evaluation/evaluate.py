@@ -74,9 +74,9 @@ def evaluate_embeddings(
     retrieval = {name: value for name, value in given.items() if value is not None}
     evaluation = Evaluation(distance)
     is_known = _evaluate_predictions(evaluation, data)
-    _evaluate_retrieval(evaluation, data, data.labels, options, retrieval)
+    _evaluate_retrieval(evaluation, data, options, retrieval)
     if options.overlap_threshold is not None:
-        _evaluate_overlap(evaluation, data, data.labels, is_known, options)
+        _evaluate_overlap(evaluation, data, is_known, options)
     if ood:
         _evaluate_ood(evaluation, data, ood, train)
     return evaluation
@@ -154,10 +154,8 @@ def _evaluate_predictions(evaluation: Evaluation, data: Embeddings) -> Tensor | 
     return is_known
 
 
-def _evaluate_retrieval(
-    evaluation: Evaluation, data: Embeddings, labels: Tensor, options: EvaluationOptions, retrieval: dict[str, Any]
-) -> None:
-    counts, note = labels.unique(return_counts=True)[1], evaluation.notes.append
+def _evaluate_retrieval(evaluation: Evaluation, data: Any, options: EvaluationOptions, retrieval: Any) -> None:
+    counts, note = data.labels.unique(return_counts=True)[1], evaluation.notes.append
     if len(counts) < 2 or counts.max() < 2:
         why = "all images are of one class" if len(counts) < 2 else "no class has two images"
         note(f"retrieval is skipped: {why}.")
@@ -165,7 +163,7 @@ def _evaluate_retrieval(
     if data.row_ids is not None and (repeated := len(data.row_ids) - len(data.row_ids.unique())):
         note(f"retrieval is skipped: {repeated:,} row(s) repeat an image, which would be its own neighbor.")
         return
-    scores = metrics.retrieval_scores(data.embeddings, labels, **retrieval)
+    scores = metrics.retrieval_scores(data.embeddings, data.labels, **retrieval)
     evaluation.add("eval", scores)
     if excluded := scores["num_excluded"]:
         note(f"{excluded:,} image(s) are not retrieval queries, since each is alone in its class.")
@@ -175,15 +173,13 @@ def _evaluate_retrieval(
         note(f"sampled retrieval is skipped: {zero:,} embedding(s) are zero vectors (no direction).")
         return
     retrieval |= {"num_samples": options.num_samples, "seed": options.seed}
-    sampled = metrics.sampled_retrieval_scores(data.embeddings, data.concentrations, labels, **retrieval)
+    sampled = metrics.sampled_retrieval_scores(data.embeddings, data.concentrations, data.labels, **retrieval)
     for name, score in sampled.items():
         ends = {f"{name}_low": score["low"], f"{name}_high": score["high"]}
         evaluation.add("eval_sampled", {name: score["mean"], **ends})
 
 
-def _evaluate_overlap(
-    evaluation: Evaluation, data: Embeddings, labels: Tensor, is_known: Tensor | None, options: EvaluationOptions
-) -> None:
+def _evaluate_overlap(evaluation: Evaluation, data: Any, is_known: Tensor | None, options: EvaluationOptions) -> None:
     if is_known is None:
         why = why_no_accuracy(data.problem_type) or "no label is one of the model's classes"
         evaluation.notes.append(f"class overlap is skipped: {why}.")
@@ -194,4 +190,4 @@ def _evaluate_overlap(
         evaluation.notes.append(f"{what}; use --overlap_distance euclidean.")
         return
     threshold: dict[str, Any] = {"threshold": options.overlap_threshold, "distance": options.overlap_distance}
-    evaluation.add("eval_overlap", metrics.class_overlap(points, labels[is_known], correct, **threshold))
+    evaluation.add("eval_overlap", metrics.class_overlap(points, data.labels[is_known], correct, **threshold))

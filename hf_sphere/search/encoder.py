@@ -274,7 +274,6 @@ class VectorEncoder(Encoder):
         if skip_invalid:
             usable, others = usable_rows(what, vectors, ids)
             at, vectors = (at[usable], vectors[usable]) if others else (at, vectors)
-            ids = ids and [source.ids[row] for row in at.tolist()]
         if len(at):
             hint = ", or leave them out (skip_invalid=True, or --skip_invalid)"
             yield at, {"embedding": unit_vectors(what, vectors, ids, hint)}

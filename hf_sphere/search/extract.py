@@ -20,14 +20,9 @@ from transformers import MODEL_MAPPING, AutoConfig, AutoImageProcessor, AutoMode
 from transformers.image_utils import PILImageResampling
 from transformers.modeling_outputs import ModelOutput
 
+from hf_sphere import models
 from hf_sphere.data import ImagesFromDisk, ImageSplit
 from hf_sphere.data.decoding import cache_file
-from hf_sphere.models import (
-    SphereVisionConfig,
-    SphereVisionForImageClassification,
-    SphereVisionImageProcessor,
-    SphereVisionModel,
-)
 from hf_sphere.models.pretrained_backbones import pretrained_preprocessing
 from hf_sphere.search.store import embeddings_writer
 from hf_sphere.utils.checks import check_choice
@@ -43,9 +38,9 @@ Batch = dict[str, Tensor]
 """Columns of a batch by name, each (B, ...), and the `row` of each; without rows there are no other columns."""
 
 MODELS = {
-    "SphereVisionForImageClassification": SphereVisionForImageClassification,
-    "SphereVisionModel": SphereVisionModel,
-    "SphereVisionForFewShotClassification": SphereVisionModel,  # only the encoder
+    "SphereVisionForImageClassification": models.SphereVisionForImageClassification,
+    "SphereVisionModel": models.SphereVisionModel,
+    "SphereVisionForFewShotClassification": models.SphereVisionModel,  # only the encoder
 }
 """Class to load, by saved class."""
 
@@ -72,15 +67,16 @@ def load_embedding_model(name: str) -> Any:
     if weights:
         options = pretrained_preprocessing(backbone)
         sizes = {key: options[key] for key in ("num_channels", "image_size")}
-        return SphereVisionModel(SphereVisionConfig(backbone=backbone, head=None, **sizes), pretrained=weights)
+        config = models.SphereVisionConfig(backbone=backbone, head=None, **sizes)
+        return models.SphereVisionModel(config, pretrained=weights)
     config = load_pretrained(AutoConfig, name)
     if hasattr(MODEL_MAPPING.get(type(config), None), "get_text_features"):
         return load_model(AutoModel, name, complete=True)
-    if not isinstance(config, SphereVisionConfig):
+    if not isinstance(config, models.SphereVisionConfig):
         if getattr(config, "head", None) is not None:  # a spherized image encoder
             return load_model(AutoModelForImageClassification, name, complete=True)
-        plain = SphereVisionConfig(backbone=name, head=None, num_channels=getattr(config, "num_channels", 3))
-        return SphereVisionModel(plain, pretrained=name)
+        plain = models.SphereVisionConfig(backbone=name, head=None, num_channels=getattr(config, "num_channels", 3))
+        return models.SphereVisionModel(plain, pretrained=name)
     saved = check_choice("the class of the model", (config.architectures or [None])[0], MODELS)
     return load_model(MODELS[saved], name, complete=True)
 
@@ -92,7 +88,7 @@ def load_image_processor(name: str) -> Any:
         return load_pretrained(AutoImageProcessor, name)
     options = pretrained_preprocessing(backbone)
     (height, width), resample = options.pop("image_size"), PILImageResampling[options.pop("interpolation").upper()]
-    return SphereVisionImageProcessor(size={"height": height, "width": width}, resample=resample, **options)
+    return models.SphereVisionImageProcessor(size={"height": height, "width": width}, resample=resample, **options)
 
 
 @torch.inference_mode()

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from hf_sphere.geometry.checks import shorten
 from hf_sphere.search.calibration import PARTS, Calibration, Candidates, Nearest, Rule, Score
-from hf_sphere.search.lance_batches import COMPARED, parts_of_batches
 from hf_sphere.search.matching import CANDIDATES, CalibratedSearch, Matches, sort_candidates
 from hf_sphere.search.neighbor_search import SPARE, TARGET_RECALL, NeighborSearch
-from hf_sphere.search.vectors import as_names, mix, name_keys, positions, sample_rows
+from hf_sphere.search.vectors import COMPARED, as_names, mix, name_keys, parts_of_batches, positions, sample_rows
 from hf_sphere.utils.checks import check_choice, check_exclusive, check_extra, check_integer
 
 os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(64 << 20))  # otherwise Lance reads up to 2 GiB ahead

@@ -281,7 +281,7 @@ def test_invalid_input_is_an_error_that_says_what_is_wrong(space, name):
 
 
 def test_rows_before_an_invalid_batch_are_written_and_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr("hf_sphere.search.lance_batches.WRITTEN", 1)
+    monkeypatch.setattr("hf_sphere.search.vectors.WRITTEN", 1)
     with pytest.raises(ValueError, match=r"batch 1, from row 4 on: .* Before it, 4 rows were written"):
         LanceSpace.create(tmp_path / "space", bad_batch(0))
     assert len(LanceSpace.open(tmp_path / "space")) == 4
