@@ -3,7 +3,7 @@
 import importlib.util
 import logging
 import zlib
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -199,8 +199,7 @@ class NeighborSearch:
         count = min(count or k + self._spare, most)
         candidates = self._candidates(queries, count)
         at_once = min(QUERIES, max(1, NUMBERS // (count * max(copies, queries.shape[1]))))
-        blocks = zip(queries.split(at_once), candidates.split(at_once), strict=True)
-        neighbors = [self._choose(*block, k, copies) for block in blocks]
+        neighbors = map(partial(self._choose, k=k, copies=copies), queries.split(at_once), candidates.split(at_once))
         distances, rows, last = map(torch.cat, zip(*neighbors, strict=True))
         if count < most and (tied := (distances[:, -1] == last) & last.isfinite()).any():
             unique, index = queries[tied].unique(dim=0, return_inverse=True)

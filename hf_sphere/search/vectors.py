@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +21,8 @@ from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.utils.checks import check_integer, error_text
 
 logger = logging.getLogger(__name__)
+
+_norms = partial(torch.linalg.vector_norm, dim=1, dtype=torch.float64)
 
 Content = Literal["image", "text", "vector"]
 """What rows are."""
@@ -171,7 +174,7 @@ def unit_vectors(what: str, vectors: Any, ids: Sequence[Any] | None = None, hint
     """
     vectors = to_embeddings(vectors, 1, what).cpu()
     blocks = vectors.split(8192)  # without large copies
-    norms = torch.cat([torch.linalg.vector_norm(block.double(), dim=1) for block in blocks])
+    norms = torch.cat([*map(_norms, blocks)])
     if not (valid := norms.isfinite() & (norms > 0)).all():
         ids = None if ids is None else check_names("ids", ids, len(vectors))
         check_rows(valid, f"{what} must be finite and not zero", "are not", ids, hint)
@@ -188,7 +191,7 @@ def unit_vectors(what: str, vectors: Any, ids: Sequence[Any] | None = None, hint
 
 def usable_rows(what: str, vectors: Tensor, ids: Sequence[Any] | None) -> tuple[Tensor, list[Any]]:
     """Return the rows of vectors (N, d) that are finite and not zero, and the ids of others, which a message lists."""
-    norms = torch.cat([torch.linalg.vector_norm(block.double(), dim=1) for block in vectors.split(8192)])
+    norms = torch.cat([*map(_norms, vectors.split(8192))])
     valid = norms.isfinite() & (norms > 0)
     others = (~valid).nonzero()[:, 0].tolist()
     others = others if ids is None else [ids[row] for row in others]
