@@ -95,11 +95,12 @@ class LanceSpace(CalibratedSearch):
             ImportError: If LanceDB is not installed.
             ValueError: If a batch is invalid; the message has the number of rows that were written.
         """
-        names, options = (column, group_column, id_column), [check_integer("rows_per_group", rows_per_group, 1)]
+        names = column, group_column, id_column
+        options: list[Any] = [*names, check_integer("rows_per_group", rows_per_group, 1)]
         options += [check_integer("calibration_rows", calibration_rows, 1)]
         check_choice("score", score, ("auto", "cosine", "margin"))
-        score = ("margin" if group_column else "cosine") if score == "auto" else score
-        options = [*names, *options, score, check_choice("rule", rule, ("sharp", "strict"))]
+        options += [("margin" if group_column else "cosine") if score == "auto" else score]
+        options += [check_choice("rule", rule, ("sharp", "strict"))]
         database, parts = _connect(uri), parts_of_batches(batches, names)
         if there := [name for name in ("vectors", "index", "calibration") if _open(database, name) is not None]:
             raise FileExistsError(f"{uri} has tables already ({', '.join(there)}); use LanceSpace.open(...).add.")
