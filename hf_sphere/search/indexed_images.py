@@ -164,7 +164,7 @@ class IndexedImages:
         digests, sources, used = (self.images.get(name, []) for name in ("digest", "source", "settings"))
         places = [place_of(source.name, source.split, name) for name in source.names]
         files = enumerate(zip(sources, self.images.get("file", []), strict=True))
-        indexed = {place_of(*self.sources[at], file): row for row, (at, file) in files}
+        indexed = {place_of(self.sources[at][0], self.sources[at][1], file): row for row, (at, file) in files}
         indexed.pop(None, None)
         at_place = {n: indexed[place] for n, place in enumerate(places) if place in indexed}
         settings = self.encoder.settings
