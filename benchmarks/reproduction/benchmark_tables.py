@@ -322,6 +322,18 @@ def _matching_found(rows: Rows, content: Mapping[str, Any]) -> str:
     return join_lines(["rule", *titles], lines, [])
 
 
+def _matching_spaces(rows: Rows, content: Mapping[str, Any]) -> str:
+    """What approximate spaces name of the queries of known groups at 5 %, and accept of others."""
+    start, lines = "WikiText-2, margin, sharp, ", []
+    for key in (name.partition(": hits")[0] for name in rows if name.startswith(start) and ": hits" in name):
+        hits, false, error = (
+            100 * rows[f"{key}: {what} at 5%"]["value"]
+            for what in ("hits", "false accepts", "standard error of false accepts")
+        )
+        lines.append([key.removeprefix(start), f"{hits:.1f} %", f"{false:.1f} (± {error:.1f}) %"])
+    return join_lines(["space", "named", "accepted of strangers"], lines, [])
+
+
 def _relevance(rows: Rows, content: Mapping[str, Any]) -> str:
     lines = []
     rules = ["neutral texts", "neutral texts, by document", "rows of the space", "fixed 0.7", "pooled pairs"]
@@ -589,6 +601,7 @@ TABLES: dict[str, tuple[str, Callable[[Rows, Mapping[str, Any]], str]]] = {
     "kernels-functions": ("kernel_counts", partial(_list, KERNELS, True)),
     "matching": ("matching", _matching),
     "matching-found": ("matching", _matching_found),
+    "matching-spaces": ("matching", _matching_spaces),
     "relevance": ("relevance", _relevance),
     "vector-report": ("vector_report", _vector_report),
     "compression": ("compression", _compression),
