@@ -112,3 +112,10 @@ def test_a_gradient_of_a_gradient_is_an_error():
     (gradient,) = torch.autograd.grad(HeatKernelLoss()(x), x, create_graph=True)
     with pytest.raises(RuntimeError, match="can be differentiated once"):
         gradient.sum().backward()
+
+
+@pytest.mark.parametrize("kind", [SupConLoss, InfoNCELoss, SigLIPLoss])
+def test_labels_that_are_no_integers_are_refused(kind):
+    """Similarities of pairs as labels would be compared for equality."""
+    with pytest.raises(TypeError, match=r"labels must be integers; got torch.float32"):
+        kind()(X, LABELS / 4)

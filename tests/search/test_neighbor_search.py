@@ -339,3 +339,14 @@ def test_the_recall_is_measured_again_after_many_changes_only(monkeypatch, tmp_p
         monkeypatch.setattr(search, "_held_out", lambda *_, count=count: measured.append(count) or (vectors[:9], 9.0))
         search.refresh()
     assert measured == [4006, 4006]
+
+
+def test_of_two_settings_the_one_with_the_higher_recall_is_tried_further(monkeypatch):
+    """Here more lists help and more candidates do not, so the number of candidates stays."""
+
+    def recalls(search, queries, farthest):
+        return torch.tensor([min(0.99, 0.5 + 0.1 * search._index.nprobe)])
+
+    monkeypatch.setattr(NeighborSearch, "_recalls", recalls)
+    search = NeighborSearch(points(2000, 8), kind="ivf")
+    assert (search._index.nprobe, search._spare) == (8, neighbor_search.SPARE)

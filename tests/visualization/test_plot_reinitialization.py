@@ -39,7 +39,14 @@ def test_cells_are_accuracies_in_percent_by_layer_from_top_to_bottom_and_epoch_i
 def test_random_draws_are_in_the_last_column():
     figure = plot_reinitialization(robustness(a=layer(0.1, 0.5, random=0.25)))
     assert columns_of(figure) == [pytest.approx([10]), pytest.approx([50]), pytest.approx([25])]
+    assert [line.get_xdata() for line in figure.axes[0].get_lines()] == [[2, 2]]  # sets them apart
     assert labels_of(figure.axes[0].xaxis)[-1] == "random\nweights"
+
+
+@pytest.mark.parametrize(("snapshots", "apart"), [((0.1,), [[1, 1]]), ((), [])])
+def test_random_draws_are_set_apart_from_snapshots_if_there_are_any(snapshots, apart):
+    figure = plot_reinitialization(robustness(a=layer(*snapshots, random=0.25)))
+    assert [line.get_xdata() for line in figure.axes[0].get_lines()] == apart
 
 
 def test_missing_cells_are_empty_and_explained():
