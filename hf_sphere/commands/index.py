@@ -195,6 +195,7 @@ def describe_levels(index: Any) -> tuple[str, float]:
         for found in map(space.expected_found, levels):
             share = f"{100 * found.share:.0f} % of your own {index.encoder.content}s find their group"
             lines.append(f"{100 * found.level:8.0f} % {share} ({100 * found.low:.0f} to {100 * found.high:.0f})")
-    except ValueError as error:  # no group has two rows
-        lines.append(f"          {error}")
+    except ValueError as error:
+        if index.groups is not None:  # without groups it is clear that no other row can be found
+            lines.append(f"          {error}")
     return "\n".join([*lines, ""]), max(levels[0], min(0.05, levels[-1]))

@@ -12,7 +12,7 @@ from hf_sphere.search.drift import Migration
 from hf_sphere.search.matching import CANDIDATES, CalibratedSearch, ExpectedFound
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind
 from hf_sphere.search.vectors import check_ids, check_names, mix, name_keys, name_numbers, positions, sample_rows
-from hf_sphere.utils.checks import check_choice, check_integer
+from hf_sphere.utils.checks import check_choice
 
 
 class GroupedVectors(CalibratedSearch):
@@ -216,7 +216,10 @@ class GroupedVectors(CalibratedSearch):
         group, sizes = self._groups.unique(return_inverse=True, return_counts=True)[1:]
         rows = rows[sizes[group[rows]] > 1]
         own, counts = self._groups[rows].unique(return_inverse=True, return_counts=True)[1:]
-        check_integer("the number of groups of two rows or more", len(counts), 2)
+        if len(counts) < 2:
+            raise ValueError(
+                f"what a level finds is known from at least two groups of two rows; there are {len(counts)}."
+            )
         count = min(CANDIDATES[self.score] + 1, len(self))
         found = self._candidates(self.vectors[rows], count)
         is_other = (found.rows != rows[:, None]).int()

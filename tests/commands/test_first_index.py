@@ -103,6 +103,9 @@ def test_an_index_with_groups_prints_its_levels_and_a_long_search_what_happened(
     printed = capsys.readouterr().out
     line = "levels    each vector is a group of its own (or name a --group_column); --false_accept can be 0.017 or more"
     assert f"\n{line}\n" in printed
+    pq.write_table(pa.table({"embedding": torch.randn(120, 16).tolist()}), "others.parquet")
+    main(["index", "rows.parquet", "--calibration", "others.parquet", "--output_dir", "calibrated"])
+    assert re.search(r"levels    120 vectors of 120 groups calibrate; [^\n]*\nnext step", capsys.readouterr().out)
     with pytest.raises(SystemExit):
         main([*words, "--leave_out_query"])
     assert "build the index with --score cosine" in capsys.readouterr().err
