@@ -21,6 +21,7 @@ import timm
 import torch
 import yaml
 from accelerate import Accelerator
+from case_selection import each
 from doubles import Marker
 from PIL import EpsImagePlugin, Image
 from safetensors.torch import load_file
@@ -391,6 +392,7 @@ def test_custom_code_would_be_run_by_transformers_if_the_user_agreed(with_code, 
     assert (tmp_path / "executed").exists()
 
 
+@each("use")
 @pytest.mark.parametrize("use", USES)
 def test_custom_code_of_a_model_is_not_run(use, with_code, tmp_path):
     with suppress(ValueError, OSError):
@@ -416,6 +418,7 @@ def processors_that_load(other: Path) -> dict[str, tuple[str, dict[str, Any]]]:
     }
 
 
+@each("case")
 @pytest.mark.parametrize("case", processors_that_load(Path()))
 def test_a_processor_does_not_load_anything_else(case, with_code, reads, tmp_path):
     folder = tmp_path / "encoder"

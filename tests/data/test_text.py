@@ -3,6 +3,7 @@ import itertools
 import os
 from pathlib import Path
 
+import datasets
 import pytest
 import torch
 from datasets import Dataset, Features, Value
@@ -87,6 +88,18 @@ def load(tokenizer, tmp_path: Path):
         return load_text_data(options, tokens, **({"block_length": 8, "progress": False} | loading))
 
     return load_splits
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_bars_of_datasets_are_shown_afterwards_if_they_were_before(shown, load, monkeypatch):
+    monkeypatch.delenv("HF_DATASETS_DISABLE_PROGRESS_BARS", raising=False)
+    was_shown = datasets.is_progress_bar_enabled()
+    (datasets.enable_progress_bars if shown else datasets.disable_progress_bars)()
+    load()
+    try:
+        assert datasets.is_progress_bar_enabled() == shown
+    finally:
+        (datasets.enable_progress_bars if was_shown else datasets.disable_progress_bars)()
 
 
 def tokens_of(batches: TextBatches) -> list[int]:

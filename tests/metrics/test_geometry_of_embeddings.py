@@ -212,6 +212,12 @@ def test_counts_match_the_definition(count, dim, classes, threshold, seed):
         assert counts == pytest.approx(plain_overlap(points, labels, correct, bound, distance))
 
 
+def test_points_at_exactly_the_threshold_do_not_overlap():
+    points, labels = torch.tensor([[0.0], [2.0], [3.0]]), torch.arange(3)
+    counts = class_overlap(points, labels, torch.ones(3), threshold=2.0, distance="euclidean")
+    assert counts["num_pairs"] == 1  # 2 and 3
+
+
 def test_counts_do_not_depend_on_blocking(monkeypatch):
     data = torch.randn(200, 3), torch.randint(4, (200,)), torch.rand(200) < 0.5
     whole = class_overlap(*data, threshold=12.0)

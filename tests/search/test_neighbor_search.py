@@ -145,6 +145,7 @@ def test_a_file_of_another_index_or_a_damaged_one_is_rejected(tmp_path):
         ],
         ("hnsw", "links", lambda links: links + 1000),
         ("hnsw", "links", lambda links: links - 1000),
+        ("hnsw", "links", lambda links: links.index_fill(0, torch.tensor([0]), -2)),
         ("hnsw", "links", lambda links: links[1:]),
         ("hnsw", "links", lambda links: torch.full_like(links, 7)),
         ("hnsw", "levels", lambda levels: levels * 0),
