@@ -78,7 +78,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         return results
 
     measured = measure(source)
-    settings, accuracies, entries = read_settings(Path(name)) or {}, dict[int, dict[str, float]](), []
+    settings, accuracies = read_settings(Path(name)) or {}, dict[int, dict[str, float]]()
+    entries = list[dict[str, Any]]()
     metadata = {key: settings[key] for key in RUN_SETTINGS if settings.get(key) is not None}
     if settings and (path := Path(name, RESULTS_FILE)).is_file():
         results = read_json(path)

@@ -142,8 +142,8 @@ class TrainingLoop:
     @property
     def is_finished(self) -> bool:
         """Whether no step remains."""
-        state, patience = self.state, self.args.early_stopping_patience
-        stops_early = None not in (patience, state.best_epoch) and state.epoch - state.best_epoch >= patience
+        state, patience, best = self.state, self.args.early_stopping_patience, self.state.best_epoch
+        stops_early = patience is not None and best is not None and state.epoch - best >= patience
         return stops_early or state.epoch >= self.args.num_train_epochs or state.step >= self.total_steps
 
     def run(self) -> RunState:
