@@ -1,6 +1,9 @@
 """Doubles with the signature of what they replace: they take new options, and refuse calls that it would refuse."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +40,15 @@ def hub(uploads: dict[str, dict[str, Any]]) -> MagicMock:
 
     double.return_value.create_commit.side_effect = commit
     return double
+
+
+@contextmanager
+def running(server: ThreadingHTTPServer) -> Iterator[str]:
+    """Run a server in a thread, and give its address."""
+    with server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 def model_that_knows_all(kind: str = "masked") -> SimpleNamespace:

@@ -9,6 +9,12 @@ from matplotlib.text import Text
 SMALLEST = 9.0  # points
 
 
+def legend_of(figure: Any) -> list[str]:
+    """Return the names in the legends of a figure and of its axes."""
+    legends = [*figure.legends, *filter(None, (axes.get_legend() for axes in figure.axes))]
+    return [text.get_text() for legend in legends for text in legend.get_texts()]
+
+
 def drawn_texts(figure: Any) -> list[Text]:
     """Return the texts that are drawn; tick labels outside the limits, for instance, are not."""
     figure.draw_without_rendering()  # the layout

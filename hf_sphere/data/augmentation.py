@@ -13,8 +13,7 @@ from torchvision.transforms.v2 import CutMix, MixUp, RandAugment, functional as 
 from hf_sphere.data.options import AugmentationOptions
 from hf_sphere.utils.modules import to_device
 
-_DRAWS = 10
-"""Attempts at a random resized crop before the full image is used."""
+_DRAWS = 10  # attempts at a random resized crop before the full image is used
 
 
 @dataclass
@@ -59,7 +58,11 @@ class Augmentation(AugmentationOptions):
         if self.color_jitter is not None:
             images = _jitter_colors(images, self.color_jitter, generator)
         if self.crop_padding:
-            images = _random_crop(images, self.crop_padding, self.crop_padding_mode, generator)
+            mode = "constant" if self.crop_padding_mode == "zeros" else self.crop_padding_mode
+            padded = tvF.pad(images, [self.crop_padding], padding_mode=mode)
+            windows = padded.unfold(2, images.shape[2], 1).unfold(3, images.shape[3], 1)  # (B, C, top, left, H, W)
+            draws = torch.randint(0, 2 * self.crop_padding + 1, (2, len(images)), generator=generator)
+            images = windows[torch.arange(len(images)), :, *to_device(draws, images.device)]
         if self.random_resized_crop is not None:
             boxes = _draw_boxes(len(images), self.random_resized_crop, generator, self.crop_aspect_ratio)
             images = _crop_and_resize(images, *boxes)
@@ -81,17 +84,6 @@ def drawing_from(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
-
-
-def _random_crop(images: Tensor, padding: int, mode: str, generator: torch.Generator) -> Tensor:
-    """Random crop of the original size from the padded image."""
-    count, channels, height, width = images.shape
-    padded = tvF.pad(images, [padding], padding_mode="constant" if mode == "zeros" else mode)
-    top, left = to_device(torch.randint(0, 2 * padding + 1, (2, count), generator=generator), images.device)
-    rows = top[:, None] + torch.arange(height, device=images.device)
-    columns = left[:, None] + torch.arange(width, device=images.device)
-    padded = padded.gather(2, rows[:, None, :, None].expand(-1, channels, -1, padded.shape[-1]))
-    return padded.gather(3, columns[:, None, None, :].expand(-1, channels, height, -1))
 
 
 def _draw_boxes(
@@ -177,22 +169,20 @@ def _change_hue(images: Tensor, amounts: Tensor) -> Tensor:
     return value - chroma * (distance.abs() - 1).clamp(0, 1)
 
 
-def mix_images(
-    images: Tensor, labels: Tensor, mixup: float | None, cutmix: float | None, generator: torch.Generator
-) -> dict[str, Tensor]:
+def mix_images(batch: dict[str, Tensor], options: AugmentationOptions, generator: torch.Generator) -> dict[str, Tensor]:
     """Mix each image of a normalized batch (B, C, H, W) with the one before it, by one of the kinds with an alpha.
 
     These are mixup (Zhang et al., ICLR 2018) and CutMix (Yun et al., ICCV 2019). `labels` are those with the larger
     share, `mixed_labels` the others, and `mixed_share` the share of these, each (B,).
     """
-    kinds = [kind(alpha=alpha, num_classes=len(images)) for kind, alpha in ((MixUp, mixup), (CutMix, cutmix)) if alpha]
+    images, labels, alphas = batch["pixel_values"], batch["labels"], {MixUp: options.mixup, CutMix: options.cutmix}
+    kinds = [kind(alpha=alpha, num_classes=len(images)) for kind, alpha in alphas.items() if alpha]
     chosen, seed = torch.randint(2**62, (2,), generator=generator).tolist()
     with drawing_from(seed):
         # Labeled by their numbers, images get shares of any two of them, however many classes there are.
         mixed, shares = kinds[chosen % len(kinds)](images, torch.arange(len(images)))
     share = to_device(1 - shares.diagonal(), labels.device)  # from the CPU, which does not wait for the device
-    others = labels.roll(1)
-    is_larger = share > 0.5
+    others, is_larger = labels.roll(1), share > 0.5
     return {
         "pixel_values": mixed,
         "labels": torch.where(is_larger, others, labels),

@@ -128,18 +128,14 @@ class ImageBatches(SharedExamples, IterableDataset):
         examples = self._examples(epoch, start, self._draws(epoch, start, augment))
         for step, (images, targets, indices) in enumerate(examples, start):
             generator = torch.Generator().manual_seed(mix_seed(self.seed, epoch, step + 1, self.process_index))
-            if self._per_batch is not None and augment:
-                mirrored = (self._flips[indices] + epoch) % 2 == 1 if self._per_batch.alternating_flip else None
-                images = self._per_batch(images, generator, mirrored)
-            images = self._normalize(images)
-            if (
-                self._per_batch is not None
-                and augment
-                and any(strengths := (self._per_batch.mixup, self._per_batch.cutmix))
-            ):
-                yield mix_images(images, targets["labels"], *strengths, generator)
-            else:
-                yield {"pixel_values": images, **targets}
+            augmentation = self._per_batch if augment else None
+            if augmentation is not None:
+                mirrored = (self._flips[indices] + epoch) % 2 == 1 if augmentation.alternating_flip else None
+                images = augmentation(images, generator, mirrored)
+            batch = {"pixel_values": self._normalize(images), **targets}
+            if augmentation is not None and (augmentation.mixup or augmentation.cutmix):
+                batch = mix_images(batch, augmentation, generator)
+            yield batch
 
     def epoch_rows(self, epoch: int = 0) -> Tensor:
         """Return the row of the dataset of each image of an epoch, in the order of the batches, int64 on the CPU."""
@@ -158,7 +154,7 @@ class ImageBatches(SharedExamples, IterableDataset):
             (count, classes, examples).
         """
         sampler: Any = self._sampler
-        return sampler.all_indices(epoch).unflatten(1, (sampler.episodes.classes, -1))
+        return sampler.indices(epoch, every=True).unflatten(1, (sampler.episodes.classes, -1))
 
     def _normalize(self, images: Tensor) -> Tensor:
         images = images.to(torch.float32, memory_format=torch.channels_last)

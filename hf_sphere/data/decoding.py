@@ -7,7 +7,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
@@ -139,7 +139,7 @@ class EncodedImages(torch.utils.data.Dataset):
 
     def select(self, indices: Tensor) -> "EncodedImages":
         """Select images by index or by mask."""
-        return EncodedImages(self.dataset, self.column, self.shape, self.rows[indices], self.transform)
+        return replace(self, rows=self.rows[indices])
 
     def _decode(self, row: Tensor, record: dict[str, Any] | None, *draw: Any) -> Tensor | CorruptImageError:
         try:

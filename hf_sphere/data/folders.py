@@ -18,17 +18,13 @@ from hf_sphere.utils.files import is_of_system
 
 logger = logging.getLogger(__name__)
 
+# Suffixes of photos that `datasets` does not read, of a folder's image files, and of files that contain or name images.
 UNREADABLE = {".arw", ".avif", ".cr2", ".cr3", ".dng", ".heic", ".heif", ".jxl", ".nef", ".raf"}
-"""Suffixes of photos that `datasets` does not read."""
-
 SUFFIXES = {
     *(".apng", ".avif", ".bmp", ".gif", ".ico", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg"),
     *(".mpo", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".qoi", ".tga", ".tif", ".tiff", ".webp"),
 }
-"""Suffixes of the image files of a folder."""
-
 TABLES = {".arrow", ".csv", ".json", ".jsonl", ".parquet", ".tar", ".zip"}
-"""Suffixes of files that contain images, or name them."""
 
 
 def list_files(folder: Path, suffixes: Collection[str], *, follow_links: bool = False) -> list[Path]:

@@ -20,9 +20,7 @@ from hf_sphere.utils.loading import open_format
 from hf_sphere.utils.progress import progress_bar
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
-
-BYTES_A_FILE = 500_000_000
-"""Bytes of images in a parquet file, about."""
+BYTES_A_FILE = 500_000_000  # of images in a parquet file, about
 
 
 def read_imagenet200(source: Path) -> tuple[pd.DataFrame, Features]:

@@ -106,10 +106,7 @@ class EpisodeSampler(Sampler[list[int]]):
         rounds = math.ceil(episodes.count / self.num_processes) * self.num_processes
         numbers = range(self.process_index, rounds, self.num_processes)
         self._episode_indices = [number % episodes.count for number in numbers]
-        # The images of a class are contiguous in this order.
-        self._by_class = labels.argsort(stable=True)
-        self._starts = (counts.cumsum(0) - counts).tolist()
-        self._counts = counts.tolist()
+        self._members = labels.argsort(stable=True).split(counts.tolist())  # of each class
         if self.process_index == 0 and (small := int((counts < episodes.examples).sum())):
             text = "%d of %d classes have fewer than the %d images of an episode, which are repeated within it."
             logger.warning(text, small, len(counts), episodes.examples)
@@ -133,26 +130,20 @@ class EpisodeSampler(Sampler[list[int]]):
         """Set the epoch whose episodes are sampled."""
         self.epoch = epoch
 
-    def indices(self, epoch: int) -> Tensor:
-        """Sample the episodes of an epoch for this process, int64 of shape (episodes, classes x examples)."""
-        return torch.stack([self._draw(epoch, index) for index in self._episode_indices])
-
-    def all_indices(self, epoch: int) -> Tensor:
-        """Sample the episodes of an epoch for all processes, int64 of shape (count, classes x examples)."""
-        return torch.stack([self._draw(epoch, index) for index in range(self.episodes.count)])
+    def indices(self, epoch: int, *, every: bool = False) -> Tensor:
+        """Sample the episodes of this process, or `every` one, of an epoch: int64, (episodes, classes x examples)."""
+        numbers = range(self.episodes.count) if every else self._episode_indices
+        return torch.stack([self._draw(epoch, index) for index in numbers])
 
     def _draw(self, epoch: int, index: int) -> Tensor:
         # The time of `sample` is linear in the number of draws; that of a permutation, in the size of the class.
         draws = Random(mix_seed(self.seed, epoch, index + 1))
-        positions: list[int] = []
-        for label in draws.sample(range(len(self._counts)), self.episodes.classes):
-            start, count = self._starts[label], self._counts[label]
-            members = range(start, start + count)
-            whole, remainder = divmod(self.episodes.examples, count)
-            for _ in range(whole):
-                positions += members
-            positions += draws.sample(members, remainder)
-        return self._by_class[positions]
+        drawn: list[Tensor] = []
+        for members in draws.sample(self._members, self.episodes.classes):
+            whole, remainder = divmod(self.episodes.examples, len(members))
+            positions = range(len(members))
+            drawn.append(members[[*positions] * whole + draws.sample(positions, remainder)])
+        return torch.cat(drawn)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -74,8 +74,7 @@ class Corruption:
         if self.shuffled_pixels is None:
             return images
         if isinstance(images, EncodedImages):
-            shuffle = partial(self._shuffle_one, split)
-            return EncodedImages(images.dataset, images.column, images.shape, images.rows, shuffle)
+            return replace(images, transform=partial(self._shuffle_one, split))
         pixels, shuffled = images.flatten(2), torch.empty_like(images)
         generator, of_split = self._generator(_PIXELS), mix_seed(self.seed, _PIXELS, *split.encode())
         order = torch.randperm(pixels.shape[2], generator=generator)
@@ -107,10 +106,13 @@ class Split:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def select(self, indices: Tensor) -> "Split":
-        """Select images by index or by mask."""
-        images = self.images[indices] if isinstance(self.images, Tensor) else self.images.select(indices)
-        return self._with_images(images, indices)
+    def select(self, indices: Tensor, images: Tensor | EncodedImages | None = None) -> "Split":
+        """Select images by index or by mask; `images` are the selected ones if they have been decoded."""
+        if images is None:
+            images = self.images[indices] if isinstance(self.images, Tensor) else self.images.select(indices)
+        classes = None if self.classes is None else self.classes[indices]
+        values = None if self.values is None else self.values[indices]
+        return replace(self, images=images, rows=self.rows[indices], classes=classes, values=values)
 
     def keep_classes(self, kept: Tensor) -> "Split":
         """Select the images of some classes, (K,) in increasing order, and number these classes from 0."""
@@ -148,7 +150,8 @@ class Split:
         assert isinstance(encoded, EncodedImages)
         if value is not None or stays_in_memory(encoded.shape, len(split), options.keep_in_memory):
             reading |= {"cache_dir": options.cache_dir, "num_workers": options.dataloader_num_workers}
-            split = split._with_images(*decode_all(encoded, **reading))
+            images, good = decode_all(encoded, **reading)
+            split = split.select(good, images)
         else:
             split = split.select(check_files(encoded, **reading))
         if value is not None:
@@ -163,11 +166,6 @@ class Split:
         if isinstance(self.images, Tensor):
             return ImagesInMemory(self.images, labels, **options)
         return ImagesFromDisk(self.images, labels, num_workers=num_workers, **options)
-
-    def _with_images(self, images: Tensor | EncodedImages, indices: Tensor) -> "Split":
-        classes = None if self.classes is None else self.classes[indices]
-        values = None if self.values is None else self.values[indices]
-        return replace(self, images=images, rows=self.rows[indices], classes=classes, values=values)
 
 
 def open_parts(

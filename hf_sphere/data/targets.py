@@ -67,17 +67,15 @@ def read_class_names(rows: Dataset, column: str) -> list[str]:
 
 def read_labels(rows: Dataset, column: str, class_names: list[str], split: str) -> Tensor:
     """Read class indices, int64, (N,); a label that is missing or none of the classes is an error."""
-    feature, values = rows.features[column], rows[column][:]
-    index: dict[Any, int | None] = dict(zip(class_names, range(len(class_names)), strict=True))
-    names = dict(enumerate(feature.names)) if isinstance(feature, ClassLabel) else {}
-    if names:
-        index = {value: index.get(name) for value, name in names.items()}
+    index, values = {name: number for number, name in enumerate(class_names)}, rows[column][:]
+    if names := getattr(rows.features[column], "names", None):
+        named = dict(enumerate(names))
+        values = [named.get(value, value) for value in values]
     else:
         values = [None if value is None else str(value) for value in values]
-    labels = [*map(index.get, values)]
-    if count := labels.count(None):
-        row = labels.index(None)
-        what = f"label {names.get(values[row], values[row])} of image {row} in split {split!r}"
+    labels = [index.get(value, -1) for value in values]
+    if count := labels.count(-1):
+        what = f"label {values[labels.index(-1)]} of image {labels.index(-1)} in split {split!r}"
         problem = f"{what} is missing or none of the classes, as in {count} row(s) of column {column!r}"
         raise ValueError(f"{problem}; choose a split with these classes.")
     return torch.tensor(labels, dtype=torch.int64)

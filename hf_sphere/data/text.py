@@ -7,6 +7,7 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
+import torch.nn.functional as F
 from datasets import Dataset, DatasetDict, Features, List, Value
 from torch import Tensor
 
@@ -18,12 +19,8 @@ from hf_sphere.utils.checks import check_integer, check_number
 from hf_sphere.utils.modules import to_device
 from hf_sphere.utils.seeds import mix_seed
 
-TEXT_COLUMNS = ("text", "sentence", "content")
-"""Column names used on the Hub, the most common one first."""
-
-
-IGNORED = -100
-"""Label of tokens that are not targets, as in torch's cross-entropy and in transformers."""
+TEXT_COLUMNS = ("text", "sentence", "content")  # column names used on the Hub, the most common one first
+IGNORED = -100  # label of tokens that are not targets, as in torch's cross-entropy and in transformers
 
 
 @dataclass(frozen=True)
@@ -155,22 +152,18 @@ class TextBatches(SharedExamples):
                 of_order = mix_seed(self.seed, epoch) if self.shuffle else mix_seed(self.seed)
                 keys = keyed_integers(of_order, local * self.num_processes + self.process_index)
                 seen, labels = self.masking(seen, self.vocabulary, keys)
-            inputs = self._surround(seen, self.vocabulary.prefix, self.vocabulary.suffix)
-            if self.masking is None:
-                labels = inputs
-            else:
-                ignored = [(IGNORED,) * len(ids) for ids in (self.vocabulary.prefix, self.vocabulary.suffix)]
-                labels = self._surround(labels, *ignored)
-            yield {"input_ids": inputs, "labels": labels}
+            prefix, suffix = (
+                seen.new_tensor(ids).expand(len(seen), -1) for ids in (self.vocabulary.prefix, self.vocabulary.suffix)
+            )
+            inputs = torch.cat([prefix, seen, suffix], dim=1)
+            if self.masking is not None:
+                labels = F.pad(labels, (prefix.shape[1], suffix.shape[1]), value=IGNORED)
+            yield {"input_ids": inputs, "labels": inputs if self.masking is None else labels}
 
     @staticmethod
     def num_targets(batch: dict[str, Tensor]) -> Tensor:
         """Return the number of targets of a batch, over which the loss averages: a scalar on its device."""
         return (batch["labels"] != IGNORED).sum()
-
-    def _surround(self, tokens: Tensor, before: tuple[int, ...], after: tuple[int, ...]) -> Tensor:
-        first, last = ([torch.full_like(tokens[:, :1], number) for number in ids] for ids in (before, after))
-        return torch.cat([*first, tokens, *last], dim=1)
 
 
 @dataclass(frozen=True)

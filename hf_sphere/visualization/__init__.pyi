@@ -1,8 +1,3 @@
-from .curves import (
-    plot_class_angles as plot_class_angles,
-    plot_reliability as plot_reliability,
-    plot_risk_coverage as plot_risk_coverage,
-)
 from .embedding_pictures import EmbeddingPictures as EmbeddingPictures
 from .figures import check_matplotlib as check_matplotlib
 from .interactive import check_plotly as check_plotly, write_interactive_sphere as write_interactive_sphere
@@ -14,8 +9,11 @@ from .layers import (
 )
 from .results import (
     plot_analogy_accuracies as plot_analogy_accuracies,
+    plot_class_angles as plot_class_angles,
     plot_comparison as plot_comparison,
+    plot_reliability as plot_reliability,
     plot_report as plot_report,
+    plot_risk_coverage as plot_risk_coverage,
 )
 from .scene import Panel as Panel
 from .sphere import (

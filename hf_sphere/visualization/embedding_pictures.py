@@ -13,9 +13,9 @@ from hf_sphere.data.images import load_thumbnails
 from hf_sphere.metrics import alignment, class_angles, effective_dimension, uniformity
 from hf_sphere.search.extract import class_names, load_embedding_model
 from hf_sphere.search.store import Embeddings
-from hf_sphere.visualization.curves import plot_class_angles
 from hf_sphere.visualization.figures import plain_text
 from hf_sphere.visualization.interactive import write_interactive_sphere
+from hf_sphere.visualization.results import plot_class_angles
 from hf_sphere.visualization.scene import Panel, Scene, plot_scenes
 from hf_sphere.visualization.sphere import make_scene
 

@@ -27,11 +27,9 @@ M. A. Petroff, "Accessible color sequences for data visualization", arXiv 2107.0
 LINE_COLORS = ("#006cd8", "#a86000", "#0c8460", "#6c186c", "#1a1a1a", "#840000")
 """Colors of lines, dark enough for their names in the same color, and distinguishable for all types of color vision."""
 
-LINE_STYLES = ("-", "--", "-.", ":")
-"""Lines differ in style as well as in color, so that they are distinguishable in grayscale."""
-
-SMALL = 9.0
-"""Points: the size of ticks, legends, captions and notes, the smallest text of a figure."""
+LINE_STYLES = ("-", "--", "-.", ":")  # beside the colors, so that lines are distinguishable in grayscale
+SMALL = 9.0  # points: ticks, legends, captions and notes, the smallest text of a figure
+LONGEST_NAME = 24  # characters; longer names are shortened
 
 STYLE: dict[str, Any] = {
     **{"font.size": SMALL, "axes.labelsize": 10, "axes.titlesize": 11, "figure.titlesize": 12, "figure.labelsize": 9},
@@ -39,8 +37,6 @@ STYLE: dict[str, Any] = {
     **{"legend.frameon": False, "text.parse_math": False, "text.usetex": False, "axes.formatter.use_mathtext": False},
 }
 """Settings of matplotlib for all figures."""
-
-LONGEST_NAME = 24  # characters; longer names are shortened
 
 FALLBACK_FONTS = (
     *("Noto Sans CJK JP", "Noto Sans CJK SC", "Hiragino Sans", "PingFang SC", "Yu Gothic", "Microsoft YaHei"),

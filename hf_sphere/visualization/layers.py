@@ -6,24 +6,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 
-from hf_sphere.visualization.figures import (
-    COLORS,
-    Figure,
-    add_legend_below,
-    choose_evenly,
-    new_figure,
-    plain_text,
-    save_figure,
-    shorten_layer_names,
-    style_line,
-)
+from hf_sphere.visualization import figures
+from hf_sphere.visualization.figures import COLORS, Figure, new_figure, plain_text, save_figure
 
 SIGNIFICANT = 0.05  # level of the adjusted p-values
-DIFFERENT, ALIKE = f"unlike random filters (sign or KS test, adjusted p < {SIGNIFICANT})", "no significant difference"
-BAND = "95 % range of random filters"
-
-_BAR = 0.21  # height of a bar, in inches
 
 MOST_LAYERS, MOST_EPOCHS = 8, 6
 NEGATIVE, POSITIVE, RANDOM = "projection ≤ 0", "projection > 0", "random filters"
@@ -60,31 +48,28 @@ def plot_projection_masses(statistics: Mapping[str, Any], *, title: str = "", pa
         >>> statistics = hf_sphere.hyperplanes.projection_statistics(network)
         >>> figure = plot_projection_masses(statistics.to_dict(), path="masses.png")
     """
-
-    def differs(entry: Mapping[str, Any]) -> bool:
-        p_values = entry["sign_p_value_adjusted"], entry["ks_p_value_adjusted"]
-        return any(p_value is not None and p_value < SIGNIFICANT for p_value in p_values)
-
-    names = [*shorten_layer_names(list(statistics["layers"])), "network"]
+    names = [*figures.shorten_layer_names(list(statistics["layers"])), "network"]
     positions = [*range(len(names) - 1), len(names) - 0.5]  # with a gap before the network
-    entries = zip(positions, [*statistics["layers"].values(), statistics["net"]], strict=True)
-    live = [(position, entry) for position, entry in entries if entry["mass"] is not None]
-    figure = new_figure(7.2, 1.3 + _BAR * max(len(names), 5), title)
+    p_values, columns = ["sign_p_value_adjusted", "ks_p_value_adjusted"], ["mass", "null_mass_low", "null_mass_high"]
+    entries = [*statistics["layers"].values(), statistics["net"]]
+    live = pd.DataFrame(entries, positions, [*columns, *p_values], float).dropna(subset=["mass"])
+    differs = (live[p_values] < SIGNIFICANT).any(axis=1)
+    figure = new_figure(7.2, 1.3 + 0.21 * max(len(names), 5), title)
     axes: Any = figure.subplots()
-    if live:  # wider than the bars, which would hide it
-        ends = np.array([[entry["null_mass_low"], entry["null_mass_high"]] for _, entry in live]).T
-        places = [position for position, _ in live]
-        axes.barh(places, ends[1] - ends[0], 0.94, left=ends[0], color="0.8", label=BAND, zorder=1)
-    for label, style in (
-        (DIFFERENT, {"color": COLORS[0]}),
-        (ALIKE, {"facecolor": "white", "edgecolor": COLORS[1], "hatch": "/////", "linewidth": 1.2}),
+    if len(live):  # wider than the bars, which would hide it
+        low, style = live["null_mass_low"], {"color": "0.8", "label": "95 % range of random filters", "zorder": 1}
+        axes.barh(live.index, live["null_mass_high"] - low, 0.94, left=low, **style)
+    different = f"unlike random filters (sign or KS test, adjusted p < {SIGNIFICANT})"
+    hatched = {"facecolor": "white", "edgecolor": COLORS[1], "hatch": "/////", "linewidth": 1.2}
+    for masses, style in (
+        (live["mass"][differs], {"label": different, "color": COLORS[0]}),
+        (live["mass"][~differs], {"label": "no significant difference", **hatched}),
     ):
-        rows = [(position, entry["mass"]) for position, entry in live if differs(entry) == (label == DIFFERENT)]
-        if rows:
-            places, masses = np.array(rows).T
-            axes.barh(places, masses, 0.52, zorder=2, label=label, **style)
+        if len(masses):
+            axes.barh(masses.index, masses, 0.52, zorder=2, **style)
             # A line at the end of each bar, so that a bar of length 0 is visible.
-            axes.vlines(masses, places - 0.26, places + 0.26, color="0.2", linewidth=2.2, clip_on=False, zorder=4)
+            ends = masses.index - 0.26, masses.index + 0.26
+            axes.vlines(masses, *ends, color="0.2", linewidth=2.2, clip_on=False, zorder=4)
     axes.axvline(0.5, color="0.2", linewidth=0.9, zorder=3)
     axes.set_yticks(positions, names)
     axes.tick_params(axis="y", length=0)
@@ -93,7 +78,7 @@ def plot_projection_masses(statistics: Mapping[str, Any], *, title: str = "", pa
     axes.set(xlim=(0, 1), ylim=(positions[-1] + room, positions[0] - room))  # the first layer on top
     axes.set_xlabel("share of projections ≤ 0")
     axes.grid(axis="x")
-    add_legend_below(figure, *axes.get_legend_handles_labels())
+    figures.add_legend_below(figure, *axes.get_legend_handles_labels())
     return save_figure(figure, path)
 
 
@@ -131,8 +116,8 @@ def plot_projection_histograms(
         statistics = {entry["epoch"]: entry["projections"] for entry in entries if "projections" in entry}
     if not all(each["normalized"] for each in statistics.values()):
         raise ValueError("the projections are not normalized; use projection_statistics(..., normalize=True).")
-    shown = choose_evenly(list(statistics), MOST_EPOCHS)
-    rows = choose_evenly(list(statistics[shown[0]]["layers"]), MOST_LAYERS)
+    shown = figures.choose_evenly(list(statistics), MOST_EPOCHS)
+    rows = figures.choose_evenly(list(statistics[shown[0]]["layers"]), MOST_LAYERS)
     layers = [[statistics[epoch]["layers"][name] for epoch in shown] for name in rows]
     cells = [[layer["dim"] ** 0.5 * np.array(layer["projections"], float) for layer in row] for row in layers]
     values = np.concatenate([cell for row in cells for cell in row])
@@ -142,7 +127,7 @@ def plot_projection_histograms(
     figure = new_figure(max(7.2, 1.4 + 0.97 * len(shown)), 1.3 + max(0.85 * len(rows), 1.6), title)
     panels: Any = figure.subplots(len(rows), len(shown), sharex=True, sharey=True, squeeze=False)
     highest, drawn = 0.0, dict[str, Any]()
-    for name, line, row, of_row in zip(shorten_layer_names(rows, 22), panels, cells, layers, strict=True):
+    for name, line, row, of_row in zip(figures.shorten_layer_names(rows, 22), panels, cells, layers, strict=True):
         dim = of_row[0]["dim"]
         for axes, cell in zip(line, row, strict=True):
             axes.grid(axis="x")
@@ -175,7 +160,7 @@ def plot_projection_histograms(
     label = "projection · √N" + (", outliers in the outermost bars" if (np.abs(values) > end).any() else "")
     labels = [name for name in (NEGATIVE, POSITIVE, RANDOM) if name in drawn]
     # A common label of the horizontal axes would overlap the legend, so it is the legend's title.
-    add_legend_below(figure, [drawn[name] for name in labels], labels, title=label)
+    figures.add_legend_below(figure, [drawn[name] for name in labels], labels, title=label)
     return save_figure(figure, path)
 
 
@@ -213,15 +198,15 @@ def plot_projections_along_training(
             found = [None if one is None else one.get(key) for one in found]
         return np.array(found, dtype=np.float64)  # None is nan
 
-    named = choose_evenly(names, _MOST_NAMES)
-    labels = dict(zip(named, shorten_layer_names(named, 20), strict=True))
+    named = figures.choose_evenly(names, _MOST_NAMES)
+    labels = dict(zip(named, figures.shorten_layer_names(named, 20), strict=True))
     panels: dict[str, list[tuple[np.ndarray, dict[str, Any]]]] = {ACCURACY: [], MASS: [], DISTANCE: []}
-    for index, kind in enumerate(("eval", "train")):
-        style = style_line(index) | {"label": {"eval": "evaluation", "train": "training"}[kind], "linewidth": 1.8}
-        panels[ACCURACY].insert(0, (100 * values(f"{kind}_accuracy"), style))
+    for index, kind, label in ((1, "train", "training"), (0, "eval", "evaluation")):
+        style = figures.style_line(index) | {"label": label, "linewidth": 1.8}
+        panels[ACCURACY].append((100 * values(f"{kind}_accuracy"), style))
     for index, name in enumerate(names):
         position = 0.88 * index / max(1, len(names) - 1)  # the lightest colors are invisible on white
-        line = {"linestyle": style_line(index)["linestyle"] if len(names) <= _MOST_NAMES else "-"}
+        line = {"linestyle": figures.style_line(index)["linestyle"] if len(names) <= _MOST_NAMES else "-"}
         line |= {"color": matplotlib.colormaps["viridis"](position), "label": labels.get(name, "_")}
         line |= {"linewidth": 1.9 - position}  # lines below others are visible
         panels[MASS].append((values("projections", "layers", name, "mass"), line))
@@ -324,11 +309,12 @@ def plot_reinitialization(
         axes.axvline(count, color="white", linewidth=5)
     if np.isnan(values).any():
         missing = axes.fill([], [], facecolor="0.9", label="not measured")
-        add_legend_below(figure, missing, ["not measured"])
+        figures.add_legend_below(figure, missing, ["not measured"])
     axes.set(xlim=(0, edges[-1]), ylim=(rows - 0.5, -0.5), ylabel="layer that is reset")
     if epochs:
         axes.set_xlabel("to its state after this epoch", x=count / 2 / edges[-1])
-    axes.set_yticks(range(rows), shorten_layer_names([name.removeprefix("sphere_vision.backbone.") for name in layers]))
+    names = figures.shorten_layer_names([name.removeprefix("sphere_vision.backbone.") for name in layers])
+    axes.set_yticks(range(rows), names)
     axes.set_xticks((edges[1:] + edges[:-1]) / 2, labels)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)

@@ -5,7 +5,7 @@ Classes are represented by colors, markers, a legend, and names placed without o
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,8 @@ from hf_sphere.visualization.figures import COLORS, SMALL, Figure, add_caption, 
 
 MARKERS = "o^sDvPX*<>"  # beyond ten classes the colors repeat with the next marker
 LARGEST_LEGEND = 20  # number of classes; a longer legend is illegible, so only the names in the figure are drawn
+LARGEST_NAMED = 50  # number of classes; names and directions of more classes would cover the figure
 _GAP = 5.0  # pixels between a place and a name beside it
-
-LARGEST_NAMED = 50
-"""Number of classes; names and directions of more classes would cover the figure."""
 
 
 def mark_of(index: int) -> tuple[str, str]:
@@ -115,7 +113,11 @@ class Panel:
 
 
 class Scene:
-    """Points of classes in two or three dimensions, projected by `project_to_great_sphere`; subclasses draw them."""
+    """Points of classes in two or three dimensions, projected by `project_to_great_sphere`; subclasses draw them.
+
+    `draw(axes, scale)` draws into empty axes, with markers `scale` times as large as usual, and returns the lines of
+    the caption. After it and `Figure.draw_without_rendering`, `draw_names(axes, size)` writes the names of the classes.
+    """
 
     span = 1.0
     """Width of the figure, relative to its height."""
@@ -151,13 +153,8 @@ class Scene:
         if directions is not None and len(self.present) <= LARGEST_NAMED:
             self.drawn_directions = {index: directions[index] for index in self.present}
 
-    def draw(self, axes: Any, *, scale: float = 1.0) -> list[str]:
-        """Draw into empty axes, with markers `scale` times as large as usual, and return the lines of the caption."""
-        raise NotImplementedError
-
-    def draw_names(self, axes: Any, size: float) -> None:
-        """Write the names of the classes, `size` points large, after `draw` and `Figure.draw_without_rendering`."""
-        raise NotImplementedError
+    draw: Callable[..., list[str]]
+    draw_names: Callable[..., None]
 
     def members(self) -> list[Tensor]:
         """Return the points (n, dim) of each class of `present`."""

@@ -21,8 +21,7 @@ _NAMES = 1.0 + _HEIGHT + 0.02  # radius of the names
 _MARGIN = 0.12  # margin beside the axes if only a quarter of the circle is drawn, in radii
 ROSE_NOTE = "height of a class outside the circle: square root of its density"
 _APART = 2.16  # distance between the centers of the two hemispheres, in radii
-_OCTANT = math.degrees(math.acos(3**-0.5))
-"""Angle between the center of the positive octant and its corners, in degrees."""
+_OCTANT = math.degrees(math.acos(3**-0.5))  # between the center of the positive octant and its corners, in degrees
 
 
 @plain_text()

@@ -253,17 +253,11 @@ def test_what_exceeds_the_image_is_an_error():
         Augmentation(occlusion=5).check_size(4, 9)
 
 
-def plain_images(count=8):
-    """Images of one value each, their number, on which shares can be read."""
-    values = torch.arange(count, dtype=torch.uint8)
-    return values[:, None, None, None].expand(count, 1, 16, 16).contiguous(), values.long()
-
-
 def batches(**options):
-    images, labels = plain_images()
-    augmentation = Augmentation(**options)
+    """Batches of eight images of one value each, their number, on which shares can be read."""
+    images = torch.arange(8, dtype=torch.uint8)[:, None, None, None].expand(8, 1, 16, 16).contiguous()
     sizes = {"batch_size": 8, "mean": [0.0], "std": [1 / 255]}  # pixel values are the numbers
-    return ImagesInMemory(images, labels, **sizes, augmentation=augmentation, shuffle=True)
+    return ImagesInMemory(images, torch.arange(8), **sizes, augmentation=Augmentation(**options), shuffle=True)
 
 
 def first_batches(count, **options):

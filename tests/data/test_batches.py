@@ -173,46 +173,29 @@ def test_labels_and_values_stay_with_augmented_images():
     assert (batch["labels"].tolist(), batch["labels"].dtype) == ([0.5, -2.0, 3.25], torch.float32)
 
 
-class TestPixelValues:
-    @pytest.mark.parametrize("channels", [1, 3])
-    def test_pixels_are_scaled_to_one_and_normalized_per_channel(self, channels):
-        images = noise(4, channels, 5, 6)
-        mean, std = [0.1, 0.5, 0.9][:channels], [0.2, 0.3, 0.004][:channels]
-        pixels = next(in_memory(images, mean=mean, std=std).epoch())["pixel_values"]
-        center, spread = (np.array(values)[:, None, None] for values in (mean, std))
-        expected = (images.numpy() / 255 - center) / spread
-        np.testing.assert_allclose(pixels, expected, rtol=1e-5, atol=1e-5)
-        assert pixels.dtype == torch.float32
-        training = in_memory(images.clone(), shuffle=True, augmentation=EVERYTHING)
-        list(training.epoch())
-        assert torch.equal(training.images, images)  # unchanged
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pixels_are_scaled_to_one_and_normalized_per_channel(channels):
+    images = noise(4, channels, 5, 6)
+    mean, std = [0.1, 0.5, 0.9][:channels], [0.2, 0.3, 0.004][:channels]
+    pixels = next(in_memory(images, mean=mean, std=std).epoch())["pixel_values"]
+    center, spread = (np.array(values)[:, None, None] for values in (mean, std))
+    expected = (images.numpy() / 255 - center) / spread
+    np.testing.assert_allclose(pixels, expected, rtol=1e-5, atol=1e-5)
+    assert pixels.dtype == torch.float32
+    training = in_memory(images.clone(), shuffle=True, augmentation=EVERYTHING)
+    list(training.epoch())
+    assert torch.equal(training.images, images)  # unchanged
 
 
-class TestFromDisk:
-    @pytest.fixture
-    def both(self, make_dataset, tmp_path):
-        """Return a function that makes batches of the same 23 color images, from disk and in memory."""
-        dataset = make_dataset(list(noise(23, 6, 5, 3).numpy()))
-        shape = ImageShape(3, 6, 5)
-        encoded = EncodedImages(dataset, "image", shape)
-        images, _ = decode_all(encoded, cache_dir=tmp_path / "decoded", progress=False)
-
-        def make(num_workers: int = 0, **options):
-            options = {"batch_size": 4, "mean": [0.4], "std": [0.3]} | options
-            labels = torch.arange(23)
-            options["regression_labels"] = labels / 4
-            return ImagesFromDisk(encoded, labels, num_workers=num_workers, **options), in_memory(images, **options)
-
-        return make
-
-    @pytest.mark.parametrize("num_workers", [0, 2])
-    def test_what_is_augmented_by_batches_equals_that_in_memory_bit_for_bit(self, num_workers, both):
-        augmentation = Augmentation(crop_padding=2, alternating_flip=True, rotation=30.0)
-        streamed, kept = both(num_workers, shuffle=True, augmentation=augmentation, seed=5)
-        assert_same_batches(list(streamed.epoch(3)), list(kept.epoch(3)))
-
-    @pytest.mark.parametrize("process_index", [0, 1, 2])
-    def test_evaluation_batches_equal_those_in_memory_bit_for_bit(self, process_index, both):
-        streamed, kept = both(process_index=process_index, num_processes=3)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_and_what_they_augment_equal_those_in_memory_bit_for_bit(num_workers, make_dataset, tmp_path):
+    encoded = EncodedImages(make_dataset(list(noise(23, 6, 5, 3).numpy())), "image", ImageShape(3, 6, 5))
+    images, _ = decode_all(encoded, cache_dir=tmp_path / "decoded", progress=False)
+    augmentation, labels = Augmentation(crop_padding=2, alternating_flip=True, rotation=30.0), torch.arange(23)
+    sharing = ({"process_index": index, "num_processes": 3} for index in range(3))
+    for options in ({"shuffle": True, "augmentation": augmentation, "seed": 5}, *sharing):
+        options |= {"batch_size": 4, "mean": [0.4], "std": [0.3], "regression_labels": labels / 4}
+        streamed = ImagesFromDisk(encoded, labels, num_workers=num_workers, **options)
+        kept = ImagesInMemory(images, labels, **options)
         assert len(streamed) == len(kept)
-        assert_same_batches(list(streamed.epoch()), list(kept.epoch()))
+        assert_same_batches(list(streamed.epoch(3)), list(kept.epoch(3)))

@@ -36,16 +36,6 @@ def decode(tmp_path):
     return call
 
 
-@pytest.fixture
-def forbid_decoding(monkeypatch):
-    """Return a function that makes opening any further image fail the test."""
-
-    def forbid():
-        monkeypatch.setattr(decoding, "open_image", lambda _: pytest.fail("decoded although there is a cache"))
-
-    return forbid
-
-
 class TestProbing:
     def test_each_shape_is_found_once_in_the_order_of_the_images_gray_ones_with_one_channel(self, make_dataset):
         images = [noise(9, 9, 3), noise(3, 7), noise(9, 9, 3)]
@@ -130,20 +120,16 @@ class TestMetadata:
                 decode(make_dataset([flat(0)]))
 
 
-class TestTransparency:
-    def drawing(self, color: int) -> PILImage.Image:
-        """A line on transparency, under which the file is black."""
-        image = PILImage.new("RGBA", (5, 4))
-        image.paste((color, 0, 0, 255), (0, 0, 5, 1))
-        return image
-
-    def test_a_drawing_on_transparency_is_drawn_on_the_color(self, make_dataset, decode):
-        dataset = make_dataset([self.drawing(0), self.drawing(200)])
-        white, other = (decode(dataset, ImageShape(3, 4, 5, background=color))[0] for color in (WHITE, (1, 2, 3)))
-        assert white[:, :, 1:].unique().tolist() == [255]
-        assert other[0, :, 1:].flatten(1).unique(dim=1).tolist() == [[1], [2], [3]]
-        assert torch.equal(white[:, :, 0], other[:, :, 0])
-        assert not torch.equal(white[0], white[1])
+def test_a_drawing_on_transparency_is_drawn_on_the_color(make_dataset, decode):
+    drawings = [PILImage.new("RGBA", (5, 4)) for _ in range(2)]  # under their transparency the file is black
+    for image, red in zip(drawings, (0, 200), strict=True):
+        image.paste((red, 0, 0, 255), (0, 0, 5, 1))
+    dataset = make_dataset(drawings)
+    white, other = (decode(dataset, ImageShape(3, 4, 5, background=color))[0] for color in (WHITE, (1, 2, 3)))
+    assert white[:, :, 1:].unique().tolist() == [255]
+    assert other[0, :, 1:].flatten(1).unique(dim=1).tolist() == [[1], [2], [3]]
+    assert torch.equal(white[:, :, 0], other[:, :, 0])
+    assert not torch.equal(white[0], white[1])
 
 
 class TestFiles:
@@ -194,13 +180,13 @@ class TestCorruptImages:
 
 class TestCache:
     def test_equal_data_built_again_reads_the_cache_which_stores_the_images_that_were_skipped(
-        self, make_dataset, decode, forbid_decoding
+        self, make_dataset, decode, monkeypatch
     ):
         dataset = make_dataset([flat(0), NOT_AN_IMAGE, flat(2)])
         decode(dataset, skip_corrupt=True)
         with pytest.raises(CorruptImageError, match="image 1 "):
             decode(dataset)
-        forbid_decoding()
+        monkeypatch.setattr(decoding, "open_image", lambda _: pytest.fail("decoded although there is a cache"))
         images, rows = decode(make_dataset([flat(0), NOT_AN_IMAGE, flat(2)]), skip_corrupt=True)
         assert rows.tolist() == [0, 2]
         assert images[:, 0, 0, 0].tolist() == [0, 2]

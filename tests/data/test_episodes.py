@@ -205,26 +205,24 @@ def indices(pixels: torch.Tensor) -> torch.Tensor:
     return pixels[..., 0, 0, 0].round().long()
 
 
-class TestFewShotBatch:
-    @given(st.integers(1, 8), st.integers(1, 6), st.integers(1, 6), st.integers(1, 4), st.integers(0, 99))
-    def test_labels_are_the_positions_of_the_classes_in_the_support(self, way, shot, query, per_batch, epoch):
-        for batch in make(way, shot, query, per_batch=per_batch).epoch(epoch):
-            support, asked = LABELS[indices(batch["support_pixel_values"])], LABELS[indices(batch["pixel_values"])]
-            classes = support[:, :, 0]
-            assert torch.equal(support, classes[:, :, None].expand_as(support))
-            assert torch.equal(asked, classes.gather(1, batch["labels"]))
-            assert all(len(row.unique()) == way for row in classes)
+@given(st.integers(1, 8), st.integers(1, 6), st.integers(1, 6), st.integers(1, 4), st.integers(0, 99))
+def test_labels_are_the_positions_of_the_classes_in_the_support(way, shot, query, per_batch, epoch):
+    for batch in make(way, shot, query, per_batch=per_batch).epoch(epoch):
+        support, asked = LABELS[indices(batch["support_pixel_values"])], LABELS[indices(batch["pixel_values"])]
+        classes = support[:, :, 0]
+        assert torch.equal(support, classes[:, :, None].expand_as(support))
+        assert torch.equal(asked, classes.gather(1, batch["labels"]))
+        assert all(len(row.unique()) == way for row in classes)
 
 
-class TestEpoch:
-    def test_an_epoch_has_all_episodes_in_batches_of_the_requested_size(self):
-        batches = make()
-        first, *_, last = whole = list(batches.epoch())
-        assert first["pixel_values"].shape == (2, 12, 1, 1, 1)
-        assert first["support_pixel_values"].shape == (2, 3, 2, 1, 1, 1)
-        assert (first["labels"].shape, first["labels"].dtype) == ((2, 12), torch.int64)
-        assert {len(values) for values in last.values()} == {1}
-        assert (batches.num_examples, batches.examples_per_epoch, len(batches), len(whole)) == (96, 7 * 18, 4, 4)
+def test_an_epoch_has_all_episodes_in_batches_of_the_requested_size():
+    batches = make()
+    first, *_, last = whole = list(batches.epoch())
+    assert first["pixel_values"].shape == (2, 12, 1, 1, 1)
+    assert first["support_pixel_values"].shape == (2, 3, 2, 1, 1, 1)
+    assert (first["labels"].shape, first["labels"].dtype) == ((2, 12), torch.int64)
+    assert {len(values) for values in last.values()} == {1}
+    assert (batches.num_examples, batches.examples_per_epoch, len(batches), len(whole)) == (96, 7 * 18, 4, 4)
 
 
 class TestSingleImages:

@@ -3,17 +3,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
+from datasets import ClassLabel, Image, Value
 from made_up_images import LARGE, NOT_AN_IMAGE, RAW, SMALL, both_sizes, marked, noise, seen
-from PIL import Image as PILImage
 
-from hf_sphere.data import (
-    CorruptImageError,
-    ImagesFromDisk,
-    ImageShape,
-    ImagesInMemory,
-    sources,
-)
+from hf_sphere.data import CorruptImageError, ImagesFromDisk, ImageShape, ImagesInMemory
 from hf_sphere.data.images import load_thumbnails
 from hf_sphere.data.sources import load_splits
 
@@ -172,12 +165,11 @@ class TestLabels:
             load(rows)
 
 
-class TestPixels:
-    @pytest.mark.parametrize(("given", "size"), [([7], (7, 7)), ([7, 7], (7, 7)), ([3, 9], (3, 9)), (None, SMALL)])
-    def test_the_size_is_a_side_or_height_and_width_or_that_of_the_images(self, given, size, make_dataset, load):
-        data = load(make_dataset(marked(2)), image_size=given)
-        assert data.shape == ImageShape(1, *size)
-        assert next(data.train.epoch())["pixel_values"].shape[2:] == size
+@pytest.mark.parametrize(("given", "size"), [([7], (7, 7)), ([7, 7], (7, 7)), ([3, 9], (3, 9)), (None, SMALL)])
+def test_the_size_is_a_side_or_height_and_width_or_that_of_the_images(given, size, make_dataset, load):
+    data = load(make_dataset(marked(2)), image_size=given)
+    assert data.shape == ImageShape(1, *size)
+    assert next(data.train.epoch())["pixel_values"].shape[2:] == size
 
 
 class TestStatistics:
@@ -278,30 +270,24 @@ def test_processes_partition_the_images_not_trained_on_and_agree_on_the_statisti
         assert sorted(rows.tolist()) == getattr(whole, part).epoch_rows().tolist()
 
 
-@pytest.fixture
-def load_small(tmp_path):
-    return lambda *words, **options: load_thumbnails(*words, cache_dir=tmp_path, progress=False, **options)
-
-
-def offer(monkeypatch, *images) -> str:
-    cells = [{"bytes": i, "path": None} if isinstance(i, bytes) else PILImage.fromarray(i) for i in images]
-    rows = Dataset.from_dict({"image": cells}, features=Features({"image": Image()}))
-    monkeypatch.setitem(sources.BUNDLED, "made_up", lambda: DatasetDict(test=rows))
-    return "made_up"
-
-
-def test_small_images_are_unchanged_in_the_order_of_the_rows_which_are_numbered_across_splits(load_small):
+def test_small_images_are_unchanged_in_the_order_of_the_rows_which_are_numbered_across_splits(tmp_path):
     splits = load_splits("digits")
     images, count = splits["test"]["image"], len(splits["train"])
-    thumbnails = load_small("digits", ["train", "test"], count + torch.tensor([7, 0, 7]))
+    rows = count + torch.tensor([7, 0, 7])
+    thumbnails = load_thumbnails("digits", ["train", "test"], rows, cache_dir=tmp_path, progress=False)
     expected = np.stack([np.asarray(images[row]) for row in (7, 0, 7)])
     assert thumbnails.dtype == torch.uint8
     assert np.array_equal(thumbnails[:, 0].numpy(), expected)
 
 
-def test_large_images_shrink_with_their_aspect_ratio_and_one_that_cannot_be_decoded_is_black(load_small, monkeypatch):
-    large = np.zeros((100, 50, 3), dtype=np.uint8)
-    assert load_small(offer(monkeypatch, large), ["test"], torch.tensor([0]), side=20).shape == (1, 3, 20, 10)
-    name = offer(monkeypatch, np.full((8, 8), 200, dtype=np.uint8), b"no picture", np.full((8, 8), 90, dtype=np.uint8))
-    thumbnails = load_small(name, ["test"], torch.tensor([2, 1, 0]))
-    assert thumbnails[:, 0, 0, 0].tolist() == [90, 0, 200]
+def test_large_images_shrink_with_their_aspect_ratio_and_one_that_cannot_be_decoded_is_black(
+    make_dataset, embed, tmp_path
+):
+    options = {"cache_dir": tmp_path, "progress": False}
+    name = embed(test=make_dataset([np.zeros((100, 50, 3), dtype=np.uint8)]))
+    assert load_thumbnails(name, ["test"], torch.tensor([0]), side=20, **options).shape == (1, 3, 20, 10)
+    first, *_, last = marked(200, (8, 8), 20)
+    thumbnails = load_thumbnails(
+        embed(test=make_dataset([first, NOT_AN_IMAGE, last])), ["test"], torch.tensor([2, 1, 0]), **options
+    )
+    assert thumbnails[:, 0, 0, 0].tolist() == [219, 0, 20]

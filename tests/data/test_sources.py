@@ -124,6 +124,17 @@ def test_a_column_is_found_by_usual_names_a_requested_one_first_and_a_fine_label
     assert find_column(columns("coarse_label", "fine_label"), None, LABEL_COLUMNS, "label") == "fine_label"
 
 
+def test_the_splits_of_a_configuration_that_is_also_a_folder_are_those_that_the_card_states(tmp_path):
+    (tmp_path / "en").mkdir()
+    for name, count in (("a", 3), ("b", 5)):
+        Dataset.from_dict({"text": ["cat"] * count}).to_csv(tmp_path / "en" / f"{name}.csv")
+    files = ["  - {split: train, path: en/a.csv}", "  - {split: test, path: en/b.csv}"]
+    card = ["---", "configs:", "- config_name: en", "  data_files:", *files, "---", ""]
+    (tmp_path / "README.md").write_text("\n".join(card))
+    splits = load_splits(str(tmp_path), "en", cache_dir=str(tmp_path / "cache"))
+    assert {name: len(rows) for name, rows in splits.items()} == {"train": 3, "test": 5}
+
+
 def test_a_fraction_whose_name_has_an_exponent_is_held_out():
     splits = DatasetDict(train=Dataset.from_dict({"row": list(range(30))}))
     kept, held_out = (find_split(splits, name, "--eval_split") for name in held_out_names("train", 5e-05, 0))

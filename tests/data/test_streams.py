@@ -2,7 +2,6 @@
 
 import io
 import tarfile
-from pathlib import Path
 
 import datasets
 import numpy as np
@@ -17,19 +16,9 @@ from hf_sphere.data.decoding import decode_image
 from hf_sphere.data.streams import ImageStream
 from hf_sphere.utils.seeds import mix_seed
 
-SIZES = [9, 0, 4, 10]
-"""Images per shard, one of which is empty: 23 in all."""
-
+SIZES = [9, 0, 4, 10]  # images per shard, one of which is empty: 23 in all
 STATED = {"image_size": 4, "num_channels": 3, "class_names": ["0", "1", "2"]} | RAW
 COUNTS = {"max_train_samples": 23, "max_eval_samples": 23}
-
-
-def write_tar(file: Path, entries: dict[str, bytes]) -> None:
-    with tarfile.open(file, "w") as archive:
-        for name, content in entries.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            archive.addfile(entry, io.BytesIO(content))
 
 
 @pytest.fixture
@@ -42,10 +31,12 @@ def shards(tmp_path, encode):
         folder, number = tmp_path / "shards", 0
         folder.mkdir()
         for shard, size in enumerate(sizes):
-            entries = {}
-            for index in range(number, number + size):
-                entries |= {f"{index:04d}.png": images[index], f"{index:04d}.cls": str(labels[index]).encode()}
-            write_tar(folder / f"train-{shard}.tar", entries)
+            with tarfile.open(folder / f"train-{shard}.tar", "w") as archive:
+                for index in range(number, number + size):
+                    for suffix, content in (("png", images[index]), ("cls", str(labels[index]).encode())):
+                        entry = tarfile.TarInfo(f"{index:04d}.{suffix}")
+                        entry.size = len(content)
+                        archive.addfile(entry, io.BytesIO(content))
             number += size
         return str(folder)
 

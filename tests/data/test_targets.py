@@ -34,26 +34,16 @@ class TestRegression:
         assert load(make_valued([1.0, 2.0]), task="regression").class_names == []
 
     @both_sizes
-    def test_values_match_their_images(self, size, make_valued, load):
-        data = load(
-            make_valued([index / 4 for index in range(20)], size),
-            **RAW,
-            task="regression",
-            batch_size=4,
-            validation_fraction=0.3,
-            max_train_samples=15,
-        )
-        pairs = seen(data.train) + seen(data.validation) + seen(data.evaluation)
-        assert len(pairs) == 35
-        assert all(value == mark / 4 for mark, value in pairs)
-
-    @both_sizes
-    def test_skipping_corrupt_images_keeps_values_aligned_with_images(self, size, make_dataset, load):
-        images = marked(9, size)
+    def test_values_match_their_images_also_after_a_corrupt_one(self, size, make_dataset, load):
+        images = marked(20, size)
         images[3] = b"not an image"
-        dataset = make_dataset(images).add_column("value", [index / 4 for index in range(9)])
-        data = load(dataset, **RAW, task="regression", skip_unreadable_images=True)
-        assert seen(data.evaluation) == [(index, index / 4) for index in range(9) if index != 3]
+        dataset = make_dataset(images).add_column("value", [index / 4 for index in range(20)])
+        options = RAW | {"validation_fraction": 0.3, "max_train_samples": 15, "skip_unreadable_images": True}
+        data = load(dataset, **options, task="regression", batch_size=4)
+        trained = seen(data.train) + seen(data.validation)
+        assert len(trained) in (14, 15)
+        assert all(value == mark / 4 for mark, value in trained)
+        assert seen(data.evaluation) == [(index, index / 4) for index in range(20) if index != 3]
 
     def test_holding_out_by_the_seed_does_not_require_two_images_per_class(self, make_valued, load):
         options = RAW | {"task": "regression", "validation_fraction": 0.2}
@@ -66,16 +56,15 @@ class TestRegression:
             load(make_valued([1.0]), make_valued([1.0, 2.0]), task="regression", validation_fraction=0.5)
 
 
-class TestJoint:
-    @both_sizes
-    def test_values_match_their_images(self, size, make_valued, load):
-        values, classes = [index / 4 for index in range(20)], [index % 2 for index in range(20)]
-        data = load(make_valued(values, size, classes=classes), **RAW, task="joint", validation_fraction=0.3)
-        for part in (data.train, data.validation, data.evaluation):
-            assert all(value == mark / 4 for mark, value in seen(part, "regression_labels"))
-            assert all(label == mark % 2 for mark, label in seen(part))
-            batch = next(part.epoch())
-            assert (batch["labels"].dtype, batch["regression_labels"].dtype) == (torch.int64, torch.float32)
+@both_sizes
+def test_values_match_their_images(size, make_valued, load):
+    values, classes = [index / 4 for index in range(20)], [index % 2 for index in range(20)]
+    data = load(make_valued(values, size, classes=classes), **RAW, task="joint", validation_fraction=0.3)
+    for part in (data.train, data.validation, data.evaluation):
+        assert all(value == mark / 4 for mark, value in seen(part, "regression_labels"))
+        assert all(label == mark % 2 for mark, label in seen(part))
+        batch = next(part.epoch())
+        assert (batch["labels"].dtype, batch["regression_labels"].dtype) == (torch.int64, torch.float32)
 
 
 class TestRange:
@@ -172,11 +161,6 @@ def noise(*shape: int) -> Tensor:
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
-def picture(*rows: str) -> Tensor:
-    """An image (1, 1, H, W) whose `#` pixels are light on a dark background."""
-    return torch.tensor([[255 * (sign == "#") for sign in row] for row in rows], dtype=torch.uint8)[None, None]
-
-
 def plain_slant(image: np.ndarray) -> float:
     """Slant of an image (H, W) by its definition, with y pointing up."""
     height, width = image.shape
@@ -214,7 +198,8 @@ def test_a_stroke_has_the_slant_to_the_right_also_if_it_is_rotated():
         ([".##.", ".##.", ".##."], 0.0),
         (["....", "....", "...."], 0.0),
     ):
-        assert slant(picture(*rows)).item() == pytest.approx(degrees, abs=1e-6)
+        image = torch.tensor([[255 * (sign == "#") for sign in row] for row in rows], dtype=torch.uint8)
+        assert slant(image[None, None]).item() == pytest.approx(degrees, abs=1e-6)
     degrees = torch.tensor([-30.0, -10.0, 15.0, 25.0])
     strokes = torch.zeros(4, 1, 61, 61, dtype=torch.uint8)
     strokes[..., 5:56, 30] = 255

@@ -52,10 +52,6 @@ def test_alt_texts_are_sentences_and_captions_are_short():
             assert len(caption.split()) <= 60, path
 
 
-def luminance(color: np.ndarray) -> float:
-    return float(np.array([0.2126, 0.7152, 0.0722]) @ color)
-
-
 def linear(color: str) -> np.ndarray:
     rgb = np.array(to_rgb(color))
     return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
@@ -81,5 +77,5 @@ def test_colors_are_apart(colors, apart, vision):
 @pytest.mark.parametrize(("colors", "paper"), [(LINE_COLORS, style.PAPER), (style.DARK_LINES, style.DARK_PAPER)])
 def test_names_in_the_colors_of_lines_are_legible(colors, paper):
     for color in colors:
-        low, high = sorted(luminance(linear(each)) for each in (color, paper))
+        low, high = sorted(linear(each) @ [0.2126, 0.7152, 0.0722] for each in (color, paper))  # luminances
         assert (high + 0.05) / (low + 0.05) > 4.5

@@ -3,9 +3,6 @@
 import base64
 import hashlib
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -37,17 +34,6 @@ class Hub(ThreadingHTTPServer):
         self.created: dict[str, dict[str, Any]] = {}
         self.requests: list[tuple[str, str]] = []
         self.interruptions: list[str] = []
-
-
-@contextmanager
-def serve(token: str) -> Iterator[Hub]:
-    """Run a hub in a thread."""
-    with Hub(token) as hub:
-        thread = threading.Thread(target=hub.serve_forever, daemon=True)
-        thread.start()
-        yield hub
-        hub.shutdown()
-        thread.join()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -104,7 +90,10 @@ class _Handler(BaseHTTPRequestHandler):
             case ["api", "validate-yaml"]:
                 self._send({"errors": [], "warnings": []})
             case ["api", "models", _, _, "preupload", _]:
-                self._send({"files": [_upload_mode(file["path"]) for file in json.loads(body)["files"]]})
+                paths = [file["path"] for file in json.loads(body)["files"]]
+                modes = {path: "lfs" if path.endswith(".safetensors") else "regular" for path in paths}
+                kept = {"shouldIgnore": False}
+                self._send({"files": [{"path": path, "uploadMode": mode} | kept for path, mode in modes.items()]})
             case [_, _, "info", "lfs", "objects", "batch"]:
                 self._send({"transfer": "basic", "objects": list(map(self._large_file, json.loads(body)["objects"]))})
             case ["api", "models", owner, name, "commit", _]:
@@ -159,10 +148,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(data)
-
-
-def _upload_mode(path: str) -> dict[str, Any]:
-    return {"path": path, "uploadMode": "lfs" if path.endswith(".safetensors") else "regular", "shouldIgnore": False}
 
 
 def _revision(files: dict[str, bytes]) -> str:

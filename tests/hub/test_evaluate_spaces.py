@@ -3,14 +3,13 @@
 import json
 import os
 import sys
-import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from doubles import running
 from fresh_python import run_fresh
 from huggingface_hub import DatasetCardData
 
@@ -63,19 +62,12 @@ class Spaces(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def endpoint() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Spaces) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-def test_modules_load_and_compute_from_a_server_as_from_the_hub(endpoint, tmp_path):
-    own = {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", "HF_EVALUATE_OFFLINE": "0", "NO_PROXY": "*"}
-    own |= {"HF_HOME": str(tmp_path), "HF_MODULES_CACHE": str(tmp_path / "modules"), "PYTHONPATH": str(ROOT)}
-    options = {"cwd": tmp_path, "env": os.environ | own, "hugging_face": False}
-    ended = run_fresh([sys.executable, "-c", PROGRAM], capture_output=True, text=True, **options)
+def test_modules_load_and_compute_from_a_server_as_from_the_hub(tmp_path):
+    own = {"HF_HUB_OFFLINE": "0", "HF_EVALUATE_OFFLINE": "0", "NO_PROXY": "*", "HF_HOME": str(tmp_path)}
+    own |= {"HF_MODULES_CACHE": str(tmp_path / "modules"), "PYTHONPATH": str(ROOT)}
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), Spaces)) as address:
+        options = {"cwd": tmp_path, "env": os.environ | own | {"HF_ENDPOINT": address}, "hugging_face": False}
+        ended = run_fresh([sys.executable, "-c", PROGRAM], capture_output=True, text=True, **options)
     assert ended.returncode == 0, ended.stderr
     calibration, retrieval, analogy = json.loads(ended.stdout.splitlines()[-1])
     assert calibration["calibration_error_equal_width_l1"] == pytest.approx(0.1)

@@ -4,6 +4,7 @@ import pytest
 import timm
 import torch
 import torchvision
+from timm.models import _registry
 from timm.models.resnet import BasicBlock
 from torch import nn
 
@@ -57,10 +58,8 @@ def usual_images(name: str) -> tuple[int, int | tuple[int, int]]:
     if name in PUBLISHED:
         return PUBLISHED[name][:2]
     parameters = inspect.signature(backbones.BACKBONES[name]).parameters
-    return tuple(parameters[key].default if key in parameters else other for key, other in DEFAULTS.items())
-
-
-DEFAULTS = {"in_chans": 3, "img_size": 32}
+    defaults = {"in_chans": 3, "img_size": 32}
+    return tuple(parameters[key].default if key in parameters else other for key, other in defaults.items())
 
 
 def build(name: str, **options) -> nn.Module:
@@ -233,13 +232,9 @@ def test_small_networks_of_the_spherization_paper_have_torch_initialization(name
 
 # Without batch norm
 
-VGGS = [name for name in BACKBONES if name.startswith("vgg")]
-WITHOUT_NORM = {name: {"batch_norm": False, "hidden": 0, "drop_rate": 0.0} for name in VGGS} | {
-    "lenet9": {},
-    "alexnet_cifar": {},
-    "mlp": {"widths": (300, 100)},
-}
-"""Networks initialized for ReLU, with their options."""
+# Networks initialized for ReLU, with their options.
+WITHOUT_NORM = {name: {"batch_norm": False, "hidden": 0, "drop_rate": 0.0} for name in BACKBONES if "vgg" in name}
+WITHOUT_NORM |= {"lenet9": {}, "alexnet_cifar": {}, "mlp": {"widths": (300, 100)}}
 
 
 @pytest.mark.parametrize(("name", "options"), [*WITHOUT_NORM.items(), ("vgg11_cifar", {"batch_norm": False})])
@@ -368,17 +363,10 @@ class Shared(nn.Module):
         return x
 
 
-@pytest.fixture
-def shared(monkeypatch) -> None:
-    """Register the backbone."""
-    from timm.models import _registry
-
-    monkeypatch.setitem(_registry._model_entrypoints, "shared", lambda pretrained=False, **options: Shared())
-
-
 @pytest.mark.parametrize("backbone", ["coat_lite_tiny", "shared"])
 @torch.no_grad()
-def test_a_backbone_with_shared_tensors_is_saved_and_loaded(backbone, shared, tmp_path):
+def test_a_backbone_with_shared_tensors_is_saved_and_loaded(backbone, monkeypatch, tmp_path):
+    monkeypatch.setitem(_registry._model_entrypoints, "shared", lambda pretrained=False, **options: Shared())
     side, channels = (8, 1) if backbone == "shared" else (32, 3)
     config = SphereVisionConfig(backbone=backbone, image_size=side, num_channels=channels, num_labels=3)
     model, x = SphereVisionForImageClassification(config), torch.randn(4, channels, side, side)
@@ -406,15 +394,11 @@ def new_model(**options) -> SphereVisionForImageClassification:
     return SphereVisionForImageClassification(config)
 
 
-def responses(layer: PatchWhitening, images: torch.Tensor) -> torch.Tensor:
-    """Responses of the filters, (patches, filters)."""
-    return layer(images).movedim(1, -1).flatten(0, 2).detach()
-
-
 def test_responses_of_untrained_filters_are_uncorrelated_with_unit_variance(pictures):
     layer = PatchWhitening(3, epsilon=0.0)
     layer.initialize_from_data(pictures)
-    torch.testing.assert_close(responses(layer, pictures)[:, :12].T.cov(), torch.eye(12), rtol=0, atol=1e-4)
+    responses = layer(pictures).movedim(1, -1).flatten(0, 2).detach()  # (patches, filters)
+    torch.testing.assert_close(responses[:, :12].T.cov(), torch.eye(12), rtol=0, atol=1e-4)
     assert torch.equal(layer.weight[:12], -layer.weight[12:])
     assert dict(layer.named_parameters()).keys() == {"bias"}
     layer = PatchWhitening(1, epsilon=0.25)

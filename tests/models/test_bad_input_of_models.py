@@ -23,7 +23,6 @@ from hf_sphere.models.backbones import create_backbone
 
 VALUES = {"embedding_dim": 4, "value_range": [-10.0, 30.0], "head": "prototype"}
 SPHERIZED = {"spherization": {}, "embedding_dim": 4, "value_range": [0.0, 1.0], "head": "softmax"}
-SOFTMAX = {"head": "softmax", "num_labels": 2}
 REGRESSION = {"problem_type": "regression", "head": "softmax"}
 PICTURES = torch.zeros(3, 1, 6, 6)
 

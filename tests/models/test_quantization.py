@@ -36,19 +36,13 @@ def hidden_states(model: Any, ids: Tensor) -> Tensor:
     return model.base_model(ids).last_hidden_state.float()
 
 
-@pytest.fixture
-def fitted(family) -> Any:
-    """A spherized encoder with a wide feed-forward, fitted to the plain one."""
+def test_int8_weights_keep_the_output_of_a_fitted_encoder(family):
     torch.manual_seed(0)
     sizes = {"intermediate_size": 256, "initializer_range": 0.1, "num_hidden_layers": 2}
-    reference, model = family.plain(**sizes), family.model(**sizes)
-    model.load_state_dict(reference.state_dict(), strict=False)
+    reference, fitted = family.plain(**sizes), family.model(**sizes)
+    fitted.load_state_dict(reference.state_dict(), strict=False)
     batches = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in torch.randint(5, 50, (20, 4, 30))]
-    fit_spherization(model, reference, batches)
-    return model
-
-
-def test_int8_weights_keep_the_output_of_a_fitted_encoder(fitted):
+    fit_spherization(fitted, reference, batches)
     ids = torch.randint(5, 50, (4, 30))
     expected = hidden_states(fitted, ids)
     similarities = {}

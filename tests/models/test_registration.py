@@ -19,16 +19,6 @@ from hf_sphere.models.backbones import BACKBONES, EmbeddingNet, register_backbon
 from hf_sphere.models.sphere_encoder import ENCODERS
 from hf_sphere.nn import HEADS, Head, build_head
 
-NAMES = """
-from transformers.models.auto import configuration_auto, modeling_auto, tokenization_auto
-
-for name, title in (("bert", "Bert"), ("roberta", "Roberta"), ("modernbert", "ModernBert")):
-    config = configuration_auto.CONFIG_MAPPING["sphere_" + name]
-    assert config.__name__ == "Sphere" + title + "Config"
-    assert config in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING
-    assert config in tokenization_auto.TOKENIZER_MAPPING
-"""
-
 TEXT = """
 from transformers import AutoConfig, AutoModelForMaskedLM
 from transformers.models.auto import modeling_auto, tokenization_auto
@@ -60,12 +50,12 @@ assert constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING["sphere_bert
 
 # transformers imports its modules lazily; each of these cases imports a different one first.
 CASES = {
-    "hf_sphere": "import hf_sphere" + NAMES,
-    "library class": "from hf_sphere import SphereRobertaConfig" + NAMES,
-    "AutoConfig": "from transformers import AutoConfig; import hf_sphere" + NAMES,
-    "AutoModelForMaskedLM": "from transformers import AutoModelForMaskedLM; import hf_sphere" + NAMES,
-    "AutoTokenizer": "from transformers import AutoTokenizer; import hf_sphere" + NAMES,
-    "BertConfig": "from transformers import BertConfig; import hf_sphere" + NAMES,
+    "hf_sphere": "import hf_sphere" + TEXT,
+    "library class": "from hf_sphere import SphereRobertaConfig" + TEXT,
+    "AutoConfig": "from transformers import AutoConfig; import hf_sphere" + TEXT,
+    "AutoModelForMaskedLM": "from transformers import AutoModelForMaskedLM; import hf_sphere" + TEXT,
+    "AutoTokenizer": "from transformers import AutoTokenizer; import hf_sphere" + TEXT,
+    "BertConfig": "from transformers import BertConfig; import hf_sphere" + TEXT,
     "pipeline": "from transformers import pipeline; import hf_sphere" + TEXT + IMAGES,
     "timm": "import timm, hf_sphere" + IMAGES,
     "peft": "import peft, hf_sphere" + TEXT + ADAPTERS,

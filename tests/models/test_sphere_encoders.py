@@ -105,15 +105,6 @@ def test_adapters_target_the_layers_of_the_plain_model_and_are_trained_with_the_
 # Saving and loading, and starting from plain checkpoints
 
 
-AUTO = {
-    "Model": transformers.AutoModel,
-    "ForMaskedLM": transformers.AutoModelForMaskedLM,
-    "ForSequenceClassification": transformers.AutoModelForSequenceClassification,
-}
-
-every_kind = pytest.mark.parametrize("kind", AUTO)
-
-
 def write_vocabulary(folder: Path, name: str) -> None:
     """Write the vocabulary of a tokenizer without its class."""
     if name == "Bert":
@@ -187,7 +178,7 @@ def test_fill_mask_pipeline_runs_on_a_saved_model(family, tmp_path):
 # Plain checkpoints
 
 
-@every_kind
+@pytest.mark.parametrize("kind", ["Model", "ForMaskedLM", "ForSequenceClassification"])
 def test_plain_checkpoint_loads_with_the_new_model_type_and_no_warning(family, kind, tmp_path, transformers_log):
     family.plain(kind).save_pretrained(tmp_path / "plain")
     options = {"add_pooling_layer": False, "output_loading_info": True}
@@ -199,7 +190,6 @@ def test_plain_checkpoint_loads_with_the_new_model_type_and_no_warning(family, k
     saved = json.loads((tmp_path / "own" / "config.json").read_text())
     assert saved["model_type"] == f"sphere_{family.model_type}"
     assert saved["architectures"] == [type(model).__name__]
-    assert type(AUTO[kind].from_pretrained(tmp_path / "own")) is type(model)
     assert "of type" not in transformers_log.text
     # Control: a configuration of another family does warn.
     (transformers.BertConfig if family.name == "Roberta" else transformers.RobertaConfig).from_pretrained(

@@ -54,14 +54,6 @@ def small_processor() -> SphereVisionImageProcessor:
     return SphereVisionImageProcessor(num_channels=1, size=size, image_mean=[0.13], image_std=[0.3])
 
 
-@pytest.fixture
-def saved(tmp_path):
-    model = small_model(id2label={0: "cat", 1: "dog", 2: "owl", 3: "emu"})
-    model.save_pretrained(tmp_path)
-    small_processor().save_pretrained(tmp_path)
-    return model, tmp_path
-
-
 @pytest.mark.parametrize("head", sorted(HEADS))
 def test_saved_model_gives_the_same_logits_of_spherized_embeddings(head, tmp_path):
     spherization = None if head == "spherized" else {"radius": 5.0}
@@ -72,12 +64,14 @@ def test_saved_model_gives_the_same_logits_of_spherized_embeddings(head, tmp_pat
     assert torch.equal(loaded(x).logits, model(x).logits)
 
 
-def test_pipeline_classifies_an_image_with_class_names(saved):
+def test_pipeline_classifies_an_image_with_class_names(tmp_path):
+    for part in (small_model(id2label={0: "cat", 1: "dog", 2: "owl", 3: "emu"}), small_processor()):
+        part.save_pretrained(tmp_path)
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8))
-    answer = pipeline("image-classification", model=str(saved[1]))(picture)
+    answer = pipeline("image-classification", model=str(tmp_path))(picture)
     assert {entry["label"] for entry in answer} == {"cat", "dog", "owl", "emu"}
     assert sum(entry["score"] for entry in answer) == pytest.approx(1.0)
-    loaded = AutoImageProcessor.from_pretrained(saved[1])
+    loaded = AutoImageProcessor.from_pretrained(tmp_path)
     assert type(loaded) is SphereVisionImageProcessor
     assert loaded.to_dict() == small_processor().to_dict()
 

@@ -27,7 +27,6 @@ KINDS: dict[str, Any] = {
     "joint": SphereVisionForJointPrediction,
     "few-shot": SphereVisionForFewShotClassification,
 }
-RESNET = {"backbone": "resnet20_cifar", "backbone_kwargs": None, "image_size": 16}
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -125,7 +124,8 @@ def test_model_exports(kind):
 @every_kind
 def test_gradient_checkpointing_preserves_gradients(kind):
     assert not small_model(kind).supports_gradient_checkpointing
-    model, batch, gradients = small_model(kind, **RESNET).train(), inputs(kind, side=16), []
+    model = small_model(kind, backbone="resnet20_cifar", backbone_kwargs=None, image_size=16).train()
+    batch, gradients = inputs(kind, side=16), []
     for checkpointing in (False, True):
         if checkpointing:
             # The older name, deprecated since 5.23, is the only one in earlier versions.
@@ -205,18 +205,6 @@ def test_predictions_follow_the_angle_to_the_first_axis(kind):
     assert kind == "regression" or torch.equal(moved.logits, output.logits)
 
 
-def plain_regression(embeddings: Tensor, values: Tensor) -> Tensor:
-    """Mean over the images of (r - cos(z, first axis))^2."""
-    places = 2 * (values.double() + 10.0) / 40.0 - 1
-    return (places - F.normalize(embeddings.double(), dim=-1)[:, 0]).square().mean()
-
-
-def plain_classification(embeddings: Tensor, prototypes: Tensor, labels: Tensor) -> Tensor:
-    """Mean over the images of (1 - cosine to the true prototype)^2, orthogonal to the first axis."""
-    points = F.normalize(embeddings.double()[:, 1:], dim=-1)
-    return (1 - (points * prototypes.double()[labels]).sum(-1)).square().mean()
-
-
 @pytest.mark.settings(weight=lambda weight: {"weight": weight})
 @pytest.mark.parametrize("weight", [None, 0, 0.3, 1])
 def test_loss_and_gradient_are_the_weighted_sum_of_those_of_both_tasks(weight):
@@ -224,11 +212,13 @@ def test_loss_and_gradient_are_the_weighted_sum_of_those_of_both_tasks(weight):
     model, batch = value_model(kind, **{} if weight is None else {"task_weight": weight}), inputs(kind)
     embeddings = torch.randn(7, 4, generator=torch.Generator().manual_seed(2), requires_grad=True)
     model.sphere_vision.forward = lambda pixels, **options: SphereVisionOutput(embeddings=embeddings)
-    values = plain_regression(embeddings, batch["labels" if weight is None else "regression_labels"])
-    expected = values
-    if weight is not None:
-        classes = plain_classification(embeddings, model.head.prototypes, batch["labels"])
-        expected = (1 - weight) * values + weight * classes
+    values = batch["labels" if weight is None else "regression_labels"].double()
+    # Mean over the images of (r - cos(z, first axis))^2.
+    expected = ((values + 10.0) / 20.0 - 1 - F.normalize(embeddings.double(), dim=-1)[:, 0]).square().mean()
+    if weight is not None:  # mean of (1 - cosine to the true prototype)^2, orthogonal to the first axis
+        points = F.normalize(embeddings.double()[:, 1:], dim=-1)
+        cosines = (points * model.head.prototypes.double()[batch["labels"]]).sum(-1)
+        expected = (1 - weight) * expected + weight * (1 - cosines).square().mean()
     loss = model(**batch).loss
     torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-6)
     gradients = [torch.autograd.grad(each, embeddings)[0] for each in (loss, expected)]
@@ -258,11 +248,6 @@ def test_model_reports_whether_the_loss_is_a_sum(kind, reduction):
     model, batch = value_model(kind, **options), inputs(kind)
     assert loss_is_sum(model) == (reduction == "sum")
     factor = 7.0 if reduction == "sum" else 1.0
-    torch.testing.assert_close(model(**batch).loss, factor * small_loss(kind, model, batch))
-
-
-def small_loss(kind: str, model: Any, batch: dict[str, Tensor]) -> Tensor:
-    """Loss with the same weights and mean reduction."""
     mean = value_model(kind)
     mean.load_state_dict(model.state_dict())
-    return mean(**batch).loss
+    torch.testing.assert_close(model(**batch).loss, factor * mean(**batch).loss)

@@ -1,7 +1,9 @@
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from figure_texts import legend_of
 from scipy.stats import binomtest
 
 from hf_sphere.metrics import class_angles
@@ -16,31 +18,16 @@ def bins_of(*bins: tuple[float, float, int]) -> SimpleNamespace:
     )
 
 
-def line_of(figure) -> list[tuple[float, float]]:
-    (points,) = [container.lines[0] for container in figure.axes[0].containers]
-    return [(pytest.approx(x, rel=1e-5), pytest.approx(y, rel=1e-5)) for x, y in zip(*points.get_data(), strict=True)]
-
-
-def bars_of(figure) -> list[tuple[float, float]]:
-    """Both ends of the interval of each point."""
-    (container,) = figure.axes[0].containers
-    return [tuple(segment[:, 1].tolist()) for segment in container.lines[2][0].get_segments()]
-
-
 def curves_of(figure) -> dict[str, list[tuple[float, float]]]:
     return {line.get_label(): list(zip(*line.get_data(), strict=True)) for line in figure.axes[0].get_lines()}
-
-
-def texts_of(figure) -> list[str]:
-    (legend,) = figure.legends
-    return [text.get_text() for text in legend.get_texts()]
 
 
 class TestReliability:
     def test_a_bin_that_is_not_empty_is_a_point_in_percent_with_its_number_of_images_below(self):
         bins = bins_of((0.3, 0.25, 40), (float("nan"), float("nan"), 0), (0.9, 0.8, 10))
         figure = plot_reliability(bins, title="digits", caption="error 5 %")
-        assert line_of(figure) == [(30.0, 25.0), (90.0, 80.0)]
+        ((points, *_),) = (container.lines for container in figure.axes[0].containers)
+        assert points.get_xydata() == pytest.approx(np.array([[30.0, 25.0], [90.0, 80.0]]), rel=1e-5)
         (bars,) = figure.axes[1].collections
         assert [segment[:, 1].tolist() for segment in bars.get_segments()] == [[0.0, 40.0], [0.0, 10.0]]
         assert (figure.get_suptitle(), figure.get_supxlabel()) == ("digits", "error 5 %")
@@ -48,9 +35,9 @@ class TestReliability:
     @pytest.mark.parametrize(("right", "count"), [(15, 25), (0, 3), (3, 3), (999, 1000)])
     def test_a_point_has_the_confidence_interval_of_its_accuracy(self, right, count):
         expected = binomtest(right, count).proportion_ci(0.95, method="wilson")
-        ((low, high),) = bars_of(plot_reliability(bins_of((0.6, right / count, count))))
-        assert low == pytest.approx(100 * expected.low, abs=1e-3)
-        assert high == pytest.approx(100 * expected.high, abs=1e-3)
+        (container,) = plot_reliability(bins_of((0.6, right / count, count))).axes[0].containers
+        ((ends,),) = (bars.get_segments() for bars in container.lines[2])
+        assert ends[:, 1] == pytest.approx([100 * expected.low, 100 * expected.high], abs=1e-3)
 
     @pytest.mark.parametrize(
         ("lowest", "start"),
@@ -73,16 +60,9 @@ class TestRiskCoverage:
         drawn = curves_of(figure)
         assert drawn["confidence"] == [(50.0, 0.0), (100.0, 25.0)]
         assert {y for _, y in drawn["all kept"]} == {25.0}
-        assert texts_of(figure) == ["confidence", "concentration", "all kept"]
-
-    def test_curves_of_several_models_have_no_common_total(self):
-        figure = plot_risk_coverage({"a": curve(0.0, 0.25), "b": curve(0.5, 0.5)})
-        assert texts_of(figure) == ["a", "b"]
-
-    @pytest.mark.parametrize("curves", [{}, {"percent": (curve(0.0)[0], torch.tensor([25.0]))}])
-    def test_values_in_percent_and_nothing_to_draw_are_refused(self, curves):
-        with pytest.raises(ValueError, match="at least one, of coverages and risks from 0 to 1"):
-            plot_risk_coverage(curves)
+        assert legend_of(figure) == ["confidence", "concentration", "all kept"]
+        of_models = {"a": curve(0.0, 0.25), "b": curve(0.5, 0.5)}  # which have no common total
+        assert legend_of(plot_risk_coverage(of_models)) == ["a", "b"]
 
     def test_the_first_few_images_do_not_set_the_scale(self):
         risk = torch.full((100,), 0.02)
@@ -104,10 +84,6 @@ class TestRiskCoverage:
         assert (drawn[0][1], drawn[-1][1]) == (0.0, 50.0)
 
 
-def words_of(figure) -> list[str]:
-    return [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-
-
 def test_both_histograms_have_the_same_area():
     figure = plot_class_angles(torch.randn(60, 3), torch.arange(60) % 3)
     for stairs in figure.axes[0].patches:
@@ -121,9 +97,8 @@ def test_the_means_are_marked_and_labeled():
     within, between = (angles.mean().item() for angles in class_angles(points, labels))
     figure = plot_class_angles(points, labels, title="digits")
     assert [line.get_xdata()[0] for line in figure.axes[0].lines] == [pytest.approx(within), pytest.approx(between)]
-    assert sorted(words_of(figure)) == sorted(
-        ["within a class", f"mean {within:.1f}°", "between classes", f"mean {between:.1f}°"]
-    )
+    words = ["within a class", f"mean {within:.1f}°", "between classes", f"mean {between:.1f}°"]
+    assert sorted(legend_of(figure)) == sorted(words)
     assert figure.get_suptitle() == "digits"
 
 

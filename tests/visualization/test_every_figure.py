@@ -59,6 +59,29 @@ def test_the_suffix_is_the_format(suffix, start, tmp_path):
     assert (tmp_path / f"a.{suffix}").read_bytes().startswith(start)
 
 
+PERCENT = {"percent": (torch.ones(1), torch.tensor([25.0]))}
+GALLERY = {"cosine": Panel(POINTS, LABELS), "plain": Panel(POINTS[:, :2], LABELS)}
+ZERO = {"accuracy": 0.0, "layers": {"a": LAYER}}
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("plot_analogy_accuracies", ([RESULT] * 2,), "pass one accuracy per model, benchmark and scoring"),
+        ("plot_analogy_accuracies", ([RESULT | {"eval_accuracy_high": 40.08}],), r"not in percent; got 40\.08"),
+        ("plot_projection_histograms", (PROJECTIONS | {"normalized": False},), r"not normalized; use .*=True\)"),
+        ("plot_risk_coverage", ({},), "at least one, of coverages and risks from 0 to 1"),
+        ("plot_risk_coverage", (PERCENT,), "at least one, of coverages and risks from 0 to 1"),
+        ("plot_gallery", (GALLERY, NAMES), "plain: points of 2 coordinate"),
+        ("plot_reinitialization", (ZERO,), "accuracy of 0, so a relative drop is undefined"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(name, given, message):
+    options = OPTIONS | {"plot_reinitialization": {"quantity": "relative_drop"}}
+    with pytest.raises(ValueError, match=message):
+        getattr(visualization, name)(*given, **options.get(name, {}))
+
+
 def test_a_title_is_not_parsed_as_math(plot):
     figure = plot(title="$a^$")
     figure.draw_without_rendering()

@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from figure_texts import legend_of
 
 from hf_sphere.visualization import plot_circle
 from hf_sphere.visualization.sphere import ROSE_NOTE, _density
@@ -13,22 +14,6 @@ LINES = "lines: directions of the classes"
 def at(*degrees: float) -> torch.Tensor:
     turn = torch.tensor(degrees, dtype=torch.float64).deg2rad()
     return torch.stack([turn.cos(), turn.sin()], dim=1)
-
-
-def directions_in(figure) -> list[list[float]]:
-    """Ends of the lines that start at the origin."""
-    lines = [line.get_xydata() for line in figure.axes[0].lines if line.get_zorder() > 2]  # not the axes of the plane
-    return [line[1].tolist() for line in lines if len(line) == 2 and (line[0] == 0).all()]
-
-
-def heights_in(figure) -> list[float]:
-    """Largest height of each class outside the circle."""
-    tops = [torch.as_tensor(line.get_xydata()) for line in figure.axes[0].lines if len(line.get_xydata()) > 2]
-    return [top.norm(dim=1).nan_to_num(0).max().item() - 1 for top in tops]
-
-
-def names_in(figure) -> dict[str, tuple[float, float]]:
-    return {text.get_text(): text.get_position() for text in figure.axes[0].texts}
 
 
 def test_the_density_is_the_fraction_of_points_per_direction():
@@ -51,14 +36,15 @@ def test_a_point_is_blurred_by_1_2_degrees_around_the_circle():
 def test_the_height_is_the_square_root_of_the_density():
     points = torch.cat([at(40.0, 40.0, 40.0, 40.0), at(100.0, 160.0, 220.0, 280.0)])
     figure = plot_circle(points, torch.arange(2).repeat_interleave(4), ["a", "b"])
-    assert heights_in(figure) == pytest.approx([0.55, 0.275], abs=0.001)
+    tops = [torch.as_tensor(line.get_xydata()) for line in figure.axes[0].lines if len(line.get_xydata()) > 2]
+    assert [top.norm(dim=1).nan_to_num(0).max() - 1 for top in tops] == pytest.approx([0.55, 0.275], abs=0.001)
 
 
 def test_class_names_are_outside_of_the_points():
     figure = plot_circle(at(0, 1, 120, 121, 240, 241), torch.arange(3).repeat_interleave(2), ABC, title="digits")
     assert (figure.get_suptitle(), figure.get_supxlabel()) == ("digits", ROSE_NOTE)
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ABC
-    names = names_in(figure)
+    assert legend_of(figure) == ABC
+    names = {text.get_text(): text.get_position() for text in figure.axes[0].texts}
     for name, degrees in zip(ABC, (0.5, 120.5, 240.5), strict=True):
         x, y = names[name]
         assert math.hypot(x, y) > 1.55
@@ -77,7 +63,9 @@ def test_class_names_are_outside_of_the_points():
 )
 def test_directions_in_the_picture_are_lines_and_explained(points, directions, drawn, lines):
     figure = plot_circle(points, torch.arange(3), ABC, directions=directions)
-    assert directions_in(figure) == [pytest.approx(end) for end in drawn.tolist()]
+    axes = [line.get_xydata() for line in figure.axes[0].lines if line.get_zorder() > 2]  # not those of the plane
+    ends = [line[1].tolist() for line in axes if len(line) == 2 and (line[0] == 0).all()]
+    assert ends == [pytest.approx(end) for end in drawn.tolist()]
     assert figure.get_supxlabel().splitlines() == [ROSE_NOTE, *lines]
 
 

@@ -3,6 +3,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from figure_texts import legend_of
 from hypothesis import given, strategies as st
 from scipy.stats import beta, kstest
 
@@ -38,10 +39,6 @@ def epoch(number: int, layers: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"epoch": number, "projections": statistics(layers), **more}
 
 
-def legend_of(holder) -> list[str]:
-    return [text.get_text() for text in holder.get_texts()]
-
-
 class TestMasses:
     def bars(self, figure, label: str) -> list[tuple[float, float, float]]:
         """Center, start and end of the bars with this label."""
@@ -70,7 +67,7 @@ class TestMasses:
         assert [middle for middle, *_ in significant] == [1]
         assert different[0].get_facecolor() != alike[0].get_facecolor()
         assert different[0].get_hatch() != alike[0].get_hatch()
-        assert len(legend_of(figure.legends[0])) == 3
+        assert len(legend_of(figure)) == 3
 
     def test_a_layer_of_dead_filters_has_no_bar(self):
         dead = layer(num_filters=4, num_dead=4, sign_p_value_adjusted=None, ks_p_value_adjusted=None)
@@ -140,7 +137,7 @@ class TestHistograms:
     def test_a_layer_of_dead_filters_is_labeled_as_dead(self):
         figure = plot_projection_histograms(statistics({"a": layer(num_dead=4), "b": layer(-0.1, 0.1)}))
         assert [[text.get_text() for text in axes.texts] for axes in figure.axes] == [["all dead"], []]
-        assert legend_of(figure.legends[0]) == ["projection ≤ 0", "projection > 0", "random filters"]
+        assert legend_of(figure) == ["projection ≤ 0", "projection > 0", "random filters"]
 
 
 class TestAlongTraining:
@@ -162,7 +159,7 @@ class TestAlongTraining:
     def test_accuracies_are_above_in_percent(self):
         above, _ = plot_projections_along_training(self.training(train_accuracy=0.5, eval_accuracy=0.25)).axes
         assert self.lines(above) == {"training": [(0, 50), (1, 50), (2, 50)], "evaluation": [(0, 25), (1, 25), (2, 25)]}
-        assert legend_of(above.get_legend()) == ["training", "evaluation"]
+        assert [text.get_text() for text in above.get_legend().get_texts()] == ["training", "evaluation"]
         above, _ = plot_projections_along_training(self.training(eval_accuracy=0.25)).axes
         assert list(self.lines(above)) == ["evaluation"]
 
@@ -191,11 +188,6 @@ class TestAlongTraining:
         assert [place for place, _ in self.lines(axes)["conv0"]] == [0, 1, 2]
         (axes,) = plot_projections_along_training({"epochs": [epoch(3, numbered(1))]}).axes
         assert len(self.lines(axes)["conv0"]) == 1
-
-
-def test_histograms_of_projections_that_are_not_normalized_are_refused():
-    with pytest.raises(ValueError, match=r"not normalized; use .*normalize=True\)"):
-        plot_projection_histograms(statistics(numbered(1), normalized=False))
 
 
 class TestLayerNames:

@@ -80,8 +80,3 @@ def test_the_color_range_covers_the_cells_and_the_trained_model_which_is_marked(
 def test_layers_are_named_as_in_their_backbone_and_shortly():
     layers = {"sphere_vision.backbone.layers.0": layer(0.1), "head.linear": layer(0.2)}
     assert labels_of(plot_reinitialization(robustness(**layers)).axes[0].yaxis) == ["layers.0", "head.linear"]
-
-
-def test_a_relative_drop_from_zero_is_refused():
-    with pytest.raises(ValueError, match="accuracy of 0, so a relative drop is undefined"):
-        plot_reinitialization(robustness(accuracy=0.0, a=layer(0.1)), quantity="relative_drop")

@@ -22,11 +22,6 @@ def names_in(axes) -> dict[str, object]:
     return {text.get_text(): text for text in axes.texts if text.get_text() not in ("front", "back")}
 
 
-def diamonds_in(figure) -> list[list[float]]:
-    """Markers of the directions."""
-    return sorted(line.get_xydata()[0].tolist() for line in figure.axes[0].lines if line.get_marker() == "D")
-
-
 @given(elevation=st.floats(-90, 90), azimuth=st.floats(-360, 360))
 def test_the_axes_of_a_view_are_right_handed(elevation, azimuth):
     axes = View(elevation, azimuth).axes()
@@ -121,7 +116,8 @@ def test_directions_are_projected_like_the_points():
     turned, expected = F.normalize(directions @ project_to_great_sphere(points)[1], dim=1), []
     for side, shift in ((view, 0.0), (View(-20.0, 210.0), 2.16)):
         expected += [[x + shift, y] for x, y, depth in (turned @ side.axes()).tolist() if depth >= 0]
-    assert diamonds_in(figure) == [pytest.approx(place) for place in sorted(expected)]
+    diamonds = [line.get_xydata()[0].tolist() for line in figure.axes[0].lines if line.get_marker() == "D"]
+    assert sorted(diamonds) == [pytest.approx(place) for place in sorted(expected)]
 
 
 def test_names_are_not_parsed_as_math_and_do_not_warn(tmp_path, recwarn):
@@ -143,12 +139,8 @@ def test_names_of_nearby_classes_replace_a_long_legend():
     assert figure.legends == []
 
 
-ABC = ["a", "b", "c"]
-LABELS = torch.arange(30) % 3
-
-
 def panel(dim: int, **options) -> Panel:
-    return Panel(torch.randn(30, dim), LABELS, **options)
+    return Panel(torch.randn(30, dim), torch.arange(30) % 3, **options)
 
 
 @pytest.mark.parametrize("dim", [2, 3])
@@ -196,8 +188,3 @@ def test_names_and_directions_are_omitted_for_too_many_classes(count, is_named, 
     assert (f"{count} classes: too many to draw their names" in caption) != is_named
     assert ("directions of the classes" in caption) == is_named
     assert bool({text.get_text() for text in figure.axes[0].texts} - {"front", "back"}) == is_named
-
-
-def test_the_name_of_a_panel_that_cannot_be_drawn_is_in_the_error():
-    with pytest.raises(ValueError, match="plain: points of 2 coordinate"):
-        plot_gallery({"cosine": panel(3), "plain": panel(2)}, ABC, dim=3)

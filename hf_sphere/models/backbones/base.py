@@ -164,18 +164,12 @@ def register_backbone(build: Callable[..., nn.Module]) -> Callable[..., nn.Modul
     """
 
     @functools.wraps(build)
-    def entry(
-        pretrained: bool = False,
-        *,
-        pretrained_cfg: Any = None,
-        pretrained_cfg_overlay: Any = None,
-        cache_dir: Any = None,
-        **options: Any,
-    ) -> nn.Module:
+    def entry(pretrained: bool = False, *, pretrained_cfg: Any = None, **options: Any) -> nn.Module:
         if pretrained or pretrained_cfg:
             hint = "leave out --pretrained_backbone or --frozen, or in Python pretrained=True"
             raise ValueError(f"backbone {build.__name__!r} has no pretrained weights: {hint}.")
-        return build(**options)
+        of_weights = ("pretrained_cfg_overlay", "cache_dir")  # timm passes them to every model
+        return build(**{name: value for name, value in options.items() if name not in of_weights})
 
     BACKBONES[build.__name__] = entry
     return register_model(entry)

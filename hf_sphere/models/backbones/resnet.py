@@ -100,8 +100,7 @@ def densenet121_cifar(**options: Any) -> DenseNet:
     return SmallStemDenseNet(growth_rate=32, block_config=(6, 12, 24, 16), **options)
 
 
-SLOPE = 0.1
-"""Negative slope of the leaky ReLUs."""
+SLOPE = 0.1  # of the leaky ReLUs where they are negative
 
 
 class PooledBlock(nn.Module):

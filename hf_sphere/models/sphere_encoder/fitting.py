@@ -16,15 +16,10 @@ from hf_sphere.utils.checks import check_not_text, check_number
 from hf_sphere.utils.loading import load_pretrained
 from hf_sphere.utils.modules import eval_mode, widest_dtype
 
-RIDGES = tuple(10.0**exponent for exponent in range(-9, 1))
-"""Candidate ridges, relative to the mean square of each coordinate."""
-HELD_OUT = 5
-"""Every fifth text is held out, to choose the ridge and to evaluate the fit."""
-MAX_LENGTH, BATCH_SIZE = 128, 16
-"""Maximum number of tokens per text, further limited by the tokenizer, and texts per batch."""
-
-Batch = tuple[dict[str, Tensor], Tensor]
-"""Inputs of the model, and a mask (B, L) of the tokens that count."""
+RIDGES = tuple(10.0**exponent for exponent in range(-9, 1))  # candidates, relative to each coordinate's mean square
+HELD_OUT = 5  # every fifth text is held out, to choose the ridge and to evaluate the fit
+MAX_LENGTH, BATCH_SIZE = 128, 16  # tokens per text, further limited by the tokenizer, and texts per batch
+Batch = tuple[dict[str, Tensor], Tensor]  # inputs of the model, and a mask (B, L) of the tokens that count
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Small networks: fully connected, LeNets, CNN9, Conv4, and a network for visualizations."""
+"""Networks without shortcuts: fully connected, LeNets, CNN9, Conv4, AlexNet, VGG, and one for visualizations."""
 
 import functools
 import itertools
@@ -7,6 +7,7 @@ from typing import Any
 
 from timm.layers import to_2tuple
 from torch import nn
+from torchvision.models import AlexNet
 
 from hf_sphere.geometry import OPERATORS
 from hf_sphere.models.backbones import base
@@ -125,18 +126,17 @@ def cnn9(
     ReLU, even before a spherization, as in the code of the paper that compares them.
     """
     height, breadth = feature_side("cnn9", img_size, least=8, halvings=3)
+    sizes, options = (256 * height * breadth, 256), dict(hidden_kwargs or {})
+    check_choice("hidden_layer", hidden_layer, ("plain", "spherized", *OPERATORS))
+    if options and hidden_layer != "spherized":
+        raise ValueError(f"hidden_kwargs are options of hidden_layer spherized; {hidden_layer} has none. Omit them.")
     layers = base.conv_stages(base.conv_norm_relu, in_chans, [[width] * 3 for width in (128, 192, 256)])
-    layers += [nn.Flatten(), _hidden_layer(256 * height * breadth, 256, hidden_layer, hidden_kwargs)]
+    if hidden_layer == "spherized":
+        last: nn.Module = SphericalLinear(*sizes, **options)
+    else:
+        last = nn.Linear(*sizes) if hidden_layer == "plain" else AngularLinear(*sizes, hidden_layer)
+    layers += [nn.Flatten(), last]
     return EmbeddingNet(nn.Sequential(*layers), 256, **net)
-
-
-def _hidden_layer(inputs: int, outputs: int, kind: str, options: Mapping[str, Any] | None) -> nn.Module:
-    check_choice("hidden_layer", kind, ("plain", "spherized", *OPERATORS))
-    if kind == "spherized":
-        return SphericalLinear(inputs, outputs, **(options or {}))
-    if options:
-        raise ValueError(f"hidden_kwargs are options of hidden_layer spherized; {kind} has none. Omit them.")
-    return nn.Linear(inputs, outputs) if kind == "plain" else AngularLinear(inputs, outputs, kind)
 
 
 @register_backbone
@@ -176,3 +176,88 @@ def visualization_cnn(
     if units:
         layers += [nn.ReLU(), nn.Linear(256, units)]
     return EmbeddingNet(nn.Sequential(*layers), units or 256, **net)
+
+
+@register_backbone
+def alexnet(*, img_size: ImageSize = 224, in_chans: int = 3, drop_rate: float = 0.5, **net: Any) -> EmbeddingNet:
+    """AlexNet of torchvision for images of 224 pixels: five convolutions and two hidden layers of 4096 units."""
+    feature_side("alexnet", img_size, least=63, halvings=0)
+    original = AlexNet(num_classes=1, dropout=drop_rate)
+    if in_chans != 3:
+        original.features[0] = nn.Conv2d(in_chans, 64, 11, stride=4, padding=2)
+    hidden = list(original.classifier)[:-2]  # without the output layer, and the last ReLU, which `EmbeddingNet` adds
+    layers = nn.Sequential(*original.features, original.avgpool, nn.Flatten(), *hidden)
+    return EmbeddingNet(layers, 4096, **net)
+
+
+@register_backbone
+def alexnet_cifar(*, img_size: ImageSize = 32, in_chans: int = 3, **net: Any) -> EmbeddingNet:
+    """AlexNet's five convolutions for images of 32 pixels (29 to 60), without hidden linear layers."""
+    feature_side("alexnet_cifar", img_size, least=29, halvings=0)
+    layers = [nn.Conv2d(in_chans, 64, 11, stride=4, padding=5), nn.ReLU(), nn.MaxPool2d(2)]
+    layers += [nn.Conv2d(64, 192, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
+    layers += [*base.conv_relu(192, 384), *base.conv_relu(384, 256), nn.Conv2d(256, 256, 3, padding=1)]
+    layers += [nn.MaxPool2d(2), nn.Flatten()]  # to 1 x 1; the final activation follows: ReLU and max pooling commute
+    return EmbeddingNet(base.initialize_for_relu(nn.Sequential(*layers)), 256, **net)
+
+
+CONVOLUTIONS_PER_STAGE = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
+
+
+def _vgg(
+    depth: int,
+    *,
+    img_size: ImageSize = 32,
+    in_chans: int = 3,
+    widths: Sequence[int] = (64, 128, 256, 512),
+    hidden: int = 4096,
+    batch_norm: bool = True,
+    conv_bias: bool = True,
+    drop_rate: float = 0.5,
+    pool: type[nn.Module] = nn.MaxPool2d,
+    **net: Any,
+) -> EmbeddingNet:
+    feature_side(f"vgg{depth}_cifar", img_size, least=32, halvings=5)
+    convolution = functools.partial(base.conv_norm_relu if batch_norm else base.conv_relu, bias=conv_bias)
+    stages = zip(CONVOLUTIONS_PER_STAGE[depth], [*widths, widths[-1]], strict=True)  # four widths
+    layers = base.conv_stages(convolution, in_chans, ([width] * count for count, width in stages), pool)
+    # At 32 pixels the feature map is 1 x 1; those of larger images are averaged.
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    if hidden:
+        layers += [nn.Linear(widths[-1], hidden), nn.ReLU(), nn.Dropout(drop_rate), nn.Linear(hidden, hidden)]
+    # With batch norm, linear layers keep torch's initialization.
+    initialized = (base.initialize_fan_out if batch_norm else base.initialize_for_relu)(nn.Sequential(*layers))
+    return EmbeddingNet(initialized, hidden or widths[-1], drop_rate=drop_rate, **net)
+
+
+@register_backbone
+def vgg11_cifar(*, img_size: ImageSize = 32, **options: Any) -> EmbeddingNet:
+    """VGG-11 with four stage `widths`, a classifier of `hidden` units (0 for none), `batch_norm` and `conv_bias`.
+
+    With batch norm, the convolutions are initialized as in torchvision's VGG, and the linear layers by torch's default.
+    """
+    return _vgg(11, img_size=img_size, **options)
+
+
+@register_backbone
+def vgg13_cifar(*, img_size: ImageSize = 32, **options: Any) -> EmbeddingNet:
+    """VGG-13, with the options of VGG-11."""
+    return _vgg(13, img_size=img_size, **options)
+
+
+@register_backbone
+def vgg16_cifar(*, img_size: ImageSize = 32, **options: Any) -> EmbeddingNet:
+    """VGG-16, with the options of VGG-11."""
+    return _vgg(16, img_size=img_size, **options)
+
+
+@register_backbone
+def vgg19_cifar(*, img_size: ImageSize = 32, **options: Any) -> EmbeddingNet:
+    """VGG-19, with the options of VGG-11."""
+    return _vgg(19, img_size=img_size, **options)
+
+
+@register_backbone
+def vgg11_gray(*, img_size: ImageSize = 32, in_chans: int = 1, **options: Any) -> EmbeddingNet:
+    """VGG-11 for one-channel images, with average instead of maximum pooling."""
+    return _vgg(11, img_size=img_size, in_chans=in_chans, pool=nn.AvgPool2d, **options)
