@@ -62,7 +62,8 @@ class Augmentation(AugmentationOptions):
             padded = tvF.pad(images, [self.crop_padding], padding_mode=mode)
             windows = padded.unfold(2, images.shape[2], 1).unfold(3, images.shape[3], 1)  # (B, C, top, left, H, W)
             draws = torch.randint(0, 2 * self.crop_padding + 1, (2, len(images)), generator=generator)
-            images = windows[torch.arange(len(images)), :, *to_device(draws, images.device)]
+            top, left = to_device(draws, images.device)
+            images = windows[torch.arange(len(images), device=images.device), :, top, left]
         if self.random_resized_crop is not None:
             boxes = _draw_boxes(len(images), self.random_resized_crop, generator, self.crop_aspect_ratio)
             images = _crop_and_resize(images, *boxes)

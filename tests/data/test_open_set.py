@@ -245,15 +245,3 @@ def test_values_classes_and_labels_of_the_validation_split_are_its_own(load_thre
 def test_training_classes_in_the_validation_split_cause_a_warning(load_three, caplog):
     load_three(classes=((0, 1), (1, 2), (3, 4)), task="retrieval")
     assert "1 of the 2 classes of the validation split are trained on" in caplog.text
-
-
-def test_a_class_missing_from_the_training_split_is_an_error(embed, make_dataset, load_named):
-    from datasets import Value
-
-    def named(names):
-        images = [np.zeros((3, 3), np.uint8)] * len(names)
-        return make_dataset(images, names, feature=Value("string"))
-
-    name = embed(train=named(["a", "b"]), val=named(["a", "c"]), test=named(["a", "b"]))
-    with pytest.raises(ValueError, match="label c of image 1 in split 'val' is missing or none of the classes"):
-        load_named(name, validation_split="val")

@@ -1,4 +1,3 @@
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -68,15 +67,6 @@ def test_a_folder_with_the_name_of_bundled_data_is_an_error_that_says_how_to_nam
         with pytest.raises(ValueError, match=r"digits is a bundled dataset and a folder; write \./digits"):
             load("digits")
     assert len(load_splits("./digits")["train"]) == len(ImageSource.of("./digits")) == 1
-
-
-def test_parquet_files_that_are_in_no_split_are_logged(make_dataset, save, caplog):
-    folder = Path(save(train=make_dataset([np.zeros((3, 4), np.uint8)])))
-    load_splits(str(folder))
-    assert not caplog.text
-    shutil.copy(folder / "train-00000-of-00001.parquet", folder / "more.parquet")
-    load_splits(str(folder))
-    assert f"1 of 2 files in {folder} are in no split, such as more.parquet" in caplog.text
 
 
 class TestClassNamesOfFiles:

@@ -217,18 +217,6 @@ def test_frozen_batch_norms_always_stay_in_eval_mode_but_not_those_with_fixed_ga
     assert [norm.training and not norm.weight.requires_grad for norm in norms(model)] == [True] * 6
 
 
-@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "1"])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_images_of_every_mode_become_grayscale_or_rgb(mode, channels):
-    picture = Image.new(mode, (30, 20))
-    processor = SphereVisionImageProcessor(
-        num_channels=channels, size={"height": 28, "width": 28}, image_mean=[0.5] * channels, image_std=[0.5] * channels
-    )
-    assert processor(picture, return_tensors="pt")["pixel_values"].shape == (1, channels, 28, 28)
-    for pixels in (torch.zeros(1, 28, 28, dtype=torch.uint8), torch.zeros(3, 28, 28, dtype=torch.uint8)):
-        assert processor(pixels, return_tensors="pt")["pixel_values"].shape == (1, channels, 28, 28)
-
-
 def test_processor_resizes_scales_and_normalizes():
     pixels = torch.randint(0, 256, (1, 40, 40), dtype=torch.uint8)
     picture = Image.fromarray(pixels[0].numpy())
