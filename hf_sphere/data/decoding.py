@@ -193,13 +193,10 @@ def check_files(images: EncodedImages, *, skip_corrupt: bool = False, progress: 
 
     It is faster than decoding them all, and shows damaged files before a training.
     """
-
-    def examine(rows: list[int]) -> list[str]:
-        return [_examine(record) for record in images._records[rows][images.column]]
-
     chunks = [rows.tolist() for rows in images.rows.split(100)]
     with ThreadPool(min(16, len(chunks))) as pool:
-        examined = itertools.chain.from_iterable(pool.imap(examine, chunks))
+        parts = pool.imap(lambda rows: [*map(_examine, images._records[rows][images.column])], chunks)
+        examined = itertools.chain.from_iterable(parts)
         bar = progress_bar(examined, "Checking files", len(images), unit="image", disable=not progress, leave=False)
         errors = list(bar)
     wrong = [index for index, error in enumerate(errors) if error]

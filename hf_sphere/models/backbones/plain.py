@@ -230,31 +230,18 @@ def _vgg(
     return EmbeddingNet(initialized, hidden or widths[-1], drop_rate=drop_rate, **net)
 
 
-@register_backbone
-def vgg11_cifar(*, img_size: ImageSize = 32, **options: Any) -> EmbeddingNet:
-    """VGG-11 with four stage `widths`, a classifier of `hidden` units (0 for none), `batch_norm` and `conv_bias`.
+def _register_vgg(depth: int) -> None:
+    def build(*, img_size: ImageSize = 32, **options: Any) -> EmbeddingNet:
+        return _vgg(depth, img_size=img_size, **options)
 
-    With batch norm, the convolutions are initialized as in torchvision's VGG, and the linear layers by torch's default.
-    """
-    return _vgg(11, img_size=img_size, **options)
-
-
-@register_backbone
-def vgg13_cifar(*, img_size: ImageSize = 32, **options: Any) -> EmbeddingNet:
-    """VGG-13, with the options of VGG-11."""
-    return _vgg(13, img_size=img_size, **options)
+    build.__name__ = f"vgg{depth}_cifar"
+    # With batch norm, convolutions are initialized as in torchvision's VGG, and linear layers by torch's default.
+    build.__doc__ = f"VGG-{depth}: four stage `widths`, `hidden` units (0 for none), `batch_norm` and `conv_bias`."
+    register_backbone(build)
 
 
-@register_backbone
-def vgg16_cifar(*, img_size: ImageSize = 32, **options: Any) -> EmbeddingNet:
-    """VGG-16, with the options of VGG-11."""
-    return _vgg(16, img_size=img_size, **options)
-
-
-@register_backbone
-def vgg19_cifar(*, img_size: ImageSize = 32, **options: Any) -> EmbeddingNet:
-    """VGG-19, with the options of VGG-11."""
-    return _vgg(19, img_size=img_size, **options)
+for _depth in CONVOLUTIONS_PER_STAGE:
+    _register_vgg(_depth)
 
 
 @register_backbone
