@@ -57,8 +57,8 @@ def plot_projection_masses(statistics: Mapping[str, Any], *, title: str = "", pa
     figure = new_figure(7.2, 1.3 + 0.21 * max(len(names), 5), title)
     axes: Any = figure.subplots()
     if len(live):  # wider than the bars, which would hide it
-        low, style = live["null_mass_low"], {"color": "0.8", "label": "95 % range of random filters", "zorder": 1}
-        axes.barh(live.index, live["null_mass_high"] - low, 0.94, left=low, **style)
+        low, label = live["null_mass_low"], "95 % range of random filters"
+        axes.barh(live.index, live["null_mass_high"] - low, 0.94, left=low, color="0.8", label=label, zorder=1)
     different = f"unlike random filters (sign or KS test, adjusted p < {SIGNIFICANT})"
     hatched = {"facecolor": "white", "edgecolor": COLORS[1], "hatch": "/////", "linewidth": 1.2}
     for masses, style in (
