@@ -64,7 +64,14 @@ def build_optimizer(
     if lr_scales is not None:
         if unknown := sorted(set(lr_scales) - {name for name, _ in model.named_parameters()}):
             raise ValueError(f"lr_scales names parameters that the model lacks: {', '.join(unknown)}.")
-        groups = _scale_rates(groups, lr_scales, options.get("lr", valid["lr"]))
+        lr, divided = options.get("lr", valid["lr"]), dict[tuple[int, float], dict[str, Any]]()
+        for index, group in enumerate(groups):
+            for param_name, parameter in group["params"]:
+                scale = lr_scales.get(param_name, 1.0)
+                scaled = {**group, "lr": group.get("lr", lr) * scale, "params": []}
+                divided.setdefault((index, scale), scaled)["params"].append((param_name, parameter))
+        # Those with the rate `lr` come first, since the first group's rate is shown.
+        groups = sorted(divided.values(), key=lambda group: group["lr"] != lr)
     has_kernel = options.get("foreach") is not None or options.get("differentiable")
     if "fused" in valid and not has_kernel:  # a fused kernel per step where torch supports it, with the same rule
         kinds = ("cpu", "cuda")
@@ -88,17 +95,6 @@ def option_defaults(name: str) -> dict[str, Any]:
     return {**kind.option_defaults(), **kind.group_options}
 
 
-def _scale_rates(groups: list[dict[str, Any]], scales: Mapping[str, float], lr: float) -> list[dict[str, Any]]:
-    """Divide groups by learning rate; those with the rate `lr` come first, since the first group's rate is shown."""
-    divided: dict[tuple[int, float], dict[str, Any]] = {}
-    for index, group in enumerate(groups):
-        for name, parameter in group["params"]:
-            scale = scales.get(name, 1.0)
-            scaled = {**group, "lr": group.get("lr", lr) * scale, "params": []}
-            divided.setdefault((index, scale), scaled)["params"].append((name, parameter))
-    return sorted(divided.values(), key=lambda group: group["lr"] != lr)
-
-
 def optimizer_for_trainer(context: Any) -> tuple[type[NamedOptimizer], dict[str, Any]]:
     """Return class and arguments of an optimizer, with groups, from transformers' `OptimizerContext`."""
     name = context.args.optim.value
@@ -106,7 +102,14 @@ def optimizer_for_trainer(context: Any) -> tuple[type[NamedOptimizer], dict[str,
     supported = kind.option_defaults()
     options = {**context.optimizer_kwargs, "weight_decay": context.args.weight_decay}
     options |= {key: value for key, value in context.adam_kwargs.items() if key in supported}
-    options |= _parse(name, context.optim_args, {**supported, **kind.group_options})
+    # `optim_args` are texts, parsed by the types of the defaults; the default None marks a boolean option.
+    known = {k: v for k, v in {**supported, **kind.group_options}.items() if k not in ("channel_dims", "rules")}
+    if "betas" in known:
+        known["beta1"], known["beta2"] = known.pop("betas")
+    check_names(f"optim_args of {name}", context.optim_args, sorted(known))
+    for key, text in context.optim_args.items():
+        parse = type(known[key])
+        options[key] = parse(text) if parse in (float, int, str) else bool(str_to_bool(text))
     of_groups = kind.take_group_options(options)
     if "betas" in supported:
         betas = options.pop("betas", supported["betas"])
@@ -115,13 +118,3 @@ def optimizer_for_trainer(context: Any) -> tuple[type[NamedOptimizer], dict[str,
         context.model.train()  # as the Trainer does later; a part from `from_pretrained` is in evaluation mode
         options["params"] = kind.form_groups(context.model, **of_groups)
     return kind, options
-
-
-def _parse(name: str, texts: dict[str, str], supported: dict[str, Any]) -> dict[str, Any]:
-    """Parse `optim_args`, which are strings, by the types of the defaults; the default None marks a boolean option."""
-    defaults = {key: value for key, value in supported.items() if key not in ("channel_dims", "rules")}
-    if "betas" in defaults:
-        defaults["beta1"], defaults["beta2"] = defaults.pop("betas")
-    check_names(f"optim_args of {name}", texts, sorted(defaults))
-    kinds = {key: type(defaults[key]) for key in texts}
-    return {k: kinds[k](t) if kinds[k] in (float, int, str) else bool(str_to_bool(t)) for k, t in texts.items()}

@@ -113,12 +113,18 @@ def find_scale_invariant_weights(model: nn.Module, batch: Any = None) -> ScaleIn
                 # The finest groups first; a group has two weights or more.
                 possible = [dims for dims in ((0,), (1,), ()) if all(weight.shape[axis] > 1 for axis in dims)]
                 deviations[name] = {dims: 0.0 for dims in possible if group_size(weight, dims) > 1}
-    with open_trial(model, batch) as (trial, batch):
+    with open_trial(model, batch) as (trial, batch), torch.enable_grad():
         weights = dict(trial.named_parameters())
         for _ in range(CHECKS):
+            if not deviations:
+                break
             perturb(trial)
-            gradients = _gradients(trial, {name: weights[name] for name in deviations}, batch)
-            measured = {name: _measure(weights[name], grad, deviations[name]) for name, grad in gradients.items()}
+            output = call(trial, batch)
+            if (value := getattr(output, "loss", None)) is None:  # a random linear function
+                value = torch.stack([(leaf * torch.randn_like(leaf)).sum() for leaf in differentiable(output)]).sum()
+            found = torch.autograd.grad(value, [weights[name] for name in deviations], allow_unused=True)
+            gradients = {name: g.to_dense() for name, g in zip(deviations, found, strict=True) if g is not None}
+            measured = {name: _measure(weights[name], g, deviations[name]) for name, g in gradients.items()}
             least = 1e-6 * max((size for size, _ in measured.values()), default=0.0)
             for name, groups in list(deviations.items()):
                 size, largest = measured.get(name, (0.0, {}))
@@ -140,18 +146,6 @@ def find_scale_invariant_weights(model: nn.Module, batch: Any = None) -> ScaleIn
         invariant.channel_dims[name], invariant.deviations[name] = next(iter(groups.items()))
     invariant.blocks = {name: n for name, n in invariant.blocks.items() if n > 1 and name in invariant.channel_dims}
     return invariant
-
-
-def _gradients(trial: nn.Module, weights: Mapping[str, Tensor], batch: Any) -> dict[str, Tensor]:
-    """Compute the gradients, of the weights that have one, of the loss of the output or a random linear function."""
-    if not weights:
-        return {}
-    with torch.enable_grad():
-        output = call(trial, batch)
-        if (value := getattr(output, "loss", None)) is None:
-            value = torch.stack([(leaf * torch.randn_like(leaf)).sum() for leaf in differentiable(output)]).sum()
-        gradients = torch.autograd.grad(value, list(weights.values()), allow_unused=True)
-    return {name: grad.to_dense() for name, grad in zip(weights, gradients, strict=True) if grad is not None}
 
 
 def differentiable(output: Any) -> list[Tensor]:

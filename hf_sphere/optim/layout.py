@@ -2,12 +2,11 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard, zeros
+from torch.distributed.tensor import DTensor, Shard
 
 ChannelDims = tuple[int, ...]
 Matrices = tuple[int, ...]
@@ -15,31 +14,9 @@ Matrices = tuple[int, ...]
 Parts = dict[str, tuple[Matrices, str]]
 
 
-def resolve_channel_dims(
-    names: Sequence[str], parameters: Sequence[Tensor], channel_dims: Iterable[int] | None
-) -> ChannelDims | None:
-    """Return the sorted `channel_dims` of a group; None for ordinary parameters, also if every group has one weight."""
-    if channel_dims is None:
-        return None
-    dims = tuple(channel_dims)
-    for name, parameter in zip(names, parameters, strict=True):
-        if len({*dims}) < len(dims) or not all(type(dim) is int and 0 <= dim < parameter.ndim for dim in dims):
-            shape = list(parameter.shape)
-            raise ValueError(f"channel_dims must be axes of {name}, of shape {shape}, such as [0]; got {list(dims)}.")
-    return None if parameters and all(len(dims) == parameter.ndim for parameter in parameters) else tuple(sorted(dims))
-
-
 def group_size(parameter: Tensor, dims: ChannelDims | None) -> int:
     """Count the weights D of one group: 1 for an ordinary parameter."""
     return 1 if dims is None else parameter.numel() // max(1, math.prod([parameter.shape[dim] for dim in dims]))
-
-
-def zeros_per_group(parameter: Tensor, dims: ChannelDims, dtype: torch.dtype) -> Tensor:
-    """Return one zero per group: the parameter's shape with 1 along all axes but `dims`, sharded like the parameter."""
-    shape = [size if dim in dims else 1 for dim, size in enumerate(parameter.shape)]
-    if isinstance(parameter, DTensor):
-        return zeros(shape, dtype=dtype, device_mesh=parameter.device_mesh, placements=parameter.placements)
-    return torch.zeros(shape, dtype=dtype, device=parameter.device)
 
 
 def check_shards(name: str, parameter: DTensor, dims: ChannelDims) -> None:
@@ -118,11 +95,11 @@ class OpenParameter:
             gradient = gradient.redistribute(placements=parameter.placements).to_local()  # type: ignore[attr-defined]
         self._held = self._worked_on = local(parameter.detach())
         self._kept = local(state[momentum_key]) if momentum_key in state else self._held.new_empty(0)
-        self._rounding = low_precision if is_low(parameter.dtype) else None
+        self._rounding = low_precision if parameter.dtype.itemsize < 4 else None
         if self._rounding == "master":
             self._worked_on = local(state["master"])
         elif self._rounding == "stochastic" or (self._rounding and dims is not None):
-            self._worked_on = self._held.to(at_least_float32(parameter.dtype))
+            self._worked_on = self._held.float()
         self.weight, self.gradient, self.momentum = self._worked_on, gradient, self._kept
         self._layout = None
         if dims is not None:
@@ -143,16 +120,6 @@ class OpenParameter:
             self._held.copy_(round_stochastically(self._worked_on, generator))
         elif self._worked_on is not self._held:
             self._held.copy_(self._worked_on)
-
-
-def is_low(dtype: torch.dtype) -> bool:
-    """Return whether a dtype has fewer bits than float32."""
-    return dtype.itemsize < 4
-
-
-def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype to compute in."""
-    return torch.float32 if is_low(dtype) else dtype
 
 
 def round_stochastically(values: Tensor, generator: torch.Generator | None = None) -> Tensor:

@@ -82,7 +82,12 @@ def find_roles(model: nn.Module, batch: Any = None, *, required: bool = True) ->
     keys and values, or the gates of an LSTM, are a single one.
     """
     model = unwrap(model)
-    owned, listed = uses_by_owner(model), _undecayed(model)
+    owned = uses_by_owner(model)
+    # Those in the `no_weight_decay()` of the model and its parts, and those marked as in Mamba.
+    listed = {name for name, weight in model.named_parameters() if getattr(weight, "_no_weight_decay", False)}
+    for prefix, module in model.named_modules():
+        if hasattr(type(module), "no_weight_decay"):
+            listed |= {f"{prefix}.{name}".removeprefix(".") for name in module.no_weight_decay()}
     weights, roles = dict[str, nn.Parameter](), dict[str, Role]()
     for name, weight in model.named_parameters():
         if weight.ndim > 1:
@@ -91,7 +96,12 @@ def find_roles(model: nn.Module, batch: Any = None, *, required: bool = True) ->
     is_open = {name for name, role in roles.items() if role is Role.UNKNOWN and weights[name].requires_grad}
     if required or is_open - collect_parameter_options(model).keys():
         try:
-            uses, inputs, outputs = trace_uses(model, batch)
+            with open_trial(model, batch) as (trial, batch):
+                uses, inputs, outputs = _trace(trial, batch)
+                if unused := dict(trial.named_parameters()).keys() - uses.keys():  # training skips layers at random
+                    more, first, last = _trace(trial.eval(), batch)
+                    uses |= {name: more[name] for name in unused & more.keys()}
+                    inputs, outputs = inputs | first & unused, outputs | last & unused
         except ValueError:
             if required:
                 raise
@@ -121,15 +131,6 @@ def _role(weight: Tensor, owned: set[Use], seen: Set[Use] = frozenset(), *, is_o
     if weight.ndim > 2 and not owned and Use.KERNEL not in seen:
         return Role.STACK
     return Role.HIDDEN if min(weight.shape[:2]) > 1 else Role.THIN
-
-
-def _undecayed(model: nn.Module) -> set[str]:
-    """Return the names in the `no_weight_decay()` of a model and its parts, and of parameters marked as in Mamba."""
-    names = {name for name, weight in model.named_parameters() if getattr(weight, "_no_weight_decay", False)}
-    for prefix, module in model.named_modules():
-        if hasattr(type(module), "no_weight_decay"):
-            names |= {f"{prefix}.{name}".removeprefix(".") for name in module.no_weight_decay()}
-    return names
 
 
 def collect_parameter_options(model: nn.Module) -> dict[str, Mapping[str, Any]]:
@@ -183,25 +184,17 @@ class _Value(NamedTuple):
     before: frozenset[int] = frozenset()  # all products by weights on which it depends
 
 
-def trace_uses(model: nn.Module, batch: Any = None) -> tuple[Uses, set[str], set[str]]:
+def _trace(trial: nn.Module, batch: Any) -> tuple[Uses, set[str], set[str]]:
     """Return uses by name of the parameter in a forward pass, and the names of the weights of first and output layers.
 
-    A product that is added to what it was computed from, as at the end of an encoder, is not an output layer.
+    A weight is used where it, or a value from weights alone, first meets data. An output layer is in a product that an
+    output ends in (`last`), and on which no other product depends (`inner`). A product that is added to what it was
+    computed from, as at the end of an encoder, is not one.
     """
-    with open_trial(model, batch) as (trial, batch):
-        uses, inputs, outputs = _trace(trial, batch)
-        if unused := dict(trial.named_parameters()).keys() - uses.keys():  # by layers that training skips at random
-            more, first, last = _trace(trial.eval(), batch)
-            uses |= {name: more[name] for name in unused & more.keys()}
-            inputs |= first & unused
-            outputs |= last & unused
-    return uses, inputs, outputs
-
-
-def _run(trial: nn.Module, batch: Any) -> tuple[list[Tensor], dict[Node, set[str]]]:
-    """Return the outputs, and the nodes of parametrized weights with their parameters."""
-    names = {weight: name for name, weight in trial.named_parameters()}
-    made: dict[Node, set[str]] = {}
+    tensors, owned = dict(trial.named_parameters()), uses_by_owner(trial)
+    names = {weight: name for name, weight in tensors.items()}
+    matrices = {name for name, uses in owned.items() if uses & {Use.PRODUCT, Use.KERNEL}}
+    made: dict[Node, set[str]] = {}  # of parametrized weights, with their parameters
     with torch.enable_grad(), parametrize.cached():
         for weight in names:
             weight.requires_grad_(weight.is_floating_point())
@@ -214,25 +207,13 @@ def _run(trial: nn.Module, batch: Any) -> tuple[list[Tensor], dict[Node, set[str
             output = call(trial, copies)
         except RuntimeError:  # the model sets requires_grad of its input, as wav2vec 2.0 does
             output = call(trial, batch)
-    return differentiable(output), made
-
-
-def _trace(trial: nn.Module, batch: Any) -> tuple[Uses, set[str], set[str]]:
-    """Visit the nodes of the graph of a forward pass, each after its operands; see `trace_uses`.
-
-    A weight is used where it, or a value from weights alone, first meets data. An output layer is in a product that an
-    output ends in (`last`), and on which no other product depends (`inner`).
-    """
-    tensors, owned = dict(trial.named_parameters()), uses_by_owner(trial)
-    names = {weight: name for name, weight in tensors.items()}
-    matrices = {name for name, uses in owned.items() if uses & {Use.PRODUCT, Use.KERNEL}}
-    outputs, made = _run(trial, batch)  # kept, since torch 2.11 frees nodes of custom functions with them
+    outputs = differentiable(output)  # kept, since torch 2.11 frees nodes of custom functions with them
     ends = [get_gradient_edge(leaf).node for leaf in outputs]
     uses: Uses = defaultdict(set)
     products: list[_Value] = []  # weights, and the products before
     inner: set[int] = set()
     values: dict[Node | None, _Value] = {}
-    for node in _sort(ends):
+    for node in _sort(ends):  # each after its operands
         if hasattr(node, "variable"):
             name = names.get(node.variable, "")
             values[node] = _Value(not name, frozenset({name} - {""}))
@@ -247,7 +228,11 @@ def _trace(trial: nn.Module, batch: Any) -> tuple[Uses, set[str], set[str]]:
         last = frozenset[int]().union(*(value.last for value in present))
         before = frozenset[int]().union(*(value.before for value in present))
         # Factors of lower rank than the highest one are learned tokens, not weights of a layer.
-        ranks = {value: _rank(value, matrices, uses) for value in present if value.weights}
+        ranks = {}
+        for value in present:
+            if value.weights:
+                is_table = any(Use.INDEXED in uses[name] for name in value.weights)
+                ranks[value] = _MATRIX if value.weights & matrices else _TABLE if is_table else _OTHER
         highest = max(ranks.values(), default=0)
         has_data = use is Use.EMBEDDED or any(value.has_data for value in present)
         if is_product and not has_data:  # a token or a constant by a layer, unless it is one weight by another
@@ -286,13 +271,6 @@ def _trace(trial: nn.Module, batch: Any) -> tuple[Uses, set[str], set[str]]:
 
 _RESIDUAL = -1
 _TABLE, _OTHER, _MATRIX = range(3)
-
-
-def _rank(value: _Value, matrices: set[str], uses: Uses) -> int:
-    """Return whether a value computed from weights alone is a table, from the matrix of a layer, or something else."""
-    if value.weights & matrices:
-        return _MATRIX
-    return _TABLE if any(Use.INDEXED in uses[name] for name in value.weights) else _OTHER
 
 
 def _is_vector(weight: Tensor) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, zeros
 from torch.optim.optimizer import _device_dtype_check_for_fused
 
 from hf_sphere.optim import fast_step, layout
@@ -69,12 +69,19 @@ class SphereOptimizer(NamedOptimizer):
 
     def _check_group(self, group: Group) -> None:
         super()._check_group(group)
+        dims = group["channel_dims"] if group["channel_dims"] is None else tuple(group["channel_dims"])
         for name, parameter in zip(self._names(group), group["params"], strict=True):
             if not parameter.is_floating_point():
                 raise ValueError(f"{name} is {parameter.dtype}; {type(self).__name__} requires real floating point.")
             if group["low_precision"] == "stochastic" and parameter.dtype == torch.float16:
                 raise ValueError(f"{name} is float16; stochastic rounding is for bfloat16: use low_precision='master'.")
-        group["channel_dims"] = layout.resolve_channel_dims(self._names(group), group["params"], group["channel_dims"])
+            axes = [dim for dim in dims or () if type(dim) is int and 0 <= dim < parameter.ndim]
+            if dims is not None and len({*axes}) < len(dims):
+                shape = f"of shape {list(parameter.shape)}, such as [0]; got {list(dims)}"
+                raise ValueError(f"channel_dims must be axes of {name}, {shape}.")
+        if dims is not None:  # parameters whose groups have one weight each are ordinary
+            is_ordinary = group["params"] and all(len(dims) == parameter.ndim for parameter in group["params"])
+            group["channel_dims"] = None if is_ordinary else tuple(sorted(dims))
         group.pop("compile", None)
         # Missing after copying or unpickling: torch keeps only defaults, state and groups.
         self.__dict__.setdefault("_axes", {}).update({p: p.ndim for p in group["params"]})
@@ -219,15 +226,7 @@ class SphereOptimizer(NamedOptimizer):
         raise NotImplementedError(f"{type(self).__name__} must define `rule`.")
 
     def _follow_rule(
-        self,
-        group: Group,
-        rows: RowMath,
-        x: Tensor,
-        g: Tensor,
-        m: Tensor,
-        v: Tensor,
-        flags: Flags,
-        *numbers: Number,
+        self, group: Group, rows: RowMath, x: Any, g: Any, m: Any, v: Tensor, flags: Flags, *numbers: Number
     ) -> tuple[Tensor, ...]:
         decay, shrink, t, lr = numbers
         x = x * shrink
@@ -297,7 +296,7 @@ class SphereOptimizer(NamedOptimizer):
     def _init_state(self, parameter: Tensor, group: Group) -> None:
         state = self.state[parameter]
         keys = [self.momentum_key] * self._keeps_momentum(group) + ["exp_avg_sq"] * self.has_second_moment
-        low = layout.is_low(parameter.dtype)
+        low = parameter.dtype.itemsize < 4
         if not low and "step" in state and all([key in state for key in keys]):
             return  # the usual case
         if low and group["low_precision"] == "master" and "master" not in state:
@@ -319,14 +318,17 @@ class SphereOptimizer(NamedOptimizer):
         """Return a tensor of the state other than `step` before the first step."""
         dtype = self._state_dtype(key, parameter, group)
         if key == "exp_avg_sq" and self._is_scale_invariant(parameter, group):
-            return layout.zeros_per_group(parameter, group["channel_dims"], dtype)
+            shape = [size if dim in group["channel_dims"] else 1 for dim, size in enumerate(parameter.shape)]
+            if isinstance(parameter, DTensor):  # sharded like the parameter
+                return zeros(shape, dtype=dtype, device_mesh=parameter.device_mesh, placements=parameter.placements)
+            return torch.zeros(shape, dtype=dtype, device=parameter.device)
         return torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
 
     def _state_dtype(self, key: str, parameter: Tensor, group: Group) -> torch.dtype:
         """Return the parameter's dtype, as in torch; at least float32 for small tensors and in the precise modes."""
         precise = key == "exp_avg_sq" and self._is_scale_invariant(parameter, group)
         precise |= key == "master" or group["low_precision"] != "nearest"
-        return layout.at_least_float32(parameter.dtype) if precise else parameter.dtype
+        return torch.promote_types(parameter.dtype, torch.float32) if precise else parameter.dtype
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, which may have been saved with parameters of another dtype; see `NamedOptimizer`."""

@@ -86,10 +86,8 @@ class Hyperball(MatrixOptimizer):
             at_zero = keeps and not all(map(bool, norms(tensor, matrices)))
             reason = "scale-invariant" if invariant else f"not scale-invariant: {scale_invariant.rejected[name]}"
             reason += f"; {'a' if matrices else 'its'} norm is 0" if at_zero else ""
-            rules[name] = (
-                kept if keeps and not at_zero else of_matrices if hidden else "adamw",
-                f"{role.value}; {reason}",
-            )
+            rule = kept if keeps and not at_zero else of_matrices if hidden else "adamw"
+            rules[name] = rule, f"{role.value}; {reason}"
         return rules
 
 
