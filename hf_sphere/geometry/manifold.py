@@ -237,12 +237,13 @@ def frechet_mean(points: Tensor) -> Tensor:
         else:
             warnings.warn(f"the mean did not converge in {MAX_ITERATIONS} steps; the points are spread.", stacklevel=3)
         tangents = log_map(mean, points)
-        ambiguous = balanced[..., 0, 0] | (_smallest_curvature(mean, tangents) <= 1e-6)
+        curvature = _curvatures(tangents)[1].mean((-2, -1))  # a lower bound, which takes linear time
+        if not (curvature > 1e-6).all():
+            curvature = torch.linalg.eigvalsh(_hessian(mean, tangents))[..., 0]
+        ambiguous = balanced[..., 0, 0] | (curvature <= 1e-6)
         if ambiguous.any():
-            count = f"{int(ambiguous.sum())} of {ambiguous.numel()}"
-            warnings.warn(
-                f"the mean of {count} sets of points may not be unique, as for antipodal points.", stacklevel=3
-            )
+            sets = f"{int(ambiguous.sum())} of {ambiguous.numel()} sets of points"
+            warnings.warn(f"the mean of {sets} may not be unique, as for antipodal points.", stacklevel=3)
     if torch.is_grad_enabled() and points.requires_grad:
         # A Newton step from the solution does not change it, and has its derivatives.
         newton = torch.linalg.solve(_hessian(mean, tangents), log_map(mean, points).mean(-2)[..., None]).squeeze(-1)
@@ -303,11 +304,3 @@ def _hessian(mean: Tensor, tangents: Tensor) -> Tensor:
     identity = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
     along = ((1 - across) * directions).mT @ directions / tangents.shape[-2]
     return least * identity + along + (1 - least) * mean.mT @ mean
-
-
-def _smallest_curvature(mean: Tensor, tangents: Tensor) -> Tensor:
-    """Smallest eigenvalue of the Hessian, (...), or a positive lower bound of it, which takes linear time."""
-    bound = _curvatures(tangents)[1].mean((-2, -1))
-    if (bound > 1e-6).all():
-        return bound
-    return torch.linalg.eigvalsh(_hessian(mean, tangents))[..., 0]

@@ -189,8 +189,7 @@ def solve_slsqp(points: np.ndarray, max_iterations: int) -> torch.Tensor:
     from scipy.optimize import minimize
 
     count, dim = points.shape
-    left, right = np.triu_indices(count, 1)
-    own = np.arange(count)
+    pairs, own = np.triu_indices(count, 1), (np.arange(count),) * 2
 
     def products(x: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         p = x[:-1].reshape(count, dim)
@@ -203,15 +202,11 @@ def solve_slsqp(points: np.ndarray, max_iterations: int) -> torch.Tensor:
         jacobian[rows, right] += p[left]
         return np.column_stack([jacobian.reshape(len(left), -1), np.full(len(left), of_t)])
 
-    start = np.append(points.ravel(), (points @ points.T)[left, right].max())
+    start = np.append(points.ravel(), (points @ points.T)[pairs].max())
     is_t = np.append(np.zeros(points.size), 1.0)
     constraints: Any = [
-        {
-            "type": "ineq",
-            "fun": lambda x: x[-1] - products(x, left, right),
-            "jac": lambda x: gradients(x, left, right, -1, 1.0),
-        },
-        {"type": "eq", "fun": lambda x: products(x, own, own) - 1, "jac": lambda x: gradients(x, own, own, 1, 0.0)},
+        {"type": "ineq", "fun": lambda x: x[-1] - products(x, *pairs), "jac": lambda x: gradients(x, *pairs, -1, 1.0)},
+        {"type": "eq", "fun": lambda x: products(x, *own) - 1, "jac": lambda x: gradients(x, *own, 1, 0.0)},
     ]
     options: Any = {"constraints": constraints, "options": {"maxiter": max_iterations, "ftol": 1e-14}}
     result = minimize(lambda x: x[-1], start, jac=lambda x: is_t, method="SLSQP", **options)
