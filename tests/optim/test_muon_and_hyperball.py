@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-import timm.optim.muon
 import torch
 from architectures import TOKENS, Net, net, train
+from steps import give_gradients
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 
@@ -83,39 +83,28 @@ def test_muon_equals_the_muon_and_adamw_of_torch():
         torch.optim.AdamW([theirs.bias], **options),
     ]
     for step in range(20):
-        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-            a.grad = torch.randn(a.shape, generator=torch.Generator().manual_seed(step))
-            b.grad = a.grad.clone()
-        muon.step()
-        for reference in references:
-            reference.step()
+        give_gradients(ours.parameters(), step)
+        give_gradients(theirs.parameters(), step)
+        for optimizer in (muon, *references):
+            optimizer.step()
     torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_muon_updates_kernels_as_matrices_like_timm(layout):
-    ours = nn.Conv2d(5, 8, 3, bias=False).to(memory_format=layout)
-    theirs = copy.deepcopy(ours)
-    muon = Muon([{"params": [ours.weight], "muon": True}], lr=0.02, weight_decay=0.1)
-    reference = timm.optim.muon.Muon(
-        [theirs.weight], lr=0.02, weight_decay=0.1, nesterov=True, ns_coefficients="original"
-    )
+KERNELS = [nn.Conv1d(6, 1, 5), nn.Conv2d(5, 8, 3), nn.Conv2d(5, 8, 3).to(memory_format=torch.channels_last)]
+
+
+@pytest.mark.parametrize("layer", [*KERNELS, nn.Conv3d(2, 4, 3)])
+def test_muon_updates_kernels_of_any_layout_and_number_of_axes_as_matrices(layer):
+    kernel = copy.deepcopy(layer).weight
+    rows, options = nn.Parameter(kernel.detach().flatten(1).clone()), {"lr": 0.02, "weight_decay": 0.1}
+    muon = Muon([{"params": [kernel], "muon": True}], **options)
+    reference = torch.optim.Muon([rows], adjust_lr_fn="match_rms_adamw", **options)
     for step in range(10):
-        ours.weight.grad = torch.randn(ours.weight.shape, generator=torch.Generator().manual_seed(step))
-        theirs.weight.grad = ours.weight.grad.clone()
+        give_gradients([kernel], step)
+        rows.grad = kernel.grad.flatten(1)
         muon.step()
         reference.step()
-    torch.testing.assert_close(ours.weight, theirs.weight, rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("ours", [nn.Conv1d(6, 1, 5, bias=False), nn.Conv3d(2, 4, 3, bias=False)])
-def test_kernels_with_one_output_or_five_axes_are_matrices(ours):
-    rows = nn.Parameter(ours.weight.detach().flatten(1).clone())
-    ours.weight.grad = torch.randn_like(ours.weight)
-    rows.grad = ours.weight.grad.flatten(1)
-    Muon([{"params": [ours.weight], "muon": True}], lr=0.1, weight_decay=0.0).step()
-    torch.optim.Muon([rows], lr=0.1, weight_decay=0.0, adjust_lr_fn="match_rms_adamw").step()
-    torch.testing.assert_close(ours.weight.flatten(1), rows)
+    torch.testing.assert_close(kernel.flatten(1), rows, rtol=0, atol=1e-6)
 
 
 def test_the_fast_step_follows_the_rule():

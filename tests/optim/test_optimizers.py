@@ -64,22 +64,20 @@ def test_weights_without_a_direction_match_torch_bit_for_bit(kind, shape, dims, 
     assert torch.equal(ours, torchs)
 
 
-@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}, {"maximize": True}], ids=str)
-@pytest.mark.parametrize("adam", [AdamS, AdamSRT, AdamG])
-def test_decoupled_weight_decay_of_ordinary_weights_matches_adamw_bit_for_bit(adam, options):
-    ours = make_weights()
-    torchs = copies(ours)
-    take_steps(adam(ours, lr=0.03, **DECOUPLED, **options), 5)
-    take_steps(AdamW(torchs, lr=0.03, weight_decay=0.1, **options), 5)
-    assert all_equal(ours, torchs)
-
-
 @pytest.mark.parametrize("options", OPTIONS)
-def test_sgd_without_momentum_matches_torch_bit_for_bit_on_scale_invariant_weights(options):
+@pytest.mark.parametrize(
+    ("mine", "own", "theirs"),
+    [
+        *((adam, {"decoupled_weight_decay": True}, AdamW) for adam in (AdamS, AdamSRT, AdamG)),
+        (SGDMRT, {"momentum": 0.0, **INVARIANT}, SGD),
+    ],
+)
+def test_decoupled_weight_decay_and_sgd_without_momentum_match_torch_bit_for_bit(mine, own, theirs, options):
+    common = {"lr": 0.03, "weight_decay": 0.1 if theirs is AdamW else 0.0, **OPTIONS[options]}
     ours = make_weights()
     torchs = copies(ours)
-    take_steps(SGDMRT(ours, lr=0.03, momentum=0.0, **INVARIANT, **OPTIONS[options]), 5)
-    take_steps(SGD(torchs, lr=0.03, momentum=0.0, **OPTIONS[options]), 5)
+    take_steps(mine(ours, **own, **common), 5)
+    take_steps(theirs(torchs, **common), 5)
     assert all_equal(ours, torchs)
 
 

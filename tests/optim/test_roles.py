@@ -37,10 +37,7 @@ def test_the_roles_of_the_parameters_of_an_architecture(name):
     torch.manual_seed(0)
     architecture = ARCHITECTURES[name]
     model = architecture.build().train()
-    expected = {}
-    for parameter, weight in model.named_parameters():
-        matching = (role for role in architecture._fields[2:] if re.search(getattr(architecture, role), parameter))
-        expected[parameter] = next(matching, "hidden") if weight.ndim > 1 else "undecayed"
+    expected = {name: architecture.role_of(name, weight) for name, weight in model.named_parameters()}
     muon, adamw = Muon.form_groups(model, architecture.batch), parameter_groups(model, batch=architecture.batch)
     for groups in (muon, adamw):
         decays = {name: group.get("weight_decay") != 0 for group in groups for name, _ in group["params"]}

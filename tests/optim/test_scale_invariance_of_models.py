@@ -11,10 +11,11 @@ import pytest
 import torch
 import transformers
 from reproduction.summaries import BENCHMARKS
-from scale_invariance import MODELS, find_groups, merge_layers
+from scale_invariance import MODELS, PIXELS, TIMM, find_groups, merge_layers
 from torch import nn
 
 from hf_sphere.optim import find_scale_invariant_weights
+from hf_sphere.optim.invariance import call, open_trial, perturb
 
 # Queries and keys have a norm per head. If the outputs of attention and MLP are also normalized before the residual
 # sum, so are all linear maps on the way to it; the input of SiLU or of a sigmoid (gate) is not linear.
@@ -57,6 +58,27 @@ def test_the_check_finds_what_the_code_of_the_model_says(name):
         for weight in found
     }
     assert found == expected
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "timm: resnet", "timm: nfnet", "timm: convnext"])
+@torch.no_grad()
+def test_the_output_is_invariant_to_scaling_of_scale_invariant_groups_only(name):
+    groups = find_groups(name)
+    with open_trial(MODELS[name]().double(), PIXELS if name in TIMM else None) as (model, batch):
+        perturb(model)
+
+        def answer() -> torch.Tensor:
+            torch.manual_seed(1)  # for dropout
+            return getattr(output := call(model, batch), "logits", output)
+
+        before = answer()
+        for weight_name, weight in model.named_parameters():
+            if weight.ndim > 1:
+                kept, kind = weight.clone(), groups[weight_name]
+                (weight[0] if kind == "rows" else weight).mul_(3.0)
+                change = (answer() - before).norm() / before.norm()
+                assert change > 1e-4 if kind == "none" else change < 1e-5, weight_name
+                weight.copy_(kept)
 
 
 @pytest.mark.skipif(not hasattr(transformers, "DoryForCausalLM"), reason="older versions name weights differently")

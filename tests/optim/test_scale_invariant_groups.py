@@ -11,6 +11,7 @@ import timm
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
+from architectures import described
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import BertConfig, BertModel
@@ -209,7 +210,7 @@ def test_the_groups_contain_the_parameters_of_the_model_and_can_be_passed_to_an_
     grouped = {name: p for group in scale_invariant_groups(torch.compile(model)) for name, p in group["params"]}
     assert all(grouped[name] is parameter for name, parameter in model.named_parameters())
     optimizer = AdamSRT(scale_invariant_groups(model, images()), lr=1e-3, weight_decay=0.1)
-    assert [(g["channel_dims"], g["weight_decay"], g["param_names"]) for g in optimizer.param_groups] == [
+    assert described(optimizer) == [
         ((0,), 0.1, ["conv.weight"]),
         (None, 0.1, ["linear.weight"]),
         (None, 0.0, ["conv.bias", "norm.weight", "norm.bias", "linear.bias"]),

@@ -8,7 +8,8 @@ import pytest
 import timm
 import torch
 import transformers
-from architectures import IDS, TEXT, VIT, images
+from architectures import IDS, TEXT, VIT, images, of
+from steps import give_gradients, take_steps
 from torch import Tensor, nn
 
 from hf_sphere.optim import AdamSRT, AdamWHyperball, Muon, MuonHyperball, build_optimizer, scale_invariant_groups
@@ -16,11 +17,6 @@ from hf_sphere.optim import AdamSRT, AdamWHyperball, Muon, MuonHyperball, build_
 TINY = {**TEXT, "pad_token_id": 1, "bos_token_id": 1, "eos_token_id": 1}
 GPT2 = {"vocab_size": 40, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2, "bos_token_id": 1}
 TORCH = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
-
-
-def of(task: str, **options: Any) -> nn.Module:
-    kind = getattr(transformers, task)
-    return kind(kind.config_class(**options))
 
 
 FUSED: dict[str, tuple[Any, Any, str, tuple[int, ...]]] = {
@@ -112,12 +108,6 @@ def mixture() -> nn.Module:
 X = torch.randn(7, 5, generator=torch.Generator().manual_seed(1))
 
 
-def give_gradients(model: nn.Module, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in model.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=generator)
-
-
 @pytest.mark.parametrize("name", ["GPT-2", "Phi-3", "experts"])
 def test_muon_updates_fused_parts_and_experts_like_matrices_of_their_own(name):
     build, batch, suffix, sizes = FUSED.get(name, (mixture, X, "2.up", (1, 1, 1)))
@@ -127,7 +117,7 @@ def test_muon_updates_fused_parts_and_experts_like_matrices_of_their_own(name):
     parts = [nn.Parameter(part.detach().squeeze(0).clone()) for part in fused.split(sizes, axis)]
     expected = torch.optim.Muon(parts, lr=0.1, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
     for seed in range(2):
-        give_gradients(model, seed)
+        give_gradients(model.parameters(), seed)
         for part, gradient in zip(parts, fused.grad.split(sizes, axis), strict=True):
             part.grad = gradient.squeeze(0).clone()
         optimizer.step()
@@ -148,7 +138,7 @@ def test_every_expert_keeps_its_norm_as_if_it_were_a_tensor_of_its_own(kind, opt
     experts = [nn.Parameter(matrix.detach().clone()) for matrix in model[2].up]
     expected = kind([{"params": experts, "hyperball": True, **({"muon": True} if options else {})}], lr=0.01)
     for seed in range(3):
-        give_gradients(model, seed)
+        give_gradients(model.parameters(), seed)
         for expert, gradient in zip(experts, model[2].up.grad, strict=True):
             expert.grad = gradient.clone()
         optimizer.step()
@@ -165,10 +155,7 @@ def test_experts_of_which_one_is_zero_do_not_keep_their_norms():
     assert groups.rules["2.up"].name == "adamw"
     assert groups.rules["2.up"].reason.endswith("; a norm is 0")
     for optimizer in (AdamWHyperball(groups, lr=0.01), AdamSRT(scale_invariant_groups(mixture(), X), lr=0.01)):
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = torch.randn_like(parameter)
-        optimizer.step()
+        take_steps(optimizer, 1)
     moments = [state["exp_avg_sq"].shape for state in optimizer.state.values()]  # of Adam-SRT, one per expert
     assert (3, 1, 1) in moments
 
@@ -181,7 +168,7 @@ def test_a_resumed_run_continues_with_the_norm_of_every_expert(tmp_path):
             model.load_state_dict(state[0])
             optimizer.load_state_dict(state[1])
         for seed in steps:
-            give_gradients(model, seed)
+            give_gradients(model.parameters(), seed)
             optimizer.step()
         return model, optimizer
 
@@ -198,12 +185,12 @@ def test_further_matrices_are_given_by_patterns_of_names():
     groups = Muon.form_groups(mixture(), X, separate={"0.*": 2})
     assert matrices(groups) == {"0.weight": (0, 2, 2), "2.up": (0, 1, 1, 1)}
     assert groups.rules["0.weight"].reason == "hidden matrix; 2 matrices: matches 0.*"
-    with pytest.raises(ValueError, match=r"pattern '\*\.qkv' of separate matches no hidden matrix and no stack"):
-        Muon.form_groups(mixture(), X, separate={"*.qkv": 3})
-    with pytest.raises(ValueError, match=r"separate must give 0\.weight a number of matrices that divides 4; got 3"):
-        Muon.form_groups(mixture(), X, separate={"0.*": 3})
-    with pytest.raises(ValueError, match="divides 4; got -2"):
-        Muon.form_groups(mixture(), X, separate={"0.*": -2})
+    for pattern, count, message in (
+        ("*.qkv", 3, r"pattern '\*\.qkv' of separate matches no hidden matrix and no stack"),
+        *(("0.*", n, rf"separate must give 0\.weight a number of matrices that divides 4; got {n}") for n in (3, -2)),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Muon.form_groups(mixture(), X, separate={pattern: count})
 
 
 def test_the_trainer_separates_matrices_on_request(tmp_path):

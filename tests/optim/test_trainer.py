@@ -5,6 +5,7 @@ from typing import Any
 import datasets
 import pytest
 import torch
+from architectures import described
 from sklearn.datasets import load_digits
 from timm.optim import _optim_factory
 from torch import Tensor, nn
@@ -104,7 +105,7 @@ def test_repeated_registration_has_no_effect():
 def test_the_name_creates_the_class_with_scale_invariant_groups(name, arguments):
     optimizer = optimizer_of(arguments(optim=name, weight_decay=0.1))
     assert type(optimizer) is KINDS[name]
-    assert [(g["channel_dims"], g["weight_decay"], g["param_names"]) for g in optimizer.param_groups] == [
+    assert described(optimizer) == [
         ((0,), 0.1, ["conv.weight"]),
         (None, 0.1, ["linear.weight"]),
         (None, 0.0, ["conv.bias", "norm.weight", "norm.bias", "linear.bias"]),

@@ -1,36 +1,24 @@
 """Learning rates of a wide and deep model from those of a narrow and shallow one."""
 
 import re
+from functools import partial
 
 import pytest
 import torch
+from architectures import of
 from torch import nn
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
-    Trainer,
-    TrainingArguments,
-    ViTConfig,
-    ViTForImageClassification,
-)
+from transformers import Trainer, TrainingArguments
 
 from hf_sphere.optim import AdamWHyperball, Muon, MuonHyperball, build_optimizer
 from hf_sphere.optim.groups import ParameterGroups
 
 BODY = {"hidden_size": 32, "num_hidden_layers": 8, "num_attention_heads": 2, "intermediate_size": 64}
 TEXT = {"vocab_size": 40, "max_position_embeddings": 32, **BODY}
-GPT = {"vocab_size": 40, "n_positions": 32, "n_embd": 32, "n_layer": 8, "n_head": 2}
 MODELS = {
-    "Llama": lambda: LlamaForCausalLM(LlamaConfig(**TEXT)),
-    "GPT-2": lambda: GPT2LMHeadModel(GPT2Config(**GPT)),
-    "BERT": lambda: BertForMaskedLM(BertConfig(**TEXT)),
-    "ViT": lambda: ViTForImageClassification(ViTConfig(image_size=16, patch_size=8, num_labels=5, **BODY)),
+    "Llama": partial(of, "LlamaForCausalLM", **TEXT),
+    "GPT-2": partial(of, "GPT2LMHeadModel", vocab_size=40, n_positions=32, n_embd=32, n_layer=8, n_head=2),
+    "BERT": partial(of, "BertForMaskedLM", **TEXT),
+    "ViT": partial(of, "ViTForImageClassification", image_size=16, patch_size=8, num_labels=5, **BODY),
 }
 BASE = {"base_width": 8, "base_layers": 2}
 """A quarter of the width and of the layers."""
@@ -120,42 +108,33 @@ def test_the_width_of_a_model_without_configuration_is_that_of_its_output_layer(
 class Branches(nn.Module):
     """Two output layers of different widths, a matrix that is not used, and no layers."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_frozen: bool = True) -> None:
         super().__init__()
         self.body, self.a, self.b, self.unused = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(6, 3), nn.Linear(4, 4)
+        self.unused.requires_grad_(not is_frozen)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.a(self.body(x).tanh()), self.b(x)
 
 
+T5 = {"vocab_size": 40, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_heads": 2, "num_layers": 2, "num_decoder_layers": 3}
+X = torch.randn(4, 6)
 BAD = {
-    "base_width must be at most that of the model, 32; got 64": ("Llama", {"base_width": 64}),
-    "base_layers must be at most that of the model, 8; got 9": ("Llama", {"base_layers": 9}),
-    "base_width must be an integer of at least 0; got -1": ("Llama", {"base_width": -1}),
-    "base_layers must be an integer of at least 0; got 2.5": ("Llama", {"base_layers": 2.5}),
-}
+    "base_width must be at most that of the model, 32; got 64": (MODELS["Llama"], None, {"base_width": 64}),
+    "base_layers must be at most that of the model, 8; got 9": (MODELS["Llama"], None, {"base_layers": 9}),
+    "base_width must be an integer of at least 0; got -1": (MODELS["Llama"], None, {"base_width": -1}),
+    "base_layers must be an integer of at least 0; got 2.5": (MODELS["Llama"], None, {"base_layers": 2.5}),
+    r"encoder\.block has 2, decoder\.block has 3; use lr_scales": (
+        partial(of, "T5ForConditionalGeneration", **T5), None, {"base_layers": 2},
+    ),
+    r"rates of unused\.weight cannot be scaled: their role is unknown": (lambda: Branches(False), X, {"base_width": 4}),
+    r"output layers have \[6, 8\] inputs; use lr_scales": (Branches, X, {"base_width": 4}),
+    "base_layers must be at most that of the model, 0; got 1": (Branches, X, {"base_layers": 1}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("message", BAD)
-def test_a_base_that_does_not_fit_is_refused(message):
-    model, options = BAD[message]
+def test_a_base_that_does_not_fit_and_unknown_roles_and_widths_are_refused_by_name(message):
+    build, batch, options = BAD[message]
     with pytest.raises(ValueError, match=message):
-        Muon.form_groups(MODELS[model](), **options)
-
-
-def test_lists_of_different_lengths_have_no_number_of_layers():
-    sizes = {"vocab_size": 40, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_heads": 2}
-    network = T5ForConditionalGeneration(T5Config(num_layers=2, num_decoder_layers=3, **sizes))
-    with pytest.raises(ValueError, match=r"encoder\.block has 2, decoder\.block has 3; use lr_scales"):
-        Muon.form_groups(network, base_layers=2)
-
-
-def test_unknown_roles_and_widths_are_refused_by_name():
-    network, x = Branches(), torch.randn(4, 6)
-    with pytest.raises(ValueError, match=r"rates of unused\.weight cannot be scaled: their role is unknown"):
-        Muon.form_groups(network, x, base_width=4)
-    network.unused.requires_grad_(False)
-    with pytest.raises(ValueError, match=r"output layers have \[6, 8\] inputs; use lr_scales"):
-        Muon.form_groups(network, x, base_width=4)
-    with pytest.raises(ValueError, match="base_layers must be at most that of the model, 0; got 1"):
-        Muon.form_groups(network, x, base_layers=1)
+        Muon.form_groups(build(), batch, **options)
