@@ -8,8 +8,6 @@ from torch.func import grad, vmap
 
 from hf_sphere.geometry import angles_to_cartesian, cartesian_to_angles, spherize
 
-GOLDEN_CASES = [f"case{i}" for i in range(8)]
-
 
 def plain_spherize(x: Tensor, scaling: float, radius: float, delta: float) -> Tensor:
     """Evaluate the formula of the paper in float64, coordinate by coordinate."""
@@ -24,30 +22,20 @@ def plain_spherize(x: Tensor, scaling: float, radius: float, delta: float) -> Te
     return torch.stack([*coordinates, radius * product], dim=-1)
 
 
-def golden_gradients(golden, case: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+@pytest.mark.parametrize("case", [f"case{i}" for i in range(8)])
+@pytest.mark.parametrize(
+    ("dtype", "of_points", "of_slopes"), [(torch.float32, 1e-5, 1e-4), (torch.float64, 1e-12, 1e-11)]
+)
+def test_points_and_gradients_match_golden_values(golden, case, dtype, of_points, of_slopes):
     values, about = golden("spherization"), golden("spherization").cases[case]
     x = values[f"{case}.x"].to(dtype).requires_grad_()
-    scaling = torch.tensor(about["scaling"], dtype=dtype, requires_grad=True)
-    radius = torch.tensor(about["radius"], dtype=dtype, requires_grad=True)
+    scaling, radius = (torch.tensor(about[name], dtype=dtype, requires_grad=True) for name in ("scaling", "radius"))
     y = spherize(x, scaling, radius, about["delta"])
-    return y, *torch.autograd.grad(y, (x, scaling, radius), values[f"{case}.cotangent"].to(dtype))
-
-
-@pytest.mark.parametrize("case", GOLDEN_CASES)
-def test_spherize_matches_the_golden_points_to_twelve_digits_in_float64(golden, case):
-    exact, radius = golden("spherization")[f"{case}.exact_y"], golden("spherization").cases[case]["radius"]
-    single, double = (golden_gradients(golden, case, dtype)[0] for dtype in (torch.float32, torch.float64))
-    torch.testing.assert_close(single.double(), exact, rtol=0, atol=1e-5 * radius)
-    torch.testing.assert_close(double, exact, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("case", GOLDEN_CASES)
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.float64, 1e-11)])
-@pytest.mark.parametrize(("position", "of"), [(1, "x"), (2, "scaling"), (3, "radius")])
-def test_gradients_match_golden_gradients(golden, case, dtype, bound, position, of):
-    gradient = golden_gradients(golden, case, dtype)[position].double()
-    exact = golden("spherization")[f"{case}.exact_grad_{of}"].reshape(gradient.shape)
-    assert (gradient - exact).abs().max() <= bound * exact.abs().max()
+    torch.testing.assert_close(y.double(), values[f"{case}.exact_y"], rtol=0, atol=of_points * about["radius"])
+    gradients = torch.autograd.grad(y, (x, scaling, radius), values[f"{case}.cotangent"].to(dtype))
+    for name, gradient in zip(("x", "scaling", "radius"), gradients, strict=True):
+        exact = values[f"{case}.exact_grad_{name}"].reshape(gradient.shape)
+        assert (gradient.double() - exact).abs().max() <= of_slopes * exact.abs().max(), name
 
 
 @given(

@@ -5,10 +5,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, strategies as st
 from torch import Tensor, nn
+from torch.func import grad, vmap
 
-from hf_sphere.geometry import OPERATORS
+from hf_sphere.geometry import OPERATORS, angular_response
 from hf_sphere.nn import AngularConv2d, AngularLinear, build_head
 
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 DIRECT = [name for name, operator in OPERATORS.items() if operator.normalizes_input]
 LAYERS = [lambda operator: AngularLinear(8, 5, operator), lambda operator: AngularConv2d(2, 5, 2, operator)]
 
@@ -39,6 +41,96 @@ def plain_convolution(x: Tensor, layer: AngularConv2d, margins: list[int]) -> Te
         (side - length) // step + 1 for side, length, step in zip(padded.shape[-2:], span, layer.stride, strict=True)
     ]
     return answers.unflatten(-1, sides)
+
+
+# Operators as functions
+
+
+def test_operators_list_and_input_normalization():
+    assert list(OPERATORS) == ["cosine", "linear", "sigmoid", "w_cosine", "w_linear", "w_sigmoid"]
+    assert [operator.normalizes_input for operator in OPERATORS.values()] == [True] * 3 + [False] * 3
+
+
+@given(value=st.floats(-1, 1, width=32))
+def test_responses_match_the_formula(value):
+    point, axis = torch.tensor([[value, (1 - value**2) ** 0.5]], dtype=torch.float64), torch.eye(2)[:1]
+    for operator in OPERATORS:
+        for dtype in (torch.float32, torch.float64):
+            answer = angular_response(torch.tensor(value, dtype=dtype), operator)
+            assert answer.item() == pytest.approx(plain_response(point, axis, operator).item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_responses_at_0_90_and_180_degrees_are_exact(operator):
+    answers = angular_response(torch.tensor([-1.0, 0.0, 1.0]), operator)
+    torch.testing.assert_close(answers, torch.tensor([-1.0, 0.0, 1.0]), rtol=0, atol=1e-7)
+    assert answers[1] == 0
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_small_cosines_are_accurate(operator):
+    small = torch.tensor([1e-7, 1e-20, 1e-37])
+    slope = {"cosine": 1.0, "linear": 2 / math.pi, "sigmoid": 1 / (0.6 * math.tanh(math.pi / 1.2))}
+    expected = small * slope[operator.removeprefix("w_")]
+    torch.testing.assert_close(angular_response(small, operator), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("operator", "answer"), [("w_cosine", 3.0), ("w_linear", 1.0), ("w_sigmoid", 1.0)])
+def test_angle_operators_clip_projections_beyond_one(operator, answer):
+    answers = angular_response(torch.tensor([3.0, -3.0], dtype=torch.float64), operator)
+    torch.testing.assert_close(answers, torch.tensor([answer, -answer], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_gradients_are_finite_everywhere(operator, dtype):
+    near = [1 - 2.0**-power for power in range(1, 54)]
+    values = torch.tensor([0.0, *near, 1.0, 1.5, 100.0], dtype=dtype)
+    values = torch.cat([values, -values]).requires_grad_()
+    answers = angular_response(values, operator)
+    assert answers.dtype == dtype
+    (gradient,) = torch.autograd.grad(answers.sum(), values)
+    assert gradient.isfinite().all()
+    assert (gradient >= 0).all()
+
+
+@pytest.mark.parametrize("operator", ["linear", "sigmoid"])
+@pytest.mark.parametrize("angle", [1e-2, 1e-4, 1e-6])
+def test_angle_gradient_is_accurate_near_0_and_180_degrees(operator, angle):
+    """The derivative with respect to the angle is finite: the infinite slope of arccos meets a zero slope of cos."""
+    angles = torch.tensor([angle, math.pi - angle], dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(angular_response(angles.cos(), operator).sum(), angles)
+    k, end = 0.3, torch.tensor([angle, math.pi - angle], dtype=torch.float64)
+    sigmoid = 1 / (2 * k) / math.tanh(math.pi / (4 * k)) / torch.cosh((math.pi / 2 - end) / (2 * k)) ** 2
+    expected = torch.full_like(end, 2 / math.pi) if operator == "linear" else sigmoid
+    torch.testing.assert_close(gradient, -expected, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize(("operator", "unit"), [("w_linear", 2 / math.pi), ("w_sigmoid", None)])
+def test_projection_gradient_is_bounded(operator, unit):
+    values = torch.tensor([1.0, 1 - 1e-12, -1.0, 1.001], dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(angular_response(values, operator).sum(), values)
+    unit = unit or 1 / 0.6 / math.tanh(math.pi / 1.2) / math.cosh(math.pi / 1.2) ** 2
+    expected = torch.tensor([100 * unit] * 3 + [0.0], dtype=torch.float64)
+    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=0)
+
+
+def test_operators_support_vmap():
+    values = torch.linspace(-0.9, 0.9, 5)
+    together = vmap(grad(lambda v: angular_response(v, "sigmoid")))(values)
+    torch.testing.assert_close(
+        together, torch.stack([grad(lambda v: angular_response(v, "sigmoid"))(v) for v in values])
+    )
+
+
+def test_an_unknown_operator_and_integers_are_refused():
+    with pytest.raises(ValueError, match=r"operator must be one of cosine, linear, .*w_sigmoid; got 'cos'"):
+        angular_response(torch.zeros(1), "cos")
+    with pytest.raises(TypeError, match=r"floating-point dtype; got torch.int64. Convert it with .float\(\)"):
+        angular_response(torch.tensor([1]), "cosine")
+
+
+# Layers
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -99,11 +191,8 @@ def test_operators_ignore_the_weight_norm_and_direct_ones_the_input_norm(power, 
 
 
 def layers_and_inputs(operator: str) -> tuple[tuple[nn.Module, Tensor], ...]:
-    return (AngularLinear(6, 3, operator), torch.randn(4, 6)), (conv_of(operator), torch.randn(2, 2, 6, 6))
-
-
-def conv_of(operator: str) -> AngularConv2d:
-    return AngularConv2d(2, 3, 3, operator, padding=1)
+    conv = AngularConv2d(2, 3, 3, operator, padding=1)
+    return (AngularLinear(6, 3, operator), torch.randn(4, 6)), (conv, torch.randn(2, 2, 6, 6))
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -143,7 +232,7 @@ def test_gradients_are_bounded_if_the_input_is_a_weight(operator, layer_of):
         assert gradient.abs().max() <= steepest
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("layer_of", LAYERS)
 def test_zero_input_gives_zero(operator, dtype, layer_of):
@@ -159,7 +248,7 @@ def test_zero_input_gives_zero(operator, dtype, layer_of):
 
 @pytest.mark.parametrize("operator", DIRECT)
 def test_zero_patches_have_zero_first_and_second_gradients(operator):
-    layer, x = conv_of(operator), torch.zeros(1, 2, 8, 8)
+    layer, x = AngularConv2d(2, 3, 3, operator, padding=1), torch.zeros(1, 2, 8, 8)
     x[..., :3, :3] = torch.randn(3, 3)
     x.requires_grad_()
     (gradient,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
