@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import MagicMock, create_autospec
 
 import pytest
+import torch
 from huggingface_hub import HfApi
 
 
@@ -49,6 +50,18 @@ def running(server: ThreadingHTTPServer) -> Iterator[str]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
+
+
+class GivenEmbeddings(torch.nn.Module):
+    """Returns the given embeddings `x` like a model of sentence-transformers."""
+
+    def forward(self, features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the embeddings."""
+        return {"sentence_embedding": features["x"]}
+
+    def get_embedding_dimension(self) -> int:
+        """Return the length of the embeddings, for `MatryoshkaLoss`."""
+        return 384
 
 
 def model_that_knows_all(kind: str = "masked") -> SimpleNamespace:

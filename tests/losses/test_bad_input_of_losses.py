@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from doubles import GivenEmbeddings
 from torch import nn
 
 from hf_sphere.losses import (
@@ -25,15 +26,8 @@ X, LABELS, PAIRS = torch.randn(6, 4), torch.tensor([0, 3, 1, 2, 3, 0]), torch.te
 TWO_EACH = r"needs exactly two examples of each label; got .* pass torch.cat\(\[a, b\]\) and the labels torch.arange"
 
 
-class Encoder(nn.Module):
-    """Returns given embeddings like a model of sentence-transformers."""
-
-    def forward(self, features):
-        return {"sentence_embedding": features["x"]}
-
-
 def of_texts(loss, columns):
-    return SentenceTransformerLoss(Encoder(), loss)([{"x": X}] * columns)
+    return SentenceTransformerLoss(GivenEmbeddings(), loss)([{"x": X}] * columns)
 
 
 def of_labels(loss, labels, dtype=torch.int64):

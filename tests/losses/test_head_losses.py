@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from accelerate import PartialState
+from doubles import GivenEmbeddings
 from peft.utils.other import ModulesToSaveWrapper
 from pytorch_metric_learning import losses as metric_losses, miners, trainers
 from torch import nn
@@ -199,19 +200,12 @@ def test_trainer_loss_takes_a_dictionary():
 # Two processes
 
 
-class Encoder(nn.Module):
-    """Returns given embeddings like a model of sentence-transformers."""
-
-    def forward(self, features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {"sentence_embedding": features["x"]}
-
-
 def _train_in_two_processes(rank: int, folder: str) -> None:
     PartialState(cpu=True)  # as the arguments of a Trainer create it
     torch.manual_seed(rank)
     both = [losses.ArcFaceLoss(6, 4), losses.ArcFaceLoss(6, 4)]
     both[0].head.bias = nn.Parameter(torch.zeros(1), requires_grad=False)
-    adapted = [losses.SentenceTransformerLoss(Encoder(), loss) for loss in both]
+    adapted = [losses.SentenceTransformerLoss(GivenEmbeddings(), loss) for loss in both]
     with pytest.raises(ValueError, match="needs the callback LossCheckpointCallback"):
         adapted[0]([{"x": torch.randn(5, 6)}], LABELS)
     callbacks = [losses.LossCheckpointCallback(loss) for loss in both]

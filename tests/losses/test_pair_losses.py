@@ -1,6 +1,8 @@
 """Losses of pairs of embeddings, also with a memory of earlier batches."""
 
 import logging
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -8,13 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from hf_sphere.losses import (
-    CrossBatchSupConLoss,
-    InfoNCELoss,
-    SigLIPLoss,
-    SupConLoss,
-    trainer_loss,
-)
+from hf_sphere.losses import CrossBatchSupConLoss, InfoNCELoss, SigLIPLoss, SupConLoss, trainer_loss
 from hf_sphere.nn import class_softmax
 
 PAIRS = torch.tensor([4, 7, 4, 1, 7, 1])
@@ -27,29 +23,35 @@ def _small_blocks(monkeypatch):
     monkeypatch.setitem(class_softmax.BLOCK, "cpu", 8)
 
 
-def plain_supcon(x: Tensor, labels: list[int], temperature: float) -> Tensor:
-    """Equation 2 of the paper, one pair at a time, in float64."""
-    points, losses = F.normalize(x.double(), dim=-1), []
+def plain_supcon(x: Tensor, labels: Tensor, temperature: float = 0.1, memory: tuple[Tensor, ...] = ()) -> Tensor:
+    """Equation 2 of the paper, one example at a time, in float64, among those of the batch and of a memory."""
+    more, more_labels = memory or (x[:0], labels[:0])
+    points, losses = F.normalize(torch.cat([x.double(), more.double()]), dim=-1), []
+    all_labels = torch.cat([labels, more_labels])
     for i, label in enumerate(labels):
-        others = [j for j in range(len(labels)) if j != i and labels[j] != -100]
-        positives = [j for j in others if labels[j] == label != -100]
-        if positives:
-            logits = points[others] @ points[i] / temperature
-            terms = [points[j] @ points[i] / temperature - logits.logsumexp(0) for j in positives]
-            losses.append(-torch.stack(terms).mean())
+        others = (torch.arange(len(points)) != i) & (all_labels != -100)
+        logits, positive = points[others] @ points[i] / temperature, all_labels[others] == label
+        if label != -100 and positive.any():
+            losses.append((logits.logsumexp(0) - logits[positive]).mean())
     return torch.stack(losses).mean() if losses else points.sum() * 0
+
+
+def check_definition(loss: Callable[[Tensor], Tensor], plain: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    """Compare a loss and its gradient with its definition."""
+    results = []
+    for each in (plain, loss):
+        inputs = x.clone().requires_grad_()
+        value = each(inputs)
+        value.backward()
+        results.append((value.detach().double(), inputs.grad))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
 @given(st.lists(st.sampled_from([-100, 0, 1, 2, 10**9]), min_size=1, max_size=9), st.sampled_from([0.05, 0.1, 1.0]))
 def test_supcon_loss_and_gradient_are_those_of_the_definition(labels, temperature):
-    x, results = torch.randn(len(labels), 4), []
-    ours = SupConLoss(temperature)
-    for loss in (lambda x: plain_supcon(x, labels, temperature), lambda x: ours(x, torch.tensor(labels))):
-        inputs = x.clone().requires_grad_()
-        value = loss(inputs)
-        value.backward()
-        results.append((value.detach().double(), inputs.grad))
-    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+    labels, loss = torch.tensor(labels), SupConLoss(temperature)
+    x = torch.randn(len(labels), 4)
+    check_definition(lambda x: loss(x, labels), lambda x: plain_supcon(x, labels, temperature), x)
 
 
 @pytest.mark.parametrize("loss", [SupConLoss(0.3, learn_temperature=True), InfoNCELoss(0.3), SigLIPLoss(0.3, -1.0)])
@@ -65,7 +67,7 @@ def test_a_fixed_temperature_is_exact_in_float64(make):
     for _ in range(2):  # without parameters, it need not be converted
         torch.testing.assert_close(loss.scale(x), x / 0.07, rtol=1e-14, atol=0)
         if make is SupConLoss:
-            torch.testing.assert_close(loss(x, PAIRS), plain_supcon(x, PAIRS.tolist(), 0.07), rtol=1e-13, atol=0)
+            torch.testing.assert_close(loss(x, PAIRS), plain_supcon(x, PAIRS, 0.07), rtol=1e-13, atol=0)
         loss = loss.double()
     siglip = SigLIPLoss()  # with the initial values of the paper
     assert (siglip.log_temperature.exp().item(), siglip.bias.item()) == (pytest.approx(0.1), -10)
@@ -99,17 +101,9 @@ def test_siglip_loss_and_gradient_are_those_of_the_definition(labels, temperatur
     x, labels = torch.randn(8, 4), torch.tensor(labels)
     labels[labels == 3] = -100 if ignored else 3
     at = [(labels == label).nonzero().flatten().tolist() for label in range(3 if ignored else 4)]
-    results = []
-    ours = SigLIPLoss(temperature, bias)
-    for loss in (
-        lambda x: plain_siglip(x, *map(list, zip(*at, strict=True)), temperature, bias),
-        lambda x: ours(x, labels),
-    ):
-        inputs = x.clone().requires_grad_()
-        value = loss(inputs)
-        value.backward()
-        results.append((value.detach().double(), inputs.grad))
-    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+    first, second = map(list, zip(*at, strict=True))
+    loss = SigLIPLoss(temperature, bias)
+    check_definition(lambda x: loss(x, labels), lambda x: plain_siglip(x, first, second, temperature, bias), x)
 
 
 def test_batches_without_positives_or_of_one_class_warn_once(caplog):
@@ -191,20 +185,6 @@ def test_any_other_label_than_that_of_ignored_examples_is_a_class(kind, extreme,
 # The memory of earlier batches
 
 
-def plain(x: Tensor, labels: Tensor, memory: Tensor, memory_labels: Tensor, temperature: float = 0.1) -> Tensor:
-    """Mean over the batch of the cross-entropies of the positives in batch and memory, in float64."""
-    everything = F.normalize(torch.cat([x.double(), memory.double()]), dim=-1)
-    all_labels, losses = torch.cat([labels, memory_labels]), []
-    for i in range(len(x)):
-        others = torch.arange(len(all_labels)) != i
-        others &= all_labels != -100
-        logits = everything[others] @ everything[i] / temperature
-        positive = all_labels[others] == labels[i]
-        if labels[i] != -100 and positive.any():
-            losses.append((logits.logsumexp(0) - logits[positive]).mean())
-    return torch.stack(losses).mean()
-
-
 def batches(count: int, size: int, dim: int = 4) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(0)
     return [
@@ -217,22 +197,20 @@ def test_each_loss_is_that_of_the_batch_among_the_last_embeddings():
     loss, seen, size = CrossBatchSupConLoss(4, size=10), [], 10
     for x, labels in batches(6, 4):
         labels[0] = -100
-        memory = [torch.cat(part)[-size:] for part in zip(*seen, strict=True)] if seen else [x[:0], labels[:0]]
-        inputs, ours = x.clone().requires_grad_(), x.clone().requires_grad_()
-        expected, value = plain(inputs, labels, *memory), loss(ours, labels)
-        torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-6)
-        gradients = torch.autograd.grad(expected, inputs)[0], torch.autograd.grad(value, ours)[0]
-        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
-        assert seen or torch.equal(value, SupConLoss()(x, labels))
+        memory = tuple(torch.cat(part)[-size:] for part in zip(*seen, strict=True))
         loaded = CrossBatchSupConLoss(4, size=10)
         loaded.load_state_dict(loss.state_dict())
+        assert seen or torch.equal(loss(x, labels), SupConLoss()(x, labels))
         loss, seen = loaded, [*seen, (x, labels)]
+        plain = partial(plain_supcon, labels=labels, memory=memory)
+        check_definition(partial(loss, labels=labels), plain, x)
 
 
 def test_an_example_that_is_still_in_the_memory_is_a_positive_of_itself():
     loss, x, labels = CrossBatchSupConLoss(4, 8), torch.randn(4, 4), torch.arange(4)
     assert loss(x, labels) == 0
-    torch.testing.assert_close(loss(x, labels).double(), plain(x, labels, x, labels), rtol=1e-5, atol=1e-6)
+    expected = plain_supcon(x, labels, memory=(x, labels))
+    torch.testing.assert_close(loss(x, labels).double(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_in_eval_mode_the_memory_is_neither_used_nor_filled():

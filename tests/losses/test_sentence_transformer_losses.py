@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
+from doubles import GivenEmbeddings
 from PIL import Image as Pictures
 from torch import distributed
 from transformers import ViTConfig, ViTImageProcessor, ViTModel
@@ -251,20 +252,10 @@ def test_class_vectors_are_those_of_the_best_model(model, tmp_path):
 # Matryoshka
 
 
-class Fixed(torch.nn.Module):
-    """Returns the given embeddings like a model of sentence-transformers."""
-
-    def forward(self, features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {"sentence_embedding": features["x"]}
-
-    def get_embedding_dimension(self) -> int:
-        return 384
-
-
 def _compute_unlabeled(rank: int, folder: str) -> None:
     distributed.init_process_group("gloo")
     parts = [part.chunk(2)[rank] for part in torch.load(f"{folder}/pairs.pt")]
-    loss = losses.SentenceTransformerLoss(Fixed(), losses.SupConLoss())
+    loss = losses.SentenceTransformerLoss(GivenEmbeddings(), losses.SupConLoss())
     torch.save(loss([{"x": part} for part in parts]), f"{folder}/{rank}.pt")
 
 
@@ -278,25 +269,10 @@ def test_unlabeled_pairs_of_different_processes_are_different_classes(tmp_path):
     torch.testing.assert_close(sum(both) / 2, expected)
 
 
-def unit(vectors: torch.Tensor) -> torch.Tensor:
-    return vectors / vectors.norm(dim=-1, keepdim=True)
-
-
-def plain_loss(name: str, z: torch.Tensor, w: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The loss of a head from unit embeddings and class vectors."""
-    cosines, own = torch.einsum("bd,k...d->bk...", z, w), torch.arange(len(z))
-    cosines = cosines.amax(-1).clone() if w.ndim == 3 else cosines  # the nearest sub-center
-    if name == "proxy_anchor":
-        mine = labels[:, None] == torch.arange(len(w))
-        attraction = sum((1 + (-32 * (cosines[m, k] - 0.1)).exp().sum()).log() for k, m in enumerate(mine.T) if m.any())
-        repulsion = sum((1 + (32 * (cosines[~m, k] + 0.1)).exp().sum()).log() for k, m in enumerate(mine.T))
-        return attraction / mine.any(0).sum() + repulsion / len(w)
-    scale = {"cosine": np.exp(2.773)}.get(name, 64.0)
-    if "arcface" in name:
-        cosines[own, labels] = (cosines[own, labels].acos() + 0.5).cos()
-    elif name == "cosface":
-        cosines[own, labels] -= 0.35
-    return -(scale * cosines).log_softmax(1)[own, labels].mean()
+def loss_of_length(length: int, name: str, x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The loss of a head for embeddings of a length, at embeddings and class vectors cut to it."""
+    loss = losses.HeadLoss(length, len(w), head=name)
+    return torch.func.functional_call(loss, {"head.weight": w[..., :length]}, (x[:, :length], labels))
 
 
 OF_DIRECTIONS = ["cosine", "arcface", "cosface", "proxy_anchor", "subcenter_arcface"]
@@ -307,18 +283,13 @@ def test_matryoshka_loss_is_the_sum_over_cut_and_normalized_embeddings_and_class
     torch.manual_seed(0)
     x, labels = torch.randn(6, 384, requires_grad=True), torch.tensor([0, 3, 1, 2, 3, 0])
     loss, dims = losses.HeadLoss(384, 5, head=name), [384, 128, 64]
-    model = Fixed()
+    model = GivenEmbeddings()
     wrapped = MatryoshkaLoss(model, losses.SentenceTransformerLoss(model, loss), dims, [1, 0.5, 0.25])
     value = wrapped([{"x": x}], labels)
-    z, w = x.detach().double().requires_grad_(), loss.head.weight.detach().double().requires_grad_()
-    expected = sum(
-        weight * plain_loss(name, unit(z[:, :dim]), unit(w[..., :dim]), labels)
-        for dim, weight in zip(dims, [1, 0.5, 0.25], strict=True)
-    )
-    torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-6)
-    found = torch.autograd.grad(value, [x, loss.head.weight])
-    for gradient, correct in zip(found, torch.autograd.grad(expected, [z, w]), strict=True):
-        torch.testing.assert_close(gradient.double(), correct, rtol=1e-3, atol=1e-5)
+    w = loss.head.weight
+    expected = sum(f * loss_of_length(dim, name, x, w, labels) for dim, f in zip(dims, [1, 0.5, 0.25], strict=True))
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(torch.autograd.grad(value, [x, w]), torch.autograd.grad(expected, [x, w]))
     assert loss.head.embedding_dim == 384
 
 
@@ -332,20 +303,18 @@ def test_every_head_of_a_loss_with_several_parts_is_cut():
             return self.arc(embeddings, labels) + self.cos(embeddings, labels)
 
     torch.manual_seed(0)
-    x, labels, loss, model = torch.randn(3, 8), torch.tensor([0, 3, 1]), Both(), Fixed()
+    x, labels, loss, model = torch.randn(3, 8), torch.tensor([0, 3, 1]), Both(), GivenEmbeddings()
     value = MatryoshkaLoss(model, losses.SentenceTransformerLoss(model, loss), [4])([{"x": x}], labels)
-    z = unit(x[:, :4].double())
     parts = {"arcface": loss.arc, "cosface": loss.cos}
-    vectors = {name: unit(part.head.weight.detach().double()[:, :4]) for name, part in parts.items()}
-    expected = sum(plain_loss(name, z, w, labels) for name, w in vectors.items())
-    torch.testing.assert_close(value.double(), expected, rtol=1e-4, atol=1e-5)
+    expected = sum(loss_of_length(4, name, x, part.head.weight, labels) for name, part in parts.items())
+    torch.testing.assert_close(value, expected)
     assert {loss.arc.head.embedding_dim, loss.cos.head.embedding_dim} == {8}
 
 
 @pytest.mark.parametrize("name", sorted(set(HEADS) - {*OF_DIRECTIONS}))
 @pytest.mark.parametrize("dims", [[384], [384, 64]], ids=["whole", "cut"])
 def test_heads_that_compare_more_than_directions_are_refused_in_matryoshka_loss(name, dims):
-    model = Fixed()
+    model = GivenEmbeddings()
     wrapped = MatryoshkaLoss(model, losses.SentenceTransformerLoss(model, build_loss(name, 384)), dims)
     with pytest.raises(ValueError, match=f"head '{name}' compares more than directions.*Use arcface, cosface"):
         wrapped([{"x": torch.randn(4, 384)}], torch.arange(4))
