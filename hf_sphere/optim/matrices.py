@@ -115,7 +115,16 @@ def rate_factors(
             "uses them, or freeze them."
         )
     count, layers = _layers(roles) if base_layers else (0, ())
-    size = _width(model, roles) if base_width else 0
+    size: Any = getattr(getattr(model, "config", None), "hidden_size", None) if base_width else 0
+    if not isinstance(size, int):
+        outputs = [name for name, role in roles.items() if role in (Role.OUTPUT, Role.TIED)]
+        widths = {model.get_parameter(name).shape[1] for name in outputs}
+        if len(widths) != 1:
+            raise ValueError(
+                "base_width needs the width of the model, but its config has no hidden_size, and its output layers "
+                f"have {sorted(widths) or 'no'} inputs; use lr_scales instead."
+            )
+        (size,) = widths
     for option, base, limit in (("base_width", base_width, size), ("base_layers", base_layers, count)):
         if check_integer(option, base, 0) > limit:
             raise ValueError(f"{option} must be at most that of the model, {limit}; got {base}. Tune a smaller model.")
@@ -127,19 +136,6 @@ def rate_factors(
         depth = (base_layers / count) ** 0.5 if base_layers and name.startswith(layers) else 1.0
         factors[name] = (base_width / size if base_width else 1.0) ** power * depth
     return factors
-
-
-def _width(model: nn.Module, roles: Mapping[str, Role]) -> int:
-    """Return the width of the configuration, or the number of inputs of the output layers."""
-    if isinstance(width := getattr(getattr(model, "config", None), "hidden_size", None), int):
-        return width
-    outputs = [name for name, role in roles.items() if role in (Role.OUTPUT, Role.TIED)]
-    if len(widths := {model.get_parameter(name).shape[1] for name in outputs}) != 1:
-        raise ValueError(
-            "base_width needs the width of the model, but its config has no hidden_size, and its output layers have "
-            f"{sorted(widths) or 'no'} inputs; use lr_scales instead."
-        )
-    return widths.pop()
 
 
 def _layers(roles: Mapping[str, Role]) -> tuple[int, tuple[str, ...]]:

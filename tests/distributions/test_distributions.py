@@ -333,11 +333,6 @@ def test_a_concentration_with_the_last_axis_of_loc_is_an_error(kind, shape):
     assert kind(loc[..., None, :], torch.ones(3)).batch_shape == (*shape, 3)  # all pairs, on purpose
 
 
-def test_packed_bits_are_an_error():
-    with pytest.raises(TypeError, match="can be coordinates or packed bits"):
-        VonMisesFisher.fit(torch.ones(3, 3, dtype=torch.uint8))
-
-
 class TestExpand:
     def test_expand_repeats_parameters(self):
         distribution = make(4, 3.0, (3, 1))
@@ -462,6 +457,7 @@ class TestValidation:
             (lambda: VonMisesFisher(unit(2, 3), torch.ones(5)), RuntimeError, "broadcast"),
             (lambda: VonMisesFisher(torch.tensor([1, 0, 0]), 0.5), TypeError, "float"),
             (lambda: HypersphericalUniform(3, dtype=torch.int64), TypeError, "float"),
+            (lambda: VonMisesFisher.fit(torch.ones(3, 3, dtype=torch.uint8)), TypeError, "coordinates or packed bits"),
             (lambda: HypersphericalUniform(1), ValueError, "dim must be an integer of at least 2; got 1"),
             (lambda: HypersphericalUniform(2.5), ValueError, "dim must be an integer of at least 2; got 2.5"),
         ],

@@ -129,7 +129,8 @@ def test_leech_vectors_form_a_spherical_11_design():
         assert (cosines**power).mean().item() == pytest.approx(moment, abs=1e-12)
 
 
-def test_modifying_a_built_code_does_not_change_the_next_one():
+def test_no_code_is_listed_twice_and_modifying_a_built_one_does_not_change_the_next():
+    assert len({(code.size, code.dim) for code in CATALOGUE}) == len(CATALOGUE) == len({c.name for c in CATALOGUE})
     code = CATALOGUE[0]
     code.build().zero_()
     assert code.build().norm(dim=-1).min() == pytest.approx(1.0)
@@ -151,10 +152,6 @@ def test_find_code_returns_the_best_listed_code_or_none(num_points, dim, cosine)
     code = find_code(num_points, dim)
     assert (code and code.cosine) == (cosine and pytest.approx(cosine, abs=1e-12))
     assert code is None or (code.size >= num_points and code.dim <= dim)
-
-
-def test_no_code_is_listed_twice():
-    assert len({(code.size, code.dim) for code in CATALOGUE}) == len(CATALOGUE) == len({c.name for c in CATALOGUE})
 
 
 def test_a_generator_determines_the_chosen_points_and_zeros_keep_the_cosine():
@@ -197,14 +194,11 @@ def test_cross_polytope_has_signed_unit_vectors_of_separation_0(num_points):
     assert len(points.unique(dim=0)) == num_points
 
 
-def test_separation_is_the_largest_off_diagonal_entry_of_the_gram_matrix():
+def test_separation_is_the_largest_cosine_of_all_pairs_also_in_blocks():
     points = torch.randn(50, 7, dtype=torch.float64)
     unit = points / points.norm(dim=-1, keepdim=True)
     gram = unit @ unit.T - 3 * torch.eye(50, dtype=torch.float64)
     torch.testing.assert_close(separation(points), gram.max())
-
-
-def test_separation_in_blocks_covers_all_pairs():
     points = torch.randn(5000, 6, dtype=torch.float64)  # 839 rows per block
     points[4321] = 2 * points[17] + 1e-9 * points[3]
     assert separation(points) > 1 - 1e-12
@@ -218,16 +212,13 @@ def test_separation_is_at_least_float32(given, computed):
     assert (result.dtype, result.shape) == (computed, ())
 
 
-def test_autocast_does_not_lower_the_precision_of_separation():
+def test_separation_passes_gradcheck_and_autocast_does_not_lower_its_precision():
+    points = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(separation, points)
     points = torch.randn(40, 64)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = separation(points)
     assert inside == separation(points)
-
-
-def test_separation_passes_gradcheck():
-    points = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(separation, points)
 
 
 @pytest.mark.parametrize(

@@ -45,12 +45,15 @@ def test_no_kind_of_numbers_loses_digits(make):
     assert found.tolist() == [EXACT, 1.0]
 
 
-def test_integers_become_float64_and_floating_arrays_keep_their_dtype():
+def test_integers_become_float64_unless_they_may_be_bits_and_floating_arrays_keep_their_dtype():
     for dtype in ("uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool"):
         found = to_floating("x", np.array([1, 0], dtype=dtype))
         assert torch.equal(found, torch.tensor([1.0, 0.0], dtype=torch.float64))
     for dtype in ("float16", "float32"):
         assert to_floating("x", np.ones(2, dtype=dtype)).dtype == getattr(torch, dtype)
+    for dtype in (torch.int8, np.dtype("uint8")):
+        with pytest.raises(TypeError, match=r"x of dtype (torch.int8|uint8) can be coordinates or packed bits"):
+            check_codes("x", dtype)
 
 
 def test_a_read_only_array_is_accepted_without_a_warning(recwarn):
@@ -81,9 +84,3 @@ def test_a_read_only_array_is_accepted_without_a_warning(recwarn):
 def test_what_is_not_exact_or_dense_is_an_error(values, error, message):
     with pytest.raises(error, match=message):
         to_floating("x", values)
-
-
-def test_bad_input_is_refused():
-    for dtype in (torch.int8, np.dtype("uint8")):
-        with pytest.raises(TypeError, match=r"x of dtype (torch.int8|uint8) can be coordinates or packed bits"):
-            check_codes("x", dtype)

@@ -192,11 +192,6 @@ def test_sphere_trainer_minimizes_a_loss_of_embeddings(tmp_path):
     assert found == pytest.approx(sum(values) / 2, rel=1e-4)
 
 
-def test_trainer_loss_takes_a_dictionary():
-    points, labels, loss = torch.randn(4, 3), torch.tensor([0, 0, 1, 1]), losses.SupConLoss()
-    assert losses.trainer_loss(loss)({"embeddings": points}, labels) == loss(points, labels)
-
-
 # Two processes
 
 

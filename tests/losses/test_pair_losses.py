@@ -221,10 +221,10 @@ def test_in_eval_mode_the_memory_is_neither_used_nor_filled():
     torch.testing.assert_close(loss.state_dict(), before, rtol=0, atol=0)
 
 
-def test_evaluation_in_a_trainer_leaves_the_memory():
+def test_evaluation_in_a_trainer_leaves_the_memory_and_takes_a_dictionary():
     loss, labels = CrossBatchSupConLoss(4, size=16), torch.tensor([0, 0, 1, 1])
     compute, outputs = trainer_loss(loss), {"embeddings": torch.randn(4, 4)}
-    compute(outputs, labels)
+    assert compute(outputs, labels) == SupConLoss()(outputs["embeddings"], labels)  # the first batch
     with torch.no_grad():
         torch.testing.assert_close(compute(outputs, labels), SupConLoss()(outputs["embeddings"], labels))
     assert loss.position == 4

@@ -63,8 +63,10 @@ def test_zero_curvature_limit_is_a_linear_classifier():
     torch.testing.assert_close(head(x).logits, linear, rtol=1e-6, atol=1e-6)
 
 
-def test_logit_is_a_signed_distance_to_the_hyperplane():
+def test_logit_is_a_signed_hyperbolic_distance_to_the_hyperplane_and_directions_are_its_normals():
     head = make().double()
+    assert head.metric() == {"distance": "hyperbolic", "curvature": 1.0}
+    torch.testing.assert_close(head.directions(), F.normalize(head.weight.detach(), dim=-1))
     torch.testing.assert_close(head(head.offsets).logits.diag(), torch.zeros(4, dtype=torch.float64))
     assert (head(head.offsets + 0.1 * head.weight).logits.diag() > 0).all()
     assert (head(head.offsets - 0.1 * head.weight).logits.diag() < 0).all()
@@ -103,9 +105,3 @@ def test_zero_embedding_has_the_gradient_of_the_formula():
     head(zero, LABELS).loss.backward()
     F.cross_entropy(plain_logits(near, head), LABELS).backward()
     torch.testing.assert_close(zero.grad, near.grad, rtol=0, atol=1e-6)
-
-
-def test_distance_is_hyperbolic_with_a_positive_curvature_and_directions_are_the_normalized_normals():
-    head = make()
-    assert head.metric()["distance"] == "hyperbolic"
-    torch.testing.assert_close(head.directions(), F.normalize(head.weight.detach(), dim=-1))

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, strategies as st
 
 from hf_sphere.geometry import spherize
@@ -43,7 +42,7 @@ def plain(metric, temperature, query, support):
 def test_logits_and_loss_match_the_formula(metric, temperature):
     query, support, labels = episode()
     expected = plain(metric, temperature, query, support)
-    output = PrototypicalClassifier(metric, temperature)(query, support, labels)
+    output = PrototypicalClassifier(metric, temperature)(query, support, labels.to(torch.int16))
     torch.testing.assert_close(output.logits, expected)
     torch.testing.assert_close(output.loss, -expected.log_softmax(1)[range(7), labels].mean())
     torch.testing.assert_close(output.prototypes, support.mean(dim=1))
@@ -141,9 +140,3 @@ def test_logits_have_the_invariances_of_their_metric(metric, seed, classes, exam
         torch.testing.assert_close(logits_of(query + shift, support + shift).logits, logits)
     else:
         torch.testing.assert_close(logits_of(lengths[0] * query, lengths[1] * support).logits, logits)
-
-
-def test_labels_may_have_any_integer_dtype():
-    query, support, labels = episode()
-    loss = PrototypicalClassifier()(query, support, labels.to(torch.int16)).loss
-    torch.testing.assert_close(loss, F.cross_entropy(PrototypicalClassifier()(query, support).logits, labels))

@@ -22,16 +22,11 @@ def test_module_matches_the_function_at_every_pixel_for_its_number_of_features()
     torch.testing.assert_close(Spherization(5, dim=1)(x), expected)
 
 
-def test_spherical_linear_is_spherization_and_a_bias_free_linear_map():
-    layer = SphericalLinear(6, 4, scaling=2.0)
-    x = torch.randn(3, 6)
+def test_spherical_layers_are_spherization_and_a_bias_free_map_also_of_one_image():
+    layer, x = SphericalLinear(6, 4, scaling=2.0), torch.randn(3, 6)
     torch.testing.assert_close(layer(x), spherize(x, 2.0) @ layer.linear.weight.T)
     assert layer.linear.bias is None
-
-
-def test_spherical_conv_is_spherization_and_a_bias_free_convolution_also_of_one_image():
-    layer = SphericalConv2d(3, 4, 3, stride=2, padding=1)
-    x = torch.randn(2, 3, 9, 9)
+    layer, x = SphericalConv2d(3, 4, 3, stride=2, padding=1), torch.randn(2, 3, 9, 9)
     expected = nn.functional.conv2d(Spherization(3, dim=1)(x), layer.conv.weight, stride=2, padding=1)
     torch.testing.assert_close(layer(x), expected)
     torch.testing.assert_close(layer(x[0]), layer(x)[0])

@@ -102,8 +102,11 @@ def test_repeated_registration_has_no_effect():
 
 
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if issubclass(kind, SphereOptimizer)])
-def test_the_name_creates_the_class_with_scale_invariant_groups(name, arguments):
-    optimizer = optimizer_of(arguments(optim=name, weight_decay=0.1))
+def test_the_name_creates_the_class_with_scale_invariant_groups_and_the_settings_that_it_has(name, arguments):
+    adam = {"adam_beta1": 0.7, "adam_beta2": 0.8, "adam_epsilon": 1e-5}
+    optimizer = optimizer_of(arguments(optim=name, learning_rate=0.5, weight_decay=0.1, **adam))
+    own = {"momentum": 0.9} if name == "sgd_mrt" else {"betas": (0.7, 0.8), "eps": 1e-5}
+    assert optimizer.param_groups[0].items() >= {"lr": 0.5, **own}.items()
     assert type(optimizer) is KINDS[name]
     assert described(optimizer) == [
         ((0,), 0.1, ["conv.weight"]),
@@ -115,14 +118,6 @@ def test_the_name_creates_the_class_with_scale_invariant_groups(name, arguments)
 def settings(optimizer: torch.optim.Optimizer, *names: str) -> list[Any]:
     """Settings of the group of scale-invariant weights."""
     return [optimizer.param_groups[0][name] for name in names]
-
-
-@pytest.mark.parametrize("name", ["adam_s", "adam_srt", "adam_g", "sgd_mrt"])
-def test_the_optimizer_uses_the_settings_of_the_arguments_that_it_has(name, arguments):
-    adam = {"adam_beta1": 0.7, "adam_beta2": 0.8, "adam_epsilon": 1e-5}
-    group = optimizer_of(arguments(optim=name, learning_rate=0.5, weight_decay=0.25, **adam)).param_groups[0]
-    own = {"momentum": 0.9} if name == "sgd_mrt" else {"betas": (0.7, 0.8), "eps": 1e-5}
-    assert group.items() >= {"lr": 0.5, "weight_decay": 0.25, **own}.items()
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,6 @@ def place(name, seed=0):
     return place_prototypes(count, dim, method=name, seed=seed, **SHORT.get(name, {})).prototypes
 
 
-def candidates(name, count, dim, ordering=None, seed=0, **options):
-    return list(METHODS[name](PlacementTask(count, dim, ordering, seed), **options))
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_returns_unit_vectors_in_float64_that_only_the_seed_determines(name):
     before = torch.get_rng_state()
@@ -48,7 +44,7 @@ def test_two_points_in_the_plane_end_up_opposite(name):
 
 @pytest.mark.parametrize(("name", "is_published"), [("sgd", False), ("sgd_as_published", True)])
 def test_sgd_matches_torch_sgd_or_the_published_program_which_makes_an_optimizer_each_step(name, is_published):
-    start, *found = (points for points, _ in candidates(name, 12, 3, seed=4, max_iterations=25))
+    start, *found = (points for points, _ in METHODS[name](PlacementTask(12, 3, seed=4), max_iterations=25))
     points = start.clone().requires_grad_()
     optimizer, expected = torch.optim.SGD([points], lr=0.1, momentum=0.9), []
     for _ in range(25):

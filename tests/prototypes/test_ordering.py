@@ -91,12 +91,6 @@ def test_triplets_of_thousands_of_classes_are_sampled_without_enumeration():
     assert ((directions[anchor] * directions[near]).sum(1) > (directions[anchor] * directions[far]).sum(1)).all()
 
 
-@pytest.mark.parametrize(("count", "near"), [(3, 1), (4, 1), (10, 1), (50, 5), (200, 20)])
-def test_default_neighbors_are_a_tenth_of_the_classes(count, near):
-    triplets = triplets_of(torch.randn(count, 16))
-    assert len(triplets[triplets[:, 0] == 0, 1].unique()) == near
-
-
 def test_ranking_loss_matches_ranknet():
     triplets = triplets_of(torch.randn(31, 5))
     points = unit(31, 4).requires_grad_()
@@ -141,13 +135,17 @@ def test_assignment_recovers_a_shuffled_order_and_three_classes_are_enough():
     assert placement.order.triplet_accuracy == 1.0
 
 
-def test_neither_dtype_nor_norms_of_class_vectors_matter():
+def test_neither_dtype_nor_norms_of_class_vectors_matter_and_lists_keep_the_precision_of_python():
     vectors = structured_vectors()
     scales = torch.logspace(-20, 20, 12, dtype=torch.float64)[:, None]
     torch.testing.assert_close(class_directions(vectors * scales, 12), class_directions(vectors, 12))
     for dtype in (torch.float16, torch.bfloat16, torch.int64):
         rounded = (10 * vectors).to(dtype)
         assert torch.equal(class_directions(rounded, 12), class_directions(rounded.double(), 12))
+    vectors = [[1.0, 1e-5 * number, 1.0] for number in range(5)]
+    expected = class_directions(torch.tensor(vectors, dtype=torch.float64), 5)
+    assert torch.equal(class_directions(vectors, 5), expected)
+    assert measure_order(torch.eye(5).tolist(), vectors) == measure_order(torch.eye(5), expected)
 
 
 def brute_force_accuracy(points, vectors):
@@ -203,22 +201,14 @@ def changed(rows, value):
     return vectors
 
 
-@pytest.mark.parametrize(
-    ("vectors", "message"),
-    [
-        (torch.randn(12), r"got \(12,\)"),
-        (changed([3, 7], float("nan")), "class_vectors must be finite; 2 of 12 are not, the first at index 3"),
-        (changed([2], float("inf")), "class_vectors must be finite; 1 of 12 are not, the first at index 2"),
-        (changed([0, 11], 0.0), "no direction; 2 of 12 class_vectors are zero, the first at index 0"),
-        (changed([4, 9], structured_vectors()[1]), "rows 1, 4, 9 of class_vectors have the same direction"),
-        (changed([5], 2 * structured_vectors()[6]), "rows 5, 6 of class_vectors have the same direction"),
-    ],
-)
-def test_invalid_class_vector_error_names_the_rows(vectors, message):
-    with pytest.raises(ValueError, match=message):
-        place_prototypes(12, 3, class_vectors=vectors)
-
-
+WRONG = [
+    (torch.randn(12), r"got \(12,\)"),
+    (changed([3, 7], float("nan")), "class_vectors must be finite; 2 of 12 are not, the first at index 3"),
+    (changed([2], float("inf")), "class_vectors must be finite; 1 of 12 are not, the first at index 2"),
+    (changed([0, 11], 0.0), "no direction; 2 of 12 class_vectors are zero, the first at index 0"),
+    (changed([4, 9], structured_vectors()[1]), "rows 1, 4, 9 of class_vectors have the same direction"),
+    (changed([5], 2 * structured_vectors()[6]), "rows 5, 6 of class_vectors have the same direction"),
+]
 VECTORS = {"class_vectors": structured_vectors()}
 MANY = {"num_classes": 4097, "dim": 2, "class_vectors": torch.randn(4097, 2)}
 TWO = {"num_classes": 2, "dim": 2, "class_vectors": torch.randn(2, 5)}
@@ -227,6 +217,7 @@ TWO = {"num_classes": 2, "dim": 2, "class_vectors": torch.randn(2, 5)}
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        *(({"class_vectors": vectors}, message) for vectors, message in WRONG),
         ({"ordering": "assignment"}, "requires class_vectors"),
         (VECTORS | {"ordering": "rank"}, "ordering must be one of ranking, assignment; got 'rank'"),
         *((VECTORS | {"method": m}, f"'{m}' does not support a ranking loss") for m in ("slsqp", "catalogue")),
@@ -235,17 +226,9 @@ TWO = {"num_classes": 2, "dim": 2, "class_vectors": torch.randn(2, 5)}
         (VECTORS | {"ordering": "assignment", "num_classes": 5}, "one row for each of 5 classes; got 12"),
     ],
 )
-def test_invalid_ordering_options_are_rejected(options, message):
+def test_invalid_class_vectors_and_orderings_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         place_prototypes(**{"num_classes": 12, "dim": 3, **options})
-
-
-def test_class_vectors_in_lists_keep_the_precision_of_python():
-    vectors = [[1.0, 1e-9 * number, 1.0] for number in range(5)]  # equal in float32
-    vectors = [[first, 1e4 * second, third] for first, second, third in vectors]
-    expected = class_directions(torch.tensor(vectors, dtype=torch.float64), 5)
-    assert torch.equal(class_directions(vectors, 5), expected)
-    assert measure_order(torch.eye(5).tolist(), vectors) == measure_order(torch.eye(5), expected)
 
 
 SHAPES = [(2, 2), (5, 3), (37, 4)]
@@ -259,10 +242,6 @@ def off_diagonal(points):
 
 def plain_soft_separation(points, sharpness):
     return torch.logsumexp(sharpness * off_diagonal(points).flatten(), dim=0) / sharpness
-
-
-def plain_mean_nearest_cosine(points):
-    return off_diagonal(points).max(dim=1).values.mean()
 
 
 @pytest.fixture(params=[None, 40, 1], ids=["one block", "several rows per block", "one row per block"])
@@ -285,7 +264,7 @@ def test_soft_separation_is_the_log_sum_exp_of_all_cosines(shape, sharpness, blo
 @pytest.mark.parametrize("shape", SHAPES)
 def test_mean_nearest_cosine_matches_the_loss_of_the_paper(shape):
     points = unit(*shape).requires_grad_()
-    expected = plain_mean_nearest_cosine(points)
+    expected = off_diagonal(points).max(dim=1).values.mean()
     value, gradient = mean_nearest_cosine(points.detach())
     assert value == pytest.approx(expected.item(), rel=1e-12)
     torch.testing.assert_close(gradient, torch.autograd.grad(expected, points)[0], rtol=1e-12, atol=1e-14)
