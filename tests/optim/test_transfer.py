@@ -55,16 +55,12 @@ def test_the_rates_of_an_architecture_follow_the_roles_of_its_parameters(model, 
         assert (name, found[name]) == (name, pytest.approx(expected))
 
 
-def test_a_model_of_the_size_of_the_base_has_the_rates_of_the_base():
+def test_a_model_of_the_size_of_the_base_has_its_rates_and_width_alone_does_not_scale_biases_and_norms():
     network = MODELS["GPT-2"]()
     assert set(rates(Muon.form_groups(network, lr=0.5, base_width=32, base_layers=8)).values()) == {1.0}
-
-
-def test_width_alone_does_not_scale_biases_and_norms():
-    found = rates(Muon.form_groups(MODELS["GPT-2"](), lr=1.0, base_width=8))
-    assert {name for name, rate in found.items() if rate == 1.0} == {
-        name for name, parameter in MODELS["GPT-2"]().named_parameters() if parameter.ndim == 1 or "wpe" in name
-    }
+    found = rates(Muon.form_groups(network, lr=1.0, base_width=8))
+    expected = {name for name, parameter in network.named_parameters() if parameter.ndim == 1 or "wpe" in name}
+    assert {name for name, rate in found.items() if rate == 1.0} == expected
 
 
 def test_scaled_norms_and_biases_still_do_not_decay():
@@ -76,10 +72,14 @@ def test_scaled_norms_and_biases_still_do_not_decay():
     assert decays[0] == decays[1]
 
 
-def test_the_printed_groups_show_the_factors():
+def test_the_printed_groups_show_the_factors_which_multiply_those_of_names():
     text = str(MuonHyperball.form_groups(MODELS["Llama"](), hyperball_on="matrices", **BASE))
     (line,) = (line for line in text.splitlines() if line.startswith("lm_head"))
     assert line.endswith("; lr x 0.25")
+    name = "transformer.h.0.mlp.c_fc.weight"
+    optimizer = build_optimizer(MODELS["GPT-2"](), "muon", lr=1.0, lr_scales={name: 0.1}, **BASE)
+    (group,) = (group for group in optimizer.param_groups if name in group["param_names"])
+    assert group["lr"] == pytest.approx(0.1 / 4)
 
 
 def test_the_trainer_takes_the_base_from_optim_args(tmp_path):
@@ -88,13 +88,6 @@ def test_the_trainer_takes_the_base_from_optim_args(tmp_path):
     )
     optimizer = Trainer(MODELS["Llama"](), arguments).create_optimizer()
     assert {round(group["lr"], 4) for group in optimizer.param_groups} == {0.025, 0.05, 0.1}
-
-
-def test_the_factors_of_the_model_and_those_of_names_multiply():
-    name = "transformer.h.0.mlp.c_fc.weight"
-    optimizer = build_optimizer(MODELS["GPT-2"](), "muon", lr=1.0, lr_scales={name: 0.1}, **BASE)
-    (group,) = (group for group in optimizer.param_groups if name in group["param_names"])
-    assert group["lr"] == pytest.approx(0.1 / 4)
 
 
 def test_the_width_of_a_model_without_configuration_is_that_of_its_output_layer():
