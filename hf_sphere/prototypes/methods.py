@@ -14,22 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.geometry.codes import (
-    cross_polytope,
-    find_code,
-    fit_code,
-    polygon,
-    separation,
-    separation_bound,
-    simplex,
-)
-from hf_sphere.prototypes.ordering import (
-    TripletRanking,
-    assign_to_classes,
-    mean_nearest_cosine,
-    ranking_loss,
-    soft_separation,
-)
+from hf_sphere.geometry import codes
+from hf_sphere.prototypes import ordering
 from hf_sphere.utils.checks import check_integer
 
 # Inverse temperatures in units of 1 / (1 - separation bound). The arrangement is decided at the temperatures at which
@@ -49,7 +35,7 @@ class PlacementTask:
 
     num_classes: int
     dim: int
-    ranking: TripletRanking | None = None
+    ranking: ordering.TripletRanking | None = None
     seed: int = 0
     device: torch.device | str = "cpu"
     generator: torch.Generator = field(init=False)  # CPU generator, seeded with `seed`
@@ -63,15 +49,15 @@ class PlacementTask:
         points = F.normalize(points, dim=1)
         if self.ranking is not None and self.num_classes <= 200:
             # Start with similar classes close together. For more classes the assignment takes as long as the search.
-            points = assign_to_classes(points, self.ranking.directions, self.generator)
+            points = ordering.assign_to_classes(points, self.ranking.directions, self.generator)
         return points.to(self.device)
 
     def score(self, points: Tensor) -> float:
         """Score of a candidate, lower is better: its largest cosine plus the ranking loss."""
-        value = separation(points).item()
+        value = codes.separation(points).item()
         if self.ranking is not None:
             triplets = self.ranking.triplets(torch.Generator().manual_seed(self.seed)).to(points.device)
-            value += ranking_loss(points, triplets)[0]
+            value += ordering.ranking_loss(points, triplets)[0]
         return value
 
     def with_ranking_loss(self, objective: Objective) -> Objective:
@@ -82,7 +68,7 @@ class PlacementTask:
 
         def both(points: Tensor) -> tuple[float, Tensor]:
             value, gradient = objective(points)
-            loss, slope = ranking_loss(points, triplets)
+            loss, slope = ordering.ranking_loss(points, triplets)
             return value + loss, gradient.add_(slope)
 
         return both
@@ -128,12 +114,12 @@ def minimize_on_sphere(objective: Objective, points: Tensor, *, max_iterations: 
 
 def lbfgs(task: PlacementTask, *, restarts: int | None = None, max_iterations: int = 60) -> Iterator[Candidate]:
     """L-BFGS on the log-sum-exp of the cosines at fifteen sharpness values, from several random starts."""
-    scale = 1.0 / (1.0 - separation_bound(task.num_classes, task.dim))
+    scale = 1.0 / (1.0 - codes.separation_bound(task.num_classes, task.dim))
     for _ in range(number_of_restarts(restarts, 0.6 / lbfgs_seconds(task, max_iterations))):
         points = task.random_points()
         yield Candidate(points, "random start")
         for sharpness in SHARPNESS * scale:
-            objective = task.with_ranking_loss(partial(soft_separation, sharpness=sharpness))
+            objective = task.with_ranking_loss(partial(ordering.soft_separation, sharpness=sharpness))
             points = minimize_on_sphere(objective, points, max_iterations=max_iterations)
             yield Candidate(points, "search by L-BFGS")
 
@@ -159,10 +145,10 @@ def _descend(task: PlacementTask, max_iterations: int, name: str, momentum: floa
     points = task.random_points()
     yield Candidate(points, "random start")
     velocity = torch.zeros_like(points)
-    objective = task.with_ranking_loss(mean_nearest_cosine)
+    objective = task.with_ranking_loss(ordering.mean_nearest_cosine)
     for step in range(1, max_iterations + 1):
         if step % 100 == 0:  # resample the triplets
-            objective = task.with_ranking_loss(mean_nearest_cosine)
+            objective = task.with_ranking_loss(ordering.mean_nearest_cosine)
         velocity.mul_(momentum).add_(objective(points)[1])
         points = F.normalize(points - 0.1 * velocity, dim=1)
         if step % steps_per_candidate == 0 or step == max_iterations:
@@ -222,20 +208,20 @@ def closed_form(task: PlacementTask) -> Iterator[Candidate]:
             "Use method 'auto'."
         )
     if count <= dim + 1:
-        yield Candidate(simplex(count, dim), "regular simplex")
+        yield Candidate(codes.simplex(count, dim), "regular simplex")
     elif count <= 2 * dim:
-        yield Candidate(cross_polytope(count, dim), "cross-polytope")
+        yield Candidate(codes.cross_polytope(count, dim), "cross-polytope")
     else:
-        yield Candidate(polygon(count), "regular polygon")
+        yield Candidate(codes.polygon(count), "regular polygon")
 
 
 def catalogue(task: PlacementTask) -> Iterator[Candidate]:
     """A random subset of the best constructed code with enough points, padded with zeros to the dimension."""
-    code = find_code(task.num_classes, task.dim)
+    code = codes.find_code(task.num_classes, task.dim)
     if code is None:
         size = f"at least {task.num_classes} points in at most {task.dim} dimensions"
         raise ValueError(f"the catalogue has no code with {size}. Use method 'auto'.")
-    points = fit_code(code, task.num_classes, task.dim, generator=task.generator)
+    points = codes.fit_code(code, task.num_classes, task.dim, generator=task.generator)
     yield Candidate(points, f"{code.name} ({code.dim}, {code.size})")
 
 
@@ -258,12 +244,12 @@ def choose_methods(
         return [search]
     if task.num_classes <= 2 * task.dim or task.dim == 2:
         return [closed_form(task)]
-    code = find_code(task.num_classes, task.dim)
+    code = codes.find_code(task.num_classes, task.dim)
     methods = [] if code is None else [catalogue(task)]
     if task.num_classes * task.dim <= MAX_EXACT_COORDINATES:
         methods.append(slsqp(task, restarts=restarts))
     # A search typically reaches 93 % of the bound in 1 - cosine, so it is likely to improve on worse codes.
-    bound = separation_bound(task.num_classes, task.dim)
+    bound = codes.separation_bound(task.num_classes, task.dim)
     seconds = 10.0 if code is not None and 1.0 - code.cosine < 0.93 * (1.0 - bound) else 0.3
     if code is None or restarts is not None or lbfgs_seconds(task, max_iterations) < seconds:
         methods.append(search)
