@@ -118,9 +118,10 @@ def step_diagnostics(
             state = optimizer.state.get(parameter, {})
             if not local(parameter).numel() or ("exp_avg_sq" not in state and isinstance(optimizer, torch.optim.Adam)):
                 continue  # no local shard, or no step yet
-            matrix = Layout(local(parameter), tuple(dims)).matrix
-            scheme = matrix(local(parameter)), *_scheme(optimizer, parameter, state, group, matrix)
-            step = effective_step(*(values.to(widest_dtype(parameter)) for values in scheme), float(group["lr"]))
+            layout = Layout(local(parameter), tuple(dims))
+            scheme = layout.matrix(local(parameter)), *_scheme(optimizer, parameter, state, group, layout)
+            weight, momentum, denominator = (values.to(widest_dtype(parameter)) for values in scheme)
+            step = effective_step(weight, momentum, denominator, float(group["lr"]))
             measured[name] = {
                 "effective_learning_rate": step.learning_rate.mean().item(),
                 "effective_direction_norm": step.direction.norm(dim=1).mean().item(),
@@ -164,19 +165,20 @@ def _check_rules(optimizer: Optimizer) -> None:
 
 
 def _scheme(
-    optimizer: Optimizer, parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, Any], matrix: Any
+    optimizer: Optimizer, parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, Any], layout: Layout
 ) -> tuple[Tensor, Tensor]:
     """Return the momentum a and the denominator b of the step x - lr a / b, as matrices."""
-    if "exp_avg_sq" not in state:  # measured before `zero_grad`
-        buffer: Any = state.get("momentum_buffer")
-        momentum = matrix(local(parameter.grad if buffer is None else buffer))
-        return momentum, torch.ones_like(momentum[:, :1])
-    (beta1, beta2), step, second = group["betas"], float(state["step"]), local(state["exp_avg_sq"])
-    momentum = matrix(local(state["exp_avg"])) / (1 - beta1**step)
-    is_full = second.numel() == local(parameter).numel()
-    root = ((matrix(second) if is_full else second.reshape(-1, 1)) / (1 - beta2**step)).sqrt() + group["eps"]
-    is_scaled = not is_full and getattr(optimizer, "scales_with_dim", True)
-    return momentum, root / momentum.shape[1] ** 0.5 if is_scaled else root
+    if "exp_avg_sq" in state:
+        (beta1, beta2), step, second = group["betas"], float(state["step"]), local(state["exp_avg_sq"])
+        momentum = layout.matrix(local(state["exp_avg"])) / (1 - beta1**step)
+        is_full = second.numel() == local(parameter).numel()
+        second = layout.matrix(second) if is_full else second.reshape(-1, 1)
+        root = (second / (1 - beta2**step)).sqrt() + group["eps"]
+        is_scaled = not is_full and getattr(optimizer, "scales_with_dim", True)
+        return momentum, root / momentum.shape[1] ** 0.5 if is_scaled else root
+    gradient: Any = parameter.grad  # measure before `zero_grad`
+    momentum = layout.matrix(local(gradient if state.get("momentum_buffer") is None else state["momentum_buffer"]))
+    return momentum, torch.ones_like(momentum[:, :1])
 
 
 def as_metrics(measured: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
