@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from architectures import Net, described
+import torch
+from architectures import described
 from fresh_python import run_fresh
 from timm.optim import create_optimizer_v2, get_optimizer_class, list_optimizers
 from torch import nn
@@ -17,10 +18,19 @@ KINDS = {name.replace("_", ""): optimizer_class(name) for name in optimizer_name
 ON_THE_SPHERE = [name for name, kind in KINDS.items() if issubclass(kind, SphereOptimizer)]
 
 
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.conv(x)).relu().mean((2, 3)))
+
+
 INVARIANT = [
     ((0,), 0.1, ["conv.weight"]),
-    (None, 0.1, ["embedding.weight", "hidden.weight", "output.weight"]),
-    (None, 0.0, ["norm.weight", "norm.bias", "hidden.bias", "output.bias"]),
+    (None, 0.1, ["head.weight"]),
+    (None, 0.0, ["conv.bias", "norm.weight", "norm.bias", "head.bias"]),
 ]
 
 
@@ -57,7 +67,7 @@ def test_timm_lists_the_optimizer_with_a_description(name):
 
 def test_groups_of_the_caller_or_of_param_group_fn_are_kept():
     def groups(model: nn.Module) -> list[dict[str, Any]]:
-        return [{"params": [model.conv.weight], "channel_dims": [0], "lr": 0.25}, {"params": [model.output.weight]}]
+        return [{"params": [model.conv.weight], "channel_dims": [0], "lr": 0.25}, {"params": [model.head.weight]}]
 
     model = Net()
     optimizer = create_optimizer_v2(model, "adamsrt", lr=0.5, weight_decay=0.1, param_group_fn=groups)
@@ -65,7 +75,7 @@ def test_groups_of_the_caller_or_of_param_group_fn_are_kept():
         ((0,), 0.25, 0.1),
         (None, 0.5, 0.1),
     ]
-    assert optimizer.param_groups[1]["params"] == [model.output.weight]
+    assert optimizer.param_groups[1]["params"] == [model.head.weight]
     optimizer = create_optimizer_v2(parameter_groups(Net(), {"conv.weight": (0,)}), "adamsrt", weight_decay=0.1)
     assert described(optimizer) == INVARIANT
 
