@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.utils.checks import check_number
-from hf_sphere.utils.files import atomic_file
 from hf_sphere.utils.modules import is_exporting, widest_dtype
 
 State = Mapping[str, Any]
@@ -167,6 +164,10 @@ class Rejection(nn.Module):
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the rejection to a safetensors file; models of this library save theirs."""
+        from safetensors.torch import save_file
+
+        from hf_sphere.utils.files import atomic_file
+
         with atomic_file(Path(path)) as unfinished:
             save_file(self.state_dict(), unfinished, {"rejection": json.dumps(self.settings)})
 
@@ -177,6 +178,8 @@ class Rejection(nn.Module):
         Raises:
             OSError: If there is no such file.
         """
+        from safetensors import safe_open
+
         with safe_open(path, "pt") as file:
             rejection = cls(json.loads(file.metadata()["rejection"]))
             rejection.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
@@ -199,17 +202,23 @@ def _ranks(calibration: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     sizes = calibration.isfinite().sum(1)
     values = values.where(values.isfinite(), -math.inf)  # what is not finite is unknown
     if is_exporting():  # ONNX has no binary search
-        length, rows = calibration.shape[1], torch.arange(len(calibration), device=calibration.device)
-        counts = torch.zeros_like(values, dtype=torch.int64)
-        for step in (1 << power for power in reversed(range(length.bit_length()))):
-            probe = counts + step
-            fits = (probe <= length) & (calibration[rows, (probe - 1).clamp_max(length - 1)] <= values)
-            counts = torch.where(fits, probe, counts)
+        counts = _count_by_steps(calibration, values)
     elif len(calibration) == 1:
         counts = torch.searchsorted(calibration[0], values, right=True)
     else:
         counts = torch.searchsorted(calibration, values.T.contiguous(), right=True).T
     return (sizes > 0) + torch.minimum(counts, sizes), sizes
+
+
+def _count_by_steps(ordered: Tensor, values: Tensor) -> Tensor:
+    """Return the number of the sorted scores (C, n) or (1, n) that are at most each value (B, C)."""
+    length, rows = ordered.shape[1], torch.arange(len(ordered), device=ordered.device)
+    counts = torch.zeros_like(values, dtype=torch.int64)
+    for step in (1 << power for power in reversed(range(length.bit_length()))):
+        probe = counts + step
+        fits = (probe <= length) & (ordered[rows, (probe - 1).clamp_max(length - 1)] <= values)
+        counts = torch.where(fits, probe, counts)
+    return counts
 
 
 def rejected_ranks(sizes: Tensor, level: float) -> Tensor:

@@ -46,6 +46,19 @@ class TestClosedForms:
         uniform = HypersphericalUniform(dim, dtype=torch.float64).entropy().item()
         assert distribution.entropy().item() == pytest.approx(uniform - divergence, rel=1e-12)
 
+    def test_samples_have_the_moments(self, dim, kappa):
+        if dim > 512:
+            pytest.skip("many large samples")
+        distribution = make(dim, kappa)
+        x = distribution.sample((20_000,))
+        torch.testing.assert_close(torch.linalg.vector_norm(x, dim=-1), torch.ones(20_000).double())
+        w = x @ distribution.loc
+        length = distribution.mean_resultant_length
+        assert abs(w.mean() - length) < 4 * w.std() / 20_000**0.5
+        variance = distribution.loc @ distribution.covariance_matrix @ distribution.loc
+        assert variance.item() == pytest.approx(w.var().item(), rel=0.1)
+        assert distribution.variance.sum().item() == pytest.approx(1 - length.item() ** 2, rel=1e-9)
+
 
 @pytest.mark.parametrize("kappa", [1e-6, 1e8, 1e12, 1e30])
 def test_extreme_concentrations_keep_their_digits(kappa):
@@ -111,6 +124,17 @@ class TestDivergence:
         assert kl_divergence(p, q).item() == pytest.approx(to_vmf, rel=1e-11, abs=0)
         assert kl_divergence(HypersphericalUniform(dim), p).item() == pytest.approx(from_uniform, rel=1e-11, abs=0)
 
+    def test_passes_gradcheck(self):
+        locs = unit(2, 3, 4).requires_grad_()
+        kappas = torch.tensor([[0.1, 3.0, 40.0], [2.0, 0.1, 9.0]]).double().requires_grad_()
+
+        def divergence(locs: Tensor, kappas: Tensor) -> Tensor:
+            locs = project_to_sphere(locs)
+            p, q = PowerSpherical(locs[0], kappas[0]), VonMisesFisher(locs[1], kappas[1])
+            return kl_divergence(p, q) + kl_divergence(HypersphericalUniform(4), p)
+
+        assert torch.autograd.gradcheck(divergence, (locs, kappas))
+
 
 @pytest.mark.parametrize(
     "compute",
@@ -131,14 +155,30 @@ def test_entropy_and_divergences_compile_without_graph_breaks(compute):
     torch.testing.assert_close(compiled(*parameters), of_parameters(*parameters))
 
 
-@pytest.mark.parametrize(("dim", "kappa"), [(3, 2.0), (5, 2.0), (128, 40.0)])
-def test_gradients_of_samples_are_those_of_the_mean(dim, kappa):
-    concentration = torch.full((50_000,), kappa, dtype=torch.float64, requires_grad=True)
-    loc = unit(dim)
-    w = PowerSpherical(loc, concentration).rsample() @ loc
-    (slope,) = torch.autograd.grad(w.sum(), concentration)
-    expected = (dim - 1) / (kappa + dim - 1) ** 2
-    assert abs(slope.mean() - expected) < 4 * slope.std() / 50_000**0.5 + 1e-3 * expected
+class TestGradients:
+    @pytest.mark.parametrize(("dim", "kappa"), [(3, 2.0), (5, 2.0), (128, 40.0)])
+    def test_of_samples_are_those_of_the_mean(self, dim, kappa):
+        concentration = torch.full((50_000,), kappa, dtype=torch.float64, requires_grad=True)
+        loc = unit(dim)
+        w = PowerSpherical(loc, concentration).rsample() @ loc
+        (slope,) = torch.autograd.grad(w.sum(), concentration)
+        expected = (dim - 1) / (kappa + dim - 1) ** 2
+        assert abs(slope.mean() - expected) < 4 * slope.std() / 50_000**0.5 + 1e-3 * expected
+
+    @pytest.mark.parametrize("kappa", [0.1, 5.0])
+    def test_of_densities_and_divergences_are_correct(self, kappa):
+        concentration = torch.full((3,), kappa, dtype=torch.float64, requires_grad=True)
+        loc, x, uniform = unit(3, 5).requires_grad_(), unit(3, 5), HypersphericalUniform(5)
+        assert torch.autograd.gradcheck(
+            lambda m, k: PowerSpherical(m, k, validate_args=False).log_prob(x), (loc, concentration)
+        )
+        assert torch.autograd.gradcheck(lambda k: kl_divergence(PowerSpherical(x, k), uniform), concentration)
+
+
+def test_float32_samples_at_high_concentration_are_unit_vectors():
+    x = PowerSpherical(torch.tensor([1.0, 0.0, 0.0]), torch.tensor(1e8)).sample((1000,))
+    assert (torch.linalg.vector_norm(x, dim=-1) - 1).abs().max() < 1e-6
+    assert 0 < x[:, 1].std() < 1e-3
 
 
 @pytest.mark.parametrize("kind", [PowerSpherical, VonMisesFisher])

@@ -81,26 +81,38 @@ def integrated_loss(kappa: Tensor, weights: Tensor, beta: Tensor) -> Tensor:
     return total - beta * math.prod(means)
 
 
-@pytest.mark.parametrize(
-    ("num_samples", "batch", "training"),
-    [(40_000, 1, False), (40_000, 1, True), (1, 30_000, True), (3, 10_000, True)],
-    ids=["prediction", "many points", "one point of many", "three points of many"],
-)
-def test_loss_and_gradients_in_expectation_match_the_integral_over_the_sphere(num_samples, batch, training):
-    inputs = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (4.0, [6.0, -2.0, 1.0], 3.0)]
-    expected = integrated_loss(*inputs)
-    expected.backward()
-    axis = F.normalize(torch.randn(3, dtype=torch.float64), dim=0)
-    # Use means, as prediction with this many samples is slow; the loss is the same.
-    head = make(3, 3, log_temperature=-math.log(3.0), num_samples=num_samples, prediction="mean").double()
-    head.train(training)
-    head.weight.data = inputs[1].detach()[:, None] * axis
-    z = (4.0 * axis)[None].requires_grad_()
-    loss = head(z.expand(batch, 3), torch.zeros(batch, dtype=torch.long)).loss
-    loss.backward()
-    torch.testing.assert_close(loss, expected, rtol=0, atol=0.01)
-    gradients = [z.grad[0] @ axis, head.weight.grad @ axis, -head.log_temperature.grad / 3.0]  # of |z|, |w| and beta
-    torch.testing.assert_close(gradients, [x.grad for x in inputs], rtol=0.03, atol=3e-3)
+class TestInExpectation:
+    """Value and gradients of the loss as an integral over the sphere."""
+
+    @pytest.fixture
+    def integral(self) -> tuple[Tensor, list[Tensor]]:
+        inputs = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (4.0, [6.0, -2.0, 1.0], 3.0)]
+        value = integrated_loss(*inputs)
+        value.backward()
+        return value.detach(), [x.grad for x in inputs]
+
+    @pytest.fixture(
+        params=[(40_000, 1, False), (40_000, 1, True), (1, 30_000, True), (3, 10_000, True)],
+        ids=["prediction", "many points", "one point of many", "three points of many"],
+    )
+    def sampled(self, request) -> tuple[Tensor, list[Tensor]]:
+        """Loss of the head and gradients with respect to embedding norm, class norms and beta."""
+        num_samples, batch, training = request.param
+        axis = F.normalize(torch.randn(3, dtype=torch.float64), dim=0)
+        # Use means, as prediction with this many samples is slow; the loss is the same.
+        head = make(3, 3, log_temperature=-math.log(3.0), num_samples=num_samples, prediction="mean").double()
+        head.train(training)
+        head.weight.data = torch.tensor([6.0, -2.0, 1.0], dtype=torch.float64)[:, None] * axis
+        z = (4.0 * axis)[None].requires_grad_()
+        loss = head(z.expand(batch, 3), torch.zeros(batch, dtype=torch.long)).loss
+        loss.backward()
+        by_beta = -head.log_temperature.grad / 3.0
+        return loss.detach(), [z.grad[0] @ axis, head.weight.grad @ axis, by_beta]
+
+    def test_loss_and_gradient_match_the_integral(self, sampled, integral):
+        torch.testing.assert_close(sampled[0], integral[0], rtol=0, atol=0.01)
+        for found, expected in zip(sampled[1], integral[1], strict=True):
+            torch.testing.assert_close(found, expected, rtol=0.03, atol=3e-3)
 
 
 def test_loss_bounds_the_expected_cross_entropy_from_above():
