@@ -14,7 +14,6 @@ import operator
 import os
 import re
 import sys
-from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace, UnionType
@@ -191,11 +190,13 @@ def parse_arguments(
         if missing := [f"--{name}" for name in fields if getattr(merged, name) is dataclasses.MISSING]:
             raise ValueError(f"the following arguments are required: {', '.join(missing)}")
         parts = make_arguments(types, values, actions)
-        stated = dict(ChainMap(*map(vars, parts)))
+        stated: dict[str, Any] = {}
+        for part in parts:
+            stated |= vars(part)
         data = stated.get("dataset_name") or stated.get("images") or ""
         for name in ("output_dir", "output"):
-            place = Path(stated.get(name) or os.devnull).resolve()
-            if os.path.isdir(data) and place.is_relative_to(Path(data).resolve()):  # the next call would read it
+            output = Path(stated.get(name) or os.devnull).resolve()
+            if os.path.isdir(data) and output.is_relative_to(Path(data).resolve()):  # the next call would read it
                 raise ValueError(f"--{name} {stated[name]} is in the folder of the data, {data}; choose another one.")
     except ValueError as error:
         _, place = places.get(re.findall(r"\w+", str(error))[0], (0, ""))
