@@ -21,6 +21,7 @@ import argparse
 import json
 import math
 import re
+import resource
 import statistics
 import time
 from collections.abc import Iterator
@@ -450,13 +451,6 @@ def similar_groups(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict
     return rows, {}
 
 
-def peak_memory(is_reset: bool = False) -> float:
-    """Return the peak of the memory of the process on Linux, in MiB, after it is set to what is used now."""
-    if is_reset:
-        Path("/proc/self/clear_refs").write_text("5")
-    return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1024
-
-
 def speed(args: argparse.Namespace) -> None:
     """Measure 100,000 embeddings of 384 dimensions in 5,000 groups, on the threads that are set."""
     generator = torch.Generator().manual_seed(0)
@@ -467,12 +461,9 @@ def speed(args: argparse.Namespace) -> None:
     queries = F.normalize(torch.randn(256, 384, generator=generator))
     rows, plain = [], EmbeddingSpace(vectors, groups)
     for score in ("cosine", "margin"):
-        before = peak_memory(is_reset=True)
         start = time.perf_counter()
         space = EmbeddingSpace.fit(vectors, groups, score=score)
         rows.append(row(f"{score}: seconds to fit", time.perf_counter() - start, at_most=60))
-        copies = (peak_memory() - before) / (vectors.numel() * 4 / 2**20)
-        rows.append(row(f"{score}: memory to fit, as copies of the vectors", copies, at_most=1))
         print(space, flush=True)
         seconds = time_in_turn(
             {
@@ -487,6 +478,8 @@ def speed(args: argparse.Namespace) -> None:
         rows.append(row(f"{score}: milliseconds of one query", 1e3 * statistics.median(seconds["one"]), at_most=25))
         what = f"{score}: time of one query, of a search without a level"
         rows.append(row(what, ratio(seconds["one"], seconds["plain"]), at_most=1.5))
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    rows.append(row("memory of the process at its peak, MiB", memory))
     report("matching_speed", rows, vectors=count, dim=384, threads=torch.get_num_threads(), note=args.note)
 
 
