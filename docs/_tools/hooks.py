@@ -26,6 +26,9 @@ LINES, WIDEST = 3, 30
 WITHOUT_PAGE = {"registration", "commands"}
 """What is not imported by users."""
 
+INHERITED = {"distributions", "losses", "search"}
+"""Packages whose classes have methods for users in bases that are not public, which have no entry of their own."""
+
 API = """# API reference
 
 Every public name, by package. The pages are generated from the docstrings.
@@ -165,7 +168,8 @@ def api_page(package: str) -> str:
     parts = [f"# hf_sphere.{package}", inspect.getdoc(module) or ""]
     if made:
         parts.append("Classes with the interface of their counterparts in transformers: " + ", ".join(made) + ".")
-    return "\n\n".join([*parts, *(f"::: {entry}" for entry in entries if entry), ""])
+    options = "\n    options: {inherited_members: true}" if package in INHERITED else ""
+    return "\n\n".join([*parts, *(f"::: {entry}{options}" for entry in entries if entry), ""])
 
 
 def identifier(module: Any, name: str) -> str | None:
