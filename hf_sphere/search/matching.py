@@ -104,7 +104,7 @@ class CalibratedSearch(ABC):
     _calibration: Calibration | None = None
     _nearest: Nearest | None = None
     _dim: int
-    _names: list[Any] | None  # of groups, by their numbers
+    _names: list[Any] | None = []  # of groups, by their numbers; None if each row is one
     _groups: Tensor  # number of the group of each row
 
     @property
@@ -198,8 +198,10 @@ class CalibratedSearch(ABC):
         If only a part of the rows is searched, the best groups are searched for among all where that matters. Without
         p-values, they are the nearest rows.
         """
-        best, most, is_margin = None, min(len(self), CANDIDATES[self.score]), has_p_values and self.score == "margin"
+        best, is_margin = None, has_p_values and self.score == "margin"
         needs_groups = is_margin or (has_p_values and self.calibration.needs_best)
+        # Without groups, the best two rows are the best two groups.
+        most = min(len(self), 2 if self._names is None and not is_margin else CANDIDATES[self.score])
         if found is None:
             count = max(k, most) if is_margin or (needs_groups and among is None) else k
             found = self._candidates(queries, count, among=among)
