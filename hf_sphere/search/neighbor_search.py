@@ -43,8 +43,8 @@ to the second number as an approximate search needs them, whose codes cannot dis
 FEW_QUERIES = 64
 """Number of queries from which products of matrices by torch are faster than FAISS's exact search."""
 
-QUERIES, REFERENCES, NUMBERS = 512, 8192, 1 << 22
-"""Sizes of a block of similarities, 16 MiB, and of one of candidates for exact distances, 32 MiB."""
+QUERIES, REFERENCES, NUMBERS, EXACT = 512, 8192, 1 << 22, 1 << 18
+"""Sizes of a block of similarities, 16 MiB, of one of candidates, and of one for exact distances, for the cache."""
 
 
 def choose_kind(count: int, distance: Distance) -> SearchKind:
@@ -302,16 +302,17 @@ class NeighborSearch:
 
     def distances(self, queries: Tensor, rows: Tensor) -> Tensor:
         """Return the distances between queries (b, d) and the references of rows (b, n): (b, n), float64."""
-        at_once = max(1, NUMBERS // (rows.shape[1] * queries.shape[1]))
+        at_once = max(1, EXACT // (rows.shape[1] * queries.shape[1]))
         if len(queries) > at_once:
             pairs = zip(queries.split(at_once), rows.split(at_once), strict=True)
             return torch.cat([self.distances(*pair) for pair in pairs])
         both = torch.cat([queries[:, None], self.references[rows.clamp_min(0)]], 1).double()
         if self.distance == "cosine":
             for norm, least in ((torch.inf, 0.0), (2, 1e-12)):  # as project_to_sphere, without gradients
-                both = both / torch.threshold(torch.linalg.vector_norm(both, norm, -1, True), least, 1.0)
-            is_zero = ~both.any(2)
-            distances = (both[:, :1] - both[:, 1:]).square().sum(2) / 2
+                norms = torch.linalg.vector_norm(both, norm, -1, True)
+                both /= torch.threshold(norms, least, 1.0)
+            is_zero = norms[..., 0] == 0
+            distances = (both[:, :1] - both[:, 1:]).square_().sum(2) / 2
             distances = distances.masked_fill(is_zero[:, :1] | is_zero[:, 1:], 1.0)
         else:
             distances = torch.linalg.vector_norm(both[:, :1] - both[:, 1:], dim=2)
@@ -368,8 +369,24 @@ class NeighborSearch:
 
     def _append(self, numbers: Tensor) -> None:
         """Add different references, by their numbers, to the index."""
-        for block in numbers.split(8 * REFERENCES):
-            self._index.add(self._prepare(self.references[self._first[block]], as_query=False).numpy())
+        import faiss
+
+        def vectors(block: Tensor) -> np.ndarray:
+            return self._prepare(self.references[self._first[block]], as_query=False).numpy()
+
+        if self.kind == "hnsw" or self._index.ntotal:
+            for block in numbers.split(8 * REFERENCES):
+                self._index.add(vectors(block))
+            return
+        # The lists get their sizes first: if they grew, they would need twice the memory.
+        blocks = numbers.split(REFERENCES)
+        lists = [self._index.quantizer.assign(vectors(block), 1)[:, 0] for block in blocks]
+        for number, size in enumerate(np.bincount(np.concatenate(lists)).tolist()):
+            self._index.invlists.resize(number, size)
+            self._index.invlists.resize(number, 0)
+        for block, own in zip(blocks, lists, strict=True):
+            points = vectors(block)
+            self._index.add_core(len(points), faiss.swig_ptr(points), None, faiss.swig_ptr(own))
 
     def _held_out(self, start: int, most: int) -> tuple[Tensor, Tensor]:
         """Return mirror images of tenth neighbors, reflected at references from a number on, and their distances."""
