@@ -52,7 +52,7 @@ def write_images(folder: Path, cifar10: str) -> None:
             splits["test"][number]["img"].save(folder / part / f"{number}.png")
     (folder / "again").mkdir()
     for file in random.Random(0).sample(sorted(files), 100):
-        cut = Image.open(file).crop((1, 1, 31, 31))
+        cut = Image.open(file, formats=["PNG"]).crop((1, 1, 31, 31))
         cut.save(folder / "again" / f"{file.parent.name}-{file.stem}.jpg", quality=80)
 
 

@@ -27,7 +27,7 @@ def write(**names: str) -> None:
 
 
 def find(classes: Any) -> Any:
-    return search.ImageIndex._find(mock.MagicMock(), {}, X, 1, classes, None)
+    return search.ImageIndex.search(mock.Mock(), X, 1, classes=classes)
 
 
 def task(**metrics: Any) -> training.Task:

@@ -243,6 +243,7 @@ class ImageIndex(IndexedImages):
             ValueError: If k is too large, no image has one of the classes, an image cannot be read, or the calibration
                 has too few groups for the level, or is one by texts.
         """
+        names = None if classes is None else text_list("classes", classes)
         source = ImageSource.of(images, content=self.encoder.content)
         if false_accept is not None:
             if reason := self.why_no_level(source.content):
@@ -253,8 +254,7 @@ class ImageIndex(IndexedImages):
         if self.encoder.content == "vector":  # else its model is known
             self.space._warn_of_foreign(embeddings)
         among, count = None, len(self)
-        if classes is not None:
-            names = text_list("classes", classes)
+        if names is not None:
             among = torch.tensor([n for n, name in enumerate(self.classes()) if name in names], dtype=torch.long)
             count = len(among)
         check_integer("k", k, 1, count)
