@@ -134,7 +134,7 @@ def render_claims(rows: Sequence[ClaimRow], paper: str) -> str:
     """Return what the appendix says of the claims of a page: p-values and runs, and those that are not measured."""
     rows = [row for row in rows if row.claim.paper == paper]
     measured, others = [row for row in rows if row.measured], [row for row in rows if not row.measured]
-    about = [(f"{row.p_values}.", row.claim.note, f"{row.runs}.", row.post_hoc) for row in measured]
+    about = [(row.p_values and f"{row.p_values}.", row.claim.note, f"{row.runs}.", row.post_hoc) for row in measured]
     runs = [f"- {row.claim.claim} {' '.join(filter(None, parts))}" for row, parts in zip(measured, about, strict=True)]
     parts = [fold("p-values, runs and second analyses of each claim", "\n".join(runs))] if runs else []
     if others:
