@@ -152,9 +152,8 @@ class TextBatches(SharedExamples):
                 of_order = mix_seed(self.seed, epoch) if self.shuffle else mix_seed(self.seed)
                 keys = keyed_integers(of_order, local * self.num_processes + self.process_index)
                 seen, labels = self.masking(seen, self.vocabulary, keys)
-            prefix, suffix = (
-                seen.new_tensor(ids).expand(len(seen), -1) for ids in (self.vocabulary.prefix, self.vocabulary.suffix)
-            )
+            added = (torch.tensor(ids, dtype=seen.dtype) for ids in (self.vocabulary.prefix, self.vocabulary.suffix))
+            prefix, suffix = (to_device(ids, self.device).expand(len(seen), -1) for ids in added)
             inputs = torch.cat([prefix, seen, suffix], dim=1)
             if self.masking is not None:
                 labels = F.pad(labels, (prefix.shape[1], suffix.shape[1]), value=IGNORED)

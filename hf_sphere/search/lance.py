@@ -133,7 +133,7 @@ class LanceSpace(CalibratedSearch):
     def _add(self, parts: Iterator[pa.Table]) -> int:
         count = 0
         for part in parts:
-            for block in part.to_batches(COMPARED) if (name := self._id_column) else ():
+            for block in part.combine_chunks().to_batches(COMPARED) if (name := self._id_column) else ():
                 if known := self._rows([name], _is_in(name, block[name].to_pylist()))[name].to_pylist():
                     written = f"Before them, {count:,} rows were written."
                     raise ValueError(f"ids must be different, but are in the space: {shorten(known)}. {written}")

@@ -367,12 +367,8 @@ def _boolean(word: str) -> bool:
 
 def _words(argv: Sequence[str] | None) -> list[str]:
     """Return the words of the command line, with underscores instead of dashes in the names of options."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    for at, word in enumerate(words):
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            words[at] = f"--{name.replace('-', '_')}{equals}{value}"
-    return words
+    words = sys.argv[1:] if argv is None else argv  # those with a space are texts
+    return [re.sub(r"^--[\w-]+(?==|$)", lambda found: f"--{found[0][2:].replace('-', '_')}", word) for word in words]
 
 
 def given_configs(words: Sequence[str]) -> list[str]:

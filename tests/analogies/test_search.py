@@ -98,3 +98,15 @@ def test_the_first_of_the_best_configurations_is_chosen(searched, scoring):
     assert (result.accuracy[:number] < result.accuracy[number]).all()
     assert selection.accuracy == score_questions(questions, MODEL, **selection.configuration).accuracy(questions)
     assert selection.tied == result.accuracy.tolist().count(selection.accuracy)
+
+
+@pytest.mark.parametrize(
+    ("grid", "said"),
+    [
+        ({"positive_aggregation": ["median"]}, "positive_aggregation must be one of .*; got 'median'"),
+        ({"negative_aggregation": ["mean", "index_16"]}, "negative_aggregation must be one of .*; got 'index_16'"),
+    ],
+)
+def test_an_aggregation_that_the_scoring_lacks_is_refused(searched, grid, said):
+    with pytest.raises(ValueError, match=said):
+        search(searched[0], grid=grid)

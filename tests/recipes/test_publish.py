@@ -77,6 +77,13 @@ def test_an_upload_of_private_text_stops_with_a_list(folder, commits, name, text
     assert not commits
 
 
+def test_a_card_that_is_not_utf8_is_uploaded(folder, commits):
+    card = (folder / "README.md").read_bytes()
+    (folder / "README.md").write_bytes(card + b"\nM\xfcnchen\n")
+    upload(folder)
+    assert commits["README.md"].endswith("\nM\ufffdnchen\n".encode())
+
+
 def test_metadata_of_weights_and_links_out_of_the_folder_stop_the_upload(folder, commits, tmp_path):
     weights = load_file(folder / "model.safetensors")
     save_file(weights, folder / "model.safetensors", {"format": "pt", "from": "/home/alice/model"})

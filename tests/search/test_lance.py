@@ -50,6 +50,14 @@ def test_row_numbers_of_pandas_are_no_column(tmp_path):
     assert (space.add(frame), space.add(frame[::2])) == (30, 15)
 
 
+def test_ids_of_many_small_batches_are_compared_at_once(tmp_path, monkeypatch):
+    small = ({"vector": rows, "id": [*range(2 * at, 2 * at + 2)]} for at, rows in enumerate(unit(40, 4).split(2)))
+    space, conditions, rows_of = LanceSpace.create(tmp_path / "space", small, id_column="id"), [], LanceSpace._rows
+    monkeypatch.setattr(LanceSpace, "_rows", lambda *words: conditions.append(words[2]) or rows_of(*words))
+    space.add({"vector": rows, "id": [100 + 2 * at, 101 + 2 * at]} for at, rows in enumerate(unit(40, 4).split(2)))
+    assert len(conditions) == 1
+
+
 SCORES = {"cosine": {"score": "cosine"}, "margin": {}, "strict": {"rule": "strict"}, "no groups": {}}
 
 

@@ -165,6 +165,11 @@ def test_values_in_yaml_are_not_parsed_as_words_of_a_command_line(config, refusa
         assert f"{file}: {text.partition(':')[0]} must be o" in refusal("--config", file)
 
 
+def test_dashes_of_names_are_underscores_but_not_those_of_texts():
+    args = parse("--label-column-name", "--two-words of-it", "--cache-dir=a-b/c-d")[1]
+    assert (args.label_column_name, str(args.cache_dir)) == ("--two-words of-it", "a-b/c-d")
+
+
 UNCLEAR = {
     "head_kwargs: &a {scaling: 5.0}": "anchors and aliases are not supported",
     "seed: 1\nmomentum: 0.5\nseed: 2": "the key 'seed' occurs twice at line 3",
