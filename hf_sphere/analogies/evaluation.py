@@ -211,8 +211,9 @@ def search_configurations(
         **(grid or {}),
     }
     weights, positives, negatives = (axes[name] for name in axes if name not in scoring.grid)
-    for name, value in ((name, value) for name in axes for value in axes[name]):
-        dataclasses.replace(scoring, **{name: value})  # an error for a value that the scoring does not have
+    for name, choices in axes.items():
+        for value in choices:
+            dataclasses.replace(scoring, **{name: value})  # an error for a value that the scoring does not have
     accuracies: list[Tensor] = []  # (weights, positive aggregations, negative aggregations), by setting
     for values in itertools.product(*(axes[name] for name in scoring.grid)):
         setting = dict(zip(scoring.grid, values, strict=True))

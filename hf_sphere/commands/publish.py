@@ -94,7 +94,8 @@ def upload(folder: Path, names: Sequence[str], repo_id: str, *, private: bool | 
     hub = HfApi()
     try:
         repo_id = hub.create_repo(repo_id, private=private, exist_ok=True).repo_id
-        card = {"README.md": rename_model((folder / "README.md").read_bytes().decode(errors="replace"), repo_id).encode()}
+        text = (folder / "README.md").read_bytes().decode(errors="replace")
+        card = {"README.md": rename_model(text, repo_id).encode()}
         operations = [CommitOperationAdd(name, card.get(name, folder / name)) for name in names]
         hub.create_commit(repo_id, operations, commit_message="Upload trained model")
     except Exception as error:  # huggingface_hub also raises the errors of its HTTP library

@@ -319,6 +319,20 @@ def test_array_without_channels_is_a_gray_image(convert, channels):
         torch.testing.assert_close(found, expected.expand_as(found), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_of_every_mode_become_grayscale_or_rgb(channels):
+    processor = SphereVisionImageProcessor(num_channels=channels, size={"height": 8, "width": 8}, do_normalize=False)
+    color, level = torch.tensor([200, 100, 50], dtype=torch.uint8)[:, None, None].expand(3, 8, 8), 124  # its gray
+    found = processor(color, return_tensors="pt").pixel_values[0]
+    expected = color / 255 if channels == 3 else torch.full((1, 8, 8), level / 255)
+    torch.testing.assert_close(found, expected)
+    gray = torch.full((1, 8, 8), level, dtype=torch.uint8)
+    found = processor(gray, return_tensors="pt").pixel_values[0]
+    torch.testing.assert_close(found, torch.full((channels, 8, 8), level / 255))
+    for mode in ("L", "RGB", "RGBA", "P", "1"):
+        assert processor(Image.new(mode, (30, 20)), return_tensors="pt").pixel_values.shape == (1, channels, 8, 8)
+
+
 # Problem types
 
 TARGETS = torch.tensor([[1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]])
