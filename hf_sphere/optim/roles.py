@@ -118,7 +118,7 @@ def find_roles(model: nn.Module, batch: Any = None, *, required: bool = True) ->
 
 def _role(weight: Tensor, owned: set[Use], seen: Set[Use] = frozenset(), *, is_output: bool = False) -> Role:
     """Return the role of a weight from its uses by the module of torch that owns it, and those in a forward pass."""
-    if Use.ELEMENTWISE in owned or (weight.ndim > 2 and _is_vector(weight) and not owned):
+    if Use.ELEMENTWISE in owned or (weight.ndim > 2 and weight.squeeze().ndim < 2 and not owned):
         return Role.NORM
     if Use.EMBEDDED in owned | seen:
         return Role.TIED if is_output and Use.PRODUCT in owned | seen else Role.EMBEDDING
@@ -250,7 +250,9 @@ def _trace(trial: nn.Module, batch: Any) -> tuple[Uses, set[str], set[str]]:
             for name in weights:
                 if is_product or tensors[name].ndim == 2:  # of more than two axes, matrices are selected
                     uses[name].add(use)
-        elif len(ranks) > 1 and (gains := {n for n in weights - owned.keys() if _is_vector(tensors[n])}) < weights:
+        elif (
+            len(ranks) > 1 and (gains := {n for n in weights - owned.keys() if tensors[n].squeeze().ndim < 2}) < weights
+        ):
             for name in gains:  # of weights
                 uses[name].add(Use.ELEMENTWISE)
             weights -= gains
@@ -271,10 +273,6 @@ def _trace(trial: nn.Module, batch: Any) -> tuple[Uses, set[str], set[str]]:
 
 _RESIDUAL = -1
 _TABLE, _OTHER, _MATRIX = range(3)
-
-
-def _is_vector(weight: Tensor) -> bool:
-    return weight.detach().squeeze().ndim < 2
 
 
 def _is_residual(node: Node, sources: list[_Value | None], products: list[_Value]) -> bool:
