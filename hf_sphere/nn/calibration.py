@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_embeddings, check_labels
+from hf_sphere.geometry.checks import check_embeddings, check_labels, to_tensor
 from hf_sphere.utils.checks import check_choice
 
 LARGEST_FACTOR = 1000.0
@@ -71,7 +71,7 @@ def fit_and_validate(logits: Tensor, labels: Tensor, kind: str) -> tuple[dict[st
     from scipy.stats import t  # slow to import
 
     check_choice("kind", kind, ("temperature", "vector"))
-    logits = check_embeddings(logits, what="logits").cpu().double()
+    logits = check_embeddings(to_tensor("logits", logits).cpu(), what="logits").double()
     labels = check_labels(labels, len(logits)).cpu()
     if (logits >= 0).all() and (logits.sum(1) - 1).abs().max() < 1e-3:
         warnings.warn("each row of logits sums to 1, as probabilities do; pass their logarithms.", stacklevel=3)

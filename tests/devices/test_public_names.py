@@ -15,7 +15,7 @@ WAITS = {
     "geometry.frechet_mean": 9,
     "geometry.separation": 1,
     "geometry.codes.separation": 1,
-    "nn.fit_calibration": 3,
+    "nn.fit_calibration": 2,
     "nn.VMFHead": 4,
     "losses.MetricLearningLoss": 6,
     "distributions.PowerSpherical": 4,
