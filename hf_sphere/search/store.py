@@ -158,11 +158,9 @@ def embeddings_writer(
         def add(columns: Columns) -> None:
             nonlocal writer, count, dim
             if writer is None:
-                features: dict[str, Any] = {name: Value(str(v.dtype)[len("torch.") :]) for name, v in columns.items()}
-                features |= {name: List(features[name], length=v.shape[1]) for name, v in columns.items() if v.ndim > 1}
-                features |= {name: ClassLabel(names=list(names[name])) for name in names.keys() & features.keys()}
+                features = Features({name: _feature(name, values, names) for name, values in columns.items()})
                 file = unfinished / DATA_FOLDER / f"{split}-00000-of-00001.parquet"
-                writer = stack.enter_context(pq.ParquetWriter(file, Features(features).arrow_schema))
+                writer = stack.enter_context(pq.ParquetWriter(file, features.arrow_schema))
                 dim = columns["embedding"].shape[1]
             cells = {name: [*values.numpy()] for name, values in columns.items()}
             writer.write_table(pa.Table.from_pydict(cells, schema=writer.schema))
@@ -203,9 +201,10 @@ def read_embeddings(
     """
     check_not_text("needed", needed)
 
-    splits, about = read_whole(
-        name, lambda folder: (load_splits(name), read_json(file) if (file := folder / ABOUT_FILE).is_file() else {})
-    )
+    def read_all(folder: Path) -> tuple[Any, dict[str, Any]]:
+        return load_splits(name), read_json(folder / ABOUT_FILE) if (folder / ABOUT_FILE).is_file() else {}
+
+    splits, about = read_whole(name, read_all)
     if len(splits) > 1 and split is None:
         raise ValueError(f"{name} has the splits {', '.join(splits)}; choose one with --split.")
     split_name = next(iter(splits)) if split is None or (only_split and len(splits) == 1) else split
@@ -255,3 +254,11 @@ def read_embeddings(
         texts=[str(text or "") for text in rows["text"][:]] if "text" in columns else None,
         about=about,
     )
+
+
+def _feature(name: str, values: Tensor, names: Mapping[str, Sequence[str]]) -> Any:
+    """Return the feature of a column: class names, vectors of one length, or numbers."""
+    if name in names:
+        return ClassLabel(names=list(names[name]))
+    value = Value(str(values.dtype).removeprefix("torch."))
+    return value if values.ndim == 1 else List(value, length=values.shape[1])
