@@ -211,6 +211,7 @@ def test_an_index_finds_what_an_exact_search_finds(tmp_path):
         found = opened.search(queries, 10, false_accept=0.05, where=where)
         is_same = found.rows == expected.rows
         assert is_same.double().mean() > 0.9  # a row that is missed moves those after it
+        torch.testing.assert_close(found.distances[is_same], expected.distances[is_same], rtol=0, atol=1e-12)
         both = found.scores[is_same], expected.scores[is_same]
         assert torch.isclose(*both, rtol=0, atol=1e-12).double().mean() > 0.95
         torch.testing.assert_close(*both, rtol=0, atol=0.05)  # of a group of which a candidate is missed
