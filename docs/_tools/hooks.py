@@ -26,7 +26,7 @@ LINES, WIDEST = 3, 30
 WITHOUT_PAGE = {"registration", "commands"}
 """What is not imported by users."""
 
-INHERITED = {"distributions", "losses", "search"}
+INHERITED = {"distributions", "losses", "models", "search"}
 """Packages whose classes have methods for users in bases that are not public, which have no entry of their own."""
 
 API = """# API reference
@@ -168,7 +168,9 @@ def api_page(package: str) -> str:
     parts = [f"# hf_sphere.{package}", inspect.getdoc(module) or ""]
     if made:
         parts.append("Classes with the interface of their counterparts in transformers: " + ", ".join(made) + ".")
-    options = "\n    options: {inherited_members: true}" if package in INHERITED else ""
+    options = (
+        "\n    options: {inherited_members: true, filters: ['!^_', '!^post_init$']}" if package in INHERITED else ""
+    )
     return "\n\n".join([*parts, *(f"::: {entry}{options}" for entry in entries if entry), ""])
 
 
