@@ -367,8 +367,12 @@ def _boolean(word: str) -> bool:
 
 def _words(argv: Sequence[str] | None) -> list[str]:
     """Return the words of the command line, with underscores instead of dashes in the names of options."""
-    words = sys.argv[1:] if argv is None else argv  # those with a space are texts
-    return [re.sub(r"^--[\w-]+(?==|$)", lambda found: f"--{found[0][2:].replace('-', '_')}", word) for word in words]
+    words = []
+    for word in sys.argv[1:] if argv is None else argv:
+        name, equals, value = word.partition("=")
+        is_option = re.fullmatch(r"--[\w-]+", name)  # other words that start with dashes are texts
+        words.append(f"--{name[2:].replace('-', '_')}{equals}{value}" if is_option else word)
+    return words
 
 
 def given_configs(words: Sequence[str]) -> list[str]:
