@@ -27,7 +27,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import timm
@@ -45,6 +45,7 @@ from torchvision.transforms.v2 import RandomAffine
 from torchvision.transforms.v2.functional import pil_to_tensor, to_dtype
 
 from hf_sphere.search import EmbeddingSpace, LanceSpace, lance
+from hf_sphere.search.calibration import Rule
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT.parent / "shared" / "data"
@@ -300,25 +301,23 @@ def identification(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict
             calibration = {"calibration": vectors[others], "calibration_groups": groups[others]}
             for rule, options in {
                 "cosine, strict": {"score": "cosine", "rule": "strict"},
-                "cosine, sharp": {"score": "cosine"},
+                "cosine, bounded": {"score": "cosine"},
+                "cosine, sharp": {"score": "cosine", "rule": "sharp"},
                 "margin, strict": {"rule": "strict"},
-                "margin, sharp": {},
+                "margin, bounded": {},
+                "margin, sharp": {"rule": "sharp"},
                 "cosine, strict, 20 separate groups": {"score": "cosine", **calibration},
                 "margin, strict, 20 separate groups": calibration,
+                "margin, bounded, 20 separate groups": {"rule": "bounded", **calibration},
                 "margin, sharp, 20 separate groups": {"rule": "sharp", **calibration},
             }.items():
                 space = EmbeddingSpace.fit(vectors[gallery], groups[gallery], seed=split, **options)
                 found, unknown = (space.search(vectors[queries], 1) for queries in (known, strangers))
                 is_right = groups[gallery][found.rows[:, 0].numpy()] == groups[known]
                 p, p_unknown = found.p_values.numpy()[:, 0], unknown.p_values.numpy()[:, 0]
-                of_rule = {rule: (p_unknown, p)}
-                if rule == "margin, strict":
-                    strict = p_unknown, p
-                elif rule == "margin, sharp":
-                    larger = np.maximum(p_unknown, strict[0] / 1.2), np.maximum(p, strict[1] / 1.2)
-                    of_rule["margin, larger of sharp and strict / 1.2"] = larger
+                if rule == "margin, bounded":
                     promised.append(promise(space, (p <= LEVELS_OF_CURVES[AT]) & is_right, groups[known]))
-                accepted = {key: tuple(v[:, None] <= LEVELS_OF_CURVES for v in pair) for key, pair in of_rule.items()}
+                accepted = {rule: tuple(v[:, None] <= LEVELS_OF_CURVES for v in (p_unknown, p))}
                 if rule in ("cosine, sharp", "margin, sharp"):
                     top, top_unknown = found.scores.numpy()[:, 0], unknown.scores.numpy()[:, 0]
                     score = rule.split(",")[0]
@@ -340,7 +339,7 @@ def identification(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict
                 for level, (x, y) in zip(NOMINAL, means, strict=True)
             ]
             curves[f"{TITLES.get(name, name)}, {rule}"] = curve
-            most = 0.05 + 2 * float(errors[AT][0]) if "sharp" in rule or "strict" in rule else None
+            most = 0.05 + 2 * float(errors[AT][0]) if rule.split(", ")[1] in get_args(Rule) else None
             rows.append(row(f"{title}, {rule}: false accepts at 5%", float(means[AT][0]), at_most=most))
             rows.append(row(f"{title}, {rule}: standard error of false accepts at 5%", float(errors[AT][0])))
             rows.append(row(f"{title}, {rule}: hits at 5%", float(means[AT][1]), at_least=GOALS.get((name, rule))))
@@ -395,7 +394,7 @@ def approximate(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[st
     rows = []
     for title, values in found.items():
         (false, hits), error = np.mean(values, 0), float(np.std(values, 0, ddof=1)[0] / len(values) ** 0.5)
-        what = f"WikiText-2, margin, sharp, {title}"
+        what = f"WikiText-2, margin, bounded, {title}"
         rows.append(row(f"{what}: false accepts at 5%", float(false), at_most=0.05 + 2 * error))
         rows.append(row(f"{what}: standard error of false accepts at 5%", error))
         rows.append(row(f"{what}: hits at 5%", float(hits)))

@@ -98,15 +98,24 @@ def draw(geometry: Geometry, random: np.random.Generator) -> tuple[np.ndarray, n
     return (points / np.linalg.norm(points, axis=1, keepdims=True)).astype(np.float32), groups
 
 
+def p_values_of(space: EmbeddingSpace, score: str, queries: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the p-values of the best row of queries by each rule."""
+    p_values = {}
+    for rule in ("sharp", "strict"):
+        space.calibrate(score=score, rule=rule)
+        p_values[rule] = space.search(queries, 1).p_values.numpy()[:, 0]
+    is_bounded = space.calibration.num_groups < len(space.calibration.groups)  # else all rules are the strict one
+    p_values["bounded"] = np.maximum(p_values["sharp"], p_values["strict"] / 1.2 if is_bounded else 0)
+    return p_values
+
+
 def accepted(geometry: Geometry, random: np.random.Generator, score: str) -> dict[tuple[str, float], float]:
     """Return the fraction of rows of new groups that is accepted, the mean over groups, by rule and level."""
     points, groups = draw(geometry, random)
     is_known = groups < geometry.groups
     shares = {}
     space = EmbeddingSpace(torch.from_numpy(points[is_known]), groups[is_known])
-    for rule in ("sharp", "strict"):
-        space.calibrate(score=score, rule=rule)
-        p_values = space.search(points[~is_known], 1).p_values.numpy()[:, 0]
+    for rule, p_values in p_values_of(space, score, points[~is_known]).items():
         new, counts = np.unique(groups[~is_known], return_inverse=True, return_counts=True)[1:]
         for level in LEVELS:
             shares[rule, level] = (np.bincount(new, p_values <= level * (1 + 1e-12)) / counts).mean()
@@ -127,10 +136,7 @@ def twins(pairs: int, enrolled: int, args: argparse.Namespace) -> Iterator[dict[
             space = EmbeddingSpace(
                 torch.from_numpy(np.delete(points, new, 0).reshape(-1, dim)), np.arange(enrolled * size) // size
             )
-            for rule in ("sharp", "strict"):
-                space.calibrate(score=args.score, rule=rule)
-                p[rule, weight] = space.search(points[new], 1).p_values.numpy()[:, 0]
-            p["larger of sharp and strict / 1.2", weight] = np.maximum(p["sharp", weight], p["strict", weight] / 1.2)
+            p |= {(rule, weight): values for rule, values in p_values_of(space, args.score, points[new]).items()}
         for rule in dict.fromkeys(rule for rule, _ in p):
             for level in LEVELS:
                 values = [weight * (p[rule, weight] <= level * (1 + 1e-12)).mean() for weight in (share, 1 - share)]
@@ -164,7 +170,7 @@ def main() -> None:
             rate, error = float(values.mean()), float(values.std(ddof=1) / len(values) ** 0.5)
             worst.setdefault((rule, level), []).append((rate, error))
             rows.append(row(f"{geometry}, {rule}: accepted at {level:.0%}", rate, at_most=1.2 * level + 2 * error))
-        print(geometry, *(f"{entry['value']:.3f}" for entry in rows[-4:]), flush=True)
+        print(geometry, *(f"{entry['value']:.3f}" for entry in rows[-6:]), flush=True)
     for (rule, level), rates in worst.items():
         rows.append(row(f"largest of {len(rates)} geometries, {rule}: accepted at {level:.0%}", *max(rates)[:1]))
     name = "matching_geometries" + f"_{args.score}" * (args.score != "margin")

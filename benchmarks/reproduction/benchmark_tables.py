@@ -324,7 +324,7 @@ def _matching_found(rows: Rows, content: Mapping[str, Any]) -> str:
 
 def _matching_spaces(rows: Rows, content: Mapping[str, Any]) -> str:
     """What approximate spaces name of the queries of known groups at 5 %, and accept of others."""
-    start, lines = "WikiText-2, margin, sharp, ", []
+    start, lines = "WikiText-2, margin, bounded, ", []
     for key in (name.partition(": hits")[0] for name in rows if name.startswith(start) and ": hits" in name):
         hits, false, error = (
             100 * rows[f"{key}: {what} at 5%"]["value"]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from numbers import Real
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -15,10 +15,14 @@ from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.utils.checks import check_choice
 
 Score = Literal["cosine", "margin"]
-Rule = Literal["sharp", "strict"]
+Rule = Literal["bounded", "sharp", "strict"]
+RULES = get_args(Rule)
 
 NEAREST, SCALE = 3, 20.0
 """Number of other groups that a margin is above, and factor of margins in log-sum-exp."""
+
+SLACK = 1.2
+"""How many times as much as the strict rule the bounded one may accept."""
 
 BLOCK = 1 << 24
 """Number of cosines in memory."""
@@ -139,7 +143,10 @@ class Calibration:
       Annals of Statistics 2021). That matters for groups of almost equal rows. By their argument, at most twice the
       level is accepted by cosines, and by the sharp rule twice the level and 3 / (G + 1).
 
-    For cosines with one calibration query per group the strict rule is exact, and both rules are this one. Margins of
+    `bounded`, the larger of the sharp $p$ and of the strict one divided by 1.2: at most 1.2 times the level is accepted
+    where the strict rule accepts at most the level.
+
+    For cosines with one calibration query per group the strict rule is exact, and all rules are this one. Margins of
     rows that calibrate are not exchangeable with those of $q$, which would be near some rows itself: their level is
     measured.
     """
@@ -150,7 +157,7 @@ class Calibration:
     match_groups: Tensor  # (C, 2) int64, numbers of these groups; -1 for none
     matches: Tensor  # (C, 2) int64, numbers of the best rows of these groups; -1 for none
     next_id: int  # of the next new row when the scores were computed: rows from it on are not searched yet
-    rule: Rule = "sharp"
+    rule: Rule = "bounded"
 
     @cached_property
     def num_groups(self) -> int:
@@ -163,20 +170,24 @@ class Calibration:
         return bool((self.ids < 0).all())
 
     @cached_property
-    def is_sharp(self) -> bool:
-        """Whether the p-values are those of the sharp rule."""
-        return self.rule == "sharp" and self.num_groups < len(self.groups)
-
-    @cached_property
     def needs_best(self) -> bool:
         """Whether p-values depend on the best row of the query."""
-        return not (self.is_sharp or self.is_separate)
+        return not self.is_separate and (self._is_strict or self.rule == "bounded")
+
+    @cached_property
+    def _is_strict(self) -> bool:
+        """Whether the p-values are those of the strict rule, as by all rules for one query per group."""
+        return self.rule == "strict" or self.num_groups == len(self.groups)
 
     @cached_property
     def smallest_p_value(self) -> float:
         """The lowest level that is not refused: the p-value of a query that matches better than all others do."""
-        own = float(self._weights.amax()) if self.needs_best else 0.0
-        return (1 + own) / (self.num_groups + 1)
+        return self._smallest(float(self._weights.amax()) if self.needs_best else 0.0)
+
+    def _smallest(self, own: float) -> float:
+        """Return the smallest p-value if the group of the best row counts this much."""
+        strict = (1 + own) / (self.num_groups + 1)
+        return strict if self._is_strict else max(1 / (self.num_groups + 1), strict / SLACK)
 
     def check_level(self, level: float, smallest: float | None = None) -> None:
         """Raise an error if a level is not in (0, 1), or below the smallest p-value."""
@@ -192,22 +203,25 @@ class Calibration:
             )
 
     def p_values(self, scores: Tensor, best: Candidates | None = None) -> Tensor:
-        """Return the p-values of scores (Q, k) of queries, (Q, k) float64, of their best two groups where these count.
+        """Return the p-values of scores (Q, k) of queries, (Q, k) float64, of their best two groups where these count."""
+        return self._of_counts(self._counts(scores), 0.0 if best is None else self._counts_of_best(scores, best))
 
-        First the groups whose queries have at least the scores are counted.
-        """
+    def _counts(self, scores: Tensor) -> Tensor:
+        """Return the number of groups whose queries have at least the scores, as a sum of their shares."""
         order = self.scores[:, 0].argsort()
         below = F.pad(self._weights[order].cumsum(0), (1, 0))
         at = torch.searchsorted(self.scores[order, 0].contiguous(), scores.contiguous())
-        counts = self.num_groups - below[at]
-        if self.is_sharp:
-            ranks, shares = self._ranks
-            # Sums of weights are equal up to rounding.
-            share = shares[torch.searchsorted(ranks, counts + 1e-9, right=True)]
-            return share.clamp(1 / (self.num_groups + 1), 1.0)
-        if best is not None:
-            counts = counts + self._counts_of_best(scores, best)
-        return ((1 + counts) / (self.num_groups + 1)).clamp_max(1.0)
+        return self.num_groups - below[at]
+
+    def _of_counts(self, counts: Tensor, own: Tensor | float) -> Tensor:
+        """Return the p-values of numbers of groups, and of what the group of the best row counts more."""
+        strict = ((1 + counts + own) / (self.num_groups + 1)).clamp_max(1.0)
+        if self._is_strict:
+            return strict
+        ranks, shares = self._ranks
+        # Sums of weights are equal up to rounding.
+        sharp = shares[torch.searchsorted(ranks, counts + 1e-9, right=True)].clamp(1 / (self.num_groups + 1), 1.0)
+        return sharp if self.rule == "sharp" else torch.maximum(sharp, strict / SLACK)
 
     def _counts_of_best(self, scores: Tensor, best: Candidates) -> Tensor:
         """Return what the group of the best row counts more."""
@@ -234,11 +248,11 @@ class Calibration:
         return ranks[order], F.pad(self._weights[order].cumsum(0), (1, 0)) / self.num_groups
 
     def threshold(self, level: float) -> float:
-        """Return the smallest score that is accepted; for `strict` even if the whole group of the best row counts."""
-        own = 1 if self.needs_best else 0
-        self.check_level(level, (1 + own) / (self.num_groups + 1))
+        """Return the smallest score that is accepted, even if the whole group of the best row counts."""
+        own = 1.0 if self.needs_best else 0.0
+        self.check_level(level, self._smallest(own))
         scores = self.scores[:, 0].sort(descending=True).values
-        p_values = self.p_values(scores[:, None])[:, 0] + own / (self.num_groups + 1)
+        p_values = self._of_counts(self._counts(scores), own)
         # Just above the best score that is rejected; all are accepted if none is.
         highest = scores[p_values > level * ROUNDING][:1]
         return float(np.nextafter(highest.numpy(), np.inf)[0]) if len(highest) else -np.inf

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.checks import shorten
-from hf_sphere.search.calibration import PARTS, Calibration, Candidates, Nearest, Rule, Score
+from hf_sphere.search.calibration import PARTS, RULES, Calibration, Candidates, Nearest, Rule, Score
 from hf_sphere.search.matching import CANDIDATES, CalibratedSearch, Matches, sort_candidates
 from hf_sphere.search.neighbor_search import SPARE, TARGET_RECALL, NeighborSearch
 from hf_sphere.search.vectors import COMPARED, as_names, mix, name_keys, parts_of_batches, positions, sample_rows
@@ -34,7 +34,7 @@ class LanceSpace(CalibratedSearch):
 
     Attributes:
         table: The table of LanceDB; its `_rowid` are the `rows` of `Matches`, and the ids without an id_column.
-        rule: `sharp` or `strict`.
+        rule: `bounded`, `sharp` or `strict`.
         recall: Recall@10 that `build_index` measured; 1 without an index, since the search is exact then.
 
     Example:
@@ -72,7 +72,7 @@ class LanceSpace(CalibratedSearch):
         group_column: str | None = None,
         id_column: str | None = None,
         score: Literal["auto"] | Score = "auto",
-        rule: Rule = "sharp",
+        rule: Rule = "bounded",
         rows_per_group: int = 8,
         calibration_rows: int = 5_000,
     ) -> "LanceSpace":
@@ -86,7 +86,7 @@ class LanceSpace(CalibratedSearch):
             id_column: Column of the ids, different texts or integers; each batch is compared with those in the table.
                 If None, the numbers of Lance are the ids.
             score: See `EmbeddingSpace.fit`; so is the rule.
-            rule: `sharp` or `strict`.
+            rule: `bounded`, `sharp` or `strict`.
             rows_per_group: Maximum number of rows of a group that are calibration queries.
             calibration_rows: Maximum number of calibration queries.
 
@@ -100,7 +100,7 @@ class LanceSpace(CalibratedSearch):
         options += [check_integer("calibration_rows", calibration_rows, 1)]
         check_choice("score", score, ("auto", "cosine", "margin"))
         options += [("margin" if group_column else "cosine") if score == "auto" else score]
-        options += [check_choice("rule", rule, ("sharp", "strict"))]
+        options += [check_choice("rule", rule, RULES)]
         database, parts = _connect(uri), parts_of_batches(batches, names)
         if there := [name for name in ("vectors", "index", "calibration") if _open(database, name) is not None]:
             raise FileExistsError(f"{uri} has tables already ({', '.join(there)}); use LanceSpace.open(...).add.")

@@ -226,9 +226,9 @@ class CalibratedSearch(ABC):
     def threshold(self, false_accept: float) -> float:
         """Return the cosine from which on a row is a match, to filter by where another program searches.
 
-        By the sharp rule, and with separate calibration, it accepts what `search` does. By the strict rule with rows
-        that calibrate it is a little too high, since `search` knows the group of the best row, and needs 2 / level - 1
-        groups.
+        By the sharp rule, and with separate calibration, it accepts what `search` does. By the other rules with rows
+        that calibrate it is a little too high, since `search` knows the group of the best row, and needs more groups:
+        2 / level - 1 by the strict one.
 
         Raises:
             ValueError: If the score is not the cosine, or the calibration has too few groups for the level.

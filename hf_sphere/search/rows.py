@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_sphere.search.calibration import Calibration, Candidates, Nearest, Rule, Score, mean_interval
+from hf_sphere.search.calibration import RULES, Calibration, Candidates, Nearest, Rule, Score, mean_interval
 from hf_sphere.search.drift import Migration
 from hf_sphere.search.matching import CANDIDATES, CalibratedSearch, ExpectedFound
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind
@@ -55,7 +55,7 @@ class GroupedVectors(CalibratedSearch):
         self._queries: tuple[Tensor, Tensor] | None = None  # separate ones that calibrate, and their groups
         self._calibration: Calibration | None = None
         self._is_current = False
-        self.rule: Rule = "sharp"
+        self.rule: Rule = "bounded"
         self.skipped: list[Any] = []
         self.model: str | None = None
         self.migration: Migration | None = None
@@ -155,7 +155,7 @@ class GroupedVectors(CalibratedSearch):
             ValueError: If there is only one group, or an argument is invalid.
             TypeError: If queries are no dense numbers.
         """
-        check_choice("rule", rule, (None, "sharp", "strict"))
+        check_choice("rule", rule, (None, *RULES))
         self._choose_score(score)
         separate = None
         if queries is not None:
@@ -168,7 +168,7 @@ class GroupedVectors(CalibratedSearch):
         elif groups is not None:
             raise ValueError("calibration_groups are the groups of calibration, which is missing.")
         self._queries, self._calibration, self._nearest = separate, None, None
-        self.rule = rule or ("sharp" if separate is None else "strict")
+        self.rule = rule or ("bounded" if separate is None else "strict")
         self._calibration, self._is_current = self._updated(), True
 
     def _choose_score(self, score: Literal["auto"] | Score) -> None:

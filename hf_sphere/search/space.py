@@ -45,7 +45,7 @@ class EmbeddingSpace(GroupedVectors, Table):
         model: Name of the model of the vectors, or None.
         migration: How `migrate` mapped them, or None.
         skipped: Ids of the rows that `fit` left out, row numbers without ids.
-        rule: `sharp` or `strict`.
+        rule: `bounded`, `sharp` or `strict`.
 
     Example:
         >>> space = EmbeddingSpace.fit(embeddings, groups=labels)
@@ -92,9 +92,9 @@ class EmbeddingSpace(GroupedVectors, Table):
             score: `cosine`, or `margin`: log-sum-exp over the rows of a group of how much their cosine to the query is
                 above the mean of the row's cosines to its three nearest other groups. It finds more, and has no
                 threshold for other engines. If `auto`, `margin` if there are groups.
-            rule: `sharp`, which accepts more, or `strict`; see `Calibration`. If None, `sharp` if rows of the space
-                calibrate, and `strict` for separate calibration, for which it is a theorem and `sharp` can exceed
-                the level, to twice of it at most.
+            rule: `strict`, `bounded` or `sharp`, from the fewest matches to the most; see `Calibration`. With separate
+                calibration at most 1, 1.2 and 2 times the level is accepted. If None, `strict` for separate
+                calibration, and `bounded` if rows of the space calibrate.
             rows_per_group: Maximum number of rows of a group that are calibration queries.
             calibration_rows: Maximum number of calibration queries that are rows of the space.
             kind: Kind of the search, see `NeighborSearch`; if None, chosen by the number of rows.

@@ -58,7 +58,13 @@ def test_ids_of_many_small_batches_are_compared_at_once(tmp_path, monkeypatch):
     assert len(conditions) == 1
 
 
-SCORES = {"cosine": {"score": "cosine"}, "margin": {}, "strict": {"rule": "strict"}, "no groups": {}}
+SCORES = {
+    "cosine": {"score": "cosine"},
+    "margin": {},
+    "strict": {"rule": "strict"},
+    "sharp": {"rule": "sharp"},
+    "no groups": {},
+}
 
 
 @pytest.mark.settings(calibration_rows=lambda rows: {"rows": rows}, score=lambda score: {"score": score})

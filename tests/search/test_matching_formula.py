@@ -120,9 +120,10 @@ def test_the_strict_rule_leaves_one_group_out_by_its_definition(groups, rows_per
 
 @pytest.mark.parametrize("groups", [SIZES["five rows"], SIZES["unequal"]], ids=["five rows", "unequal"])
 @pytest.mark.parametrize("rows_per_group", [10_000, 3])
-def test_the_sharp_rule_leaves_one_group_out_by_its_definition(groups, rows_per_group):
+def test_the_sharp_and_the_bounded_rule_leave_one_group_out_by_their_definition(groups, rows_per_group):
     rows, queries = rows_and_queries(groups)
-    space = EmbeddingSpace.fit(rows, groups, score="cosine", rows_per_group=rows_per_group, calibration_rows=10_000)
+    options = {"score": "cosine", "rows_per_group": rows_per_group, "calibration_rows": 10_000}
+    space = EmbeddingSpace.fit(rows, groups, rule="sharp", **options)
     calibration = space.calibration.ids.numpy()
     best = to_groups(rows @ rows.T, groups)
     best[np.arange(len(rows)), groups] = -np.inf
@@ -132,12 +133,21 @@ def test_the_sharp_rule_leaves_one_group_out_by_its_definition(groups, rows_per_
     for level in (0.2, 0.5):  # one number decides
         above = found.scores[:, 0] >= space.threshold(level)
         np.testing.assert_array_equal(above, found.p_values[:, 0] <= level + 1e-12)
+    bounded = EmbeddingSpace.fit(rows, groups, **options)
+    to_rows, own = queries @ rows.T, leave_one_group_out(rows @ rows.T, groups)
+    strict = np.array(p_values(found, to_rows, groups, calibration.tolist(), own))[:, 0]
+    p_bounded = bounded.search(queries, 1).p_values[:, 0].numpy()
+    np.testing.assert_allclose(p_bounded, np.maximum(expected, strict / 1.2), atol=1e-12)
+    assert (p_bounded > expected + 1e-9).any() and (p_bounded < strict - 1e-9).any()
+    above = found.scores[:, 0] >= bounded.threshold(0.5)  # one number accepts what search does, or less
+    assert above.any() and (p_bounded[above] <= 0.5).all()
 
 
-def test_one_row_per_group_has_the_exact_rule():
+@pytest.mark.parametrize("rule", ["bounded", "sharp"])
+def test_one_row_per_group_has_the_exact_rule(rule):
     rows, queries = rows_and_queries(np.arange(30))
-    sharp, strict = (EmbeddingSpace.fit(rows, rule=rule).search(queries, 2).p_values for rule in ("sharp", "strict"))
-    assert torch.equal(sharp, strict)
+    given, strict = (EmbeddingSpace.fit(rows, rule=rule).search(queries, 2).p_values for rule in (rule, "strict"))
+    assert torch.equal(given, strict)
 
 
 @pytest.mark.parametrize("groups", [np.arange(24), np.arange(24) // 2], ids=["one row", "two rows"])
@@ -158,7 +168,9 @@ def test_separate_calibration_follows_its_definition(calibration_groups):
     groups = np.arange(50) // 5
     names = np.arange(36) if calibration_groups is None else calibration_groups
     options = {"calibration": calibration, "calibration_groups": calibration_groups, "score": "cosine"}
-    strict, sharp = (EmbeddingSpace.fit(rows, groups, rule=rule, **options) for rule in ("strict", "sharp"))
+    strict, bounded, sharp = (
+        EmbeddingSpace.fit(rows, groups, rule=rule, **options) for rule in ("strict", "bounded", "sharp")
+    )
     best, top = (calibration @ rows.T).max(1), -np.sort(-(queries @ rows.T), axis=1)[:, :2]
     shares = [(best[names == name, None, None] >= top).mean(0) for name in np.unique(names)]
     expected = (1 + np.sum(shares, axis=0)) / (len(shares) + 1)
@@ -169,6 +181,9 @@ def test_separate_calibration_follows_its_definition(calibration_groups):
     np.testing.assert_allclose(
         sharp.search(queries, 2).p_values[:, 0], np.ravel(expected)[:: expected.ndim], atol=1e-12
     )
+    if calibration_groups is not None:
+        larger = torch.maximum(sharp.search(queries, 2).p_values, strict.search(queries, 2).p_values / 1.2)
+        torch.testing.assert_close(bounded.search(queries, 2).p_values, larger)
 
 
 def margins(cosines, points, groups, left_out=None) -> dict[int, float]:
@@ -184,7 +199,7 @@ def margins(cosines, points, groups, left_out=None) -> dict[int, float]:
 def test_margins_follow_their_definition():
     groups = np.repeat(np.arange(16), 3)
     rows, queries = rows_and_queries(groups)
-    space = EmbeddingSpace.fit(rows, groups, score="margin", **ALL)
+    space = EmbeddingSpace.fit(rows, groups, score="margin", rule="sharp", **ALL)
     points, own = rows.astype(float), space.calibration.ids.numpy()
     table = np.full((len(own), 16), -np.inf)
     for line, row in zip(table, own, strict=True):
