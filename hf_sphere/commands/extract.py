@@ -63,7 +63,7 @@ class ExtractionArguments(Arguments):
     batch_size: int = argument(256, "Images per batch and process.", ge=1)
     num_workers: int | None = argument(None, "Number of decoding processes; one per core if not set.", ge=0, le=1024)
     cache_dir: str | None = argument(None, "Folder for decoded images; in the Hugging Face home if not set.")
-    skip_unreadable_images: bool = argument(False, "Skip images that cannot be decoded.")
+    skip_invalid: bool = argument(False, "Skip images that cannot be decoded.")
     overwrite_output_dir: bool = argument(False, "Replace the embeddings in output_dir.")
     disable_tqdm: bool = argument(False, "Disable progress bars.")
 

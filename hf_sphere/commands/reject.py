@@ -36,7 +36,7 @@ class RejectionArguments(Arguments):
         None, "Images of other classes, to measure how many are rejected; for score auto, one half to choose it."
     )
     output_dir: str | None = argument(None, "New folder for the model; by default its own.")
-    skip_unreadable_images: bool = argument(False, "Leave out images that cannot be decoded.")
+    skip_invalid: bool = argument(False, "Leave out images that cannot be decoded.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -61,7 +61,7 @@ def fit(args: RejectionArguments, output: Path) -> None:
     from hf_sphere.models import SphereVisionForImageClassification
     from hf_sphere.ood import fit_rejection
 
-    name, skip = args.model_name_or_path, args.skip_unreadable_images
+    name, skip = args.model_name_or_path, args.skip_invalid
     encoder, record = search.ImageEncoder(name), DataRecord.read(name)
     names = encoder.class_names
     if not isinstance(encoder.model, SphereVisionForImageClassification):
@@ -111,7 +111,7 @@ def load_images(encoder: "search.ImageEncoder", record: Any, source: str, split:
     splits = load_splits(source)
     is_reserved = record is not None and "rejection" in record.ids and record.data == fingerprint(splits)
     split = split or ("rejection" if is_reserved else "all")
-    options = ImageSourceOptions(source, skip_unreadable_images=skip)
+    options = ImageSourceOptions(source, skip_invalid=skip)
     return load_image_split(options, split, like=encoder.name, dataset=splits, device=encoder.model.device)
 
 

@@ -32,7 +32,7 @@ class _DataArguments(Arguments):
     image_column_name: str | None = argument(None, "Image column; detected by name by default.")
     label_column_name: str | None = argument(None, "Label column; detected by name by default.")
     image_size: int | None = argument(None, "Image side in pixels; by default of the backbone.", ge=1, le=2**14)
-    skip_unreadable_images: bool = argument(False, "Skip images that cannot be decoded.")
+    skip_invalid: bool = argument(False, "Skip images that cannot be decoded.")
 
 
 @dataclass(kw_only=True)

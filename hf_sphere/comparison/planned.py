@@ -40,7 +40,7 @@ class PlannedComparison:
         rows = sources.find_split(self.splits, plan.train_split, "--train_split")
         self.label = sources.find_column(rows, plan.label_column_name, sources.LABEL_COLUMNS, "label")
         self.class_names = read_class_names(next(iter(self.splits.values())), self.label)
-        names = ("dataset_name", "dataset_config_name", "image_column_name", "image_size", "skip_unreadable_images")
+        names = ("dataset_name", "dataset_config_name", "image_column_name", "image_size", "skip_invalid")
         common = {name: getattr(plan, name) for name in names} | {"label_column_name": self.label}
         self.source, self.training = ImageSourceOptions(**common), {**common, **plan.training}
         test, left_out = plan.eval_split, plan.left_out_classes or 0.0

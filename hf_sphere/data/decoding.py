@@ -40,7 +40,7 @@ class CorruptImageError(ValueError):
 
 def corrupt(image: str, error: str, more: str = "") -> CorruptImageError:
     """Return the error of an image."""
-    advice = "Repair or remove it, or pass --skip_unreadable_images to leave such images out."
+    advice = "Repair or remove it, or pass --skip_invalid to leave such images out."
     return CorruptImageError(f"{image} cannot be decoded ({error}){more}. {advice}")
 
 

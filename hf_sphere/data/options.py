@@ -84,7 +84,7 @@ class ImageSourceOptions(Arguments):
     )
     max_train_samples: int | None = argument(None, "Use at most this many training images.", ge=1)
     max_eval_samples: int | None = argument(None, "Use at most this many evaluation images.", ge=1)
-    skip_unreadable_images: bool = argument(False, "Skip images that cannot be decoded.")
+    skip_invalid: bool = argument(False, "Skip images that cannot be decoded.")
     cache_dir: str | None = argument(None, "Cache folder for decoded images; default: in the Hugging Face home.")
     keep_in_memory: Literal["auto", "yes", "no"] = argument(
         "auto", "Keep images in memory and in cache_dir; auto: up to 96 pixels a side, in at most half the free memory."

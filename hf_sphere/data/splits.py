@@ -146,7 +146,7 @@ class Split:
         """Sample images, decode or check them by the options, compute a value if requested, and shuffle pixels."""
         is_whole = limit is None or limit >= len(self)
         split = self if is_whole else self.select(draw_subset(len(self), limit or 0, seed))
-        encoded, reading = split.images, {"skip_corrupt": options.skip_unreadable_images, "progress": progress}
+        encoded, reading = split.images, {"skip_corrupt": options.skip_invalid, "progress": progress}
         assert isinstance(encoded, EncodedImages)
         if value is not None or stays_in_memory(encoded.shape, len(split), options.keep_in_memory):
             reading |= {"cache_dir": options.cache_dir, "num_workers": options.dataloader_num_workers}

@@ -121,7 +121,7 @@ class ImageStream(ImageBatches):
         pin = self.device.type == "cuda"
         for mask, images, error in load_batches(self.split, requests(), self.num_workers, pin=pin):
             classes = torch.tensor(labels.popleft())[mask]
-            if error is not None and (images is None or not self.split.options.skip_unreadable_images):
+            if error is not None and (images is None or not self.split.options.skip_invalid):
                 raise error
             if error is not None:
                 logger.warning("Left out %d image(s) of a batch: %s", int((~mask).sum()), error)

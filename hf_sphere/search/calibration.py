@@ -203,7 +203,7 @@ class Calibration:
             )
 
     def p_values(self, scores: Tensor, best: Candidates | None = None) -> Tensor:
-        """Return the p-values of scores (Q, k) of queries, (Q, k) float64, of their best two groups where these count."""
+        """Return the p-values of scores (Q, k), (Q, k) float64, of the best two groups where these count."""
         return self._of_counts(self._counts(scores), 0.0 if best is None else self._counts_of_best(scores, best))
 
     def _counts(self, scores: Tensor) -> Tensor:

@@ -208,7 +208,7 @@ class TestCorruptImages:
     @pytest.mark.parametrize("options", [{}, {"max_train_samples": 18}, RAW | {"validation_fraction": 0.5}])
     def test_the_error_for_a_corrupt_image_has_its_index_in_the_split(self, options, size, make_dataset, load):
         train, test = make_dataset([*marked(19, size), NOT_AN_IMAGE]), make_dataset(marked(2, size))
-        with pytest.raises(CorruptImageError, match=r"image 19 of the split.*--skip_unreadable_images"):
+        with pytest.raises(CorruptImageError, match=r"image 19 of the split.*--skip_invalid"):
             load(train, test, **options)
 
     def test_an_image_that_is_damaged_in_the_middle_is_an_error_when_it_is_read(self, make_dataset, load, encode):
@@ -226,7 +226,7 @@ class TestCorruptImages:
         images = marked(24, size)
         for index in (0, 7, 8, 23):
             images[index] = NOT_AN_IMAGE
-        options = {"skip_unreadable_images": True, "validation_fraction": validation_fraction} | RAW
+        options = {"skip_invalid": True, "validation_fraction": validation_fraction} | RAW
         data = load(
             make_dataset(images, [index % 3 for index in range(24)]), batch_size=5, eval_batch_size=7, **options
         )
@@ -237,17 +237,17 @@ class TestCorruptImages:
 
     def test_an_entirely_corrupt_batch_stops_neither_streaming_nor_statistics(self, make_dataset, load):
         dataset = make_dataset([*marked(4, LARGE), NOT_AN_IMAGE])
-        data = load(dataset, **RAW, skip_unreadable_images=True, eval_batch_size=2)
+        data = load(dataset, **RAW, skip_invalid=True, eval_batch_size=2)
         assert marks(data.evaluation) == [0, 1, 2, 3]
-        assert load(dataset, skip_unreadable_images=True).mean == pytest.approx([1.5 / 255])
+        assert load(dataset, skip_invalid=True).mean == pytest.approx([1.5 / 255])
 
     def test_only_corrupt_or_truncated_images_are_an_error_even_when_skipping(self, encode, make_dataset, load):
         with pytest.raises(CorruptImageError, match="no image of column 'image' can be decoded"):
-            load(make_dataset([NOT_AN_IMAGE] * 3), skip_unreadable_images=True)
+            load(make_dataset([NOT_AN_IMAGE] * 3), skip_invalid=True)
         for size in (SMALL, LARGE):
             truncated = [encode(image)[:45] for image in noise(3, *size)]
             with pytest.raises(CorruptImageError, match="every image of the split is corrupt"):
-                load(make_dataset(truncated), skip_unreadable_images=True)
+                load(make_dataset(truncated), skip_invalid=True)
 
 
 def test_subsets_have_the_requested_sizes_all_classes_and_images_drawn_by_the_seed(make_dataset, load):

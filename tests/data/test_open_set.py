@@ -172,7 +172,7 @@ class TestOneSplit:
     def test_rows_are_those_of_the_split_with_skipped_images(self, processes, size, make_dataset, load_split):
         images = marked(20, size)
         images[3] = images[8] = b"not an image"
-        options = {"skip_unreadable_images": True, "max_samples": 15, "batch_size": 4, "num_processes": processes}
+        options = {"skip_invalid": True, "max_samples": 15, "batch_size": 4, "num_processes": processes}
         rows = []
         for i in range(processes):
             split = load_split(make_dataset(images), process_index=i, **options)

@@ -274,9 +274,9 @@ class TestDamagedFiles:
             data = bytearray((path / "cats" / "0.png").read_bytes())
             data[16:24] = (100_000).to_bytes(4, "big") * 2  # the sides that the file claims
             (path / "cats" / "9.png").write_bytes(bytes(data))
-        with pytest.raises(CorruptImageError, match=r"cats/9\.(png|gif)\) of the split .*--skip_unreadable_images"):
+        with pytest.raises(CorruptImageError, match=r"cats/9\.(png|gif)\) of the split .*--skip_invalid"):
             load_one(str(path), "train")
-        assert load_one(str(path), "train", skip_unreadable_images=True).num_images == 4
+        assert load_one(str(path), "train", skip_invalid=True).num_images == 4
         assert re.search(r"Left out 1 corrupt image.s. of 5: .*cats/9\.(png|gif)\.", caplog.text)
 
     def test_truncated_large_photos_are_named_before_training(self, folder, load_named):
@@ -288,7 +288,7 @@ class TestDamagedFiles:
             (path / name).write_bytes((path / name).read_bytes()[:-500])
         with pytest.raises(CorruptImageError, match=r"cats/1\.jpg\).*truncated.*, nor can 1 other image"):
             load_named(str(path), eval_split="train")
-        data = load_named(str(path), eval_split="train", skip_unreadable_images=True)
+        data = load_named(str(path), eval_split="train", skip_invalid=True)
         assert data.evaluation.num_examples == 8
 
 

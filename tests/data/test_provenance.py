@@ -111,7 +111,7 @@ def test_images_reserved_for_rejection_do_not_depend_on_those_for_validation():
 def test_images_that_are_left_out_are_not_among_those_of_training(folder):
     (folder / "a" / "0.png").write_bytes(b"no image")
     options = {"image_size": [8], "num_channels": 1}
-    record = train(folder, skip_unreadable_images=True, eval_split="train[:2]", **options)
+    record = train(folder, skip_invalid=True, eval_split="train[:2]", **options)
     assert len(record.ids["train"]) == load(folder, record, **options)[0].num_images == 39
     record = train("digits", sample_classes=4, corruption_seed=0)
     assert len(load("digits", record)[0].batches.labels.unique()) == 4

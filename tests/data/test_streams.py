@@ -183,10 +183,10 @@ class TestErrors:
         options = STATED | counts | {"dataloader_num_workers": num_workers}
         with pytest.raises(ValueError, match=r"0007\.png, 0007, .*train-1\.tar, number .*cannot be decoded"):
             list(load(folder, **options).train.epoch())
-        data = load(folder, skip_unreadable_images=True, **options)
+        data = load(folder, skip_invalid=True, **options)
         assert sorted(seen(data.train)) == [(mark, mark % 3) for mark in range(12) if mark != 7]
         assert "0007.png" in caplog.text
-        data = load(folder, skip_unreadable_images=True, batch_size=1, **options)  # a batch without any image
+        data = load(folder, skip_invalid=True, batch_size=1, **options)  # a batch without any image
         with pytest.raises(ValueError, match="cannot be decoded"):
             list(data.train.epoch())
 

@@ -38,7 +38,7 @@ class TestRegression:
         images = marked(20, size)
         images[3] = b"not an image"
         dataset = make_dataset(images).add_column("value", [index / 4 for index in range(20)])
-        options = RAW | {"validation_fraction": 0.3, "max_train_samples": 15, "skip_unreadable_images": True}
+        options = RAW | {"validation_fraction": 0.3, "max_train_samples": 15, "skip_invalid": True}
         data = load(dataset, **options, task="regression")
         trained = seen(data.train) + seen(data.validation)
         assert len(trained) == 14

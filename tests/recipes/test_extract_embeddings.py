@@ -313,10 +313,10 @@ def test_sampled_images_keep_their_index_in_a_split_or_in_all(extracted, extract
 
 def test_a_corrupt_image_is_named_or_skipped_with_the_index_of_the_others(extract, made_up, tmp_path):
     name = made_up(gray(10), b"not an image", gray(200), label=[0, 0, 1])
-    with pytest.raises(ValueError, match=r"image 1 of the split cannot be decoded.*--skip_unreadable_images"):
+    with pytest.raises(ValueError, match=r"image 1 of the split cannot be decoded.*--skip_invalid"):
         extract("--dataset_name", name)
     assert not (tmp_path / "embedded").exists()
-    rows = rows_of(extract("--dataset_name", name, "--skip_unreadable_images"))
+    rows = rows_of(extract("--dataset_name", name, "--skip_invalid"))
     assert rows["index"][:].tolist() == [0, 2]
     assert rows["label"][:].tolist() == [0, 1]
 

@@ -258,10 +258,10 @@ class TestCommand:
         with pytest.raises(ValueError, match=r"needs labels.* A score such as energy needs none"):
             fit_in_place(folder, *words)
         (images / "b.png").write_bytes(b"no image")
-        with pytest.raises(ValueError, match=r"b\.png.*--skip_unreadable_images"):
+        with pytest.raises(ValueError, match=r"b\.png.*--skip_invalid"):
             fit_in_place(folder, *words, "--score", "energy")
         assert (folder / "config.json").read_bytes() == before
-        fit_in_place(folder, *words, "--score", "energy", "--skip_unreadable_images")
+        fit_in_place(folder, *words, "--score", "energy", "--skip_invalid")
         assert "3 images without labels" in capsys.readouterr().out
         assert SphereVisionConfig.from_pretrained(folder).rejection["num_images"] == 3
 

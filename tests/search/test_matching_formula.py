@@ -138,9 +138,11 @@ def test_the_sharp_and_the_bounded_rule_leave_one_group_out_by_their_definition(
     strict = np.array(p_values(found, to_rows, groups, calibration.tolist(), own))[:, 0]
     p_bounded = bounded.search(queries, 1).p_values[:, 0].numpy()
     np.testing.assert_allclose(p_bounded, np.maximum(expected, strict / 1.2), atol=1e-12)
-    assert (p_bounded > expected + 1e-9).any() and (p_bounded < strict - 1e-9).any()
+    assert (p_bounded > expected + 1e-9).any()
+    assert (p_bounded < strict - 1e-9).any()
     above = found.scores[:, 0] >= bounded.threshold(0.5)  # one number accepts what search does, or less
-    assert above.any() and (p_bounded[above] <= 0.5).all()
+    assert above.any()
+    assert (p_bounded[above] <= 0.5).all()
 
 
 @pytest.mark.parametrize("rule", ["bounded", "sharp"])
