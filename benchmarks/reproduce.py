@@ -2,7 +2,7 @@
 
 python benchmarks/reproduce.py --status
 python benchmarks/reproduce.py --minutes 160 --data_dir ../shared/data
-python benchmarks/reproduce.py --only mnist-lenet5 --jobs 1
+python benchmarks/reproduce.py --only mnist-lenet5 --jobs 1 --results_dir repeated
 
 Runs start in order of priority, `--jobs` at a time: one per CPU core, or one on the GPU. Finished runs are skipped,
 interrupted ones resume from their last checkpoint, and results of other settings are replaced. Several queues can share
@@ -132,9 +132,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
     try:
         entries = read_queue(args.queue)
-        unknown = set(args.only) - {entry.entry for entry in entries}
-        if unknown:
-            raise QueueError(f"there is no entry {', '.join(sorted(unknown))}; see --status.")
+        known = {name for entry in entries for run in plan(entry) for name in names_of(run)}
+        if unknown := set(args.only) - known:
+            raise QueueError(f"there is no entry or run {', '.join(sorted(unknown))}; see --status.")
         results = Results.read(args.results_dir)
         for problem in results.problems:
             print(f"Warning: {problem}", file=sys.stderr)
@@ -148,7 +148,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         places = Places(args.work_dir, args.data_dir or (LOCAL_DATA if LOCAL_DATA.is_dir() else None))
         jobs = args.jobs or ((os.cpu_count() or 1) if device == "cpu" else 1)
         queue = Queue(entries, results, places, jobs, device)
-        queue.planned = [run for run in queue.planned if not args.only or run.entry.entry in args.only]
+        queue.planned = [run for run in queue.planned if not args.only or names_of(run) & set(args.only)]
+        if not queue.planned:
+            print(f"There are no such runs for --device {device}.")
+        elif all(results.state(run, entries) == "done" for run in queue.planned):
+            print(f"All runs are finished, in {args.results_dir}; --results_dir FOLDER repeats them.")
         queue.keep_models = args.keep_models
         queue.run(args.minutes)
     except (ValueError, OSError) as error:
@@ -157,12 +161,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(f"{len(queue.failed)} run(s) failed: {', '.join(queue.failed)}.")
 
 
+def names_of(run: PlannedRun) -> set[str]:
+    """Return the names by which `--only` selects a run: of its entry, of the runs of all seeds, and its own."""
+    return {run.entry.entry, run.group, run.name}
+
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--status", action="store_true", help="show what is done, running and missing")
     parser.add_argument("--minutes", type=float, default=24 * 60, help="stop before this many minutes (default: a day)")
-    parser.add_argument("--only", nargs="+", default=[], metavar="ENTRY", help="run only these entries")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="run only these entries or runs")
     parser.add_argument("--device", choices=["cpu", "gpu"], help="default: gpu if there is one")
     parser.add_argument("--jobs", type=int, help="runs at a time (default: one per CPU core, or one on the GPU)")
     parser.add_argument("--data_dir", type=Path, help="local datasets (default: ../shared/data if it exists)")

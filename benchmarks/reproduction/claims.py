@@ -76,8 +76,9 @@ PAPERS = {
 }
 """Short titles of the pages with a table of claims, in their order."""
 
-COLUMNS = ["setting", "published difference", "measured: with / without", "difference (95 %)", "verdict", "step time"]
-"""Columns of the table of a page, but for the last one."""
+COLUMNS = ["setting", "published difference", "measured: with / without", "seeds", "difference (95 %)", "verdict"]
+COLUMNS += ["step time", "core-hours"]
+"""Columns of the table of a page."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class ClaimRow:
     claim: Claim
     published: str
     values: str
+    seeds: str
     measured: str
     p_values: str
     verdict: str
@@ -99,11 +101,11 @@ class ClaimRow:
 def render_page(rows: Sequence[ClaimRow], paper: str) -> str:
     """Return the table of a page in Markdown: its claims that are measured."""
     lines = [
-        [row.claim.setting, row.published, row.values, row.measured, row.verdict, row.time, row.hours]
+        [row.claim.setting, row.published, row.values, row.seeds, row.measured, row.verdict, row.time, row.hours]
         for row in rows
         if row.claim.paper == paper and row.measured and row.claim.setting
     ]
-    columns = {title: [line[index] for line in lines] for index, title in enumerate([*COLUMNS, "core-hours"])}
+    columns = {title: [line[index] for line in lines] for index, title in enumerate(COLUMNS)}
     used = {title: cells for title, cells in columns.items() if any(cells)}
     unit = "Accuracies in %; differences in points"
     if paper == "hyperplanes":  # which has no run without the method
@@ -161,7 +163,7 @@ def claim_rows(
         found, later = found_of[claim.claim], second.get(claim.groups)
         published, runs = show_published_difference(claim, source), show_runs(claim, source)
         if found is None:
-            rows.append(ClaimRow(claim, published, "", "", "", _unfinished(claim, source), "", "", "", runs))
+            rows.append(ClaimRow(claim, published, "", "", "", "", _unfinished(claim, source), "", "", "", runs))
             continue
         p_values = found.show_p_values()
         if claim.is_equivalence and found.equivalence_p_value is not None:
@@ -169,7 +171,9 @@ def claim_rows(
         verdict = found.show_verdict(claim.minimum)
         post_hoc = f"Post hoc, `{later.metric}`: {show_post_hoc(later)}." if later is not None else ""
         times = show_step_time(claim, source, benchmarks), show_core_hours(claim, source)
-        row = ClaimRow(claim, published, found.show_means(), found.show(), p_values, verdict, *times, post_hoc, runs)
+        counts = [len(source.values(name, claim.metric)) for name in claim.groups if as_number(name) is None]
+        values = found.show_means(), " / ".join(map(str, dict.fromkeys(counts))), found.show()
+        row = ClaimRow(claim, published, *values, p_values, verdict, *times, post_hoc, runs)
         rows.append(row)
     return rows
 

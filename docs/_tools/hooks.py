@@ -70,6 +70,7 @@ def on_files(files: Files, config: Any) -> Files:
         text, figures = notebook_page(path)
         listed.append(f"- [{text.partition(chr(10))[0].removeprefix('# ')}]({path.stem}.md)")
         found |= {f"notebooks/{path.stem}.md": text} | {f"notebooks/{name}": png for name, png in figures.items()}
+        found[f"notebooks/{path.name}"] = path.read_bytes()
     found["notebooks/index.md"] = NOTEBOOKS + "\n".join(listed) + "\n"
     for name, content in found.items():
         files.append(File.generated(config, name, content=content))
@@ -100,7 +101,7 @@ def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
             else:
                 parts.append(f"```text\n{''.join(data['text/plain']).rstrip()}\n```")
     heading, below = parts[0].split("\n", 1)
-    where = f"*The notebook `notebooks/{path.name}` of the repository, with its outputs.*"
+    where = f"*The notebook [{path.name}]({path.name}), to download, with its outputs.*"
     shown = ['<div class="notebook" markdown>', below.strip(), where, *parts[1:], "</div>"]
     return "\n\n".join([heading, *shown]) + "\n", figures
 

@@ -40,10 +40,9 @@ def build_optimizer(
             and the `_hyperball` ones, `adamw_lr_scale`, the learning rate of AdamW relative to `lr`, and `rules`, a
             mapping from patterns of parameter names to rules, such as `{"*.embed*": "adamw"}`; `hyperball_on`,
             whether `scale_invariant` weights or all hidden `matrices` keep their norm; `separate`, whether experts in
-            a stack and fused queries, keys and values are separate matrices, see `find_matrices`; and `base_width` and
-            `base_layers` of the model on which `lr` was tuned, see `rate_factors`. Pass schedules
-            that set learning rates, such as `OneCycleLR`, one per group: a single one would replace `adamw_lr_scale`
-            and `lr_scales`.
+            a stack and fused queries, keys and values are separate matrices; and `base_width` and `base_layers` of the
+            model on which `lr` was tuned, by which it is scaled for this one. Pass schedules that set learning rates,
+            such as `OneCycleLR`, one per group: a single one would replace `adamw_lr_scale` and `lr_scales`.
 
     Raises:
         ValueError: If the name or an option is unknown, a pattern or a name of `lr_scales` matches no parameter, or no

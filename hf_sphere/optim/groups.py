@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import re
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -34,15 +35,17 @@ class Rule:
 
 
 class ParameterGroups(list[dict[str, Any]]):
-    """Parameter groups for an optimizer; printed, they are a table of every tensor with its rule and the reason."""
+    """Parameter groups for an optimizer; printed, they are a table of the tensors with their rules and the reasons."""
 
     rules: dict[str, Rule]
 
     def __str__(self) -> str:
-        """Return one line per tensor."""
-        tensors = {name: tensor for group in self for name, tensor in group["params"]}
-        rules = [(self.rules[name].name, self.rules[name].reason) for name in tensors]
-        rows = [(n, " x ".join(map(str, t.shape)), *rule) for (n, t), rule in zip(tensors.items(), rules, strict=True)]
+        """Return a line per tensor, and one for those that differ only in a number of their name, such as a layer's."""
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for name, tensor in (pair for group in self for pair in group["params"]):
+            shape, rule = " x ".join(map(str, tensor.shape)), self.rules[name]
+            alike.setdefault((re.sub(r"\d+", "*", name), shape, rule.name, rule.reason), []).append(name)
+        rows = [(n[0] if len(n) == 1 else f"{key[0]} ({len(n)})", *key[1:]) for key, n in alike.items()]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join(f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:<{widths[2]}}  {d}" for a, b, c, d in rows)
 

@@ -48,7 +48,7 @@ class MatrixOptimizer(NamedOptimizer):
         base_layers: int = 0,
         **options: Any,
     ) -> ParameterGroups:
-        """Split parameters by their rules; see `find_roles` and `build_optimizer`."""
+        """Split parameters by their rules; for the options, see `build_optimizer`."""
         check_number("adamw_lr_scale", adamw_lr_scale, "[0, inf)")
         model = unwrap(model)
         roles, tensors = find_roles(model, batch), dict(model.named_parameters())
@@ -66,8 +66,8 @@ class MatrixOptimizer(NamedOptimizer):
             by_name |= dict.fromkeys(matching, Rule(kept, f"matches {pattern}", by_rule[kept]))
         for name, (split, why) in parts.items():
             if (rule := by_name[name]).name != "adamw":
-                options = {**rule.options, "matrices": split}
-                by_name[name] = replace(rule, reason=f"{rule.reason}; {why}", options=options)
+                with_parts = {**rule.options, "matrices": split}
+                by_name[name] = replace(rule, reason=f"{rule.reason}; {why}", options=with_parts)
         if base_width or base_layers:
             for name, factor in rate_factors(model, roles, by_name, base_width, base_layers).items():
                 if factor != 1:
@@ -77,9 +77,11 @@ class MatrixOptimizer(NamedOptimizer):
                     by_name[name] = replace(rule, reason=f"{rule.reason}; lr x {factor:.3g}", options=scaled)
         groups = form_groups(model, by_name, Rule("adamw", options=by_rule["adamw"]), roles)
         if next(iter(by_rule)) not in (used := sorted({rule.name for rule in groups.rules.values()})):
+            is_choosy = options.get("hyperball_on", cls.group_options.get("hyperball_on")) == "scale_invariant"
+            hint = " hyperball_on=matrices takes all hidden matrices." if is_choosy else ""
             warnings.warn(
                 f"no weight of {type(model).__name__} has the rule {next(iter(by_rule))}, so the optimizer is "
-                f"{' and '.join(used)}. Print {cls.__name__}.form_groups(model) for the reasons.",
+                f"{' and '.join(used)}. Print {cls.__name__}.form_groups(model) for the reasons.{hint}",
                 stacklevel=2,
             )
         return groups

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components, minimum_spanning_tree
+from scipy.sparse.csgraph import breadth_first_order, connected_components, minimum_spanning_tree
 from torch import Tensor
 
 from hf_sphere.geometry.manifold import project_to_sphere
@@ -38,6 +38,7 @@ class Duplicates(Table):
     Attributes:
         clusters: The rows of each cluster of two or more; large clusters first.
         pairs: (P, 2) int64, the most similar pairs that connect the clusters, n - 1 in a cluster of n rows.
+            Without the second rows of all pairs, the first row of each cluster is left.
         cosines: (P,) float64.
         threshold: The smallest cosine of a duplicate.
         is_fitted: Whether the threshold was chosen by the fitted model.
@@ -138,6 +139,11 @@ def find_duplicates(
     numbers = torch.from_numpy(connected_components(graph, directed=False)[1]).long()
     members = numbers.argsort(stable=True).split(numbers.bincount().tolist())
     clusters = sorted((rows for rows in members if len(rows) > 1), key=len, reverse=True)
+    if clusters:  # one more row, from which all clusters are reached by their first rows
+        edges = np.concatenate([pairs, [[int(rows[0]), count] for rows in clusters]])
+        linked = coo_matrix((np.ones(len(edges)), edges.T), shape=(count + 1, count + 1))
+        before = breadth_first_order(linked.tocsr(), count, directed=False)[1]
+        pairs = np.where(before[pairs[:, :1]] == pairs[:, 1:], pairs[:, ::-1], pairs)
     conflicts, shared = (
         [n for n, rows in enumerate(clusters) if len({names[row] for row in rows.tolist()}) > 1]
         for names in (labels, parts)

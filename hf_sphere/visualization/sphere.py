@@ -193,6 +193,7 @@ def plot_sphere(
     The sphere is opaque: its back is drawn beside it, as seen from behind; otherwise the caption states the number of
     points that are not visible. Each class is named at its mean direction. Points of more than three coordinates are
     projected by `project_to_great_sphere`, and the caption states the fraction of the second moment that is kept.
+    `write_interactive_sphere` writes a page on which the sphere can be turned.
 
     Args:
         points: (N, d) with d >= 3; only their directions are drawn.

@@ -35,7 +35,7 @@ def test_a_claim_has_published_and_measured_difference_verdict_and_runs(finished
     row = only_row(CLAIM, [], finished([ENTRY], VALUES))
     runs = f"`{SPHERIZED}`: seeds 0 to 2; `{PLAIN}`: seeds 0 to 2"
     p_values = "paired < 0.001 (Welch 0.0031)"
-    measured = ["98.50 / 98.00", "+0.50 (+0.48 to +0.52)", p_values, "better", "≈ 1.0", "0.2"]
+    measured = ["98.50 / 98.00", "3", "+0.50 (+0.48 to +0.52)", p_values, "better", "≈ 1.0", "0.2"]
     assert row == ClaimRow(CLAIM, "+0.04", *measured, "", runs)
 
 
@@ -107,7 +107,7 @@ def test_a_page_has_the_claims_with_a_result_and_the_appendix_their_runs_and_the
     rows = claim_rows(claims, [], finished([ENTRY], VALUES), Benchmarks())
     shown = render_page(rows, "spherization")
     assert [line for line in shown.splitlines() if "MNIST, LeNet-5" in line] == [
-        "| MNIST, LeNet-5 | +0.04 | 98.50 / 98.00 | +0.50 (+0.48 to +0.52) | better | ≈ 1.0 | 0.2 |"
+        "| MNIST, LeNet-5 | +0.04 | 98.50 / 98.00 | 3 | +0.50 (+0.48 to +0.52) | better | ≈ 1.0 | 0.2 |"
     ]
     assert "not on the page" not in shown
     _, runs, missing = render_claims(rows, "spherization").split("<details markdown>")

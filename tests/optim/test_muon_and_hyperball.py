@@ -73,6 +73,14 @@ def test_the_printed_groups_name_rule_and_reason_of_every_tensor():
     assert by_name["norm.bias"].endswith("adamw           bias, norm or scalar: no weight decay")
 
 
+def test_the_printed_groups_have_one_line_for_equal_layers():
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)), nn.Linear(4, 2))
+    lines = str(MuonHyperball.form_groups(model, torch.randn(2, 4), hyperball_on="matrices")).splitlines()
+    assert [line.split("  ")[0] for line in lines][:2] == ["0.weight", "*.weight (2)"]
+    assert lines[1].endswith("4 x 4  muon_hyperball  hidden matrix; by hyperball_on")
+    assert [line.split("  ")[0] for line in lines][-2:] == ["*.bias (3)", "3.bias"]
+
+
 def test_muon_equals_the_muon_and_adamw_of_torch():
     ours, theirs = nn.Linear(6, 9), nn.Linear(6, 9)
     theirs.load_state_dict(ours.state_dict())
@@ -195,7 +203,7 @@ def _fail(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-ALONE = r"^no weight of Sequential has the rule .*_hyperball, so the optimizer is adamw.*\. Print .* for the reasons\.$"
+ALONE = r"^no weight of Sequential has the rule .*_hyperball, so the optimizer is .* hyperball_on=matrices .*\.$"
 DEEP = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
 
 

@@ -57,6 +57,15 @@ def test_clusters_are_those_of_all_pairs(threshold, block, monkeypatch):
     assert [len(rows) for rows in found.clusters] == sorted(map(len, found.clusters), reverse=True)
 
 
+def test_without_the_second_rows_of_all_pairs_the_first_row_of_each_cluster_is_left():
+    vectors = planted(300, 80, 12, 0.4)
+    found = EmbeddingSpace(vectors).duplicates(0.6)
+    assert max(map(len, found.clusters)) > 3
+    second = found.pairs[:, 1].tolist()
+    assert sorted(second) == sorted(row for rows in found.clusters for row in rows[1:].tolist())
+    assert len(EmbeddingSpace(vectors).duplicates(1.0).pairs) == 0
+
+
 def test_pairs_connect_each_cluster_by_its_largest_cosines():
     vectors = planted(300, 80, 12, 0.4)
     found = EmbeddingSpace(vectors).duplicates(0.7)

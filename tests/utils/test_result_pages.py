@@ -95,7 +95,7 @@ def test_a_page_of_duplicates_has_names_without_markup_and_flags_wrong_labels(tm
     words = ["--threshold", "0.99", "--label_column", "label", "--page", "found.html"]
     main(["duplicates", "photos", *words])
     page = (tmp_path / "found.html").read_text()
-    assert "<h2>Cluster 1: 2 rows (several labels)</h2>" in page
+    assert "<h2>Cluster 1: 2 rows, cosines from 1.0000 (several labels)</h2>" in page
     assert page.count("data:image/webp;base64,") == 2
     assert "<img src=x" not in page
     assert "line\nbreak" not in page
@@ -104,18 +104,30 @@ def test_a_page_of_duplicates_has_names_without_markup_and_flags_wrong_labels(tm
 
 
 def test_a_page_of_very_many_pairs_stays_small_and_says_what_it_leaves_out(tmp_path, monkeypatch):
-    from types import SimpleNamespace
-
     from hf_sphere.commands import duplicates
+    from hf_sphere.search.duplicates import Duplicates
 
     monkeypatch.setattr(duplicates, "MOST_BYTES", 100_000)
     clusters = [torch.arange(start, start + 2) for start in range(0, 20_000, 2)]
-    none = {"suspects": torch.tensor([]), "suggestions": [], "conflicts": [], "shared": []}
-    found = SimpleNamespace(clusters=clusters, **none)
+    none = [], torch.tensor([]), [], []
+    found = Duplicates(clusters, torch.stack(clusters), torch.ones(10_000), 0.9, True, 1.0, *none, range(20_000))
     columns = {"row": range(20_000), "text": ["long " * 1000] * 20_000}
     parts = duplicates.draw_clusters(None, found, columns, [])
     assert sum(map(len, parts)) < 120_000
     assert re.fullmatch(r"<p>9,\d\d\d more clusters are left out; see the table \(--table\).</p>", parts[-1])
+
+
+def test_a_page_of_duplicates_folds_large_clusters_and_those_after_the_first_ones():
+    from hf_sphere.commands import duplicates
+
+    group = torch.cat([torch.arange(70).repeat_interleave(2), torch.full((8,), 70)])
+    found = EmbeddingSpace.fit(torch.randn(71, 40)[group]).duplicates(0.999)
+    text = "".join(duplicates.draw_clusters(None, found, {"row": range(148)}, []))
+    assert text.count('class="card"') == 148
+    first, _, last = text.partition("<details><summary>More clusters</summary>")
+    assert "<h2>Cluster 1: 8 rows, cosines from 1.0000</h2>" in first
+    assert re.search(r'(<div class="card">\d+</div>){6}</div><details><summary>2 more</summary>', first)
+    assert (first.count("<h2>"), last.count("<h2>")) == (49, 22)
 
 
 def test_a_page_of_a_report_has_verdicts_numbers_and_figure_or_why_there_is_none(tmp_path, monkeypatch):

@@ -85,6 +85,7 @@ class Hyperball(MatrixOptimizer):
             matrices, _ = parts.get(name, (None, ""))
             at_zero = keeps and not all(map(bool, norms(tensor, matrices)))
             reason = "scale-invariant" if invariant else f"not scale-invariant: {scale_invariant.rejected[name]}"
+            reason = "by hyperball_on" if keeps and not invariant else reason
             reason += f"; {'a' if matrices else 'its'} norm is 0" if at_zero else ""
             rule = kept if keeps and not at_zero else of_matrices if hidden else "adamw"
             rules[name] = rule, f"{role.value}; {reason}"
