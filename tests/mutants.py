@@ -89,7 +89,7 @@ def run_tests(home: Path, *args: str, seconds: float) -> tuple[int, list[str]]:
     with contextlib.suppress(ProcessLookupError):  # what the tests started
         os.killpg(pid, signal.SIGKILL)
     printed = (home / "output").read_text(encoding="utf-8", errors="replace")
-    return code, re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", printed, re.MULTILINE)
+    return code, re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", printed, re.MULTILINE)
 
 
 def judge(home: Path, file: Path, text: str, cases: list[str], args: argparse.Namespace) -> str:
@@ -97,8 +97,8 @@ def judge(home: Path, file: Path, text: str, cases: list[str], args: argparse.Na
     copied, end = home / "tree" / file.relative_to(ROOT), time.monotonic() + args.limit
     copied.write_text(text, encoding="utf-8")
     verdict, failed = "survived", []
-    for stage in [cases] if cases else stages(file):
-        given = ["--all-cases"] if cases else args.cases
+    for stage in [*([cases] if cases else []), *stages(file)]:  # what processes of a test reach is not in the coverage
+        given = ["--all-cases"] if stage is cases else args.cases
         code, failed = run_tests(home, "-x", *given, *stage, seconds=end - time.monotonic())
         if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             verdict = "out of time" if code == -signal.SIGALRM else f"{NOTICED}: {' '.join(failed)}"

@@ -147,7 +147,7 @@ class GroupedVectors(CalibratedSearch):
         groups: Any = None,
         *,
         score: Literal["auto"] | Score = "auto",
-        rule: Rule | None = None,
+        rule: Rule = "bounded",
     ) -> None:
         """Calibrate the p-values again, by `calibration`, `calibration_groups`, `score` and `rule` of `fit`.
 
@@ -155,7 +155,7 @@ class GroupedVectors(CalibratedSearch):
             ValueError: If there is only one group, or an argument is invalid.
             TypeError: If queries are no dense numbers.
         """
-        check_choice("rule", rule, (None, *RULES))
+        check_choice("rule", rule, RULES)
         self._choose_score(score)
         separate = None
         if queries is not None:
@@ -168,7 +168,7 @@ class GroupedVectors(CalibratedSearch):
         elif groups is not None:
             raise ValueError("calibration_groups are the groups of calibration, which is missing.")
         self._queries, self._calibration, self._nearest = separate, None, None
-        self.rule = rule or ("bounded" if separate is None else "strict")
+        self.rule = rule
         self._calibration, self._is_current = self._updated(), True
 
     def _choose_score(self, score: Literal["auto"] | Score) -> None:

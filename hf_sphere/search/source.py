@@ -107,8 +107,9 @@ class ImageSource:
         for name in columns:
             kind = features.get(name)
             if not isinstance(kind, (Value, ClassLabel)) or name in taken:
-                others = f"{[*features]}, but for {sorted(taken)}"
-                raise ValueError(f"columns has {name!r} ({kind}); name texts, numbers or dates among {others}.")
+                why = "is not there" if kind is None else "is written by the job" if name in taken else f"is {kind}"
+                others = [name for name in features if name not in taken]
+                raise ValueError(f"column {name!r} {why}; name texts, numbers or dates among {others}.")
             cells[name] = table.with_format(None)[name][:]
             if isinstance(kind, ClassLabel):
                 cells[name] = [None if label is None or label < 0 else kind.int2str(label) for label in cells[name]]

@@ -61,6 +61,13 @@ def arm(backbones):
     return make
 
 
+def test_standardized_features_have_mean_0_and_the_deviation_1_of_the_training_rows():
+    features = torch.tensor([[1.0, 5.0], [3.0, 5.0]])
+    options = {"embedding_dim": 2, "head": "softmax", "head_kwargs": {}}
+    found = frozen.FeatureClassifier(features, 3, options).standardize(features)
+    assert found.tolist() == [[-1.0, 0.0], [1.0, 0.0]]  # a constant column is only shifted
+
+
 @pytest.mark.parametrize("index", [0, 1])
 def test_cached_features_are_those_of_the_backbone(runs, backbones, index):
     cached = frozen.read_features(runs.files[backbones[index]])

@@ -51,6 +51,7 @@ def test_the_saved_model_and_processor_reproduce_the_reported_accuracy(finished,
     assert results["eval_accuracy"] > 0.5
     assert accuracy_on_digits(finished) == pytest.approx(results["eval_accuracy"])
     assert results["history"][-1]["eval_loss"] == pytest.approx(results["eval_loss"])
+    assert results["train_samples_per_second"] * results["train_runtime"] == pytest.approx(2 * 200)  # two epochs
     config = AutoModelForImageClassification.from_pretrained(finished).config
     assert config.id2label == {index: str(index) for index in range(10)}
 

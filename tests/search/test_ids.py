@@ -214,9 +214,9 @@ def test_ids_that_change_in_the_data_change_in_the_index_and_repeated_ones_do_no
 
 
 BAD_COLUMNS = {
-    "missing": ("--columns none", r"columns has 'none' \(None\); name texts, numbers or dates among \['key'"),
-    "vectors": ("--columns code", r"columns has 'code' \(List"),
-    "taken": ("--columns row", r"columns has 'row' \(.* but for .*'row'"),
+    "missing": ("--columns none", r"column 'none' is not there; name texts, numbers or dates among \['key'"),
+    "vectors": ("--columns code", r"column 'code' is List"),
+    "taken": ("--columns row", r"column 'row' is written by the job; .* among (?!.*'row')"),
     "no ids": ("--id_column none", "no column 'none' for ids"),
     "repeated ids": ("--id_column part", "ids must be different; 60 are repeated: 0, 1, 2, 3, 4 and 55 more"),
 }

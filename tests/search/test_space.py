@@ -403,7 +403,7 @@ def test_scores_and_rules_by_default_depend_on_groups_and_calibration():
     assert (EmbeddingSpace.fit(vectors, groups).score, EmbeddingSpace.fit(vectors).score) == ("margin", "cosine")
     assert EmbeddingSpace(vectors, groups, metric={"distance": "euclidean"}).score == "cosine"
     calibration = {"calibration": unit(60, 16, seed=3), "calibration_groups": 100 + np.arange(60) // 3}
-    assert EmbeddingSpace.fit(vectors, groups, score="cosine", **calibration).calibration.rule == "strict"
+    assert EmbeddingSpace.fit(vectors, groups, score="cosine", **calibration).calibration.rule == "bounded"
     assert EmbeddingSpace.fit(vectors, groups, score="cosine", rule="sharp", **calibration).calibration.rule == "sharp"
     assert EmbeddingSpace.fit(vectors, groups, score="cosine").calibration.rule == "bounded"
 

@@ -242,7 +242,7 @@ def recall_and_speed() -> Panels:
 def found() -> Panels:
     """What two rules name of sentences of known articles, and accept of others, at levels of 2 to 30 %."""
     curves = read("benchmarks/results/matching.json")["identification"]
-    names = {"margin, sharp": "EmbeddingSpace", "cosine, quantile over rows": "quantile of cosines"}
+    names = {"margin, bounded": "EmbeddingSpace", "cosine, quantile over rows": "quantile of cosines"}
     figure, axes = panel(
         "Named, by accepted strangers", xlabel="accepted strangers, %", ylabel="named, %", xlim=(0, 34)
     )
