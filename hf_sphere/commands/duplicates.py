@@ -70,6 +70,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     for output in filter(None, (args.table, args.suspects, args.page)):
         check_writable(output, is_folder=False)
     columns, space, index = read_rows(args)
+    from hf_sphere.search.encoder import ThumbnailEncoder
+
     labels, parts = columns.get("label"), columns.get("part")
     found = space.duplicates(args.threshold, expected_false=args.expected_false, labels=labels, parts=parts)
     pairs = found.pairs_by_column(columns)
@@ -81,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         named = zip(suspects, found.suggestions, strict=True)
         write_table([cells | {"suggested_label": label} for cells, label in named], args.suspects)
     hint = " (--suspects lists them)" * bool(suspects and args.suspects is None)
+    if isinstance(index.encoder, ThumbnailEncoder):
+        hint += "; thumbnails know little of classes: name a model by --model_name_or_path"
     lines = [f"labels    {len(found.conflicts):,} clusters have several; {len(suspects):,} rows are suspect{hint}"]
     lines = lines * bool(labels) + [f"parts     {len(found.shared):,} clusters have rows of several"] * bool(parts)
     lines = [*lines, f"found     {found}"]

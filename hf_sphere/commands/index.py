@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from hf_sphere.utils.arguments import Arguments, argument, named_first, parse_arguments
 from hf_sphere.utils.files import check_writable, list_folder, lock_folder, restore_folder
-from hf_sphere.utils.loading import PACKAGES, choose_backbone, has_images
+from hf_sphere.utils.loading import choose_backbone, has_images
 
 LEVELS = (0.01, 0.05, 0.1, 0.2)
 """Levels of false accepts that are described."""
@@ -97,7 +97,7 @@ class IndexArguments(Arguments):
         if sum(folder is not None for folder in (self.output_dir, self.add_to, self.remove_from)) != 1:
             raise ValueError("give one of --output_dir for a new index, --add_to and --remove_from.")
         if self.backbone_weights is not None:
-            self.model_name_or_path = getattr(PACKAGES.get(self.backbone_weights), "model", self.backbone_weights)
+            self.model_name_or_path = self.backbone_weights
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -54,11 +54,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.compare_with is not None:
         other, others = as_space(*read_source(args.compare_with, args), args)
         comparison = as_space(source, None, args)[0].compare(other)
-    elif isinstance(source, search.EmbeddingSpace) and (
-        args.column or args.group_column or args.id_column or args.columns
-    ):
-        hint = "leave out --column, --group_column, --id_column and --columns"
-        raise ValueError(f"{args.source} is an index, which has its groups, ids and columns; {hint}.")
+    elif isinstance(source, search.EmbeddingSpace) and (args.column or args.id_column or args.columns):
+        hint = "leave out --column, --id_column and --columns"
+        raise ValueError(f"{args.source} is an index, which has its vectors, ids and columns; {hint}.")
     if isinstance(source, search.EmbeddingSpace):
         report = source.report()
     else:
@@ -120,7 +118,15 @@ def read_source(name: str, args: ReportArguments) -> tuple[Any, Any]:
 
     if (Path(name) / ABOUT_FILE).is_file():
         _, images, space = read_index(search.EmbeddingSpace, name)
-        return space, images.get("columns")
+        cells = images.get("columns")
+        if args.group_column is not None:  # also of an index that was built without groups
+            rows = cells or []
+            known = {"label": images.get("label")} | {key: [row[key] for row in rows] for key in (*rows, {})[0]}
+            if (groups := known.get(args.group_column)) is None:
+                have = ", ".join(key for key, column in known.items() if column) or "no columns"
+                raise ValueError(f"{name} has {have}, not {args.group_column!r}; leave out --group_column.")
+            space = search.EmbeddingSpace.fit(space.vectors, groups, ids=space.ids)
+        return space, cells
     source = search.ImageSource.of(name, column=args.column, content="vector")
     source = source.with_columns(args.id_column, args.columns or ())
     return source, source.cells

@@ -18,7 +18,7 @@ from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
 from hf_sphere.utils.files import atomic_file, check_writable
 from hf_sphere.utils.texts import write_csv
 
-CELL, TEXT, FONT = 160, 34, 12
+CELL, TEXT, FONT = 160, 48, 12
 """Side of an image of the contact sheet, height of the text below it and size of its font, pixels."""
 
 MOST_QUERIES = 50
@@ -179,7 +179,7 @@ def print_nearest(rows: Sequence[dict[str, Any]], num_queries: int, size: int) -
 
 
 def draw_contact_sheet(index: "search.ImageIndex", neighbors: Any, queries: Sequence[Any]) -> Any:
-    """Draw a row of images per query: the query, and its neighbors with distance and class; "?" marks predictions.
+    """Draw a row of images per query: the query, and its neighbors with distance, file and class ("?": predicted).
 
     The image of a query that is a text is None. Rejected neighbors are faded, and a query without a match is marked.
     """
@@ -221,6 +221,7 @@ def draw_contact_sheet(index: "search.ImageIndex", neighbors: Any, queries: Sequ
                 neighbor, note = None, "(missing or changed)"
             at, text = (line, column - 1), ""
             if neighbors.accepted is not None:
-                text = "rejected, " * (not neighbors.accepted[at]) + f"p {neighbors.p_values[at]:.2g}, "
-            place(column, line, neighbor, f"{text}{round(float(neighbors.distances[at]), 4):.4g}\n{note}")
+                text = f"{'match' if neighbors.accepted[at] else 'rejected'}, p {neighbors.p_values[at]:.2g}\n"
+            text += f"distance {round(float(neighbors.distances[at]), 4):.4g}\n"
+            place(column, line, neighbor, text + " ".join(filter(None, (Path(index.path(row)).name, note))))
     return sheet

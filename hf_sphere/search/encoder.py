@@ -23,7 +23,7 @@ from hf_sphere.search.extract import Batch, embed_batches
 from hf_sphere.search.source import ImageSource
 from hf_sphere.search.vectors import unit_vectors, usable_rows
 from hf_sphere.utils.checks import check_extra, text_list
-from hf_sphere.utils.loading import find_file, load_pretrained, load_sentence_transformer, split_weights
+from hf_sphere.utils.loading import PACKAGES, find_file, load_pretrained, load_sentence_transformer, split_weights
 from hf_sphere.utils.modules import digest_weights
 from hf_sphere.utils.pixels import WHITE
 
@@ -314,6 +314,7 @@ def load_encoder(model: Any) -> Any:
         return model
     if not model:
         return VectorEncoder()
+    model = getattr(PACKAGES.get(model), "model", model)
     is_of_texts = not any(split_weights(model)) and find_file(model, "modules.json") is not None
     return TextEncoder(model) if is_of_texts else ImageEncoder(model)
 

@@ -200,7 +200,9 @@ def _describe(points: Tensor, groups: Tensor, numbers: dict[str, Any], drawn: di
     cone, hubs = bool(cosine > pairs.std()) and of_mean < 0.01, skewness > HUBS + 2 * (6 / count) ** 0.5
     often = f"among the nearest {K} of {largest:,} rows"
     means = f"pairs have a mean cosine of {cosine:.2f}, more than its standard deviation; if uniform, it is 0"
+    overlap = 100 * numbers.get("overlap", 0.0)
     verdicts = (
+        ("overlap" in numbers, f"The nearest row of {overlap:.0f} of 100 rows is of another group."),
         (empty, f"{empty} of {dim} dimensions are collapsed: PCA drops them without loss."),
         (cone, f"The vectors are in a cone: {means}."),
         (hubs, f"There are hubs: one row is {often}, and {100 * never:.1f} % are among those of none."),
@@ -212,14 +214,13 @@ def _describe(points: Tensor, groups: Tensor, numbers: dict[str, Any], drawn: di
 def _advise(numbers: dict[str, Any], remedies: list[Remedy]) -> list[str]:
     """Return what to do."""
     if not remedies:
-        what = "Remedies were not" if "overlap" in numbers else "Neither overlap of groups nor remedies were"
         needs = f"{FEWEST_GROUPS} groups of two rows or more (groups=, --group_column)"
-        return [f"Nothing else to do is known. {what} measured, which takes {needs}."]
+        return [f"What helps was not measured, which takes {needs}."]
     before, best = f"{100 * remedies[0].recall_at_1:.1f} %", max(remedies, key=lambda remedy: remedy.low)
     shorter = (remedy for remedy in remedies if remedy.dimensions < numbers["dimensions"])
     small = [remedy for remedy in shorter if remedy.low >= -MOST_LOSS * remedies[0].recall_at_1]
     helps = f"What helps most: {best}, instead of {before} on held-out groups."
-    nothing = f"Nothing else to do is known: no remedy raised the Recall@1 of {before} measurably."
+    nothing = f"No remedy raised the Recall@1 of {before} measurably."
     verdicts = [helps if best.low > 0 else nothing]
     if small:
         least = min(small, key=lambda remedy: remedy.dimensions)

@@ -218,7 +218,8 @@ class GroupedVectors(CalibratedSearch):
         own, counts = self._groups[rows].unique(return_inverse=True, return_counts=True)[1:]
         if len(counts) < 2:
             raise ValueError(
-                f"what a level finds is known from at least two groups of two rows; there are {len(counts)}."
+                f"what a level finds is known from at least two groups of two rows; there are {len(counts)}. "
+                "Give groups of several rows (groups=, --group_column)."
             )
         count = min(CANDIDATES[self.score] + 1, len(self))
         found = self._candidates(self.vectors[rows], count)

@@ -92,9 +92,9 @@ class EmbeddingSpace(GroupedVectors, Table):
             score: `cosine`, or `margin`: log-sum-exp over the rows of a group of how much their cosine to the query is
                 above the mean of the row's cosines to its three nearest other groups. It finds more, and has no
                 threshold for other engines. If `auto`, `margin` if there are groups.
-            rule: `strict`, `bounded` or `sharp`, from the fewest matches to the most: with separate calibration, at most
-                1, 1.2 and 2 times the level is accepted. They differ for groups of several calibration queries; see
-                `Calibration`.
+            rule: `strict`, `bounded` or `sharp`, from the fewest matches to the most: with separate calibration, at
+                most 1, 1.2 and 2 times the level is accepted. They differ for groups of several calibration queries;
+                see `Calibration`.
             rows_per_group: Maximum number of rows of a group that are calibration queries.
             calibration_rows: Maximum number of calibration queries that are rows of the space.
             kind: Kind of the search, see `NeighborSearch`; if None, chosen by the number of rows.

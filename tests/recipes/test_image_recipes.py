@@ -346,7 +346,7 @@ def test_search_writes_a_table_and_a_contact_sheet(search, photos, tmp_path):
     assert {row["class"] for row in rows} == {"b"}
     assert set(rows[0]) >= {"distance", "query_concentration", "concentration", "confidence"}
     sheet = Image.open(tmp_path / "found.png")
-    assert sheet.size == (4 * 160, 5 * 194)
+    assert sheet.size == (4 * 160, 5 * 208)
     cells = [np.asarray(sheet.crop((3 + 160 * n, 3, 157 + 160 * n, 157))) for n in range(4)]
     assert np.array_equal(cells[0], cells[1])  # the query is its own nearest neighbor
     assert not np.array_equal(cells[0], cells[2])
@@ -539,7 +539,7 @@ def test_a_level_marks_matches_in_the_table_the_console_and_the_contact_sheet(se
     assert all(float(row["p_value"]) > 0.2 for row in rows[1:])
     assert "matches   1 of 2 queries have a match at 20 % false accepts" in capsys.readouterr().err
     sheet = np.asarray(Image.open(tmp_path / "found.png"))
-    images = [[sheet[at * 194 + 3 : at * 194 + 157, n * 160 + 3 : n * 160 + 157] for n in range(3)] for at in range(2)]
+    images = [[sheet[at * 208 + 3 : at * 208 + 157, n * 160 + 3 : n * 160 + 157] for n in range(3)] for at in range(2)]
     assert [[image.min() >= 170 for image in line] for line in images] == [[False, False, True], [False, True, True]]
 
 
