@@ -12,6 +12,7 @@ from torch.nn.functional import normalize
 
 from hf_sphere.commands import duplicates, index as index_command, report, search as search_command
 from hf_sphere.search import CompressedSpace, EmbeddingSpace, ImageIndex, ImageSource, LanceSpace
+from hf_sphere.search.encoder import VectorEncoder
 
 COUNT = 240
 IDS = [f"S{row:03}" for row in range(COUNT)]
@@ -329,3 +330,11 @@ def test_an_index_and_a_search_repeat_ids_and_columns(table, damaged, tmp_path, 
     assert read(tmp_path / "pairs.csv")[0]["title_2"] == "title 230"
     with pytest.raises(ValueError, match=r"--id_column has no effect on .*, which is an index"):
         duplicates.main([str(tmp_path / "index"), "--id_column", "key"])
+
+
+def test_an_encoder_of_vectors_yields_the_rows_that_it_is_asked_for():
+    vectors = rows(12)
+    source = ImageSource.of(Dataset.from_dict({"vector": vectors.tolist()}), content="vector")
+    ((at, found),) = VectorEncoder().encode(source, [3, 1])
+    assert at.tolist() == [3, 1]
+    torch.testing.assert_close(found["embedding"], vectors[[3, 1]])

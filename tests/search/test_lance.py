@@ -58,6 +58,12 @@ def test_ids_of_many_small_batches_are_compared_at_once(tmp_path, monkeypatch):
     assert len(conditions) == 1
 
 
+def test_an_id_of_two_batches_is_refused(tmp_path):
+    rows = [{"vector": unit(2, 4), "id": ids} for ids in ([1, 2], [2, 3])]
+    with pytest.raises(ValueError, match="ids must be different; 1 are repeated: 2"):
+        LanceSpace.create(tmp_path / "space", rows, id_column="id")
+
+
 SCORES = {
     "cosine": {"score": "cosine"},
     "margin": {},
