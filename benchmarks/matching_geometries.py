@@ -8,13 +8,14 @@ The geometries differ in how groups lie (independent, in nearly equal pairs, in 
 with unequal spread, with sizes that follow the distance to the center), in their sizes (1, 2, 8, Zipf, uniform, one or
 20, rarely 60), dimension, spread and number. In each repetition, groups are drawn, some are enrolled and calibrate,
 and the rows of 20 others are queries. Standard errors are over repetitions.
-Writes `results/matching_geometries.json` (half an hour). With `--twins`, all groups are loose but for one or two pairs,
-whose rows are nearly equal, and each group is the new one in turn: the worst groups that are known for the sharp rule.
-Writes `results/matching_twins.json` (three minutes).
+Writes `results/matching_geometries.json` (half an hour). With `--twins`, all groups are loose but for one or two pairs of
+nearly equal ones, or three clusters of which each has a row in the previous one, and each group is the new one in turn:
+the worst groups that are known. Writes `results/matching_twins.json` (ten minutes).
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -122,30 +123,52 @@ def accepted(geometry: Geometry, random: np.random.Generator, score: str) -> dic
     return shares
 
 
-def twins(pairs: int, enrolled: int, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield the rates for groups of 8 rows, of which some are pairs of twins; of them and of the others, one is new."""
-    random, dim, size = np.random.default_rng(enrolled), 32, 8
-    share = 2 * pairs / (enrolled + 1)
-    rates: dict[tuple[str, float], list[float]] = {}
-    for _ in range(args.repetitions):
-        points = random.standard_normal((enrolled + 1, size, dim))
-        points[pairs : 2 * pairs] = points[:pairs] + 0.1 * random.standard_normal((pairs, size, dim))
-        points = (points / np.linalg.norm(points, axis=2, keepdims=True)).astype(np.float32)
-        p = {}
-        for new, weight in ((0, share), (enrolled, 1 - share)):
-            space = EmbeddingSpace(
-                torch.from_numpy(np.delete(points, new, 0).reshape(-1, dim)), np.arange(enrolled * size) // size
-            )
-            p |= {(rule, weight): values for rule, values in p_values_of(space, args.score, points[new]).items()}
-        for rule in dict.fromkeys(rule for rule, _ in p):
-            for level in LEVELS:
-                values = [weight * (p[rule, weight] <= level * (1 + 1e-12)).mean() for weight in (share, 1 - share)]
-                rates.setdefault((rule, level), []).append(sum(values))
-    for (rule, level), values in rates.items():
-        rate, error = float(np.mean(values)), float(np.std(values, ddof=1) / len(values) ** 0.5)
-        what = f"{pairs} pair{'s' * (pairs > 1)} of twins among {enrolled + 1} groups, {rule}"
-        yield row(f"{what}: accepted at {level:.0%}", rate, at_most=1.2 * level + 2 * error)
-        yield row(f"{what}: standard error at {level:.0%}", error)
+def draw_twins(pairs: int, count: int, random: np.random.Generator) -> list[np.ndarray]:
+    """Return groups of 8 rows, of which the first ones are in pairs of nearly equal ones."""
+    points = random.standard_normal((count, 8, 32))
+    points[pairs : 2 * pairs] = points[:pairs] + 0.1 * random.standard_normal((pairs, 8, 32))
+    return [*points]
+
+
+def draw_triplet(count: int, random: np.random.Generator) -> list[np.ndarray]:
+    """Return three clusters of 150 rows, of which each has one row in the previous cluster, and groups of 8 rows."""
+    centers = np.repeat(random.standard_normal((3, 1, 32)), 150, axis=1)
+    centers[:, -1] = np.roll(centers[:, 0], 1, axis=0)
+    return [*(centers + 0.1 * random.standard_normal(centers.shape)), *random.standard_normal((count - 3, 8, 32))]
+
+
+CASES: dict[str, tuple[int, int, Callable[[int, np.random.Generator], list[np.ndarray]]]] = {
+    "1 pair of twins among 21 groups": (2, 21, partial(draw_twins, 1)),
+    "2 pairs of twins among 21 groups": (4, 21, partial(draw_twins, 2)),
+    "2 pairs of twins among 42 groups": (4, 42, partial(draw_twins, 2)),
+    "a cyclic triplet among 17 groups": (3, 17, draw_triplet),
+    "a cyclic triplet among 34 groups": (3, 34, draw_triplet),
+}
+"""Number of special groups, number of groups, and how these are drawn, the special ones first."""
+
+
+def worst_cases(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield the rates for each case, where one of the special groups or one of the others is new, by their numbers."""
+    for what, (special, count, draw_groups) in CASES.items():
+        random, rates = np.random.default_rng(count), dict[tuple[str, float], list[float]]()
+        for _ in range(args.repetitions):
+            groups = [part / np.linalg.norm(part, axis=1, keepdims=True) for part in draw_groups(count, random)]
+            parts = [part.astype(np.float32) for part in groups]
+            shares: dict[tuple[str, float], float] = {}
+            for new, weight in ((0, special / count), (count - 1, 1 - special / count)):
+                known = [part for number, part in enumerate(parts) if number != new]
+                names = np.repeat(np.arange(len(known)), [*map(len, known)])
+                space = EmbeddingSpace(torch.from_numpy(np.concatenate(known)), names)
+                for rule, p_values in p_values_of(space, args.score, parts[new]).items():
+                    for level in LEVELS:
+                        share = weight * float((p_values <= level * (1 + 1e-12)).mean())
+                        shares[rule, level] = shares.get((rule, level), 0.0) + share
+            for key, share in shares.items():
+                rates.setdefault(key, []).append(share)
+        for (rule, level), values in rates.items():
+            rate, error = float(np.mean(values)), float(np.std(values, ddof=1) / len(values) ** 0.5)
+            yield row(f"{what}, {rule}: accepted at {level:.0%}", rate, at_most=1.2 * level + 2 * error)
+            yield row(f"{what}, {rule}: standard error at {level:.0%}", error)
 
 
 def main() -> None:
@@ -153,12 +176,11 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=200)
     parser.add_argument("--every", type=int, default=2, help="measure each geometry, each second one, ...")
     parser.add_argument("--score", choices=["cosine", "margin"], default="margin")
-    parser.add_argument("--twins", action="store_true", help="measure pairs of twins among loose groups")
+    parser.add_argument("--twins", action="store_true", help="measure the worst groups that are known")
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.twins:
-        rows = [line for pairs, enrolled in ((1, 20), (2, 20), (2, 41)) for line in twins(pairs, enrolled, args)]
-        report("matching_twins", rows, repetitions=args.repetitions)
+        report("matching_twins", [*worst_cases(args)], repetitions=args.repetitions)
         return
     rows = []
     worst: dict[tuple[str, float], list[tuple[float, float]]] = {}

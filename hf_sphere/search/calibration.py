@@ -143,12 +143,12 @@ class Calibration:
       Annals of Statistics 2021). That matters for groups of almost equal rows. By their argument, at most twice the
       level is accepted by cosines, and by the sharp rule twice the level and 3 / (G + 1).
 
-    `bounded`, the larger of the sharp $p$ and of the strict one divided by 1.2: at most 1.2 times the level is accepted
-    where the strict rule accepts at most the level.
+    `bounded`: the larger of the sharp $p$ and of the strict one divided by 1.2, so that at most 1.2 times as much is
+    accepted as by the strict rule can be.
 
-    For cosines with one calibration query per group the strict rule is exact, and all rules are this one. Margins of
-    rows that calibrate are not exchangeable with those of $q$, which would be near some rows itself: their level is
-    measured.
+    For cosines of groups of one row each the strict rule is exact. With one calibration query per group, all rules are
+    the strict one. Margins of rows that calibrate are not exchangeable with those of $q$, which would be near some rows
+    itself: their level is measured.
     """
 
     groups: Tensor  # (C,) int64, number of the group of each query
@@ -186,8 +186,7 @@ class Calibration:
 
     def _smallest(self, own: float) -> float:
         """Return the smallest p-value if the group of the best row counts this much."""
-        strict = (1 + own) / (self.num_groups + 1)
-        return strict if self._is_strict else max(1 / (self.num_groups + 1), strict / SLACK)
+        return float(self._of_counts(torch.zeros((), dtype=torch.float64), own))
 
     def check_level(self, level: float, smallest: float | None = None) -> None:
         """Raise an error if a level is not in (0, 1), or below the smallest p-value."""

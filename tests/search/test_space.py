@@ -65,6 +65,19 @@ def test_a_level_below_the_smallest_p_value_is_refused_and_the_best_match_has_it
     assert found.p_values.shape == (1, 3)
 
 
+@pytest.mark.parametrize("rule", ["sharp", "bounded"])
+def test_the_smallest_p_value_is_reached_also_where_twins_stand_out(rule):
+    points = unit(30 * 8, 16).view(30, 8, 16)
+    points[1] = points[0] + 0.05 * unit(8, 16)  # all of their rows have a better match than any other row
+    space = EmbeddingSpace.fit(points.flatten(0, 1), np.arange(240) // 8, score="cosine", rule=rule)
+    best = space.search(points[5], 1).p_values.min()
+    assert space.smallest_p_value == pytest.approx(2 / 30)
+    assert best >= space.smallest_p_value - 1e-12
+    for use in (space.threshold, lambda level: space.search(points[5], 1, false_accept=level)):
+        with pytest.raises(ValueError, match="false_accept=0.05 needs .* smallest p-value is 0.06"):
+            use(0.05)
+
+
 @pytest.mark.parametrize("separate", [False, True])
 def test_rows_above_the_threshold_are_accepted_and_few_below_it(separate):
     vectors, groups = clusters(60, 4, noise=0.3)
