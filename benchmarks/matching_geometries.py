@@ -8,9 +8,9 @@ The geometries differ in how groups lie (independent, in nearly equal pairs, in 
 with unequal spread, with sizes that follow the distance to the center), in their sizes (1, 2, 8, Zipf, uniform, one or
 20, rarely 60), dimension, spread and number. In each repetition, groups are drawn, some are enrolled and calibrate,
 and the rows of 20 others are queries. Standard errors are over repetitions.
-Writes `results/matching_geometries.json` (half an hour). With `--twins`, all groups are loose but for one or two pairs of
-nearly equal ones, or three clusters of which each has a row in the previous one, and each group is the new one in turn:
-the worst groups that are known. Writes `results/matching_twins.json` (ten minutes).
+Writes `results/matching_geometries.json` (half an hour). With `--twins`, all groups are loose but for one or two pairs
+of nearly equal ones, or three clusters of which each has a row in the previous one, and each group is the new one in
+turn: the worst groups that are known. Writes `results/matching_twins.json` (ten minutes).
 """
 
 import argparse
