@@ -6,7 +6,6 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -21,8 +20,6 @@ from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.utils.checks import check_integer, error_text
 
 logger = logging.getLogger(__name__)
-
-_norms = partial(torch.linalg.vector_norm, dim=1, dtype=torch.float64)
 
 Content = Literal["image", "text", "vector"]
 """What rows are."""
@@ -173,8 +170,7 @@ def unit_vectors(what: str, vectors: Any, ids: Sequence[Any] | None = None, hint
     They are not copied if they are that already. A message says if they were not, but for queries and rows.
     """
     vectors = to_embeddings(vectors, 1, what).cpu()
-    blocks = vectors.split(8192)  # without large copies
-    norms = torch.cat([*map(_norms, blocks)])
+    norms = _norms(vectors)
     if not (valid := norms.isfinite() & (norms > 0)).all():
         ids = None if ids is None else check_names("ids", ids, len(vectors))
         check_rows(valid, f"{what} must be finite and not zero", "are not", ids, hint)
@@ -184,14 +180,22 @@ def unit_vectors(what: str, vectors: Any, ids: Sequence[Any] | None = None, hint
     if vectors.dtype == torch.float32 and (norms - 1).abs().max() <= 1e-6:
         return vectors
     units = torch.empty(vectors.shape)
-    for block, part in zip(blocks, units.split(8192), strict=True):
+    for block, part in zip(vectors.split(8192), units.split(8192), strict=True):  # without large copies
         part[:] = project_to_sphere(block.double())
     return units
 
 
+def _norms(vectors: Tensor) -> Tensor:
+    norms = torch.empty(len(vectors), dtype=torch.float64, device=vectors.device)
+    for block, part in zip(vectors.split(1024), norms.split(1024), strict=True):
+        # In place: a small result between two large copies would keep the memory of the first from being reused.
+        torch.linalg.vector_norm(block, dim=1, dtype=torch.float64, out=part)
+    return norms
+
+
 def usable_rows(what: str, vectors: Tensor, ids: Sequence[Any] | None) -> tuple[Tensor, list[Any]]:
     """Return the rows of vectors (N, d) that are finite and not zero, and the ids of others, which a message lists."""
-    norms = torch.cat([*map(_norms, vectors.split(8192))])
+    norms = _norms(vectors)
     valid = norms.isfinite() & (norms > 0)
     others = (~valid).nonzero()[:, 0].tolist()
     others = others if ids is None else [ids[row] for row in others]
