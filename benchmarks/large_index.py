@@ -29,7 +29,8 @@ import torch.nn.functional as F
 from common import report, row
 from torch import Tensor
 
-from hf_sphere.search import EmbeddingSpace, ImageIndex, NeighborSearch
+import hf_sphere.search
+from hf_sphere.search import EmbeddingSpace, NeighborSearch
 
 DIM, CLUSTER, ADDED, QUERIES, K = 384, 50, 1_000, 2_000, 10
 STEPS = ("build", "open", "search", "add")
@@ -65,6 +66,8 @@ def run(step: str, args: argparse.Namespace, folder: Path) -> dict[str, float]:
     """Run one step in this process, and return what it measured."""
     import faiss  # noqa: F401, so that it counts as an import
 
+    # Only what is measured is imported: `ImageIndex` needs further libraries, for images and models.
+    kind: Any = getattr(hf_sphere.search, {"space": "EmbeddingSpace", "index": "ImageIndex"}[args.what])
     result: dict[str, float] = {}
     imports, largest, done = status("VmHWM"), [0], threading.Event()
 
@@ -73,7 +76,6 @@ def run(step: str, args: argparse.Namespace, folder: Path) -> dict[str, float]:
             largest[0] = max(largest[0], status("RssAnon"))
 
     threading.Thread(target=sample, daemon=True).start()
-    kind: Any = {"space": EmbeddingSpace, "index": ImageIndex}[args.what]
     queries = torch.from_numpy(np.load(folder / "queries.npy"))
     if step == "build":
         vectors = torch.from_numpy(np.load(folder / "vectors.npy", mmap_mode="c"))
@@ -81,7 +83,7 @@ def run(step: str, args: argparse.Namespace, folder: Path) -> dict[str, float]:
             made = (
                 EmbeddingSpace.fit(vectors, kind=args.kind, score="cosine")
                 if args.what == "space"
-                else ImageIndex.build(None, vectors, kind=args.kind, progress=False)
+                else kind.build(None, vectors, kind=args.kind, progress=False)
             )
         with measured(result, "build"):
             search = getattr(made, "space", made).neighbor_search
