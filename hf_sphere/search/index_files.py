@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hf_sphere.search.calibration import Calibration, Nearest
 from hf_sphere.search.neighbor_search import APPROXIMATE, NeighborSearch
-from hf_sphere.search.vectors import positions
+from hf_sphere.search.vectors import Room, positions
 from hf_sphere.utils import files
 from hf_sphere.utils.files import MANIFEST_FILE, digest_file, read_json
 
@@ -52,9 +52,11 @@ def _read_files(space_class: Any, folder: Path) -> tuple[Any, dict[str, list[Any
     embeddings, numbers = tensors["embeddings"], torch.tensor(images.pop("number"))
     if len(numbers) != len(embeddings):
         raise ValueError(f"{folder / IMAGES_FILE} has {len(numbers):,} rows for {len(embeddings):,} embeddings.")
+    memory = files.map_with_room(folder / EMBEDDINGS_FILE, "embeddings", embeddings, len(embeddings) // 8)
     has_faiss = importlib.util.find_spec("faiss") is not None
     options = about.options | {"metric": about.metric, "kind": about.kind if has_faiss else None, "numbers": numbers}
-    space = space_class(embeddings, images.get("group"), ids=images.get("id"), **options)
+    space = space_class(memory[: len(numbers)], images.get("group"), ids=images.get("id"), **options)
+    space._room = Room(memory, len(numbers))
     images.setdefault("id", numbers.tolist())
     space._next, space.model, space.rule, space.score = about.next_id, about.model or None, about.rule, about.score
     if about.score == "margin":
@@ -116,7 +118,7 @@ def write_index(folder: str | PathLike, space: Any, images: dict[str, list[Any]]
             raise FileExistsError(f"{folder} is not replaced: {problem}.")
         with files.atomic_folder(folder) as unfinished:
             save_file(_tensors(space), unfinished / EMBEDDINGS_FILE)
-            columns = images | {"id": space._ids, "group": space.groups, "number": space._numbers.tolist()}
+            columns = images | {"id": space._ids, "group": space.groups, "number": space._numbers.numpy()}
             kept = {name: pa.array(cells, TYPES.get(name)) for name, cells in columns.items() if cells is not None}
             pq.write_table(pa.table(kept), unfinished / IMAGES_FILE)
             if search.kind in APPROXIMATE:

@@ -11,7 +11,7 @@ from hf_sphere.search.calibration import RULES, Calibration, Candidates, Nearest
 from hf_sphere.search.drift import Migration
 from hf_sphere.search.matching import CANDIDATES, CalibratedSearch, ExpectedFound
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind
-from hf_sphere.search.vectors import check_ids, check_names, mix, name_keys, name_numbers, positions, sample_rows
+from hf_sphere.search.vectors import Room, check_ids, check_names, mix, name_keys, name_numbers, positions, sample_rows
 from hf_sphere.utils.checks import check_choice
 
 
@@ -40,6 +40,7 @@ class GroupedVectors(CalibratedSearch):
             got = f"{vectors.dtype} {tuple(vectors.shape)}"
             raise ValueError(f"vectors must be float32 (N, d); got {got}. Use fit, and vectors[None] for one vector.")
         self.vectors, self._dim = vectors, vectors.shape[1]
+        self._room = Room(vectors, len(vectors))
         self._numbers = torch.arange(len(vectors)) if numbers is None else numbers
         self._next = int(self._numbers.max()) + 1 if len(vectors) else 0
         self._ids: list[Any] | None = None if ids is None else check_ids(ids, len(vectors))
@@ -96,8 +97,10 @@ class GroupedVectors(CalibratedSearch):
         is_whole = len(kept) == len(self)
         if not is_whole:
             self.vectors, self._numbers = self.vectors[kept], self._numbers[kept]
+            self._room = Room(self.vectors, len(kept))
         if len(numbers):
-            self.vectors, self._numbers = torch.cat([self.vectors, vectors]), torch.cat([self._numbers, numbers])
+            self.vectors, self._room = self._room.append(self.vectors, vectors)
+            self._numbers = torch.cat([self._numbers, numbers])
             self._next = max(self._next, int(numbers.max()) + 1)
         if self._search is not None and (not is_whole or (len(numbers) and not self._search.extend(self.vectors))):
             self._search = None

@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -191,6 +192,25 @@ def _norms(vectors: Tensor) -> Tensor:
         # In place: a small result between two large copies would keep the memory of the first from being reused.
         torch.linalg.vector_norm(block, dim=1, dtype=torch.float64, out=part)
     return norms
+
+
+@dataclass
+class Room:
+    """Memory of rows (capacity, d), of which the first ones are used."""
+
+    memory: Tensor
+    used: int
+
+    def append(self, rows: Tensor, new: Tensor) -> tuple[Tensor, "Room"]:
+        """Return the used rows and new ones behind them, which are copied to larger memory only if it is full."""
+        count, total = len(rows), len(rows) + len(new)
+        # A copy of a space has the same memory, where it may have added rows of its own.
+        room = self
+        if self.used != count or total > len(self.memory):
+            room = Room(rows.new_empty(total + total // 8, rows.shape[1]), total)  # unused memory is not occupied
+            room.memory[:count] = rows
+        room.memory[count:total], room.used = new, total
+        return room.memory[:total], room
 
 
 def usable_rows(what: str, vectors: Tensor, ids: Sequence[Any] | None) -> tuple[Tensor, list[Any]]:

@@ -1,5 +1,6 @@
 """EmbeddingSpace: levels, changes, names, files and invalid input; test_matching_formula.py has the p-values."""
 
+import copy
 import logging
 from unittest import mock
 
@@ -254,6 +255,29 @@ def test_a_space_replaces_its_folder_if_mapped_files_are_locked(
         with pytest.raises(PermissionError):
             loaded.save(tmp_path / "space")
     assert bool(refused_renames) is not is_windows
+
+
+def test_rows_are_added_to_a_loaded_space_without_a_copy_of_the_others(tmp_path, space):
+    space.save(tmp_path / "space")
+    loaded = EmbeddingSpace.load(tmp_path / "space")
+    start, old = loaded.vectors.data_ptr(), loaded.vectors
+    loaded.add(99, (new := unit(2, 16, seed=3)))
+    assert loaded.vectors.data_ptr() == start  # mapped with room for more
+    assert loaded.vectors.equal(torch.cat([space.vectors, new]))
+    assert len(old) == len(space)
+    assert EmbeddingSpace.load(tmp_path / "space").vectors.equal(space.vectors)  # the file has not changed
+    loaded.add(100, unit(len(space), 16, seed=4))  # more than the room
+    loaded.add(101, unit(1, 16, seed=5))
+    assert loaded.vectors[: len(space) + 2].equal(torch.cat([space.vectors, new]))
+
+
+def test_copies_of_a_space_do_not_overwrite_rows_of_each_other(space):
+    space.add(99, unit(1, 16, seed=3))
+    other = copy.copy(space)
+    space.add(100, unit(1, 16, seed=4))
+    other.add(100, unit(1, 16, seed=5))
+    assert space.vectors[-1:].equal(unit(1, 16, seed=4))
+    assert other.vectors[-1:].equal(unit(1, 16, seed=5))
 
 
 def test_separate_queries_are_saved(tmp_path):
