@@ -45,9 +45,11 @@ def as_sets(found):
     return {frozenset(rows.tolist()) for rows in found.clusters}
 
 
+@pytest.mark.parametrize("is_coarse", [True, False])
 @pytest.mark.parametrize("block", [64, 2_048])
 @pytest.mark.parametrize("threshold", [0.5, 0.7, 0.99])
-def test_clusters_are_those_of_all_pairs(threshold, block, monkeypatch):
+def test_clusters_are_those_of_all_pairs(threshold, block, is_coarse, monkeypatch):
+    monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: is_coarse)
     monkeypatch.setattr(duplicates, "BLOCK", block)
     monkeypatch.setattr(duplicates, "PENDING", 100)
     vectors = planted(300, 80, 12, 0.4)
@@ -64,6 +66,13 @@ def test_without_the_second_rows_of_all_pairs_the_first_row_of_each_cluster_is_l
     second = found.pairs[:, 1].tolist()
     assert sorted(second) == sorted(row for rows in found.clusters for row in rows[1:].tolist())
     assert len(EmbeddingSpace(vectors).duplicates(1.0).pairs) == 0
+
+
+def test_cosines_in_bfloat16_are_within_their_bound():
+    vectors = torch.nn.functional.normalize(torch.rand(500, 256) + torch.rand(256))  # no cancellation of the rounding
+    coarse = vectors.bfloat16()
+    error = (coarse @ coarse.T).double() - vectors.double() @ vectors.double().T
+    assert error.abs().max() < duplicates.COARSE
 
 
 def test_pairs_connect_each_cluster_by_its_largest_cosines():
