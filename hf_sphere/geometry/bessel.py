@@ -172,7 +172,8 @@ def complement_from_root(kappa: Tensor, root: Tensor, dim: int) -> Tensor:
     """Return `1 - A` at the results of `bounded_root`, in few kernels; not differentiable by autograd."""
     rise, root_alone = kappa * (kappa / root), root - (dim - 1) / 2
     error = evaluate(rise, rise / root_alone, dim)[0]
-    return torch.addcdiv((dim - 1) / (kappa + root), error, root_alone.pow_(3).div_(kappa))
+    at_least = number(dim - 1, kappa.dtype, kappa.device) / (kappa + root)
+    return torch.addcdiv(at_least, error, root_alone.pow_(3).div_(kappa))
 
 
 def _check(values: Tensor, dim: int) -> Tensor:
@@ -277,9 +278,10 @@ class _Means(torch.autograd.Function):
         parts, dim = [batch.square().sum(-1) for batch in vectors], vectors[0].shape[-1]
         squares = torch.cat(parts) if len(parts) > 1 else parts[0]
         root, inverse, rise, fraction = _from_square(squares, dim)
-        excess = evaluate(rise, fraction, dim)[0] / root.square()
+        root_square = root.square()
+        excess = evaluate(rise, fraction, dim)[0] / root_square
         ratio = inverse.addcdiv_(excess, root, value=-1)
-        ctx.save_for_backward(squares, root, excess, ratio, *vectors)
+        ctx.save_for_backward(squares, root_square, excess, ratio, *vectors)
         ctx.sizes = [batch.shape[0] for batch in vectors]  # `len` would fix the batch size of an exported program
         return tuple(r[:, None] * batch for r, batch in zip(ratio.split(ctx.sizes), vectors, strict=True))
 
@@ -288,13 +290,13 @@ class _Means(torch.autograd.Function):
     def backward(ctx: Any, *grad_means: Tensor) -> tuple[Tensor, ...]:
         # The covariance has the eigenvalue A' along the direction and r = A / kappa orthogonal to it, so that its
         # product with g is r g + (A' - r) <g, eta> eta / |eta|^2.
-        squares, root, excess, ratio, *vectors = ctx.saved_tensors
-        along = excess * (2 - excess * squares / root.square())
-        more = (along - ratio) / squares.clamp_min(torch.finfo(squares.dtype).tiny)
-        batches = zip(grad_means, vectors, ratio.split(ctx.sizes), more.split(ctx.sizes), strict=True)
+        squares, root_square, excess, ratio, *vectors = ctx.saved_tensors
+        slope = torch.addcdiv(number(2.0, squares.dtype, squares.device), excess * squares, root_square, value=-1)
+        less = torch.addcmul(ratio, excess, slope, value=-1).div_(squares.clamp_min(torch.finfo(squares.dtype).tiny))
+        batches = zip(grad_means, vectors, ratio.split(ctx.sizes), less.split(ctx.sizes), strict=True)
         return tuple(
-            torch.addcmul(grad * r[:, None], ((grad * batch).sum(-1) * more)[:, None], batch)
-            for grad, batch, r, more in batches
+            torch.addcmul(grad * r[:, None], ((grad * batch).sum(-1) * less)[:, None], batch, value=-1)
+            for grad, batch, r, less in batches
         )
 
 

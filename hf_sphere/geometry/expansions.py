@@ -29,7 +29,7 @@ from numpy.polynomial.chebyshev import cheb2poly
 from numpy.polynomial.polynomial import polyadd, polyder, polyint, polymul, polyval
 from torch import Tensor
 
-from hf_sphere.geometry.decorators import cache_constants
+from hf_sphere.geometry.decorators import cache_constants, number
 
 DIGITS, TERMS, LEAST_ORDER = 50, 16, 40
 """Digits of the computation, terms of Debye's expansion, and the smallest order at which it is used."""
@@ -46,7 +46,8 @@ GROUPS = 4
 
 def evaluate(rise: Tensor, fraction: Tensor, dim: int, both: bool = False) -> tuple[Tensor, ...]:
     """Return (m h,), or (q, m h) if `both`, at s - m and (s - m) / s."""
-    x = (dim + 3 - rise).div_(rise + (dim + 3))
+    minus_one = number(-1.0, rise.dtype, rise.device)
+    x = torch.addcdiv(minus_one, minus_one, rise + (dim + 3), value=-2 * (dim + 3))
     upper = None
     if dim <= HALVED:
         upper = x >= 0

@@ -55,11 +55,13 @@ def _uniforms(numbers: Tensor, dtype: torch.dtype) -> Tensor:
 
 def keyed_normals(keys: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     """Return the first `count` standard normal numbers of the streams of keys: (...) -> (..., count)."""
-    return _to_normals(keyed_uniforms(keys[..., None], _even_range(count, keys.device), dtype), count)
+    return _to_normals(keyed_uniforms(keys[..., None], indices(count + count % 2, keys.device), dtype), count)
 
 
-def _even_range(count: int, device: torch.device) -> Tensor:
-    return torch.arange(count + count % 2, device=device)
+@cache_outside_graphs
+def indices(count: int, device: torch.device) -> Tensor:
+    """Return the integers below a count."""
+    return torch.arange(count, device=device)
 
 
 def _to_normals(uniforms: Tensor, count: int) -> Tensor:
@@ -118,7 +120,8 @@ def sample_cosine(
             uniforms = torch.rand(shape, dtype=some.dtype, device=some.device, **generator_argument(generator))
         else:
             uniforms = keyed_uniforms(keys[left], _proposals(count, some) + 3 * count * index, some.dtype)
-        return _first_accepted(some, dim, uniforms)
+        first, is_any = _first_accepted(some, dim, uniforms)
+        return first, is_any.bool()
 
     rounds = 0
     sides, accepted = one_round(rounds, ...)
@@ -130,7 +133,7 @@ def sample_cosine(
 
 def _proposals(count: int, like: Tensor) -> Tensor:
     """Indices of the uniform numbers of proposals, (3, count, ...), whose order does not depend on the count."""
-    return torch.arange(3 * count, device=like.device).view(count, 3, *(1,) * like.ndim).transpose(0, 1)
+    return indices(3 * count, like.device).view(count, 3, *(1,) * like.ndim).transpose(0, 1)
 
 
 class Noise(NamedTuple):
@@ -147,10 +150,11 @@ def fixed_noise(shape: tuple[int, ...], dim: int, seed: int | range, dtype: torc
 
 def keyed_noise(keys: Tensor, of_normals: Tensor, dim: int, dtype: torch.dtype) -> Noise:
     """Return the numbers that `sample_cosine` and `keyed_normals` use for keys, from one evaluation of the hash."""
-    places = keys + _proposals(PROPOSALS_WITHOUT_ROUNDS, keys), of_normals[..., None] + _even_range(dim, keys.device)
+    proposals = keys + _proposals(PROPOSALS_WITHOUT_ROUNDS, keys).transpose(0, 1)  # which is flattened without a copy
+    places = proposals, of_normals[..., None] + indices(dim + dim % 2, keys.device)
     uniforms = _uniforms(splitmix(torch.cat([part.flatten() for part in places]) * GAMMA), dtype)
     first, second = uniforms.split([part.numel() for part in places])
-    return Noise(first.view_as(places[0]), _to_normals(second.view_as(places[1]), dim))
+    return Noise(first.view_as(places[0]).transpose(0, 1), _to_normals(second.view_as(places[1]), dim))
 
 
 def seeds_at_once(shape: tuple[int, ...], dim: int) -> int:
@@ -203,30 +207,30 @@ def propose(concentration: Tensor, dim: int, uniforms: Tensor) -> tuple[Tensor, 
     # Two coordinates of a uniform point in polar form. Their squared radius is 1 - rest; in two dimensions it is 1.
     square_complement = first.pow(2 / (dim - 2)) if dim > 2 else torch.zeros_like(first)
     radius = (1 - square_complement).sqrt_()
-    phases = _phases(-1, first.dtype, first.device).view(2, *(1,) * first.ndim)
-    squares = torch.add(phases, second, alpha=math.pi).sin_().square()  # of the cosine and sine of half the angle
-    far, near = torch.addcmul(square_complement / (1 + radius), radius, squares, value=2)  # 1 + x and 1 - x
+    phases = _phases(0, first.dtype, first.device).view(2, *(1,) * first.ndim)
+    squares = torch.add(phases, second, alpha=math.pi).sin_().square()  # of the sine and cosine of half the angle
+    halves = torch.addcmul(square_complement / (1 + radius), radius, squares, value=2)  # 1 - x and 1 + x
     concentration = concentration[(None,) * (first.ndim - 1 - concentration.ndim)]
     kappa, root = bounded_root(concentration, dim)
-    c, c_complement = kappa / root, (dim - 1) / (kappa + root)  # 1 - c
-    z = torch.addcmul(c_complement, c, far)
-    sides = torch.stack([c_complement * near, (1 + c) * far]) / z
+    c, c_complement = kappa / root, number(dim - 1, kappa.dtype, kappa.device) / (kappa + root)  # 1 - c
+    z = torch.addcmul(c_complement, c, halves[1])
+    sides = halves * torch.stack([c_complement, 1 + c])[:, None] / z
     # `z - 1` is exact where the terms almost cancel.
-    excess = torch.add(third.log(), z.log().sub_((z - 1) / z), alpha=dim - 1)
+    excess = torch.add(third.log(), torch.addcdiv(z.log(), z - 1, z, value=-1), alpha=dim - 1)
     return sides, excess <= 0
 
 
 @cache_outside_graphs
 def _phases(quarters: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A number of quarters of a turn, as an angle, and 0."""
-    return torch.arange(1, -1, -1, dtype=dtype, device=device) * (0.5 * math.pi * quarters)
+    """A number of quarters of a turn, as an angle, and one quarter less."""
+    return torch.arange(quarters, quarters - 2, -1, dtype=dtype, device=device) * (0.5 * math.pi)
 
 
 def _first_accepted(concentration: Tensor, dim: int, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `1 - w` and `1 + w` of the first accepted of n proposals, (2, ...), and whether any is accepted."""
+    """Return `1 - w` and `1 + w` of the first accepted of n proposals, (2, ...), and 1 if any is accepted, else 0."""
     sides, accepted = propose(concentration, dim, uniforms)
     is_any, first = accepted.to(torch.uint8).max(dim=0, keepdim=True)
-    return sides.gather(1, first.expand(2, *first.shape))[:, 0], is_any[0].bool()
+    return sides.gather(1, first.expand(2, *first.shape))[:, 0], is_any[0]
 
 
 class _Point(torch.autograd.Function):
@@ -294,32 +298,31 @@ def _angle_rate(concentration: Tensor, dim: int, gap: Tensor, cosine: Tensor, si
     the same result, since the integral over all angles vanishes. The side away from the mean resultant is used, where
     the integrand has a constant sign and nothing cancels. `gap` is 1 - cos(theta).
     """
-    angle = torch.atan2(sine, cosine)
     kappa, root = bounded_root(concentration, dim)
     above = complement_from_root(kappa, root, dim) - gap  # cos(theta) - A
     # Beyond about 7 standard deviations of the angle (float64: 10) the integrand is below the rounding error.
-    reach = root.rsqrt_().mul_(10.0 if angle.dtype == torch.float64 else 7.0)
+    reach = root.rsqrt_().mul_(10.0 if sine.dtype == torch.float64 else 7.0)
     # Positive toward the mean direction, negative toward its antipode.
-    span = torch.minimum(reach, torch.where(above < 0, math.pi - angle, angle)).copysign_(above)
-    nodes, weights = _gauss_legendre(angle.dtype, angle.device)
+    side = torch.copysign(number(1.0, sine.dtype, sine.device), above)
+    span = torch.minimum(reach, torch.atan2(sine, side * cosine)).mul_(side)
+    nodes, log_weights = _gauss_legendre(sine.dtype, sine.device)
     full, half = (span * nodes.view(2, -1, *(1,) * span.ndim)).sin_()  # of theta - phi, and of half of it
     # Differences of cosines and of sines are written as products, so that the exponent stays accurate.
     square = half.square()
     change = torch.addcmul(sine * full, cosine, square, value=-2)  # cos(phi) - cos(theta)
-    exponent = kappa * change
+    exponent = torch.addcmul(log_weights.view(-1, *(1,) * span.ndim), kappa, change)
     if dim > 2:
         cotangent = cosine / sine.clamp_min(torch.finfo(sine.dtype).tiny)
         growth = torch.addcmul(-2 * square, cotangent, full, value=-1)  # sin(phi) / sin(theta) - 1
         exponent.add_(growth.clamp_min_(torch.finfo(sine.dtype).eps - 1).log1p_(), alpha=dim - 2)
     integrand = exponent.exp_().mul_(above + change)
-    # Not by a matrix product, which autocast and TF32 would compute with few digits.
-    return integrand.mul_(weights.view(-1, *(1,) * span.ndim)).sum(0).mul_(span)
+    return integrand.sum(0).mul_(span)
 
 
 @cache_constants
 def _gauss_legendre(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Nodes of the Gauss-Legendre rule on the intervals from 0 to 1 and to 1/2, and weights for the former."""
+    """Nodes of the Gauss-Legendre rule on the intervals from 0 to 1 and to 1/2, and log-weights for the former."""
     nodes, weights = np.polynomial.legendre.leggauss(NODES[dtype])
     nodes = 0.5 * nodes + 0.5
     options: dict[str, Any] = {"dtype": dtype, "device": device}
-    return torch.tensor(np.stack([nodes, 0.5 * nodes]), **options), torch.tensor(0.5 * weights, **options)
+    return torch.tensor(np.stack([nodes, 0.5 * nodes]), **options), torch.tensor(np.log(0.5 * weights), **options)

@@ -268,9 +268,10 @@ class _LogClassSum(torch.autograd.Function):
             grad_along, grad_across = ((coefficients * factors[..., None]).mT @ slopes).unbind(2)
             grad_along = grad_along.sum(0)
             rows = weights[block]
-            outer = torch.mul((factors.flatten() @ excess.flatten(0, 2))[:, None], rows, out=grad_weights[block])
+            flat = factors.flatten()
+            outer = torch.mul((flat @ excess.flatten(0, 2))[:, None], rows, out=grad_weights[block])
             outer.addmm_(grad_along.T, direction).addmm_(grad_across.flatten(0, 1).T, tangents.flatten(0, 1))
-            parts = [grad_along @ rows, grad_coefficients, (slopes.sum(-1) * factors).sum()]
+            parts = [grad_along @ rows, grad_coefficients, (flat @ slopes.flatten(0, 2)).sum()]
             totals = [total.add_(part) for total, part in zip(totals, parts, strict=True)] if totals else parts
         grad_direction, grad_coefficients, total = totals
         # A rotation of mu rotates v as well: dx = w dmu - s (v.dmu) mu. This preserves the distribution;

@@ -164,7 +164,8 @@ class ClassVectorHead(Head):
         `before_forward`, thus the same on any number of processes.
         """
         parameters = self._read_parameters()
-        local, count = labels - self.classes.start, len(self.classes)
+        start, count = self.classes.start, len(self.classes)
+        local = labels - start if start else labels
         if self.sample_rate == 1.0 or not self.training:
             return parameters, local
         if self.label_smoothing:  # checked here, since a Trainer can set it

@@ -204,7 +204,7 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         inputs = (*samples, weight.to(embeddings.dtype), exchange.copied(beta), own)
         total, target_weights = log_class_sum(*inputs, recompute=recompute)
         if logits is not None:
-            targets = logits.gather(1, labels[:, None])[:, 0]
+            targets = logits.gather(1, labels[:, None]).squeeze(1)
         else:
             of_embeddings, of_classes = means_from_natural_parameters(embeddings, exchange.sum(target_weights))
             targets = beta * (of_embeddings * of_classes).sum(-1)
@@ -215,7 +215,7 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         direction, concentration = _split(embeddings)
         half = (self.num_samples + 1) // 2
         if keys is not None:
-            streams = torch.arange(self.num_samples + half, device=embeddings.device)[:, None]
+            streams = sampling.indices(self.num_samples + half, embeddings.device)[:, None]
             of_cosine, of_tangent = sampling.keyed_integers(keys, streams).split([self.num_samples, half])
             if keys.device.type == "cpu" and not torch.compiler.is_compiling():  # with as few proposals as needed
                 cosine, sine = sampling.sample_cosine(
@@ -268,4 +268,4 @@ def _split(vectors: Tensor) -> tuple[Tensor, Tensor]:
     """Return directions (..., d) and norms (...); vectors up to a norm of 1e-3 are divided by 0.1, which is theirs."""
     # Near zero the mean is z / d at any concentration, so that z / 0.1 has its gradient, with less noise than z / |z|.
     directions, norms = divide_by_norms(vectors, 0.1, 1e-3)
-    return directions, norms[..., 0]
+    return directions, norms.squeeze(-1)
