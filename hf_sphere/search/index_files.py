@@ -117,12 +117,12 @@ def write_index(folder: str | PathLike, space: Any, images: dict[str, list[Any]]
         if problem:
             raise FileExistsError(f"{folder} is not replaced: {problem}.")
         with files.atomic_folder(folder) as unfinished:
+            if search.kind in APPROXIMATE:  # first: it needs memory, which pages of a mapped file of embeddings occupy
+                search.save(unfinished / SEARCH_FILE)
             save_file(_tensors(space), unfinished / EMBEDDINGS_FILE)
             columns = images | {"id": space._ids, "group": space.groups, "number": space._numbers.numpy()}
             kept = {name: pa.array(cells, TYPES.get(name)) for name, cells in columns.items() if cells is not None}
             pq.write_table(pa.table(kept), unfinished / IMAGES_FILE)
-            if search.kind in APPROXIMATE:
-                search.save(unfinished / SEARCH_FILE)
             files.write_json(unfinished / ABOUT_FILE, about, strict=True)
             files.write_manifest(unfinished)
         space._loaded = where, digest_file(folder / MANIFEST_FILE)

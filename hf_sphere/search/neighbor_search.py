@@ -348,6 +348,7 @@ class NeighborSearch:
         if not is_graph:
             faiss.Clustering(dim, lists, self._index.cp).train(points, self._index.quantizer)
         self._index.train(points[:20_000])
+        del points  # the codes need memory, too
         self._append(torch.arange(count))
         parameter, effort, limit = ("efSearch", 16, LARGEST_EFFORT) if is_graph else ("nprobe", 1, lists)
         held_out = self._held_out(0, TUNING_QUERIES)
