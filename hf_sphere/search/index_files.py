@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hf_sphere.search.calibration import Calibration, Nearest
 from hf_sphere.search.neighbor_search import APPROXIMATE, NeighborSearch
-from hf_sphere.search.vectors import Room, positions
+from hf_sphere.search.vectors import positions
 from hf_sphere.utils import files
 from hf_sphere.utils.files import MANIFEST_FILE, digest_file, read_json
 
@@ -52,11 +52,9 @@ def _read_files(space_class: Any, folder: Path) -> tuple[Any, dict[str, list[Any
     embeddings, numbers = tensors["embeddings"], torch.tensor(images.pop("number"))
     if len(numbers) != len(embeddings):
         raise ValueError(f"{folder / IMAGES_FILE} has {len(numbers):,} rows for {len(embeddings):,} embeddings.")
-    memory = files.map_with_room(folder / EMBEDDINGS_FILE, "embeddings", embeddings, len(embeddings) // 8)
     has_faiss = importlib.util.find_spec("faiss") is not None
     options = about.options | {"metric": about.metric, "kind": about.kind if has_faiss else None, "numbers": numbers}
-    space = space_class(memory[: len(numbers)], images.get("group"), ids=images.get("id"), **options)
-    space._room = Room(memory, len(numbers))
+    space = space_class(embeddings, images.get("group"), ids=images.get("id"), **options)
     images.setdefault("id", numbers.tolist())
     space._next, space.model, space.rule, space.score = about.next_id, about.model or None, about.rule, about.score
     if about.score == "margin":

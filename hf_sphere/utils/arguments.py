@@ -21,7 +21,7 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type
 
 import yaml
 
-from hf_sphere.utils.checks import check_not_text, error_text
+from hf_sphere.utils.checks import check_not_text
 from hf_sphere.utils.commands import command_of, running
 from hf_sphere.utils.configs import YamlLoader, load_config
 from hf_sphere.utils.loading import check_source
@@ -99,7 +99,7 @@ class Options(dict[str, Any]):
         try:
             super().__init__(yaml.load(value, Loader=YamlLoader).items() if isinstance(value, str) else value)
         except (yaml.YAMLError, RecursionError, AttributeError) as error:
-            raise ValueError(error_text(error)) from error
+            raise argparse.ArgumentTypeError(f"expected a mapping such as '{{scaling: 5.0}}'; got {value!r}") from error
 
 
 class _Help(str):
@@ -265,7 +265,7 @@ def import_modules(argv: Sequence[str]) -> list[str]:
     if names and not {"", os.getcwd()} & {*sys.path}:  # a console script has its own folder there instead
         sys.path.insert(0, os.getcwd())
     for name in names:
-        importlib.import_module(name)
+        importlib.import_module(name.removesuffix(".py"))
         imported[name] = None
     return [*words, *map("--import={}".format, names)]
 
@@ -298,6 +298,9 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose help and errors are not preceded by the usage, which has a hundred lines."""
 
     def error(self, message: str) -> NoReturn:
+        if found := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
+            near = difflib.get_close_matches(found[1], re.findall(r"[^\s',]+", found[2]), 1)
+            message += f" Did you mean {near[0]}?" if near else ""
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\nSee {self.prog} --help.\n")
 
 

@@ -3,12 +3,10 @@
 A file or folder that is written atomically appears under its name only when it is complete.
 """
 
-import ctypes
 import glob
 import hashlib
 import json
 import logging
-import mmap
 import os
 import shutil
 import stat
@@ -310,25 +308,6 @@ def read_tensors(path: str | os.PathLike) -> dict[str, Any]:
 
     tensors = load_file(path)
     return {name: tensor.clone() for name, tensor in tensors.items()} if IS_WINDOWS else tensors
-
-
-def map_with_room(path: Path, name: str, tensor: Any, room: int) -> Any:
-    """Map a tensor of `read_tensors` privately into memory with room for further rows; but for Windows, see there."""
-    import torch
-
-    if IS_WINDOWS:
-        return tensor
-    with path.open("rb") as file:
-        header_size, size = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
-        offset = 8 + header_size + json.loads(file.read(header_size))[name]["data_offsets"][0]
-        shape = torch.Size([len(tensor) + room, *tensor.shape[1:]])
-        memory = mmap.mmap(-1, max(size, offset + shape.numel() * tensor.itemsize), mmap.MAP_PRIVATE)
-        start = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
-        # Python maps no file at a given address (0x10, MAP_FIXED), and none beyond its end.
-        how = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | 0x10, file.fileno(), ctypes.c_long(0)
-        if ctypes.CDLL(None).mmap(start, ctypes.c_size_t(size), *how) == -1:
-            raise OSError(f"{path} cannot be mapped into memory.")
-    return torch.frombuffer(memory, dtype=tensor.dtype, count=shape.numel(), offset=offset).view(shape)
 
 
 def digest_file(path: Path) -> str | None:

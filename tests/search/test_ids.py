@@ -311,7 +311,7 @@ def test_a_report_repeats_ids_and_columns_of_rows_that_are_wrong_or_outside(tabl
     outside = json.loads(file.read_text())["rows"]
     assert len(outside) > 100
     assert outside[-1]["title"] == f"<b> {int(outside[-1]['id'][1:])}"
-    with pytest.raises(ValueError, match="has its groups, ids and columns; leave out"):
+    with pytest.raises(ValueError, match="has its vectors, ids and columns; leave out"):
         report.main([str(index), *words, *output])
 
 

@@ -75,7 +75,7 @@ def test_the_smallest_p_value_is_reached_also_where_twins_stand_out(rule):
     assert space.smallest_p_value == pytest.approx(2 / 30)
     assert best >= space.smallest_p_value - 1e-12
     for use in (space.threshold, lambda level: space.search(points[5], 1, false_accept=level)):
-        with pytest.raises(ValueError, match="false_accept=0.05 needs .* smallest p-value is 0.06"):
+        with pytest.raises(ValueError, match=r"false_accept=0\.05 needs .* smallest p-value is 0\.06"):
             use(0.05)
 
 
@@ -257,18 +257,17 @@ def test_a_space_replaces_its_folder_if_mapped_files_are_locked(
     assert bool(refused_renames) is not is_windows
 
 
-def test_rows_are_added_to_a_loaded_space_without_a_copy_of_the_others(tmp_path, space):
+def test_rows_are_added_behind_the_others_without_a_copy_while_there_is_room(tmp_path, space):
     space.save(tmp_path / "space")
-    loaded = EmbeddingSpace.load(tmp_path / "space")
+    loaded, new = EmbeddingSpace.load(tmp_path / "space"), unit(2, 16, seed=3)
+    loaded.add(99, new)  # into memory with room for more
     start, old = loaded.vectors.data_ptr(), loaded.vectors
-    loaded.add(99, (new := unit(2, 16, seed=3)))
-    assert loaded.vectors.data_ptr() == start  # mapped with room for more
-    assert loaded.vectors.equal(torch.cat([space.vectors, new]))
-    assert len(old) == len(space)
-    assert EmbeddingSpace.load(tmp_path / "space").vectors.equal(space.vectors)  # the file has not changed
-    loaded.add(100, unit(len(space), 16, seed=4))  # more than the room
-    loaded.add(101, unit(1, 16, seed=5))
+    loaded.add(100, unit(1, 16, seed=4))
+    assert loaded.vectors.data_ptr() == start
+    assert len(old) == len(space) + 2
+    loaded.add(101, unit(len(space), 16, seed=5))  # more than the room
     assert loaded.vectors[: len(space) + 2].equal(torch.cat([space.vectors, new]))
+    assert EmbeddingSpace.load(tmp_path / "space").vectors.equal(space.vectors)  # the file has not changed
 
 
 def test_copies_of_a_space_do_not_overwrite_rows_of_each_other(space):

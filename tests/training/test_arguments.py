@@ -291,10 +291,11 @@ USAGE_ERRORS = {
     "--learning 0.1": "unknown argument '--learning'",
     "stray": "unknown argument 'stray'",
     "--num_train_epochs many": "error: argument --num_train_epochs: invalid int value: 'many'",
-    **{f"--head_kwargs '{word}'": f"argument --head_kwargs: invalid Options value: '{word}'" for word in MAPPINGS},
+    **{f"--head_kwargs '{word}'": f"expected a mapping such as '{{scaling: 5.0}}'; got '{word}'" for word in MAPPINGS},
     "--eval_split test --eval_fraction 0.3": "eval_fraction and eval_split exclude each other",
     "--eval_split test --eval_seed 1": "eval_seed and eval_split exclude each other",
-    "--optim adamm": "invalid choice: 'adamm'",
+    "--optim adamm": "Did you mean adam?",
+    "--head arcfase": "Did you mean arcface?",
     "--lr_scheduler_type multistep": "multistep needs lr_milestones",
     "--lr_scheduler_type reduce_lr_on_plateau --warmup_epochs 1": "and lr_scheduler_type reduce_lr_on_plateau exclude",
 }
