@@ -143,6 +143,7 @@ CASES: dict[str, tuple[int, int, Callable[[int, np.random.Generator], list[np.nd
     "2 pairs of twins among 42 groups": (4, 42, partial(draw_twins, 2)),
     "a cyclic triplet among 17 groups": (3, 17, draw_triplet),
     "a cyclic triplet among 34 groups": (3, 34, draw_triplet),
+    "a cyclic triplet among 41 groups": (3, 41, draw_triplet),
 }
 """Number of special groups, number of groups, and how these are drawn, the special ones first."""
 
