@@ -37,7 +37,8 @@ class EmbeddingSpace(GroupedVectors, Table):
     an approximate search, which may miss the best row, accepts at most less.
 
     For cosines with one row per group this is a theorem, and for `rule="strict"` with separate calibration queries,
-    too. In other cases it was measured, and the sharp rule exceeds the level where a few groups are twins.
+    too. In other cases it was measured: the sharp rule exceeds the level where a few groups are twins, and each rule
+    where rows calibrate and a few groups are mixed in a cycle; see `Calibration` for the bounds.
 
     Attributes:
         vectors: (N, d) float32.

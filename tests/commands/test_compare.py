@@ -167,8 +167,16 @@ def test_the_files_and_the_printed_plan(run, backbone, photos):
     printed, out = run(photos, *HEADS, *frozen_words(backbone))
     assert "6 classes, 38 images to train on, 12 to tune on, 10 to test on (new parts for each seed)" in printed
     assert re.search(r"^time      about \d+\.\d to \d+\.\d min, judged by the first trial of each$", printed, re.M)
-    names = {"comparison.md", "comparison.json", "comparison.png", "trials.jsonl", "model", "features", "run.json"}
-    assert names <= {path.name for path in out.iterdir()}
+    names = {
+        "comparison.md",
+        "comparison.json",
+        "comparison.png",
+        "comparison.html",
+        "trials.jsonl",
+        "model",
+        "features",
+    }
+    assert names | {"run.json"} <= {path.name for path in out.iterdir()}
     found = results(out)
     rows = {row["name"]: row for row in found["comparison"]}
     for name, arm in found["compared"].items():

@@ -10,6 +10,7 @@ from hf_sphere.prototypes import embed_class_names
 from hf_sphere.utils.files import atomic_files
 from hf_sphere.utils.loading import load_dataset, load_model, load_pretrained
 from hf_sphere.utils.model_sources import find_weights
+from hf_sphere.utils.modules import digest_weights
 
 
 @pytest.mark.parametrize(("options", "expected"), [({}, torch.float32), ({"dtype": torch.float16}, torch.float16)])
@@ -48,3 +49,16 @@ def test_what_is_neither_here_nor_on_the_hub_is_an_os_error_that_names_it(load, 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(OSError, match=f"^{name} is no file or folder, and cannot be loaded from" if name else "."):
         load()
+
+
+def test_a_digest_of_weights_depends_on_names_shapes_types_and_values():
+    weights = {"a": torch.zeros(2, 2), "b": torch.ones(4)}
+    others = [
+        {"a": torch.zeros(2, 2), "c": torch.ones(4)},
+        {"a": torch.zeros(4), "b": torch.ones(4)},
+        {"a": torch.zeros(2, 2, dtype=torch.int32), "b": torch.ones(4)},  # with equal bytes
+        {"a": torch.zeros(2, 2), "b": torch.full((4,), 2.0)},
+    ]
+    found = {digest_weights(each) for each in (weights, *others)}
+    assert len(found) == 5
+    assert digest_weights({name: tensor.clone() for name, tensor in weights.items()}) in found
