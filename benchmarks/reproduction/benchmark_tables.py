@@ -314,7 +314,7 @@ def _matching_found(rows: Rows, content: Mapping[str, Any]) -> str:
         title, _, rule = key.partition(" enrolled, ")
         if is_hit and rule:
             false = rows[f"{key}: false accepts at 5%"]["value"]
-            found.setdefault(rule, {})[title.partition(" groups of ")[2]] = (
+            found.setdefault(rule.replace("20 separate groups", "separate"), {})[title.partition(" groups of ")[2]] = (
                 f"{100 * row['value']:.1f} / {100 * false:.1f}"
             )
     titles = [*dict.fromkeys(title for cells in found.values() for title in cells)]
