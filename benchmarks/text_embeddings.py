@@ -169,7 +169,7 @@ def measure_texts(encoder: str, steps: int) -> list[dict[str, Any]]:
 def measure_space(vectors: Tensor, labels: Tensor) -> list[dict[str, Any]]:
     """Search in 42 of the articles for paragraphs of these and of the others, at a level of 5 %."""
     last = torch.arange(len(labels)) % 4 == 3
-    inside = labels < 42  # a level of 5 % needs 39 groups
+    inside = labels < 42  # a level of 5 % needs 19 groups
     space = EmbeddingSpace.fit(vectors[inside & ~last], groups=labels[inside & ~last], score="cosine")
     rows = []
     for name, mask in (("an article inside", inside & last), ("another article", ~inside)):
