@@ -22,7 +22,7 @@ NEAREST, SCALE = 3, 20.0
 """Number of other groups that a margin is above, and factor of margins in log-sum-exp."""
 
 SLACK = 1.2
-"""How many times as much as the strict rule the bounded one may accept."""
+"""Factor by which a bounded p-value can be below the strict one."""
 
 BLOCK = 1 << 24
 """Number of cosines in memory."""
