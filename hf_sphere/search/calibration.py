@@ -143,8 +143,8 @@ class Calibration:
       Annals of Statistics 2021). That matters for groups of almost equal rows. By their argument, at most twice the
       level is accepted by cosines, and by the sharp rule twice the level and 3 / (G + 1).
 
-    `bounded`: the larger of the sharp $p$ and of the strict one divided by 1.2, so that the bounds are 1.2 times those of
-    the strict rule.
+    `bounded`: the larger of the sharp $p$ and of the strict one divided by 1.2, so that its bounds are 1.2 times those
+    of the strict rule.
 
     For cosines of groups of one row each the strict rule is exact. With one calibration query per group, all rules are
     the strict one. Margins of rows that calibrate are not exchangeable with those of $q$, which would be near some rows
