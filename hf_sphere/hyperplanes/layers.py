@@ -93,11 +93,9 @@ def select_layers(
     wanted |= {POINTWISE} if include_1x1 and layers != "linear" else set()
     selected = [name for name, kind in kinds.items() if kind in wanted]
     if not selected:
-        raise ValueError(
-            f"{owner} has no layer with layers={layers!r} and include_1x1={include_1x1}; it has "
-            f"{', '.join(f'{count} {kind}' for kind, count in sorted(Counter(kinds.values()).items())) or 'neither'}. "
-            "Choose layers='conv', 'linear' or 'all', or include_1x1=True."
-        )
+        has = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(kinds.values()).items())) or "neither"
+        what = f"{owner} has no layer with layers={layers!r} and include_1x1={include_1x1}; it has {has}"
+        raise ValueError(f"{what}. Choose layers='conv', 'linear' or 'all', or include_1x1=True.")
     for name in selected:
         if ADAPTER.fullmatch(name):
             raise ValueError(f"{name} belongs to an adapter of PEFT. Pass what model.merge_and_unload() returns.")
@@ -182,9 +180,9 @@ def stored_tensors(state: Mapping[str, Any]) -> dict[str, StoredTensor]:
     return {k: StoredTensor(tuple(v.shape), v.detach) for k, v in state.items() if isinstance(v, Tensor)}
 
 
-def open_tensors(path: str | PathLike) -> dict[str, StoredTensor]:
+def open_tensors(source: str | PathLike | Snapshot) -> dict[str, StoredTensor]:
     """Return the tensors of a safetensors file, of an index, or of a folder with either, without reading them."""
-    path = Path(path)
+    path = source.path if isinstance(source, Snapshot) else Path(source)
     if path.is_dir():
         files = sorted(path.glob("*.safetensors.index.json")) or sorted(path.glob("*.safetensors"))
         files = [file for file in files if file.name.startswith("model.safetensors")] or files
@@ -260,8 +258,7 @@ def open_layers(source: Source, layers: LayerSelection, include_1x1: bool) -> di
         untied = {name: tensor for name, tensor in tensors.items() if first[memory[name]] == name}
         readers = named_layers(stored_tensors(untied), layers, include_1x1)
     else:
-        path = source.path if isinstance(source, Snapshot) else source
-        readers = named_layers(open_tensors(path), layers, include_1x1)
+        readers = named_layers(open_tensors(source), layers, include_1x1)
 
     def read(name: str) -> LayerWeight:
         weight = readers[name][1]()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import PreTrainedModel
 
-from hf_sphere.hyperplanes.layers import LayerSelection, StoredTensor, find_layers, open_tensors, stored_tensors
+from hf_sphere.hyperplanes.layers import LayerSelection, Source, StoredTensor, find_layers, open_tensors, stored_tensors
 from hf_sphere.utils.checks import check_not_text
 from hf_sphere.utils.files import write_json
 from hf_sphere.utils.modules import eval_mode
@@ -27,8 +27,6 @@ from hf_sphere.utils.snapshots import Snapshot, read_snapshot
 logger = logging.getLogger(__name__)
 
 COLUMNS = 10  # of the printed table; those in the middle are left out
-
-SnapshotLike = Snapshot | str | PathLike | Mapping[str, Tensor] | nn.Module
 
 StoredTensors = Mapping[str, StoredTensor]
 
@@ -111,7 +109,7 @@ class ReinitializationRobustness:
         return "\n".join([*lines, *(f"{what}: {', '.join(listed) or 'none'}" for what, listed in lists.items())])
 
 
-def open_snapshots(snapshots: Sequence[SnapshotLike]) -> dict[str, StoredTensors]:
+def open_snapshots(snapshots: Sequence[Source]) -> dict[str, StoredTensors]:
     """Return the tensors of the snapshots by epoch or position in the list."""
     opened: dict[str, StoredTensors] = {}
     for position, snapshot in enumerate(snapshots):
@@ -119,8 +117,8 @@ def open_snapshots(snapshots: Sequence[SnapshotLike]) -> dict[str, StoredTensors
         if isinstance(state, Mapping):
             label, tensors = str(position), stored_tensors(state)
         else:
-            path = state.path if isinstance(state, Snapshot) else state
-            label, tensors = str(read_snapshot(path).epoch), open_tensors(path)
+            opened_file = state if isinstance(state, Snapshot) else read_snapshot(state)
+            label, tensors = str(opened_file.epoch), open_tensors(opened_file)
         if label in opened:
             raise ValueError(f"several snapshots have the label {label}; give one per epoch.")
         opened[label] = tensors
@@ -148,7 +146,7 @@ def tensors_of_modules(
 
 def reinitialization_robustness(
     model: nn.Module,
-    snapshots: Sequence[SnapshotLike],
+    snapshots: Sequence[Source],
     evaluate: Callable[[Any], float],
     *,
     layers: LayerSelection = "all",
