@@ -51,12 +51,11 @@ class Corruption:
         return cls(options.label_noise, options.shuffled_pixels, options.sample_classes, seed)
 
     def draw_classes(self, count: int) -> Tensor:
-        """Return the indices of the classes to keep of `count`, in increasing order: `sample_classes`, or all."""
-        if self.sample_classes is None:
-            return torch.arange(count)
-        if self.sample_classes > count:
-            raise ValueError(f"--sample_classes {self.sample_classes} is more than the data has: {count} classes.")
-        return torch.randperm(count, generator=self._generator(_CLASSES))[: self.sample_classes].sort().values
+        """Return the indices of the `sample_classes` classes to keep of `count`, in increasing order."""
+        kept: Any = self.sample_classes
+        if kept > count:
+            raise ValueError(f"--sample_classes {kept} is more than the data has: {count} classes.")
+        return torch.randperm(count, generator=self._generator(_CLASSES))[:kept].sort().values
 
     def replace_labels(self, labels: Tensor, rows: Tensor, *, num_rows: int, num_classes: int) -> Tensor:
         """Replace round(`label_noise` * N) labels, in an order and by classes drawn for all rows of the dataset."""

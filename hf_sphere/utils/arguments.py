@@ -105,10 +105,6 @@ class Options(dict[str, Any]):
 class _Help(str):
     """A help text as argparse expects it, with what argparse does not know, to which HfArgumentParser passes all."""
 
-    only_with: Sequence[str]
-    not_with: Sequence[str]
-    bounds: dict[str, float]
-
 
 def argument(
     default: Any = dataclasses.MISSING,
