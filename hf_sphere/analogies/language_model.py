@@ -57,10 +57,8 @@ class LanguageModel:
         if len(tokenizer) <= len(set(tokenizer.all_special_ids)):  # transformers builds one if it finds no files
             raise ValueError(f"the tokenizer of {self.name} has no vocabulary. Pass one: load(model, tokenizer).")
         if self.kind == "causal" and getattr(model.config, "is_decoder", True) is False:
-            raise ValueError(
-                f"{self.name} is a {type(model).__name__}, whose output for a token depends on the tokens after it. "
-                "Load it with config.is_decoder=True, or as a masked model (...ForMaskedLM)."
-            )
+            what = f"{self.name} is a {type(model).__name__}, whose output for a token depends on the tokens after it"
+            raise ValueError(f"{what}. Load it with config.is_decoder=True, or as a masked model (...ForMaskedLM).")
 
     @classmethod
     def load(
@@ -144,10 +142,8 @@ def _load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
     loader = loaders.get(kind) or getattr(transformers, class_name, transformers.AutoModel)
     model, report = load_pretrained(loader, name, dtype=dtype, output_loading_info=True)
     if missing := sorted(key for key in report["missing_keys"] if "pooler" not in key):  # no score uses the pooler
-        raise ValueError(
-            f"{name} was saved without {', '.join(missing[:3])}, so the head of its {type(model).__name__} would be "
-            "random. Pass AutoModel.from_pretrained(name)."
-        )
+        what = f"{', '.join(missing[:3])}, so the head of its {type(model).__name__} would be random"
+        raise ValueError(f"{name} was saved without {what}. Pass AutoModel.from_pretrained(name).")
     return model
 
 
@@ -203,11 +199,9 @@ def warn_unknown_words(language_model: LanguageModel, questions: Sequence[Questi
     tokens = tokenizer(words, add_special_tokens=False, verbose=False)["input_ids"]
     unknown = [word for word, ids in zip(words, tokens, strict=True) if not ids or tokenizer.unk_token_id in ids]
     if unknown:
-        warnings.warn(
-            f"the tokenizer of {language_model.name} does not know the words {', '.join(unknown)}. "
-            "Choices that differ only in unknown words tie, and a tie of k choices counts 1/k if one is correct.",
-            stacklevel=3,
-        )
+        what = f"the tokenizer of {language_model.name} does not know the words {', '.join(unknown)}"
+        why = "Choices that differ only in unknown words tie, and a tie of k choices counts 1/k if one is correct"
+        warnings.warn(f"{what}. {why}.", stacklevel=3)
 
 
 def equal_length_batches(

@@ -142,9 +142,8 @@ def prepare_images(args: Any) -> None:
     expected = [(what, count, found.get(what, 0)) for what, count in published.items()]
     wrong = [f"{count:,} {what} expected, {got:,} found" for what, count, got in expected if got != count]
     if wrong and args.expect_counts:
-        raise ValueError(
-            f"{'; '.join(wrong)}. Complete the data, or pass --expect_counts false to prepare it as it is."
-        )
+        how = "Complete the data, or pass --expect_counts false to prepare it as it is"
+        raise ValueError(f"{'; '.join(wrong)}. {how}.")
     for text in wrong:
         print(f"Warning: {text}.")
     with atomic_folder(output) as unfinished:

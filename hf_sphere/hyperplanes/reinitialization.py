@@ -136,10 +136,8 @@ def tensors_of_modules(
         tied = [other for other in (name, *state) if other in tensors and state[other] is value]
         if not tied or tensors[tied[0]].shape != tuple(value.shape):
             has = f"{name} of shape {tensors[tied[0]].shape}" if tied else f"no {name}"
-            raise ValueError(
-                f"snapshot {label} has {has}, but the model has it of shape {tuple(value.shape)}. Pass snapshots of "
-                "this architecture."
-            )
+            what = f"snapshot {label} has {has}, but the model has it of shape {tuple(value.shape)}"
+            raise ValueError(f"{what}. Pass snapshots of this architecture.")
         selected[name] = tensors[tied[0]]
     return selected
 

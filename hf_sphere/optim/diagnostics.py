@@ -158,10 +158,8 @@ def find_channel_dims(model: nn.Module, optimizer: Optimizer, batch: Any = None)
 
 def _check_rules(optimizer: Optimizer) -> None:
     if any(group.get("muon") or group.get("hyperball") for group in optimizer.param_groups):
-        name = type(getattr(optimizer, "optimizer", optimizer)).__name__
-        raise ValueError(
-            f"step diagnostics (diagnostics_steps) are for steps x - lr a / b, which {name} does not take; omit them."
-        )
+        what = f"steps x - lr a / b, which {type(getattr(optimizer, 'optimizer', optimizer)).__name__} does not take"
+        raise ValueError(f"step diagnostics (diagnostics_steps) are for {what}; omit them.")
 
 
 def _scheme(

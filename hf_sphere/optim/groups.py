@@ -79,11 +79,9 @@ def scale_invariant_groups(model: nn.Module, batch: Any = None) -> ParameterGrou
     invariant = find_scale_invariant_weights(model, batch)
     logger.info(invariant.summary())
     if not invariant.channel_dims:
-        warnings.warn(
-            f"{type(model).__name__} has no scale-invariant weight, so the optimizer will be the ordinary one of "
-            "torch. Print find_scale_invariant_weights(model) for the reasons.",
-            stacklevel=2,
-        )
+        what = "has no scale-invariant weight, so the optimizer will be the ordinary one of torch"
+        how = "Print find_scale_invariant_weights(model) for the reasons"
+        warnings.warn(f"{type(model).__name__} {what}. {how}.", stacklevel=2)
     groups = parameter_groups(model, invariant.channel_dims, batch)
     for name, reason in invariant.rejected.items():
         rule = groups.rules.get(name)
@@ -146,11 +144,10 @@ def form_groups(
     formed = ParameterGroups(map(groups.__getitem__, sorted(by_dims, key=itemgetter(0))))
     formed.rules = used
     if unknown := [name for name, rule in used.items() if rule.role is Role.UNKNOWN]:
-        logger.warning(
-            "The role of %s is unknown: no operation of torch uses it in a forward pass. It gets weight decay and the "
-            "rule %s. Pass a batch that uses it, or choose by no_weight_decay() of its module or, for Muon, by rules.",
-            *(", ".join(unknown), ordinary.name),
-        )
+        text = "The role of %s is unknown: no operation of torch uses it in a forward pass. It gets weight decay and "
+        text += "the rule %s. Pass a batch that uses it, or choose by no_weight_decay() of its module or, for Muon, by "
+        text += "rules."
+        logger.warning(text, ", ".join(unknown), ordinary.name)
     return formed
 
 
@@ -174,11 +171,9 @@ class NamedOptimizer(Optimizer):
         self._step_supports_amp_scaling = False
         groups = self.param_groups  # those with names come from form_groups, which issues its own warning
         if not any(g.get("param_names") or g.get(self.group_key) not in (None, False) for g in groups):
-            logger.warning(
-                "%s was given parameters without its groups, so every step is an ordinary step of torch. Pass it "
-                "%s.form_groups(model), or use build_optimizer.",
-                *[type(self).__name__] * 2,
-            )
+            text = "%s was given parameters without its groups, so every step is an ordinary step of torch. Pass it "
+            text += "%s.form_groups(model), or use build_optimizer."
+            logger.warning(text, *[type(self).__name__] * 2)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group: `params`, and options that differ from the defaults, such as `channel_dims`."""
@@ -211,10 +206,8 @@ class NamedOptimizer(Optimizer):
             for key in ("channel_dims", "muon", "hyperball", "matrices", "param_names"):
                 before, now = (list(v) if isinstance(v := of.get(key), (list, tuple)) else v for of in (saved, group))
                 if (key != "param_names" or (before and now)) and before != now:
-                    raise ValueError(
-                        f"{key} of parameter group {index} is {before} in the state and {now} in the optimizer. Build "
-                        "the optimizer with the groups that the state was saved with."
-                    )
+                    what = f"{key} of parameter group {index} is {before} in the state and {now} in the optimizer"
+                    raise ValueError(f"{what}. Build the optimizer with the groups that the state was saved with.")
         super().load_state_dict(state_dict)
 
     @torch.no_grad()

@@ -228,11 +228,10 @@ def open_trial(model: nn.Module, batch: Any = None) -> Iterator[tuple[nn.Module,
             except Exception as error:
                 failure = error
         else:
-            raise ValueError(
-                f"{type(trial).__name__} does not accept {'any generated input' if batch is None else 'the batch'}: "
-                f"{failure!r}. Pass a batch to build_optimizer or form_groups: a mapping for model(**batch), a tuple "
-                "for model(*batch), a tensor for model(batch), without labels if the model does not compute its loss."
-            ) from failure
+            what = f"accept {'any generated input' if batch is None else 'the batch'}: {failure!r}"
+            how = "Pass a batch to build_optimizer or form_groups: a mapping for model(**batch), a tuple for "
+            how += "model(*batch), a tensor for model(batch), without labels if the model does not compute its loss"
+            raise ValueError(f"{type(trial).__name__} does not {what}. {how}.") from failure
         yield trial, example
 
 
@@ -243,10 +242,8 @@ def make_trial(model: nn.Module) -> nn.Module:
     """
     for name, parameter in model.named_parameters():
         if isinstance(parameter, DTensor):
-            raise ValueError(
-                f"{name} is sharded, but groups are found in whole weights: call `form_groups` of the optimizer first, "
-                "then fully_shard, then build it from the sharded weights."
-            )
+            how = "call `form_groups` of the optimizer first, then fully_shard, then build it from the sharded weights"
+            raise ValueError(f"{name} is sharded, but groups are found in whole weights: {how}.")
     attributes = (value for module in model.modules() for value in vars(module).values())
     computed = (value for value in attributes if isinstance(value, Tensor) and not value.is_leaf)
     trial = copy.deepcopy(model, {id(value): value.detach().clone() for value in computed})  # torch refuses them

