@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from torch import Tensor
-
 from hf_sphere.nn.layers import Spherization
 
 try:
@@ -45,8 +43,7 @@ class Spherize(Module):
 
     def forward(self, features: dict[str, Any]) -> dict[str, Any]:
         """Spherize the entry `sentence_embedding`."""
-        embeddings: Tensor = features["sentence_embedding"]
-        return {**features, "sentence_embedding": self.spherization(embeddings)}
+        return {**features, "sentence_embedding": self.spherization(features["sentence_embedding"])}
 
     def get_embedding_dimension(self) -> int:
         """Return the length of the spherized embeddings."""

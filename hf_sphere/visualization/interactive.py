@@ -149,8 +149,7 @@ def write_interactive_sphere(
         "plotly": _compress(library),
         "content": _compress(json.dumps(content)),
     }
-    page = re.sub(r"\{\{(\w+)\}\}", lambda match: fields[match[1]], _read_asset("page.html"))
-    write_text(path, page)
+    write_text(path, re.sub(r"\{\{(\w+)\}\}", lambda match: fields[match[1]], _read_asset("page.html")))
     return SpherePage(path)
 
 
