@@ -36,7 +36,7 @@ def build(
     *, side: int = 6, few_shot: dict[str, Any] | None = None, **encoder: Any
 ) -> SphereVisionForFewShotClassification:
     arguments = EncoderArguments(**encoder), ImageDataOptions(), RecipeArguments(output_dir="unused")
-    return build_few_shot(Setup(*arguments, make_data(side), "conv4"), FewShotArguments(**few_shot or {}))
+    return build_few_shot(Setup(*arguments, make_data(side), "few_shot"), FewShotArguments(**few_shot or {}))
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ def build(
         options = {"backbone": "linear_embedding", "backbone_kwargs": {"width": 8}, "embedding_dim": 4} | options
     training = {"label_smoothing_factor": smoothing, "loss_reduction": reduction, "num_train_epochs": epochs}
     args = RecipeArguments(output_dir="unused", **training)
-    setup = Setup(ModelArguments(**options), ImageDataOptions(), args, data or make_data(task))
+    setup = Setup(ModelArguments(**options), ImageDataOptions(), args, data or make_data(task), task)
     if task == "classification":
         return build_classifier(setup)
     if task == "regression":

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
-from hf_sphere import data, models
+from hf_sphere import data
 from hf_sphere.data.options import ImageDataOptions
 from hf_sphere.training.arguments import RecipeArguments
 from hf_sphere.training.tasks import Prepared, Task, image
@@ -162,30 +162,24 @@ def check_head(
         check_options(model_args.head or default_head, model_args.head_kwargs)
 
 
-def build_classifier(
-    setup: image.Setup,
-    model_class: Any = None,
-    *,
-    default_head: str = "spherized",
-    is_open_set: bool = False,
-    **settings: Any,
-) -> Any:
-    """Build a model with a head for the data, by default a classifier, or load the saved one; see `build_model`.
+def build_classifier(setup: image.Setup, **settings: Any) -> Any:
+    """Build a model with a head for the data, or load the saved one; see `build_model`.
 
-    If the evaluation images have other classes (`is_open_set`), a saved model needs no other head for them.
+    A saved model needs no other head to evaluate retrieval of other classes.
     """
     from hf_sphere.nn.heads import HEADS
     from hf_sphere.utils.checks import keyword_options
 
     args, saved, now, new_head = setup.model_args, setup.saved, setup.images.class_names, False
     if saved is None:
+        default_head = "prototype" if setup.task == "joint" else "spherized"
         head, options = args.head or default_head, dict(args.head_kwargs)
         settings["head"] = head
     else:
         before, name = [saved.id2label[index] for index in range(saved.num_labels)], args.model_name_or_path
         if before not in (now, [f"LABEL_{index}" for index in range(len(now))]):  # the latter are unnamed
             new_head = setup.args.num_train_epochs > 0
-            if not new_head and not is_open_set:
+            if not new_head and setup.task != "retrieval":
                 raise ValueError(
                     f"the data has {shorten(now)} but {name} was trained on {shorten(before)}, and num_train_epochs 0 "
                     "trains no new head for them; choose data with the model's classes, or train."
@@ -211,8 +205,7 @@ def build_classifier(
     if options or saved is None or saved.head_kwargs:
         settings["head_kwargs"] = options
     settings |= {"id2label": dict(enumerate(now)), "label2id": dict(zip(now, range(len(now)), strict=True))}
-    model_class = model_class or models.SphereVisionForImageClassification
-    model = image.build_model(setup, model_class, settings, has_new_head=new_head)
+    model = image.build_model(setup, settings, has_new_head=new_head)
     if args.prototypes_file is not None:
         set_prototypes(model, args.prototypes_file, now)
     return model

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from hf_sphere import data, models
+from hf_sphere import data
 from hf_sphere.data.options import ImageDataOptions, OpenSetOptions
 from hf_sphere.training.arguments import RecipeArguments
 from hf_sphere.training.tasks import Prepared, Task
@@ -66,7 +66,6 @@ def prepare(
         model_args,
         data_args,
         "few_shot",
-        default_backbone="conv4",
         targets=few_shot,
         episodes=few_shot.episodes(few_shot.episodes_per_epoch, few_shot.episodes_per_step),
         validation_episodes=few_shot.episodes(count or VALIDATION_EPISODES) if validates else None,
@@ -107,7 +106,7 @@ def build_few_shot(setup: Setup, few_shot: FewShotArguments) -> Any:
             name = setup.model_args.model_name_or_path
             raise ValueError(f"spherization is {spherization} but {name} has {saved.spherization}; leave it out.")
         settings["spherization"] = spherization
-    return build_model(setup, models.SphereVisionForFewShotClassification, settings, from_any_class=True)
+    return build_model(setup, settings)
 
 
 TASK = Task(

@@ -11,7 +11,7 @@ from hf_sphere import data, models
 from hf_sphere.data.options import DataTask, ImageDataOptions
 from hf_sphere.training.arguments import RecipeArguments
 from hf_sphere.training.output_dir import read_settings
-from hf_sphere.training.tasks import Description, Prepared
+from hf_sphere.training.tasks import Description, Prepared, find_task
 from hf_sphere.utils.arguments import Arguments, Options, argument
 from hf_sphere.utils.loading import PACKAGES, load_model, load_pretrained, split_weights
 
@@ -78,7 +78,7 @@ class Setup:
     data_args: ImageDataOptions
     args: RecipeArguments
     images: "ImageData"
-    default_backbone: str = "lenet5"  # the backbone if the argument is not set
+    task: DataTask = "classification"
 
     @cached_property
     def saved(self) -> "SphereVisionConfig | None":
@@ -88,13 +88,7 @@ class Setup:
 
 
 def load_images(
-    run: "Run",
-    model_args: EncoderArguments,
-    data_args: ImageDataOptions,
-    task: DataTask,
-    *,
-    default_backbone: str = "lenet5",
-    **options: Any,
+    run: "Run", model_args: EncoderArguments, data_args: ImageDataOptions, task: DataTask, **options: Any
 ) -> Setup:
     """Load the dataset of a run; the main process decodes it first, the others read its cache.
 
@@ -117,7 +111,7 @@ def load_images(
     elif model_args.pretrained_backbone or model_args.backbone_weights is not None:
         from hf_sphere.models.pretrained_backbones import pretrained_preprocessing
 
-        data_args.fill(pretrained_preprocessing(model_args.backbone or default_backbone))
+        data_args.fill(pretrained_preprocessing(model_args.backbone or default_backbone(task)))
     size, drawn = args.per_device_train_batch_size, options.get("episodes")
     if drawn is not None and size not in (RecipeArguments.per_device_train_batch_size, drawn.batch_size):
         raise ValueError(
@@ -139,27 +133,27 @@ def load_images(
             )
     if record is not None:
         images = replace(images, record=record.after(earlier, trains=args.num_train_epochs > 0))
-    return Setup(model_args, data_args, args, images, default_backbone)
+    return Setup(model_args, data_args, args, images, task)
 
 
-def build_model(
-    setup: Setup,
-    model_class: Any,
-    settings: Mapping[str, Any],
-    *,
-    has_new_head: bool = False,
-    from_any_class: bool = False,
-) -> Any:
-    """Build a new model for the data, or load the saved one, which may be one `from_any_class`.
+def default_backbone(task: DataTask) -> str:
+    """Return the backbone if the argument is not set."""
+    return "conv4" if task == "few_shot" else "lenet5"
+
+
+def build_model(setup: Setup, settings: Mapping[str, Any], *, has_new_head: bool = False) -> Any:
+    """Build a new model of the task for the data, or load the saved one, for few-shot that of any task.
 
     `settings` are those of the configuration that depend on the task, its arguments and the data; `has_new_head` is
     whether the head of the saved model is for other classes than the data. An argument that does not apply, or
     contradicts the saved model or the data, is an error.
     """
     args, shape, config, epochs = setup.model_args, setup.images.shape, setup.saved, setup.args.num_train_epochs
+    ours = find_task(setup.task).model_name
+    model_class = getattr(models, ours)
     if config is not None:
-        saved, kind, ours = args.model_name_or_path, (config.architectures or [None])[0], model_class.__name__
-        if not from_any_class and kind not in (ours, "SphereVisionModel", None):
+        saved, kind = args.model_name_or_path, (config.architectures or [None])[0]
+        if setup.task != "few_shot" and kind not in (ours, "SphereVisionModel", None):
             raise ValueError(f"{saved} is a {kind}, but this task trains a {ours}; use the task of that model.")
         check_same_architecture(args, config, evaluates=epochs == 0)
         if args.freeze_batch_norm is not None:
@@ -175,7 +169,7 @@ def build_model(
             model.head.reset_parameters()
         return model
     config = models.SphereVisionConfig(
-        backbone=args.backbone or setup.default_backbone,
+        backbone=args.backbone or default_backbone(setup.task),
         backbone_kwargs=dict(args.backbone_kwargs),
         num_channels=shape.channels,
         image_size=[shape.height, shape.width],

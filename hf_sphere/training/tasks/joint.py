@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hf_sphere import models
 from hf_sphere.training.arguments import RecipeArguments
 from hf_sphere.training.tasks import Prepared, Task, classification, image, regression
 from hf_sphere.utils.arguments import argument
@@ -44,8 +43,7 @@ def prepare(
 
 def build_joint(setup: image.Setup, values: JointArguments) -> Any:
     """Build a model with a head and a regression for the data, or load the saved one; see `build_model`."""
-    model_class, settings = models.SphereVisionForJointPrediction, regression.value_settings(setup, values)
-    return classification.build_classifier(setup, model_class, default_head="prototype", **settings)
+    return classification.build_classifier(setup, **regression.value_settings(setup, values))
 
 
 TASK = Task(

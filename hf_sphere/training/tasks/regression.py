@@ -45,7 +45,7 @@ def prepare(
 def build_regression(setup: Setup, values: RegressionArguments) -> Any:
     """Build a regression for the data, or load the saved one; see `build_model`."""
     settings = value_settings(setup, values) | ({"head": None} if setup.saved is None else {})
-    return build_model(setup, models.SphereVisionForRegression, settings)
+    return build_model(setup, settings)
 
 
 def value_settings(setup: Setup, values: RegressionArguments) -> dict[str, Any]:

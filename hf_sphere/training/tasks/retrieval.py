@@ -33,7 +33,7 @@ def prepare(
 
     classification.check_head(model_args, data_args, args)
     setup = load_images(run, model_args, data_args, "retrieval", targets=classes, episodes=data_args.episodes)
-    images, model = setup.images, classification.build_classifier(setup, is_open_set=True)
+    images, model = setup.images, classification.build_classifier(setup)
     evaluate = partial(evaluate_retrieval, accelerator=run.accelerator)
     prepared = provide(run, setup, model, "retrieval", measure=measure_classification, evaluate=evaluate)
     check_queries(images)
