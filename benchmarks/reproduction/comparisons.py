@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from hf_sphere.comparison import holm, power
-from hf_sphere.comparison.runs import SHARES, decide, observed_power, show_p_value
+from hf_sphere.comparison.runs import SHARES, decide, show_p_value
 from hf_sphere.comparison.significance import LEVEL, Test, TestResult, difference_test
 from reproduction.definitions import error_rate, is_higher_better, is_share, scale
 
@@ -147,7 +147,8 @@ class Comparison:
         if not self.error_rate:
             return None
         minimum, seeds = relevant("minimum", self.error_rate), min(map(len, self._planned))
-        return observed_power(self.results[self.test], minimum, seeds, tests=self.tests, test=self.test)
+        result = self.results[self.test]
+        return result and result.power(minimum, seeds, tests=self.tests, test=self.test)
 
     @property
     def verdict(self) -> str:

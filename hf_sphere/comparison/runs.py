@@ -7,17 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from hf_sphere.comparison.significance import (
-    LEVEL,
-    Outcomes,
-    Test,
-    TestResult,
-    Variation,
-    holm,
-    mean_of,
-    power,
-    widest_test,
-)
+from hf_sphere.comparison.significance import LEVEL, Outcomes, Test, Variation, holm, mean_of, widest_test
 from hf_sphere.utils.checks import check_choice, check_number
 from hf_sphere.utils.pages import Table, draw_markdown, markdown_rows
 
@@ -245,7 +235,7 @@ def compare_runs(
             p_value=p_value,
             p_corrected=p_corrected,
             p_equivalence=p_equivalence,
-            power=observed_power(result, minimum, counts[name], tests=len(means), test=test),
+            power=result and result.power(minimum, counts[name], tests=len(means), test=test),
             verdict=verdict,
         )
     return RunComparison(reference, theirs, differences, minimum, margin, test, higher_is_better)
@@ -257,19 +247,6 @@ def decide(improvement: float, minimum: float | None, p_corrected: float, p_equi
         return "better" if improvement > 0 else "worse"
     is_equivalent = p_equivalence is not None and p_equivalence < LEVEL
     return "equivalent" if is_equivalent else "no significant difference"
-
-
-def observed_power(
-    result: TestResult | None, minimum: float | None, seeds: int, *, tests: int, test: Test
-) -> float | None:
-    """Return the power for a minimum effect with the standard error of a test, of at least so many seeds per group."""
-    if result is None or not minimum:
-        return None
-    if result.variation == "test images":
-        seeds, test = round(result.freedom) + 1, "paired"
-    # The deviation between seeds that has the standard error; a test over images has more degrees of freedom.
-    deviation = result.error * math.sqrt(seeds / (1 if test == "paired" else 2))
-    return power(minimum, deviation, seeds, tests=tests, test=test)
 
 
 def _check(values: Mapping[str, Mapping[int, Any]], reference: str, **numbers: Any) -> None:

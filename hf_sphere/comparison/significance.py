@@ -50,6 +50,16 @@ class TestResult(NamedTuple):
         """Return the larger p-value of two one-sided tests of a difference within a margin (TOST; Schuirmann, 1987)."""
         return float(stats.t.sf((margin - abs(self.difference)) / self.error, self.freedom))
 
+    def power(self, minimum: float | None, seeds: int, *, tests: int, test: Test) -> float | None:
+        """Return the power for a minimum effect with this standard error, of at least so many seeds per group."""
+        if not minimum:
+            return None
+        if self.variation == "test images":
+            seeds, test = round(self.freedom) + 1, "paired"
+        # The deviation between seeds that has the standard error; a test over images has more degrees of freedom.
+        deviation = self.error * math.sqrt(seeds / (1 if test == "paired" else 2))
+        return power(minimum, deviation, seeds, tests=tests, test=test)
+
 
 def mean_of(value: float | Outcomes) -> float:
     """Return the value of a run with a seed, which may be the mean of outcomes."""
