@@ -20,18 +20,8 @@ from typing import Any
 import torch
 from pandas import DataFrame, isna
 
-from hf_sphere.comparison.arms import (
-    TUNING_SEED,
-    Arm,
-    Division,
-    Setting,
-    apply_setting,
-    describe_setting,
-    draw_places,
-    setting_at,
-    tune,
-    tuning_epochs,
-)
+from hf_sphere.comparison import arms
+from hf_sphere.comparison.arms import Arm, Division, Setting, apply_setting, describe_setting
 from hf_sphere.comparison.measures import MEASURES, mean_or_none, measure
 from hf_sphere.comparison.plan import UNSEEN, Plan
 from hf_sphere.comparison.runs import RunComparison, compare_runs
@@ -68,14 +58,14 @@ class Study:
         """Tune an arm; None if it always diverges."""
         finished = self.read_trials()
         evaluate = partial(self.evaluate, finished, arm)
-        finished["tuned", arm.name] = tune(arm.grid, evaluate, count=self.plan.num_settings, epochs=self.epochs)
+        finished["tuned", arm.name] = arms.tune(arm.grid, evaluate, count=self.plan.num_settings, epochs=self.epochs)
         return finished["tuned", arm.name]
 
     def evaluate(self, finished: JsonLines, arm: Arm, setting: Setting, epochs: int) -> float | None:
         """Return the score of a trial in tuning, which is run unless it is finished; None if it diverges."""
         key = ("tuning", arm.name, tuple(setting.items()), epochs)
         if key not in finished:
-            evaluated = self.runs.run(arm, setting, self.division.tuning(), seed=TUNING_SEED, epochs=epochs)
+            evaluated = self.runs.run(arm, setting, self.division.tuning(), seed=arms.TUNING_SEED, epochs=epochs)
             values = evaluated and measure(self.tuned_by, evaluated).values()
             finished[key] = values and statistics.fmean(values)
         return finished[key]
@@ -83,14 +73,14 @@ class Study:
     def time_trial(self, arm: Arm) -> float:
         """Run the first trial in tuning of an arm, and return its minutes per epoch."""
         start, epochs = time.monotonic(), math.ceil(self.epochs / 9)
-        setting = setting_at(arm.grid, draw_places(arm.grid, self.plan.num_settings)[0])
+        setting = arms.setting_at(arm.grid, arms.draw_places(arm.grid, self.plan.num_settings)[0])
         self.evaluate(self.read_trials(), arm, setting, epochs)
         return (time.monotonic() - start) / 60 / epochs
 
     def print_time(self, pool: Any, workers: int) -> None:
         """Print how long all takes if each epoch of an arm takes as long as those of its first trial, which is run."""
         minutes = [*pool.map(self.time_trial, self.arms)]
-        tuning = [tuning_epochs(arm.grid, self.plan.num_settings, self.epochs) for arm in self.arms]
+        tuning = [arms.tuning_epochs(arm.grid, self.plan.num_settings, self.epochs) for arm in self.arms]
         runs, at_once = self.plan.seeds * self.epochs / workers, min(workers, len(self.arms))
         low, high = (
             sum(each * (epochs / at_once + runs) for each, epochs in zip(minutes, column, strict=True))
