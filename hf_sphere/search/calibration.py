@@ -165,14 +165,9 @@ class Calibration:
         return len(self.members[0])
 
     @cached_property
-    def is_separate(self) -> bool:
-        """Whether the queries are no rows of the gallery."""
-        return bool((self.ids < 0).all())
-
-    @cached_property
     def needs_best(self) -> bool:
-        """Whether p-values depend on the best row of the query."""
-        return not self.is_separate and (self._is_strict or self.rule == "bounded")
+        """Whether p-values depend on the best row of the query: not if no calibration query is a row."""
+        return bool((self.ids >= 0).any()) and (self._is_strict or self.rule == "bounded")
 
     @cached_property
     def _is_strict(self) -> bool:
