@@ -23,7 +23,6 @@ from hf_sphere.training import output_dir
 from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
 
 FILES = ("all_results.json", "results.csv", "predictions.json", "analogies.png", "run.json")
-"""Files that the command may write."""
 
 
 @dataclass

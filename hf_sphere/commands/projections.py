@@ -26,7 +26,6 @@ RUN_SETTINGS = (
 """Settings of a training run that are copied to the results."""
 PLOTS = [f"{name}{suffix}" for name in ("masses", "histograms", "along_training") for suffix in (".png", ".svg")]
 FILES = ["projections.json", "training.json", "all_results.json", *PLOTS]
-"""Files that the recipe may write."""
 
 
 @dataclass

@@ -80,9 +80,8 @@ def upload(folder: Path, names: Sequence[str], repo_id: str, *, private: bool | 
 
     from hf_sphere.training.model_card import rename_model
 
-    found = [
-        f"{name} is a link out of it" for name in names if folder.resolve() not in (folder / name).resolve().parents
-    ]
+    root = folder.resolve()
+    found = [f"{name} is a link out of it" for name in names if root not in (root / name).resolve().parents]
     for name in names:
         with (folder / name).open("rb") as file:
             size = int.from_bytes(file.read(8), "little") if name.endswith(".safetensors") else -1  # of its header

@@ -64,7 +64,8 @@ def make_arm(name: str, options: Mapping[str, Any], learning_rate: float) -> Arm
     """Make an arm; `grid` of the options replaces the usual one. Numbers that the options fix are not tuned."""
     options = dict(options)
     stated = options.pop("grid", None)
-    if stated is not None and not (isinstance(stated, dict) and all(map(_is_increasing, stated.values()))):
+    is_grid = isinstance(stated, dict) and all(isinstance(v, list) and v and v == sorted({*v}) for v in stated.values())
+    if stated is not None and not is_grid:
         raise ValueError(f"the grid of {name} must map options to lists of increasing numbers; got {stated!r}.")
     fixed = {*options, *(f"head_kwargs.{key}" for key in options.get("head_kwargs") or ())}
     if both := fixed & {*(stated or ())}:
@@ -75,10 +76,6 @@ def make_arm(name: str, options: Mapping[str, Any], learning_rate: float) -> Arm
         if key not in fixed:
             grid[key] = (tuple(values), learning_rate if key == "learning_rate" else values[len(values) // 2])
     return Arm(name, options, grid)
-
-
-def _is_increasing(values: Any) -> bool:
-    return isinstance(values, list) and bool(values) and values == sorted({*values})
 
 
 def make_arms(plan: Plan) -> list[Arm]:

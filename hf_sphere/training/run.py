@@ -289,8 +289,6 @@ def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) ->
 
 def _evaluate(run: Run, prepared: Prepared, batches: Any, prefix: str, model: nn.Module) -> dict[str, Any]:
     """Evaluate a model on a split, and prefix the names of the metrics."""
-    if prepared.evaluate is not None:
-        metrics = prepared.evaluate(model, batches)
-    else:
-        metrics = evaluate(model, batches, run.accelerator, prepared.measure)
+    function = prepared.evaluate or partial(evaluate, accelerator=run.accelerator, measure=prepared.measure)
+    metrics = function(model, batches)
     return {f"{prefix}_{name}": value for name, value in (metrics | prepared.derive(metrics)).items()}

@@ -79,8 +79,7 @@ class SphereCallback(TrainerCallback):
         >>> trainer.add_callback(SphereCallback())  # doctest: +SKIP
     """
 
-    def __init__(self) -> None:
-        self._hook: Any = None
+    _hook: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, **others: Any) -> None:
         """Check the settings, and initialize the model from data."""
