@@ -53,9 +53,7 @@ class DuplicateArguments(Arguments):
     threshold: float | None = argument(
         None, "Smallest cosine of a duplicate; if not set, chosen.", gt=-1, le=1, not_with=["expected_false"]
     )
-    expected_false: float | None = argument(
-        None, "Number of false pairs that a chosen threshold is expected to find; 1 if not set.", gt=0
-    )
+    expected_false: float | None = argument(None, "Expected false pairs of a chosen threshold; 1 if not set.", gt=0)
     table: str | None = argument(None, "CSV file for the table of pairs; printed if neither it nor a page is set.")
     suspects: str | None = argument(
         None, "CSV file for the rows whose label is likely wrong, with a better one.", only_with=["label_column"]

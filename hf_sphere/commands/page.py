@@ -108,9 +108,7 @@ def build_page(index: "search.ImageIndex") -> Any:
                 text = gr.Textbox(label="Text", visible=texts)
                 level = gr.Slider(lowest, 0.5, max(lowest, 0.05), step=0.001, label="False accepts", **options)
                 with gr.Accordion("More options", open=False):
-                    class_filter = gr.Dropdown(
-                        classes, multiselect=True, label="Classes", info=shown, visible=any(classes)
-                    )
+                    chosen = gr.Dropdown(classes, multiselect=True, label="Classes", info=shown, visible=any(classes))
                     count = gr.Slider(1, min(50, len(index)), min(10, len(index)), step=1, label="Neighbors")
                 button = gr.Button("Search", variant="primary")
             with gr.Column(scale=2, min_width=280):
@@ -131,8 +129,8 @@ def build_page(index: "search.ImageIndex") -> Any:
             except (ValueError, OSError) as error:
                 raise gr.Error("the image is missing or changed.", print_exception=False) from error
 
-        inputs = [image, text, class_filter, count, level]
-        for event in (image.upload, text.submit, button.click, class_filter.change):
+        inputs = [image, text, chosen, count, level]
+        for event in (image.upload, text.submit, button.click, chosen.change):
             event(find, inputs, results)
         for slider in (level, count):
             slider.change(find, inputs, results, trigger_mode="always_last", show_progress="hidden")

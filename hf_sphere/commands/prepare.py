@@ -37,9 +37,7 @@ class PrepareArguments(Arguments):
     output: str = argument(help="Output folder, for --dataset_name of `hf-sphere train`.")
     overwrite_output_dir: bool = argument(False, "Replace the prepared data in output.")
     skip_missing: bool = argument(False, "Skip rows with a missing or unreadable image, or an unknown school or year.")
-    expect_counts: bool = argument(
-        True, "Require the published numbers of classes and images; false only prints warnings, for subsets."
-    )
+    expect_counts: bool = argument(True, "Require published numbers of classes and images; false warns, for subsets.")
     disable_tqdm: bool = argument(False, "Disable progress bars.")
 
 

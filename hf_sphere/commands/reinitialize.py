@@ -31,7 +31,6 @@ from hf_sphere.utils.json_lines import JsonLines
 CELLS_FILE, TABLE_FILE = "cells.jsonl", "reinitialization.json"
 PLOTS = ("reinitialization.png", "reinitialization.svg")
 FILES = (CELLS_FILE, TABLE_FILE, *PLOTS, "all_results.json", "run.json")
-"""Files that the recipe may write."""
 FREE_TO_CHANGE = {
     *("output_dir", "overwrite_output_dir", "drop", "heat_map", "batch_size"),
     *("disable_tqdm", "cache_dir", "dataloader_num_workers"),
@@ -59,12 +58,8 @@ class RobustnessArguments(Arguments):
     include_batch_norm: bool = argument(True, "Reset the batch norm after a layer with it.")
     snapshots: list[str] | None = argument(None, "Snapshot files; default: those in the folder of the training run.")
     num_random: int = argument(1, "Number of random initializations per layer.", ge=0)
-    seed: int = argument(
-        0, "Seed of the random initializations, and of the sample of images for a model without a training run.", **SEED
-    )
-    top_k: int = argument(
-        1, "Top-k accuracy: fraction of images whose class is among those of the k largest logits.", ge=1
-    )
+    seed: int = argument(0, "Seed of initializations and, without a training run, of the sample of images.", **SEED)
+    top_k: int = argument(1, "Top-k accuracy: fraction of images whose class is among the k largest logits.", ge=1)
     heat_map: Literal["accuracy", "relative_drop"] = argument(
         "accuracy", "Quantity of the heat map: the accuracy, or its relative drop, (trained - accuracy) / trained."
     )

@@ -26,9 +26,7 @@ class RejectionArguments(Arguments):
 
     model_name_or_path: str = argument(help="Image classifier of this library: folder or Hub id.")
     images: str = argument(help="Images of its classes that it has not seen: folder, or name of a dataset.")
-    split: str | None = argument(
-        None, "Split or part of the dataset; if not set, the part that the training reserved, or else all images."
-    )
+    split: str | None = argument(None, "Split or part; if not set, what the training reserved, or else all images.")
     level: float = argument(0.05, "Largest fraction of images of the classes to reject as unknown.", gt=0, lt=1)
     score: str = argument("auto", "Name of a score of hf_sphere.ood; auto chooses it by one half of the images.")
     by_class: bool = argument(False, "Compare each class with its own images, so that the level holds for each class.")
@@ -65,9 +63,7 @@ def fit(args: RejectionArguments, output: Path) -> None:
     encoder, record = search.ImageEncoder(name), DataRecord.read(name)
     names = encoder.class_names
     if not isinstance(encoder.model, SphereVisionForImageClassification):
-        raise ValueError(
-            f"{name} is no SphereVisionForImageClassification; for other models, use hf_sphere.ood.fit_rejection."
-        )
+        raise ValueError(f"{name} is no SphereVisionForImageClassification; use hf_sphere.ood.fit_rejection for it.")
     known, others = load_images(encoder, record, args.images, args.split, skip), None
     uses = {"train": "trained on", "validation": "validated on", "eval": "evaluated on"}
     if used := [f"{use} {count:,}" for part, use in uses.items() if (count := known.recorded.get(part))]:

@@ -30,14 +30,10 @@ class ReportArguments(Arguments):
     source: str = argument(help="File or dataset of vectors, or folder of an index. It can be the first argument.")
     column: str | None = argument(None, "Column of the vectors; a usual name if not set, or the only one with vectors.")
     id_column: str | None = argument(None, "Column of ids, by which the report names rows.")
-    columns: list[str] | None = argument(
-        None, "Further columns of the rows that are wrong or outside.", only_with=["page", "json"]
-    )
+    columns: list[str] | None = argument(None, "Further columns of wrong or outside rows.", only_with=["page", "json"])
     group_column: str | None = argument(None, "Column of the groups, or `label` for the class: rows that match.")
     compare_with: str | None = argument(None, "Another source of vectors, with the same columns: whether they differ.")
-    skip_invalid: bool = argument(
-        False, "Compare without vectors that are not finite, or zero.", only_with=["compare_with"]
-    )
+    skip_invalid: bool = argument(False, "Leave out vectors that are zero or not finite.", only_with=["compare_with"])
     page: str | None = argument(None, "HTML file for a page with the numbers, what to do, and the figure.")
     figure: str | None = argument(None, "PNG file for a figure.")
     json: str | None = argument(None, "JSON file for the numbers.")

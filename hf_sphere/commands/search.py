@@ -34,9 +34,7 @@ class SearchArguments(Arguments):
 
     index: str = argument(help="Folder of the index.")
     query: str | None = argument(None, "Image file, folder of images, name of a dataset, or file of texts or vectors.")
-    column: str | None = argument(
-        None, "Column of the queries; if not set, one with a usual name, or the only one with vectors."
-    )
+    column: str | None = argument(None, "Column of the queries; a usual name if not set, or the only one with vectors.")
     id_column: str | None = argument(None, "Column of ids of the queries, which name them.", only_with=["query"])
     columns: list[str] | None = argument(None, "Columns of the queries that the table repeats.", only_with=["query"])
     text: str | None = argument(None, "Instead, a text, for a model such as CLIP, or an index of texts.")

@@ -49,12 +49,8 @@ class _ArmArguments(Arguments):
         not_with=["heads", "backbones"],
     )
     frozen: bool = argument(False, "Compute features of pretrained backbones once, and train a linear map and head.")
-    finetune: int = argument(
-        0, "Repeat this many best ones of --frozen with trained backbones.", ge=0, le=64, only_with=["frozen"]
-    )
-    embedding_dim: int | None = argument(
-        None, "Embedding dimension; 128 with --frozen, else that of the backbone.", ge=1
-    )
+    finetune: int = argument(0, "Repeat this many best ones with trained backbones.", ge=0, le=64, only_with=["frozen"])
+    embedding_dim: int | None = argument(None, "Embedding dimension; 128 with --frozen, else of the backbone.", ge=1)
     training: Options = argument(Options, "Options of hf-sphere train classification for all, a mapping.")
 
 

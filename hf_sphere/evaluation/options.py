@@ -13,9 +13,7 @@ class EvaluationOptions(Arguments):
     distance: Literal["cosine", "euclidean", "hyperbolic"] | None = argument(
         None, "Distance for retrieval; if not set, that of the model, else cosine."
     )
-    curvature: float | None = argument(
-        None, "c > 0 for the curvature -c of the hyperbolic distance; if not set, that of the model.", gt=0
-    )
+    curvature: float | None = argument(None, "c of the hyperbolic curvature -c; if not set, that of the model.", gt=0)
     ks: list[int] = argument((1,), "Values of k for Recall@k.", ge=1)
     num_samples: int = argument(10, "Samples of each uncertain embedding for sampled retrieval; 0 skips it.", ge=0)
     overlap_threshold: float | None = argument(

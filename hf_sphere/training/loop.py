@@ -339,9 +339,7 @@ class TrainingLoop:
             )
         follows_metric = isinstance(scheduler, ReduceLROnPlateau)
         if follows_metric != ("best" in state.scheduler):
-            raise CheckpointError(
-                f"{checkpoint} has another lr_scheduler_type; keep it, `reduce_lr_on_plateau` or not."
-            )
+            raise CheckpointError(f"{checkpoint} has another lr_scheduler_type; keep it, reduce_lr_on_plateau or not.")
         loads_best = self.args.load_best_model_at_end
         best = self.output_dir / f"{CHECKPOINT_PREFIX}{state.best_step}"
         state.best_step = state.best_step if loads_best else None

@@ -60,9 +60,7 @@ def check_optimizer_arguments(args: RecipeArguments) -> None:
     for name in ("momentum", *_OF_SOME, *of_adam):
         default, value = getattr(RecipeArguments, name), getattr(args, name)
         if of_adam.get(name, name) not in valid and value != default:
-            raise ValueError(
-                f"{name} {value} has no effect with optim {args.optim}; leave it out, or set it to {default}."
-            )
+            raise ValueError(f"{name} {value} has no effect with optim {args.optim}; leave it out, or at {default}.")
 
 
 def build_scheduler(

@@ -39,17 +39,13 @@ def head_choices() -> Iterable[str]:
 class ModelArguments(image.EncoderArguments):
     """Head."""
 
-    head: str | None = argument(
-        None, "Head; if not set, `spherized`, or `prototype` in joint prediction.", choices=head_choices
-    )
+    head: str | None = argument(None, "Head; if not set, `spherized`, or `prototype` for joint.", choices=head_choices)
     head_kwargs: Options = argument(Options, "Options of the head, a mapping.")
     class_weights: Literal["balanced"] | None = argument(
         None, "Weight the loss of each class by the inverse of its number of training images; not weighted if not set."
     )
     shard_classes: bool = argument(False, "Spread the class vectors over processes; the head must have this option.")
-    prototypes_file: str | None = argument(
-        None, "Prototypes of the head `prototype`, written by hf-sphere place; computed if not set."
-    )
+    prototypes_file: str | None = argument(None, "Prototypes for `prototype`, of hf-sphere place; computed if not set.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,9 +59,7 @@ class ImageDataArguments(ImageDataOptions):
     episode_classes: int | None = argument(
         None, "P x K sampling: classes per training batch, instead of its size.", only_with=["episode_examples"], ge=1
     )
-    episode_examples: int | None = argument(
-        None, "P x K sampling: images per class.", only_with=["episodes_per_epoch"], ge=1
-    )
+    episode_examples: int | None = argument(None, "P x K: images per class.", only_with=["episodes_per_epoch"], ge=1)
     episodes_per_epoch: int | None = argument(
         None, "P x K sampling: batches per epoch, over all processes.", only_with=["episode_classes"], ge=1
     )

@@ -34,9 +34,7 @@ class FewShotArguments(OpenSetOptions):
     metric: Literal["euclidean", "cosine"] | None = argument(
         None, "Similarity of queries and prototypes; if not set, that of the saved model, else euclidean."
     )
-    temperature: float | None = argument(
-        None, "Divisor of the similarities; if not set, that of the saved model, else 1.", gt=0
-    )
+    temperature: float | None = argument(None, "Divisor of similarities; if not set, of the saved model, else 1.", gt=0)
     spherization: Options | None = argument(
         None, "Options for spherizing the embeddings (`{}` for the defaults); if not set, as in the saved model."
     )
