@@ -39,10 +39,7 @@ def measure(name: str, evaluated: Evaluated, *, per_image: bool = False) -> dict
     Measures that are not means over images have, `per_image`, the jackknife's pseudo-value of each of `BLOCKS` blocks
     of images, and otherwise the same value for each image. Retrieval is such a measure: its images are also the gallery
     of the others, so that the scores of single queries would vary too little. For Recall@1, which a nearest neighbor
-    decides, the jackknife's variance is too large, about twice the true one.
-
-    Raises:
-        ValueError: If the measure is not defined for these images, for instance if no class has two.
+    decides, the jackknife's variance is too large, about twice the true one. See `check_measure` for errors.
     """
     labels: Any = (evaluated.unseen if name.startswith(UNSEEN) and evaluated.unseen else evaluated.known).labels
     check_measure(name, labels)

@@ -73,10 +73,7 @@ def explained(problem: str) -> Iterator[None]:
 
 
 def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: RunState, keep: int) -> Path:
-    """Write `checkpoint-<step>`, then remove all but the newest `keep` and the best one.
-
-    A `CheckpointError` leaves the older ones.
-    """
+    """Write `checkpoint-<step>`, then remove all but the newest `keep` and the best one; an error leaves all."""
     final, is_main = output_dir / f"{CHECKPOINT_PREFIX}{state.step}", accelerator.is_main_process
     with explained(f"could not write {final}; earlier checkpoints are unchanged"):
         with files.atomic_folder(final) if is_main else nullcontext() as unfinished:
@@ -99,19 +96,13 @@ def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: RunState,
 
 @contextmanager
 def write_model_files(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder for the files of a model; they replace those in `folder` after all have been written.
-
-    All errors, for instance of a full disk, become a `CheckpointError`.
-    """
+    """Yield a temporary folder for the files of a model; they replace those in `folder` after all have been written."""
     with explained(f"could not write {folder}; earlier files are unchanged"), files.atomic_files(folder) as unfinished:
         yield unfinished
 
 
 def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> RunState:
-    """Load the state of model, optimizer and random generators, and return the progress of the run.
-
-    Missing and damaged files, and those that do not fit, are errors.
-    """
+    """Load the state of model, optimizer and random generators, and return the progress of the run."""
     hooks = [each.optimizer.register_load_state_dict_pre_hook(check_state) for each in accelerator._optimizers]
     with explained(f"cannot load {checkpoint}"):
         (damage,) = broadcast_object_list([files.find_damage(checkpoint) if accelerator.is_main_process else None])

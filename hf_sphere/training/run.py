@@ -186,11 +186,7 @@ def start_run(args: RecipeArguments, *others: Any, recipe: str | None = None) ->
 
 
 def run_training(task: Task, arguments: Sequence[Any], command: Sequence[str], recipe: str) -> None:
-    """Train, evaluate and save the model of a task.
-
-    `arguments` has an instance of each of its dataclasses. The card shows the words of the `command`, and `run.json`
-    records the name of the `recipe`.
-    """
+    """Train, evaluate and save the model of a task; `arguments` has an instance of each of its dataclasses."""
     args = next(each for each in arguments if isinstance(each, RecipeArguments))
     settings: dict[str, Any] = dict(ChainMap(*map(asdict, arguments)))
     if args.num_train_epochs == 0 and (not settings.get("model_name_or_path") or settings.get("from_scratch")):

@@ -196,20 +196,11 @@ def build_model(setup: Setup, settings: Mapping[str, Any], *, has_new_head: bool
     return model
 
 
-def provide(
-    run: "Run",
-    setup: Setup,
-    model: Any,
-    predicts: str,
-    *,
-    name: str = "regression",
-    properties: Mapping[str, str] | None = None,
-    **functions: Any,
-) -> Prepared:
+def provide(run: "Run", setup: Setup, model: Any, predicts: str, properties: Any = None, **functions: Any) -> Prepared:
     """Move a model to its device, freeze what is not trained, initialize it from data, and describe it.
 
-    `predicts`, the `name` of what computes predictions, unless it is a head, and further `properties` are for the card.
-    `functions` are further fields of `Prepared`, `data` among them if it is not `setup.images`.
+    `predicts` and further `properties`, a mapping, are for the card. `functions` are further fields of `Prepared`,
+    `data` among them if it is not `setup.images`.
     """
     import torch
 
@@ -224,6 +215,7 @@ def provide(
     if run.args.resume_from_checkpoint is None:
         initialize_from_data(model, images.train)
     config, data_args, about = model.config, setup.data_args, dict[str, str]()
+    name = f"{config.few_shot_kwargs['metric']} prototypes" if setup.task == "few_shot" else "regression"
     if config.head is not None:
         name, about["head"] = f"{config.head} head", f"`{config.head}` {config.head_kwargs or ''}"
     if (regression := getattr(model, "regression", None)) is not None:
