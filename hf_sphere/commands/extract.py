@@ -22,9 +22,6 @@ from hf_sphere.training.arguments import PrecisionArguments
 from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
 from hf_sphere.utils.files import check_writable, list_folder
 
-RESULTS_FOLDERS = {"evaluation", "pictures"}
-"""Default output folders, inside that of the embeddings, of the recipes that evaluate and visualize them."""
-
 COMMON = ("dataset_config_name", "train_classes", "train_split", "image_column_name", "image_mean", "image_std")
 """Arguments that are stored in `embeddings.json` under the same name."""
 
@@ -78,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     accelerator = start_accelerator(mixed_precision=precision.mixed_precision)
     output = Path(args.output_dir)
     check_writable(output)
-    check_replaceable(output, {ABOUT_FILE, DATA_FOLDER, *RESULTS_FOLDERS})
+    check_replaceable(output, {ABOUT_FILE, DATA_FOLDER, "evaluation", "pictures"})  # of hf-sphere evaluate, visualize
     if list_folder(output) and not args.overwrite_output_dir:
         hint = "replace them, with their evaluation and pictures, with --overwrite_output_dir"
         raise FileExistsError(f"{output} contains embeddings. Choose another --output_dir, or {hint}.")

@@ -18,8 +18,8 @@ from hf_sphere.prototypes import place_prototypes
 from hf_sphere.training import RecipeArguments
 from hf_sphere.training.tasks.classification import HEAD_NAMES, ModelArguments, build_classifier
 from hf_sphere.training.tasks.image import Setup, summarize
-from hf_sphere.training.tasks.joint import JointArguments, build_joint
-from hf_sphere.training.tasks.regression import RegressionArguments, build_regression, check_values
+from hf_sphere.training.tasks.joint import JointArguments
+from hf_sphere.training.tasks.regression import RegressionArguments, build_regression, check_values, value_settings
 
 NAMES = ["cat", "dog", "owl"]
 MODELS = {
@@ -69,7 +69,7 @@ def build(
         return build_classifier(setup)
     if task == "regression":
         return build_regression(setup, RegressionArguments(**values or {}))
-    return build_joint(setup, JointArguments(**values or {}))
+    return build_classifier(setup, **value_settings(setup, JointArguments(**values or {})))
 
 
 def describe(task: str, data: ImageData) -> str:

@@ -32,18 +32,13 @@ def prepare(
 
     classification.check_head(model_args, data_args, args, "prototype")
     setup = image.load_images(run, model_args, data_args, "joint", targets=values, episodes=data_args.episodes)
-    model = build_joint(setup, values)
+    model = classification.build_classifier(setup, **regression.value_settings(setup, values))
     functions: dict[str, Any] = {"measure": measure_joint}
     if values.calibrate is not None:
         functions["finish"] = classification.calibration(run, setup, values.calibrate)
     regression.check_values(model, setup.images)
     predicts = f"{model.config.num_labels} classes and a real value"
     return image.provide(run, setup, model, predicts, **functions)
-
-
-def build_joint(setup: image.Setup, values: JointArguments) -> Any:
-    """Build a model with a head and a regression for the data, or load the saved one; see `build_model`."""
-    return classification.build_classifier(setup, **regression.value_settings(setup, values))
 
 
 TASK = Task(
