@@ -113,7 +113,8 @@ def test_an_index_with_groups_prints_its_levels_and_a_long_search_what_happened(
 
 def test_long_names_do_not_reach_the_next_cell():
     picture = Image.new("RGB", (32, 32), "black")
-    index = SimpleNamespace(classes=lambda mark: ["a long name " * 5 + mark], open_image=lambda row: picture)
+    shown = {"open_image": lambda row: picture, "path": lambda row: f"{'name' * 20}.jpg"}
+    index = SimpleNamespace(classes=lambda mark: ["a long name " * 5 + mark], **shown)
     neighbors = SimpleNamespace(
         rows=torch.zeros(1, 2, dtype=torch.long),
         distances=torch.full((1, 2), 0.123456),
