@@ -60,7 +60,8 @@ def of_sentence_transformers(queries: np.ndarray, gallery: np.ndarray, precision
 
 def recall(args: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
-    for name, title in TITLES.items():
+    for name in LEVELS:
+        title = TITLES[name]
         vectors, groups = corpus(name, args)
         order = np.random.default_rng(0).permutation(np.unique(groups))
         is_query = np.isin(groups, order[: 500 if len(order) == len(vectors) else len(order) // 10])
@@ -86,7 +87,8 @@ def recall(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def levels(args: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
-    for name, title in TITLES.items():
+    for name in LEVELS:
+        title = TITLES[name]
         vectors, groups = corpus(name, args)
         count, random = int(groups.max()) + 1, np.random.default_rng(0)
         sums = {(bits, level): [np.zeros(count), np.zeros(count)] for bits in BITS for level in LEVELS[name]}
