@@ -164,9 +164,8 @@ def decode_all(
     progress: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Decode every image once, or read the cache; return the images, uint8 (N, C, H, W), and their indices, (N,)."""
-    cache, stored = cache_file(images, cache_dir), dict[str, Tensor]()
-    if cache.is_file():
-        stored = read_tensors(cache)
+    cache = cache_file(images, cache_dir)
+    stored = read_tensors(cache) if cache.is_file() else {}
     if not stored or (len(stored["indices"]) < len(images) and not skip_corrupt):
         shape, good, filled = images.shape, [], 0
         decoded = torch.empty((len(images), shape.channels, shape.height, shape.width), dtype=torch.uint8)
@@ -261,15 +260,14 @@ def report_left_out(images: EncodedImages, kept: Tensor) -> None:
 def cache_file(images: EncodedImages, cache_dir: str | os.PathLike | None = None) -> Path:
     """Return the file of the cache that has the decoded images; its name identifies all but a `transform`."""
     folder = Path(cache_dir) if cache_dir is not None else Path(HF_HOME) / "hf_sphere" / "decoded"
-    shape, used = images.shape, images.dataset
-    if len(images) < len(used):
-        used = used.select(images.rows.tolist())
+    shape, rows = images.shape, images.rows.tolist()
+    used = images.dataset.select(rows) if len(rows) < len(images.dataset) else images.dataset
     # Despite its private name, the fingerprint is documented by `datasets` as the key of its caches.
     name = f"{used._fingerprint}-{images.column}-{shape.channels}x{shape.height}x{shape.width}"
     name += "" if shape.crop_pct is None else f"-{shape.crop_pct:g}"
     name += "" if shape.interpolation == "bilinear" else f"-{shape.interpolation}"
     name += "-" + bytes(shape.background).hex()
-    state = state_of_files(images._records.select(images.rows.tolist()), images.column)
+    state = state_of_files(images._records.select(rows), images.column)
     return folder / f"{name}{state}.safetensors"
 
 

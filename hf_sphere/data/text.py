@@ -238,15 +238,14 @@ def load_text_data(
         blocks["train"], blocks[key] = tokens[:kept], tokens[kept:]
         names[key] = f"the last {fraction:.0%} of {options.train_split}"
     batches = {}
+    masking = Masking(options.mask_probability or Masking.probability) if options.objective == "masked" else None
     for key, tokens in blocks.items():
-        is_train, masking = key == "train", None
+        is_train = key == "train"
         size = options.max_train_samples if is_train else options.max_eval_samples
         if len(tokens) == 0:
             raise ValueError(f"{names[key]} has too little text for {block_length} tokens; reduce --max_seq_length.")
         if size is not None and size < len(tokens):
             tokens = tokens[draw_subset(len(tokens), size, seed)]
-        if options.objective == "masked":
-            masking = Masking(options.mask_probability or Masking.probability)
         own: Any = {"batch_size": batch_size if is_train else eval_batch_size, "shuffle": is_train, "seed": seed}
         batches[key] = TextBatches(tokens, vocabulary, masking=masking, **own, **sharing)
     validation = batches.get("validation")

@@ -41,10 +41,9 @@ def save_snapshot(
     Epoch 0 is the initialization. The `metadata` of the file are added.
     """
     path = Path(folder, f"epoch-{epoch:04d}.safetensors")
-    order = json.dumps(list(model.state_dict()))
-    about = {**(metadata or {}), "format": "pt", "epoch": str(epoch), ORDER_KEY: order}
+    own = {"format": "pt", "epoch": str(epoch), ORDER_KEY: json.dumps(list(model.state_dict()))}
     with atomic_file(path) as unfinished:
-        save_model(model, str(unfinished), metadata=about)
+        save_model(model, str(unfinished), metadata={**(metadata or {}), **own})
     return path
 
 

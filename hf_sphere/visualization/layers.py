@@ -304,8 +304,7 @@ def plot_reinitialization(
     if 0 < count < columns:
         axes.axvline(count, color="white", linewidth=5)
     if np.isnan(values).any():
-        missing = axes.fill([], [], facecolor="0.9", label="not measured")
-        figures.add_legend_below(figure, missing, ["not measured"])
+        figures.add_legend_below(figure, axes.fill([], [], facecolor="0.9", label="not measured"), ["not measured"])
     axes.set(xlim=(0, edges[-1]), ylim=(rows - 0.5, -0.5), ylabel="layer that is reset")
     if epochs:
         axes.set_xlabel("to its state after this epoch", x=count / 2 / edges[-1])

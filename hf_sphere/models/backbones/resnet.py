@@ -42,8 +42,7 @@ class SmallStemResNet(ResNet):
         """Remove the last ReLU, for a head that replaces it."""
         stages = [stage for stage in (self.layer1, self.layer2, self.layer3, self.layer4) if len(stage)]
         last = stages[-1][-1]
-        name = "act3" if isinstance(last, Bottleneck) else "act2"
-        setattr(last, name, nn.Identity())
+        setattr(last, "act3" if isinstance(last, Bottleneck) else "act2", nn.Identity())
 
 
 def _thin_resnet(depth: int, **options: Any) -> ResNet:
