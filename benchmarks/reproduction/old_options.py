@@ -7,6 +7,7 @@ RENAMED_OPTIONS: dict[tuple[str, Any], dict[str, Any]] = {
     ("optimizer", None): {"optim": None},
     ("compile", None): {"torch_compile": None},
     ("max_steps", None): {"stop_after_steps": None},
+    ("skip_unreadable_images", None): {"skip_invalid": None},
     ("mixed_precision", "bf16"): {"bf16": True, "fp16": False},
     ("mixed_precision", "fp16"): {"fp16": True, "bf16": False},
     ("mixed_precision", "no"): {"bf16": False, "fp16": False},
