@@ -178,7 +178,9 @@ def encode(
                 raise ValueError(f"{sentence.text[first:end]!r} in {sentence.text!r} has no token of its own.")
         for word in sentence.hidden:
             ids[masks[word]] = tokenizer.mask_token_id
-        plain = ~special & (ids != tokenizer.mask_token_id)  # all differ from None, if there is no such token
+        plain = ~special
+        if tokenizer.mask_token_id is not None:
+            plain &= ids != tokenizer.mask_token_id
         of_words = np.array(list(masks.values()) if words else [], dtype=bool).reshape(-1, len(ids))
         if start_token is not None and not special[:1].any():
             ids, plain = np.insert(ids, 0, start_token), np.insert(plain, 0, False)
