@@ -52,7 +52,7 @@ TABLE = [
     (lambda: fit(unit(4, 4), "auto"), "must be a list, an array or a column"),
     (lambda: fit(unit(4, 4), {1, 2, 3, 4}), "must be a list, an array or a column"),
     (lambda: fit(unit(4, 4), torch.tensor(3)), "must be a list, an array or a column"),
-    (lambda: fit(unit(5, 4), rule="exact"), "rule must be one of None, sharp, strict"),
+    (lambda: fit(unit(5, 4), rule="exact"), "rule must be one of bounded, sharp, strict"),
     (lambda: fit(unit(5, 4)).calibrate(score="dot"), "score must be one of auto, cosine, margin; got 'dot'"),
     (lambda: fit(unit(4, 4), range(4)).add("a", unit(4)), "old and new.*got int, str"),
     (lambda: fit(unit(5, 4), calibration_groups=[1]), "calibration_groups"),
