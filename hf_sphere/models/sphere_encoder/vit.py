@@ -61,6 +61,9 @@ class SphereViTModel(base.SphereEncoderMixin, plain.ViTModel):
     plain_map_path = "mlp.fc2"
     feed_forward_classes = {"ViTMLP": SphereViTMLP}
 
+    def __init__(self, config: SphereViTConfig, add_pooling_layer: bool = True, use_mask_token: bool = False) -> None:
+        super().__init__(config, add_pooling_layer, use_mask_token)  # by whose names transformers tests such models
+
 
 class SphereViTForImageClassification(ModelWithHead, base.SphereEncoderMixin, plain.ViTForImageClassification):
     """`ViTForImageClassification` of transformers with spherized feed-forwards, and any head."""
