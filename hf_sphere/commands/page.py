@@ -52,6 +52,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     (args,) = parse_arguments((PageArguments,), argv, __doc__)
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # before the import of gradio, which sends telemetry
     check_extra("app", "the search page", "gradio")
+    try:
+        socket.getaddrinfo(args.host or "localhost", None)  # with a name that is unknown, gradio would wait forever
+    except OSError as error:
+        raise ValueError(f"--host {args.host} is no address: {error}.") from error
     import gradio as gr
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import hf_sphere.prototypes
 from hf_sphere.training import output_dir
 from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
+from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.files import read_tensors, write_json
 
 METHODS = ("auto", "catalogue", "closed_form", "lbfgs", "sgd", "sgd_as_published", "slsqp")
@@ -62,6 +63,8 @@ class PlacementArguments(Arguments):
 def main(argv: Sequence[str] | None = None) -> None:
     """Place, report and save the prototypes."""
     (args,) = parse_arguments((PlacementArguments,), argv, __doc__)
+    import torch
+
     names = None
     if args.dataset_name:
         from hf_sphere.data.sources import LABEL_COLUMNS, find_column, find_split, load_splits
@@ -75,6 +78,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError(f"--num_classes is {args.num_classes}, but {args.dataset_name} has {count} classes.")
     folder = Path(args.output_dir or f"outputs/prototypes/{count}-{args.dim}")
     output_dir.check_results_dir(folder, overwrite=args.overwrite_output_dir)
+    try:
+        torch.device(args.device)
+    except RuntimeError as error:
+        raise ValueError(f"--device {args.device} is no device of torch: {error_text(error)}") from error
     vectors: Any = None
     if args.text_model is not None:
         template = args.template or "{}"

@@ -92,6 +92,8 @@ class TransformersBackbone(nn.Module):
             size = getattr(config, "image_size", 224)
             height, width = [size, size] if isinstance(size, int) else size
             output = encoder(pixel_values=torch.empty(1, config.num_channels, height, width))
+        if not hasattr(output, "last_hidden_state"):
+            raise ValueError(f"a {type(encoder).__name__} has no last hidden state, so it is no backbone.")
         _, *positions, channels = output.last_hidden_state.shape
         if len(positions) == 2 and positions[0] == positions[1] != channels:
             raise ValueError(f"the channels of {type(encoder).__name__} are the last axis, which is not supported.")

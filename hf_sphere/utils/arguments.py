@@ -236,6 +236,8 @@ def _check_value(action: Any, value: Any) -> Any:
     if not (is_valid and (items or action.can_be_empty)) or (action.choices and not {*items} <= {*action.choices}):
         choices = f"one of {', '.join(map(str, action.choices))}" if action.choices else f"of type {kind.__name__}"
         raise ValueError(f"{action.dest} must be {choices}; got {value!r}.")
+    if kind is float and any(isinstance(item, int) and abs(item) > sys.float_info.max for item in items):
+        raise ValueError(f"{action.dest} must be finite; got a number of more than 300 digits.")
     items = [*map(float, items)] if kind is float else [*items]
     return items if is_list else items[0]
 

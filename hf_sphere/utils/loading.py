@@ -231,7 +231,9 @@ def load_sentence_transformer(name: str, device: Any = None) -> Any:
 
 def load_file(path: str | os.PathLike, **options: Any) -> Any:
     """Load a file of rows, with a suffix of `FILE_KINDS`, as the split `train`; see `load_dataset`."""
-    kind = FILE_KINDS[Path(path).suffix.lower()]
+    kind = FILE_KINDS.get(Path(path).suffix.lower())
+    if kind is None:
+        raise ValueError(f"{path} is no file of rows, whose suffixes are {', '.join(FILE_KINDS)}.")
     options |= {"encoding": "utf-8-sig"} if kind == "text" else {}  # the mark of the byte order is no text
     return load_dataset(kind, data_files={"train": glob.escape(str(path))}, source=str(path), **options)
 

@@ -294,6 +294,7 @@ USAGE_ERRORS = {
     **{f"--head_kwargs '{word}'": f"expected a mapping such as '{{scaling: 5.0}}'; got '{word}'" for word in MAPPINGS},
     "--eval_split test --eval_fraction 0.3": "eval_fraction and eval_split exclude each other",
     "--eval_split test --eval_seed 1": "eval_seed and eval_split exclude each other",
+    f"--learning_rate {10**400}": "learning_rate must be",
     "--optim adamm": "Did you mean adam?",
     "--head arcfase": "Did you mean arcface?",
     "--lr_scheduler_type multistep": "multistep needs lr_milestones",

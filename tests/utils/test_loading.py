@@ -4,8 +4,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel, BertConfig, BertModel
 
+from hf_sphere.data.sources import load_splits
+from hf_sphere.models import SphereVisionConfig
 from hf_sphere.models.backbones.base import create_backbone
-from hf_sphere.models.pretrained_backbones import transformers_settings
+from hf_sphere.models.pretrained_backbones import TransformersBackbone, transformers_settings
 from hf_sphere.prototypes import embed_class_names
 from hf_sphere.utils.files import atomic_files
 from hf_sphere.utils.loading import load_dataset, load_model, load_pretrained
@@ -62,3 +64,15 @@ def test_a_digest_of_weights_depends_on_names_shapes_types_and_values():
     found = {digest_weights(each) for each in (weights, *others)}
     assert len(found) == 5
     assert digest_weights({name: tensor.clone() for name, tensor in weights.items()}) in found
+
+
+def test_a_file_without_rows_is_named_with_the_suffixes(tmp_path):
+    (tmp_path / "rows").write_text("a")
+    with pytest.raises(ValueError, match=r"rows is no file of rows, whose suffixes are \.\w+, "):
+        load_splits(str(tmp_path / "rows"))
+
+
+def test_a_model_without_hidden_states_is_no_backbone():
+    config = SphereVisionConfig(backbone="lenet5", head="softmax", num_labels=3, num_channels=1, image_size=[28, 28])
+    with pytest.raises(ValueError, match=r"a SphereVision\w+ has no last hidden state, so it is no backbone"):
+        TransformersBackbone(config.to_dict(), 1)
