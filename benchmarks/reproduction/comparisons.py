@@ -34,7 +34,8 @@ appendix name the planned test before its p-value and have that of the other one
 - "equivalent": by two one-sided t-tests at the 5 % level, the difference is smaller than the **margin**, which the
   verdict names: 10 % of the reference's error rate, or 0.5 points where that is less. These tests are not corrected.
   The margin is wider than the minimum effect: equivalent runs may differ by what is called better elsewhere.
-- "higher" and "lower": the corrected p-value is below 0.05, for metrics that have no error rate.
+- "higher" and "lower": the corrected p-value is below 0.05, for metrics that have no error rate; of an
+  error in units of its own, such as degrees, "worse" and "better".
 - "not decided": everything else, whatever the sign of the difference. The verdict has the number of seeds of each run
   that would find the minimum effect with a probability of 80 %, at the level 0.05 divided by the number of tests, if
   the deviation between seeds is the observed one. From three pairs the 95 % interval of that deviation is from half to
@@ -162,7 +163,8 @@ class Comparison:
             return "not tested"
         if self.error_rate is None:
             is_significant = corrected < LEVEL
-            return ("higher" if self.mean > 0 else "lower") if is_significant else NOT_DECIDED
+            words = ("worse", "better") if "error" in self.metric else ("higher", "lower")
+            return words[self.mean < 0] if is_significant else NOT_DECIDED
         improvement = self.mean if is_higher_better(self.metric) else -self.mean
         found = decide(improvement, relevant("minimum", self.error_rate), corrected, self.equivalence_p_value)
         return NOT_DECIDED if found == "no significant difference" else found
