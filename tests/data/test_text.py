@@ -270,7 +270,7 @@ def test_invalid_options_are_refused(load, splits, options, message):
 
 def test_an_unreadable_file_is_refused_with_the_reason(load, tmp_path):
     (tmp_path / "a.pdf").touch()
-    with pytest.raises(KeyError, match=r"\.pdf"):
+    with pytest.raises(ValueError, match=r"a\.pdf is no file of rows, whose suffixes are"):
         load(name=str(tmp_path / "a.pdf"))
     (tmp_path / "a.txt").write_bytes("caf\u00e9 ".encode("latin-1") * 9)
     with pytest.raises(ValueError, match=r"a.txt cannot be read as a dataset: 'utf-8' codec can't decode byte 0xe9"):

@@ -194,7 +194,7 @@ def test_bad_input_is_refused(call, message):
     ("encoder", "options", "message"),
     [
         (BertConfig(**SMALL), {}, "BertModel is no image encoder; texts need"),
-        (HGNetV2Config(), {"image_size": 64}, "no attribute 'last_hidden_state'|computes no features"),
+        (HGNetV2Config(), {"image_size": 64}, "has no last hidden state|computes no features"),
         (ViTConfig(**SMALL, image_size=28, patch_size=14), {"num_channels": 1}, "mismatch"),
         (ViTConfig(quantization_config={"quant_method": "bitsandbytes"}), {}, "has quantized weights"),
     ],
