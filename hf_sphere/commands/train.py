@@ -17,8 +17,9 @@ TASKS = {name.replace("_", "-"): summary for name, summary in tasks.TASKS.items(
 
 def main(argv: Sequence[str]) -> None:
     """Train on the task that the first argument names, with the others."""
-    own = {name.replace("_", "-"): task.summary for name, task in tasks.OWN_TASKS.items()}
-    words, known = list(argv), TASKS | own
+    words, known = list(argv), dict(TASKS)
+    for own, task in tasks.OWN_TASKS.items():
+        known[own.replace("_", "-")] = task.summary
     name = words.pop(0) if words else "--help"
     if name in ("-h", "--help"):
         print("Usage: hf-sphere train TASK [options]\n")

@@ -59,8 +59,10 @@ def _two_clusters() -> DatasetDict:
 
 def _as_splits(splits: dict[str, tuple[np.ndarray, np.ndarray]], names: list[str]) -> DatasetDict:
     features = Features({"image": Image(), "label": ClassLabel(names=names)})
-    rows = {split: {"image": list(images), "label": labels.tolist()} for split, (images, labels) in splits.items()}
-    return DatasetDict({split: Dataset.from_dict(columns, features) for split, columns in rows.items()})
+    tables = DatasetDict()
+    for split, (images, labels) in splits.items():
+        tables[split] = Dataset.from_dict({"image": list(images), "label": labels.tolist()}, features)
+    return tables
 
 
 BUNDLED: dict[str, Callable[[], DatasetDict]] = {"digits": _digits, "two_clusters": _two_clusters}

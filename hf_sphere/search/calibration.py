@@ -181,7 +181,7 @@ class Calibration:
 
     def _smallest(self, own: float) -> float:
         """Return the smallest p-value if the group of the best row counts this much."""
-        return float(self._of_counts(torch.zeros((), dtype=torch.float64), own))
+        return float(self.p_values(torch.full((1, 1), torch.inf, dtype=torch.float64), own=own))
 
     def check_level(self, level: float, smallest: float | None = None) -> None:
         """Raise an error if a level is not in (0, 1), or below the smallest p-value."""
@@ -196,19 +196,17 @@ class Calibration:
                 "calibration queries (calibration=, or hf-sphere index --calibration)."
             )
 
-    def p_values(self, scores: Tensor, best: Candidates | None = None) -> Tensor:
-        """Return the p-values of scores (Q, k), (Q, k) float64, of the best two groups where these count."""
-        return self._of_counts(self._counts(scores), 0.0 if best is None else self._counts_of_best(scores, best))
+    def p_values(self, scores: Tensor, best: Candidates | None = None, own: Tensor | float = 0.0) -> Tensor:
+        """Return the p-values of scores (Q, k) of queries, (Q, k) float64.
 
-    def _counts(self, scores: Tensor) -> Tensor:
-        """Return the number of groups whose queries have at least the scores, as a sum of their shares."""
+        First the groups whose queries have at least the scores are counted. That of the best row counts `own` more,
+        which follows from the best two groups where they are known.
+        """
         order = self.scores[:, 0].argsort()
         below = F.pad(self._weights[order].cumsum(0), (1, 0))
         at = torch.searchsorted(self.scores[order, 0].contiguous(), scores.contiguous())
-        return self.num_groups - below[at]
-
-    def _of_counts(self, counts: Tensor, own: Tensor | float) -> Tensor:
-        """Return the p-values of numbers of groups, and of what the group of the best row counts more."""
+        counts = self.num_groups - below[at]
+        own = own if best is None else self._counts_of_best(scores, best)
         strict = ((1 + counts + own) / (self.num_groups + 1)).clamp_max(1.0)
         if self._is_strict:
             return strict
@@ -246,7 +244,7 @@ class Calibration:
         own = 1.0 if self.needs_best else 0.0
         self.check_level(level, self._smallest(own))
         scores = self.scores[:, 0].sort(descending=True).values
-        p_values = self._of_counts(self._counts(scores), own)
+        p_values = self.p_values(scores[:, None], own=own)[:, 0]
         # Just above the best score that is rejected; all are accepted if none is.
         highest = scores[p_values > level * ROUNDING][:1]
         return float(np.nextafter(highest.numpy(), np.inf)[0]) if len(highest) else -np.inf
