@@ -155,7 +155,7 @@ def named_layers(
         if match is None or (not 2 <= len(shape) <= 5 and match["form"] != "qweight"):
             continue
         name = match["name"] or ""
-        bias = tensors.get(f"{name}.bias".removeprefix("."), StoredTensor((), Tensor)).shape
+        bias = tensors.get(f"{name}.bias" if name else "bias", StoredTensor((), Tensor)).shape
         is_table = EMBEDDING_TABLE.fullmatch(name.rpartition(".")[2]) and (not bias or bias[0] not in shape)
         if len(bias) > 1 or (len(shape) == 2 and is_table):  # a bias of several axes is that of a stack of weights
             continue
@@ -166,8 +166,10 @@ def named_layers(
             problems[name] = "is stored with the inputs first, as a Conv1D of transformers"
     log_left_out([*tensors], layers)
     selected = select_layers(kinds, problems, layers, include_1x1, f"a checkpoint of {len(tensors)} tensors")
-    reads = {name: tensors[f"{name}.weight".removeprefix(".")].read for name in selected}
-    return {name: ("linear" if kinds[name] == "linear" else "conv", read) for name, read in reads.items()}
+    return {
+        name: ("linear" if kinds[name] == "linear" else "conv", tensors[f"{name}.weight" if name else "weight"].read)
+        for name in selected
+    }
 
 
 def stored_tensors(state: Mapping[str, Any]) -> dict[str, StoredTensor]:

@@ -113,8 +113,9 @@ class AngularConv2d(_AngularLayer, nn.Conv2d):
         dilation: int | tuple[int, int] = 1,
     ) -> None:
         find_operator(operator)
-        options: Any = {"stride": stride, "padding": padding, "dilation": dilation, "bias": False}
-        super().__init__(in_channels, out_channels, kernel_size, **options)
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride=stride, padding=padding, dilation=dilation, bias=False
+        )
         self.operator = operator
 
     def _products(self, x: Tensor, weight: Tensor, normalized: bool) -> Tensor:
@@ -321,8 +322,9 @@ class SphericalConv2d(nn.Module):
     ) -> None:
         super().__init__()
         self.spherization = Spherization(in_channels, dim=-3, **spherization)
-        options: Any = {"stride": stride, "padding": padding, "dilation": dilation, "bias": False}
-        self.conv = nn.Conv2d(in_channels + 1, out_channels, kernel_size, **options)
+        self.conv = nn.Conv2d(
+            in_channels + 1, out_channels, kernel_size, stride=stride, padding=padding, dilation=dilation, bias=False
+        )
 
     def reset_parameters(self) -> None:
         """Initialize the weights, the scaling and the radius."""

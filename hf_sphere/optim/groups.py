@@ -107,8 +107,11 @@ def parameter_groups(
         >>> optimizer = torch.optim.AdamW(parameter_groups(network), lr=1e-3)
     """
     roles = find_roles(model, batch, required=False)
-    decaying = {name: dims for name, dims in (channel_dims or {}).items() if name not in roles or roles[name].decays}
-    rules = {n: Rule("on the sphere", "scale-invariant", {"channel_dims": dims}) for n, dims in decaying.items()}
+    rules = {
+        name: Rule("on the sphere", "scale-invariant", {"channel_dims": dims})
+        for name, dims in (channel_dims or {}).items()
+        if name not in roles or roles[name].decays
+    }
     return form_groups(model, rules, Rule("ordinary"), roles)
 
 

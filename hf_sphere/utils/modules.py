@@ -61,12 +61,16 @@ def _as_bytes(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, default=str).encode()
 
 
+UNLIMITED = 10**6
+"""A tokenizer whose `model_max_length` is at least this has no known limit."""
+
+
 def longest_input(model: Any, tokenizer: Any) -> int | None:
     """Return the maximum input of a text model in tokens, including special tokens; None if there is none.
 
     It is the smaller limit of the tokenizer and the position embeddings.
     """
-    limits = [tokenizer.model_max_length] if tokenizer.model_max_length < 10**6 else []  # a larger one is no limit
+    limits = [tokenizer.model_max_length] if tokenizer.model_max_length < UNLIMITED else []
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if positions is not None and positions > 0:  # DeBERTa has -1 for no limit
         # RoBERTa and similar models count positions from padding_idx + 1; earlier rows are never used.

@@ -60,10 +60,12 @@ def plot_projection_masses(statistics: Mapping[str, Any], *, title: str = "", pa
         low, label = live["null_mass_low"], "95 % range of random filters"
         axes.barh(live.index, live["null_mass_high"] - low, 0.94, left=low, color="0.8", label=label, zorder=1)
     different = f"unlike random filters (sign or KS test, adjusted p < {SIGNIFICANT})"
-    hatched: Any = {"facecolor": "white", "edgecolor": COLORS[1], "hatch": "/////", "linewidth": 1.2}
-    styles = {True: {"label": different, "color": COLORS[0]}, False: {"label": "no significant difference", **hatched}}
-    for is_different, style in styles.items():
-        if len(masses := live["mass"][differs == is_different]):
+    hatched = {"facecolor": "white", "edgecolor": COLORS[1], "hatch": "/////", "linewidth": 1.2}
+    for masses, style in (
+        (live["mass"][differs], {"label": different, "color": COLORS[0]}),
+        (live["mass"][~differs], {"label": "no significant difference", **hatched}),
+    ):
+        if len(masses):
             axes.barh(masses.index, masses, 0.52, zorder=2, **style)
             # A line at the end of each bar, so that a bar of length 0 is visible.
             ends = masses.index - 0.26, masses.index + 0.26

@@ -145,8 +145,10 @@ def plot_class_angles(points: Tensor, labels: Tensor, *, title: str = "", path: 
     figure = new_figure(7.2, 4.0, title)
     axes = figure.subplots()
     edges = torch.linspace(0.0, 180.0, _ANGLE_BINS + 1, dtype=torch.float64)
-    kinds = {"within a class": (within, COLORS[0], "-"), "between classes": (between, COLORS[2], "--")}
-    for kind, (angles, color, stroke) in kinds.items():
+    for kind, angles, color, stroke in (
+        ("within a class", within, COLORS[0], "-"),
+        ("between classes", between, COLORS[2], "--"),
+    ):
         percent = 100.0 * torch.histc(angles, _ANGLE_BINS, 0.0, 180.0) / len(angles) / (180.0 / _ANGLE_BINS)
         axes.stairs(percent, edges, fill=True, color=color, alpha=0.35, linewidth=0)
         axes.stairs(percent, edges, color=color, linewidth=1.3, label=kind)

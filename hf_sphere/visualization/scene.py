@@ -137,17 +137,18 @@ class Scene:
             directions = check_directions(directions, what="directions")
             if len(directions) != len(class_names):
                 raise ValueError(f"directions must be one per class, {len(class_names)}; got {len(directions)}.")
-        self.note = ""  # describes the projection, if there is one
+        note = ""
         if not lengths and width == dim:
             points = check_directions(points, what="points")
         elif not lengths:
             points, basis, kept = project_to_great_sphere(points, dim)
             directions = None if directions is None else F.normalize(directions @ basis, dim=-1)
             which = f"the {'two' if dim == 2 else 'three'} leading principal directions"
-            self.note = f"{width} coordinates, projected on {which}, which keep {100 * kept:.0f} % of the second moment"
+            note = f"{width} coordinates, projected on {which}, which keep {100 * kept:.0f} % of the second moment"
         self.points, self.labels = points, labels  # (N, dim), float64, and (N,), int64, on the CPU
         self.directions = directions  # (K, dim), a unit vector per class, or None
         self.class_names, self.lengths = class_names, lengths
+        self.note = note  # describes the projection, if there is one
         self.drawn_directions: dict[int, Tensor] = {}  # (dim,), by class that has points; empty if there are too many
         if directions is not None and len(self.present) <= LARGEST_NAMED:
             self.drawn_directions = {index: directions[index] for index in self.present}

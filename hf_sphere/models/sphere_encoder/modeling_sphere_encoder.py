@@ -185,9 +185,11 @@ class SphereEncoderMixin(PreTrainedModel):
         if self.encoder_class is not None:
             classes = {self.encoder_class.__name__.removeprefix("Sphere"): self.encoder_class}
         else:
-            layers, plain = config.spherized_layer_indices, constructor.__globals__
-            kinds = self.feed_forward_classes.items()
-            classes = {name: _in_layers(layers, plain.get(name), spherized) for name, spherized in kinds}
+            layers = config.spherized_layer_indices
+            classes = {
+                name: _in_layers(layers, constructor.__globals__.get(name), spherized)
+                for name, spherized in self.feed_forward_classes.items()
+            }
         _construct(constructor, classes, config, *args, **kwargs)
 
     def post_init(self) -> None:
