@@ -21,7 +21,6 @@ from hf_sphere.utils.progress import progress_bar
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 BYTES_A_FILE = 500_000_000  # of images in a parquet file, about
-CLASSES_OF_SOP = {"classes": 22_634, "train classes": 11_318, "test classes": 11_316}
 
 
 def read_imagenet200(source: Path) -> tuple[pd.DataFrame, Features]:
@@ -96,7 +95,13 @@ READERS: dict[str, tuple[Callable[[Path], tuple[pd.DataFrame, Features]], dict[s
     "imagenet200": (read_imagenet200, {"classes": 200, "train images": 100_000, "test images": 10_000}),
     "omniart": (read_omniart, {"classes": 46}),
     "cub200": (read_cub200, {"classes": 200, "train images": 5994, "test images": 5794}),
-    "sop": (read_sop, {**CLASSES_OF_SOP, "train images": 59_551, "test images": 60_502}),
+    "sop": (
+        read_sop,
+        {
+            **{"classes": 22_634, "train classes": 11_318, "test classes": 11_316},
+            **{"train images": 59_551, "test images": 60_502},
+        },
+    ),
     "class_split": (read_class_split, {}),
 }
 """Functions that read a dataset, and its published numbers; unknown and varying ones are left out."""

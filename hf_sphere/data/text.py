@@ -274,9 +274,15 @@ def _read_blocks(rows: Dataset, column: str, tokenizer: Any, room: int, num_proc
     """Return the tokens of all texts joined, (N, room), int32, without the remainder."""
     if getattr(kind := rows.features[column], "dtype", None) not in ("string", "large_string"):
         raise ValueError(f"column {column!r} does not contain text but {kind}; name another with --text_column_name.")
-    options: Any = {"fn_kwargs": {"tokenizer": tokenizer, "column": column}, "num_proc": num_proc, "desc": "Tokenizing"}
-    features = Features({"input_ids": List(Value("int32"))})
-    tokenized = rows.map(_tokenize, batched=True, remove_columns=rows.column_names, features=features, **options)
+    tokenized = rows.map(
+        _tokenize,
+        batched=True,
+        remove_columns=rows.column_names,
+        fn_kwargs={"tokenizer": tokenizer, "column": column},
+        features=Features({"input_ids": List(Value("int32"))}),
+        num_proc=num_proc,
+        desc="Tokenizing",
+    )
     lists = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in tokenized.data.column("input_ids").chunks]
     joined = np.concatenate([np.empty(0, np.int32), *lists])
     return torch.from_numpy(joined[: len(joined) // room * room].reshape(-1, room))

@@ -112,8 +112,9 @@ def filters(module: Any, name: str = "") -> Tensor:
     convolve = getattr(type(module), "_conv_forward", None)
     if getattr(module.forward, "__func__", None) not in _FORWARDS or convolve not in _CONVOLVE:
         what = f"a {type(module).__name__}, has its own forward pass, which may change its weight"
-        how = "To analyze stored weights instead, pass the state dict of the model"
-        raise ValueError(f"{name or 'the model'}, {what}. {how}.")
+        raise ValueError(
+            f"{name or 'the model'}, {what}. To analyze stored weights instead, pass the state dict of the model."
+        )
     with eval_mode(module), torch.no_grad():
         # Normalization and pruning by hooks set the attribute before a forward pass; until then it may be outdated.
         for hook in module._forward_pre_hooks.values() if module._parameters.get("weight") is None else ():

@@ -146,9 +146,13 @@ def parse_arguments(
     `usual`, `--help` shows these, and `--help all` all of them. In a command, what the options name must be there.
     """
     argv = import_modules(sys.argv[1:] if argv is None else argv)  # first: it may define choices
-    usage = "%(prog)s [--config NAME_OR_FILE] [--OPTION VALUE ...]"
-    shown: Any = {"description": description, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = _Parser(allow_abbrev=False, prog=running.get(), usage=usage, **shown)
+    parser = _Parser(
+        allow_abbrev=False,
+        prog=running.get(),
+        description=description,
+        usage="%(prog)s [--config NAME_OR_FILE] [--OPTION VALUE ...]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     help_text = "name of a configuration, or YAML file; of several, later ones take precedence."
     parser.add_argument("--config", action="append", default=[], help=help_text)
     parser.add_argument("--print_config", action="store_true", help="print all arguments as YAML, and exit")

@@ -46,8 +46,11 @@ class YamlLoader(yaml.SafeLoader):
         return node
 
 
-_NUMBER = re.compile(r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$|^-?Infinity$|^NaN$")  # the last: Python's
-YamlLoader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0123456789IN"))
+YamlLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$|^-?Infinity$|^NaN$"),  # the last two are Python's
+    list("-+.0123456789IN"),
+)
 
 
 @dataclasses.dataclass(frozen=True)

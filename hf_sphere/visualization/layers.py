@@ -298,9 +298,11 @@ def plot_reinitialization(
     rows, columns = values.shape
     figure = new_figure(min(7.2, 3.6 + 0.6 * columns), 1.3 + max(0.21, 0.36 - 0.008 * rows) * max(rows, 6), title)
     axes: Any = figure.subplots()
-    norm = Normalize(min(np.nanmin(values), mark), max(np.nanmax(values), mark))
-    colors = "viridis_r" if quantity == "relative_drop" else "viridis"
-    style: dict[str, Any] = {"norm": norm, "cmap": colors, "edgecolors": "white", "linewidth": 0.4}
+    style: dict[str, Any] = {
+        "norm": Normalize(min(np.nanmin(values), mark), max(np.nanmax(values), mark)),
+        "cmap": "viridis_r" if quantity == "relative_drop" else "viridis",
+        **{"edgecolors": "white", "linewidth": 0.4},
+    }
     axes.set_facecolor("0.9")  # of cells that were not measured
     image = axes.pcolormesh(edges, np.arange(rows + 1) - 0.5, np.ma.masked_invalid(values), **style)
     if 0 < count < columns:

@@ -308,8 +308,9 @@ def plot_analogy_accuracies(
             of_model = [result for result in drawn if result["model"] == model]
             shift = (index - (len(models) - 1) / 2) * width
             positions = [benchmarks.index(result["benchmark"]) + shift for result in of_model]
-            entries = ("eval_accuracy", "eval_accuracy_low", "eval_accuracy_high")
-            accuracy, low, high = (np.array([100 * result[entry] for result in of_model]) for entry in entries)
+            accuracy, low, high = (
+                np.array([100 * result[f"eval_accuracy{end}"] for result in of_model]) for end in ("", "_low", "_high")
+            )
             if of_model:
                 axes.bar(positions, accuracy, 0.9 * width, color=COLORS[index % len(COLORS)], alpha=0.75, label=model)
                 ends = [(accuracy - low).clip(0), (high - accuracy).clip(0)]
