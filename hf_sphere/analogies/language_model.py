@@ -163,9 +163,12 @@ def encode(
     With `words`, find the tokens of every word in `spans`: those that share a character with it.
     """
     tokenizer, encodings = language_model.tokenizer, []
-    needs_offsets = words or any(sentence.hidden for sentence in sentences)
-    options: Any = {"return_special_tokens_mask": True, "return_offsets_mapping": needs_offsets, "verbose": False}
-    output = tokenizer([sentence.text for sentence in sentences], **options)
+    output = tokenizer(
+        [sentence.text for sentence in sentences],
+        return_special_tokens_mask=True,
+        return_offsets_mapping=words or any(sentence.hidden for sentence in sentences),
+        verbose=False,
+    )
     for index, sentence in enumerate(sentences):
         ids = np.array(output["input_ids"][index], dtype=np.int64)
         special = np.array(output["special_tokens_mask"][index], dtype=bool)

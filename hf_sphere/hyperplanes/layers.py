@@ -130,8 +130,10 @@ EMBEDDING_TABLE = re.compile(
 )
 WEIGHT = re.compile(r"(?:(?P<name>.*)\.)?(?P<form>weight|qweight|weight_v|weight_orig|parametrizations\.weight\.\w+)")
 
-CONVERT = "Only safetensors files are read; pickled ones can run code. Convert trusted files with "
-CONVERT += "`model.save_pretrained(folder)`, or `safetensors.torch.save_model(model, path)`."
+CONVERT = (
+    "Only safetensors files are read; pickled ones can run code. Convert trusted files with "
+    "`model.save_pretrained(folder)`, or `safetensors.torch.save_model(model, path)`."
+)
 
 Source = nn.Module | Mapping[str, Tensor] | str | PathLike | Snapshot
 """A model, its state dict, or safetensors files."""

@@ -33,8 +33,10 @@ Floats = NDArray[np.float64]
 
 LAYER_WIDTH = 28
 
-HEADER = f"{'layer':<{LAYER_WIDTH}} {'filters':>7} {'dead':>5} {'N':>6} {'mean':>8} {'mass':>6} {'isotropic':>11} "
-HEADER += f"{'p KS':>8} {'p sign':>8}"
+HEADER = (
+    f"{'layer':<{LAYER_WIDTH}} {'filters':>7} {'dead':>5} {'N':>6} {'mean':>8} {'mass':>6} {'isotropic':>11} "
+    f"{'p KS':>8} {'p sign':>8}"
+)
 
 CENTERED = 1e-12  # cosines up to this size are rounding errors of 0, as of filters that weight standardization centers
 
@@ -243,8 +245,10 @@ def _line(name: str, row: Projections) -> str:
     p_values = [row.ks_p_value_adjusted, row.sign_p_value_adjusted]
     tests = " ".join(f"{'-' if p_value is None else format(p_value, '.2g'):>8}" for p_value in p_values)
     star = " *" if any(map(is_significant, p_values)) else ""
-    counts = f"{row.num_filters:>7} {row.num_dead:>5} {getattr(row, 'dim', ''):>6}"
-    return f"{name:<{LAYER_WIDTH}} {counts} {mean:>8} {mass:>6} {band:>11} {tests}{star}"
+    return (
+        f"{name:<{LAYER_WIDTH}} {row.num_filters:>7} {row.num_dead:>5} {getattr(row, 'dim', ''):>6} {mean:>8} "
+        f"{mass:>6} {band:>11} {tests}{star}"
+    )
 
 
 def _verdict(net: Projections) -> str:

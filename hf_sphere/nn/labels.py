@@ -64,10 +64,11 @@ def divide_soft_labels(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def refuse_soft_labels(labels: Tensor) -> None:
     """Raise an error if labels (B, K) look like shares of classes: fractions with the sum 1 in every row."""
     is_fractional = ((labels > 0) & (labels < 1)).any()
-    is_mixed = is_fractional & ((labels.sum(1) - 1).abs() < 1e-3).all()
-    what = "labels with fractions that add up to 1 are mixed images, or several classes per image with probabilities"
-    how = "set problem_type of the model to single_label_classification or multi_label_classification"
-    _require(~is_mixed, f"{what}; {how}.")
+    message = (
+        "labels with fractions that add up to 1 are mixed images, or several classes per image with "
+        "probabilities; set problem_type of the model to single_label_classification or multi_label_classification."
+    )
+    _require(~(is_fractional & ((labels.sum(1) - 1).abs() < 1e-3).all()), message)
 
 
 def _require(condition: Tensor, message: str) -> None:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from torch import Tensor
+
 from hf_sphere.nn.layers import Spherization
 
 try:
@@ -43,7 +45,8 @@ class Spherize(Module):
 
     def forward(self, features: dict[str, Any]) -> dict[str, Any]:
         """Spherize the entry `sentence_embedding`."""
-        return {**features, "sentence_embedding": self.spherization(features["sentence_embedding"])}
+        embeddings: Tensor = features["sentence_embedding"]
+        return {**features, "sentence_embedding": self.spherization(embeddings)}
 
     def get_embedding_dimension(self) -> int:
         """Return the length of the spherized embeddings."""

@@ -65,8 +65,9 @@ def effective_step(weight: Tensor, momentum: Tensor, denominator: Tensor, lr: fl
     along = (scaled * unit).sum(1)
     direction = scaled - along.unsqueeze(1) * unit
     radial = norm.square() * scale - lr * along
+    learning_rate = torch.where(norm > tiny, lr / radial, 0.0)
     return EffectiveStep(
-        learning_rate=torch.where(norm > tiny, lr / radial, 0.0),
+        learning_rate=learning_rate,
         direction=direction,
         angle=torch.where(norm > tiny, torch.atan2(lr * direction.norm(dim=1), radial), 0.0),
         weight_norm=norm,

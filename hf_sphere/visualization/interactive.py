@@ -149,7 +149,8 @@ def write_interactive_sphere(
         "plotly": _compress(library),
         "content": _compress(json.dumps(content)),
     }
-    write_text(path, re.sub(r"\{\{(\w+)\}\}", lambda match: fields[match[1]], _read_asset("page.html")))
+    page = re.sub(r"\{\{(\w+)\}\}", lambda match: fields[match[1]], _read_asset("page.html"))
+    write_text(path, page)
     return SpherePage(path)
 
 

@@ -260,7 +260,8 @@ def plot_report(report: VectorReport, *, title: str = "", path: str | Path | Non
         ends = (smallest, largest) if largest > 1.001 * smallest else (0.9 * smallest, 1.1 * largest)  # or rounding
         last.hist(drawn["norms"], 61, range=ends, color=COLORS[0])
         last.set(xlabel="norm", ylabel="rows")
-    titles = ("Cosines", "Variances", "Hubs", "Remedies" if report.remedies else "Norms")
+    name_of_last = "Remedies" if report.remedies else "Norms"
+    titles = ("Cosines", "Variances", "Hubs", name_of_last)
     for axes, name in zip((cosines, variances, hubs, last), titles, strict=True):
         axes.set_title(name)
         axes.grid()

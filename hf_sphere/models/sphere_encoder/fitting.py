@@ -40,8 +40,10 @@ class SpherizationFit:
     num_tokens: int
 
     def __str__(self) -> str:
-        explained = f"{100 * self.explained_variance:.2f} % of the variance explained on held-out text"
-        return f"layer {self.layer}: {explained} ({self.num_tokens} tokens, ridge {self.ridge:g})"
+        return (
+            f"layer {self.layer}: {100 * self.explained_variance:.2f} % of the variance explained on held-out text "
+            f"({self.num_tokens} tokens, ridge {self.ridge:g})"
+        )
 
 
 @torch.no_grad()

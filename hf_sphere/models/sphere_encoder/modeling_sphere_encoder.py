@@ -243,8 +243,10 @@ class SphereEncoderMixin(PreTrainedModel):
         """
         returns_info = kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
-        keys = info["missing_keys"], info["unexpected_keys"]
-        lacking, others = ([name for name in each if name.endswith(".spherical.linear.weight")] for each in keys)
+        lacking, others = (
+            [name for name in info[keys] if name.endswith(".spherical.linear.weight")]
+            for keys in ("missing_keys", "unexpected_keys")
+        )
         if others or 0 < len(lacking) < len(model.config.spherized_layer_indices):
             got = f"spherized_layers is {model.config.spherized_layers}, but it lacks {lacking} or also has {others}"
             raise ValueError(f"{pretrained_model_name_or_path} has other spherized layers: {got}.")
