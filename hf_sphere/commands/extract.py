@@ -49,7 +49,9 @@ class ExtractionArguments(Arguments):
     image_column_name: str | None = argument(None, "Image column; detected by name by default.")
     label_column_name: str | None = argument(None, "Label column, if any; detected by name by default.")
     image_mean: list[float] | None = argument(None, "Mean per channel, 0 to 1; for models without an image processor.")
-    image_std: list[float] | None = argument(None, "Standard deviation per channel, likewise.", gt=0)
+    image_std: list[float] | None = argument(
+        None, "Deviation per channel; for models without an image processor.", gt=0
+    )
     classes: Literal["known", "unknown"] | None = argument(
         None, "Embed only the images whose class is, or is not, one of the model's classes; by default, all images."
     )

@@ -53,8 +53,8 @@ class IndexArguments(Arguments):
     column: str | None = argument(
         None, "Column of the images, texts or vectors; if not set, one with a usual name, or the only one with vectors."
     )
-    id_column: str | None = argument(None, "Column of ids, by which results name the rows.", only_with=["output_dir"])
-    columns: list[str] | None = argument(None, "Further columns that results repeat.", only_with=["output_dir"])
+    id_column: str | None = argument(None, "Column of ids of a new index, which name rows.", only_with=["output_dir"])
+    columns: list[str] | None = argument(None, "Further columns that a new index keeps.", only_with=["output_dir"])
     group_column: str | None = argument(
         None,
         "Column of the groups of a new index, whose rows match each other, or `label` for the class. If not set, each "

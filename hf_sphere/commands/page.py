@@ -52,10 +52,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     (args,) = parse_arguments((PageArguments,), argv, __doc__)
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # before the import of gradio, which sends telemetry
     check_extra("app", "the search page", "gradio")
+    host = args.host or os.environ.get("GRADIO_SERVER_NAME") or "localhost"
     try:
-        socket.getaddrinfo(args.host or "localhost", None)  # with a name that is unknown, gradio would wait forever
+        socket.getaddrinfo(host, None)  # with a name that is unknown, gradio would wait forever
     except OSError as error:
-        raise ValueError(f"--host {args.host} is no address: {error}.") from error
+        raise ValueError(f"the host {host} (--host, or GRADIO_SERVER_NAME) is no address: {error}.") from error
     import gradio as gr
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # The default theme downloads its fonts.
     theme = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])
     options: dict[str, Any] = {"theme": theme, "css_paths": Path(__file__).with_name("page.css"), "ssr_mode": False}
-    names = own_hosts(args.host or os.environ.get("GRADIO_SERVER_NAME") or "localhost", args.allowed_hosts or ())
+    names = own_hosts(host, args.allowed_hosts or ())
     checked = Middleware(TrustedHostMiddleware, allowed_hosts=names, www_redirect=False)
     options["app_kwargs"] = {"middleware": [checked]}
     page.launch(server_name=args.host, server_port=args.port, max_file_size="50mb", **options)

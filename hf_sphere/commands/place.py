@@ -46,7 +46,9 @@ class PlacementArguments(Arguments):
         None, "Preserve the similarity order of the class names in this text model.", only_with=["dataset_name"]
     )
     template: str | None = argument(None, "Text around a name, such as 'a photo of a {}'.", only_with=["text_model"])
-    class_vectors: str | None = argument(None, "Likewise, of `class_vectors` in this file.", not_with=["text_model"])
+    class_vectors: str | None = argument(
+        None, "Preserve the similarity order of `class_vectors` in this file.", not_with=["text_model"]
+    )
     ordering: Literal["ranking", "assignment"] | None = argument(
         None, "Preserve the order by a ranking loss (default), or by assigning well-separated points to classes."
     )

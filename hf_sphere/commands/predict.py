@@ -94,10 +94,12 @@ def count_trained(model: str, images: str, split: str | None) -> int:
     from hf_sphere.data.provenance import DataRecord, fingerprint, identify_rows
     from hf_sphere.data.sources import load_splits
 
-    record, splits = DataRecord.read(model), DatasetDict()
+    if (record := DataRecord.read(model)) is None:
+        return 0
+    splits = DatasetDict()
     with contextlib.suppress(ValueError, OSError):  # a folder of images need not be a dataset
         splits = load_splits(images)
-    if record is None or fingerprint(splits) != record.data:
+    if fingerprint(splits) != record.data:
         return 0
     rows = identify_rows(splits, split or "+".join(splits), None, record.data)
     return int(torch.isin(rows, record.ids["train"]).sum())

@@ -845,9 +845,12 @@ def test_the_hosts_of_a_page_are_those_that_it_was_started_with(load_recipe):
     assert socket.gethostname() not in hosts("photos.lan", [])
 
 
-def test_a_page_for_an_unknown_host_is_refused(run, folder):
-    with pytest.raises(ValueError, match="--host no/such/host is no address"):
+def test_a_page_for_an_unknown_host_is_refused(run, folder, monkeypatch):
+    with pytest.raises(ValueError, match=r"the host no/such/host .* is no address"):
         run("search_page", "--index", folder, "--host", "no/such/host")
+    monkeypatch.setenv("GRADIO_SERVER_NAME", "nor/such/one")
+    with pytest.raises(ValueError, match=r"the host nor/such/one .* is no address"):
+        run("search_page", "--index", folder)
 
 
 def test_the_page_shows_no_path_of_the_server(load_recipe, folder, photos):
