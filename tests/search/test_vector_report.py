@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -132,6 +133,7 @@ def test_a_common_offset_makes_hubs_and_removing_the_mean_helps():
     vectors, groups = clusters(num_groups=150, size=6, dim=64, noise=1.5, mean=1.8)
     found = report_vectors(vectors, groups)
     verdicts = [verdict.split(":")[0] for verdict in found.verdicts]
+    assert re.fullmatch(r"The nearest row of \d+ of 100 rows is of another group\.", verdicts[0])
     assert verdicts[1:] == ["The vectors are in a cone", "There are hubs", "What helps most"]
     assert found.remedies[1].low > 0.02
 

@@ -285,16 +285,18 @@ def test_the_printed_configuration_is_the_whole_and_can_be_read_again(tables, co
 
 
 MAPPINGS = ("abc", "[1, 2]", "[]", "[ab]", "{scaling: 5", "{a: 1, a: 2}", "{1: 2}")
+FORM = "expected a mapping such as '{scaling: 5.0}'"
 USAGE_ERRORS = {
     "--leraning-rate 0.1": "unknown argument '--leraning_rate'. Did you mean learning_rate",
     "--diagnostics_steps 10": "diagnostics_steps 10 has no effect without report_to",
     "--learning 0.1": "unknown argument '--learning'",
     "stray": "unknown argument 'stray'",
     "--num_train_epochs many": "error: argument --num_train_epochs: invalid int value: 'many'",
-    **{f"--head_kwargs '{word}'": f"expected a mapping such as '{{scaling: 5.0}}'; got '{word}'" for word in MAPPINGS},
+    **{f"--head_kwargs '{word}'": f"argument --head_kwargs: {FORM}; got '{word}'" for word in MAPPINGS},
     "--eval_split test --eval_fraction 0.3": "eval_fraction and eval_split exclude each other",
     "--eval_split test --eval_seed 1": "eval_seed and eval_split exclude each other",
     f"--learning_rate {10**400}": "learning_rate must be",
+    "--optim=adamm": "invalid choice: 'adamm'",
     "--optim adamm": "Did you mean adam?",
     "--head arcfase": "Did you mean arcface?",
     "--lr_scheduler_type multistep": "multistep needs lr_milestones",
