@@ -89,7 +89,8 @@ def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: RunState,
             present = list_checkpoints(output_dir)
             kept = [*present[: present.index(final) + 1][-keep:], output_dir / f"{CHECKPOINT_PREFIX}{state.best_step}"]
             for old in set(present).difference(kept):
-                shutil.rmtree(old)
+                # Under the name of a file in progress, which the next run removes if this one is killed meanwhile.
+                shutil.rmtree(old.rename(old.with_name(f".{old.name}{files.UNFINISHED}")))
     accelerator.wait_for_everyone()
     return final
 

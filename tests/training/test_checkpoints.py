@@ -10,7 +10,7 @@ from doubles import Marker
 from hf_sphere.training import CheckpointError, RunState
 from hf_sphere.training.checkpoints import find_checkpoint, load_checkpoint, save_checkpoint, write_model_files
 from hf_sphere.training.optimization import AVERAGE_FILE, start_average
-from hf_sphere.training.output_dir import list_checkpoints
+from hf_sphere.training.output_dir import list_checkpoints, prepare_output_dir
 from hf_sphere.utils.files import write_manifest
 
 
@@ -31,6 +31,12 @@ def save(accelerator, tmp_path) -> Callable[..., Path]:
         return [save_checkpoint(accelerator, tmp_path, RunState(step=step), keep) for step in steps][-1]
 
     return save_steps
+
+
+def remove_half(folder: Path) -> None:
+    """Remove the first file of a folder, and end."""
+    (folder / "manifest.json").unlink()
+    raise KeyboardInterrupt
 
 
 @pytest.fixture
@@ -90,6 +96,19 @@ def test_full_disk_leaves_the_earlier_checkpoints_unchanged(save, request, tmp_p
     with pytest.raises(CheckpointError, match=rf"could not write {tmp_path}/checkpoint-{step}; .*No space left"):
         save(step, keep=1)
     assert contents(tmp_path) == before
+
+
+def test_a_run_killed_while_it_removes_a_checkpoint_leaves_nothing_of_it_after_it_is_resumed(
+    save, tmp_path, monkeypatch
+):
+    save(1, 2)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("shutil.rmtree", remove_half)
+        save(3, keep=1)
+    prepare_output_dir(tmp_path, overwrite=False, resume=True)
+    assert {path.name for path in tmp_path.glob("*checkpoint-*")} == {"checkpoint-3"} | {
+        path.name for path in list_checkpoints(tmp_path)
+    }
 
 
 def test_only_complete_checkpoints_are_listed_by_step_and_the_error_names_them(save, tmp_path):
