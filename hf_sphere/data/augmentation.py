@@ -1,19 +1,16 @@
 """Augmentation of training images: of a batch, on its device, or of each image by the process that decodes it."""
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-from torchvision.transforms.v2 import CutMix, MixUp, RandAugment, functional as tvF
+from torch import Tensor, nn
+from torchvision.transforms.v2 import CutMix, MixUp, RandAugment, RandomResizedCrop, functional as tvF
 
 from hf_sphere.data.options import AugmentationOptions
 from hf_sphere.utils.modules import to_device
-
-_DRAWS = 10  # attempts at a random resized crop before the full image is used
 
 
 @dataclass
@@ -23,10 +20,10 @@ class Augmentation(AugmentationOptions):
     RandAugment (Cubuk et al., 2019, arXiv:1909.13719) and color jitter are applied to each image before it is cropped.
     Jitter multiplies brightness, contrast and saturation by up to one plus or minus their strengths, and rotates the
     hue by up to a fraction of the color circle, in random order. Random resized crops keep a uniform fraction of the
-    area, at a uniform position, with a log-uniform aspect ratio; one that would be wider or higher than the image is
-    resampled, and after ten attempts the full image is used. Positions are not rounded to pixels, and resizing is
-    bilinear: crops are only enlarged, so no antialiasing is needed. With alternating flips, two epochs have each image
-    both ways (Jordan, arXiv:2404.00498). Rotations use the nearest pixel, and zeros outside.
+    area, at a uniform position, with a log-uniform aspect ratio, as torchvision draws them; one that would be wider or
+    higher than the image is resampled, and after ten attempts the full image is used. Resizing is bilinear. With
+    alternating flips, two epochs have each image both ways (Jordan, arXiv:2404.00498). Rotations use the nearest pixel,
+    and zeros outside.
 
     This is for images in memory, at the size of the model. The worker that decodes an image from disk or a stream cuts
     the random resized crop out of the original pixels, flips it, and applies RandAugment, in this order and as
@@ -46,15 +43,18 @@ class Augmentation(AugmentationOptions):
             if (value := getattr(self, name)) > limit:
                 raise ValueError(f"{name} {value} exceeds what images of {height} x {width} pixels allow, {limit}.")
 
+    def random_crop(self, height: int, width: int) -> RandomResizedCrop:
+        """Return the random resized crop to a size, whose aspect ratio that of the crop is relative to."""
+        area, aspect, ratio = (self.random_resized_crop or 1.0, 1.0), width / height, self.crop_aspect_ratio
+        return RandomResizedCrop((height, width), area, (aspect / ratio, aspect * ratio))
+
     def __call__(self, images: Tensor, generator: torch.Generator, mirrored: Tensor | None = None) -> Tensor:
         """Augment each image of a uint8 batch (B, C, H, W) independently; the generator is on the CPU.
 
         With `alternating_flip`, `mirrored`, bool (B,), are the images to flip.
         """
         if self.rand_augment is not None:
-            augment = RandAugment(*self.rand_augment)  # draws from torch's global generator
-            with drawing_from(int(torch.randint(2**62, (1,), generator=generator))):
-                images = torch.stack([augment(image) for image in images])
+            images = _change_each(images, RandAugment(*self.rand_augment), generator)
         if self.color_jitter is not None:
             images = _jitter_colors(images, self.color_jitter, generator)
         if self.crop_padding:
@@ -65,8 +65,7 @@ class Augmentation(AugmentationOptions):
             top, left = to_device(draws, images.device)
             images = windows[torch.arange(len(images), device=images.device), :, top, left]
         if self.random_resized_crop is not None:
-            boxes = _draw_boxes(len(images), self.random_resized_crop, generator, self.crop_aspect_ratio)
-            images = _crop_and_resize(images, *boxes)
+            images = _change_each(images, self.random_crop(*images.shape[2:]), generator)
         if self.horizontal_flip:
             mirrored = torch.rand(len(images), generator=generator) < 0.5
         if mirrored is not None:
@@ -87,28 +86,10 @@ def drawing_from(seed: int) -> Iterator[None]:
         yield
 
 
-def _draw_boxes(
-    count: int, smallest_share: float, generator: torch.Generator, largest_ratio: float = 4 / 3
-) -> tuple[Tensor, Tensor]:
-    """Sample boxes inside the unit square: their sizes and centers, each (N, 2) with x first."""
-    draws = torch.rand(2, count, _DRAWS, generator=generator)
-    area = smallest_share + (1 - smallest_share) * draws[0]
-    ratio = ((2 * draws[1] - 1) * math.log(largest_ratio)).exp()
-    sizes = torch.stack([(area * ratio).sqrt(), (area / ratio).sqrt()], dim=-1)
-    fits = (sizes <= 1).all(-1)
-    first = fits.int().argmax(1)
-    size = torch.where(fits.any(1, keepdim=True), sizes[torch.arange(count), first], 1.0)
-    center = size / 2 + (1 - size) * torch.rand(count, 2, generator=generator)
-    return size, center
-
-
-def _crop_and_resize(images: Tensor, size: Tensor, center: Tensor) -> Tensor:
-    """Resize a box of each image to the full image, bilinear; size and center (B, 2), x first, in image sides."""
-    matrix = torch.cat([torch.diag_embed(size), (2 * center - 1)[:, :, None]], dim=2)
-    grid = F.affine_grid(to_device(matrix, images.device), list(images.shape), align_corners=False)
-    # A box at the edge samples up to half a pixel beyond the last pixel center, hence the border padding.
-    cropped = F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False)
-    return cropped.round_().to(images.dtype)
+def _change_each(images: Tensor, change: nn.Module, generator: torch.Generator) -> Tensor:
+    """Change each image by an operation of torchvision, which draws from torch's global generator."""
+    with drawing_from(int(torch.randint(2**62, (1,), generator=generator))):
+        return torch.stack([change(image) for image in images])
 
 
 def _rotate(images: Tensor, radians: Tensor) -> Tensor:

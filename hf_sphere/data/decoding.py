@@ -19,7 +19,7 @@ from huggingface_hub.constants import HF_HOME
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.data import DataLoader
-from torchvision.transforms.v2 import InterpolationMode, RandAugment, RandomResizedCrop, functional as tvF
+from torchvision.transforms.v2 import InterpolationMode, RandAugment, functional as tvF
 
 from hf_sphere.data.augmentation import Augmentation, drawing_from
 from hf_sphere.data.sources import encoded_images, file_names, open_image
@@ -80,24 +80,24 @@ def decode_image(
 ) -> Tensor:
     """Decode an image to uint8 (channels, height, width), and augment it; PIL raises errors of many classes."""
     with open_image(record) as image, contextlib.nullcontext() if augmentation is None else drawing_from(seed):
-        if augmentation is not None and augmentation.random_resized_crop is not None:
-            pixels = _read_crop(image, shape, augmentation)
-        else:
+        if augmentation is None or augmentation.random_resized_crop is None:
             upright = tvF.pil_to_tensor(convert_image(image, shape.channels, shape.background))
             mode = InterpolationMode(shape.interpolation)
             pixels = resize_image(upright, (shape.height, shape.width), shape.crop_pct, mode)
-        if augmentation is not None and augmentation.horizontal_flip and torch.rand(1) < 0.5:
+        else:
+            pixels = _read_crop(image, shape, augmentation)
+        if augmentation is None:
+            return pixels
+        if augmentation.horizontal_flip and torch.rand(1) < 0.5:
             pixels = pixels.flip(-1)
-        operations = None if augmentation is None else augmentation.rand_augment
-        return pixels if operations is None else RandAugment(*operations)(pixels)
+        return pixels if augmentation.rand_augment is None else RandAugment(*augmentation.rand_augment)(pixels)
 
 
 def _read_crop(image: Any, shape: ImageShape, augmentation: Augmentation) -> Tensor:
     """Decode a random crop of an image, and resize it."""
     is_turned = read_orientation(image) > 4
     width, height = image.size[::-1] if is_turned else image.size
-    aspect, ratio = shape.width / shape.height, augmentation.crop_aspect_ratio
-    draw = RandomResizedCrop(1, (augmentation.random_resized_crop or 1.0, 1.0), (aspect / ratio, aspect * ratio))
+    draw = augmentation.random_crop(shape.height, shape.width)
     box = draw.make_params([torch.empty(1, height, width, device="meta")])
     # A JPEG file is decoded at half of its size, a quarter or an eighth if the crop keeps twice the size of the model.
     needed = math.ceil(2 * shape.width * width / box["width"]), math.ceil(2 * shape.height * height / box["height"])
