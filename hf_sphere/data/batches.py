@@ -94,9 +94,9 @@ class ImageBatches(SharedExamples, IterableDataset):
             sharing = {"process_index": self.process_index, "num_processes": self.num_processes}
             self._sampler = EpisodeSampler(self.labels, self.episodes, seed=self.seed, **sharing)
             self.batch_size, self.dealt_together = self.episodes.batch_size, self.episodes.size
-        self.labels = self.labels.to(self.device)
-        if self.regression_labels is not None:
-            self.regression_labels = self.regression_labels.to(self.device)
+        for name in ("labels", "regression_labels"):
+            if (targets := getattr(self, name)) is not None:
+                setattr(self, name, targets.to(self.device))
         spread = torch.tensor(self.std, dtype=torch.float32, device=self.device)
         center = torch.tensor(self.mean, dtype=torch.float32, device=self.device)
         self._scale = (1 / (255 * spread))[:, None, None]

@@ -118,7 +118,7 @@ class EncodedImages(torch.utils.data.Dataset):
     column: str
     shape: ImageShape
     rows: Any = None  # (N,) of the dataset; all if None
-    transform: Callable[[Tensor, Tensor], Tensor] | None = None  # of each decoded image and its row, a scalar tensor
+    transform: Callable[..., Any] | None = None  # of decoded images (B, C, H, W) and their rows, (B,)
 
     def __post_init__(self) -> None:
         self.rows = torch.arange(len(self.dataset)) if self.rows is None else self.rows
@@ -126,9 +126,6 @@ class EncodedImages(torch.utils.data.Dataset):
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    def __getitem__(self, index: int) -> Tensor | CorruptImageError:
-        return self.__getitems__([index])[0]
 
     def __getitems__(self, requests: Sequence[Any]) -> list[Tensor | CorruptImageError]:
         """Decode images, each requested by its index, or by its index, an augmentation and its seed."""
@@ -143,10 +140,10 @@ class EncodedImages(torch.utils.data.Dataset):
 
     def _decode(self, row: Tensor, record: dict[str, Any] | None, *draw: Any) -> Tensor | CorruptImageError:
         try:
-            tensor = decode_image(record, self.shape, *draw)
+            image = decode_image(record, self.shape, *draw)
         except Exception as error:  # of PIL and its plugins, of many classes
             return self._error(int(row), damage(error))
-        return tensor if self.transform is None else self.transform(tensor, row)
+        return image if self.transform is None else self.transform(image[None], row[None])[0]
 
     def _error(self, row: int, error: str, more: str = "") -> CorruptImageError:
         record = self._records[row][self.column]

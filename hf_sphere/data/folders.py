@@ -63,23 +63,21 @@ def check_inside(dataset: str | Path, names: Iterable[str | Path | None]) -> Non
 def check_class_names(tables: Iterable[Path], features: Mapping[str, Any]) -> None:
     """Raise an error if a file numbers its classes otherwise than the one whose names `datasets` uses for all."""
     for table in tables:
-        for column, feature in Features.from_arrow_schema(_read_schema(table)).items():
+        if table.suffix == ".parquet":
+            schema = pq.read_schema(table)
+        elif table.suffix == ".arrow":
+            with pa.memory_map(str(table)) as stored:
+                try:
+                    schema = pa.ipc.open_stream(stored).schema
+                except pa.ArrowInvalid:
+                    schema = pa.ipc.open_file(stored).schema
+        else:
+            continue
+        for column, feature in Features.from_arrow_schema(schema).items():
             stated, used = (getattr(each, "names", []) for each in (feature, features.get(column)))
             if differing := [f"{a!r} and {b!r}" for a, b in zip(stated, used, strict=False) if a != b]:
                 what = f"{table} and another file number the classes of column {column!r} differently"
                 raise ValueError(f"{what}, such as {differing[0]}; write both with one ClassLabel, or names as texts.")
-
-
-def _read_schema(table: Path) -> pa.Schema:
-    if table.suffix == ".parquet":
-        return pq.read_schema(table)
-    if table.suffix != ".arrow":
-        return pa.schema([])
-    with pa.memory_map(str(table)) as stored:
-        try:
-            return pa.ipc.open_stream(stored).schema
-        except pa.ArrowInvalid:
-            return pa.ipc.open_file(stored).schema
 
 
 def log_unread(folder: Path, images: Collection[str | None] | None = None) -> None:

@@ -73,7 +73,7 @@ class Corruption:
         if self.shuffled_pixels is None:
             return images
         if isinstance(images, EncodedImages):
-            return replace(images, transform=partial(self._shuffle_one, split))
+            return replace(images, transform=partial(self.shuffle, split=split))
         pixels, shuffled = images.flatten(2), torch.empty_like(images)
         generator, of_split = self._generator(_PIXELS), mix_seed(self.seed, _PIXELS, *split.encode())
         order = torch.randperm(pixels.shape[2], generator=generator)
@@ -82,9 +82,6 @@ class Corruption:
                 order = torch.randperm(len(order), generator=generator.manual_seed(mix_seed(of_split, row)))
             shuffled.flatten(2)[index] = pixels[index][:, order]
         return shuffled
-
-    def _shuffle_one(self, split: str, image: Tensor, row: Tensor) -> Any:
-        return self.shuffle(image[None], row[None], split)[0]
 
     def _generator(self, draw: int) -> torch.Generator:
         return torch.Generator().manual_seed(mix_seed(self.seed, draw))

@@ -8,7 +8,7 @@ import datasets
 import numpy as np
 import torch
 import torch.nn.functional as F
-from datasets import Dataset, DatasetDict, Features, List, Value
+from datasets import Dataset, Features, List, Value
 from torch import Tensor
 
 from hf_sphere.data.options import TextDataOptions
@@ -225,18 +225,29 @@ def load_text_data(
         datasets.disable_progress_bars()
     reading: Any = {"cache_dir": options.cache_dir, "follow_links": options.follow_links}
     splits = load_splits(options.dataset_name, options.dataset_config_name, **reading)
-    names = _choose_splits(splits, options)
+    train, validating, fraction = options.train_split, options.validation_split, options.validation_fraction
+    names = {"train": train}
+    if (evaluation := choose_eval_split(splits, options.eval_split, train)) is not None:
+        names["eval"] = evaluation
+    elif not fraction:
+        how = "choose one with --eval_split, or hold out training text with --validation_fraction"
+        raise ValueError(f"there is no split to report results on; the data has {', '.join(splits)}: {how}.")
+    if validating is None and not fraction and "validation" in splits.keys() - {*names.values()}:
+        validating = "validation"
+    if validating is not None:
+        check_validation_split(validating, names)
+        names["validation"] = validating
     rows = {key: find_split(splits, split, f"--{key}_split") for key, split in names.items()}
     column = common_column(rows, options.text_column_name, TEXT_COLUMNS, "text")
     workers = options.preprocessing_num_workers
     blocks = {key: _read_blocks(each, column, tokenizer, room, workers) for key, each in rows.items()}
     if shown:
         datasets.enable_progress_bars()
-    if fraction := options.validation_fraction:  # the last blocks: contiguous text limits leakage between the parts
+    if fraction:  # the last blocks: contiguous text limits leakage between the parts
         tokens, key = blocks["train"], "validation" if "eval" in names else "eval"
         kept = len(tokens) - round(fraction * len(tokens))
         blocks["train"], blocks[key] = tokens[:kept], tokens[kept:]
-        names[key] = f"the last {fraction:.0%} of {options.train_split}"
+        names[key] = f"the last {fraction:.0%} of {train}"
     batches = {}
     masking = Masking(options.mask_probability or Masking.probability) if options.objective == "masked" else None
     for key, tokens in blocks.items():
@@ -250,24 +261,6 @@ def load_text_data(
         batches[key] = TextBatches(tokens, vocabulary, masking=masking, **own, **sharing)
     validation = batches.get("validation")
     return TextData(batches["train"], batches["eval"], names["eval"], validation, names.get("validation"))
-
-
-def _choose_splits(splits: DatasetDict, options: TextDataOptions) -> dict[str, str]:
-    """Return the names of the splits `train`, `eval` and `validation`; no `eval` if the held-out part replaces it."""
-    validation, fraction = options.validation_split, options.validation_fraction
-    names = {"train": options.train_split}
-    eval_split = choose_eval_split(splits, options.eval_split, options.train_split)
-    if eval_split is not None:
-        names["eval"] = eval_split
-    elif not fraction:
-        how = "choose one with --eval_split, or hold out training text with --validation_fraction"
-        raise ValueError(f"there is no split to report results on; the data has {', '.join(splits)}: {how}.")
-    if validation is not None:
-        check_validation_split(validation, names)
-        names["validation"] = validation
-    elif not fraction and "validation" in splits and "validation" not in names.values():
-        names["validation"] = "validation"
-    return names
 
 
 def _read_blocks(rows: Dataset, column: str, tokenizer: Any, room: int, num_proc: int | None) -> Tensor:

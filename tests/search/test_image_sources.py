@@ -169,7 +169,7 @@ def test_exhausted_memory_is_not_a_damaged_image(tmp_path, monkeypatch, digits):
     source = ImageSource.of([tmp_path / "a.png"])
     images = EncodedImages(source.encoded, "image", ImageShape(1, 8, 8))
     monkeypatch.setattr(PIL.ImageFile.ImageFile, "load", exhaust)
-    for use in (lambda: source.open(0), lambda: images[0]):
+    for use in (lambda: source.open(0), lambda: images.__getitems__([0])):
         with pytest.raises(MemoryError):
             use()
 

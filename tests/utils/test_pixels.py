@@ -55,7 +55,7 @@ def test_the_image_processor_computes_the_pixels_of_training(crop_pct, size, res
     processor = SphereVisionImageProcessor.from_pretrained(tmp_path)
     found = processor_options(processor)
     shape = ImageShape(3, *size, found["crop_pct"], found["interpolation"])
-    trained = EncodedImages(Dataset.from_dict({"image": [image]}), "image", shape)[0]
+    trained = EncodedImages(Dataset.from_dict({"image": [image]}), "image", shape).__getitems__([0])[0]
     assert torch.equal((processor(image, return_tensors="pt")["pixel_values"][0] * 255).round().byte(), trained)
 
 
@@ -212,6 +212,6 @@ def test_the_processor_of_a_trained_model_interpolates_and_draws_on_the_color_as
     options = processor_options(saved)
     assert (options["background_color"], options["interpolation"]) == ([0, 90, 180], "bicubic")
     pixels = saved(PILImage.new("RGBA", (4, 4), (9, 9, 9, 99)), return_tensors="pt")["pixel_values"][0]
-    assert torch.equal((pixels * 255).round().byte(), trained[0])
+    assert torch.equal((pixels * 255).round().byte(), trained.__getitems__([0])[0])
     white = saved(PILImage.new("RGBA", (4, 4)), background_color=[255] * 3, return_tensors="pt")["pixel_values"]
     assert white.unique().tolist() == [1.0]
