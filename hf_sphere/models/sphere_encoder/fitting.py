@@ -92,7 +92,16 @@ def fit_spherization(
     check_not_text("texts", texts)
     if ridge is not None:
         check_number("ridge", ridge, "[0, inf)")
-    spherized = _check_reference(model, reference)
+    spherized = getattr(model.config, "spherized_layer_indices", ())
+    if not spherized:
+        raise ValueError(f"{type(model).__name__} has no spherized layer to fit; set spherized_layers.")
+    # `hidden_dim` is DistilBERT's name of the intermediate size.
+    for name in ("model_type", "num_hidden_layers", "hidden_size", "intermediate_size", "hidden_dim", "vocab_size"):
+        own, other = (getattr(each.config, name, None) for each in (model, reference))
+        if str(own).removeprefix("sphere_") != str(other).removeprefix("sphere_"):
+            raise ValueError(f"the reference does not match: its {name} is {other}; the model has {own}.")
+    if common := set(spherized).intersection(getattr(reference.config, "spherized_layer_indices", ())):
+        raise ValueError(f"layer {min(common)} of the reference is spherized; pass the plain model it was loaded from.")
     path = model.base_model.layers_path
     layers, plain_layers = (encoder.base_model.get_submodule(path) for encoder in (model, reference))
     batches = _collect(texts, reference, tokenizer, max_tokens)
@@ -107,9 +116,12 @@ def fit_spherization(
         for index in spherized:
             halves = model, reference, layers[index], plain_layers[index]
             train, held_out = (_normal_equations(*halves, subset) for subset in subsets)
-            ridges = RIDGES if ridge is None else (ridge,)
-            solved = ((_solve(train, each), each) for each in ridges)
-            errors = [(_squared_error(held_out, weight), each) for weight, each in solved if weight is not None]
+            _, gram, cross, squares = held_out
+            errors = []
+            for each in RIDGES if ridge is None else (ridge,):
+                if (weight := _solve(train, each)) is not None:
+                    squared_error = squares - 2 * (weight.T * cross).sum() + ((weight @ gram) * weight).sum()
+                    errors.append((float(squared_error), each))
             if not errors:
                 raise ValueError(f"layer {index} has no unique solution with ridge {ridge}; use a larger one.")
             _, best = min(errors)
@@ -127,12 +139,6 @@ def _solve(sums: tuple[Any, ...], ridge: float) -> Any:
     count, gram, cross, _ = sums
     factor, failed = torch.linalg.cholesky_ex(gram + torch.diag(ridge * count * (gram.diagonal() / count)))
     return None if failed else torch.cholesky_solve(cross, factor).T
-
-
-def _squared_error(sums: tuple[Any, ...], weight: Tensor) -> float:
-    """Return the sum of squared errors of a map on the tokens of normal equations."""
-    _, gram, cross, squares = sums
-    return float(squares - 2 * (weight.T * cross).sum() + ((weight @ gram) * weight).sum())
 
 
 def _split(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
@@ -203,22 +209,6 @@ def _record(models: list[Any], modules: list[nn.Module], inputs: Mapping[str, Te
 
 def _to_float64(tensor: Tensor) -> Tensor:
     return (tensor if widest_dtype(tensor) == torch.float64 else tensor.cpu()).double()
-
-
-def _check_reference(model: Any, reference: Any) -> Sequence[int]:
-    """Check that the model has spherized layers and that the reference is its plain encoder; return the layers."""
-    spherized = getattr(model.config, "spherized_layer_indices", ())
-    if not spherized:
-        raise ValueError(f"{type(model).__name__} has no spherized layer to fit; set spherized_layers.")
-    # `hidden_dim` is DistilBERT's name of the intermediate size.
-    sizes = ("num_hidden_layers", "hidden_size", "intermediate_size", "hidden_dim", "vocab_size")
-    for name in ("model_type", *sizes):
-        own, other = (getattr(each.config, name, None) for each in (model, reference))
-        if str(own).removeprefix("sphere_") != str(other).removeprefix("sphere_"):
-            raise ValueError(f"the reference does not match: its {name} is {other}; the model has {own}.")
-    if common := set(spherized).intersection(getattr(reference.config, "spherized_layer_indices", ())):
-        raise ValueError(f"layer {min(common)} of the reference is spherized; pass the plain model it was loaded from.")
-    return spherized
 
 
 def _collect(texts: Iterable[Any], reference: Any, tokenizer: Any, max_tokens: int) -> list[Batch]:
