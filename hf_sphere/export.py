@@ -234,18 +234,14 @@ def _example_inputs(model: Any, batch: int, length: int) -> dict[str, Tensor]:
     """Return random inputs of the model, by name; no axis of variable length may be 0 or 1, which torch would fix."""
     config, generator = model.config, torch.Generator().manual_seed(0)
     if isinstance(model, _SentenceEmbeddings):
-        names = [*model.inputs]
+        names, shape = [*model.inputs], next(iter(model.inputs.values())).shape[1:]
     elif model.main_input_name == "pixel_values":
-        names = ["pixel_values"]
+        sides = (config.image_size,) * 2 if isinstance(config.image_size, int) else config.image_size
+        names, shape = ["pixel_values"], (config.num_channels, *sides)
     else:
         has_types = "token_type_ids" in inspect.signature(model.forward).parameters
         names = TEXT_INPUTS[: 2 + (has_types and getattr(config, "type_vocab_size", 0) > 1)]
     if names == ["pixel_values"]:
-        if isinstance(model, _SentenceEmbeddings):
-            shape = model.inputs["pixel_values"].shape[1:]
-        else:
-            sides = (config.image_size,) * 2 if isinstance(config.image_size, int) else config.image_size
-            shape = torch.Size((config.num_channels, *sides))
         return {"pixel_values": torch.randn(batch, *shape, generator=generator).to(model.device)}
     inputs = {name: torch.ones(batch, length, dtype=torch.int64) for name in names}
     inputs["input_ids"].random_(getattr(config, "vocab_size", 2), generator=generator)

@@ -5,9 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.transforms.v2 import CutMix, MixUp, RandAugment, RandomResizedCrop, functional as tvF
+from torchvision.transforms.v2 import CutMix, MixUp, RandAugment, RandomResizedCrop, RandomRotation, functional as tvF
 
 from hf_sphere.data.options import AugmentationOptions
 from hf_sphere.utils.modules import to_device
@@ -71,8 +70,7 @@ class Augmentation(AugmentationOptions):
         if mirrored is not None:
             images = torch.where(to_device(mirrored, images.device)[:, None, None, None], images.flip(-1), images)
         if self.rotation:
-            degrees = (2 * torch.rand(len(images), generator=generator) - 1) * self.rotation
-            images = _rotate(images, degrees.deg2rad())
+            images = _change_each(images, RandomRotation(self.rotation), generator)
         if self.occlusion:
             images = _occlude(images, self.occlusion, self.occlusion_color, generator)
         return images
@@ -90,18 +88,6 @@ def _change_each(images: Tensor, change: nn.Module, generator: torch.Generator) 
     """Change each image by an operation of torchvision, which draws from torch's global generator."""
     with drawing_from(int(torch.randint(2**62, (1,), generator=generator))):
         return torch.stack([change(image) for image in images])
-
-
-def _rotate(images: Tensor, radians: Tensor) -> Tensor:
-    """Rotate each image about its center, with nearest-pixel sampling and zeros outside."""
-    height, width = images.shape[-2:]
-    cosine, sine, zero = radians.cos(), radians.sin(), torch.zeros_like(radians)
-    # Grid coordinates run from -1 to 1 along both sides, so the aspect ratio of the image must be compensated.
-    entries = [cosine, sine * (height / width), zero, -sine * (width / height), cosine, zero]
-    matrix = torch.stack(entries, dim=1).reshape(-1, 2, 3)
-    grid = F.affine_grid(to_device(matrix, images.device), list(images.shape), align_corners=False)
-    turned = F.grid_sample(images.float(), grid, mode="nearest", padding_mode="zeros", align_corners=False)
-    return turned.to(images.dtype)
 
 
 def _occlude(images: Tensor, side: int, color: Sequence[float], generator: torch.Generator) -> Tensor:
