@@ -237,7 +237,7 @@ def _example_inputs(model: Any, batch: int, length: int) -> dict[str, Tensor]:
         names, shape = [*model.inputs], next(iter(model.inputs.values())).shape[1:]
     elif model.main_input_name == "pixel_values":
         sides = (config.image_size,) * 2 if isinstance(config.image_size, int) else config.image_size
-        names, shape = ["pixel_values"], (config.num_channels, *sides)
+        names, shape = ["pixel_values"], torch.Size((config.num_channels, *sides))
     else:
         has_types = "token_type_ids" in inspect.signature(model.forward).parameters
         names = TEXT_INPUTS[: 2 + (has_types and getattr(config, "type_vocab_size", 0) > 1)]
