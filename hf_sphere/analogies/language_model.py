@@ -87,14 +87,25 @@ class LanguageModel:
         name = model.name_or_path if isinstance(model, PreTrainedModel) else os.fspath(model)
         if tokenizer is None or isinstance(tokenizer, str | os.PathLike):
             tokenizer = load_pretrained(transformers.AutoTokenizer, tokenizer or name)
-        if not isinstance(model, PreTrainedModel):
-            accelerator = torch.accelerator.current_accelerator(check_available=True)
-            target = torch.device(device or accelerator or "cpu")
-            if dtype is None:
-                halves = target.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-                dtype = torch.bfloat16 if halves else torch.float32
-            return cls(_load_model(name, dtype).to(target), tokenizer, name)
-        return cls(model.to(device=device, dtype=dtype), tokenizer)
+        if isinstance(model, PreTrainedModel):
+            return cls(model.to(device=device, dtype=dtype), tokenizer)
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        target = torch.device(device or accelerator or "cpu")
+        if dtype is None:
+            halves = target.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+            dtype = torch.bfloat16 if halves else torch.float32
+        config = load_pretrained(transformers.AutoConfig, name)
+        # Without `architectures`, it is an encoder or decoder.
+        class_name = (config.architectures or [type(config).__name__.replace("Config", "Model")])[0]
+        loaders = {"masked": transformers.AutoModelForMaskedLM, "causal": transformers.AutoModelForCausalLM}
+        # Encoders of sequence-to-sequence models have no Auto class.
+        other = getattr(transformers, class_name, transformers.AutoModel)
+        loader = loaders.get(_find_kind(class_name, config, name), other)
+        loaded, report = load_pretrained(loader, name, dtype=dtype, output_loading_info=True)
+        if missing := sorted(key for key in report["missing_keys"] if "pooler" not in key):  # no score uses the pooler
+            what = f"{', '.join(missing[:3])}, so the head of its {type(loaded).__name__} would be random"
+            raise ValueError(f"{name} was saved without {what}. Pass AutoModel.from_pretrained(name).")
+        return cls(loaded.to(target), tokenizer, name)
 
     @property
     def device(self) -> torch.device:
@@ -113,11 +124,6 @@ class LanguageModel:
         with eval_mode(self.model):
             return (self.model.base_model if base else self.model)(input_ids=ids.to(self.device), **more)
 
-    def logits(self, ids: Tensor) -> Tensor:
-        """Run the model and its head, (B, L) to (B, L, V)."""
-        output = self.forward(ids)
-        return output.prediction_logits if "prediction_logits" in output else output.logits  # of pretraining
-
 
 def _find_kind(class_name: str, config: PreTrainedConfig, name: str) -> Kind:
     """Determine the kind of a text model from the end of its class name."""
@@ -130,21 +136,6 @@ def _find_kind(class_name: str, config: PreTrainedConfig, name: str) -> Kind:
             return "embedding"
     allowed = "masked (...ForMaskedLM) and causal (...ForCausalLM, ...LMHeadModel) models, and bare ones (...Model)"
     raise ValueError(f"{name} is a {class_name}; allowed are {allowed} of texts.")
-
-
-def _load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
-    """Load a model with the head that it was saved with; without `architectures`, it is an encoder or decoder."""
-    config = load_pretrained(transformers.AutoConfig, name)
-    class_name = (config.architectures or [type(config).__name__.replace("Config", "Model")])[0]
-    kind = _find_kind(class_name, config, name)
-    loaders = {"masked": transformers.AutoModelForMaskedLM, "causal": transformers.AutoModelForCausalLM}
-    # Encoders of sequence-to-sequence models have no Auto class.
-    loader = loaders.get(kind) or getattr(transformers, class_name, transformers.AutoModel)
-    model, report = load_pretrained(loader, name, dtype=dtype, output_loading_info=True)
-    if missing := sorted(key for key in report["missing_keys"] if "pooler" not in key):  # no score uses the pooler
-        what = f"{', '.join(missing[:3])}, so the head of its {type(model).__name__} would be random"
-        raise ValueError(f"{name} was saved without {what}. Pass AutoModel.from_pretrained(name).")
-    return model
 
 
 class Encoding(NamedTuple):
@@ -258,7 +249,8 @@ def perplexities(
         row, position, token, sentence = torch.tensor(batch_targets, dtype=torch.int64).view(-1, 4).T
         # Each position is read once, and -log softmax at a token is logsumexp(logits) - logits[token].
         (rows, positions), target_of = torch.stack([row, position]).unique(dim=1, return_inverse=True)
-        logits = language_model.logits(ids)[rows, positions]
+        output = language_model.forward(ids)
+        logits = (output.prediction_logits if "prediction_logits" in output else output.logits)[rows, positions]
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         negative_log_likelihoods = logits.logsumexp(-1)[target_of] - logits[target_of, token]
         losses.index_add_(0, sentence, negative_log_likelihoods.double().cpu())

@@ -27,19 +27,19 @@ Permutation = tuple[int, ...]
 """Index of the word among (a, b, c, d) in each of the four fields of a template."""
 
 
-def _permutations(names: str) -> tuple[Permutation, ...]:
-    """Parse permutations such as "abcd acbd"."""
-    return tuple(tuple("abcd".index(letter) for letter in name) for name in names.split())
+_NAMES = (
+    "abcd acbd badc bdac cdab cadb dcba dbca "
+    "abdc acdb adbc adcb bacd bcad bcda bdca cabd cbad cbda cdba dabc dacb dbac dcab"
+)
 
+PERMUTATIONS: tuple[Permutation, ...] = tuple(tuple(map("abcd".index, name)) for name in _NAMES.split())
+"""All 24 permutations, the positive ones first."""
 
-POSITIVE_PERMUTATIONS = _permutations("abcd acbd badc bdac cdab cadb dcba dbca")
+POSITIVE_PERMUTATIONS = PERMUTATIONS[:8]
 """The 8 permutations in which the analogy still holds."""
 
-NEGATIVE_PERMUTATIONS = _permutations("abdc acdb adbc adcb bacd bcad bcda bdca cabd cbad cbda cdba dabc dacb dbac dcab")
+NEGATIVE_PERMUTATIONS = PERMUTATIONS[8:]
 """The 16 permutations in which the analogy does not hold."""
-
-PERMUTATIONS = POSITIVE_PERMUTATIONS + NEGATIVE_PERMUTATIONS
-"""All 24 permutations, the positive ones first."""
 
 _FIELD = re.compile(r"\{([abcd])\}")
 
