@@ -175,13 +175,10 @@ def named_layers(
     }
 
 
-def stored_tensors(state: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """Return the tensors of a state dict, without other entries such as `_extra_state`."""
-    return {k: StoredTensor(tuple(v.shape), v.detach) for k, v in state.items() if isinstance(v, Tensor)}
-
-
-def open_tensors(source: str | PathLike | Snapshot) -> dict[str, StoredTensor]:
-    """Return the tensors of a safetensors file, of an index, or of a folder with either, without reading them."""
+def open_tensors(source: Mapping[str, Any] | str | PathLike | Snapshot) -> dict[str, StoredTensor]:
+    """Return the tensors of a state dict, of a safetensors file or index, or of a folder, without reading them."""
+    if isinstance(source, Mapping):  # which may have other entries, such as `_extra_state`
+        return {k: StoredTensor(tuple(v.shape), v.detach) for k, v in source.items() if isinstance(v, Tensor)}
     path = source.path if isinstance(source, Snapshot) else Path(source)
     if path.is_dir():
         files = sorted(path.glob("*.safetensors.index.json")) or sorted(path.glob("*.safetensors"))
@@ -251,14 +248,13 @@ def open_layers(source: Source, layers: LayerSelection, include_1x1: bool) -> di
     if isinstance(source, nn.Module):
         for name, module in find_layers(source, layers, include_1x1).items():
             readers[name] = "conv" if isinstance(module, _ConvNd) else "linear", partial(filters, module, name)
-    elif isinstance(source, Mapping):
-        tensors = {name: tensor for name, tensor in source.items() if isinstance(tensor, Tensor)}
-        memory = {name: (t.data_ptr() or name, t.shape, t.stride()) for name, t in tensors.items()}  # of tied ones
-        first = {place: name for name, place in reversed(memory.items())}
-        untied = {name: tensor for name, tensor in tensors.items() if first[memory[name]] == name}
-        readers = named_layers(stored_tensors(untied), layers, include_1x1)
     else:
-        readers = named_layers(open_tensors(source), layers, include_1x1)
+        tensors = open_tensors(source)
+        if isinstance(source, Mapping):  # which has tied tensors several times
+            memory = {n: (source[n].data_ptr() or n, shape, source[n].stride()) for n, (shape, _) in tensors.items()}
+            first = {place: name for name, place in reversed(memory.items())}
+            tensors = {name: tensor for name, tensor in tensors.items() if first[memory[name]] == name}
+        readers = named_layers(tensors, layers, include_1x1)
 
     def read(name: str) -> LayerWeight:
         weight = readers[name][1]()
@@ -350,18 +346,17 @@ def distance_from_initialization(
     if only := sorted(trained.keys() ^ untrained.keys()):
         names = ", ".join(only[:5])
         raise ValueError(f"only one of the model and its initialization has {names}. Architectures must match.")
-    return Distances({name: _distance(read(), untrained[name]()) for name, read in trained.items()})
-
-
-def _distance(trained: LayerWeight, initial: LayerWeight) -> LayerDistance:
-    if trained.weight.shape != initial.weight.shape:
-        shapes = f"{tuple(trained.weight.shape)}, but {tuple(initial.weight.shape)}"
-        raise ValueError(f"{trained.name} has filters of shape {shapes} in the initialization: other architectures.")
-    if not initial.weight.numel():
-        return LayerDistance(0.0, 0.0, relative=False)
-    pairs = ((after - before, before) for after, before in zip(trained.chunks(), initial.chunks(), strict=True))
-    norms = [[x.norm() for x in pair] + [x.abs().max() for x in pair] for pair in pairs]
-    l2, initial_l2, l_inf, initial_l_inf = torch.tensor(norms, dtype=torch.float64).T
-    relative = bool(initial_l2.any())
-    divisors = (float(initial_l2.norm()), float(initial_l_inf.max())) if relative else (1.0, 1.0)
-    return LayerDistance(float(l2.norm()) / divisors[0], float(l_inf.max()) / divisors[1], relative)
+    distances: dict[str, LayerDistance] = {}
+    for name, read in trained.items():
+        layer, before = read(), untrained[name]()
+        if layer.weight.shape != before.weight.shape:
+            shapes = f"{tuple(layer.weight.shape)}, but {tuple(before.weight.shape)}"
+            raise ValueError(f"{name} has filters of shape {shapes} in the initialization: other architectures.")
+        pairs = zip(layer.chunks(), before.chunks(), strict=True) if layer.weight.numel() else ()
+        changes = ((after - start, start) for after, start in pairs)
+        norms = [[0.0] * 4, *([x.norm() for x in pair] + [x.abs().max() for x in pair] for pair in changes)]
+        l2, initial_l2, l_inf, initial_l_inf = torch.tensor(norms, dtype=torch.float64).T
+        relative = bool(initial_l2.any())
+        divisors = (float(initial_l2.norm()), float(initial_l_inf.max())) if relative else (1.0, 1.0)
+        distances[name] = LayerDistance(float(l2.norm()) / divisors[0], float(l_inf.max()) / divisors[1], relative)
+    return Distances(distances)

@@ -26,7 +26,7 @@ from scipy.special import bdtr, betainc
 from scipy.stats import binom, kstest
 
 from hf_sphere.comparison.significance import LEVEL, holm
-from hf_sphere.hyperplanes.layers import LayerKind, LayerSelection, LayerWeight, Source, iterate_layers
+from hf_sphere.hyperplanes.layers import LayerKind, LayerSelection, Source, iterate_layers
 from hf_sphere.utils.files import read_json, write_json
 
 Floats = NDArray[np.float64]
@@ -172,9 +172,15 @@ def projection_statistics(
     """
     described, arrays = dict[str, dict[str, Any]](), []
     for layer in iterate_layers(model, layers, include_1x1):
-        sums, cosines, dead = _project(layer)
-        transform = projection_cdf(cosines, layer.dim) if layer.dim > 1 else np.empty(0)
-        arrays.append((cosines if normalize else sums, transform))
+        parts = [(rows.sum(dim=1), torch.linalg.vector_norm(rows, dim=1)) for rows in layer.chunks()]
+        sums, norms = map(torch.cat, zip(*parts, strict=True))
+        cosines = sums / (norms * math.sqrt(layer.dim))
+        sums[cosines.abs() <= CENTERED] = cosines[cosines.abs() <= CENTERED] = 0.0
+        live = norms > 0
+        dead = (~live).nonzero()[:, 0].tolist()
+        cosines = cosines[live].clamp(-1, 1)  # rounding may exceed the range
+        transform = projection_cdf(cosines.numpy(), layer.dim) if layer.dim > 1 else np.empty(0)
+        arrays.append(((cosines if normalize else sums[live]).numpy(), transform))
         about = {"kind": layer.kind, "dim": layer.dim, "dead": dead}
         described[layer.name] = _statistics(*arrays[-1], len(dead)) | about
     for test in ("ks_p_value", "sign_p_value"):
@@ -185,17 +191,6 @@ def projection_statistics(
     projections, transforms = map(np.concatenate, zip(*arrays, strict=True))
     net = Projections(**_statistics(projections, transforms, num_dead))
     return ProjectionStatistics(normalize, {name: LayerProjections(**each) for name, each in described.items()}, net)
-
-
-def _project(layer: LayerWeight) -> tuple[Floats, Floats, list[int]]:
-    """Return the projections of the live filters, those of unit length, and the indices of the dead filters."""
-    parts = [(rows.sum(dim=1), torch.linalg.vector_norm(rows, dim=1)) for rows in layer.chunks()]
-    sums, norms = map(torch.cat, zip(*parts, strict=True))
-    cosines = sums / (norms * math.sqrt(layer.dim))
-    sums[cosines.abs() <= CENTERED] = cosines[cosines.abs() <= CENTERED] = 0.0
-    live = norms > 0
-    # Rounding may exceed the range.
-    return sums[live].numpy(), cosines[live].clamp(-1, 1).numpy(), (~live).nonzero()[:, 0].tolist()
 
 
 def _statistics(projections: Floats, transform: Floats, num_dead: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import PreTrainedModel
 
-from hf_sphere.hyperplanes.layers import LayerSelection, Source, StoredTensor, find_layers, open_tensors, stored_tensors
+from hf_sphere.hyperplanes.layers import LayerSelection, Source, StoredTensor, find_layers, open_tensors
 from hf_sphere.utils.checks import check_not_text
 from hf_sphere.utils.files import write_json
 from hf_sphere.utils.modules import eval_mode
@@ -109,22 +109,6 @@ class ReinitializationRobustness:
         return "\n".join([*lines, *(f"{what}: {', '.join(listed) or 'none'}" for what, listed in lists.items())])
 
 
-def open_snapshots(snapshots: Sequence[Source]) -> dict[str, StoredTensors]:
-    """Return the tensors of the snapshots by epoch or position in the list."""
-    opened: dict[str, StoredTensors] = {}
-    for position, snapshot in enumerate(snapshots):
-        state = named_tensors(snapshot) if isinstance(snapshot, nn.Module) else snapshot
-        if isinstance(state, Mapping):
-            label, tensors = str(position), stored_tensors(state)
-        else:
-            opened_file = state if isinstance(state, Snapshot) else read_snapshot(state)
-            label, tensors = str(opened_file.epoch), open_tensors(opened_file)
-        if label in opened:
-            raise ValueError(f"several snapshots have the label {label}; give one per epoch.")
-        opened[label] = tensors
-    return opened
-
-
 def tensors_of_modules(
     state: Mapping[str, Tensor], label: str, tensors: StoredTensors, modules: Mapping[str, nn.Module]
 ) -> dict[str, StoredTensor]:
@@ -195,7 +179,15 @@ def reinitialization_robustness(
     """
     check_not_text("snapshots", snapshots)
     modules = find_layers(model, layers, include_1x1)
-    by_label = open_snapshots(snapshots)
+    by_label: dict[str, StoredTensors] = {}
+    for position, snapshot in enumerate(snapshots):
+        source: Any = named_tensors(snapshot) if isinstance(snapshot, nn.Module) else snapshot
+        if not isinstance(source, Mapping | Snapshot):
+            source = read_snapshot(source)
+        label = str(source.epoch if isinstance(source, Snapshot) else position)
+        if label in by_label:
+            raise ValueError(f"several snapshots have the label {label}; give one per epoch.")
+        by_label[label] = open_tensors(source)
     if not by_label and not num_random:
         raise ValueError("there are no weights to reset the layers to; pass snapshots, or num_random.")
     state = named_tensors(model)
@@ -220,7 +212,7 @@ def reinitialization_robustness(
     def sample(label: str) -> StoredTensors:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.manual_seed(mix_seed(seed, random_labels.index(label)))
-            return stored_tensors(named_tensors(build()))
+            return open_tensors(build().state_dict(keep_vars=True))
 
     def measure(values: Mapping[str, Tensor]) -> float:
         with with_values(model, values), torch.no_grad():
