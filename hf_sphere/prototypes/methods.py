@@ -157,6 +157,8 @@ def _descend(task: PlacementTask, max_iterations: int, name: str, momentum: floa
 
 def slsqp(task: PlacementTask, *, restarts: int | None = None, max_iterations: int = 200) -> Iterator[Candidate]:
     """Minimize t subject to <p_i, p_j> <= t for all pairs and |p_i|^2 = 1, to machine precision, by scipy's SLSQP."""
+    from scipy.optimize import minimize
+
     coordinates = task.num_classes * task.dim
     if coordinates > MAX_COORDINATES:
         raise ValueError(
@@ -164,17 +166,8 @@ def slsqp(task: PlacementTask, *, restarts: int | None = None, max_iterations: i
             f"dimensions have {coordinates}. Use method 'lbfgs'."
         )
     # A start takes about 1.5e-7 (K d)^3 seconds. The time is not measured, so results depend only on the seed.
-    for _ in range(number_of_restarts(restarts, 0.5 / (1.5e-7 * coordinates**3))):
-        points = task.random_points()
-        yield Candidate(points, "random start")
-        yield Candidate(solve_slsqp(points.cpu().numpy(), max_iterations).to(task.device), "search by SLSQP")
-
-
-def solve_slsqp(points: np.ndarray, max_iterations: int) -> torch.Tensor:
-    """Run SLSQP from initial points (K, d)."""
-    from scipy.optimize import minimize
-
-    count, dim = points.shape
+    restarts = number_of_restarts(restarts, 0.5 / (1.5e-7 * coordinates**3))
+    count, dim = task.num_classes, task.dim
     pairs, own = np.triu_indices(count, 1), (np.arange(count),) * 2
 
     def products(x: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -188,15 +181,20 @@ def solve_slsqp(points: np.ndarray, max_iterations: int) -> torch.Tensor:
         jacobian[rows, right] += p[left]
         return np.column_stack([jacobian.reshape(len(left), -1), np.full(len(left), of_t)])
 
-    start = np.append(points.ravel(), (points @ points.T)[pairs].max())
-    is_t = np.append(np.zeros(points.size), 1.0)
+    is_t = np.append(np.zeros(coordinates), 1.0)
     constraints: Any = [
         {"type": "ineq", "fun": lambda x: x[-1] - products(x, *pairs), "jac": lambda x: gradients(x, *pairs, -1, 1.0)},
         {"type": "eq", "fun": lambda x: products(x, *own) - 1, "jac": lambda x: gradients(x, *own, 1, 0.0)},
     ]
     options: Any = {"constraints": constraints, "options": {"maxiter": max_iterations, "ftol": 1e-14}}
-    result = minimize(lambda x: x[-1], start, jac=lambda x: is_t, method="SLSQP", **options)
-    return F.normalize(torch.from_numpy(result.x[:-1].reshape(count, dim)), dim=1)
+    for _ in range(restarts):
+        points = task.random_points()
+        yield Candidate(points, "random start")
+        first = points.cpu().numpy()
+        start = np.append(first.ravel(), (first @ first.T)[pairs].max())
+        result = minimize(lambda x: x[-1], start, jac=lambda x: is_t, method="SLSQP", **options)
+        found = torch.from_numpy(result.x[:-1].reshape(count, dim)).to(task.device)
+        yield Candidate(F.normalize(found, dim=1), "search by SLSQP")
 
 
 def closed_form(task: PlacementTask) -> Iterator[Candidate]:
@@ -231,29 +229,21 @@ def auto(task: PlacementTask, *, restarts: int | None = None, max_iterations: in
     If the catalogue has a code, L-BFGS runs only if it is likely to find a better placement or is fast. With a ranking
     loss only L-BFGS runs, since the other methods do not use class vectors.
     """
-    for method in choose_methods(task, restarts, max_iterations):
-        yield from method
-
-
-def choose_methods(
-    task: PlacementTask, restarts: int | None = None, max_iterations: int = 60
-) -> list[Iterator[Candidate]]:
-    """Return the methods of `auto`, with their options."""
-    search = lbfgs(task, restarts=restarts, max_iterations=max_iterations)
-    if task.ranking is not None:
-        return [search]
-    if task.num_classes <= 2 * task.dim or task.dim == 2:
-        return [closed_form(task)]
-    code = codes.find_code(task.num_classes, task.dim)
-    methods = [] if code is None else [catalogue(task)]
-    if task.num_classes * task.dim <= MAX_EXACT_COORDINATES:
-        methods.append(slsqp(task, restarts=restarts))
+    code = None
+    if task.ranking is None:
+        if task.num_classes <= 2 * task.dim or task.dim == 2:
+            yield from closed_form(task)
+            return
+        code = codes.find_code(task.num_classes, task.dim)
+        if code is not None:
+            yield from catalogue(task)
+        if task.num_classes * task.dim <= MAX_EXACT_COORDINATES:
+            yield from slsqp(task, restarts=restarts)
     # A search typically reaches 93 % of the bound in 1 - cosine, so it is likely to improve on worse codes.
     bound = codes.separation_bound(task.num_classes, task.dim)
     seconds = 10.0 if code is not None and 1.0 - code.cosine < 0.93 * (1.0 - bound) else 0.3
     if code is None or restarts is not None or lbfgs_seconds(task, max_iterations) < seconds:
-        methods.append(search)
-    return methods
+        yield from lbfgs(task, restarts=restarts, max_iterations=max_iterations)
 
 
 METHODS: dict[str, Method] = {

@@ -1,9 +1,10 @@
-"""Placement of class prototypes: `place_prototypes` and its result."""
+"""Placement of class prototypes: `place_prototypes` and its result; class vectors from class names."""
 
 import contextlib
 import inspect
 import json
 import math
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from torch import Tensor
 from hf_sphere.geometry.codes import separation, separation_bound
 from hf_sphere.geometry.codes.bounds import nearest_others
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.prototypes.methods import METHODS, WITHOUT_CLASS_VECTORS, Candidate, PlacementTask
+from hf_sphere.prototypes.methods import METHODS, WITHOUT_CLASS_VECTORS, PlacementTask
 from hf_sphere.prototypes.ordering import (
     OrderPreservation,
     TripletRanking,
@@ -29,6 +30,8 @@ from hf_sphere.prototypes.ordering import (
 )
 from hf_sphere.utils.checks import check_choice, check_integer, check_names, check_seed, text_list
 from hf_sphere.utils.files import atomic_file
+from hf_sphere.utils.loading import load_model, load_pretrained
+from hf_sphere.utils.modules import eval_mode
 from hf_sphere.utils.pages import Table
 from hf_sphere.utils.progress import progress_bar
 
@@ -187,7 +190,18 @@ def place_prototypes(
         ranking = TripletRanking(directions) if directions is not None and ordering == "ranking" else None
         task = PlacementTask(num_classes, dim, ranking, seed, torch.device(device))
         started = time.perf_counter()
-        points, origin = _best_candidate(METHODS[method](task, **options), task, progress)
+        goal = separation_bound(num_classes, dim) + 1e-10 if ranking is None else -math.inf  # the search stops there
+        lowest, what = math.inf, "largest cosine" if ranking is None else "objective"
+        delay, leave = (0, True) if progress else (2, False)
+        bar_options: Any = {"disable": progress is False, "delay": delay, "desc": "placing", "leave": leave}
+        with progress_bar(METHODS[method](task, **options), **bar_options) as bar:
+            for candidate in bar:
+                value = task.score(candidate.points)
+                if value < lowest:
+                    (points, origin), lowest = candidate, value
+                    bar.set_postfix_str(f"{what} {lowest:.5f}", refresh=False)
+                if lowest <= goal:
+                    break
         points, order = points.cpu(), None
         if directions is not None and ordering == "assignment":
             points = assign_to_classes(points, directions, task.generator)
@@ -195,23 +209,6 @@ def place_prototypes(
         if class_vectors is not None:
             order = measure_order(points, class_vectors, seed=seed)
     return Placement(points, *_measure(points), origin, time.perf_counter() - started, order, names)
-
-
-def _best_candidate(search: Iterator[Candidate], task: PlacementTask, progress: bool | None) -> Candidate:
-    """Return the best candidate of a method; stop early at the bound."""
-    goal = separation_bound(task.num_classes, task.dim) + 1e-10 if task.ranking is None else -math.inf
-    best: Any = None
-    lowest, name = math.inf, "largest cosine" if task.ranking is None else "objective"
-    delay, leave = (0, True) if progress else (2, False)
-    with progress_bar(search, disable=progress is False, delay=delay, desc="placing", leave=leave) as bar:
-        for candidate in bar:
-            value = task.score(candidate.points)
-            if value < lowest:
-                best, lowest = candidate, value
-                bar.set_postfix_str(f"{name} {lowest:.5f}", refresh=False)
-            if lowest <= goal:
-                break
-    return best
 
 
 @contextlib.contextmanager
@@ -227,6 +224,49 @@ def _search_environment(num_classes: int, dim: int) -> Iterator[None]:
             yield
         finally:
             torch.set_num_threads(threads)
+
+
+@torch.no_grad()  # unlike inference mode, it returns tensors that can be modified in place
+def embed_class_names(
+    class_names: Sequence[str],
+    model: str | os.PathLike[str] | Any,
+    *,
+    tokenizer: Any = None,
+    template: str = "{}",
+) -> Tensor:
+    """Embed class names by mean pooling of the last hidden states of a text model.
+
+    Args:
+        class_names: K names; underscores are replaced by spaces.
+        model: Name or folder of an encoder or decoder that `AutoModel` loads, or a loaded model, on any device.
+        tokenizer: Tokenizer; required for a loaded model. By default of the named model.
+        template: Text with the placeholder `{}` for a name, for instance `a photo of a {}`.
+
+    Returns:
+        (K, hidden size), float32, on the CPU: `class_vectors` for `place_prototypes`.
+
+    Raises:
+        ValueError: If there are no names, one is empty, or the template has no placeholder.
+
+    Example:
+        >>> embed_class_names(["cat", "dog"], "sentence-transformers/all-MiniLM-L6-v2").shape  # doctest: +SKIP
+    """
+    from transformers import AutoModel, AutoTokenizer
+
+    if "{}" not in template:
+        raise ValueError(f"template must have '{{}}' where the class name goes; got {template!r}.")
+    names = [name.replace("_", " ").strip() for name in text_list("class_names", class_names)]
+    if not all(names):
+        raise ValueError(f"class names must not be empty; got {names[:10]}.")
+    if isinstance(model, str | os.PathLike):
+        tokenizer = tokenizer or load_pretrained(AutoTokenizer, model)
+        model = load_model(AutoModel, model)
+    vectors = []
+    with eval_mode(model):
+        for name in names:  # one by one, since decoders often have no padding token
+            tokens = tokenizer(template.replace("{}", name), truncation=True, return_tensors="pt").to(model.device)
+            vectors.append(model(**tokens).last_hidden_state[0].float().mean(0).cpu())
+    return torch.stack(vectors)
 
 
 def _measure(points: Tensor) -> tuple[float, float]:

@@ -2,12 +2,13 @@ import contextlib
 import math
 
 import pytest
+import scipy.optimize
 import torch
 from doubles import spy
 from hypothesis import given, strategies as st
 
 from hf_sphere.geometry.codes import separation
-from hf_sphere.prototypes import METHODS, methods, place_prototypes
+from hf_sphere.prototypes import METHODS, place_prototypes
 from hf_sphere.prototypes.methods import PlacementTask
 
 
@@ -55,7 +56,7 @@ def test_best_candidate_is_kept_instead_of_the_last():
 
 
 def test_search_stops_at_the_bound(monkeypatch):
-    solve = spy(monkeypatch, methods, "solve_slsqp")
+    solve = spy(monkeypatch, scipy.optimize, "minimize")
     place_prototypes(12, 3, method="slsqp", restarts=50)
     assert solve.call_count < 20
 
