@@ -69,12 +69,25 @@ class DirectionalDistribution(Distribution):
     def mean_resultant_length(self) -> Tensor:
         """Norm of the mean, (...)."""
 
-    _variances: Callable[[], tuple[Tensor, Tensor]]
-    """Variance orthogonal to the mean direction, and the excess of the variance along it."""
+    _spread: Callable[[], tuple[Tensor, Tensor]]
+    """Complement 1 - A of the norm A of the mean, and the variance along the mean direction."""
+    _log_density: Callable[[Tensor, Tensor], Tensor]
+    """Log-density at values, from them and the concentration."""
     _sample_cosine: Callable[[Tensor, torch.Generator | None], tuple[Tensor, Tensor]]
     """Draw one cosine w per concentration; return w and sqrt(1 - w^2)."""
-    _divergence_from_uniform: Callable[[], Tensor]
-    """Kullback-Leibler divergence from the uniform distribution, (...)."""
+    _divergence: Callable[..., Tensor]
+    """Kullback-Leibler divergence from the uniform distribution, or with `reverse` of that from this one, (...)."""
+
+    @property
+    def _kappa(self) -> Tensor:
+        return upcast(_bounded(self.concentration))
+
+    def _variances(self) -> tuple[Tensor, Tensor]:
+        """Return the variance orthogonal to the mean direction, and the excess of the variance along it."""
+        complement, along = self._spread()
+        # The variances sum to 1 - A^2, which gives the orthogonal ones without a division by kappa.
+        across = (complement * (2 - complement) - along) / (self.dim - 1)
+        return across, along - across
 
     @property
     def mean(self) -> Tensor:
@@ -102,7 +115,13 @@ class DirectionalDistribution(Distribution):
 
     def entropy(self) -> Tensor:
         """Differential entropy in nats: (...)."""
-        return (-log_uniform_density(self.dim) - self._divergence_from_uniform()).to(self.loc.dtype)
+        return (-log_uniform_density(self.dim) - self._divergence()).to(self.loc.dtype)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-density with respect to the surface measure of the sphere, in nats: (...)."""
+        if self._validate_args:
+            self._validate_sample(value)
+        return self._log_density(value, self._kappa).to(torch.promote_types(self.loc.dtype, value.dtype))
 
     def rsample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
         """Draw reparameterized samples, differentiable with respect to both parameters: sample_shape + (..., d).
@@ -123,9 +142,13 @@ def upcast(values: Tensor) -> Tensor:
 
 
 @register_kl(DirectionalDistribution, HypersphericalUniform)
-def _kl_directional_uniform(p: DirectionalDistribution, q: HypersphericalUniform) -> Tensor:
+@register_kl(HypersphericalUniform, DirectionalDistribution)
+def _kl_uniform(p: Any, q: Any) -> Tensor:
     check_same_sphere(p, q)
-    return p._divergence_from_uniform().to(p.loc.dtype).expand(torch.broadcast_shapes(p.batch_shape, q.batch_shape))
+    reverse = isinstance(q, DirectionalDistribution)
+    around = q if reverse else p
+    divergence = around._divergence(reverse).to(around.loc.dtype)
+    return divergence.expand(torch.broadcast_shapes(p.batch_shape, q.batch_shape))
 
 
 class VonMisesFisher(DirectionalDistribution):
@@ -199,32 +222,25 @@ class VonMisesFisher(DirectionalDistribution):
         """Norm A_d(kappa) of the mean, (...)."""
         return bessel.mean_resultant_length(self.concentration, self.dim)
 
-    def _variances(self) -> tuple[Tensor, Tensor]:
-        concentration = _upcast_concentration(self.concentration)
-        along = bessel.mean_resultant_length_derivative(concentration, self.dim)
-        # The variances sum to 1 - A^2, which gives the orthogonal ones without a division by kappa.
-        complement = bessel.mean_resultant_length_complement(concentration, self.dim)
-        across = (complement * (2 - complement) - along) / (self.dim - 1)
-        return across, along - across
+    def _spread(self) -> tuple[Tensor, Tensor]:
+        functions = bessel.mean_resultant_length_complement, bessel.mean_resultant_length_derivative
+        return tuple(function(self._kappa, self.dim) for function in functions)  # type: ignore[return-value]
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Log-density with respect to the surface measure of the sphere, in nats: (...)."""
-        if self._validate_args:
-            self._validate_sample(value)
-        concentration = _upcast_concentration(self.concentration)
-        peak = bessel.log_uniform_density(self.dim) + bessel.log_vmf_peak(concentration, self.dim)
+    def _log_density(self, value: Tensor, kappa: Tensor) -> Tensor:
+        peak = bessel.log_uniform_density(self.dim) + bessel.log_vmf_peak(kappa, self.dim)
         wide = torch.promote_types(self.loc.dtype, torch.float32)
         gap = (self.loc.to(wide) - value).square().sum(-1) / 2  # 1 - mu.x, without cancellation
-        return (peak - concentration * gap).to(torch.promote_types(self.loc.dtype, value.dtype))
+        return peak - kappa * gap
 
     def _sample_cosine(self, concentration: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         return sample_cosine(concentration, self.dim, generator)
 
-    def _divergence_from_uniform(self) -> Tensor:
-        # Without the cancellation of `kappa A - G`.
-        concentration = _upcast_concentration(self.concentration)
-        peak, complement = bessel.log_vmf_peak_and_complement(concentration, self.dim)
-        return peak - concentration * complement
+    def _divergence(self, reverse: bool = False) -> Tensor:
+        kappa = self._kappa
+        if reverse:
+            return bessel.log_vmf_partition(kappa, self.dim)
+        peak, complement = bessel.log_vmf_peak_and_complement(kappa, self.dim)
+        return peak - kappa * complement  # without the cancellation of `kappa A - G`
 
 
 def _bounded(concentration: Tensor) -> Tensor:
@@ -233,25 +249,14 @@ def _bounded(concentration: Tensor) -> Tensor:
     return concentration.to(wide).clamp(max=0.25 * torch.finfo(wide).max)
 
 
-def _upcast_concentration(concentration: Tensor) -> Tensor:
-    return upcast(_bounded(concentration))
-
-
 @register_kl(VonMisesFisher, VonMisesFisher)
 def _kl_vmf_vmf(p: VonMisesFisher, q: VonMisesFisher) -> Tensor:
-    ours, theirs = _upcast_concentration(p.concentration), _upcast_concentration(q.concentration)
+    ours, theirs = p._kappa, q._kappa
     gap = (upcast(p.loc) - upcast(q.loc)).square().sum(-1) / 2  # 1 - mu_p.mu_q, without cancellation
     peaks = bessel.log_vmf_peak(ours, p.dim) - bessel.log_vmf_peak(theirs, p.dim)
     complement = bessel.mean_resultant_length_complement(ours, p.dim)
     divergence = peaks + complement * (theirs - ours) + (1 - complement) * theirs * gap
     return divergence.to(torch.promote_types(p.loc.dtype, q.loc.dtype))
-
-
-@register_kl(HypersphericalUniform, VonMisesFisher)
-def _kl_uniform_vmf(p: HypersphericalUniform, q: VonMisesFisher) -> Tensor:
-    check_same_sphere(p, q)
-    divergence = bessel.log_vmf_partition(_upcast_concentration(q.concentration), p.dim).to(q.loc.dtype)
-    return divergence.expand(torch.broadcast_shapes(p.batch_shape, q.batch_shape))
 
 
 class PowerSpherical(DirectionalDistribution):
@@ -278,32 +283,26 @@ class PowerSpherical(DirectionalDistribution):
         concentration = _bounded(self.concentration)
         return (concentration / (concentration + (self.dim - 1))).to(self.loc.dtype)
 
-    def _variances(self) -> tuple[Tensor, Tensor]:
-        total = _upcast_concentration(self.concentration) + (self.dim - 1)
-        complement = (self.dim - 1) / total  # 1 - A
-        along = complement * (2 - complement) / (total + 1)
-        across = (complement * (2 - complement) - along) / (self.dim - 1)
-        return across, along - across
+    def _spread(self) -> tuple[Tensor, Tensor]:
+        total = self._kappa + (self.dim - 1)
+        complement = (self.dim - 1) / total
+        return complement, complement * (2 - complement) / (total + 1)
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Log-density with respect to the surface measure of the sphere, in nats: (...)."""
-        if self._validate_args:
-            self._validate_sample(value)
-        loc, value_, kappa = upcast(self.loc), upcast(value), _upcast_concentration(self.concentration)
+    def _log_density(self, value: Tensor, kappa: Tensor) -> Tensor:
+        loc, value = upcast(self.loc), upcast(value)
         # (1 + w) / 2 is 1 / (1 + t) with the squared tangent t of half the angle, accurate near mu and near -mu.
-        tangent = (loc - value_).square().sum(-1) / (loc + value_).square().sum(-1)
-        log_density = log_uniform_density(self.dim) + self._log_peak() - torch.special.xlog1py(kappa, tangent)
-        return log_density.to(torch.promote_types(self.loc.dtype, value.dtype))
+        tangent = (loc - value).square().sum(-1) / (loc + value).square().sum(-1)
+        return log_uniform_density(self.dim) + self._log_peak() - torch.special.xlog1py(kappa, tangent)
 
     def _log_peak(self) -> Tensor:
         """Logarithm of the ratio of the density at the mode to the uniform density, (...)."""
-        kappa, beta = _upcast_concentration(self.concentration), (self.dim - 1) / 2
+        kappa, beta = self._kappa, (self.dim - 1) / 2
         return _gamma_ratio(beta + kappa, beta)[0] - _gamma_ratio(torch.full_like(kappa, beta), beta)[0]
 
-    def _divergence_from_uniform(self, reverse: bool = False) -> Tensor:
+    def _divergence(self, reverse: bool = False) -> Tensor:
         # Its derivative is kappa times the variance of log(1 + w), that of the reverse one the variance's integral.
         # Small concentrations are integrated by quadrature, because the terms of the closed form cancel.
-        kappa, beta = _upcast_concentration(self.concentration), (self.dim - 1) / 2
+        kappa, beta = self._kappa, (self.dim - 1) / 2
         nodes, weights = (torch.tensor(array, dtype=kappa.dtype, device=kappa.device) for array in _QUADRATURE)
         small = kappa < beta / 2
         end = torch.where(small, kappa, 0.0)[..., None]
@@ -341,16 +340,8 @@ def _gamma_ratio(x: Tensor, a: float) -> tuple[Tensor, Tensor]:
 
 @register_kl(PowerSpherical, VonMisesFisher)
 def _kl_power_spherical_vmf(p: PowerSpherical, q: VonMisesFisher) -> Tensor:
-    kappa = _upcast_concentration(q.concentration)
-    complement = (p.dim - 1) / (_upcast_concentration(p.concentration) + (p.dim - 1))  # 1 - A
+    kappa, (complement, _) = q._kappa, p._spread()
     gap = (upcast(p.loc) - upcast(q.loc)).square().sum(-1) / 2  # 1 - mu_p.mu_q, without cancellation
     mean_gap = complement + (1 - complement) * gap  # of 1 - mu_q.x
-    divergence = p._divergence_from_uniform() - bessel.log_vmf_peak(kappa, p.dim) + kappa * mean_gap
+    divergence = p._divergence() - bessel.log_vmf_peak(kappa, p.dim) + kappa * mean_gap
     return divergence.to(torch.promote_types(p.loc.dtype, q.loc.dtype))
-
-
-@register_kl(HypersphericalUniform, PowerSpherical)
-def _kl_uniform_power_spherical(p: HypersphericalUniform, q: PowerSpherical) -> Tensor:
-    check_same_sphere(p, q)
-    divergence = q._divergence_from_uniform(reverse=True).to(q.loc.dtype)
-    return divergence.expand(torch.broadcast_shapes(p.batch_shape, q.batch_shape))
