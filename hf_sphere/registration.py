@@ -145,7 +145,7 @@ def _register_optimizer_handlers(trainer_optimizer: ModuleType) -> None:
 
 
 def _optimizer_for_trainer(context: Any) -> tuple[type, dict[str, Any]]:
-    from hf_sphere.optim.build import optimizer_for_trainer  # imports torch and accelerate
+    from hf_sphere.optim.groups import optimizer_for_trainer  # imports torch
 
     return optimizer_for_trainer(context)
 

@@ -1,4 +1,3 @@
-from .build import build_optimizer as build_optimizer
 from .diagnostics import (
     EffectiveStep as EffectiveStep,
     StepDiagnosticsCallback as StepDiagnosticsCallback,
@@ -7,7 +6,11 @@ from .diagnostics import (
     find_channel_dims as find_channel_dims,
     step_diagnostics as step_diagnostics,
 )
-from .groups import parameter_groups as parameter_groups, scale_invariant_groups as scale_invariant_groups
+from .groups import (
+    build_optimizer as build_optimizer,
+    parameter_groups as parameter_groups,
+    scale_invariant_groups as scale_invariant_groups,
+)
 from .invariance import (
     ScaleInvariantWeights as ScaleInvariantWeights,
     find_scale_invariant_weights as find_scale_invariant_weights,

@@ -119,16 +119,30 @@ def step_diagnostics(
             if not local(parameter).numel() or ("exp_avg_sq" not in state and isinstance(optimizer, torch.optim.Adam)):
                 continue  # no local shard, or no step yet
             layout = Layout(local(parameter), tuple(dims))
-            scheme = layout.matrix(local(parameter)), *_scheme(optimizer, parameter, state, group, layout)
-            weight, momentum, denominator = (values.to(widest_dtype(parameter)) for values in scheme)
+            if "exp_avg_sq" in state:
+                (beta1, beta2), number, second = group["betas"], float(state["step"]), local(state["exp_avg_sq"])
+                momentum = layout.matrix(local(state["exp_avg"])) / (1 - beta1**number)
+                is_full = second.numel() == local(parameter).numel()
+                second = layout.matrix(second) if is_full else second.reshape(-1, 1)
+                denominator = (second / (1 - beta2**number)).sqrt() + group["eps"]
+                if not is_full and getattr(optimizer, "scales_with_dim", True):
+                    denominator = denominator / momentum.shape[1] ** 0.5
+            else:
+                gradient: Any = parameter.grad  # measure before `zero_grad`
+                buffer = state.get("momentum_buffer")
+                momentum = layout.matrix(local(gradient if buffer is None else buffer))
+                denominator = torch.ones_like(momentum[:, :1])
+            scheme = layout.matrix(local(parameter)), momentum, denominator
+            weight, momentum, denominator = (each.to(widest_dtype(parameter)) for each in scheme)
             step = effective_step(weight, momentum, denominator, float(group["lr"]))
-            measured[name] = {
-                "effective_learning_rate": step.learning_rate.mean().item(),
-                "effective_direction_norm": step.direction.norm(dim=1).mean().item(),
-                "step_angle": step.angle.mean().item(),
-                "weight_norm": step.weight_norm.mean().item(),
-                "anisotropy": step.anisotropy.mean().item(),
+            values = {
+                "effective_learning_rate": step.learning_rate,
+                "effective_direction_norm": step.direction.norm(dim=1),
+                "step_angle": step.angle,
+                "weight_norm": step.weight_norm,
+                "anisotropy": step.anisotropy,
             }
+            measured[name] = {quantity: of_groups.mean().item() for quantity, of_groups in values.items()}
     return measured
 
 
@@ -160,23 +174,6 @@ def _check_rules(optimizer: Optimizer) -> None:
     if any(group.get("muon") or group.get("hyperball") for group in optimizer.param_groups):
         what = f"steps x - lr a / b, which {type(getattr(optimizer, 'optimizer', optimizer)).__name__} does not take"
         raise ValueError(f"step diagnostics (diagnostics_steps) are for {what}; omit them.")
-
-
-def _scheme(
-    optimizer: Optimizer, parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, Any], layout: Layout
-) -> tuple[Tensor, Tensor]:
-    """Return the momentum a and the denominator b of the step x - lr a / b, as matrices."""
-    if "exp_avg_sq" in state:
-        (beta1, beta2), step, second = group["betas"], float(state["step"]), local(state["exp_avg_sq"])
-        momentum = layout.matrix(local(state["exp_avg"])) / (1 - beta1**step)
-        is_full = second.numel() == local(parameter).numel()
-        second = layout.matrix(second) if is_full else second.reshape(-1, 1)
-        root = (second / (1 - beta2**step)).sqrt() + group["eps"]
-        is_scaled = not is_full and getattr(optimizer, "scales_with_dim", True)
-        return momentum, root / momentum.shape[1] ** 0.5 if is_scaled else root
-    gradient: Any = parameter.grad  # measure before `zero_grad`
-    momentum = layout.matrix(local(gradient if state.get("momentum_buffer") is None else state["momentum_buffer"]))
-    return momentum, torch.ones_like(momentum[:, :1])
 
 
 def as_metrics(measured: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

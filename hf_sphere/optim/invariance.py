@@ -202,7 +202,8 @@ _BATCH = 4  # batch norm over a 1 x 1 map has one value per image, and has no gr
 def open_trial(model: nn.Module, batch: Any = None) -> Iterator[tuple[nn.Module, Any]]:
     """Yield a copy of a model for the numerical check and an input that it accepts; random numbers have a fixed seed.
 
-    Meanwhile torch computes in full float32, without autocast and TF32, and models log no warnings.
+    The copy is in float32 or better and training mode, with negligible epsilons of norms. Meanwhile torch computes in
+    full float32, without autocast and TF32, and models log no warnings.
     """
     kinds = {parameter.device.type for parameter in model.parameters()} - {"meta"}
     devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
@@ -218,7 +219,26 @@ def open_trial(model: nn.Module, batch: Any = None) -> Iterator[tuple[nn.Module,
         stack.callback(logging.disable, logging.root.manager.disable)
         logging.disable(max(logging.root.manager.disable, logging.WARNING))
         torch.manual_seed(0)
-        trial = make_trial(model)
+        for name, parameter in model.named_parameters():
+            if isinstance(parameter, DTensor):
+                how = "call `form_groups` of the optimizer first, then fully_shard, then build it from the shards"
+                raise ValueError(f"{name} is sharded, but groups are found in whole weights: {how}.")
+        attributes = (value for module in model.modules() for value in vars(module).values())
+        computed = (value for value in attributes if isinstance(value, Tensor) and not value.is_leaf)
+        trial = copy.deepcopy(model, {id(value): value.detach().clone() for value in computed})  # torch refuses them
+        if "_original_forward" in vars(trial):  # that of Accelerate enters autocast
+            trial.forward = vars(trial)["_original_forward"]
+        if not any(parameter.dtype == torch.float64 for parameter in trial.parameters()):
+            trial.to(torch.float32)
+        if not model.training:  # otherwise the modes of its modules are kept
+            trial.train()
+        for module in trial.modules():
+            for name in _EPSILONS:
+                if isinstance(getattr(module, name, None), float) or (name == "eps" and isinstance(module, nn.RMSNorm)):
+                    setattr(module, name, 1e-20)
+            for name in _CHECKPOINTING:
+                if getattr(module, name, False) is True:
+                    setattr(module, name, False)
         failure: Exception = ValueError("no layer determines the input shape")
         for example in example_inputs(trial) if batch is None else [batch]:
             try:
@@ -233,34 +253,6 @@ def open_trial(model: nn.Module, batch: Any = None) -> Iterator[tuple[nn.Module,
             how += "model(*batch), a tensor for model(batch), without labels if the model does not compute its loss"
             raise ValueError(f"{type(trial).__name__} does not {what}. {how}.") from failure
         yield trial, example
-
-
-def make_trial(model: nn.Module) -> nn.Module:
-    """Copy a model for the numerical check, in float32 or better and training mode, with negligible epsilons of norms.
-
-    In a model in training mode, the modes of its modules are kept.
-    """
-    for name, parameter in model.named_parameters():
-        if isinstance(parameter, DTensor):
-            how = "call `form_groups` of the optimizer first, then fully_shard, then build it from the sharded weights"
-            raise ValueError(f"{name} is sharded, but groups are found in whole weights: {how}.")
-    attributes = (value for module in model.modules() for value in vars(module).values())
-    computed = (value for value in attributes if isinstance(value, Tensor) and not value.is_leaf)
-    trial = copy.deepcopy(model, {id(value): value.detach().clone() for value in computed})  # torch refuses them
-    if "_original_forward" in vars(trial):  # that of Accelerate enters autocast
-        trial.forward = vars(trial)["_original_forward"]
-    if not any(parameter.dtype == torch.float64 for parameter in trial.parameters()):
-        trial.to(torch.float32)
-    if not model.training:
-        trial.train()
-    for module in trial.modules():
-        for name in _EPSILONS:
-            if isinstance(getattr(module, name, None), float) or (name == "eps" and isinstance(module, nn.RMSNorm)):
-                setattr(module, name, 1e-20)
-        for name in _CHECKPOINTING:
-            if getattr(module, name, False) is True:
-                setattr(module, name, False)
-    return trial
 
 
 @torch.no_grad()

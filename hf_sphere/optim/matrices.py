@@ -111,7 +111,17 @@ def rate_factors(
     if unknown := [name for name in names if roles.get(name) is Role.UNKNOWN]:
         why = "their role is unknown; pass a batch that uses them, or freeze them"
         raise ValueError(f"the learning rates of {', '.join(unknown)} cannot be scaled: {why}.")
-    count, layers = _layers(roles) if base_layers else (0, ())
+    lists: dict[str, set[str]] = defaultdict(set)  # lists of modules with hidden matrices, with the prefixes of names
+    for name, role in roles.items() if base_layers else ():
+        match = re.match(r"((?:.*?\.)??)\d+\.", name)  # the first list: of layers, not one of experts in each
+        if match and role in (Role.HIDDEN, Role.STACK):
+            lists[match[1]].add(match[0])
+    lists = {name: entries for name, entries in lists.items() if len(entries) > 1} or lists  # a head may be in one, too
+    if len({len(entries) for entries in lists.values()}) > 1:
+        found = ", ".join(f"{name.removesuffix('.')} has {len(entries)}" for name, entries in lists.items())
+        raise ValueError(f"base_layers needs lists of equally many layers, but {found}; use lr_scales instead.")
+    count = max(map(len, lists.values()), default=0)
+    layers = tuple(entry for entries in lists.values() for entry in entries)
     size: Any = getattr(getattr(model, "config", None), "hidden_size", None) if base_width else 0
     if not isinstance(size, int):
         outputs = [name for name, role in roles.items() if role in (Role.OUTPUT, Role.TIED)]
@@ -131,21 +141,6 @@ def rate_factors(
         depth = (base_layers / count) ** 0.5 if base_layers and name.startswith(layers) else 1.0
         factors[name] = (base_width / size if base_width else 1.0) ** power * depth
     return factors
-
-
-def _layers(roles: Mapping[str, Role]) -> tuple[int, tuple[str, ...]]:
-    """Return the length of the lists of modules with hidden matrices, and the prefixes of names in them."""
-    lists: dict[str, set[str]] = defaultdict(set)
-    for name, role in roles.items():
-        match = re.match(r"((?:.*?\.)??)\d+\.", name)  # the first list: of layers, not one of experts in each
-        if match and role in (Role.HIDDEN, Role.STACK):
-            lists[match[1]].add(match[0])
-    lists = {name: entries for name, entries in lists.items() if len(entries) > 1} or lists  # a head may be in one, too
-    lengths = {len(entries) for entries in lists.values()}
-    if len(lengths) > 1:
-        found = ", ".join(f"{name.removesuffix('.')} has {len(entries)}" for name, entries in lists.items())
-        raise ValueError(f"base_layers needs lists of equally many layers, but {found}; use lr_scales instead.")
-    return max(lengths, default=0), tuple(entry for entries in lists.values() for entry in entries)
 
 
 FUSED = {

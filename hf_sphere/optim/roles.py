@@ -209,11 +209,17 @@ def _trace(trial: nn.Module, batch: Any) -> tuple[Uses, set[str], set[str]]:
             output = call(trial, batch)
     outputs = differentiable(output)  # kept, since torch 2.11 frees nodes of custom functions with them
     ends = [get_gradient_edge(leaf).node for leaf in outputs]
+    graph: dict[Node, list[Node]] = {}
+    pending = [*ends]
+    while pending:
+        if (node := pending.pop()) not in graph:
+            graph[node] = [source for source, _ in node.next_functions if source is not None]
+            pending += graph[node]
     uses: Uses = defaultdict(set)
     products: list[_Value] = []  # weights, and the products before
     inner: set[int] = set()
     values: dict[Node | None, _Value] = {}
-    for node in _sort(ends):  # each after its operands
+    for node in TopologicalSorter(graph).static_order():  # each after its operands
         if hasattr(node, "variable"):
             name = names.get(node.variable, "")
             values[node] = _Value(not name, frozenset({name} - {""}))
@@ -284,14 +290,3 @@ def _is_residual(node: Node, sources: list[_Value | None], products: list[_Value
             if any(i == _RESIDUAL or products[i].before & y.last for i, y in pairs):
                 return True
     return False
-
-
-def _sort(ends: list[Node]) -> Iterable[Node]:
-    """Return the nodes that lead to the ends of a graph, each after those that it depends on."""
-    graph: dict[Node, list[Node]] = {}
-    pending = [*ends]
-    while pending:
-        if (node := pending.pop()) not in graph:
-            graph[node] = [source for source, _ in node.next_functions if source is not None]
-            pending += graph[node]
-    return TopologicalSorter(graph).static_order()

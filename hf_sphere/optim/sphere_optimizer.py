@@ -286,31 +286,28 @@ class SphereOptimizer(NamedOptimizer):
                     continue
                 if isinstance(parameter, DTensor) and self._is_scale_invariant(parameter, group):
                     layout.check_shards(self._names(group)[index], parameter, group["channel_dims"])
-                self._init_state(parameter, group)
+                state = self.state[parameter]
+                keys = [self.momentum_key] * self._keeps_momentum(group) + ["exp_avg_sq"] * self.has_second_moment
+                low = parameter.dtype.itemsize < 4
+                if not low and "step" in state and all([key in state for key in keys]):
+                    continue  # the usual case
+                if low and group["low_precision"] == "master" and "master" not in state:
+                    state["master"] = parameter.detach().to(torch.float32)
+                if "step" not in state:
+                    if group["fused"]:
+                        _device_dtype_check_for_fused(parameter)
+                    on_device = group["capturable"] or group["fused"]
+                    double = torch.get_default_dtype() == torch.float64 and not group["fused"]
+                    dtype, device = torch.float64 if double else torch.float32, parameter.device if on_device else "cpu"
+                    state["step"] = torch.zeros((), dtype=dtype, device=device)
+                for key in keys:
+                    if key in state:  # the options may have changed since the last step
+                        state[key] = state[key].to(self._state_dtype(key, parameter, group))
+                    else:
+                        state[key] = self.initial_state(key, parameter, group)
 
     def _keeps_momentum(self, group: Group) -> bool:
         return True
-
-    def _init_state(self, parameter: Tensor, group: Group) -> None:
-        state = self.state[parameter]
-        keys = [self.momentum_key] * self._keeps_momentum(group) + ["exp_avg_sq"] * self.has_second_moment
-        low = parameter.dtype.itemsize < 4
-        if not low and "step" in state and all([key in state for key in keys]):
-            return  # the usual case
-        if low and group["low_precision"] == "master" and "master" not in state:
-            state["master"] = parameter.detach().to(torch.float32)
-        if "step" not in state:
-            if group["fused"]:
-                _device_dtype_check_for_fused(parameter)
-            on_device = group["capturable"] or group["fused"]
-            double = torch.get_default_dtype() == torch.float64 and not group["fused"]
-            dtype, device = torch.float64 if double else torch.float32, parameter.device if on_device else "cpu"
-            state["step"] = torch.zeros((), dtype=dtype, device=device)
-        for key in keys:
-            if key in state:  # the options may have changed since the last step
-                state[key] = state[key].to(self._state_dtype(key, parameter, group))
-            else:
-                state[key] = self.initial_state(key, parameter, group)
 
     def initial_state(self, key: str, parameter: Tensor, group: Group) -> Tensor:
         """Return a tensor of the state other than `step` before the first step."""

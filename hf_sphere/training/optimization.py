@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from hf_sphere.nn.heads.mixins import class_shards
 from hf_sphere.nn.processes import count_processes
 from hf_sphere.optim import build_optimizer
-from hf_sphere.optim.build import option_defaults
+from hf_sphere.optim.groups import option_defaults
 from hf_sphere.optim.sphere_optimizer import SphereOptimizer
 from hf_sphere.training.arguments import RecipeArguments
 
