@@ -118,7 +118,20 @@ def main(argv: Sequence[str] | None = None) -> None:
             finished=JsonLines(output / CELLS_FILE, read=resume, prepare=prepare),
             progress=not args.disable_tqdm,
         )
-        report(result, args, images, output)
+        print(result.table(args.drop))
+        result.save(output / TABLE_FILE)
+        critical = result.critical_layers(args.drop)
+        metric = "accuracy" if args.top_k == 1 else f"top-{args.top_k} accuracy"
+        summary = {"model": name, "images": images, "metric": metric, "accuracy": result.accuracy}
+        summary |= {"drop": args.drop, "num_critical_layers": len(critical), "critical_layers": critical}
+        write_json(output / "all_results.json", summary)
+        drawing: Any = {"quantity": args.heat_map, "metric": metric, "title": path.name}
+        try:
+            for plot in PLOTS:
+                visualization.plot_reinitialization(result.to_dict(), path=output / plot, **drawing)
+        except ImportError as error:
+            print(f"no plots: {error}")
+        print(f"\nResults in {output}")
 
 
 def adopt_settings(
@@ -141,18 +154,16 @@ def load_batches(
     args: RobustnessArguments, data_args: ImageSourceOptions, seed: int, accelerator: Any, model: Any = None
 ) -> "data.ImageBatches":
     """Load the images to measure on, with the settings and the seed of the training run, and the classes of a model."""
-    import torch
+    from hf_sphere.ood.outputs import class_indices
 
     common = {"device": accelerator.device, "seed": seed, "progress": not args.disable_tqdm}
     if args.split == "eval":  # without loading the training images
         # A smaller sample with the same seed is a subset of a larger one.
         limit = min(filter(None, (args.max_samples, data_args.max_eval_samples)), default=None)
         images = data.load_image_split(data_args, max_samples=limit, batch_size=args.batch_size, **common)
-        label2id = getattr(getattr(model, "config", None), "label2id", {})
-        names = images.class_names  # the split may lack classes of the training
-        if names and set(names) <= set(label2id):
-            indices = torch.tensor([label2id[name] for name in names], device=accelerator.device)
-            images.batches.labels = indices[images.batches.labels]
+        indices = class_indices(model, images.class_names or [])  # the split may lack classes of the training
+        if indices is not None:
+            images.batches.labels = indices.to(accelerator.device)[images.batches.labels]
         return images.batches
     options = data.ImageDataOptions(**asdict(data_args))
     splits = data.load_image_data(options, batch_size=args.batch_size, eval_batch_size=args.batch_size, **common)
@@ -181,21 +192,3 @@ def accuracy(model: Any, batches: "data.ImageBatches", num_images: int, top_k: i
             if seen == num_images:
                 break
     return correct / seen
-
-
-def report(result: Any, args: RobustnessArguments, images: str, output: Path) -> None:
-    """Print the table, and write files and plots."""
-    print(result.table(args.drop))
-    result.save(output / TABLE_FILE)
-    critical = result.critical_layers(args.drop)
-    metric = "accuracy" if args.top_k == 1 else f"top-{args.top_k} accuracy"
-    summary = {"model": args.model_name_or_path, "images": images, "metric": metric, "accuracy": result.accuracy}
-    summary |= {"drop": args.drop, "num_critical_layers": len(critical), "critical_layers": critical}
-    write_json(output / "all_results.json", summary)
-    options: Any = {"quantity": args.heat_map, "metric": metric, "title": Path(args.model_name_or_path).name}
-    try:
-        for name in PLOTS:
-            visualization.plot_reinitialization(result.to_dict(), path=output / name, **options)
-    except ImportError as error:
-        print(f"no plots: {error}")
-    print(f"\nResults in {output}")

@@ -119,7 +119,7 @@ def model_outputs(model: nn.Module | str | os.PathLike, batches: Any) -> Outputs
         for batch in batches.epoch() if hasattr(batches, "epoch") else batches:
             inputs, labels = _split(batch, weight.device, model)
             if isinstance(labels, list | tuple) and all(isinstance(label, str) for label in labels):
-                labels = _class_indices(model, labels)
+                labels = class_indices(model, labels)
             calls.clear()
             output: Any = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
             logits: Any = output if isinstance(output, Tensor) else getattr(output, "logits", None)
@@ -134,7 +134,7 @@ def model_outputs(model: nn.Module | str | os.PathLike, batches: Any) -> Outputs
         logger.warning(f"Scores of logits are left out: {reason}.")
         outputs = outputs._replace(logits=None)
     if names is not None:
-        outputs = outputs._replace(labels=_class_indices(model, names))
+        outputs = outputs._replace(labels=class_indices(model, names))
     if outputs.embeddings is None:
         what = "returns its logits, so its embeddings are unknown. Use a score of logits, or pass embeddings."
         logger.warning(f"No linear layer of {type(model).__name__} {what}")
@@ -166,7 +166,7 @@ def _split(batch: Any, device: torch.device, model: nn.Module) -> tuple[Any, Any
     )
 
 
-def _class_indices(model: nn.Module, names: Sequence[str]) -> Tensor | None:
+def class_indices(model: nn.Module | None, names: Sequence[str]) -> Tensor | None:
     """Return the indices of the model's classes with these names; None if it has none, an error if it has some."""
     label2id: dict[str, int] = getattr(getattr(model, "config", None), "label2id", None) or {}
     unknown = {*names} - {*label2id}

@@ -170,6 +170,9 @@ def test_classes_of_a_split_that_lacks_some_are_those_of_the_model(recipe, parse
     args, data_args = parsed("none", *words, "--cache_dir", str(tmp_path / "decoded"))
     model = SimpleNamespace(config=SimpleNamespace(label2id={"ant": 0, "bee": 1, "cow": 2}))
     assert recipe.load_batches(args, data_args, 0, Accelerator(), model).labels.tolist() == [1, 2, 1, 2]
+    del model.config.label2id["cow"]  # the numbers of the split would be wrong
+    with pytest.raises(ValueError, match="the model has a class 'bee', but none 'cow'"):
+        recipe.load_batches(args, data_args, 0, Accelerator(), model)
 
 
 @pytest.mark.parametrize("task", ["retrieval", "few_shot", "regression", "joint"])
