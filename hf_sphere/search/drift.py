@@ -1,8 +1,9 @@
 """Whether vectors are of the model of a space, how they differ from it, and maps of a space to another model."""
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -13,7 +14,9 @@ from hf_sphere.geometry.checks import check_rows, shorten
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.geometry import BLOCKS, effective_dimension_interval, energy_test
 from hf_sphere.search.calibration import Calibration, mean_interval
+from hf_sphere.search.matching import FEWEST
 from hf_sphere.search.neighbor_search import NeighborSearch
+from hf_sphere.search.rows import GroupedVectors
 from hf_sphere.search.vectors import independent_rows, repeated_rows, unit_vectors
 from hf_sphere.utils.checks import check_integer, check_number, check_seed
 from hf_sphere.utils.pages import Table
@@ -21,12 +24,13 @@ from hf_sphere.utils.pages import Table
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+logger = logging.getLogger(__name__)
+
 LARGEST_SAMPLE = 500
 """Number of groups of each side that are compared."""
 
-FEWEST, ROWS, CLUSTERS = 64, 600, 8
-"""Fewest vectors whose model is tested, most rows that show the axes of a space, and its clusters; half are left
-out."""
+ROWS, CLUSTERS = 600, 8
+"""Most rows that show the axes of a space, and its clusters; half are left out."""
 
 RELATED, RECOGNIZED = 3.0, 6.0
 """Standard deviations above the mean of random rotations from which on vectors are of the model of a space, and those
@@ -110,27 +114,6 @@ def axes_of(space: Any) -> Axes:
     return space._axes
 
 
-def check_model(space: Any, vectors: Tensor, model: str | None) -> ModelCheck:
-    """Test vectors (n, d) that are comparable with those of a space; see `EmbeddingSpace.check_model`."""
-    what, count = f"the {len(vectors):,} vectors", len(vectors)
-    if model is not None and space.model is not None and model != space.model:
-        hint = f"embed them with {space.model!r}, or see EmbeddingSpace.migrate"
-        return ModelCheck(1.0, True, f"{what} are of the model {model!r}, and the space of {space.model!r}; {hint}.")
-    if count < FEWEST or space.metric["distance"] != "cosine" or vectors.shape[1] < 2:
-        return ModelCheck(1.0, False, f"{what} are not tested, which takes {FEWEST} and cosines.")
-    axes = axes_of(space)
-    if axes.own < RECOGNIZED:
-        text = f"{what} are not tested: the directions of the space are about uniform, or its rows too few"
-        return ModelCheck(1.0, False, f"{text} to show a model.")
-    z = axes.relation(project_to_sphere(vectors[:: -(-count // ROWS)].double()))
-    p_value = float(torch.special.erfc(torch.tensor(z / 2**0.5)) / 2)
-    if z >= RELATED:
-        return ModelCheck(p_value, False, f"{what} have axes in common with the space (p-value {p_value:.1g}).")
-    text = f"{what} look like those of another model: they have no more in common with the space than random directions"
-    hint = f"Embed them with its model{f' {space.model!r}' if space.model else ''}, or see EmbeddingSpace.migrate."
-    return ModelCheck(p_value, True, f"{text} (p-value {p_value:.2g}). {hint}")
-
-
 @dataclass(frozen=True, repr=False)
 class Comparison(Table):
     """How other vectors differ from those of a space; `str` returns it in words, whether of another model first.
@@ -174,49 +157,6 @@ class Comparison(Table):
         columns = {"p_value": self.outside_p_values.tolist(), "outside": is_outside.tolist()}
         frame = pd.DataFrame({"row": range(len(is_outside)), **columns})
         return frame.sort_values("p_value", kind="stable", ignore_index=True)
-
-
-def compare(space: Any, other: Any, level: float, seed: int) -> Comparison:
-    """Compare other vectors, or those of another space, with those of a space; see `EmbeddingSpace.compare`."""
-    from scipy.stats import false_discovery_control  # slow to import
-
-    seed, level, is_space = check_seed(seed), check_number("level", level, "(0, 1)"), isinstance(other, type(space))
-    vectors = space._check("other", other.vectors if is_space else other)
-    groups = other._groups if is_space else torch.arange(len(vectors))
-    for name, numbers in (("the space", space._groups), ("other", groups)):
-        check_integer(f"the number of groups of {name}", len(numbers.unique()), BLOCKS)
-    samples = draw_samples(space, [(space.vectors, space._groups), (vectors, groups)], seed)
-    p_value, first, second = energy_test(*samples, seed=seed)[1], *map(len, samples)
-    angle = _angle(samples)
-    before, after = (effective_dimension_interval(points.double(), torch.arange(len(points))) for points in samples)
-    rows, search = space._sample(), space.neighbor_search  # not approximate, which would find rows outside
-    own = search.search_others(space.vectors[rows], 1, space._groups, space._groups[rows])[0][:, 0]
-    nearest = search.search_others(vectors, 1, space._groups, torch.full((len(vectors),), -1))[0]
-    # Searched in one group more, so that p-values are at most larger.
-    unknown = torch.full_like(rows, -1)
-    known = Calibration(space._groups[rows], unknown, own[:, None], unknown[:, None], unknown[:, None], 0, "strict")
-    p_values = known.p_values(nearest)[:, 0]
-    outside = (torch.from_numpy(false_discovery_control(p_values)) <= level * (1 + 1e-12)).nonzero()[:, 0]
-    verdict = "the vectors differ, judged by" if p_value <= level else "no difference found among"
-    rows_of = f"{first:,} rows of each" if first == second else f"{first:,} and {second:,} rows"
-    moved = f"moved by {_interval(angle)} degrees" if angle[1:] != (0, 180) else "is unclear"
-    text = (
-        f"{verdict} {rows_of}, one per group (p-value {p_value:.3g}). The mean direction {moved}, and the effective "
-        f"dimension changed from {_interval(before)} to {_interval(after)}. "
-    )
-    if len(outside):
-        text += f"{len(outside):,} of {len(vectors):,} rows are outside, up to {100 * level:.3g} % of them falsely"
-    else:
-        text += f"None of {len(vectors):,} rows is outside"
-    least = int(np.ceil(len(vectors) * known.smallest_p_value / level * (1 - 1e-12)))
-    fewer = f"fewer than {least:,}" if least <= len(vectors) else "any"
-    text += f"; the space has too few groups to find {fewer}." if least > 1 else "."
-    if space._names is not None and (not is_space or other._names is None):
-        text += " The others have no groups, so each row counts as one."
-    check = check_model(space, vectors, other.model if is_space else None)
-    text = f"{check} So {text}" if check.is_foreign else text
-    ids = other._ids_of(outside[None])[0] if is_space else []
-    return Comparison(p_value, (first, second), angle, (before, after), p_values, outside, ids, check.is_foreign, text)
 
 
 def draw_samples(space: Any, sides: list[tuple[Tensor, Tensor]], seed: int) -> list[Tensor]:
@@ -263,45 +203,6 @@ class Migration(NamedTuple):
         return f"the {self.kind} map {text}, by recall@10 among {self.num_anchors:,} anchors"
 
 
-def migrate(space: Any, old: Any, new: Any, max_recall_loss: float | None, model: str | None, seed: int) -> Any:
-    """Return a space of mapped vectors; see `EmbeddingSpace.migrate`."""
-    if max_recall_loss is not None:
-        check_number("max_recall_loss", max_recall_loss, "[0, 1)")
-    if space.metric["distance"] != "cosine" or space._queries is not None:
-        raise ValueError("only cosines that rows calibrate are migrated: calibrate the space without queries first.")
-    old, new = space._check("old", old), unit_vectors("new", new)
-    count, dim = old.shape
-    check_integer("the number of anchors, one per dimension at least,", count, max(FEWEST_ANCHORS, dim))
-    for name, anchors in (("old", old), ("new", new)):
-        if repeated := repeated_rows(anchors):
-            raise ValueError(f"anchors must differ; of {name}, {len(repeated):,} repeat: rows {shorten(repeated)}.")
-    if (check := check_model(space, old, None)).is_foreign:
-        raise ValueError(f"old are no vectors of the space: {check}")
-    kinds: dict[str, Tensor] = {}
-    fold = torch.randperm(count, generator=torch.Generator().manual_seed(check_seed(seed))) % FOLDS
-    for number in range(FOLDS):
-        for kind, weights in _maps(old[fold != number].double(), new[fold != number].double()):
-            mapped = kinds.setdefault(kind, torch.empty(new.shape))
-            mapped[fold == number] = F.normalize(old[fold == number].double() @ weights).float()
-    recalls = {kind: _recalls(mapped, new) for kind, mapped in kinds.items()}
-    best = max(recalls, key=lambda kind: float(recalls[kind].mean()))
-    low, mean, high = mean_interval(recalls[best])
-    migration = Migration(best, mean, low, high, count)
-    if migration.high < 3 * NEIGHBORS / count:
-        raise ValueError(f"{migration}, no more than by chance. Are old and new of the same anchors, in one order?")
-    if max_recall_loss is not None and 1 - migration.low > max_recall_loss:
-        raise ValueError(f"{migration}, so the loss may exceed max_recall_loss={max_recall_loss}. Embed again.")
-    weights = dict(_maps(old.double(), new.double()))[best]
-    vectors = torch.cat([F.normalize(block.double() @ weights).float() for block in space.vectors.split(1 << 15)])
-    check_rows(vectors.any(1), "a mapped vector has no direction", "are zero", space.ids)
-    numbers = {"numbers": space._numbers, "ids": space._ids, "kind": space.kind}
-    moved = type(space)(vectors, space.groups, **numbers, **space._options)
-    moved._next, moved.model, moved.migration = space._next, model, migration
-    if space.is_calibrated:
-        moved.calibrate(score=space.score, rule=space.rule)
-    return moved
-
-
 def _maps(old: Tensor, new: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Yield the name and the matrix (d, e) of each map, fitted to anchors (n, d) and (n, e)."""
     left, _, right = torch.linalg.svd(old.T @ new, full_matrices=False)
@@ -317,3 +218,156 @@ def _recalls(mapped: Tensor, new: Tensor) -> Tensor:
     rows = torch.arange(len(new))
     truth, found = (NeighborSearch(x, kind="torch").search_others(new, NEIGHBORS, rows, rows)[1] for x in (new, mapped))
     return (found[:, :, None] == truth[:, None]).any(1).double().mean(1)
+
+
+class ComparedVectors(GroupedVectors):
+    """The rows of an `EmbeddingSpace`, which are compared with other vectors and mapped to other models."""
+
+    migration: Migration | None = None
+    _axes: Axes | None = None
+
+    def check_model(self, vectors: Any, model: str | None = None) -> ModelCheck:
+        """Test whether vectors are of another model than those of the space; `print` shows the result as text.
+
+        Of the same model, texts on other topics have axes in common with the space, and vectors of another model, or
+        rotated ones, have not. Where directions are about uniform, nothing can be found. `add` and `search` do this.
+
+        Args:
+            vectors: (n, d): fewer than 64 are compared by the name only.
+            model: Name of their model, if it is known.
+
+        Raises:
+            ValueError: If a vector is invalid.
+        """
+        vectors = self._check("vectors", vectors)
+        what, count = f"the {len(vectors):,} vectors", len(vectors)
+        if model is not None and self.model is not None and model != self.model:
+            hint = f"embed them with {self.model!r}, or see EmbeddingSpace.migrate"
+            return ModelCheck(1.0, True, f"{what} are of the model {model!r}, and the space of {self.model!r}; {hint}.")
+        if count < FEWEST or self.metric["distance"] != "cosine" or vectors.shape[1] < 2:
+            return ModelCheck(1.0, False, f"{what} are not tested, which takes {FEWEST} and cosines.")
+        axes = axes_of(self)
+        if axes.own < RECOGNIZED:
+            text = f"{what} are not tested: the directions of the space are about uniform, or its rows too few"
+            return ModelCheck(1.0, False, f"{text} to show a model.")
+        z = axes.relation(project_to_sphere(vectors[:: -(-count // ROWS)].double()))
+        p_value = float(torch.special.erfc(torch.tensor(z / 2**0.5)) / 2)
+        if z >= RELATED:
+            return ModelCheck(p_value, False, f"{what} have axes in common with the space (p-value {p_value:.1g}).")
+        text = f"{what} look like those of another model: they have no more in common with the space than random"
+        hint = f"Embed them with its model{f' {self.model!r}' if self.model else ''}, or see EmbeddingSpace.migrate."
+        return ModelCheck(p_value, True, f"{text} directions (p-value {p_value:.2g}). {hint}")
+
+    def _refuse_foreign(self, vectors: Tensor, model: str | None = None) -> None:
+        if (result := self.check_model(vectors, model)).is_foreign:
+            raise ValueError(f"{result} If they are right, add them with check=False.")
+
+    def _warn_of_foreign(self, queries: Tensor) -> None:
+        if (result := self.check_model(queries)).is_foreign:
+            logger.warning("%s", result)
+
+    def compare(self, other: Any, *, level: float = 0.05, seed: int = 0) -> Comparison:
+        """Test whether other vectors differ from the space; `print` shows the result as text.
+
+        Args:
+            other: (M, d) vectors, each its own group, or another `EmbeddingSpace` with its groups.
+            level: Level of the test, and false discovery rate of the rows that are outside.
+            seed: Seed of the samples, up to 500 rows of each, one per group, and of the test.
+
+        Raises:
+            ValueError: If an argument is invalid, or one side has fewer than 20 groups.
+        """
+        from scipy.stats import false_discovery_control  # slow to import
+
+        seed, level, is_space = check_seed(seed), check_number("level", level, "(0, 1)"), isinstance(other, type(self))
+        vectors = self._check("other", other.vectors if is_space else other)
+        groups = other._groups if is_space else torch.arange(len(vectors))
+        for name, numbers in (("the space", self._groups), ("other", groups)):
+            check_integer(f"the number of groups of {name}", len(numbers.unique()), BLOCKS)
+        samples = draw_samples(self, [(self.vectors, self._groups), (vectors, groups)], seed)
+        p_value, first, second = energy_test(*samples, seed=seed)[1], *map(len, samples)
+        angle = _angle(samples)
+        before, after = (effective_dimension_interval(points.double(), torch.arange(len(points))) for points in samples)
+        rows, search = self._sample(), self.neighbor_search  # not approximate, which would find rows outside
+        own = search.search_others(self.vectors[rows], 1, self._groups, self._groups[rows])[0][:, 0]
+        nearest = search.search_others(vectors, 1, self._groups, torch.full((len(vectors),), -1))[0]
+        # Searched in one group more, so that p-values are at most larger.
+        unknown = torch.full_like(rows, -1)
+        known = Calibration(self._groups[rows], unknown, own[:, None], unknown[:, None], unknown[:, None], 0, "strict")
+        p_values = known.p_values(nearest)[:, 0]
+        outside = (torch.from_numpy(false_discovery_control(p_values)) <= level * (1 + 1e-12)).nonzero()[:, 0]
+        verdict = "the vectors differ, judged by" if p_value <= level else "no difference found among"
+        rows_of = f"{first:,} rows of each" if first == second else f"{first:,} and {second:,} rows"
+        moved = f"moved by {_interval(angle)} degrees" if angle[1:] != (0, 180) else "is unclear"
+        text = (
+            f"{verdict} {rows_of}, one per group (p-value {p_value:.3g}). The mean direction {moved}, and the "
+            f"effective dimension changed from {_interval(before)} to {_interval(after)}. "
+        )
+        if len(outside):
+            text += f"{len(outside):,} of {len(vectors):,} rows are outside, up to {100 * level:.3g} % of them falsely"
+        else:
+            text += f"None of {len(vectors):,} rows is outside"
+        least = int(np.ceil(len(vectors) * known.smallest_p_value / level * (1 - 1e-12)))
+        fewer = f"fewer than {least:,}" if least <= len(vectors) else "any"
+        text += f"; the space has too few groups to find {fewer}." if least > 1 else "."
+        if self._names is not None and (not is_space or other._names is None):
+            text += " The others have no groups, so each row counts as one."
+        check = self.check_model(vectors, other.model if is_space else None)
+        text = f"{check} So {text}" if check.is_foreign else text
+        ids = other._ids_of(outside[None])[0] if is_space else []
+        found = p_values, outside, ids, check.is_foreign, text
+        return Comparison(p_value, (first, second), angle, (before, after), *found)
+
+    def migrate(
+        self, old: Any, new: Any, *, max_recall_loss: float | None = None, model: str | None = None, seed: int = 0
+    ) -> Self:
+        """Return a space whose rows are mapped to another model, for queries by that one; it is calibrated again.
+
+        An orthogonal map and ridge regressions are fitted to anchors, texts that both models embedded, and the one with
+        the best recall@10 of held-out anchors is used. The attribute `migration` has that, with its interval.
+
+        Args:
+            old: (n, d) vectors of the anchors by the model of the space, at least as many as dimensions.
+            new: (n, e) vectors of the same anchors by the new model, in the same order.
+            max_recall_loss: Largest loss that is accepted, by the 95 % interval: 0.1 for a recall of 0.9.
+            model: Name of the new model.
+            seed: Seed of the folds of the anchors.
+
+        Raises:
+            ValueError: If the loss may be larger, or the anchors do not fit each other or the space.
+        """
+        if max_recall_loss is not None:
+            check_number("max_recall_loss", max_recall_loss, "[0, 1)")
+        if self.metric["distance"] != "cosine" or self._queries is not None:
+            raise ValueError("only cosines that rows calibrate are migrated; calibrate the space without queries first")
+        old, new = self._check("old", old), unit_vectors("new", new)
+        count, dim = old.shape
+        check_integer("the number of anchors, one per dimension at least,", count, max(FEWEST_ANCHORS, dim))
+        for name, anchors in (("old", old), ("new", new)):
+            if repeated := repeated_rows(anchors):
+                raise ValueError(f"anchors must differ; of {name}, {len(repeated):,} repeat: rows {shorten(repeated)}.")
+        if (check := self.check_model(old)).is_foreign:
+            raise ValueError(f"old are no vectors of the space: {check}")
+        kinds: dict[str, Tensor] = {}
+        fold = torch.randperm(count, generator=torch.Generator().manual_seed(check_seed(seed))) % FOLDS
+        for number in range(FOLDS):
+            for kind, weights in _maps(old[fold != number].double(), new[fold != number].double()):
+                mapped = kinds.setdefault(kind, torch.empty(new.shape))
+                mapped[fold == number] = F.normalize(old[fold == number].double() @ weights).float()
+        recalls = {kind: _recalls(mapped, new) for kind, mapped in kinds.items()}
+        best = max(recalls, key=lambda kind: float(recalls[kind].mean()))
+        low, mean, high = mean_interval(recalls[best])
+        migration = Migration(best, mean, low, high, count)
+        if migration.high < 3 * NEIGHBORS / count:
+            raise ValueError(f"{migration}, no more than by chance. Are old and new of the same anchors, in one order?")
+        if max_recall_loss is not None and 1 - migration.low > max_recall_loss:
+            raise ValueError(f"{migration}, so the loss may exceed max_recall_loss={max_recall_loss}. Embed again.")
+        weights = dict(_maps(old.double(), new.double()))[best]
+        vectors = torch.cat([F.normalize(block.double() @ weights).float() for block in self.vectors.split(1 << 15)])
+        check_rows(vectors.any(1), "a mapped vector has no direction", "are zero", self.ids)
+        options: Any = {"numbers": self._numbers, "ids": self._ids, "kind": self.kind} | self._options
+        moved = type(self)(vectors, self.groups, **options)
+        moved._next, moved.model, moved.migration = self._next, model, migration
+        if self.is_calibrated:
+            moved.calibrate(score=self.score, rule=self.rule)
+        return moved

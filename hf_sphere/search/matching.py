@@ -12,7 +12,6 @@ from torch import Tensor
 
 from hf_sphere.geometry.checks import check_embeddings, to_tensor
 from hf_sphere.search.calibration import ROUNDING, Calibration, Candidates, Nearest, Score, best_groups
-from hf_sphere.search.drift import FEWEST
 from hf_sphere.search.vectors import unit_vectors
 from hf_sphere.utils.checks import check_choice, check_integer
 from hf_sphere.utils.pages import Table
@@ -25,6 +24,9 @@ CANDIDATES: dict[Score, int] = {"cosine": 20, "margin": 50}
 
 SCORED = 12
 """Groups that are scored by margins; rows of others have the score -inf."""
+
+FEWEST = 64
+"""Fewest vectors whose model is tested."""
 
 MOST_CANDIDATES = 1_600
 """Candidates of a query, at most, if those before are of too few groups."""

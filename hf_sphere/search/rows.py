@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from hf_sphere.search.calibration import RULES, Calibration, Candidates, Nearest, Rule, Score, mean_interval
-from hf_sphere.search.drift import Migration
 from hf_sphere.search.matching import CANDIDATES, CalibratedSearch, ExpectedFound
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind
 from hf_sphere.search.vectors import Room, check_ids, check_names, mix, name_keys, name_numbers, positions, sample_rows
@@ -51,7 +50,6 @@ class GroupedVectors(CalibratedSearch):
         self._choose_score(score)
         self._options = {"rows_per_group": rows_per_group, "calibration_rows": calibration_rows, "seed": seed}
         self._search: NeighborSearch | None = None
-        self._axes: Any = None  # see `drift.axes_of`
         self._sampled: Tensor | None = None
         self._queries: tuple[Tensor, Tensor] | None = None  # separate ones that calibrate, and their groups
         self._calibration: Calibration | None = None
@@ -59,7 +57,6 @@ class GroupedVectors(CalibratedSearch):
         self.rule: Rule = "bounded"
         self.skipped: list[Any] = []
         self.model: str | None = None
-        self.migration: Migration | None = None
         self._loaded: tuple[Path, str | None] | None = None  # folder and version of the last load or save
 
     def __len__(self) -> int:

@@ -1,21 +1,18 @@
 """A space of embeddings: search, matches at a false-accept level, identification."""
 
-import logging
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from hf_sphere.geometry.checks import to_embeddings
 from hf_sphere.search.calibration import Rule, Score
 from hf_sphere.search.compression import CompressedSpace, compress
-from hf_sphere.search.drift import Comparison, ModelCheck, check_model, compare, migrate
+from hf_sphere.search.drift import ComparedVectors
 from hf_sphere.search.index_files import read_index, write_index
 from hf_sphere.search.neighbor_search import SearchKind
 from hf_sphere.search.report import VectorReport, report_vectors
-from hf_sphere.search.rows import GroupedVectors
 from hf_sphere.search.vectors import as_list, as_names, check_ids, check_names, unit_vectors, usable_rows
 from hf_sphere.utils.checks import check_choice, check_exclusive, check_integer, check_seed
 from hf_sphere.utils.pages import Table
@@ -25,10 +22,8 @@ if TYPE_CHECKING:
 
     from hf_sphere.search.duplicates import Duplicates
 
-logger = logging.getLogger(__name__)
 
-
-class EmbeddingSpace(GroupedVectors, Table):
+class EmbeddingSpace(ComparedVectors, Table):
     """Embeddings that are searched for matches, with a promise about queries that have none.
 
     For a query of a group that is not in the space, the probability that any row is accepted is at most
@@ -135,54 +130,6 @@ class EmbeddingSpace(GroupedVectors, Table):
         groups = {} if self._names is None else {"group": self.groups}
         return pd.DataFrame({"id": list(self.ids), **groups})
 
-    def check_model(self, vectors: Any, model: str | None = None) -> ModelCheck:
-        """Test whether vectors are of another model than those of the space; `print` shows the result as text.
-
-        Of the same model, texts on other topics have axes in common with the space, and vectors of another model, or
-        rotated ones, have not. Where directions are about uniform, nothing can be found. `add` and `search` do this.
-
-        Args:
-            vectors: (n, d): fewer than 64 are compared by the name only.
-            model: Name of their model, if it is known.
-
-        Raises:
-            ValueError: If a vector is invalid.
-        """
-        return check_model(self, self._check("vectors", vectors), model)
-
-    def migrate(
-        self, old: Any, new: Any, *, max_recall_loss: float | None = None, model: str | None = None, seed: int = 0
-    ) -> "EmbeddingSpace":
-        """Return a space whose rows are mapped to another model, for queries by that one; it is calibrated again.
-
-        An orthogonal map and ridge regressions are fitted to anchors, texts that both models embedded, and the one with
-        the best recall@10 of held-out anchors is used. The attribute `migration` has that, with its interval.
-
-        Args:
-            old: (n, d) vectors of the anchors by the model of the space, at least as many as dimensions.
-            new: (n, e) vectors of the same anchors by the new model, in the same order.
-            max_recall_loss: Largest loss that is accepted, by the 95 % interval: 0.1 for a recall of 0.9.
-            model: Name of the new model.
-            seed: Seed of the folds of the anchors.
-
-        Raises:
-            ValueError: If the loss may be larger, or the anchors do not fit each other or the space.
-        """
-        return migrate(self, old, new, max_recall_loss, model, seed)
-
-    def compare(self, other: Any, *, level: float = 0.05, seed: int = 0) -> Comparison:
-        """Test whether other vectors differ from the space; `print` shows the result as text.
-
-        Args:
-            other: (M, d) vectors, each its own group, or another `EmbeddingSpace` with its groups.
-            level: Level of the test, and false discovery rate of the rows that are outside.
-            seed: Seed of the samples, up to 500 rows of each, one per group, and of the test.
-
-        Raises:
-            ValueError: If an argument is invalid, or one side has fewer than 20 groups.
-        """
-        return compare(self, other, level, seed)
-
     def compress(
         self, bits: Literal[1, 2, 4, 8] = 2, *, max_recall_loss: float | None = None, seed: int = 0
     ) -> CompressedSpace:
@@ -230,14 +177,6 @@ class EmbeddingSpace(GroupedVectors, Table):
         all_groups = torch.cat([self._groups, self._number(groups, numbers)])
         self._set(torch.arange(len(self)), vectors, numbers, all_groups, self._ids and self._ids + ids)
         return numbers.tolist() if self._ids is None else ids
-
-    def _refuse_foreign(self, vectors: Tensor, model: str | None = None) -> None:
-        if (result := check_model(self, vectors, model)).is_foreign:
-            raise ValueError(f"{result} If they are right, add them with check=False.")
-
-    def _warn_of_foreign(self, queries: Tensor) -> None:
-        if (result := check_model(self, queries, None)).is_foreign:
-            logger.warning("%s", result)
 
     def remove(self, groups: Any = None, *, ids: Any = None) -> int:
         """Remove the rows of a group or of several, or those with ids; return their number.
