@@ -166,32 +166,25 @@ def describe(index: Any, folder: str, has_levels: bool) -> str:
     query = {"image": f"--query {shlex.quote(image)}", "text": "--text TEXT"}.get(content, "--query VECTORS")
     about = ""
     if has_levels and len(index.space._groups.unique()) > 1:
-        about, level = describe_levels(index)
-        query += f" --false_accept {level:g}"
+        known = index.space.calibration
+        smallest = math.ceil(100 * known.smallest_p_value - 1e-9) / 100
+        about = f"levels    {len(known.ids):,} {index.calibrated_with}s of {known.num_groups:,} groups calibrate; "
+        about += f"the smallest level is {100 * known.smallest_p_value:.2g} %\n"
+        levels = [level for level in LEVELS if level >= smallest] or [smallest]
+        try:
+            for found in map(index.space.expected_found, levels):
+                share = f"{100 * found.share:.0f} % of your own {content}s find their group"
+                about += f"{100 * found.level:8.0f} % {share} ({100 * found.low:.0f} to {100 * found.high:.0f})\n"
+        except ValueError as error:
+            if index.groups is not None:  # without groups it is clear that no other row can be found
+                about += f"          {error}\n"
+        query += f" --false_accept {max(levels[0], min(0.05, levels[-1])):g}"
     elif index.groups is None and len(index) > 1 and not index.why_no_level(content):
-        smallest = f"--false_accept can be {index.space.smallest_p_value:.2g} or more"
-        about = f"levels    each {content} is a group of its own (or name a --group_column); {smallest}\n"
+        about = f"levels    each {content} is a group of its own (or name a --group_column); "
+        about += f"--false_accept can be {index.space.smallest_p_value:.2g} or more\n"
     recall = f", recall@10 of {search.recall:.3f}" if search.kind in ("ivf", "hnsw") else ", exact"
     return (
         f"wrote     {folder}: {len(index):,} {content}s, {search.references.shape[1]}-dimensional embeddings\n"
         f"search    {search.kind}{recall}, {search.distance} distance\n{about}"
         f"next step hf-sphere search --index {shlex.quote(folder)} {query}"
     )
-
-
-def describe_levels(index: Any) -> tuple[str, float]:
-    """Return what calibrates an index and which part of its own rows levels of false accepts find, and a level."""
-    space = index.space
-    known = space.calibration
-    smallest = math.ceil(100 * known.smallest_p_value - 1e-9) / 100
-    about = f"{len(known.ids):,} {index.calibrated_with}s of {known.num_groups:,} groups calibrate"
-    lines = [f"levels    {about}; the smallest level is {100 * known.smallest_p_value:.2g} %"]
-    levels = [level for level in LEVELS if level >= smallest] or [smallest]
-    try:
-        for found in map(space.expected_found, levels):
-            share = f"{100 * found.share:.0f} % of your own {index.encoder.content}s find their group"
-            lines.append(f"{100 * found.level:8.0f} % {share} ({100 * found.low:.0f} to {100 * found.high:.0f})")
-    except ValueError as error:
-        if index.groups is not None:  # without groups it is clear that no other row can be found
-            lines.append(f"          {error}")
-    return "\n".join([*lines, ""]), max(levels[0], min(0.05, levels[-1]))

@@ -183,10 +183,10 @@ def show(index: Any, image: Any, text: str, classes: Any, count: float, level: A
     except (ValueError, OSError) as error:
         text = str(error).replace(f"{Path(image or '').parent}{os.sep}", "")  # the folder of the uploads
         return draw_verdict(hide_private(text))
-    verdicts = []
-    if neighbors.queries.get("known", [None])[0] is False:
-        at = f"at its level of {100 * index.encoder.model.rejection.settings['level']:.3g} %"
-        verdicts.append(draw_verdict(f"to the model {at} (p = {neighbors.queries['p_value'][0]:.2g})", "Unknown"))
+    verdicts, columns, names = [], neighbors.queries, ["prediction", "confidence", "concentration"]
+    if columns.get("known", [None])[0] is False:  # then there is no certainty of a class
+        at, names = f"at its level of {100 * index.encoder.model.rejection.settings['level']:.3g} %", names[2:]
+        verdicts.append(draw_verdict(f"to the model {at} (p = {columns['p_value'][0]:.2g})", "Unknown"))
     if neighbors.accepted is not None:
         matches = int(neighbors.accepted[0].sum())
         result = f"{matches} of {k} neighbors match" if matches else "No match"
@@ -196,7 +196,8 @@ def show(index: Any, image: Any, text: str, classes: Any, count: float, level: A
         verdicts.append(draw_verdict(about, result, "match" if matches else "none"))
     elif level is not None:
         verdicts.append(draw_verdict(f"No level: {reason}."))
-    certainty = describe(neighbors.queries)
+    cells = {name: columns[name][0] for name in names if name in columns}
+    certainty = ", ".join(f"{name} {v:.4g}" if isinstance(v, float) else f"{name} {v}" for name, v in cells.items())
     return "".join(verdicts) + f"<p>Query: {html.escape(certainty)}</p>" * bool(certainty) + draw(index, neighbors)
 
 
@@ -228,11 +229,3 @@ def draw(index: "search.ImageIndex", neighbors: "search.Matches") -> str:
     names = [name for name in next(iter(table), ()) if name != "text" and not name.startswith("query")]
     details = f"<details><summary>Details</summary>{draw_table(DataFrame(table, columns=names))}</details>"
     return f'<div class="neighbors {kind}s">{cards}</div>{details}'
-
-
-def describe(columns: dict[str, list[Any]]) -> str:
-    """Describe the prediction and the certainty of a query; there is no certainty if its model rejects it."""
-    is_rejected = columns.get("known", [None])[0] is False
-    names = ["concentration"] if is_rejected else ["prediction", "confidence", "concentration"]
-    cells = {name: columns[name][0] for name in names if name in columns}
-    return ", ".join(f"{name} {v:.4g}" if isinstance(v, float) else f"{name} {v}" for name, v in cells.items())

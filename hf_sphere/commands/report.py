@@ -60,7 +60,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         report = search.report_vectors(source.encoded, groups, ids=source.ids)
     print(report)
     values = report.to_dict()
-    rows = list_rows(report, source.ids, cells)
+    rows, at = list[dict[str, Any]](), {name: row for row, name in enumerate(source.ids or ())}
+    for key, named in report.numbers.items():
+        kind, _, fault = key.replace("_", " ").partition(" ")
+        for name in named if kind in ("rows", "ids") and isinstance(named, list) else ():
+            own = cells[at[name] if kind == "ids" else name] if cells else {}
+            rows.append({"wrong": fault, kind[:-1]: name, **own})
     if comparison is not None:
         outside = zip(comparison.outside_ids, comparison.outside.tolist(), strict=True)
         rows += [{"wrong": "outside", "id": name, **(others[row] if others else {})} for name, row in outside]
@@ -74,17 +79,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.page is not None:
         compared = f"Compared with {args.compare_with}: {comparison}" * (comparison is not None)
         write_report(args.page, args.source, report, compared, rows)
-
-
-def list_rows(report: "search.VectorReport", ids: Sequence[Any] | None, cells: Any) -> list[dict[str, Any]]:
-    """Return what is wrong with single rows, their ids, or else their numbers, and their further columns."""
-    rows, at = list[dict[str, Any]](), {name: row for row, name in enumerate(ids or ())}
-    for key, named in report.numbers.items():
-        kind, _, fault = key.replace("_", " ").partition(" ")
-        for name in named if kind in ("rows", "ids") and isinstance(named, list) else ():
-            own = cells[at[name] if kind == "ids" else name] if cells else {}
-            rows.append({"wrong": fault, kind[:-1]: name, **own})
-    return rows
 
 
 def write_report(path: str, source: str, report: Any, compared: str, rows: list[dict[str, Any]]) -> None:

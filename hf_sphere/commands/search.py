@@ -89,7 +89,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.table is not None or len(rows) <= MOST_ROWS:
         write_table(rows, args.table)
     else:
-        print_nearest(rows, len(neighbors.rows), len(index))
+        nearest, size = [row for row in rows if row["rank"] == 1][:10], f"{len(index):,} rows"
+        width = min(40, max(len(str(row["query"])) for row in nearest))
+        print(f"searched  {len(neighbors.rows):,} queries among {size}; the nearest rows of the first {len(nearest)}:")
+        for row in nearest:
+            decision = {"true": ", match", "false": ", no match"}.get(row.get("accepted", ""), "")
+            name = f"{row['file']}{row['class'] and ' (' + row['class'] + ')'}"
+            print(f"          {str(row['query'])[-width:]:<{width}}  {name}, distance {row['distance']}{decision}")
+        print(f"next step --table found.csv writes all {len(rows):,} rows")
     if (known := neighbors.queries.get("known")) is not None:  # on stderr, since stdout may be the table
         unknown = f"{len(known) - sum(map(bool, known)):,} of {len(known):,} queries"
         print(f"unknown   {unknown}, at the level of the model", file=sys.stderr)
@@ -162,18 +169,6 @@ def write_table(rows: Sequence[Any], path: str | None) -> None:
     with atomic_file(path) as unfinished, unfinished.open("w", newline="", encoding="utf-8") as file:
         write_csv(rows, file)
     print(f"wrote     {path}: {len(rows):,} rows")
-
-
-def print_nearest(rows: Sequence[dict[str, Any]], num_queries: int, size: int) -> None:
-    """Print the best neighbor of the first queries, instead of a long table."""
-    nearest = [row for row in rows if row["rank"] == 1][:10]
-    width = min(40, max(len(str(row["query"])) for row in nearest))
-    print(f"searched  {num_queries:,} queries among {size:,} rows; the nearest rows of the first {len(nearest)}:")
-    for row in nearest:
-        decision = {"true": ", match", "false": ", no match"}.get(row.get("accepted", ""), "")
-        name = f"{row['file']}{row['class'] and ' (' + row['class'] + ')'}"
-        print(f"          {str(row['query'])[-width:]:<{width}}  {name}, distance {row['distance']}{decision}")
-    print(f"next step --table found.csv writes all {len(rows):,} rows")
 
 
 def draw_contact_sheet(index: "search.ImageIndex", neighbors: Any, queries: Sequence[Any]) -> Any:

@@ -206,7 +206,17 @@ class Calibration:
         below = F.pad(self._weights[order].cumsum(0), (1, 0))
         at = torch.searchsorted(self.scores[order, 0].contiguous(), scores.contiguous())
         counts = self.num_groups - below[at]
-        own = own if best is None else self._counts_of_best(scores, best)
+        if best is not None:
+            names, members = self.members
+            group, elsewhere = best.groups[:, 0].contiguous(), best.scores[:, 1:2]
+            at = torch.searchsorted(names, group).clamp_max(len(names) - 1)
+            queries = members[at].where((names[at] == group)[:, None], -1)
+            weights = self._weights[queries].masked_fill(queries < 0, 0.0)[..., None]
+            highest, lowest = self.scores[queries, 0][..., None], torch.minimum(scores, elsewhere)
+            at_least = highest >= scores[:, None]
+            is_best = (self.ids[queries] == best.ids[:, :1])[..., None]
+            by_row, by_group = (weights * (at_least | is_best)).sum(1), (weights * (highest >= lowest[:, None])).sum(1)
+            own = torch.maximum(by_row, by_group) - (weights * at_least).sum(1)
         strict = ((1 + counts + own) / (self.num_groups + 1)).clamp_max(1.0)
         if self._is_strict:
             return strict
@@ -214,19 +224,6 @@ class Calibration:
         # Sums of weights are equal up to rounding.
         sharp = shares[torch.searchsorted(ranks, counts + 1e-9, right=True)].clamp(1 / (self.num_groups + 1), 1.0)
         return sharp if self.rule == "sharp" else torch.maximum(sharp, strict / SLACK)
-
-    def _counts_of_best(self, scores: Tensor, best: Candidates) -> Tensor:
-        """Return what the group of the best row counts more."""
-        names, members = self.members
-        group, elsewhere = best.groups[:, 0].contiguous(), best.scores[:, 1:2]
-        at = torch.searchsorted(names, group).clamp_max(len(names) - 1)
-        queries = members[at].where((names[at] == group)[:, None], -1)
-        weights = self._weights[queries].masked_fill(queries < 0, 0.0)[..., None]
-        own, lowest = self.scores[queries, 0][..., None], torch.minimum(scores, elsewhere)
-        at_least = own >= scores[:, None]
-        is_best = (self.ids[queries] == best.ids[:, :1])[..., None]
-        by_row, by_group = (weights * (at_least | is_best)).sum(1), (weights * (own >= lowest[:, None])).sum(1)
-        return torch.maximum(by_row, by_group) - (weights * at_least).sum(1)
 
     @cached_property
     def _ranks(self) -> tuple[Tensor, Tensor]:

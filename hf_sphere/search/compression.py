@@ -68,12 +68,6 @@ class CompressedSpace(CalibratedSearch):
             parts: Any = {name: tensors[f"known_{name}"] for name in PARTS}
             self._calibration = Calibration(**parts, next_id=0, rule=about["rule"])
 
-    @property
-    def calibration(self) -> Calibration:
-        """The calibration by scores of codes."""
-        assert self._calibration is not None
-        return self._calibration
-
     def __len__(self) -> int:
         return len(self._numbers)
 

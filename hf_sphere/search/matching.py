@@ -110,9 +110,10 @@ class CalibratedSearch(ABC):
     _groups: Tensor  # number of the group of each row
 
     @property
-    @abstractmethod
     def calibration(self) -> Calibration:
         """The calibration of the current rows."""
+        assert self._calibration is not None
+        return self._calibration
 
     @property
     def is_calibrated(self) -> bool:
@@ -217,7 +218,7 @@ class CalibratedSearch(ABC):
             is_same = found.groups[:, :, None] == best.groups[:, None]
             scores = best.scores[:, None].where(is_same, -torch.inf).amax(2).masked_fill(rows < 0, -torch.inf)
             order = scores.argsort(dim=1, descending=True, stable=True)
-            scores, rows, distances = (column.gather(1, order) for column in (scores, rows, distances))
+            scores, rows, distances = map(methodcaller("gather", 1, order), (scores, rows, distances))
         scores, rows, distances = scores[:, :k], rows[:, :k], distances[:, :k]
         p_values = accepted = None
         if has_p_values:
