@@ -94,7 +94,18 @@ def build_page(index: "search.ImageIndex") -> Any:
     classes = sorted(set(index.classes()) - {""})
     searched, kind, texts = index.space.neighbor_search, index.encoder.content, index.encoder.embeds_texts
     is_image = kind == "image"
-    lowest, reason = find_lowest_level(index)
+    reasons = [index.why_no_level(content) for content in (kind, "text")]
+    lowest, reason = 0.001, reasons[0] if all(reasons[: 1 + texts]) else ""
+    if not reason:
+        try:
+            smallest = math.ceil(1000 * index.space.smallest_p_value) / 1000
+            if smallest < 0.5:
+                lowest = smallest
+            else:
+                groups = f"there are {index.space.calibration.num_groups} groups"
+                reason = f"{groups}, whose lowest one is {100 * smallest:.3g} %"
+        except ValueError as error:  # there is one group
+            reason = str(error).rstrip(".")
     about = "Chance to accept anything for a query whose group is not in the index."
     options: dict[str, Any] = {"info": f"No level: {reason}." if reason else about, "interactive": not reason}
     # Uploads are removed after an hour.
@@ -141,20 +152,6 @@ def build_page(index: "search.ImageIndex") -> Any:
             slider.change(find, inputs, results, trigger_mode="always_last", show_progress="hidden")
         results.click(choose, None, [image, text]).success(find, inputs, results)
     return page
-
-
-def find_lowest_level(index: "search.ImageIndex") -> tuple[float, str]:
-    """Return the lowest level of false accepts, and why there is none, or an empty text."""
-    reasons = [index.why_no_level(content) for content in (index.encoder.content, "text")]
-    if all(reasons[: 1 + index.encoder.embeds_texts]):
-        return 0.001, reasons[0]
-    try:
-        lowest = math.ceil(1000 * index.space.smallest_p_value) / 1000
-    except ValueError as error:  # there is one group
-        return 0.001, str(error).rstrip(".")
-    if lowest < 0.5:
-        return lowest, ""
-    return 0.001, f"there are {index.space.calibration.num_groups} groups, whose lowest one is {100 * lowest:.3g} %"
 
 
 def ask(index: "search.ImageIndex") -> str:

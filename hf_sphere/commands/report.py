@@ -78,28 +78,23 @@ def main(argv: Sequence[str] | None = None) -> None:
         visualization.plot_report(report, title=args.source, path=args.figure)
     if args.page is not None:
         compared = f"Compared with {args.compare_with}: {comparison}" * (comparison is not None)
-        write_report(args.page, args.source, report, compared, rows)
+        parts = [draw_markdown([*report.verdicts, compared])]
+        if report.remedies:
+            parts += ["<h2>Remedies, on held-out groups</h2>", draw_markdown(map(str, report.remedies))]
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                visualization.plot_report(report, path=(file := Path(folder, "figure.png")))
+                parts.append(draw_figure(file))
+            except (ImportError, ValueError) as error:  # without matplotlib, or nothing to draw
+                parts.append(f"<p>No figure: {escape(error)}</p>")
+        parts += ["<h2>Numbers</h2>", draw_table(report.to_pandas())]
+        if rows:
+            from pandas import DataFrame
 
-
-def write_report(path: str, source: str, report: Any, compared: str, rows: list[dict[str, Any]]) -> None:
-    """Write a page with what is wrong, remedies, figure and numbers."""
-    parts = [draw_markdown([*report.verdicts, compared])]
-    if report.remedies:
-        parts += ["<h2>Remedies, on held-out groups</h2>", draw_markdown(map(str, report.remedies))]
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            visualization.plot_report(report, path=(file := Path(folder, "figure.png")))
-            parts.append(draw_figure(file))
-        except (ImportError, ValueError) as error:  # without matplotlib, or nothing to draw
-            parts.append(f"<p>No figure: {escape(error)}</p>")
-    parts += ["<h2>Numbers</h2>", draw_table(report.to_pandas())]
-    if rows:
-        from pandas import DataFrame
-
-        more = f"<p>and {len(rows) - MOST:,} more, see --json</p>" * (len(rows) > MOST)
-        parts += [f"<h2>{len(rows):,} rows</h2>", draw_table(DataFrame(rows[:MOST])), more]
-    write_page(path, f"Report on {source}", parts)
-    print(f"wrote     {path}")
+            more = f"<p>and {len(rows) - MOST:,} more, see --json</p>" * (len(rows) > MOST)
+            parts += [f"<h2>{len(rows):,} rows</h2>", draw_table(DataFrame(rows[:MOST])), more]
+        write_page(args.page, f"Report on {args.source}", parts)
+        print(f"wrote     {args.page}")
 
 
 def read_source(name: str, args: ReportArguments) -> tuple[Any, Any]:

@@ -117,21 +117,18 @@ def write_index(folder: str | PathLike, space: Any, images: dict[str, list[Any]]
         with files.atomic_folder(folder) as unfinished:
             if search.kind in APPROXIMATE:  # first: it needs memory, which pages of a mapped file of embeddings occupy
                 search.save(unfinished / SEARCH_FILE)
-            save_file(_tensors(space), unfinished / EMBEDDINGS_FILE)
+            tensors = {"embeddings": space.vectors}
+            if space._queries is not None or len(space._groups.unique()) > 1:
+                tensors |= {name: getattr(space.calibration, name) for name in ("groups", "matches", "ids", "scores")}
+            if space._queries is not None:
+                tensors["queries"] = space._queries[0]
+            if space.score == "margin":
+                tensors["offsets"] = space._offsets(torch.arange(len(space)))
+            stored = {name: tensor.contiguous() for name, tensor in tensors.items()}
+            save_file(stored, unfinished / EMBEDDINGS_FILE)
             columns = images | {"id": space._ids, "group": space.groups, "number": space._numbers.numpy()}
             kept = {name: pa.array(cells, TYPES.get(name)) for name, cells in columns.items() if cells is not None}
             pq.write_table(pa.table(kept), unfinished / IMAGES_FILE)
             files.write_json(unfinished / ABOUT_FILE, about, strict=True)
             files.write_manifest(unfinished)
         space._loaded = where, digest_file(folder / MANIFEST_FILE)
-
-
-def _tensors(space: Any) -> dict[str, Tensor]:
-    tensors = {"embeddings": space.vectors}
-    if space._queries is not None or len(space._groups.unique()) > 1:
-        tensors |= {name: getattr(space.calibration, name) for name in ("groups", "matches", "ids", "scores")}
-    if space._queries is not None:
-        tensors["queries"] = space._queries[0]
-    if space.score == "margin":
-        tensors["offsets"] = space._offsets(torch.arange(len(space)))
-    return {name: tensor.contiguous() for name, tensor in tensors.items()}

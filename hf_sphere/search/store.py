@@ -158,7 +158,12 @@ def embeddings_writer(
         def add(columns: Columns) -> None:
             nonlocal writer, count, dim
             if writer is None:
-                features = Features({name: _feature(name, values, names) for name, values in columns.items()})
+                features = Features()
+                for name, values in columns.items():
+                    value = Value(str(values.dtype).removeprefix("torch."))
+                    features[name] = value if values.ndim == 1 else List(value, length=values.shape[1])
+                    if name in names:
+                        features[name] = ClassLabel(names=list(names[name]))
                 file = unfinished / DATA_FOLDER / f"{split}-00000-of-00001.parquet"
                 writer = stack.enter_context(pq.ParquetWriter(file, features.arrow_schema))
                 dim = columns["embedding"].shape[1]
@@ -254,11 +259,3 @@ def read_embeddings(
         texts=[str(text or "") for text in rows["text"][:]] if "text" in columns else None,
         about=about,
     )
-
-
-def _feature(name: str, values: Tensor, names: Mapping[str, Sequence[str]]) -> Any:
-    """Return the feature of a column: class names, vectors of one length, or numbers."""
-    if name in names:
-        return ClassLabel(names=list(names[name]))
-    value = Value(str(values.dtype).removeprefix("torch."))
-    return value if values.ndim == 1 else List(value, length=values.shape[1])
