@@ -52,7 +52,6 @@ class GroupedVectors(CalibratedSearch):
         self._search: NeighborSearch | None = None
         self._sampled: Tensor | None = None
         self._queries: tuple[Tensor, Tensor] | None = None  # separate ones that calibrate, and their groups
-        self._calibration: Calibration | None = None
         self._is_current = False
         self.rule: Rule = "bounded"
         self.skipped: list[Any] = []
