@@ -160,7 +160,7 @@ class NeighborSearch:
             ValueError: If the queries have another length or are not finite, or k is not in 1..N.
         """
         check_integer("k", k, 1, len(self.references))
-        return self.find(self._check_queries(queries), k, k + self._spare)
+        return self.find(self._check_queries(queries), k)
 
     @torch.no_grad()
     def search_others(self, queries: Tensor, k: int, keys: Tensor, query_keys: Tensor) -> tuple[Tensor, Tensor]:
