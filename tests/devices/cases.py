@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +35,7 @@ from hf_sphere.nn import (
     build_head,
     fit_calibration,
 )
-from hf_sphere.nn.heads import HEADS
+from hf_sphere.nn.heads import HEADS, mixins
 from hf_sphere.ood import SCORES, OODDetector, fit_rejection, model_outputs
 from hf_sphere.optim import build_optimizer, effective_step, find_scale_invariant_weights, renormalize, step_diagnostics
 from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
@@ -119,6 +120,11 @@ def steps(name: str, device: Any) -> Callable[[], Any]:
 def with_fixed_seed(compute: nn.Module, x: Tensor) -> Any:
     torch.manual_seed(0)
     return compute(x)
+
+
+def in_blocks(compute: nn.Module, *inputs: Tensor) -> Tensor:
+    with mock.patch.object(mixins, "MANY_LOGITS", 0):
+        return compute(*inputs)
 
 
 def cached_step(device: Any) -> Callable[[], Any]:
@@ -399,6 +405,11 @@ LOSS_CASES: dict[str, Case] = {
     for name in losses.__all__
     if name.endswith("Loss") and isinstance(getattr(losses, name), type)
     if issubclass(getattr(losses, name), losses.HeadLoss) and name != "HeadLoss"
+}
+IGNORED = LABELS.index_fill(0, torch.tensor([3]), -100)
+LOSS_CASES |= {
+    f"{name}, in blocks": module(partial(getattr(losses, name[7:]), 6, 4), EMBEDDINGS, IGNORED, call=in_blocks)
+    for name in LOSS_CASES
 }
 CASES |= HEAD_CASES | OPTIMIZER_CASES | SCORE_CASES | METHOD_CASES | OPERATOR_CASES | LOSS_CASES
 
