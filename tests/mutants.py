@@ -2,19 +2,16 @@
 
 python tests/mutants.py --number 100 --seed 0
 
-It is faster with the lines that each test reaches, from `pytest -n auto --cov=hf_sphere --cov-context=test` with
-pytest-cov, and `--coverage .coverage`: then only these tests run.
-
 Lines and changes are drawn at random, and made in a temporary copy of the repository. Imports, messages and type hints
 are left alone. Tests that name what the file defines run first, then those of its package, of others that name it, and
 of trainings if trainings use it. A survivor is a missing test, or a change that changes no result, which only a reader
-can tell. A later call adds to the same results.
+can tell.
 """
 
 import argparse
 import ast
 import contextlib
-import json
+import copy
 import os
 import random
 import re
@@ -26,19 +23,24 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
 
 import pytest
 import transformers  # noqa: F401  (before the tests are forked, which then need not import it)
-from mutations import mutants
 
 ROOT = Path(__file__).parents[1]
 TESTS = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests").rglob("test_*.py"))}
-NOTICED = "noticed"
 LEFT_OUT = {"benchmarks", "browser", "devices", "docs", "peers"}
 OF_TRAININGS = {"commands", "data", "training"}
+SECONDS = 120
+"""Time for the tests of a line."""
+
+PAIRS = {ast.Lt: ast.LtE, ast.Gt: ast.GtE, ast.Eq: ast.NotEq, ast.Is: ast.IsNot, ast.In: ast.NotIn}
+PAIRS |= {ast.And: ast.Or, ast.Add: ast.Sub, ast.Mult: ast.Div}
+SWAPS = PAIRS | {second: first for first, second in PAIRS.items()}
+NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
+MESSAGES = {"warn", "warning", "warning_once", "info", "debug", "print", "argument", "add_argument", "cast", "TypeVar"}
 
 
 def stages(file: Path) -> Iterator[list[str]]:
@@ -56,22 +58,6 @@ def stages(file: Path) -> Iterator[list[str]]:
     for stage in (own & nearness.keys(), own - nearness.keys(), others, runs - own - others):
         if stage:
             yield [str(path.relative_to(ROOT)) for path in sorted(stage, key=lambda path: (-nearness[path], path))]
-
-
-def reaching(data: Any, file: Path, line: int) -> list[str]:
-    """Return the cases that reach a line, those of its package first, then those of files that few others reach."""
-    contexts = data.contexts_by_lineno(str(file)) if data else {}
-    first = next((number for number in range(line, line - 8, -1) if number in contexts), 0)  # of the statement
-    cases = {context.partition("|")[0] for context in contexts.get(first, []) if context}
-    package = f"tests/{file.relative_to(ROOT).parts[1]}/"
-    files = Counter(case.partition("::")[0] for case in cases)
-    rounds: Counter[str] = Counter()  # one case of each file, then a second one
-    order: dict[str, tuple[bool, int, int, str]] = {}
-    for case in sorted(cases):
-        name = case.partition("::")[0]
-        order[case] = (not case.startswith(package), rounds[name], files[name], case)
-        rounds[name] += 1
-    return sorted(cases, key=lambda case: order[case])
 
 
 def run_tests(home: Path, *args: str, seconds: float) -> tuple[int, list[str]]:
@@ -92,21 +78,71 @@ def run_tests(home: Path, *args: str, seconds: float) -> tuple[int, list[str]]:
     return code, re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", printed, re.MULTILINE)
 
 
-def judge(home: Path, file: Path, text: str, cases: list[str], args: argparse.Namespace) -> str:
-    """Return which test notices the text of a file, or that none does; `cases` reach what is changed."""
-    copied, end = home / "tree" / file.relative_to(ROOT), time.monotonic() + args.limit
+def changed(node: ast.AST) -> ast.AST:
+    """Return a copy of a node with one thing changed if there is something to change."""
+    new = copy.copy(node)
+    if isinstance(node, ast.Compare):
+        new.ops = [SWAPS[type(node.ops[0])](), *node.ops[1:]]
+    elif isinstance(node, ast.BinOp | ast.BoolOp | ast.AugAssign):
+        new.op = SWAPS.get(type(node.op), type(node.op))()
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int):
+        new.value = not node.value if isinstance(node.value, bool) else node.value + 1
+    elif isinstance(node, ast.Name):
+        new.id = NAMES.get(node.id, node.id)
+    elif isinstance(node, ast.Attribute):
+        new.attr = NAMES.get(node.attr, node.attr)
+    elif isinstance(node, ast.Return | ast.Expr) and node.value:
+        new.value = ast.Constant(None)
+    return new
+
+
+def changes(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """Yield the nodes of logic, each with what it is changed to."""
+    call = getattr(node, "value", node) if isinstance(node, ast.Expr) else node
+    if isinstance(call, ast.Call):
+        if getattr(call.func, "id", getattr(call.func, "attr", "")) in MESSAGES:
+            return
+    elif isinstance(node, ast.Raise | ast.Import | ast.ImportFrom | ast.JoinedStr | ast.Expr):
+        return
+    if isinstance(node, ast.FunctionDef) and isinstance(node.body[-1], ast.Raise):  # makes a message
+        return
+    if isinstance(node, ast.If | ast.IfExp):
+        if "TYPE_CHECKING" in ast.unparse(node.test):
+            return
+        yield node.test, ast.UnaryOp(ast.Not(), node.test)
+    if isinstance(node, ast.expr | ast.stmt) and ast.unparse(changed(node)) != ast.unparse(node):
+        yield node, changed(node)
+    for key, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST) and key not in ("annotation", "returns"):
+                yield from changes(child)
+
+
+def mutants(file: Path) -> Iterator[tuple[int, str, str, str]]:
+    """Yield the line, what it was, what it becomes, and the text of the file, of each change of a file."""
+    lines = [b"", *file.read_bytes().splitlines(keepends=True)]
+    for node, new in changes(ast.parse(b"".join(lines))):
+        text = ast.unparse(new) if isinstance(new, ast.stmt) else f"({ast.unparse(new)})"
+        before, last = lines[node.lineno], lines[node.end_lineno]
+        after = before[: node.col_offset] + text.encode() + last[node.end_col_offset :]
+        whole = [*lines[: node.lineno], after, *lines[node.end_lineno + 1 :]]
+        yield node.lineno, before.decode().strip(), after.decode().strip(), b"".join(whole).decode()
+
+
+def judge(home: Path, file: Path, text: str) -> str:
+    """Return whether a test notices the text of a file."""
+    copied, end = home / "tree" / file.relative_to(ROOT), time.monotonic() + SECONDS
     copied.write_text(text, encoding="utf-8")
     verdict, failed = "survived", []
-    for stage in [*([cases] if cases else []), *stages(file)]:  # what processes of a test reach is not in the coverage
-        given = ["--all-cases"] if stage is cases else args.cases
-        code, failed = run_tests(home, "-x", *given, *stage, seconds=end - time.monotonic())
+    for stage in stages(file):
+        code, failed = run_tests(home, "-x", *stage, seconds=end - time.monotonic())
         if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-            verdict = "out of time" if code == -signal.SIGALRM else f"{NOTICED}: {' '.join(failed)}"
+            verdict = "out of time" if code == -signal.SIGALRM else "noticed"
             break
     shutil.copy(file, copied)
     # A file that could not be imported is imported again, a test is run again, with time for a slow start.
     again = "--all-cases" if all("::" in name for name in failed) else "--collect-only"
-    if failed and run_tests(home, again, *failed, seconds=3 * args.limit)[0]:
+    if failed and run_tests(home, again, *failed, seconds=3 * SECONDS)[0]:
         return f"failed without a change, too: {failed[0]}"
     return verdict
 
@@ -116,41 +152,21 @@ def main() -> None:
     parser.add_argument("--number", type=int, default=100, help="number of lines")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--under", default="hf_sphere", help="folder")
-    parser.add_argument("--all-cases", dest="cases", action="store_const", const=["--all-cases"], default=[])
-    parser.add_argument("--coverage", type=Path, help="file with the lines that each case reaches")
-    parser.add_argument("--limit", type=float, default=120, help="seconds for a line")
-    parser.add_argument("--results", type=Path, default="mutants.jsonl", help="file that results are added to")
     args = parser.parse_args()
     lines: dict[str, list[tuple[Path, str, str, str]]] = {}
     for file in sorted((ROOT / args.under).rglob("*.py")):
         for line, *change in mutants(file):
             lines.setdefault(f"{file.relative_to(ROOT)}:{line}", []).append((file, *change))
-    places = random.Random(args.seed).sample(list(lines), len(lines))[: args.number]
-    args.results.touch()
-    rows = [json.loads(line) for line in args.results.read_text(encoding="utf-8").splitlines()]
-    known = {(row["place"], row["after"]): row["verdict"] for row in rows}
     verdicts: Counter[str] = Counter()
-    data = None
-    if args.coverage:
-        from coverage import CoverageData
-
-        data = CoverageData(str(args.coverage))
-        data.read()
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         shutil.copytree(ROOT, home / "tree", ignore=shutil.ignore_patterns(".*", "build", "__pycache__"))
         (home / "shared").symlink_to(ROOT.parent / "shared")
-        for place in places:
+        for place in random.Random(args.seed).sample(list(lines), len(lines))[: args.number]:
             file, before, after, text = random.Random(f"{args.seed} {place}").choice(lines[place])
-            verdict = known.get((place, after))
-            if verdict is None:
-                verdict = judge(home, file, text, reaching(data, file, int(place.rpartition(":")[2])), args)
-                row = {"place": place, "before": before, "after": after, "verdict": verdict}
-                with args.results.open("a", encoding="utf-8") as stream:
-                    stream.write(json.dumps(row) + "\n")
-            kind, _, _ = verdict.partition(": ")
-            verdicts[kind] += 1
-            if kind != NOTICED:
+            verdict = judge(home, file, text)
+            verdicts[verdict.partition(": ")[0]] += 1
+            if verdict != "noticed":
                 print(f"{place}: {verdict}\n  - {before}\n  + {after}", flush=True)
     print(", ".join(f"{count} {kind}" for kind, count in verdicts.items()))
 
