@@ -243,16 +243,6 @@ def test_the_processor_has_its_name_and_numbers_and_a_gpu_is_recorded_instead(mo
     assert describe_device() == "NVIDIA H200"
 
 
-FORKING = """
-import subprocess, types
-import forked, reproduce
-from reproduction import runner
-
-runner.subprocess = types.SimpleNamespace(Popen=forked.Forked, run=subprocess.run)
-reproduce.main()
-"""
-
-
 def one_thread() -> dict[str, str]:
     """Return the environment of a queue and its runs."""
     return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -270,7 +260,7 @@ def disturbed(tmp_path_factory):
     overrides = {"num_train_epochs": 8, "save_epochs": 1, "max_eval_samples": 60}
     path.write_text(yaml.safe_dump([{**USUAL, "entry": "entry0", "overrides": overrides, "after": after}]))
     (run,) = plan(read_queue(path)[0])
-    program = [sys.executable, "-c", FORKING, "--queue", path, "--jobs", "1"]
+    program = [sys.executable, reproduce.__file__, "--queue", path, "--jobs", "1"]
     program += ["--results_dir", folder / "results", "--work_dir", folder / "work", "--device", "cpu"]
     seen = SimpleNamespace(run=run)
     with start_until_checkpoint(program, model) as interrupted:

@@ -114,22 +114,12 @@ def test_a_run_resumes_with_the_modules(folder):
     assert "epoch 2/3" not in resumed.stdout
 
 
-LAUNCH = """
-import forked
-from accelerate.commands import launch
-from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
-
-subprocess_handler.Popen = forked.Forked
-launch.main()
-"""
-
-
+@pytest.mark.slow
 def test_several_processes_are_started_as_a_module_and_each_imports_the_modules(folder):
-    launcher = (sys.executable, "-P", "-c", LAUNCH, "--multi_gpu", "--num_processes", "2", "--num_machines", "1")
-    words = [*COMMANDS[0][1:-1], "outputs/two", "--max_train_samples", "200"]
-    path = os.pathsep.join(filter(None, sys.path))
-    given = {"launcher": launcher, "HF_SPHERE_IMPORT": "my_head", "PYTHONPATH": path}
-    ended = run(folder, "-m", "hf_sphere.commands.train", *words, **given)
+    options = "-P -m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1"
+    words = ["-m", "hf_sphere.commands.train", *COMMANDS[0][1:-1], "outputs/two", "--max_train_samples", "200"]
+    given = {"HF_SPHERE_IMPORT": "my_head", "PYTHONPATH": str(code_blocks.ROOT)}
+    ended = run(folder, *words, launcher=(sys.executable, *options.split()), **given)
     assert (folder / "outputs" / "two" / "model.safetensors").exists(), ended.stderr
     card = (folder / "outputs" / "two" / "README.md").read_text()
     assert "| num_processes | 2 |" in card
