@@ -1,12 +1,10 @@
 """Forms of vectors and names: every public function that takes vectors takes all of them, with the same results."""
 
-import importlib
 import importlib.util
-import inspect
 import math
 import tempfile
 from collections.abc import Iterator
-from dataclasses import astuple, is_dataclass
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,6 +18,7 @@ import pyarrow as pa
 import pytest
 import scipy.sparse
 import torch
+from public_parameters import public_parameters
 
 from hf_sphere import cluster, metrics, ood, prototypes, search, visualization
 
@@ -211,12 +210,12 @@ CASES = {
     "search.LanceSpace.search.queries": lambda x: lance(X, lambda space: space.search(x, 2).scores),
     "search.LanceSpace.identify.queries": lambda x: lance(X, lambda space: space.identify(x, 0.5)),
     "search.ImageSource.of.images": lambda x: search.ImageSource.of(x, content="vector").encoded,
-    "search.NeighborSearch.__init__.references": lambda x: search.NeighborSearch(x, kind="torch").search(NEW, 3)[0],
+    "search.NeighborSearch.references": lambda x: search.NeighborSearch(x, kind="torch").search(NEW, 3)[0],
     "search.NeighborSearch.search.queries": lambda x: NEIGHBORS.search(x, 3)[0],
     "search.NeighborSearch.search_others.queries": lambda x: NEIGHBORS.search_others(x, 3, OWN, OWN)[0],
     "search.read_vectors.values": search.read_vectors,
     "search.report_vectors.vectors": lambda x: search.report_vectors(x).numbers["smallest_median_largest_norm"],
-    "cluster.SphericalKMeans.__init__.init": lambda x: cluster.SphericalKMeans(48, init=x, max_iter=2).fit(X).inertia_,
+    "cluster.SphericalKMeans.init": lambda x: cluster.SphericalKMeans(48, init=x, max_iter=2).fit(X).inertia_,
     "cluster.SphericalKMeans.fit.X": lambda x: cluster.SphericalKMeans(3, random_state=0).fit(x).inertia_,
     "cluster.SphericalKMeans.predict.X": K_MEANS.predict,
     "cluster.SphericalKMeans.score.X": K_MEANS.score,
@@ -269,13 +268,13 @@ OTHERS = {
     "images or texts": "images calibration texts",
 }
 INTERNAL = {
-    "search.CompressedSpace.__init__": "a space that compress returns",
-    "search.EmbeddingSpace.__init__": "a space of valid vectors; fit checks them",
+    "search.CompressedSpace": "a space that compress returns",
+    "search.EmbeddingSpace": "a space of valid vectors; fit checks them",
     "search.EmbeddingSpace.migrate": "needs 100 anchors, which are checked as vectors of fit and add are",
     "search.NeighborSearch.distances": "between queries that were checked",
     "search.NeighborSearch.extend": "references that the space has checked",
     "search.NeighborSearch.find": "queries that were checked",
-    "search.ImageSource.__init__": "what `of` returns",
+    "search.ImageSource": "what `of` returns",
     "search.LanceSpace.build_index": "needs 5,000 rows; its queries are checked as those of search",
     "visualization.plot_class_angles": "draws metrics.class_angles",
     "ood.Rejection.forward": "outputs of a model, on its device",
@@ -295,26 +294,11 @@ by_owner = pytest.mark.settings(name=lambda name: {"owner": name.rsplit(".", 2)[
 
 def parameters() -> Iterator[str]:
     """Yield what the public functions and methods take that may be vectors by its annotation."""
-    for package in PACKAGES:
-        module = importlib.import_module(f"hf_sphere.{package}")
-        for name in dir(module):
-            value = getattr(module, name)
-            if name.startswith("_") or not callable(value):
-                continue
-            methods = [member for member in dir(value) if not member.startswith("_")] if inspect.isclass(value) else []
-            is_record = is_dataclass(value) or hasattr(value, "_fields")
-            functions = {f"{name}.{member}": getattr(value, member) for member in methods}
-            if inspect.isclass(value) and not is_record:
-                functions[f"{name}.__init__"] = value.__init__
-            elif not is_record:
-                functions[name] = value
-            for function, call in functions.items():
-                if callable(call) and str(getattr(call, "__module__", "")).startswith("hf_sphere"):
-                    for parameter in inspect.signature(call).parameters.values():
-                        kind = str(parameter.annotation)
-                        is_any = any(text in kind for text in ("Tensor", "Any", "ndarray", "_empty"))
-                        if parameter.name != "self" and is_any and parameter.kind is not parameter.VAR_KEYWORD:
-                            yield f"{package}.{function}.{parameter.name}"
+    for name, parameter in public_parameters(PACKAGES, records=False):
+        kind = str(parameter.annotation)
+        is_any = any(text in kind for text in ("Tensor", "Any", "ndarray", "_empty"))
+        if parameter.name != "self" and is_any and parameter.kind is not parameter.VAR_KEYWORD:
+            yield name
 
 
 def test_every_parameter_that_takes_vectors_is_in_the_table():

@@ -1,16 +1,14 @@
 """A single text where a list of texts is taken: its letters are never the items."""
 
 import collections.abc
-import importlib
-import inspect
 import pkgutil
 import types
-from collections.abc import Iterator
 from typing import Any, Union, get_args, get_origin
 from unittest import mock
 
 import pytest
 import torch
+from public_parameters import public_parameters
 
 import hf_sphere
 from hf_sphere import analogies, comparison, data, hyperplanes, models, prototypes, search, training, visualization
@@ -97,28 +95,10 @@ def is_optional(annotation: Any) -> bool:
     return get_origin(annotation) in (Union, types.UnionType) and str in get_args(annotation)
 
 
-def parameters() -> Iterator[str]:
-    """Yield the parameters of public functions, methods and classes that take lists of texts."""
-    for package in (module.name for module in pkgutil.iter_modules(hf_sphere.__path__)):
-        module = importlib.import_module(f"hf_sphere.{package}")
-        for name in getattr(module, "__all__", ()) if package not in ("commands", "utils") else ():
-            value = getattr(module, name)
-            functions = {name: value}
-            if inspect.isclass(value):
-                functions |= {f"{name}.{member}": getattr(value, member) for member in dir(value) if member[0] != "_"}
-            for label, function in functions.items():
-                if callable(function) and str(getattr(function, "__module__", "")).startswith("hf_sphere"):
-                    try:
-                        signature = inspect.signature(function)
-                    except ValueError:  # a dictionary of transformers
-                        continue
-                    for parameter in signature.parameters.values():
-                        if takes_texts(parameter.annotation):
-                            yield f"{package}.{label}.{parameter.name}"
-
-
 def test_every_parameter_that_takes_a_list_of_texts_is_in_the_table():
-    found = {name for name in parameters() if name.split(".")[1:-1] not in [[each] for each in RETURNED]}
+    packages = {module.name for module in pkgutil.iter_modules(hf_sphere.__path__)} - {"commands", "utils"}
+    given = (name for name, each in public_parameters(packages, records=True) if takes_texts(each.annotation))
+    found = {name for name in given if name.split(".")[1:-1] not in [[each] for each in RETURNED]}
     assert {name for name in found if name.rsplit(".", 1)[1] not in OTHERS} == CASES.keys()
 
 
