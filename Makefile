@@ -47,8 +47,8 @@ test-peers: $(READY)  ## run the tests of scipy, torch, transformers and others 
 soak: $(READY)  ## kill training runs for MINUTES, resume them, and compare the results; prints the counts
 	$(RUN) tests/recipes/soak.py --minutes $(or $(MINUTES),10)
 
-bad-input: $(READY)  ## call commands and public functions with bad input, the commands for MINUTES if given; prints the counts
-	$(RUN) tests/recipes/bad_input.py $(if $(MINUTES),--minutes $(MINUTES))
+bad-input: $(READY)  ## call commands and public functions with bad input, the commands for MINUTES; prints the counts
+	$(RUN) tests/recipes/bad_input.py --minutes $(or $(MINUTES),10)
 	OMP_NUM_THREADS=1 $(RUN) tests/recipes/bad_arguments.py
 
 lint: $(READY)  ## check style and types, and that the tables are what the results files say

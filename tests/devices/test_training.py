@@ -16,7 +16,7 @@ from transformers import TrainingArguments
 ROOT = Path(__file__).parents[2]
 sys.path += [str(ROOT / "tests" / "recipes")]
 
-from training_runs import QUICK_RUNS, forget, make_sentences, weights  # noqa: E402
+from training_runs import QUICK_RUNS, forget, weights, write_texts  # noqa: E402
 
 from hf_sphere import SphereTrainer, SphereVisionConfig, SphereVisionForImageClassification  # noqa: E402
 from hf_sphere.training import TrainingLoop  # noqa: E402
@@ -37,9 +37,7 @@ def _on_the_device(device: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 def train(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
     """Run a recipe; dropout, whose random numbers differ between devices, is as large but the same on each of them."""
     texts = tmp_path / "texts"
-    texts.mkdir()
-    for seed, split in enumerate(("train", "validation")):
-        (texts / f"{split}.txt").write_text(make_sentences(60, seed))
+    write_texts(texts, train=60, validation=60)
     run = QUICK_RUNS[request.param]
     words = [str(texts) if word == "TEXTS" else word for word in run.argv]
 

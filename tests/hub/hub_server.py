@@ -19,7 +19,6 @@ class Hub(ThreadingHTTPServer):
         repos: Files of each repository, by path.
         objects: Large files by SHA-256.
         created: What was asked for when each repository was created.
-        requests: Method and path of each request.
         interruptions: Parts of paths. The connection of the next request whose path has the first one is closed.
     """
 
@@ -32,7 +31,6 @@ class Hub(ThreadingHTTPServer):
         self.repos: dict[str, dict[str, bytes]] = {}
         self.objects: dict[str, bytes] = {}
         self.created: dict[str, dict[str, Any]] = {}
-        self.requests: list[tuple[str, str]] = []
         self.interruptions: list[str] = []
 
 
@@ -115,9 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
         return wanted | {"actions": {"upload": {"href": f"{self.server.url}/objects/{wanted['oid']}"}}}
 
     def _parts(self) -> list[str]:
-        path = urlsplit(self.path).path
-        self.server.requests.append((self.command, path))
-        return [unquote(part) for part in path.strip("/").split("/")]
+        return [unquote(part) for part in urlsplit(self.path).path.strip("/").split("/")]
 
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding") != "chunked":

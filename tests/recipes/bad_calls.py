@@ -4,7 +4,6 @@ import dataclasses
 import random
 import types
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -14,7 +13,6 @@ from training_runs import QUICK_RUNS, TINY_BERT, load_recipe
 
 from hf_sphere.training import find_task
 from hf_sphere.utils.arguments import Arguments
-from hf_sphere.utils.commands import COMMANDS
 from hf_sphere.utils.configs import config_names, load_config
 
 _FOUND = "--table out/found.csv --contact_sheet out/sheet.png"
@@ -61,7 +59,7 @@ def arguments_of(recipe: str) -> dict[str, Any]:
 
 def declared_arguments(recipe: str) -> Iterator[tuple[type, dataclasses.Field, Any]]:
     """Yield class, field and type, without None, of every argument of a recipe."""
-    classes: Any = find_task(TRAINING[recipe]).arguments if recipe in TRAINING else vars(load(recipe)).values()
+    classes: Any = find_task(TRAINING[recipe]).arguments if recipe in TRAINING else vars(load_recipe(recipe)).values()
     for cls in classes:
         if isinstance(cls, type) and issubclass(cls, Arguments) and cls is not Arguments:
             hints = get_type_hints(cls)
@@ -69,11 +67,6 @@ def declared_arguments(recipe: str) -> Iterator[tuple[type, dataclasses.Field, A
                 parts = [part for part in get_args(hints[field.name]) if part is not type(None)]
                 is_union = isinstance(hints[field.name], types.UnionType)
                 yield cls, field, parts[0] if is_union else hints[field.name]
-
-
-def load(recipe: str) -> Any:
-    """Import a recipe."""
-    return load_recipe(recipe) if recipe in TRAINING else import_module(f"hf_sphere.commands.{COMMANDS[recipe]}")
 
 
 def valid(recipe: str) -> list[str]:

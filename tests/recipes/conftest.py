@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,10 +14,9 @@ from typing import Any
 import datasets
 import pytest
 import torch
+import training_runs
 from fresh_python import FreshPython
-from training_runs import forget, make_sentences
-
-from hf_sphere.utils.commands import COMMANDS
+from training_runs import forget, write_texts
 
 
 @pytest.fixture(autouse=True)
@@ -30,14 +28,9 @@ def _fresh_accelerate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def load_recipe(load_file: Callable[[str], ModuleType]) -> Callable[[str], ModuleType]:
-    """Import the module of a job by the name of its recipe; those of training are the recipes themselves."""
-
-    def load(name: str) -> ModuleType:
-        job, _, task = COMMANDS[name].partition(" ")
-        return load_file(f"recipes/{name}.py") if task else import_module(f"hf_sphere.commands.{job}")
-
-    return load
+def load_recipe() -> Callable[[str], ModuleType]:
+    """Import the module of a job by the name of its recipe."""
+    return training_runs.load_recipe
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -83,8 +76,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of text files with three splits."""
     folder = tmp_path_factory.mktemp("texts")
-    for seed, (split, count) in enumerate({"train": 300, "validation": 80, "test": 80}.items()):
-        (folder / f"{split}.txt").write_text(make_sentences(count, seed))
+    write_texts(folder, train=300, validation=80, test=80)
     return folder
 
 
@@ -95,7 +87,8 @@ def run_quickly(run_main, cache: list[str], texts: Path) -> Callable[[ModuleType
     def make(recipe: ModuleType, quick: list[str]) -> Callable[..., Path]:
         def run(folder: Path, *words: str) -> Path:
             argv = [str(texts) if word == "TEXTS" else word for word in quick]
-            run_main(recipe, [*argv, *cache, "--output_dir", str(folder), *words])
+            cached = cache if "--dataset_name" in argv else []
+            run_main(recipe, [*argv, *cached, "--output_dir", str(folder), *words])
             return folder
 
         return run

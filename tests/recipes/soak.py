@@ -23,9 +23,9 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": f"{tempfile.mkdtemp(prefix='soak-')}/hf", "ACCELERATE_USE_CPU": "true"}
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # runs are forked from a process without threads
@@ -36,7 +36,7 @@ import datasets  # noqa: F401
 import sklearn.model_selection  # noqa: F401
 import timm  # noqa: F401
 from safetensors.torch import load_file
-from training_runs import QUICK_RUNS, load_recipe, make_sentences, same
+from training_runs import QUICK_RUNS, load_recipe, same, write_texts
 
 import hf_sphere.training.run  # noqa: F401
 from hf_sphere.commands.command_line import run_main
@@ -57,21 +57,11 @@ class UnexpectedEndError(Exception):
     """A disturbed run did not end as it should."""
 
 
-@dataclass
-class Ended:
-    """How a run ended.
-
-    Attributes:
-        codes: Exit codes of its processes; negative for signals.
-        printed: What they printed.
-    """
+class Ended(NamedTuple):
+    """The exit codes of the processes of a run, negative for signals, and what they printed."""
 
     codes: list[int]
     printed: str
-
-    @property
-    def succeeded(self) -> bool:
-        return not any(self.codes)
 
 
 def fork(main: Callable[[], None], output: int) -> int:
@@ -133,16 +123,10 @@ SAVE_OFTEN = ["--save_steps", "3", "--snapshot_epochs", "1", "--load_best_model_
 
 @dataclass
 class Scenario:
-    """What a trial runs.
-
-    Attributes:
-        task: Name of the task.
-        processes: Number of processes.
-    """
+    """A task, by its name, on a number of processes."""
 
     task: str
     processes: int
-    texts: Path = field(default=HOME / "texts")
 
     def run(self, folder: Path, *words: str, before: Callable[[], object] | None = None) -> Ended:
         """Run the recipe until it ends. `before` is called in a random process before it starts."""
@@ -176,7 +160,7 @@ class Scenario:
             os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(self.processes)}
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         quick = QUICK_RUNS[self.task]
-        argv = [str(self.texts) if word == "TEXTS" else word for word in quick.argv]
+        argv = [str(HOME / "texts") if word == "TEXTS" else word for word in quick.argv]
         argv += [*quick.held_out, *SAVE_OFTEN, "--cache_dir", str(HOME / "cache"), "--output_dir", str(folder), *words]
         recipe = load_recipe(quick.recipe)
         if before is not None:
@@ -185,13 +169,7 @@ class Scenario:
 
 
 class Soak:
-    """Trials and their counts.
-
-    Args:
-        tasks: Names of the tasks to run.
-        kinds: Kinds of disturbances.
-        processes: Possible numbers of processes.
-    """
+    """Trials and their counts, for names of tasks, kinds of disturbances, and possible numbers of processes."""
 
     def __init__(self, tasks: Sequence[str], kinds: Sequence[str], processes: Sequence[int]) -> None:
         self.tasks, self.kinds, self.processes = tasks, kinds, processes
@@ -217,7 +195,7 @@ class Soak:
             words = ["--resume_from_checkpoint", "latest"] if list_checkpoints(folder) else ["--overwrite_output_dir"]
         else:
             ended = scenario.run(folder, *words)
-            if not ended.succeeded:
+            if any(ended.codes):
                 raise UnexpectedEndError(f"the last run failed: {ended.codes}\n{ended.printed}")
         self.counts["run"] += 1
         compare(reference, folder)
@@ -235,7 +213,7 @@ class Soak:
         else:
             seconds = draw.uniform(0.05, 1) * self._cpu_seconds[scenario.task, scenario.processes]
             ended = scenario.run(folder, *words, before=lambda: kill_after(seconds))
-        if ended.succeeded:
+        if not any(ended.codes):
             return True
         lost_other = scenario.processes > 1 and "gloo" in ended.printed  # which crashes the process that waits for it
         if CRASHED in ended.codes and not lost_other:
@@ -250,7 +228,7 @@ class Soak:
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
             ended = scenario.run(folder)
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            if not ended.succeeded:
+            if any(ended.codes):
                 raise UnexpectedEndError(f"the undisturbed run of {key} failed\n{ended.printed}")
             used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
             self._cpu_seconds[key] = used / scenario.processes
@@ -293,9 +271,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=kinds, choices=kinds)
     parser.add_argument("--processes", nargs="+", type=int, default=[1, 1, 2])
     args = parser.parse_args()
-    (HOME / "texts").mkdir()
-    for number, (split, count) in enumerate({"train": 300, "validation": 80, "test": 80}.items()):
-        (HOME / "texts" / f"{split}.txt").write_text(make_sentences(count, number))
+    write_texts(HOME / "texts", train=300, validation=80, test=80)
     soak, failed, seed = Soak(args.tasks, args.kinds, args.processes), [], args.seed
     end = time.monotonic() + 60 * args.minutes
     while time.monotonic() < end and (args.kills is None or soak.counts[KILL] < args.kills):

@@ -1,20 +1,15 @@
 """The argument `--calibrate` of the classification recipes."""
 
 import pytest
-import torch
-from transformers import AutoImageProcessor
+from training_runs import DIGITS, SLANTS, output_on_digits
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
-from hf_sphere.data.sources import load_splits
 from hf_sphere.metrics import probability_scores
 from hf_sphere.nn import calibration
 
 RECIPE = "train_image_classification"
-QUICK = ["--dataset_name", "digits", "--max_train_samples", "400", "--per_device_train_batch_size", "20"]
-QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", "--learning_rate", "0.01"]
-QUICK += ["--num_train_epochs", "2", "--disable_tqdm", "--validation_fraction", "0.5", "--head", "cosine"]
-QUICK += ["--head_kwargs", "{scale: 64.0}"]
-JOINT = ["--embedding_dim", "9", "--computed_value", "slant", "--out_of_range", "clip"]
+QUICK = [*DIGITS, "--max_train_samples", "400", "--validation_fraction", "0.5"]
+QUICK += ["--head", "cosine", "--head_kwargs", "{scale: 64.0}"]
 HELD_OUT = ["--num_train_epochs", "0", "--eval_split", "test[:40%]", "--validation_split", "test[40%:]"]
 SCORES = ["nll", "brier", "calibration_error_equal_mass_l2", "calibration_error_equal_width_l1"]
 
@@ -38,16 +33,12 @@ def train_saved(load_recipe, run_main, cache, tmp_path, calibrated):
 
 
 def test_the_loaded_model_has_the_reported_scores_which_the_card_has(calibrated, results_of):
-    test = load_splits("digits")["test"]
-    model = SphereVisionForImageClassification.from_pretrained(calibrated).eval()
-    with torch.no_grad():
-        inputs = AutoImageProcessor.from_pretrained(calibrated)(test["image"][:], return_tensors="pt")
-        after = model(**inputs).logits
-        model.config.calibration = None
-        before = model(**inputs).logits
-    results, labels = results_of(calibrated), torch.tensor(test["label"][:])
-    for prefix, logits in (("eval", after), ("eval_uncalibrated", before)):
-        for name, value in probability_scores(logits, labels).items():
+    plain = SphereVisionForImageClassification.from_pretrained(calibrated)
+    plain.config.calibration = None
+    results = results_of(calibrated)
+    for prefix, model in (("eval", None), ("eval_uncalibrated", plain)):
+        output, labels = output_on_digits(calibrated, model)
+        for name, value in probability_scores(output.logits, labels).items():
             assert results[f"{prefix}_{name}"] == pytest.approx(value, rel=1e-3, abs=1e-6)
     assert results["eval_nll"] < results["eval_uncalibrated_nll"]
     assert results["validation_nll_change"] + results["validation_nll_change_interval"] < 0
@@ -67,7 +58,7 @@ def test_calibration_does_not_change_training(calibrated, train, results_of):
 def test_vector_scaling_has_a_temperature_and_a_shift_of_each_class_also_of_joint_prediction(
     load_recipe, run_main, cache, tmp_path, results_of
 ):
-    argv = [*QUICK, *JOINT, *cache, "--calibrate", "vector", "--output_dir", str(tmp_path)]
+    argv = [*QUICK, *SLANTS, "--embedding_dim", "9", *cache, "--calibrate", "vector", "--output_dir", str(tmp_path)]
     run_main(load_recipe("train_joint_prediction"), argv)
     calibration = SphereVisionConfig.from_pretrained(tmp_path).calibration
     assert [len(calibration[name]) for name in ("temperature", "shift")] == [10, 10]

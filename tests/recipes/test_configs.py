@@ -2,7 +2,6 @@ import copy
 import functools
 import hashlib
 import json
-import re
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -288,8 +287,6 @@ def test_accelerate_accepts_the_configuration(path: Path):
     assert (ROOT / nested.get("deepspeed_config_file", "")).exists()
 
 
-def test_the_commands_name_files_that_exist():
+def test_the_page_names_each_configuration():
     text = (ACCELERATE / "README.md").read_text()
-    named = set(re.findall(r"recipes/[\w/.-]+\.(?:yaml|py)", text))
-    assert {str(path.relative_to(ROOT)) for path in ACCELERATE.glob("*.yaml")} <= named
-    assert [name for name in named if not (ROOT / name).is_file()] == []
+    assert [path for path in ACCELERATE.glob("*.yaml") if str(path.relative_to(ROOT)) not in text] == []

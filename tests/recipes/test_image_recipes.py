@@ -23,6 +23,7 @@ import pytest
 import torch
 from case_selection import each
 from PIL import Image
+from training_runs import ROOT
 from transformers import ViTConfig, ViTImageProcessor, ViTModel, pipeline
 from two_processes import run_two
 
@@ -170,6 +171,19 @@ def _files(photos: Path) -> list[str]:
     return [str(photos / name) for name in ImageSource.of(photos).names]
 
 
+@torch.no_grad()
+def loaded_with_output(model: str, files: list[str]) -> tuple[SphereVisionForImageClassification, Any]:
+    """A saved model, and its output for files of images."""
+    loaded = SphereVisionForImageClassification.from_pretrained(model).eval()
+    processor = SphereVisionImageProcessor.from_pretrained(model)
+    return loaded, loaded(**processor([Image.open(file) for file in files], return_tensors="pt"))
+
+
+def classify_without_torch(*words: object, **environment: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, ROOT / "examples" / "onnx_without_torch.py", *words]
+    return subprocess.run([*map(str, command)], env=os.environ | environment, capture_output=True, text=True)
+
+
 def test_of_equally_probable_classes_the_first_are_predicted(load_recipe, tmp_path):
     batches = [(torch.arange(2), {"logits": torch.zeros(2, 50)})]
     about = {"weights": "", "model": None, "class_names": list(map(str, range(50)))}
@@ -197,10 +211,7 @@ def test_a_regression_has_values_and_neither_classes_nor_confidences(predict, ph
     model = save_problem(tmp_path / "values", "regression")
     table = pd.read_csv(predict("table.csv", "--model_name_or_path", model))
     assert list(table) == ["file", "label", "value_a", "value_b", "value_c"]
-    reference, processor = SphereVisionForImageClassification.from_pretrained(model).eval(), ImageEncoder(model)
-    with torch.no_grad():
-        batch = processor.processor([Image.open(file) for file in _files(photos)], return_tensors="pt")
-        expected = reference(**batch).logits
+    expected = loaded_with_output(model, _files(photos))[1].logits
     np.testing.assert_allclose(table[["value_a", "value_b", "value_c"]], expected, rtol=1e-5, atol=1e-5)
     assert "accuracy  none: the model is for regression" in capsys.readouterr().out
 
@@ -226,12 +237,11 @@ def test_evaluation_and_index_have_what_the_problem_type_of_the_model_has(kind, 
 
 
 @pytest.mark.parametrize("kind", ["multi_label_classification", "regression"])
-def test_an_exported_file_is_read_by_its_problem_type_without_torch(kind, run, predict, photos, tmp_path, root):
+def test_an_exported_file_is_read_by_its_problem_type_without_torch(kind, run, predict, photos, tmp_path):
     pytest.importorskip("onnxruntime")
     model, file = save_problem(tmp_path / "model", kind), tmp_path / "model.onnx"
     run("export_onnx", "--model_name_or_path", model, "--output", file)
-    script = [sys.executable, str(root / "examples" / "onnx_without_torch.py"), str(file), *_files(photos)]
-    out = subprocess.run(script, capture_output=True, text=True, check=True).stdout
+    out = classify_without_torch(file, *_files(photos)).stdout
     table = pd.read_csv(predict("table.csv", "--model_name_or_path", model))
     names = {"regression": ["value_a", "value_b", "value_c"]}.get(kind, ["confidence", "confidence_2", "confidence_3"])
     found = [[float(word) for word in line.split()[2::2]] for line in out.splitlines()]
@@ -300,12 +310,9 @@ def test_batches_of_an_interrupted_run_on_other_data_or_with_other_decisions_are
     assert not finished_batches(tmp_path / "table.csv").exists()
 
 
-def decisions_of(model: str, photos: Path) -> tuple[SphereVisionForImageClassification, dict[str, Any]]:
+def decisions_of(model: str, photos: Path) -> tuple[SphereVisionForImageClassification, Any]:
     """The model, and its output for the photos, in the order of their files."""
-    loaded = SphereVisionForImageClassification.from_pretrained(model).eval()
-    processor = SphereVisionImageProcessor.from_pretrained(model)
-    with torch.no_grad():
-        output = loaded(**processor([Image.open(file) for file in _files(photos)], return_tensors="pt"))
+    loaded, output = loaded_with_output(model, _files(photos))
     assert set(output.known.tolist()) == {False, True}
     return loaded, output
 
@@ -718,35 +725,25 @@ def test_the_metadata_states_the_preprocessing_and_a_file_is_not_replaced_unless
     assert exported.stat().st_mtime_ns == before
 
 
-def test_an_exported_file_classifies_without_torch(exported, model, photos, tmp_path, root):
+def test_an_exported_file_classifies_without_torch(exported, model, photos, tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('torch is not needed')")
     deep = tmp_path / "16_bits.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 2**16, (8, 8), dtype=np.uint16)).save(deep)
     files = [*_files(photos), str(deep)]
-    command = [sys.executable, str(root / "examples" / "onnx_without_torch.py"), str(exported), *files]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    result = classify_without_torch(exported, *files, PYTHONPATH=str(tmp_path))
     lines = [line.split() for line in result.stdout.splitlines()]
-    reference = SphereVisionForImageClassification.from_pretrained(model)
-    processor = SphereVisionImageProcessor.from_pretrained(model)
-    with torch.no_grad():
-        output = reference(**processor([Image.open(path) for path in files], return_tensors="pt"))
+    reference, output = loaded_with_output(model, files)
     confidences, classes = output.logits.softmax(1).max(1)
     assert [line[1] for line in lines] == [reference.config.id2label[index] for index in classes.tolist()]
     assert [float(line[2]) for line in lines] == pytest.approx(confidences.tolist(), abs=1e-4)
     assert [float(line[4]) for line in lines] == pytest.approx(output.concentration.tolist(), rel=1e-3)
 
 
-def test_an_exported_file_says_unknown_without_torch(run, predict, rejecting, exported, photos, tmp_path, root, capsys):
+def test_an_exported_file_says_unknown_without_torch(run, predict, rejecting, exported, photos, tmp_path, capsys):
     file = tmp_path / "model.onnx"
     run("export_onnx", "--model_name_or_path", rejecting, "--output", file)
     assert capsys.readouterr().out.endswith("distance, rejection\n")
-
-    def classify(*words: object) -> subprocess.CompletedProcess:
-        command = [sys.executable, str(root / "examples" / "onnx_without_torch.py"), *map(str, words)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    out = classify(file, *_files(photos), "--coverage", "0.5").stdout
+    out = classify_without_torch(file, *_files(photos), "--coverage", "0.5").stdout
     table = pd.read_csv(predict("table.csv", "--model_name_or_path", rejecting, "--coverage", "0.5"))
     for line, row in zip(out.splitlines(), table.itertuples(), strict=True):
         words = line.split(maxsplit=5)
@@ -760,7 +757,7 @@ def test_an_exported_file_says_unknown_without_torch(run, predict, rejecting, ex
         ([file, "no.png"], "No such file"),
         ([exported, *_files(photos), "--coverage", "0.5"], "--coverage needs a model whose rejection"),
     ]:
-        refused = classify(*words)
+        refused = classify_without_torch(*words)
         assert (refused.returncode, message in refused.stderr) == (2, True)
         assert "Traceback" not in refused.stderr
     onnx = pytest.importorskip("onnx")
@@ -807,20 +804,17 @@ def test_a_query_that_is_left_out_needs_another_image_to_find(build, search, que
 
 
 @pytest.fixture(scope="module")
-def address(run, folder) -> Iterator[str]:
+def address(run, folder, free_port) -> Iterator[str]:
     """URL of the search page, which is served by a thread."""
     gradio, pages = pytest.importorskip("gradio"), []
     launch = gradio.Blocks.launch
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
     with pytest.MonkeyPatch.context() as patch:
         options = {"prevent_thread_lock": True, "quiet": True}
         patch.setattr(
             gradio.Blocks, "launch", lambda page, **more: pages.append(page) or launch(page, **more | options)
         )
-        run("search_page", "--index", folder, "--port", port)
-    yield f"http://127.0.0.1:{port}"
+        run("search_page", "--index", folder, "--port", free_port)
+    yield f"http://127.0.0.1:{free_port}"
     pages[0].close(verbose=False)
 
 

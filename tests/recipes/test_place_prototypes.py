@@ -11,32 +11,17 @@ from safetensors.torch import save_file
 from hf_sphere.data.sources import load_splits
 from hf_sphere.prototypes import METHODS, Placement, place_prototypes
 
+RECIPE = "place_prototypes"
+QUICK = ["--disable_tqdm"]
+FINISHED = ["--num_classes", "10", "--dim", "4", "--method", "lbfgs", "--restarts", "2", "--seed", "5"]
+
 Place = Callable[..., Path]
 
 
-@pytest.fixture(scope="module")
-def place_in(load_recipe, run_main) -> Place:
-    """Run the recipe into a given folder."""
-    recipe = load_recipe("place_prototypes")
-
-    def run(folder: Path, *words: str) -> Path:
-        run_main(recipe, ["--output_dir", str(folder), "--disable_tqdm", *words])
-        return folder
-
-    return run
-
-
 @pytest.fixture
-def place(place_in, tmp_path) -> Place:
+def place(train) -> Place:
     """Run the recipe into a folder below `tmp_path`."""
-    return lambda *words, name="placed": place_in(tmp_path / name, *words)
-
-
-@pytest.fixture(scope="module")
-def finished(place_in, tmp_path_factory) -> Path:
-    """The folder of ten prototypes in four dimensions; read only."""
-    words = ["--num_classes", "10", "--dim", "4", "--method", "lbfgs", "--restarts", "2", "--seed", "5"]
-    return place_in(tmp_path_factory.mktemp("finished") / "placed", *words)
+    return train
 
 
 @pytest.fixture
@@ -69,10 +54,10 @@ def test_the_prototypes_equal_those_of_the_library_and_results_report_their_qual
 
 
 def test_the_placement_and_its_folder_which_is_named_after_the_numbers_are_printed_once(
-    load_recipe, run_main, tmp_path, monkeypatch, capsys
+    recipe, run_main, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    run_main(load_recipe("place_prototypes"), ["--num_classes", "4", "--dim", "3", "--disable_tqdm"])
+    run_main(recipe, ["--num_classes", "4", "--dim", "3", "--disable_tqdm"])
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if "4 prototypes in 3 dimensions" in line] == [lines[0]]
     assert sum("largest cosine" in line for line in lines) == 1
@@ -150,8 +135,8 @@ def test_invalid_arguments_are_refused_and_leave_no_folder(place, tmp_path, word
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_valid_methods_are_those_of_the_library(load_recipe):
-    assert list(load_recipe("place_prototypes").METHODS) == list(METHODS)
+def test_the_valid_methods_are_those_of_the_library(recipe):
+    assert list(recipe.METHODS) == list(METHODS)
 
 
 # Existing output folders

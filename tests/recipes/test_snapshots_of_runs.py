@@ -5,15 +5,12 @@ import shutil
 
 import pytest
 from safetensors.torch import load_file
-from training_runs import same
+from training_runs import DIGITS, same
 
 from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER, list_snapshots
 
 RECIPE = "train_image_classification"
-# A linear map to 32 units on the bundled digits: 200 images per epoch in 10 steps.
-QUICK = ["--dataset_name", "digits", "--max_train_samples", "200", "--per_device_train_batch_size", "20"]
-QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", "--learning_rate", "0.01"]
-QUICK += ["--head", "softmax", "--num_train_epochs", "5", "--disable_tqdm"]
+QUICK = [*DIGITS, "--head", "softmax", "--num_train_epochs", "5"]
 KEPT = FINISHED = ["--snapshot_epochs", "4", "--snapshot_until", "1"]
 
 

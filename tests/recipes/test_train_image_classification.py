@@ -10,46 +10,32 @@ import torch.nn.functional as F
 from doubles import hub
 from huggingface_hub import ModelCard
 from PIL import Image
-from training_runs import same, weights
+from training_runs import DIGITS, output_on_digits, same, weights
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from hf_sphere import SphereVisionConfig
 from hf_sphere.commands import publish
 from hf_sphere.data import ImageDataOptions
-from hf_sphere.data.sources import load_splits
 from hf_sphere.nn import HEADS
 from hf_sphere.training import RecipeArguments
 from hf_sphere.training.tasks.classification import ModelArguments, build_classifier
 from hf_sphere.training.tasks.image import Setup
 
 RECIPE = "train_image_classification"
-# A linear map to 32 units and a head on the bundled digits: 200 images per epoch in 10 steps.
-QUICK = ["--dataset_name", "digits", "--max_train_samples", "200", "--per_device_train_batch_size", "20"]
-QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", "--learning_rate", "0.01"]
-QUICK += ["--num_train_epochs", "2", "--disable_tqdm"]
+QUICK = DIGITS
 EXAMPLE = ["--lr_scheduler_type", "linear", "--num_train_epochs", "3", "--per_device_train_batch_size", "32"]
 EXAMPLE += ["--disable_tqdm"]
 # Dropout and augmentation make the run depend on random numbers.
 RANDOM = ["--backbone_kwargs", "{width: 32, drop_rate: 0.3}", "--head", "softmax", "--crop_padding", "1"]
 
 
-@torch.no_grad()
-def accuracy_on_digits(folder: Path) -> float:
-    """Accuracy on the test split, computed with public interfaces only: raw images, processor, model."""
-    test = load_splits("digits")["test"]
-    processor = AutoImageProcessor.from_pretrained(folder)
-    model = AutoModelForImageClassification.from_pretrained(folder)
-    logits = model(**processor(test["image"][:], return_tensors="pt")).logits
-    return (logits.argmax(-1) == torch.tensor(test["label"][:])).float().mean().item()
-
-
 # Output
 
 
 def test_the_saved_model_and_processor_reproduce_the_reported_accuracy(finished, results_of):
-    results = results_of(finished)
+    results, (output, labels) = results_of(finished), output_on_digits(finished)
     assert results["eval_accuracy"] > 0.5
-    assert accuracy_on_digits(finished) == pytest.approx(results["eval_accuracy"])
+    assert (output.logits.argmax(-1) == labels).float().mean().item() == pytest.approx(results["eval_accuracy"])
     assert results["history"][-1]["eval_loss"] == pytest.approx(results["eval_loss"])
     assert results["train_samples_per_second"] * results["train_runtime"] == pytest.approx(2 * 200)  # two epochs
     config = AutoModelForImageClassification.from_pretrained(finished).config
@@ -150,27 +136,9 @@ def test_label_smoothing_is_applied_to_the_loss_and_saved_with_the_model(finishe
 # Trackers, the Hub
 
 
-@pytest.fixture
-def uploads(monkeypatch) -> dict[str, dict[str, bytes]]:
-    """The files that were uploaded, by repository."""
-    files: dict[str, dict[str, bytes]] = {}
-    monkeypatch.setattr("huggingface_hub.HfApi", hub(files))
-    return files
-
-
-def test_model_and_card_are_published_without_checkpoints_and_logs(train, uploads):
-    pytest.importorskip("tensorboard")
-    folder = train("--report_to", "tensorboard")
-    assert list((folder / "logs").rglob("events.out.tfevents.*"))
-    publish.main([str(folder), "--repo_id", "run"])
-    ((repo, files),) = uploads.items()
-    own = {"model.safetensors", "config.json", "preprocessor_config.json", "README.md"}
-    assert set(files) == own | {"run.json", "all_results.json", "training_data.json"}
-    assert repo == "me/run"
-
-
-def test_no_file_and_no_output_has_a_token_or_an_uploaded_absolute_path(train, uploads, tmp_path, monkeypatch, capfd):
-    tokens = ["hf_" + "a" * 34, "hf_" + "b" * 34]
+def test_no_file_and_no_output_has_a_token_or_an_uploaded_absolute_path(train, tmp_path, monkeypatch, capfd):
+    tokens, uploads = ["hf_" + "a" * 34, "hf_" + "b" * 34], {}
+    monkeypatch.setattr("huggingface_hub.HfApi", hub(uploads))
     monkeypatch.setenv("HF_TOKEN", tokens[0])
     # The second one as if pasted into the wrong option.
     folder = train("--license", tokens[1])

@@ -1,21 +1,13 @@
-from pathlib import Path
-
 import pytest
-import torch
 from huggingface_hub import ModelCard
 from torch import Tensor
+from training_runs import DIGITS, SLANTS, output_on_digits
 
-from hf_sphere import SphereVisionForRegression, SphereVisionImageProcessor
+from hf_sphere import SphereVisionForRegression
 from hf_sphere.data import ImageDataOptions, ValueOptions, load_image_data
-from hf_sphere.data.sources import load_splits
 
 RECIPE = "train_image_regression"
-# A linear map to a circle for the slant of the bundled digits: 200 images per epoch in 10 steps.
-QUICK = ["--dataset_name", "digits", "--max_train_samples", "200", "--per_device_train_batch_size", "20"]
-QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", "--embedding_dim", "2"]
-QUICK += ["--computed_value", "slant", "--learning_rate", "0.01", "--num_train_epochs", "2", "--disable_tqdm"]
-# Slants of the evaluation images exceed the range of those 200.
-CLIPPED = FINISHED = ["--out_of_range", "clip"]
+QUICK = [*DIGITS, *SLANTS, "--embedding_dim", "2"]
 
 
 @pytest.fixture(scope="module")
@@ -26,28 +18,20 @@ def slants(cache) -> Tensor:
     return data.evaluation.labels
 
 
-@torch.no_grad()
-def error_on_digits(folder: Path, slants: Tensor) -> float:
-    """Mean absolute error on the test split, computed with public interfaces only."""
-    processor = SphereVisionImageProcessor.from_pretrained(folder)
-    model = SphereVisionForRegression.from_pretrained(folder).eval()
-    pixels = processor(load_splits("digits")["test"]["image"][:], return_tensors="pt")
-    return (model(**pixels).predictions - slants).abs().mean().item()
-
-
 # Output
 
 
 @pytest.mark.parametrize("words", [[], ["--bf16"]], ids=["float32", "bfloat16"])
 def test_the_model_learns(train, results_of, slants, words):
     always_the_mean = (slants - slants.mean()).abs().mean().item()
-    folder = train(*CLIPPED, "--num_train_epochs", "10", *words)
+    folder = train("--num_train_epochs", "10", *words)
     assert results_of(folder)["eval_mean_absolute_error"] < 0.75 * always_the_mean
 
 
 def test_the_saved_model_and_processor_reproduce_the_reported_error(finished, results_of, slants):
-    results = results_of(finished)
-    assert error_on_digits(finished, slants) == pytest.approx(results["eval_mean_absolute_error"], rel=1e-4)
+    results, model = results_of(finished), SphereVisionForRegression.from_pretrained(finished)
+    error = (output_on_digits(finished, model)[0].predictions - slants).abs().mean().item()
+    assert error == pytest.approx(results["eval_mean_absolute_error"], rel=1e-4)
     assert [name for name in results if "accuracy" in name] == []
 
 

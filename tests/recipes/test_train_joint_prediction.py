@@ -2,33 +2,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from case_selection import each
 from huggingface_hub import ModelCard
+from training_runs import DIGITS, SLANTS, output_on_digits
 
-from hf_sphere import SphereVisionForJointPrediction, SphereVisionImageProcessor
+from hf_sphere import SphereVisionForJointPrediction
 from hf_sphere.data import ImageDataOptions, ValueOptions, load_image_data
-from hf_sphere.data.sources import load_splits
 
 RECIPE = "train_joint_prediction"
 FINISHED = ["--num_train_epochs", "6"]
-# A linear map to 4 dimensions for class and slant of the bundled digits: 200 images per epoch in 10 steps.
-QUICK = ["--dataset_name", "digits", "--max_train_samples", "200", "--per_device_train_batch_size", "20"]
-QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", "--embedding_dim", "4"]
-QUICK += ["--computed_value", "slant", "--learning_rate", "0.01", "--num_train_epochs", "2", "--disable_tqdm"]
-QUICK += ["--out_of_range", "clip"]  # slants of the evaluation images exceed the range of those 200
+QUICK = [*DIGITS, *SLANTS, "--embedding_dim", "4"]
 
 
-@torch.no_grad()
 def measured_on_digits(folder: Path, cache: list[str]) -> dict[str, Any]:
-    """Metrics on the test split, computed with public interfaces only."""
+    """Metrics on the test split."""
     options, targets = ImageDataOptions(cache_dir=cache[1]), ValueOptions(computed_value="slant")
     data = load_image_data(options, "joint", targets=targets, progress=False)
-    processor = SphereVisionImageProcessor.from_pretrained(folder)
-    model = SphereVisionForJointPrediction.from_pretrained(folder).eval()
-    output = model(**processor(load_splits("digits")["test"]["image"][:], return_tensors="pt"))
+    output, labels = output_on_digits(folder, SphereVisionForJointPrediction.from_pretrained(folder))
     return {
-        "accuracy": (output.logits.argmax(-1) == data.evaluation.labels).float().mean().item(),
+        "accuracy": (output.logits.argmax(-1) == labels).float().mean().item(),
         "mean_absolute_error": (output.predictions - data.evaluation.regression_labels).abs().mean().item(),
     }
 

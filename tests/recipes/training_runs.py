@@ -13,14 +13,24 @@ import torch
 from accelerate.state import AcceleratorState, GradientState
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+from hf_sphere.data.sources import load_splits
+from hf_sphere.utils.commands import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 TINY_BERT = ROOT / "tests" / "golden" / "analogy" / "tiny-bert"
 
+DIGITS = ["--dataset_name", "digits", "--max_train_samples", "200", "--per_device_train_batch_size", "20"]
+DIGITS += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", "--learning_rate", "0.01"]
+DIGITS += ["--num_train_epochs", "2", "--disable_tqdm"]
+"""A linear map to 32 units on the bundled digits: 200 images per epoch in 10 steps."""
+SLANTS = ["--computed_value", "slant", "--out_of_range", "clip"]
+"""Slants of the images, some of which exceed the range of those 200."""
+
 _DIGITS = ["--dataset_name", "digits", "--max_train_samples", "200", "--num_train_epochs", "2", "--disable_tqdm"]
 _DIGITS += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32, drop_rate: 0.3}", "--crop_padding", "1"]
 _BATCHES = ["--per_device_train_batch_size", "20", "--learning_rate", "0.01"]
-_VALUES = ["--computed_value", "slant", "--out_of_range", "clip"]
 _EPISODES = ["--way", "3", "--shot", "2", "--query", "5", "--episodes_per_epoch", "10", "--eval_episodes", "20"]
 _TEXT = ["--model_name_or_path", str(TINY_BERT), "--from_scratch", "--spherized", "--dataset_name", "TEXTS"]
 _TEXT += ["--max_seq_length", "32", "--max_train_samples", "80", "--max_eval_samples", "40"]
@@ -45,9 +55,9 @@ class QuickRun:
 
 QUICK_RUNS = {
     "classification": QuickRun("train_image_classification", [*_DIGITS, *_BATCHES, "--head", "softmax"]),
-    "regression": QuickRun("train_image_regression", [*_DIGITS, *_BATCHES, *_VALUES, "--embedding_dim", "2"]),
+    "regression": QuickRun("train_image_regression", [*_DIGITS, *_BATCHES, *SLANTS, "--embedding_dim", "2"]),
     "joint": QuickRun(
-        "train_joint_prediction", [*_DIGITS, *_BATCHES, *_VALUES, "--embedding_dim", "4", "--head", "softmax"]
+        "train_joint_prediction", [*_DIGITS, *_BATCHES, *SLANTS, "--embedding_dim", "4", "--head", "softmax"]
     ),
     "retrieval": QuickRun(
         "train_image_retrieval",
@@ -70,19 +80,29 @@ QUICK_RUNS = {
 """Quick runs by task name."""
 
 
-def make_sentences(count: int, seed: int) -> str:
-    """Sentences in which words predict each other."""
-    draw = random.Random(seed)
+def write_texts(folder: Path, **counts: int) -> None:
+    """Write a file of sentences in which words predict each other for each split."""
+    folder.mkdir(exist_ok=True)
     facts = {"cat": "milk", "dog": "bones", "bird": "seeds", "cow": "grass"}
-    lines = []
-    for _ in range(count):
-        animal = draw.choice(list(facts))
-        lines.append(f"the {animal} is here and the {animal} wants {facts[animal]} .")
-    return "\n".join(lines)
+    for seed, (split, count) in enumerate(counts.items()):
+        animals = random.Random(seed).choices(list(facts), k=count)
+        lines = [f"the {animal} is here and the {animal} wants {facts[animal]} ." for animal in animals]
+        (folder / f"{split}.txt").write_text("\n".join(lines))
+
+
+@torch.no_grad()
+def output_on_digits(folder: Path, model: Any = None) -> tuple[Any, Tensor]:
+    """Return the output of a saved model, or this one, for the test split, and its labels, by public interfaces."""
+    test, model = load_splits("digits")["test"], model or AutoModelForImageClassification.from_pretrained(folder)
+    inputs = AutoImageProcessor.from_pretrained(folder)(test["image"][:], return_tensors="pt")
+    return model.eval()(**inputs), torch.tensor(test["label"][:])
 
 
 def load_recipe(name: str) -> Any:
-    """Import a script of `recipes`, which are in no package."""
+    """Import the module of a job by the name of its recipe; those of training are scripts, which are in no package."""
+    job, _, task = COMMANDS[name].partition(" ")
+    if not task:
+        return import_module(f"hf_sphere.commands.{job}")
     if str(ROOT / "recipes") not in sys.path:
         sys.path.insert(0, str(ROOT / "recipes"))
     return import_module(name)
