@@ -3,7 +3,8 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import ThreadingHTTPServer
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +51,18 @@ def running(server: ThreadingHTTPServer) -> Iterator[str]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    """Serves files, and prints nothing."""
+
+    def log_message(self, *_: Any) -> None:
+        """Print nothing."""
+
+
+def file_server(folder: Path) -> ThreadingHTTPServer:
+    """Return a server of the files in a folder."""
+    return ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=folder))
 
 
 class GivenEmbeddings(torch.nn.Module):

@@ -345,10 +345,14 @@ def test_every_option_of_timm_that_loads_is_known():
     assert {*inspect.signature(timm.create_model).parameters} - harmless == {*_TIMM_FILE_OPTIONS}
 
 
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A copy of a language model, to change."""
+    return shutil.copytree(TINY_BERT, tmp_path / "model")
+
+
 @pytest.mark.parametrize("with_model", [True, False])
-def test_an_adapter_beside_a_model_is_refused(with_model, reads, tmp_path):
-    folder = tmp_path / "adapter"
-    shutil.copytree(TINY_BERT, folder)
+def test_an_adapter_beside_a_model_is_refused(with_model, reads, folder):
     for file in () if with_model else ("config.json", "model.safetensors"):
         (folder / file).unlink()
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(TINY_BERT)}))
@@ -362,10 +366,8 @@ def test_an_adapter_beside_a_model_is_refused(with_model, reads, tmp_path):
 
 
 @pytest.fixture
-def with_code(tmp_path, monkeypatch) -> Path:
+def with_code(folder, tmp_path, monkeypatch) -> Path:
     """A model whose folder has Python code for all of its parts; the user would agree to run it."""
-    folder = tmp_path / "model"
-    shutil.copytree(TINY_BERT, folder)
     (folder / "code.py").write_text(f"from pathlib import Path\nPath({str(tmp_path / 'executed')!r}).touch()\n")
     names = ["AutoConfig", "AutoModel", "AutoModelForMaskedLM", "AutoModelForImageClassification"]
     config = json.loads((folder / "config.json").read_text())
@@ -439,9 +441,7 @@ def test_a_processor_does_not_load_anything_else(case, with_code, reads, tmp_pat
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "adapter_config.json"])
 @pytest.mark.parametrize("target", [None, "/dev/zero"])
-def test_a_pipe_or_device_in_the_folder_of_a_model_is_not_read(name, target, tmp_path):
-    folder = tmp_path / "model"
-    shutil.copytree(TINY_BERT, folder)
+def test_a_pipe_or_device_in_the_folder_of_a_model_is_not_read(name, target, folder):
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name) if target is None else (folder / name).symlink_to(target)
     with pytest.raises(ValueError, match=f"{name} is not a regular file"):
@@ -449,9 +449,7 @@ def test_a_pipe_or_device_in_the_folder_of_a_model_is_not_read(name, target, tmp
 
 
 @pytest.mark.parametrize("name", ["BertweetTokenizer", "MecabTokenizer"])
-def test_a_tokenizer_that_fails_in_any_way_is_an_error_with_its_name(name, tmp_path):
-    folder = tmp_path / "model"
-    shutil.copytree(TINY_BERT, folder)
+def test_a_tokenizer_that_fails_in_any_way_is_an_error_with_its_name(name, folder):
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
     with pytest.raises(ValueError, match="model cannot be loaded as AutoTokenizer"):

@@ -1,14 +1,12 @@
 """Every page of the site in Chromium, wide in light and narrow in dark colors: nothing is cut, too long or pale."""
 
-import functools
-import http.server
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from doubles import file_server, running
 
 WIDE, NARROW = 1280, 390
 TALLEST_PAGE, TALLEST_ROW, LEAST_CONTRAST = 8000, 300, 4.5
@@ -86,21 +84,11 @@ def problems(page: Any, address: str) -> Iterator[tuple[int, str]]:
         yield from ((width, f"scrolls without a sign: {text}") for text in measured["unmarked"])
 
 
-class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    """Serves files, and prints nothing."""
-
-    def log_message(self, *_: Any) -> None:
-        """Print nothing."""
-
-
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     """A folder and the address at which it is served."""
-    handler = functools.partial(QuietHandler, directory=str(tmp_path))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield tmp_path, f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with running(file_server(tmp_path)) as address:
+        yield tmp_path, address
 
 
 SCHEMES = """<style>[data-md-color-scheme=slate] td { background: black; color: #333 }</style>

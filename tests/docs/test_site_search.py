@@ -1,9 +1,6 @@
 """The search of the documentation site finds the page of a question, in a browser."""
 
-import functools
-import http.server
-
-from doubles import running
+from doubles import file_server, running
 
 QUESTIONS = {
     "near duplicate": "tasks/duplicates",
@@ -29,10 +26,8 @@ QUESTIONS = {
 
 
 def test_the_page_of_a_question_is_among_the_first_three_results_and_most_often_the_first(site, chromium):
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=site)
-    handler.log_message = lambda *_: None
     found = {}
-    with running(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)) as address:
+    with running(file_server(site)) as address:
         page = chromium.new_page(viewport={"width": 1280, "height": 800})
         page.goto(f"{address}/index.html")
         box, results = page.locator(".md-search__input"), page.locator(".md-search-result__item")
