@@ -88,22 +88,6 @@ class EncoderTests(ModelTesterMixin):
             super().test_reverse_loading_mapping()
 
 
-class SphereBertTest(EncoderTests, unittest.TestCase):
-    pass
-
-
-class SphereRobertaTest(EncoderTests, unittest.TestCase):
-    pass
-
-
-class SphereElectraTest(EncoderTests, unittest.TestCase):
-    pass
-
-
-class SphereDistilBertTest(EncoderTests, unittest.TestCase):
-    pass
-
-
 class SphereModernBertTest(EncoderTests, unittest.TestCase):
     def test_model_rope_scaling_from_config_2_yarn(self) -> None:
         config = self.model_tester.get_config()
@@ -123,7 +107,6 @@ class SphereViTTest(EncoderTests, unittest.TestCase):
             assert model.get_output_embeddings() is None
 
 
-def test_every_encoder_is_tested() -> None:
-    assert {kind.__name__ for kind in EncoderTests.__subclasses__()} == {
-        f"Sphere{name}Test" for name in ENCODERS.values()
-    }
+for name in (f"Sphere{prefix}Test" for prefix in ENCODERS.values()):
+    if name not in globals():
+        globals()[name] = type(name, (EncoderTests, unittest.TestCase), {})
