@@ -31,7 +31,7 @@ from hf_sphere.data import Episodes, FewShotBatches, ImagesInMemory
 from hf_sphere.data.decoding import EncodedImages, ImageShape, decode_all
 from hf_sphere.models import SphereVisionConfig, SphereVisionForFewShotClassification
 from hf_sphere.training import RecipeArguments, TrainingLoop, evaluate_few_shot
-from hf_sphere.training.evaluation import measure_classification
+from hf_sphere.training.evaluation import measure_images
 
 WAY, SHOT, QUERY = 5, 5, 15
 SIDE, MEAN, STD = 28, [0.92], [0.27]
@@ -135,7 +135,7 @@ def library_loop(parts: Sequence[tuple[Tensor, Tensor]], training: int, validati
     with tempfile.TemporaryDirectory() as folder:
         args = RecipeArguments(output_dir=folder, num_train_epochs=1, disable_tqdm=True)
         train = batches(parts[0], training, per_batch, shuffle=True)
-        TrainingLoop(new_model(), train, args, accelerator, evaluate=evaluate, measure=measure_classification).run()
+        TrainingLoop(new_model(), train, args, accelerator, evaluate=evaluate, measure=measure_images).run()
 
 
 def load_rows(name: str | None) -> Dataset:

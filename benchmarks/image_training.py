@@ -23,7 +23,7 @@ from torchvision.transforms import v2
 
 from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.training import RecipeArguments, TrainingLoop
-from hf_sphere.training.evaluation import measure_classification
+from hf_sphere.training.evaluation import measure_images
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -78,7 +78,7 @@ def library_epoch(images: torch.Tensor, labels: torch.Tensor) -> None:
             args,
             Accelerator(cpu=DEVICE == "cpu"),
             evaluate=lambda model: {"accuracy": 0.0},
-            measure=measure_classification,
+            measure=measure_images,
         ).run()
 
 

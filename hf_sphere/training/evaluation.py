@@ -69,26 +69,21 @@ def loss_is_sum(model: nn.Module) -> bool:
     return getattr(model, "loss_reduction", "mean") == "sum"
 
 
-def measure_classification(output: Any, batch: Batch) -> dict[str, Tensor]:
-    """Return the accuracy: the fraction of images whose largest logit is that of their class, if there are logits.
+def measure_images(output: Any, batch: Batch) -> dict[str, Tensor]:
+    """Return the metrics of the predictions that the output of an image model has.
 
-    A model with a rejection also has the fraction of images that are `rejected` as unknown.
+    They are the accuracy, the fraction of images whose largest logit is that of their class; the fraction of images
+    that are `rejected` as unknown; and the mean absolute error of a regression, in the unit of the values.
     """
-    if output.logits is None:  # the loss was computed in blocks of classes
-        return {}
-    rejected = {} if getattr(output, "known", None) is None else {"rejected": _mean(~output.known)}
-    return {"accuracy": _mean(output.logits.argmax(dim=-1) == batch["labels"]), **rejected}
-
-
-def measure_regression(output: Any, batch: Batch) -> dict[str, Tensor]:
-    """Return the mean absolute error, in the unit of the values."""
-    values = batch.get("regression_labels", batch["labels"])  # beside classes, in joint prediction
-    return {"mean_absolute_error": _mean((output.predictions - values).abs())}
-
-
-def measure_joint(output: Any, batch: Batch) -> dict[str, Tensor]:
-    """Return the accuracy of the classes and the mean absolute error of the values."""
-    return measure_classification(output, batch) | measure_regression(output, batch)
+    metrics = {}
+    if getattr(output, "logits", None) is not None:  # otherwise the loss may have been computed in blocks of classes
+        metrics["accuracy"] = _mean(output.logits.argmax(dim=-1) == batch["labels"])
+    if getattr(output, "known", None) is not None:
+        metrics["rejected"] = _mean(~output.known)
+    if getattr(output, "predictions", None) is not None:
+        values = batch.get("regression_labels", batch["labels"])  # beside classes, in joint prediction
+        metrics["mean_absolute_error"] = _mean((output.predictions - values).abs())
+    return metrics
 
 
 def measure_tokens(output: Any, batch: Batch) -> dict[str, Tensor]:
@@ -113,7 +108,7 @@ def _mean(values: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def evaluate(
-    model: nn.Module, batches: Batches, accelerator: Accelerator, measure: Measure = measure_classification
+    model: nn.Module, batches: Batches, accelerator: Accelerator, measure: Measure = measure_images
 ) -> dict[str, float]:
     """Evaluate a model on a split, over all processes.
 

@@ -15,16 +15,14 @@ from hf_sphere.metrics import retrieval_scores
 from hf_sphere.training import evaluate as evaluate_on, evaluate_retrieval
 from hf_sphere.training.evaluation import (
     loss_is_sum,
-    measure_classification,
-    measure_joint,
-    measure_regression,
+    measure_images,
 )
 from hf_sphere.training.tasks.classification import evaluate_with_flips
 
 
 def evaluate(model: nn.Module, batches) -> dict[str, float]:
     """Evaluate loss and accuracy on the CPU."""
-    return evaluate_on(model, batches, Accelerator(cpu=True), measure_classification)
+    return evaluate_on(model, batches, Accelerator(cpu=True), measure_images)
 
 
 def plain_evaluation(model: nn.Module, batches) -> dict[str, float]:
@@ -110,9 +108,9 @@ def test_retrieval_compares_all_images_by_the_distance_of_the_head(head):
 # Tasks
 
 TASKS = {
-    "classification": (hf_sphere.SphereVisionForImageClassification, measure_classification),
-    "regression": (hf_sphere.SphereVisionForRegression, measure_regression),
-    "joint": (hf_sphere.SphereVisionForJointPrediction, measure_joint),
+    "classification": hf_sphere.SphereVisionForImageClassification,
+    "regression": hf_sphere.SphereVisionForRegression,
+    "joint": hf_sphere.SphereVisionForJointPrediction,
 }
 every_task = pytest.mark.parametrize("task", TASKS)
 
@@ -121,7 +119,7 @@ def task_model(task: str, reduction: str = "mean") -> nn.Module:
     """A linear model of a task, with three classes or values from 0 to 4."""
     sums = {"reduction": "sum"} if reduction == "sum" else {}
     options = {"embedding_dim": 4, "value_range": [0.0, 4.0], "head_kwargs": sums, "regression_kwargs": sums}
-    return small_model("prototype" if task != "regression" else None, kind=TASKS[task][0], **options)
+    return small_model("prototype" if task != "regression" else None, kind=TASKS[task], **options)
 
 
 def task_batches(task: str, batch_size: int) -> ImagesInMemory:
@@ -154,7 +152,7 @@ def test_task_evaluation_matches_a_single_full_batch_and_reports_a_summed_loss_a
     expected = plain_task_evaluation(task, model)
     expected["loss"] /= 40 if reduction == "sum" else 1
     for batch_size in (7, 1, 100):
-        measured = evaluate_on(model, task_batches(task, batch_size), Accelerator(cpu=True), TASKS[task][1])
+        measured = evaluate_on(model, task_batches(task, batch_size), Accelerator(cpu=True))
         assert measured == pytest.approx(expected, rel=1e-5)
     assert [loss_is_sum(each) for each in (model, make_model())] == [reduction == "sum", False]
     module = nn.ModuleDict({"auxiliary": nn.MSELoss(reduction="sum"), "own": model})

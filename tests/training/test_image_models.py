@@ -17,9 +17,9 @@ from hf_sphere.nn import HEADS
 from hf_sphere.prototypes import place_prototypes
 from hf_sphere.training import RecipeArguments
 from hf_sphere.training.tasks.classification import HEAD_NAMES, ModelArguments, build_classifier
-from hf_sphere.training.tasks.image import Setup, summarize
+from hf_sphere.training.tasks.image import Setup, build_model, summarize
 from hf_sphere.training.tasks.joint import JointArguments
-from hf_sphere.training.tasks.regression import RegressionArguments, build_regression, check_values, value_settings
+from hf_sphere.training.tasks.regression import RegressionArguments, check_values, value_settings
 
 NAMES = ["cat", "dog", "owl"]
 MODELS = {
@@ -68,7 +68,7 @@ def build(
     if task == "classification":
         return build_classifier(setup)
     if task == "regression":
-        return build_regression(setup, RegressionArguments(**values or {}))
+        return build_model(setup, value_settings(setup, RegressionArguments(**values or {})))
     return build_classifier(setup, **value_settings(setup, JointArguments(**values or {})))
 
 

@@ -7,7 +7,7 @@ import torch
 
 import hf_sphere
 from hf_sphere.training import RecipeArguments, find_task, task_names
-from hf_sphere.training.evaluation import measure_classification, measure_joint, measure_regression
+from hf_sphere.training.evaluation import measure_images
 from hf_sphere.training.tasks.classification import ModelArguments
 from hf_sphere.training.tasks.image import check_same_architecture
 from hf_sphere.utils.arguments import parse_arguments
@@ -18,15 +18,15 @@ PREDICTIONS, VALUES = torch.tensor([1.0, 2.5, -1.0, 4.0]), torch.tensor([1.5, 2.
 
 
 def test_metrics_are_exact_fractions_of_correct_argmax_predictions_and_mean_absolute_errors():
-    assert measure_classification(SimpleNamespace(logits=LOGITS), {"labels": CLASSES})["accuracy"] == 0.75
-    measured = measure_regression(SimpleNamespace(predictions=PREDICTIONS), {"labels": VALUES})
+    assert measure_images(SimpleNamespace(logits=LOGITS), {"labels": CLASSES})["accuracy"] == 0.75
+    measured = measure_images(SimpleNamespace(predictions=PREDICTIONS), {"labels": VALUES})
     assert measured["mean_absolute_error"] == 1.0
     output = SimpleNamespace(logits=LOGITS, predictions=PREDICTIONS)
-    measured = measure_joint(output, {"labels": CLASSES, "regression_labels": VALUES})
+    measured = measure_images(output, {"labels": CLASSES, "regression_labels": VALUES})
     assert {name: value.item() for name, value in measured.items()} == {"accuracy": 0.75, "mean_absolute_error": 1.0}
     correct = torch.arange(10_000) < 9_913
     output = SimpleNamespace(logits=torch.stack([~correct, correct], dim=1).float())
-    assert measure_classification(output, {"labels": torch.ones(10_000, dtype=torch.long)})["accuracy"] == 0.9913
+    assert measure_images(output, {"labels": torch.ones(10_000, dtype=torch.long)})["accuracy"] == 0.9913
 
 
 @pytest.mark.parametrize("task", [find_task(name) for name in task_names()], ids=task_names())

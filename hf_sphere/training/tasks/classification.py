@@ -103,8 +103,6 @@ def prepare(
     evaluation: EvaluationArguments,
 ) -> Prepared:
     """Check the head, load the data, and build the model."""
-    from hf_sphere.training.evaluation import measure_classification
-
     check_head(model_args, data_args, args)
     if (level := evaluation.reject) is not None:
         if args.num_train_epochs == 0 or model_args.shard_classes:
@@ -127,7 +125,7 @@ def prepare(
     if evaluation.test_time_flips:
         functions["evaluate"] = partial(evaluate_with_flips, run)
     predicts = f"{model.config.num_labels} classes"
-    return image.provide(run, setup, model, predicts, measure=measure_classification, **functions)
+    return image.provide(run, setup, model, predicts, **functions)
 
 
 def report_rejection(run: "Run", model: Any, results: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,14 +205,14 @@ def build_classifier(setup: image.Setup, **settings: Any) -> Any:
 
 def evaluate_with_flips(run: "Run", model: Any, batches: Any) -> dict[str, float]:
     """Evaluate a model on a split, also with logits averaged over each image and its mirror image."""
-    from hf_sphere.training.evaluation import evaluate, measure_classification
+    from hf_sphere.training.evaluation import evaluate, measure_images
 
     def measure(output: Any, batch: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
         with run.accelerator.autocast():
             mirrored = model(pixel_values=batch["pixel_values"].flip(-1))
-        metrics = measure_classification(output, batch)
+        metrics = measure_images(output, batch)
         output.logits = output.logits + mirrored.logits
-        return metrics | {"accuracy_with_flips": measure_classification(output, batch)["accuracy"]}
+        return metrics | {"accuracy_with_flips": measure_images(output, batch)["accuracy"]}
 
     return evaluate(model, batches, run.accelerator, measure)
 

@@ -53,7 +53,7 @@ def prepare(
     few_shot: FewShotArguments,
 ) -> Prepared:
     """Load the data as episodes, and build the model."""
-    from hf_sphere.training.evaluation import evaluate_few_shot, measure_classification
+    from hf_sphere.training.evaluation import evaluate_few_shot
 
     count = few_shot.validation_episodes
     validates = data_args.validation_split is not None or bool(data_args.validation_fraction)
@@ -85,7 +85,6 @@ def prepare(
         "classes not seen in training",
         properties,
         data=data.FewShotData.of(setup.images, few_shot.shot, eval_batch_size=args.per_device_eval_batch_size),
-        measure=measure_classification,
         evaluate=partial(evaluate_few_shot, accelerator=run.accelerator),
     )
 
@@ -96,10 +95,8 @@ def build_few_shot(setup: Setup, few_shot: FewShotArguments) -> Any:
     requested = {"metric": few_shot.metric, "temperature": few_shot.temperature}
     classifier = {"metric": "euclidean", "temperature": 1.0} | ((saved and saved.few_shot_kwargs) or {})
     settings: dict[str, Any] = {"few_shot_kwargs": classifier | {k: v for k, v in requested.items() if v is not None}}
-    if saved is None:
-        settings |= {"head": None, "spherization": spherization}
-    elif spherization is not None:
-        if saved.spherization not in (None, spherization):
+    if spherization is not None:
+        if saved is not None and saved.spherization not in (None, spherization):
             name = setup.model_args.model_name_or_path
             raise ValueError(f"spherization is {spherization} but {name} has {saved.spherization}; leave it out.")
         settings["spherization"] = spherization

@@ -204,7 +204,7 @@ def provide(run: "Run", setup: Setup, model: Any, predicts: str, properties: Any
     """
     import torch
 
-    from hf_sphere.training.evaluation import initialize_from_data
+    from hf_sphere.training.evaluation import initialize_from_data, measure_images
     from hf_sphere.utils.modules import check_input_shape
 
     images, args, shape = setup.images, setup.model_args, setup.images.shape
@@ -235,9 +235,9 @@ def provide(run: "Run", setup: Setup, model: Any, predicts: str, properties: Any
         tags=[config.head or ("few-shot" if config.few_shot_kwargs else "regression")],
         packages=["timm"],
     )
-    provided = {"data": images, "description": description, "before_epoch": partial(freeze, args), **functions}
+    provided = {"data": images, "measure": measure_images, "before_epoch": partial(freeze, args), **functions}
     processor = models.SphereVisionImageProcessor.from_data(images)
-    return Prepared(model=model, processor=processor, record=images.record, **provided)
+    return Prepared(model=model, processor=processor, description=description, record=images.record, **provided)
 
 
 def freeze(args: EncoderArguments, model: Any, epoch: int) -> None:

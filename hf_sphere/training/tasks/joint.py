@@ -1,7 +1,7 @@
 """Joint prediction: classes and a real value from one embedding."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hf_sphere.training.arguments import RecipeArguments
 from hf_sphere.training.tasks import Prepared, Task, classification, image, regression
@@ -28,17 +28,13 @@ def prepare(
     values: JointArguments,
 ) -> Prepared:
     """Check the head, load the data, build the model, and check that the values are in its range."""
-    from hf_sphere.training.evaluation import measure_joint
-
     classification.check_head(model_args, data_args, args, "prototype")
     setup = image.load_images(run, model_args, data_args, "joint", targets=values, episodes=data_args.episodes)
     model = classification.build_classifier(setup, **regression.value_settings(setup, values))
-    functions: dict[str, Any] = {"measure": measure_joint}
-    if values.calibrate is not None:
-        functions["finish"] = classification.calibration(run, setup, values.calibrate)
+    finish = None if values.calibrate is None else classification.calibration(run, setup, values.calibrate)
     regression.check_values(model, setup.images)
     predicts = f"{model.config.num_labels} classes and a real value"
-    return image.provide(run, setup, model, predicts, **functions)
+    return image.provide(run, setup, model, predicts, finish=finish)
 
 
 TASK = Task(

@@ -34,18 +34,10 @@ def prepare(
     values: RegressionArguments,
 ) -> Prepared:
     """Load the data, build the model, and check that the values are in its range."""
-    from hf_sphere.training.evaluation import measure_regression
-
     setup = load_images(run, model_args, data_args, "regression", targets=values, episodes=data_args.episodes)
-    model = build_regression(setup, values)
+    model = build_model(setup, value_settings(setup, values))
     check_values(model, setup.images)
-    return provide(run, setup, model, "a real value", measure=measure_regression)
-
-
-def build_regression(setup: Setup, values: RegressionArguments) -> Any:
-    """Build a regression for the data, or load the saved one; see `build_model`."""
-    settings = value_settings(setup, values) | ({"head": None} if setup.saved is None else {})
-    return build_model(setup, settings)
+    return provide(run, setup, model, "a real value")
 
 
 def value_settings(setup: Setup, values: RegressionArguments) -> dict[str, Any]:

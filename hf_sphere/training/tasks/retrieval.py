@@ -29,13 +29,13 @@ def prepare(
     classes: OpenSetOptions,
 ) -> Prepared:
     """Load the data and build the model; check that there are queries; evaluate a pretrained model."""
-    from hf_sphere.training.evaluation import evaluate_frozen, evaluate_retrieval, measure_classification
+    from hf_sphere.training.evaluation import evaluate_frozen, evaluate_retrieval
 
     classification.check_head(model_args, data_args, args)
     setup = load_images(run, model_args, data_args, "retrieval", targets=classes, episodes=data_args.episodes)
     images, model = setup.images, classification.build_classifier(setup)
     evaluate = partial(evaluate_retrieval, accelerator=run.accelerator)
-    prepared = provide(run, setup, model, "retrieval", measure=measure_classification, evaluate=evaluate)
+    prepared = provide(run, setup, model, "retrieval", evaluate=evaluate)
     check_queries(images)
     pretrained: dict[str, float] = {}
     names = ("model_name_or_path", "initial_weights", "pretrained_backbone", "backbone_weights")
