@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -78,10 +79,6 @@ class Measure:
     classes: int = 1  # of which each has at least `images`
 
 
-def _accuracy(evaluated: Any) -> tuple[Tensor, Any]:
-    return evaluated.known.ids, evaluated.known.logits.argmax(1) == evaluated.known.labels
-
-
 def _calibration_error(evaluated: Any) -> tuple[Tensor, Any]:
     known = evaluated.known
     confidences, predictions = known.logits.double().softmax(1).max(1)
@@ -89,24 +86,17 @@ def _calibration_error(evaluated: Any) -> tuple[Tensor, Any]:
     return known.ids, lambda rows: expected_calibration_error(confidences[rows], correct[rows])
 
 
-def _retrieval(score: str, part: str) -> Callable[[Any], tuple[Tensor, Any]]:
-    def compute(evaluated: Any) -> tuple[Tensor, Any]:
-        images, metric = getattr(evaluated, part), evaluated.metric
-        return images.ids, lambda r: retrieval_scores(images.embeddings[r], images.labels[r], **metric)[score]
-
-    return compute
+def _retrieval(score: str, part: str, evaluated: Any) -> tuple[Tensor, Any]:
+    images, metric = getattr(evaluated, part), evaluated.metric
+    return images.ids, lambda r: retrieval_scores(images.embeddings[r], images.labels[r], **metric)[score]
 
 
 def _auroc(evaluated: Any) -> tuple[Tensor, Any]:
     parts = evaluated.known, evaluated.unseen
     confidences = torch.cat([part.logits.double().softmax(1).amax(1) for part in parts])
-    is_known = torch.arange(len(confidences)) < len(parts[0].logits)
-
-    def auroc(rows: Tensor) -> float:
-        known = is_known[rows]
-        return detection_scores(confidences[rows][known], confidences[rows][~known])["auroc"]
-
-    return torch.cat([part.ids for part in parts]), auroc
+    known = torch.arange(len(confidences)) < len(parts[0].logits)
+    ids = torch.cat([part.ids for part in parts])
+    return ids, lambda r: detection_scores(confidences[r[known[r]]], confidences[r[~known[r]]])["auroc"]
 
 
 def _few_shot(evaluated: Any) -> tuple[Tensor, Any]:
@@ -129,12 +119,13 @@ def _few_shot(evaluated: Any) -> tuple[Tensor, Any]:
 
 
 MEASURES = {
-    "accuracy": Measure(_accuracy),
+    "accuracy": Measure(lambda data: (data.known.ids, data.known.logits.argmax(1) == data.known.labels)),
     "calibration_error": Measure(_calibration_error, higher_is_better=False),
-    "recall_at_1": Measure(_retrieval("recall_at_1", "known"), images=2),
-    "map_at_r": Measure(_retrieval("map_at_r", "known"), images=2),
-    f"{UNSEEN}recall_at_1": Measure(_retrieval("recall_at_1", "unseen"), images=2),
-    f"{UNSEEN}map_at_r": Measure(_retrieval("map_at_r", "unseen"), images=2),
+    **{
+        f"{prefix}{score}": Measure(partial(_retrieval, score, part), images=2)
+        for prefix, part in (("", "known"), (UNSEEN, "unseen"))
+        for score in ("recall_at_1", "map_at_r")
+    },
     f"{UNSEEN}auroc": Measure(_auroc),
     f"{UNSEEN}few_shot_accuracy": Measure(_few_shot, images=SHOT + 1, classes=2),
 }
