@@ -64,14 +64,6 @@ class FeatureClassifier(nn.Module):
         """Classify standardized features (B, d)."""
         return self.head(self.projection(features), labels)
 
-    @torch.no_grad()
-    def copy_to(self, model: SphereVisionForImageClassification) -> None:
-        """Copy the weights to a model with the backbone of the features; its linear map includes `standardize`."""
-        target: Any = model.sphere_vision.projection
-        target.weight.copy_(self.projection.weight / self.deviation)
-        target.bias.copy_(self.projection.bias - target.weight @ self.mean)
-        model.head.load_state_dict(self.head.state_dict())
-
 
 def fit(model: FeatureClassifier, features: Tensor, labels: Tensor, *, epochs: int, seed: int, **options: Any) -> bool:
     """Train by AdamW with some options and a cosine schedule; return whether the loss stayed finite."""
@@ -144,7 +136,10 @@ class FrozenRuns:
         settings: dict[str, Any] = {key: options[key] for key in ("head", "head_kwargs", "embedding_dim")}
         settings["label2id"] = {name: index for index, name in enumerate(classes)}
         model = build_model(arm.backbone, source, id2label=dict(enumerate(classes)), **settings)
-        trained.copy_to(model)
+        weight = trained.projection.weight / trained.deviation  # it also standardizes
+        bias = trained.projection.bias - weight @ trained.mean
+        model.sphere_vision.projection.load_state_dict({"weight": weight, "bias": bias})
+        model.head.load_state_dict(trained.head.state_dict())
         model.save_pretrained(folder)
         names = ("num_channels", "image_mean", "image_std", "crop_pct", "background_color")
         SphereVisionImageProcessor(
