@@ -70,8 +70,7 @@ def evaluate_embeddings(
     curvature = options.curvature or (data.about.get("curvature") if distance == "hyperbolic" else None)
     if (curvature is None) != (distance != "hyperbolic"):
         raise ValueError(f"the hyperbolic distance needs --curvature, and no other has one; this one is {distance}.")
-    given: dict[str, Any] = {"distance": distance, "ks": options.ks, "curvature": curvature}
-    retrieval = {name: value for name, value in given.items() if value is not None}
+    retrieval = {"distance": distance, "ks": options.ks} | ({} if curvature is None else {"curvature": curvature})
     evaluation = Evaluation(distance)
     is_known = _evaluate_predictions(evaluation, data)
     _evaluate_retrieval(evaluation, data, options, retrieval)
