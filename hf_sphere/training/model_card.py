@@ -73,16 +73,9 @@ def write_model_card(
             for name in task.headline
         ],
     )
-    changed, model = dict(run.settings), dict(description.model)
-    changed.pop("output_dir", None)
-    for field in chain.from_iterable(map(fields, task.arguments)):
-        # The settings have the precision that was used.
-        default = False if field.name in ("bf16", "fp16") else default_of(field)
-        if changed.get(field.name) == default:
-            changed.pop(field.name, None)
-    for table in (changed, model):
-        for name, value in table.items():
-            table[name] = on_one_line(value)
+    defaults = {field.name: default_of(field) for field in chain.from_iterable(map(fields, task.arguments))}
+    defaults |= {"bf16": False, "fp16": False}  # the settings have the precision that was used
+    named = [(name, value) for name, value in run.settings.items() if name != "output_dir"]
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} ({platform.machine()})"
     packages, seconds = ("hf_sphere", "torch", "transformers", *description.packages), results["train_runtime"]
     card = ModelCard.from_template(
@@ -100,8 +93,8 @@ def write_model_card(
             if name.startswith(("eval_", "validation_", "train_")) and "_excluded" not in name
         ],
         definitions=[(name, text) for name, text in _DEFINITIONS.items() if name in results],
-        model=model.items(),
-        settings=changed.items(),
+        model=[(k, on_one_line(v)) for k, v in description.model.items()],
+        settings=[(k, on_one_line(v)) for k, v in named if k not in defaults or v != defaults[k]],
         selection_note=_selection_note(metric, prepared, run.args, results),
         command=wrap_command(command),
         versions=", ".join(f"{name} {version(name)}" for name in packages),
