@@ -19,13 +19,12 @@ RESULTS_FILE = "all_results.json"
 MODEL_FILES = ("config.json", "model.safetensors", "model.safetensors.index.json")
 
 
-def list_checkpoints(output_dir: Path) -> list[Path]:
-    """Return the complete checkpoints of a run, oldest first."""
-    found: dict[int, Path] = {}
-    for manifest in output_dir.glob(f"{CHECKPOINT_PREFIX}*/{files.MANIFEST_FILE}"):
-        if (step := manifest.parent.name.removeprefix(CHECKPOINT_PREFIX)).isdigit():
-            found[int(step)] = manifest.parent
-    return [*map(found.__getitem__, sorted(found))]
+def list_checkpoints(output_dir: Path, *, complete: bool = True) -> list[Path]:
+    """Return the checkpoints of a run, by default only the complete ones, oldest first."""
+    folders = filter(Path.is_dir, output_dir.glob(f"{CHECKPOINT_PREFIX}*"))
+    steps = {path.name.removeprefix(CHECKPOINT_PREFIX): path for path in folders}
+    found = map(steps.__getitem__, sorted(filter(str.isdigit, steps), key=int))
+    return [path for path in found if not complete or (path / files.MANIFEST_FILE).exists()]
 
 
 @contextmanager
@@ -151,6 +150,4 @@ def can_resume_results(
 
 def _traces_of_a_run(output_dir: Path) -> list[Path]:
     names = (RUN_FILE, RESULTS_FILE, files.RECORD_FILE, files.SNAPSHOT_FOLDER)
-    folders = sorted(filter(Path.is_dir, output_dir.glob(f"{CHECKPOINT_PREFIX}*")))
-    checkpoints = [path for path in folders if path.name.removeprefix(CHECKPOINT_PREFIX).isdigit()]
-    return [*checkpoints, *filter(Path.exists, map(output_dir.joinpath, names))]
+    return [*list_checkpoints(output_dir, complete=False), *filter(Path.exists, map(output_dir.joinpath, names))]
