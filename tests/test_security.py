@@ -26,7 +26,16 @@ from case_selection import each
 from doubles import Marker
 from PIL import EpsImagePlugin, Image
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModel, CLIPConfig, CLIPImageProcessor, CLIPModel, ViTConfig, ViTModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    CLIPConfig,
+    CLIPImageProcessor,
+    CLIPModel,
+    ViTConfig,
+    ViTModel,
+)
 
 from hf_sphere import (
     SphereVisionConfig,
@@ -43,7 +52,7 @@ from hf_sphere.search import ImageEncoder, ImageSource
 from hf_sphere.search.extract import load_embedding_model
 from hf_sphere.training.checkpoints import RunState, load_checkpoint, save_checkpoint
 from hf_sphere.training.optimization import start_average
-from hf_sphere.training.tasks.masked_lm import TextModelArguments, build_language_model, load_tokenizer
+from hf_sphere.training.tasks.masked_lm import TextModelArguments, build_language_model
 from hf_sphere.utils.arguments import Options
 from hf_sphere.utils.configs import YamlLoader, read_yaml
 from hf_sphere.utils.loading import _TIMM_FILE_OPTIONS, load_model, load_pretrained
@@ -382,7 +391,7 @@ def with_code(folder, tmp_path, monkeypatch) -> Path:
 
 USES: dict[str, Callable[[str], Any]] = {
     "training": lambda name: build_language_model(TextModelArguments(model_name_or_path=name)),
-    "tokenizer": lambda name: load_tokenizer(TextModelArguments(model_name_or_path=name)),
+    "tokenizer": lambda name: load_pretrained(AutoTokenizer, name),
     "analogies": LanguageModel.load,
     "embeddings": load_embedding_model,
     "projections": load_classifier,

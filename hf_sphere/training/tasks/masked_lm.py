@@ -69,10 +69,13 @@ def prepare(
     run: "Run", model_args: TextModelArguments, data_args: TextDataOptions, args: TextRecipeArguments
 ) -> Prepared:
     """Load tokenizer and data, build the model, and fit its spherized layers if requested."""
+    from transformers import AutoTokenizer
+
     from hf_sphere.training.evaluation import measure_tokens, perplexity
     from hf_sphere.utils.modules import longest_input
 
-    accelerator, tokenizer = run.accelerator, load_tokenizer(model_args)
+    tokenizer = load_pretrained(AutoTokenizer, model_args.tokenizer_name or model_args.model_name_or_path)
+    accelerator = run.accelerator
     model = build_language_model(model_args).to(accelerator.device)
     longest = longest_input(model, tokenizer) or sys.maxsize
     length = data_args.max_seq_length or min(longest, LONGEST_BLOCK)
@@ -110,13 +113,6 @@ def prepare(
         packages=["tokenizers"],
     )
     return Prepared(model, text, tokenizer, description, measure_tokens, perplexity)
-
-
-def load_tokenizer(args: TextModelArguments) -> Any:
-    """Load the tokenizer of the arguments, by default that of the model."""
-    from transformers import AutoTokenizer
-
-    return load_pretrained(AutoTokenizer, args.tokenizer_name or args.model_name_or_path)
 
 
 def build_language_model(args: TextModelArguments) -> Any:
