@@ -84,10 +84,14 @@ class SphereCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, **others: Any) -> None:
         """Check the settings, and initialize the model from data."""
         _check_settings(args, state, model, others["train_dataloader"])
-        self._epoch, data = -1, getattr(others["train_dataloader"], "dataset", None)
-        self._together = data.batches.dealt_together if isinstance(data, _ImageEpochs) else None
+        self._epoch, self._together, loader = -1, None, others["train_dataloader"]
+        # The loader without Accelerate's wrapper, whose state would change if it is not read to the end.
+        images, device = getattr(loader, "base_dataloader", loader), next(model.parameters()).device
+        if isinstance(data := getattr(loader, "dataset", None), _ImageEpochs):
+            self._together, images = data.batches.dealt_together, data.batches.epoch(augment=False)
+        inputs = ({k: v.to(device) for k, v in batch.items() if isinstance(v, Tensor)} for batch in images)
         with torch.random.fork_rng(devices=[]):  # reading the data must not change the order of the first epoch
-            initialize_from_data(model, _initial_images(model, others["train_dataloader"]))
+            initialize_from_data(model, inputs)
         self.on_train_end(args, state, control)  # there may be a hook of an interrupted run
         # Replicas of DataParallel share the head's state, so there the head is trained as in any other loop.
         if heads_of(model) and args.n_gpu <= 1:
@@ -152,16 +156,6 @@ def _check_settings(args: Any, state: Any, model: nn.Module, loader: Any) -> Non
             problem = f"not resume where the run was at {was}; repeat its {settings}"
     if problem:
         raise ValueError(f"the Trainer would {problem}.")
-
-
-def _initial_images(model: Any, loader: Any) -> Iterator[dict[str, Tensor]]:
-    """Yield training images on the device of the model; not augmented if they are those of `ImageBatches`."""
-    data = getattr(loader, "dataset", None)
-    images_of_ours = data.batches.epoch(augment=False) if isinstance(data, _ImageEpochs) else None
-    # The loader without Accelerate's wrapper, whose state would change if it is not read to the end.
-    for batch in images_of_ours or getattr(loader, "base_dataloader", loader):
-        device = next(model.parameters()).device
-        yield {name: value.to(device) for name, value in batch.items() if isinstance(value, Tensor)}
 
 
 class _ImageEpochs(IterableDataset):
