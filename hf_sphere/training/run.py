@@ -199,88 +199,77 @@ def run_training(task: Task, arguments: Sequence[Any], command: Sequence[str], r
     others.remove(args)
     with start_run(args, *others, recipe=recipe) as run:
         prepared = task.prepare(run, *arguments)
-        splits = {"eval": prepared.data.evaluation, "validation": prepared.data.validation}
-        prefix = "eval" if splits["validation"] is None else "validation"
+        accelerator, data, description = run.accelerator, prepared.data, prepared.description
+        splits = {"eval": data.evaluation} | ({} if data.validation is None else {"validation": data.validation})
+        prefix = [*splits][-1]
         metric, higher_is_better = f"{prefix}_{task.metric}", task.higher_is_better
         if args.metric_for_best_model is not None:
             metric = args.metric_for_best_model
             higher_is_better = not metric.endswith(("loss", "error", "perplexity"))
         run.prepare_output_dir()
-        model, state = fit(run, prepared, metric, higher_is_better=higher_is_better)
+        info = {"model": description.title, "dataset": description.dataset, "seed": str(args.seed)}
+        every, until, folder = args.snapshot_epochs, args.snapshot_until, run.output_dir / SNAPSHOT_FOLDER
+
+        def snapshot(model: nn.Module, epoch: int, *, is_last: bool = False) -> None:
+            is_due = (every and (is_last or epoch % every == 0)) or (until and (is_last or epoch <= until))
+            if is_due and accelerator.is_main_process:
+                with checkpoints.explained(f"could not write the snapshot of epoch {epoch}"):
+                    save_snapshot(model, folder, epoch, info)
+            accelerator.wait_for_everyone()
+
+        loop = TrainingLoop(
+            prepared.model,
+            data.train,
+            args,
+            accelerator,
+            evaluate=partial(_evaluate, run, prepared, splits[prefix], prefix),
+            measure=prepared.measure,
+            derive=prepared.derive,
+            before_epoch=prepared.before_epoch,
+            snapshot=snapshot,
+            metric=metric,
+            higher_is_better=higher_is_better,
+        )
+        run.write_settings(is_finished=loop.is_finished)
+        if accelerator.is_main_process:
+            if prepared.record is not None:  # now, for a resumed run
+                prepared.record.save(run.output_dir)
+            for later in list_snapshots(folder) if args.resume_from_checkpoint else ():  # of an earlier checkpoint
+                if later.epoch > loop.state.epoch:
+                    later.path.unlink()
+        state, model = loop.run(), loop.trained_model
+        if state.batch == 0:  # training may have ended in the middle of an epoch
+            snapshot(model, state.epoch, is_last=True)
+        if state.best_step not in (None, state.step):
+            best = run.output_dir / f"{output_dir.CHECKPOINT_PREFIX}{state.best_step}"
+            checkpoints.load_checkpoint(accelerator, best)
         fitted = {} if prepared.finish is None else prepared.finish(model)
-        gathered = run.accelerator.get_state_dict(model) if run.accelerator.is_fsdp2 else None
+        gathered = accelerator.get_state_dict(model) if accelerator.is_fsdp2 else None
         gathered = checkpoints.gather_classes(model) if class_shards(model) else gathered
-        if run.accelerator.is_main_process:  # before the evaluation, which may need more memory than there is
+        if accelerator.is_main_process:  # before the evaluation, which may need more memory than there is
             with checkpoints.write_model_files(run.output_dir) as unfinished:
                 model.save_pretrained(unfinished, state_dict=gathered)
                 prepared.processor.save_pretrained(unfinished)
                 if prepared.record is not None:
                     prepared.record.save(unfinished)
-        run.accelerator.wait_for_everyone()
+        accelerator.wait_for_everyone()
         results: dict[str, Any] = {}
         for name, batches in splits.items():
-            results |= {} if batches is None else _evaluate(run, prepared, batches, name, model)
+            results |= _evaluate(run, prepared, batches, name, model)
         last, seconds = state.history[-1] if state.history else {}, state.seconds
         results |= {name: value for name, value in last.items() if name.startswith("train_")}
         epoch = last.get("epoch", 0)
         results |= {"epoch": epoch, "steps": state.step, "train_runtime": seconds}
-        speed = epoch * prepared.data.train.examples_per_epoch / max(seconds, 1e-9)
+        speed = epoch * data.train.examples_per_epoch / max(seconds, 1e-9)
         results |= {"train_samples_per_second": speed, "history": state.history, **fitted}
         results |= {} if prepared.compare is None else prepared.compare(model, results)
         results |= {f"best_{metric.removeprefix(f'{prefix}_')}": state.best_metric, "best_epoch": state.best_epoch}
-        if run.accelerator.is_main_process:
+        if accelerator.is_main_process:
             write_json(run.output_dir / output_dir.RESULTS_FILE, results)
             write_model_card(run, task, prepared, results, command, metric=metric)
         shown = "  ".join(show_metrics(results, [*map("eval_{}".format, task.headline)]))
-        run.accelerator.print(f"{shown}  (model and results in {run.output_dir})")
-        run.accelerator.end_training()
-
-
-def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) -> tuple[Any, checkpoints.RunState]:
-    """Train the model of a task; `metric`, with its prefix, selects the best epoch.
-
-    Returned are the model of the last epoch, or of the best one if requested, and the progress of the run.
-    """
-    args, data, description = run.args, prepared.data, prepared.description
-    info = {"model": description.title, "dataset": description.dataset, "seed": str(args.seed)}
-    every, until, folder = args.snapshot_epochs, args.snapshot_until, run.output_dir / SNAPSHOT_FOLDER
-    is_main = run.accelerator.is_main_process
-
-    def snapshot(model: nn.Module, epoch: int, *, is_last: bool = False) -> None:
-        is_due = (every and (is_last or epoch % every == 0)) or (until and (is_last or epoch <= until))
-        if is_due and is_main:
-            with checkpoints.explained(f"could not write the snapshot of epoch {epoch}"):
-                save_snapshot(model, folder, epoch, info)
-        run.accelerator.wait_for_everyone()
-
-    split, prefix = (data.evaluation, "eval") if data.validation is None else (data.validation, "validation")
-    loop = TrainingLoop(
-        prepared.model,
-        data.train,
-        args,
-        run.accelerator,
-        evaluate=partial(_evaluate, run, prepared, split, prefix),
-        measure=prepared.measure,
-        derive=prepared.derive,
-        before_epoch=prepared.before_epoch,
-        snapshot=snapshot,
-        metric=metric,
-        higher_is_better=higher_is_better,
-    )
-    run.write_settings(is_finished=loop.is_finished)
-    if is_main:
-        if prepared.record is not None:  # now, for a resumed run
-            prepared.record.save(run.output_dir)
-        for later in list_snapshots(folder) if args.resume_from_checkpoint else ():  # of an earlier checkpoint
-            if later.epoch > loop.state.epoch:
-                later.path.unlink()
-    state, model = loop.run(), loop.trained_model
-    if state.batch == 0:  # training may have ended in the middle of an epoch
-        snapshot(model, state.epoch, is_last=True)
-    if state.best_step not in (None, state.step):
-        best = run.output_dir / f"{output_dir.CHECKPOINT_PREFIX}{state.best_step}"
-        checkpoints.load_checkpoint(run.accelerator, best)
-    return model, state
+        accelerator.print(f"{shown}  (model and results in {run.output_dir})")
+        accelerator.end_training()
 
 
 def _evaluate(run: Run, prepared: Prepared, batches: Any, prefix: str, model: nn.Module) -> dict[str, Any]:
