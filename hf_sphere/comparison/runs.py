@@ -200,7 +200,15 @@ def compare_runs(
     check_choice("test", test, get_args(Test))
     means = {name: {seed: mean_of(value) for seed, value in run.items()} for name, run in values.items()}
     if perfect is not None:
-        _check_perfect(means, perfect, higher_is_better)
+        rounding = 1e-9 * max(abs(value) for run in means.values() for value in run.values())
+        for name, run in means.items():
+            best = (max if higher_is_better else min)(run.values())
+            if (best - perfect if higher_is_better else perfect - best) > rounding:
+                wrong = f"{name} has the value {best:g}, better than perfect={perfect:g}"
+                raise ValueError(f"{wrong}; check its unit and higher_is_better.")
+            if perfect and all(0 <= value / perfect <= 0.01 for value in run.values()):  # maybe in another unit
+                text = f"all values of {name} are at most {perfect / 100:g}, 1 % of perfect={perfect:g}"
+                warnings.warn(f"{text}; check that they are not fractions of 1.", stacklevel=2)
         distance = abs(perfect - statistics.fmean(means[reference].values()))
         minimum, margin = (
             min(fraction * distance, most * abs(perfect) or math.inf) or None if size is None else size
@@ -265,19 +273,6 @@ def _check(values: Mapping[str, Mapping[int, Any]], reference: str, **numbers: A
                 needed = f"{name} and {reference} need outcomes of the same images for seed {seed}, at least 2"
                 got = f"{len(ours)} and {len(theirs)} images, {len(ours.keys() & theirs.keys())} of them in both"
                 raise ValueError(f"{needed}; got {got}.")
-
-
-def _check_perfect(means: Mapping[str, Mapping[int, float]], perfect: float, higher_is_better: bool) -> None:
-    """Check that no value is better than a perfect one, and warn of those that may have another unit."""
-    rounding = 1e-9 * max(abs(value) for run in means.values() for value in run.values())
-    for name, run in means.items():
-        best = (max if higher_is_better else min)(run.values())
-        if (best - perfect if higher_is_better else perfect - best) > rounding:
-            wrong = f"{name} has the value {best:g}, better than perfect={perfect:g}"
-            raise ValueError(f"{wrong}; check its unit and higher_is_better.")
-        if perfect and all(0 <= value / perfect <= 0.01 for value in run.values()):
-            text = f"all values of {name} are at most {perfect / 100:g}, 1 % of perfect={perfect:g}"
-            warnings.warn(f"{text}; check that they are not fractions of 1.", stacklevel=3)
 
 
 def _describe(values: Mapping[int, float]) -> dict[str, Any]:
