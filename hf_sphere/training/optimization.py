@@ -73,7 +73,22 @@ def build_scheduler(
     if args.lr_scheduler_type == "reduce_lr_on_plateau":
         mode: Literal["min", "max"] = "max" if higher_is_better else "min"
         return ReduceLROnPlateau(optimizer, mode=mode, factor=args.lr_gamma, patience=args.lr_patience)
-    return LambdaLR(optimizer, lambda step: learning_rate_factor(args, step / steps_per_epoch))
+
+    def factor(step: int) -> float:
+        epoch = step / steps_per_epoch
+        if epoch < args.warmup_epochs:
+            return epoch / args.warmup_epochs
+        if args.lr_scheduler_type == "step":
+            return args.lr_gamma ** int(epoch // args.lr_step_epochs)
+        if args.lr_scheduler_type == "multistep":
+            return args.lr_gamma ** bisect.bisect_right(args.lr_milestones or [], epoch)
+        span = max(args.num_train_epochs - args.warmup_epochs, 1e-9)
+        progress = min((epoch - args.warmup_epochs) / span, 1.0)
+        if args.lr_scheduler_type == "linear":
+            return 1.0 - progress
+        return 0.5 * (1.0 + math.cos(math.pi * progress)) if args.lr_scheduler_type == "cosine" else 1.0
+
+    return LambdaLR(optimizer, factor)
 
 
 def start_average(model: nn.Module, decay: float, accelerator: Accelerator) -> AveragedModel:
@@ -89,23 +104,6 @@ def start_average(model: nn.Module, decay: float, accelerator: Accelerator) -> A
         lambda models, weights, folder: accelerator.save(average.state_dict(), f"{folder}/{AVERAGE_FILE}")
     )
     return average
-
-
-def learning_rate_factor(args: RecipeArguments, epoch: float) -> float:
-    """Return the learning rate as a fraction of its peak, at a (fractional) epoch."""
-    if epoch < args.warmup_epochs:
-        return epoch / args.warmup_epochs
-    if args.lr_scheduler_type == "step":
-        return args.lr_gamma ** int(epoch // args.lr_step_epochs)
-    if args.lr_scheduler_type == "multistep":
-        return args.lr_gamma ** bisect.bisect_right(args.lr_milestones or [], epoch)
-    span = max(args.num_train_epochs - args.warmup_epochs, 1e-9)
-    progress = min((epoch - args.warmup_epochs) / span, 1.0)
-    if args.lr_scheduler_type == "linear":
-        return 1.0 - progress
-    if args.lr_scheduler_type == "cosine":
-        return 0.5 * (1.0 + math.cos(math.pi * progress))
-    return 1.0
 
 
 def total_norm(model: nn.Module, *, of_gradients: bool = False) -> Tensor:

@@ -7,12 +7,7 @@ from torch import nn
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT
 from hf_sphere.training import RecipeArguments
-from hf_sphere.training.optimization import (
-    build_scheduler,
-    check_optimizer_arguments,
-    learning_rate_factor,
-    optimizer_from_arguments,
-)
+from hf_sphere.training.optimization import build_scheduler, check_optimizer_arguments, optimizer_from_arguments
 
 PLATEAU = "reduce_lr_on_plateau"
 
@@ -42,8 +37,9 @@ FACTORS = [
 
 def test_factor_matches_hand_computed_values():
     for options, factors in FACTORS:
-        args = arguments(num_train_epochs=10, **options)
-        assert {e: learning_rate_factor(args, e) for e in factors} == pytest.approx(factors, abs=1e-12), options
+        optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=2.0)
+        (factor,) = build_scheduler(optimizer, arguments(num_train_epochs=10, **options), 100).lr_lambdas
+        assert {e: factor(100 * e) for e in factors} == pytest.approx(factors, abs=1e-12), options
 
 
 def rates(scheduler: torch.optim.lr_scheduler.LRScheduler, steps: int) -> list[list[float]]:
