@@ -65,32 +65,6 @@ class FeatureClassifier(nn.Module):
         return self.head(self.projection(features), labels)
 
 
-def fit(model: FeatureClassifier, features: Tensor, labels: Tensor, *, epochs: int, seed: int, **options: Any) -> bool:
-    """Train by AdamW with some options and a cosine schedule; return whether the loss stayed finite."""
-    head, generator = model.head, torch.Generator().manual_seed(seed)
-    features = model.standardize(features)
-    initialize_from_data(model, [{"features": features, "labels": labels}])
-    optimizer = torch.optim.AdamW(parameter_groups(model), fused=True, **options)
-    steps = epochs * math.ceil(len(labels) / BATCH_SIZE)
-    rates = [group["lr"] for group in optimizer.param_groups]
-    step = 0
-    for epoch in range(epochs):
-        head.set_epoch(epoch)
-        for rows in torch.randperm(len(labels), generator=generator).split(BATCH_SIZE):
-            head.before_forward(mix_seed(seed, step), torch.arange(len(rows)))
-            loss: Any = model(features[rows], labels[rows]).loss
-            if not loss.isfinite():
-                return False
-            optimizer.zero_grad()
-            loss.backward()
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):  # torch's schedules take a tenth longer
-                group["lr"] = rate * (1 + math.cos(math.pi * step / steps)) / 2
-            optimizer.step()
-            head.after_step(lambda values: values)
-            step += 1
-    return True
-
-
 @dataclass(frozen=True)
 class FrozenRuns:
     """Trains arms on cached features; can be sent to other processes."""
@@ -107,15 +81,35 @@ class FrozenRuns:
     label: str  # column of the labels
 
     def train(self, arm: Arm, setting: Setting, parts: Parts, *, seed: int, epochs: int) -> FeatureClassifier | None:
-        """Train an arm on a part of the data; None if it diverges."""
+        """Train an arm on a part of the data, by AdamW with a cosine schedule; None if it diverges."""
         features, labels = self.select(arm, parts.train)
         classes, targets = labels.unique(return_inverse=True)
-        options = apply_setting(arm.options, setting)
+        options, generator = apply_setting(arm.options, setting), torch.Generator().manual_seed(seed)
+        rates = {"lr": options["learning_rate"], "weight_decay": options.get("weight_decay", 0.0)}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = FeatureClassifier(features, len(classes), options)
-            rates = {"lr": options["learning_rate"], "weight_decay": options.get("weight_decay", 0.0)}
-            return model if fit(model, features, targets, epochs=epochs, seed=seed, **rates) else None
+            features = model.standardize(features)
+            initialize_from_data(model, [{"features": features, "labels": targets}])
+            optimizer = torch.optim.AdamW(parameter_groups(model), fused=True, **rates)
+            peaks = [group["lr"] for group in optimizer.param_groups]
+            step, steps = 0, epochs * math.ceil(len(labels) / BATCH_SIZE)
+            for epoch in range(epochs):
+                model.head.set_epoch(epoch)
+                for rows in torch.randperm(len(labels), generator=generator).split(BATCH_SIZE):
+                    model.head.before_forward(mix_seed(seed, step), torch.arange(len(rows)))
+                    loss: Any = model(features[rows], targets[rows]).loss
+                    if not loss.isfinite():
+                        return None
+                    optimizer.zero_grad()
+                    loss.backward()
+                    # torch's schedules take a tenth longer
+                    for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                        group["lr"] = peak * (1 + math.cos(math.pi * step / steps)) / 2
+                    optimizer.step()
+                    model.head.after_step(lambda values: values)
+                    step += 1
+        return model
 
     def run(self, arm: Arm, setting: Setting, parts: Parts, *, seed: int, epochs: int) -> Evaluated | None:
         """Train an arm, and evaluate it on its test images; None if it diverges."""
@@ -213,7 +207,7 @@ def build_model(backbone: str, source: ImageSourceOptions, **settings: Any) -> S
         model.sphere_vision.backbone.load_state_dict(load_embedding_model(name).base_model.backbone.state_dict())
         return model
     config = SphereVisionConfig(backbone=name, final_activation=True, **settings)
-    return SphereVisionForImageClassification(config, pretrained=weights or (name if Path(name).is_dir() else True))
+    return SphereVisionForImageClassification(config, pretrained=weights or True)
 
 
 @torch.no_grad()
