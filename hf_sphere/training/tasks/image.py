@@ -179,10 +179,7 @@ def build_model(setup: Setup, settings: Mapping[str, Any], *, has_new_head: bool
         initialization=args.initialization,
         **settings,
     )
-    pretrained: bool | str = args.backbone_weights or args.pretrained_backbone
-    if pretrained is True and args.backbone is not None and Path(args.backbone).is_dir():
-        pretrained = args.backbone
-    model = model_class(config, pretrained=pretrained)
+    model = model_class(config, pretrained=args.backbone_weights or args.pretrained_backbone)
     if args.initial_weights is not None:
         # The few-shot model can be loaded from any other model, without its head.
         few_shot = models.SphereVisionForFewShotClassification
