@@ -85,15 +85,10 @@ def run_main(main: Callable[[Sequence[str] | None], None], environment: Mapping[
         except BrokenPipeError:  # as in `hf-sphere configs | head`
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (the interpreter flushes it at its end)
             sys.exit(1)
-        except TrainingInterruptedError as stop:
-            from accelerate import PartialState
-
-            if PartialState().is_main_process:
-                print(f"\n{str(stop)[:1].upper()}{str(stop)[1:]}", file=sys.stderr)
-            sys.exit(130)
-        except KeyboardInterrupt:
+        except (TrainingInterruptedError, KeyboardInterrupt) as stop:
             if os.environ.get("RANK", "0") == "0":  # of several processes, one tells it
-                print("\nStopped; files that were finished are complete.", file=sys.stderr)
+                text = str(stop) or "stopped; files that were finished are complete."
+                print(f"\n{text[:1].upper()}{text[1:]}", file=sys.stderr)
             sys.exit(130)
         except Exception as error:
             text = shortage(error)
