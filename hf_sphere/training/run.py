@@ -232,7 +232,7 @@ def run_training(task: Task, arguments: Sequence[Any], command: Sequence[str], r
         )
         run.write_settings(is_finished=loop.is_finished)
         if accelerator.is_main_process:
-            if prepared.record is not None:  # now, for a resumed run
+            if prepared.record is not None:  # before the training, for a resumed run
                 prepared.record.save(run.output_dir)
             for later in list_snapshots(folder) if args.resume_from_checkpoint else ():  # of an earlier checkpoint
                 if later.epoch > loop.state.epoch:
@@ -250,8 +250,6 @@ def run_training(task: Task, arguments: Sequence[Any], command: Sequence[str], r
             with checkpoints.write_model_files(run.output_dir) as unfinished:
                 model.save_pretrained(unfinished, state_dict=gathered)
                 prepared.processor.save_pretrained(unfinished)
-                if prepared.record is not None:
-                    prepared.record.save(unfinished)
         accelerator.wait_for_everyone()
         results: dict[str, Any] = {}
         for name, batches in splits.items():
