@@ -42,27 +42,10 @@ def create_optimizer(model: nn.Module, args: TrainingArguments) -> torch.optim.O
     Example:
         >>> trainer = Trainer(model, args, optimizers=(create_optimizer(model, args), None))  # doctest: +SKIP
     """
-    kind, options = _optimizer_options(args, model)
+    kind, options = SphereTrainer.get_optimizer_cls_and_kwargs(args, model)
     if "params" not in options:
         raise ValueError(f"optim {args.optim.value} forms its own parameter groups; let the Trainer create it.")
     return kind(options.pop("params"), **options)
-
-
-def _optimizer_options(args: TrainingArguments, model: nn.Module) -> tuple[Any, dict[str, Any]]:
-    """Return the optimizer class and its arguments, with parameter groups as `params` if it does not form its own."""
-    kind, options = Trainer.get_optimizer_cls_and_kwargs(args, model)
-    if args.optim in optimizer_names():
-        return kind, options  # `optimizer_for_trainer` has formed the groups
-    is_factory = not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer))
-    if is_factory or options.keys() & {"params", "model", "optimizer_dict"}:
-        if names := collect_parameter_options(model):
-            raise ValueError(
-                f"optim {args.optim.value} forms its own parameter groups, so the options of {', '.join(names)} would "
-                "be lost. Use another one, for instance adamw_torch or adam_srt."
-            )
-        return kind, options
-    groups = parameter_groups(model)
-    return kind, {**options, "params": [{"weight_decay": args.weight_decay, **group} for group in groups]}
 
 
 class SphereCallback(TrainerCallback):
@@ -244,7 +227,19 @@ class SphereTrainer(Trainer):
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: Any = None) -> tuple[Any, dict[str, Any]]:
         """Return the optimizer class and its arguments; see `create_optimizer`."""
-        return Trainer.get_optimizer_cls_and_kwargs(args) if model is None else _optimizer_options(args, model)
+        kind, options = Trainer.get_optimizer_cls_and_kwargs(args, model)
+        if model is None or args.optim in optimizer_names():  # `optimizer_for_trainer` has formed the groups
+            return kind, options
+        is_factory = not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer))
+        if is_factory or options.keys() & {"params", "model", "optimizer_dict"}:  # it forms its own groups
+            if names := collect_parameter_options(model):
+                raise ValueError(
+                    f"optim {args.optim.value} forms its own parameter groups, so the options of {', '.join(names)} "
+                    "would be lost. Use another one, for instance adamw_torch or adam_srt."
+                )
+            return kind, options
+        groups = [{"weight_decay": args.weight_decay, **group} for group in parameter_groups(model)]
+        return kind, {**options, "params": groups}
 
     def _get_dataloader(self, dataset: Any, *args: Any, **options: Any) -> DataLoader:
         if not isinstance(dataset, ImageBatches):
