@@ -87,8 +87,8 @@ def run_main(main: Callable[[Sequence[str] | None], None], environment: Mapping[
             sys.exit(1)
         except (TrainingInterruptedError, KeyboardInterrupt) as stop:
             if os.environ.get("RANK", "0") == "0":  # of several processes, one tells it
-                text = str(stop) or "stopped; files that were finished are complete."
-                print(f"\n{text[:1].upper()}{text[1:]}", file=sys.stderr)
+                what = str(stop) or "stopped; files that were finished are complete."
+                print(f"\n{what[:1].upper()}{what[1:]}", file=sys.stderr)
             sys.exit(130)
         except Exception as error:
             text = shortage(error)

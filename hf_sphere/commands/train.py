@@ -17,8 +17,9 @@ TASKS = {name.replace("_", "-"): summary for name, summary in tasks.TASKS.items(
 
 def main(argv: Sequence[str]) -> None:
     """Train on the task that the first argument names, with the others."""
-    known = TASKS | {own.replace("_", "-"): task.summary for own, task in tasks.OWN_TASKS.items()}
-    name, *words = argv or ["--help"]
+    (name, *words), known = argv or ["--help"], dict(TASKS)
+    for own, task in tasks.OWN_TASKS.items():
+        known[own.replace("_", "-")] = task.summary
     if name in ("-h", "--help"):
         print("Usage: hf-sphere train TASK [options]\n")
         print("\n".join(f"  {task:<16}{summary}" for task, summary in known.items()))

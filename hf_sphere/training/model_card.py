@@ -73,9 +73,13 @@ def write_model_card(
             for name in task.headline
         ],
     )
-    defaults = {field.name: default_of(field) for field in chain.from_iterable(map(fields, task.arguments))}
-    defaults |= {"bf16": False, "fp16": False}  # the settings have the precision that was used
-    named = [(name, value) for name, value in run.settings.items() if name != "output_dir"]
+    defaults: dict[str, Any] = {"bf16": False, "fp16": False}  # the settings have the precision that was used
+    for field in chain.from_iterable(map(fields, task.arguments)):
+        defaults.setdefault(field.name, default_of(field))
+    settings = []
+    for name, value in run.settings.items():
+        if name != "output_dir" and (name not in defaults or value != defaults[name]):
+            settings.append((name, on_one_line(value)))
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} ({platform.machine()})"
     packages, seconds = ("hf_sphere", "torch", "transformers", *description.packages), results["train_runtime"]
     card = ModelCard.from_template(
@@ -94,7 +98,7 @@ def write_model_card(
         ],
         definitions=[(name, text) for name, text in _DEFINITIONS.items() if name in results],
         model=[(k, on_one_line(v)) for k, v in description.model.items()],
-        settings=[(k, on_one_line(v)) for k, v in named if k not in defaults or v != defaults[k]],
+        settings=settings,
         selection_note=_selection_note(metric, prepared, run.args, results),
         command=wrap_command(command),
         versions=", ".join(f"{name} {version(name)}" for name in packages),

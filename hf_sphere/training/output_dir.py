@@ -21,10 +21,12 @@ MODEL_FILES = ("config.json", "model.safetensors", "model.safetensors.index.json
 
 def list_checkpoints(output_dir: Path, *, complete: bool = True) -> list[Path]:
     """Return the checkpoints of a run, by default only the complete ones, oldest first."""
-    folders = filter(Path.is_dir, output_dir.glob(f"{CHECKPOINT_PREFIX}*"))
-    steps = {path.name.removeprefix(CHECKPOINT_PREFIX): path for path in folders}
-    found = map(steps.__getitem__, sorted(filter(str.isdigit, steps), key=int))
-    return [path for path in found if not complete or (path / files.MANIFEST_FILE).exists()]
+    found: dict[int, Path] = {}
+    for path in filter(Path.is_dir, output_dir.glob(f"{CHECKPOINT_PREFIX}*")):
+        step = path.name.removeprefix(CHECKPOINT_PREFIX)
+        if step.isdigit() and (not complete or (path / files.MANIFEST_FILE).exists()):
+            found[int(step)] = path
+    return [*map(found.__getitem__, sorted(found))]
 
 
 @contextmanager

@@ -237,7 +237,8 @@ def run_training(task: Task, arguments: Sequence[Any], command: Sequence[str], r
             for later in list_snapshots(folder) if args.resume_from_checkpoint else ():  # of an earlier checkpoint
                 if later.epoch > loop.state.epoch:
                     later.path.unlink()
-        state, model = loop.run(), loop.trained_model
+        model: Any = loop.trained_model
+        state = loop.run()
         if state.batch == 0:  # training may have ended in the middle of an epoch
             snapshot(model, state.epoch, is_last=True)
         if state.best_step not in (None, state.step):
