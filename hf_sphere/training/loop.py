@@ -7,8 +7,8 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
@@ -161,7 +161,18 @@ class TrainingLoop:
             disable=self.args.disable_tqdm or not self.accelerator.is_main_process,
             dynamic_ncols=True,
         )
-        with bar, self._catch_signals():
+
+        def request_stop(signum: int, frame: Any) -> None:  # after the current step; the second time immediately
+            # A launcher forwards the Ctrl-C that the terminal has already sent; this is not a second request.
+            if self._stop_requested and time.monotonic() - self._stop_requested > 1.0:
+                raise KeyboardInterrupt
+            self._stop_requested = self._stop_requested or time.monotonic()
+
+        # Only the main thread may set handlers; elsewhere signals keep their default behavior.
+        signals = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+        with bar, ExitStack() as handlers:
+            for signum in signals:
+                handlers.callback(signal.signal, signum, signal.signal(signum, request_stop))
             if self.state.step == 0:
                 self.snapshot(self.trained_model, 0)
             while not self.is_finished:
@@ -363,20 +374,3 @@ class TrainingLoop:
         device = self.accelerator.device
         self._totals = {n: torch.tensor(v, dtype=self._wide, device=device) for n, v in state.totals.items()}
         logger.info("Resumed from %s at step %d.", checkpoint, state.step)
-
-    @contextmanager
-    def _catch_signals(self) -> Iterator[None]:
-        """Finish the current step on the first Ctrl-C or SIGTERM; stop immediately on the second."""
-
-        def request_stop(signum: int, frame: Any) -> None:
-            # A launcher forwards the Ctrl-C that the terminal has already sent; this is not a second request.
-            if self._stop_requested and time.monotonic() - self._stop_requested > 1.0:
-                raise KeyboardInterrupt
-            self._stop_requested = self._stop_requested or time.monotonic()
-
-        # Only the main thread may set handlers; elsewhere signals keep their default behavior.
-        signals = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-        with ExitStack() as handlers:
-            for signum in signals:
-                handlers.callback(signal.signal, signum, signal.signal(signum, request_stop))
-            yield
