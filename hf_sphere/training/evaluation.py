@@ -5,7 +5,6 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
@@ -278,8 +277,21 @@ def initialize_from_data(
     if len(heads) > 1:
         raise ValueError(f"{len(heads)} heads require initialization from data; call it on modules with one of them.")
     for head in heads:
-        with _normalized_by_batch(model):
-            some = torch.cat(_first(count, (inputs_of(head, model, batch) for batch in unaugmented)))[:count]
+        with eval_mode(model):  # which restores all modes
+            # Before training, running statistics do not match the data: with a scale initialized from them, embeddings
+            # are much longer in the first training step.
+            norms = [
+                m for m in model.train().modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training
+            ]
+            kept = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
+            model.eval()
+            for norm in norms:
+                norm.train()
+            try:
+                some = torch.cat(_first(count, (inputs_of(head, model, batch) for batch in unaugmented)))[:count]
+            finally:
+                for buffer, value in kept:
+                    buffer.copy_(value)
         head.initialize_from_data(torch.cat(gather_object([some.cpu()])).to(some.device) if processes > 1 else some)
 
 
@@ -311,24 +323,3 @@ def _first(count: int, tensors: Iterable[Tensor]) -> list[Tensor]:
         if sum(map(len, first)) >= count:
             break
     return first
-
-
-@contextmanager
-def _normalized_by_batch(model: nn.Module) -> Iterator[None]:
-    """Set eval mode, but let trainable batch norms use batch statistics; restore all modes and their statistics.
-
-    Before training, running statistics do not match the data: with a scale initialized from them, embeddings are much
-    longer in the first training step.
-    """
-    with eval_mode(model):
-        model.train()
-        norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
-        kept = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
-        model.eval()
-        for norm in norms:
-            norm.train()
-        try:
-            yield
-        finally:
-            for buffer, value in kept:
-                buffer.copy_(value)
