@@ -280,9 +280,8 @@ def initialize_from_data(
         with eval_mode(model):  # which restores all modes
             # Before training, running statistics do not match the data: with a scale initialized from them, embeddings
             # are much longer in the first training step.
-            norms = [
-                m for m in model.train().modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training
-            ]
+            model.train()
+            norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
             kept = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
             model.eval()
             for norm in norms:
