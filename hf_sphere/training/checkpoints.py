@@ -148,59 +148,57 @@ def gather_classes(model: nn.Module) -> dict[str, Tensor] | None:
     return state
 
 
-class ClassShardCheckpoint:
-    """Writes and reads the class vectors of this process in the checkpoints of an accelerator.
+def register_class_shards(accelerator: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Write and read the class vectors of this process in the checkpoints of an accelerator.
 
     The accelerator has one model and one optimizer, which are passed without their wrappers.
     """
+    shards, loaded = class_shards(model), dict[str, dict[str, Tensor]]()
+    names = {model.get_parameter(name): name for name in shards}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    indices = {index: names[each] for index, each in enumerate(parameters) if each in names}
 
-    def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self.model, self.optimizer, self.shards = model, optimizer, class_shards(model)
-        names = {model.get_parameter(name): name for name in self.shards}
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._indices = {index: names[each] for index, each in enumerate(parameters) if each in names}
-        self._loaded: dict[str, dict[str, Tensor]] = {}
-        accelerator.register_save_state_pre_hook(self._save)
-        accelerator.register_load_state_pre_hook(self._load)
-        optimizer.register_state_dict_post_hook(self._without_shards)
-        optimizer.register_load_state_dict_post_hook(self._fill)
-
-    def _save(self, models: list[nn.Module], weights: list[dict[str, Tensor]], folder: str) -> None:
+    def save(models: list[nn.Module], weights: list[dict[str, Tensor]], folder: str) -> None:
         """Write the file of this process, and leave the other weights to Accelerate."""
-        others = {name: value for name, value in self.model.state_dict().items() if name not in self.shards}
+        others = {name: value for name, value in model.state_dict().items() if name not in shards}
         weights[:] = [{name: value.contiguous() for name, value in others.items()}]
         tensors, rows = {}, {}
-        for name, head in self.shards.items():
-            parameter = self.model.get_parameter(name)
-            for key, value in {"": parameter.detach(), **self.optimizer.state[parameter]}.items():
+        for name, head in shards.items():
+            parameter = model.get_parameter(name)
+            for key, value in {"": parameter.detach(), **optimizer.state[parameter]}.items():
                 if value is not None:
                     tensors[f"{name}:{key}"] = value.contiguous()
             rows[name] = f"{head.classes.start} {head.classes.stop} {head.num_classes}"
         save_file(tensors, Path(folder, SHARD_FILE.format(process_index(), count_processes())), metadata=rows)
 
-    def _load(self, models: list[nn.Module], folder: str) -> None:
-        """Load the model with the rows of the classes of this process; its optimizer state is loaded by `_fill`."""
+    def load(models: list[nn.Module], folder: str) -> None:
+        """Load the model with the rows of the classes of this process; its optimizer state is loaded by `fill`."""
         models.clear()
         state = load_file(Path(folder, "model.safetensors"))
-        for name, head in self.shards.items():
-            self._loaded[name] = _read_rows(Path(folder), name, head.classes, head.num_classes)
-            state[name] = self._loaded[name].pop("")
-        self.model.load_state_dict(state)
+        for name, head in shards.items():
+            loaded[name] = _read_rows(Path(folder), name, head.classes, head.num_classes)
+            state[name] = loaded[name].pop("")
+        model.load_state_dict(state)
 
-    def _without_shards(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        for index in self._indices:
+    def leave_out(_: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        for index in indices:
             state["state"].pop(index, None)
 
-    def _fill(self, optimizer: torch.optim.Optimizer) -> None:
+    def fill(_: torch.optim.Optimizer) -> None:
         """Add the optimizer state of the class vectors to that of the others."""
-        state = {index: self._loaded.pop(name, {}) for index, name in self._indices.items()}
+        state = {index: loaded.pop(name, {}) for index, name in indices.items()}
         check_state(optimizer, {"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-        for index, name in self._indices.items():
-            parameter = self.model.get_parameter(name)
+        for index, name in indices.items():
+            parameter = model.get_parameter(name)
             # Steps are counted on the CPU, like those that torch loads.
             moved = {k: v if v.ndim == 0 else v.to(parameter.device) for k, v in state[index].items()}
             if moved:
                 optimizer.state[parameter] = moved
+
+    accelerator.register_save_state_pre_hook(save)
+    accelerator.register_load_state_pre_hook(load)
+    optimizer.register_state_dict_post_hook(leave_out)
+    optimizer.register_load_state_dict_post_hook(fill)
 
 
 def _read_rows(folder: Path, name: str, classes: range, num_classes: int) -> dict[str, Tensor]:

@@ -102,7 +102,7 @@ class TrainingLoop:
         self.scheduler = build_scheduler(optimizer, args, self.steps_per_epoch, higher_is_better=self.higher_is_better)
         if class_shards(model):
             exclude_class_shards(model)
-            checkpoints.ClassShardCheckpoint(accelerator, model, optimizer)
+            checkpoints.register_class_shards(accelerator, model, optimizer)
         if args.torch_compile:
             model.compile()  # in place, so that the names of saved tensors remain
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
