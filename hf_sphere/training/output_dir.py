@@ -103,10 +103,9 @@ def write_settings(output_dir: Path, settings: Mapping[str, Any]) -> None:
 def check_results_dir(output_dir: Path, *, overwrite: bool, resume: bool = False) -> None:
     """Raise an error if a directory has a model, a training run, or results that must not be replaced."""
     files.check_writable(output_dir / RUN_FILE, is_folder=False)
-    results = [path for name in (RUN_FILE, RESULTS_FILE) if (path := output_dir / name).exists()]
-    models = [path for name in MODEL_FILES if (path := output_dir / name).exists()]
-    held = [path.name for path in [*_traces_of_a_run(output_dir), *models] if path not in results]
-    if held or (results and not overwrite and not resume):
+    found = [*_traces_of_a_run(output_dir), *filter(Path.exists, map(output_dir.joinpath, MODEL_FILES))]
+    held = [path.name for path in found if path.name not in (RUN_FILE, RESULTS_FILE)]
+    if held or (found and not overwrite and not resume):
         what = f"a model or a run ({held[0]})" if held else "results"
         advice = "" if held else ", or pass --overwrite_output_dir"
         raise FileExistsError(f"{output_dir} already contains {what}. Choose another --output_dir{advice}.")
