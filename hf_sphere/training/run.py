@@ -60,7 +60,6 @@ class Run(ExitStack):
         self.args, self.accelerator, self.recipe = args, accelerator, recipe
         self.output_dir = Path(args.output_dir)
         self._arguments = (*others, args)
-        self._changes = ""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -82,39 +81,33 @@ class Run(ExitStack):
             "progress": self.accelerator.is_main_process and not self.args.disable_tqdm,
         }
 
-    def prepare_output_dir(self) -> None:
-        """Create the output directory, replacing its contents if requested, and lock it until the end of the run.
+    def prepare_output_dir(self, *, is_finished: bool = False) -> None:
+        """Create the output directory, replacing its contents if requested, write `run.json`, and start the trackers.
 
-        Called after data and model have been loaded, so that a run that fails to start replaces nothing.
+        The directory is locked until the end of the run. Called after data, model and checkpoint have been loaded, so
+        that a run that fails to start replaces nothing.
 
         Raises:
             FileExistsError: If the directory must not be replaced, or another run has locked it.
+            ValueError: If settings of training have changed, but the run to resume `is_finished`.
         """
         resume, overwrite = self.args.resume_from_checkpoint is not None, self.args.overwrite_output_dir
         if self.accelerator.is_main_process:
             self.enter_context(output_dir.locked(self.output_dir))
             output_dir.prepare_output_dir(self.output_dir, overwrite=overwrite, resume=resume, recipe=self.recipe)
-            if resume and not overwrite and (before := output_dir.read_settings(self.output_dir)) is not None:
-                now = json.loads(json.dumps(self.settings, default=str))
-                changed = [k for k in now if before.get(k, now[k]) != now[k] and k not in _FREE_TO_CHANGE]
-                self._changes = ", ".join(f"{k} ({before[k]} -> {now[k]})" for k in changed)
-        self.accelerator.wait_for_everyone()
-
-    def write_settings(self, *, is_finished: bool = False) -> None:
-        """Write `run.json`, and start the trackers; called when the checkpoint, if any, has been loaded.
-
-        Raises:
-            ValueError: If settings of training have changed, but the run `is_finished`.
-        """
-        if self._changes and is_finished:
-            raise ValueError(
-                f"the run in {self.output_dir} is finished and is not trained again with other settings: "
-                f"{self._changes}. Repeat its settings, train more epochs, or choose another --output_dir."
-            )
-        if self._changes:
-            logger.warning("The resumed run differs from its earlier part: %s.", self._changes)
-        if self.accelerator.is_main_process:
+            now = json.loads(json.dumps(self.settings, default=str))
+            before = (output_dir.read_settings(self.output_dir) if resume and not overwrite else None) or {}
+            changed = [k for k in now if before.get(k, now[k]) != now[k] and k not in _FREE_TO_CHANGE]
+            changes = ", ".join(f"{k} ({before[k]} -> {now[k]})" for k in changed)
+            if changes and is_finished:
+                raise ValueError(
+                    f"the run in {self.output_dir} is finished and is not trained again with other settings: "
+                    f"{changes}. Repeat its settings, train more epochs, or choose another --output_dir."
+                )
+            if changes:
+                logger.warning("The resumed run differs from its earlier part: %s.", changes)
             output_dir.write_settings(self.output_dir, {"recipe": self.recipe, **self.settings})
+        self.accelerator.wait_for_everyone()
         if self.args.report_to:
             scalars = {k: v for k, v in hide_private(self.settings).items() if isinstance(v, (int, float, str, bool))}
             self.accelerator.init_trackers(self.output_dir.name, config=scalars)
@@ -206,7 +199,6 @@ def run_training(task: Task, arguments: Sequence[Any], command: Sequence[str], r
         if args.metric_for_best_model is not None:
             metric = args.metric_for_best_model
             higher_is_better = not metric.endswith(("loss", "error", "perplexity"))
-        run.prepare_output_dir()
         info = {"model": description.title, "dataset": description.dataset, "seed": str(args.seed)}
         every, until, folder = args.snapshot_epochs, args.snapshot_until, run.output_dir / SNAPSHOT_FOLDER
 
@@ -230,7 +222,7 @@ def run_training(task: Task, arguments: Sequence[Any], command: Sequence[str], r
             metric=metric,
             higher_is_better=higher_is_better,
         )
-        run.write_settings(is_finished=loop.is_finished)
+        run.prepare_output_dir(is_finished=loop.is_finished)
         if accelerator.is_main_process:
             if prepared.record is not None:  # before the training, for a resumed run
                 prepared.record.save(run.output_dir)

@@ -37,7 +37,6 @@ def read(folder: Path | str, name: str) -> dict:
 def prepared(*args) -> Run:
     run = start_run(*args)
     run.prepare_output_dir()
-    run.write_settings()
     return run
 
 
@@ -91,13 +90,11 @@ def test_bad_input_is_refused_before_anything_is_written(make_args, tmp_path, mo
 def test_resuming_logs_the_settings_that_differ_and_refuses_another_recipe(make_args, caplog):
     run = start_run(make_args(), recipe="train_few_shot")
     run.prepare_output_dir()
-    run.write_settings()
     save_checkpoint(run.accelerator, run.output_dir, RunState(step=1), keep=1)
 
     def resume(recipe: str = "train_few_shot", **changes) -> None:
         run = start_run(make_args(resume_from_checkpoint="latest", **changes), recipe=recipe)
         run.prepare_output_dir()
-        run.write_settings()
 
     for changes in ({}, {"save_steps": 3}, {"stop_after_steps": 9, "disable_tqdm": False}):
         resume(**changes)
