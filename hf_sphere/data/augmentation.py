@@ -6,7 +6,15 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torchvision.transforms.v2 import CutMix, MixUp, RandAugment, RandomResizedCrop, RandomRotation, functional as tvF
+from torchvision.transforms.v2 import (
+    CutMix,
+    MixUp,
+    RandAugment,
+    RandomErasing,
+    RandomResizedCrop,
+    RandomRotation,
+    functional as tvF,
+)
 
 from hf_sphere.data.options import AugmentationOptions
 from hf_sphere.utils.modules import to_device
@@ -38,7 +46,7 @@ class Augmentation(AugmentationOptions):
         """Raise an error if images of this size, in pixels, are too small for the padding or the occlusion."""
         side = min(height, width)
         largest_padding = side - 1 if self.crop_padding_mode == "reflect" else side
-        for name, limit in (("crop_padding", largest_padding), ("occlusion", side)):
+        for name, limit in (("crop_padding", largest_padding), ("occlusion", side - 1)):
             if (value := getattr(self, name)) > limit:
                 raise ValueError(f"{name} {value} exceeds what images of {height} x {width} pixels allow, {limit}.")
 
@@ -72,7 +80,9 @@ class Augmentation(AugmentationOptions):
         if self.rotation:
             images = _change_each(images, RandomRotation(self.rotation), generator)
         if self.occlusion:
-            images = _occlude(images, self.occlusion, self.occlusion_color, generator)
+            share = self.occlusion**2 / images[0, 0].numel()
+            erase = RandomErasing(1.0, (share, share), (1.0, 1.0), [round(value) for value in self.occlusion_color])
+            images = _change_each(images, erase, generator)
         return images
 
 
@@ -88,18 +98,6 @@ def _change_each(images: Tensor, change: nn.Module, generator: torch.Generator) 
     """Change each image by an operation of torchvision, which draws from torch's global generator."""
     with drawing_from(int(torch.randint(2**62, (1,), generator=generator))):
         return torch.stack([change(image) for image in images])
-
-
-def _occlude(images: Tensor, side: int, color: Sequence[float], generator: torch.Generator) -> Tensor:
-    """Cover a square of each image."""
-    count, _, height, width = images.shape
-    top = torch.randint(0, height - side + 1, (count, 1), generator=generator)
-    left = torch.randint(0, width - side + 1, (count, 1), generator=generator)
-    rows = ((step := torch.arange(height) - top) >= 0) & (step < side)
-    columns = ((step := torch.arange(width) - left) >= 0) & (step < side)
-    covered = to_device(rows[:, None, :, None] & columns[:, None, None, :], images.device)
-    paint = to_device(torch.tensor(color).round().to(images.dtype), images.device).reshape(1, -1, 1, 1)
-    return torch.where(covered, paint, images)
 
 
 def _jitter_colors(images: Tensor, strengths: Sequence[float], generator: torch.Generator) -> Tensor:

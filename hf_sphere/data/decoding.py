@@ -257,15 +257,11 @@ def report_left_out(images: EncodedImages, kept: Tensor) -> None:
 def cache_file(images: EncodedImages, cache_dir: str | os.PathLike | None = None) -> Path:
     """Return the file of the cache that has the decoded images; its name identifies all but a `transform`."""
     folder = Path(cache_dir) if cache_dir is not None else Path(HF_HOME) / "hf_sphere" / "decoded"
-    shape, rows = images.shape, images.rows.tolist()
+    rows = images.rows.tolist()
     used = images.dataset.select(rows) if len(rows) < len(images.dataset) else images.dataset
     # Despite its private name, the fingerprint is documented by `datasets` as the key of its caches.
-    name = f"{used._fingerprint}-{images.column}-{shape.channels}x{shape.height}x{shape.width}"
-    name += "" if shape.crop_pct is None else f"-{shape.crop_pct:g}"
-    name += "" if shape.interpolation == "bilinear" else f"-{shape.interpolation}"
-    name += "-" + bytes(shape.background).hex()
-    state = state_of_files(images._records.select(rows), images.column)
-    return folder / f"{name}{state}.safetensors"
+    key = used._fingerprint, images.column, images.shape, state_of_files(images._records.select(rows), images.column)
+    return folder / f"{hashlib.sha256(repr(key).encode()).hexdigest()}.safetensors"
 
 
 def state_of_files(records: Dataset, column: str) -> str:

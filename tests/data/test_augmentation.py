@@ -164,17 +164,17 @@ class TestOcclusion:
 
     def test_occlusion_of_a_data_set_has_its_mean_color(self):
         options = {"image_size": 8, "dataloader_num_workers": 0, "image_mean": [0.2], "image_std": [0.5]}
-        data = load_image_data(ImageDataOptions(occlusion=8, **options), batch_size=16, progress=False)
+        data = load_image_data(ImageDataOptions(occlusion=7, **options), batch_size=16, progress=False)
         pixels = next(data.train.epoch())["pixel_values"]
-        # The color is rounded to 8 bits.
-        assert pixels.abs().max() <= 0.5 / 255 / 0.5
+        # The color is rounded to 8 bits; 49 of 64 pixels are covered.
+        assert ((pixels.abs() <= 0.5 / 255 / 0.5).flatten(1).sum(1) >= 49).all()
 
 
 def test_what_exceeds_the_image_is_an_error():
     with pytest.raises(ValueError, match=r"crop_padding 4 exceeds what .* 4 x 9 pixels allow, 3"):
         Augmentation(crop_padding=4, crop_padding_mode="reflect").check_size(4, 9)
-    with pytest.raises(ValueError, match="occlusion 5 exceeds what images of 4 x 9 pixels allow, 4"):
-        Augmentation(occlusion=5).check_size(4, 9)
+    with pytest.raises(ValueError, match="occlusion 4 exceeds what images of 4 x 9 pixels allow, 3"):
+        Augmentation(occlusion=4).check_size(4, 9)
 
 
 def batches(**options):
