@@ -5,7 +5,6 @@ ImageNet-200, OmniArt, CUB-200-2011, Stanford Online Products, and few-shot data
 
 import csv
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -117,19 +116,13 @@ def prepare_images(args: Any) -> None:
     read, published = READERS[args.kind]
     rows, features = read(source)
     bar = progress_bar(rows["path"], "Checking", unit="image", disable=args.disable_tqdm)
-    problems = {
-        "have an empty, invalid or unknown cell": rows.isna().any(axis=1) | (rows == "").any(axis=1),
-        "have no readable image": pd.Series([not _is_image(path) for path in bar], rows.index, dtype=bool),
-    }
-    left_out = Counter[str]()
-    for why, mask in problems.items():
-        for split, bad in rows[mask].groupby("split", sort=False, dropna=False):
-            if not args.skip_missing:
-                first = ", ".join(f"{name} {cell}" for name, cell in bad.iloc[0].items())
-                problem = f"{len(bad):,} of {len(rows):,} rows {why}"
-                raise ValueError(f"{problem}; --skip_missing skips them. First: {first}")
-            left_out[f"rows of the {split} split that {why}"] += len(bad)
-    rows = rows[~pd.DataFrame(problems).any(axis=1)]
+    is_readable = pd.Series([_is_image(path) for path in bar], rows.index, dtype=bool)
+    is_bad = rows.isna().any(axis=1) | (rows == "").any(axis=1) | ~is_readable
+    why, left_out = "have an empty, invalid or unknown cell, or no readable image", rows[is_bad]
+    if len(left_out) and not args.skip_missing:
+        first = ", ".join(f"{name} {cell}" for name, cell in left_out.iloc[0].items())
+        raise ValueError(f"{len(left_out):,} of {len(rows):,} rows {why}; --skip_missing skips them. First: {first}")
+    rows = rows[~is_bad]
     parts = dict([*rows.groupby("split", sort=False)])
     if missing := {"train", "test"} - {*parts}:
         raise ValueError(f"found no image of the {max(missing)} split in {source}; is it the right folder?")
@@ -162,8 +155,8 @@ def prepare_images(args: Any) -> None:
     for split, part in parts.items():
         size = sum(path.stat().st_size for path in output.glob(f"{split}-*.parquet"))
         print(f"{split:<11}{len(part):>10,}{part['label'].nunique():>10,}{size / 1e6:>9,.1f} MB")
-    for what, count in left_out.items():
-        print(f"Left out: {count:,} {what}.")
+    for split, count in left_out["split"].value_counts(sort=False, dropna=False).items():
+        print(f"Left out: {count:,} rows of the {split} split that {why}.")
 
 
 def _read_table(path: Path, columns: Sequence[str], separator: str = r"\s+", **options: Any) -> pd.DataFrame:

@@ -180,17 +180,17 @@ LAYOUTS = {
 PRODUCT_LIST, VALIDATION = "image_id class_id super_class_id path\n", "val/val_annotations.txt"
 
 FIRST = "--skip_missing skips them. First: "
-CELL, FILE = f"rows have an empty, invalid or unknown cell; {FIRST}", f"rows have no readable image; {FIRST}"
+CELL = f"rows have an empty, invalid or unknown cell, or no readable image; {FIRST}"
 
 DAMAGED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "imagenet200": [
         ({"test/n03/0.png": 0}, f"1 of 7 {CELL}split test, path .*n03"),
         ({"train/n01": None, "train/n02": None}, f"4 of 4|2 of 2 {CELL}"),
         ({"test": None}, "no image of the test split in .*source; is it the right"),
-        ({"test/n02/2.png": BROKEN}, rf"1 of 6 {FILE}split test, path .*2\.png"),
+        ({"test/n02/2.png": BROKEN}, rf"1 of 6 {CELL}split test, path .*2\.png"),
     ],
     "tiny_imagenet": [
-        ({"val/images/val_1.JPEG": None}, rf"1 of 7 {FILE}split test, path .*val_1\.JPEG"),
+        ({"val/images/val_1.JPEG": None}, rf"1 of 7 {CELL}split test, path .*val_1\.JPEG"),
         ({VALIDATION: "val_0.JPEG\tn02\nval_1 n01\n"}, f"{CELL}split test, path .*val_1 n01, label nan"),
     ],
     "omniart": [
@@ -199,7 +199,7 @@ DAMAGED: dict[str, list[tuple[dict[str, Any], str]]] = {
             for column in ("omni_id", "creation_year", "school")
         ],
         ({"test_complete.csv": None}, "No such file or directory: '.*test_complete.csv'"),
-        ({"train/2.jpg": None}, r"1 of 5 rows .*2\.jpg, label nan"),  # the only one of its class
+        ({"train/2.jpg": None}, r"2 of 5 rows .*2\.jpg, label nan"),  # the only one of its class
         ({"test_complete.csv": ("dutch", "flemish")}, rf"{CELL}.*12\.jpg"),
         *[
             ({"train_complete.csv": change}, rf"{CELL}split train, .*2\.jpg")
@@ -212,13 +212,13 @@ DAMAGED: dict[str, list[tuple[dict[str, Any], str]]] = {
             ({f"{name}.txt": "1 1\n2 1\n"}, rf"1 of 3 {CELL}.*c\.jpg")
             for name in ("image_class_labels", "train_test_split")
         ],
-        ({"images/002.Blue_Jay/b.jpg": None}, rf"1 of 3 {FILE}split train, path .*b\.jpg"),
+        ({"images/002.Blue_Jay/b.jpg": None}, rf"1 of 3 {CELL}split train, path .*b\.jpg"),
         ({"image_class_labels.txt": "1 1\n2 2\n3 7\n"}, rf"{CELL}split test.*c\.jpg, label nan"),
         ({"train_test_split.txt": "1 1\n2 1\n3 x\n"}, rf"{CELL}split nan.*c\.jpg"),
-        ({"images/002.Blue_Jay/c.jpg": BROKEN}, rf"{FILE}.*c\.jpg"),
+        ({"images/002.Blue_Jay/c.jpg": BROKEN}, rf"{CELL}.*c\.jpg"),
     ],
     "sop": [
-        ({"bicycle_final/c_0.JPG": None}, rf"1 of 6 {FILE}.*c_0\.JPG"),
+        ({"bicycle_final/c_0.JPG": None}, rf"1 of 6 {CELL}.*c_0\.JPG"),
         ({"Ebay_train.txt": (PRODUCT_LIST, "")}, "columns expected but not found"),
         ({"Ebay_train.txt": ("1 3 1", "1 x 1")}, "invalid literal for int.*'x'"),
         ({"Ebay_train.txt": PRODUCT_LIST}, "found no image of the train split"),
@@ -228,7 +228,7 @@ DAMAGED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"val.csv": "crow.png,Crow\n"}, "columns expected but not found"),
         ({"val.csv": (",Crow", "")}, f"{CELL}.*filename crow.png, label ,"),
         ({"val.csv": (",Crow", ",")}, f"{CELL}.*filename crow.png, label ,"),
-        ({"images/wren/b.jpg": None}, rf"1 of 7 {FILE}.*b\.jpg"),
+        ({"images/wren/b.jpg": None}, rf"1 of 7 {CELL}.*b\.jpg"),
         ({"val.csv": (",Crow", ",Wren")}, "1 of the classes are in another split, too"),
     ],
 }
@@ -323,9 +323,8 @@ class TestOmniart:
         assert seen(data.evaluation) == [(11, 1), (12, 0)]
         said = capsys.readouterr().out
         for why in (
-            "1 rows of the train split that have an empty, invalid or unknown cell.",
-            "2 rows of the train split that have no readable image.",
-            "1 rows of the test split that have an empty, invalid or unknown cell.",
+            "3 rows of the train split that have an empty, invalid or unknown cell, or no readable image.",
+            "1 rows of the test split that have an empty, invalid or unknown cell, or no readable image.",
         ):
             assert f"Left out: {why}" in said
 
