@@ -26,11 +26,11 @@ class Augmentation(AugmentationOptions):
 
     RandAugment (Cubuk et al., 2019, arXiv:1909.13719) and color jitter are applied to each image before it is cropped.
     Jitter multiplies brightness, contrast and saturation by up to one plus or minus their strengths, and rotates the
-    hue by up to a fraction of the color circle, in random order. Random resized crops keep a uniform fraction of the
-    area, at a uniform position, with a log-uniform aspect ratio, as torchvision draws them; one that would be wider or
-    higher than the image is resampled, and after ten attempts the full image is used. Resizing is bilinear. With
-    alternating flips, two epochs have each image both ways (Jordan, arXiv:2404.00498). Rotations use the nearest pixel,
-    and zeros outside.
+    hue by up to a fraction of the color circle, in a random order per batch. Random resized crops keep a uniform
+    fraction of the area, at a uniform position, with a log-uniform aspect ratio, as torchvision draws them; one that
+    would be wider or higher than the image is resampled, and after ten attempts the full image is used. Resizing is
+    bilinear. With alternating flips, two epochs have each image both ways (Jordan, arXiv:2404.00498). Rotations use the
+    nearest pixel, and zeros outside.
 
     This is for images in memory, at the size of the model. The worker that decodes an image from disk or a stream cuts
     the random resized crop out of the original pixels, flips it, and applies RandAugment, in this order and as
@@ -101,17 +101,13 @@ def _change_each(images: Tensor, change: nn.Module, generator: torch.Generator) 
 
 
 def _jitter_colors(images: Tensor, strengths: Sequence[float], generator: torch.Generator) -> Tensor:
-    """Change brightness, contrast, saturation and hue of each image by random amounts, in random order."""
+    """Change brightness, contrast, saturation and hue of each image by random amounts, in a random order per batch."""
     amounts = (2 * torch.rand(4, len(images), generator=generator) - 1) * torch.tensor(strengths)[:, None]
     amounts = to_device(amounts, images.device)[..., None, None, None]
-    order = torch.rand(len(images), 4, generator=generator).argsort(dim=1)
     changed = images.float() / 255
-    # Gray images have neither saturation nor hue.
-    kinds = [kind for kind in range(4 if images.shape[1] == 3 else 2) if strengths[kind]]
-    for step in range(4):
-        for kind in kinds:
-            index = to_device((order[:, step] == kind).nonzero()[:, 0], images.device)
-            changed[index] = _change_color(changed[index], amounts[kind, index], kind)
+    for kind in torch.randperm(4, generator=generator).tolist():
+        if strengths[kind] and (kind < 2 or images.shape[1] == 3):  # gray images have neither saturation nor hue
+            changed = _change_color(changed, amounts[kind], kind)
     return (255 * changed).round_().to(images.dtype)
 
 
