@@ -1,10 +1,10 @@
 from .augmentation import Augmentation as Augmentation
 from .batches import (
     FewShotBatches as FewShotBatches,
-    FewShotData as FewShotData,
     ImageBatches as ImageBatches,
     ImagesFromDisk as ImagesFromDisk,
     ImagesInMemory as ImagesInMemory,
+    few_shot_data as few_shot_data,
 )
 from .decoding import CorruptImageError as CorruptImageError, ImageShape as ImageShape
 from .images import (

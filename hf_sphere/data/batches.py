@@ -307,25 +307,11 @@ class FewShotBatches:
         return classes.repeat_interleave(self.query).repeat(count, 1)
 
 
-@dataclass(frozen=True)
-class FewShotData:
-    """The splits of a dataset as few-shot episodes.
+def few_shot_data(data: Any, shot: int, *, eval_batch_size: int = 512) -> Any:
+    """Return an `ImageData` that was loaded with distinct episodes, with `FewShotBatches` as its batches.
 
-    Attributes:
-        train: Training episodes.
-        evaluation: Evaluation episodes.
-        eval_split: Name of the evaluation split.
-        validation: Episodes for selecting the best epoch, if requested.
+    `validation` stays None without validation images. For `shot` and `eval_batch_size`, see `FewShotBatches`.
     """
-
-    train: FewShotBatches
-    evaluation: FewShotBatches
-    eval_split: str
-    validation: FewShotBatches | None
-
-    @classmethod
-    def of(cls, data: Any, shot: int, *, eval_batch_size: int = 512) -> "FewShotData":
-        """Create them from an `ImageData` that was loaded with distinct episodes; see `FewShotBatches`."""
-        divide = partial(FewShotBatches, shot=shot, eval_batch_size=eval_batch_size)
-        validation = None if data.validation is None else divide(data.validation)
-        return cls(divide(data.train), divide(data.evaluation), data.eval_split, validation)
+    divide = partial(FewShotBatches, shot=shot, eval_batch_size=eval_batch_size)
+    validation = None if data.validation is None else divide(data.validation)
+    return replace(data, train=divide(data.train), evaluation=divide(data.evaluation), validation=validation)

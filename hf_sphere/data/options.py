@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hf_sphere.utils.arguments import SEED, Arguments, argument
-from hf_sphere.utils.checks import check_color
 
 DataTask = Literal["classification", "regression", "joint", "retrieval", "few_shot"]
 """Kind of `labels`: classes, real values, classes with real values in addition, or (the last two) classes that are
@@ -99,9 +98,7 @@ class ImageSourceOptions(Arguments):
         if isinstance(self.image_size, int):
             self.image_size = [self.image_size]
         super().__post_init__()
-        check_lengths(self, image_size=(1, 2))
-        if self.background_color is not None:
-            check_color(self.background_color)
+        check_lengths(self, image_size=(1, 2), background_color=(3,))
 
     @property
     def held_out_fraction(self) -> float:

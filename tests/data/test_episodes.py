@@ -7,7 +7,15 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from hf_sphere.data import Augmentation, Episodes, EpisodeSampler, FewShotBatches, FewShotData, ImagesInMemory
+from hf_sphere.data import (
+    Augmentation,
+    Episodes,
+    EpisodeSampler,
+    FewShotBatches,
+    ImageData,
+    ImagesInMemory,
+    few_shot_data,
+)
 
 COUNTS = st.lists(st.integers(1, 9), min_size=1, max_size=12)
 """Images per class."""
@@ -255,10 +263,10 @@ class TestLoading:
         images = torch.arange(60, dtype=torch.uint8).reshape(60, 1, 1).expand(60, 2, 2).numpy()
         return make_dataset(list(images), [index % 10 for index in range(60)])
 
-    def load(self, load, dataset, *, count: int = 6, **options) -> FewShotData:
+    def load(self, load, dataset, *, count: int = 6, **options) -> ImageData:
         defaults = dict.fromkeys(("episodes", "validation_episodes", "eval_episodes"), self.EPISODES)
         defaults |= {"image_mean": [0.0], "image_std": [1.0], "train_classes": count, "validation_fraction": 0.5}
-        return FewShotData.of(load(dataset, task="few_shot", **defaults | options), shot=1)
+        return few_shot_data(load(dataset, task="few_shot", **defaults | options), shot=1)
 
     def test_training_validation_and_evaluation_have_disjoint_classes(self, load, dataset):
         data = self.load(load, dataset)

@@ -449,7 +449,7 @@ EXCLUDED = {
     "files, texts and numbers without a device": """
         comparison. evaluation. visualization. training.Task training.find_task training.task_names
         training.prepare_output_dir data.ImageData data.ImageShape data.ImageSplit data.TextData
-        data.FewShotData data.load_ data.COMPUTED_VALUES data.Episodes data.EpisodeSampler
+        data.few_shot_data data.load_ data.COMPUTED_VALUES data.Episodes data.EpisodeSampler
         search.read_embeddings search.embeddings_writer search.Embeddings search.ImageIndex search.ImageSource
         search.LanceSpace search.VectorReport search.neutral_texts analogies.
     """,

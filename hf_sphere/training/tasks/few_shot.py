@@ -84,7 +84,7 @@ def prepare(
         model,
         "classes not seen in training",
         properties,
-        data=data.FewShotData.of(setup.images, few_shot.shot, eval_batch_size=args.per_device_eval_batch_size),
+        data=data.few_shot_data(setup.images, few_shot.shot, eval_batch_size=args.per_device_eval_batch_size),
         evaluate=partial(evaluate_few_shot, accelerator=run.accelerator),
     )
 
