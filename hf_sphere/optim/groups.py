@@ -181,17 +181,13 @@ class NamedOptimizer(Optimizer):
         self.defaults.update(self.__dict__.pop("_own", {}))
         super().add_param_group(dict(param_group))  # torch changes it, and the caller may use it again
         try:
-            self._check_group(self.param_groups[-1])
+            self.check_group(self.param_groups[-1])
         except ValueError:
             self.param_groups.pop()
             raise
 
-    def _check_group(self, group: dict[str, Any]) -> None:
-        """Check a group to which the defaults were added, and complete it."""
-        self.check_options(group)
-
-    def check_options(self, options: dict[str, Any]) -> None:
-        """Raise a `ValueError` if an option of the optimizer or a parameter group is out of range or not supported."""
+    def check_group(self, options: dict[str, Any]) -> None:
+        """Raise a `ValueError` if an option of a group, with the defaults, is out of range or not supported."""
         for name in self.unsupported:
             if options.get(name):
                 raise ValueError(f"{type(self).__name__} does not support {name}; omit it.")

@@ -57,7 +57,7 @@ class SphereOptimizer(NamedOptimizer):
 
     def __init__(self, params: Any, **options: Any) -> None:
         extra = {name: options.pop(name, default) for name, default in self.own_defaults.items()}
-        self.check_options({**self.option_defaults(), **extra, **options})
+        self.check_group({**self.option_defaults(), **extra, **options, "params": []})
         self._own = extra
         self._axes: dict[Tensor, int] = {}  # number of axes of each parameter when it was added
         super().__init__(params, **options)
@@ -67,8 +67,13 @@ class SphereOptimizer(NamedOptimizer):
         """Split the parameters of a model; see `scale_invariant_groups`."""
         return scale_invariant_groups(model, batch)
 
-    def _check_group(self, group: Group) -> None:
-        super()._check_group(group)
+    def check_group(self, group: Group) -> None:
+        """See `NamedOptimizer`; complete the group."""
+        super().check_group(group)
+        check_choice("low_precision", group["low_precision"], ("nearest", "stochastic", "master"))
+        if group["decoupled_weight_decay"] and group["lr"] * group["weight_decay"] >= 1.0:
+            rate = f"{group['weight_decay']} at lr {group['lr']}"
+            raise ValueError(f"decoupled weight decay of {rate} would remove the weights in one step.")
         dims = group["channel_dims"] if group["channel_dims"] is None else tuple(group["channel_dims"])
         for name, parameter in zip(self._names(group), group["params"], strict=True):
             if not parameter.is_floating_point():
@@ -85,14 +90,6 @@ class SphereOptimizer(NamedOptimizer):
         group.pop("compile", None)
         # Missing after copying or unpickling: torch keeps only defaults, state and groups.
         self.__dict__.setdefault("_axes", {}).update({p: p.ndim for p in group["params"]})
-
-    def check_options(self, options: Group) -> None:
-        """Raise a `ValueError` if an option of the optimizer or a parameter group is out of range or not supported."""
-        super().check_options(options)
-        check_choice("low_precision", options["low_precision"], ("nearest", "stochastic", "master"))
-        if options["decoupled_weight_decay"] and options["lr"] * options["weight_decay"] >= 1.0:
-            rate = f"{options['weight_decay']} at lr {options['lr']}"
-            raise ValueError(f"decoupled weight decay of {rate} would remove the weights in one step.")
 
     def _step(self) -> None:
         compiles = self.defaults["compile"] or torch.compiler.is_compiling()

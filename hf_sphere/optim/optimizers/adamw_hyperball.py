@@ -35,12 +35,15 @@ class Hyperball(MatrixOptimizer):
         for group in self.param_groups:
             for name, parameter in zip(self._names(group), group["params"], strict=True):
                 if group.get("hyperball", False) and parameter.grad is not None:
-                    kept.append((parameter, parameter.clone(), group["lr"], group.get("matrices")))
-                    if "radius" not in self.state[parameter]:
+                    matrices, radius = group.get("matrices"), self.state[parameter].get("radius")
+                    if radius is None:
                         check_axes(name, parameter)
-                        for norm in map(float, norms(parameter, group.get("matrices"))):
-                            if not 0 < norm < math.inf:
-                                raise ValueError(f"{name} has the norm {norm}, which cannot be kept; use another rule.")
+                        radii = [float(norm) for norm in norms(parameter, matrices)]
+                        if wrong := [norm for norm in radii if not 0 < norm < math.inf]:
+                            raise ValueError(f"{name} has the norm {wrong[0]}, which cannot be kept; use another rule.")
+                        # Numbers, as torch casts tensors that it loads; one alone, as flattened states may lack lists.
+                        radius = radii if len(radii) > 1 else radii[0]
+                    kept.append((parameter, parameter.clone(), group["lr"], matrices, radius))
         try:
             for parameter, *_ in kept:
                 parameter.zero_()  # what the step of the other optimizer leaves here is its update
@@ -49,13 +52,10 @@ class Hyperball(MatrixOptimizer):
             for parameter, before, *_ in kept:
                 parameter.copy_(before)
             raise
-        for index, (parameter, before, lr, matrices) in enumerate(kept):
+        for index, (parameter, before, lr, matrices, radius) in enumerate(kept):
             state = self.state[parameter]
-            if "radius" not in state:
-                # Numbers, as torch casts tensors that it loads; one alone, as flattened states may not have lists.
-                radii = [float(norm) for norm in norms(before, matrices)]
-                state["radius"] = radii if len(radii) > 1 else radii[0]
-            radii = [state["radius"]] if isinstance(state["radius"], float) else state["radius"]
+            state["radius"] = radius  # torch expects no state before the first step
+            radii = [radius] if isinstance(radius, float) else radius
             moved = parameter.to(torch.promote_types(parameter.dtype, torch.float32))  # the parameter, or a copy
             set_norms(moved, [lr * radius for radius in radii], matrices)
             set_norms(moved.add_(before), radii, matrices)
