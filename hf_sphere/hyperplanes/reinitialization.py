@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import itertools
 import logging
 import statistics
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
@@ -109,23 +110,6 @@ class ReinitializationRobustness:
         return "\n".join([*lines, *(f"{what}: {', '.join(listed) or 'none'}" for what, listed in lists.items())])
 
 
-def tensors_of_modules(
-    state: Mapping[str, Tensor], label: str, tensors: StoredTensors, modules: Mapping[str, nn.Module]
-) -> dict[str, StoredTensor]:
-    """Return the tensors of a snapshot for modules, by their names in the model; those of tied ones may have others."""
-    names = [f"{path}.{name}" if path else name for path, module in modules.items() for name in named_tensors(module)]
-    selected: dict[str, StoredTensor] = {}
-    for name in names:
-        value = state[name]
-        tied = [other for other in (name, *state) if other in tensors and state[other] is value]
-        if not tied or tensors[tied[0]].shape != tuple(value.shape):
-            has = f"{name} of shape {tensors[tied[0]].shape}" if tied else f"no {name}"
-            what = f"snapshot {label} has {has}, but the model has it of shape {tuple(value.shape)}"
-            raise ValueError(f"{what}. Pass snapshots of this architecture.")
-        selected[name] = tensors[tied[0]]
-    return selected
-
-
 def reinitialization_robustness(
     model: nn.Module,
     snapshots: Sequence[Source],
@@ -179,16 +163,7 @@ def reinitialization_robustness(
     """
     check_not_text("snapshots", snapshots)
     modules = find_layers(model, layers, include_1x1)
-    by_label: dict[str, StoredTensors] = {}
-    for position, snapshot in enumerate(snapshots):
-        source: Any = named_tensors(snapshot) if isinstance(snapshot, nn.Module) else snapshot
-        if not isinstance(source, Mapping | Snapshot):
-            source = read_snapshot(source)
-        label = str(source.epoch if isinstance(source, Snapshot) else position)
-        if label in by_label:
-            raise ValueError(f"several snapshots have the label {label}; give one per epoch.")
-        by_label[label] = open_tensors(source)
-    if not by_label and not num_random:
+    if not snapshots and not num_random:
         raise ValueError("there are no weights to reset the layers to; pass snapshots, or num_random.")
     state = named_tensors(model)
     norms = following_batch_norms(model, modules) if include_batch_norm else {}
@@ -198,8 +173,30 @@ def reinitialization_robustness(
         text = "%d batch norm(s), such as %s, do not directly follow a layer of their size, and keep their state."
         logger.warning(text, len(alone), alone[0])
     resettable = modules | {path: model.get_submodule(path) for path in norms.values()}
-    for label, tensors in by_label.items():
-        tensors_of_modules(state, label, tensors, resettable)  # before the first evaluation
+    paths = {path: [f"{path}.{name}" if path else name for name in named_tensors(m)] for path, m in resettable.items()}
+
+    def select(label: str, tensors: StoredTensors) -> StoredTensors:
+        """Return the tensors of layers by their names in the model; those of tied ones may have others."""
+        selected: dict[str, StoredTensor] = {}
+        for name in itertools.chain.from_iterable(paths.values()):
+            value = state[name]
+            tied = [other for other in (name, *state) if other in tensors and state[other] is value]
+            if not tied or tensors[tied[0]].shape != tuple(value.shape):
+                has = f"{name} of shape {tensors[tied[0]].shape}" if tied else f"no {name}"
+                what = f"snapshot {label} has {has}, but the model has it of shape {tuple(value.shape)}"
+                raise ValueError(f"{what}. Pass snapshots of this architecture.")
+            selected[name] = tensors[tied[0]]
+        return selected
+
+    by_label: dict[str, StoredTensors] = {}
+    for position, snapshot in enumerate(snapshots):
+        source: Any = named_tensors(snapshot) if isinstance(snapshot, nn.Module) else snapshot
+        if not isinstance(source, Mapping | Snapshot):
+            source = read_snapshot(source)
+        label = str(source.epoch if isinstance(source, Snapshot) else position)
+        if label in by_label:
+            raise ValueError(f"several snapshots have the label {label}; give one per epoch.")
+        by_label[label] = select(label, open_tensors(source))
     if num_random and fresh is None and not isinstance(model, PreTrainedModel):
         raise ValueError(f"random weights of a {type(model).__name__} need fresh, which builds a new model.")
     build = fresh or (lambda: type(model)(copy.deepcopy(model.config)))
@@ -212,7 +209,7 @@ def reinitialization_robustness(
     def sample(label: str) -> StoredTensors:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.manual_seed(mix_seed(seed, random_labels.index(label)))
-            return open_tensors(build().state_dict(keep_vars=True))
+            return select(label, open_tensors(build().state_dict(keep_vars=True)))
 
     def measure(values: Mapping[str, Tensor]) -> float:
         with with_values(model, values), torch.no_grad():
@@ -227,10 +224,9 @@ def reinitialization_robustness(
             bar.update()
             for layer, label in remaining:
                 bar.set_description(f"{layer} of {label}")
-                changed = {path: resettable[path] for path in (layer, norms.get(layer, layer))}
+                changed = [name for path in {layer, norms.get(layer, layer)} for name in paths[path]]
                 weights = by_label[label] if label in by_label else sample(label)
-                stored = tensors_of_modules(state, label, weights, changed)
-                values = {name: tensor.read().detach().to(state[name]) for name, tensor in stored.items()}
+                values = {name: weights[name].read().detach().to(state[name]) for name in changed}
                 same = all(torch.equal(value, state[name]) for name, value in values.items())
                 accuracies[f"{layer}@{label}"] = accuracies["baseline"] if same else measure(values)
                 bar.update()
