@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             "sphere": ("circle.png" if drawn.dim == 2 else "sphere.png", drawn.plot),
             "angles": ("angles.png", drawn.plot_angles),
             "interactive": ("sphere.html", partial(drawn.write_page, thumbnails=not args.no_thumbnails, **loading)),
-            "gallery": ("gallery.png", partial(drawn.plot_gallery, others=others, title=args.title or "")),
+            "gallery": ("gallery.png", partial(drawn.plot, others=others, title=args.title or "")),
         }
         for picture in pictures:
             name, plot = draw[picture]

@@ -1,7 +1,6 @@
 """All figures and metrics of a stored embedding dataset; class directions and images come from its provenance."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -79,15 +78,18 @@ class EmbeddingPictures:
         return sizes | {name: value for name, value in found.items() if value is not None}
 
     @plain_text()
-    def plot(self, path: str | Path) -> None:
-        """Draw the embeddings on the circle or on the sphere."""
-        plot_scenes({"": self.scene}, self.title, path)
+    def plot(self, path: str | Path, others: Sequence["EmbeddingPictures"] = (), *, title: str | None = None) -> None:
+        """Draw the embeddings on the circle or on the sphere, beside others if there are any; see `check_gallery`."""
+        every = (self, *others)
+        is_unique = len({each.name for each in every}) == len(every)
+        scenes = {(each.name if is_unique else each.data.name) * bool(others): each.scene for each in every}
+        plot_scenes(scenes, self.title if title is None else title, path, 2 if self.dim == 3 else 3)
 
     def plot_angles(self, path: str | Path) -> None:
         """Draw the angles within and between classes, or note why they cannot be drawn."""
         if self.data.labels is not None:  # a single class, or single points, have no such angles
-            draw = partial(plot_class_angles, title=self.title, path=path)
-            self._find("figure of angles", draw, self.data.embeddings, self.labels)
+            options = {"title": self.title, "path": path}
+            self._find("figure of angles", plot_class_angles, self.data.embeddings, self.labels, **options)
 
     def write_page(self, path: str | Path, *, thumbnails: bool = True, **options: Any) -> None:
         """Write the interactive sphere; for `options`, see `load_thumbnails`."""
@@ -102,14 +104,6 @@ class EmbeddingPictures:
         options = {"texts": ["\n".join(pair).strip("\n") for pair in both], "images": images}
         options |= {"directions": self.directions, "title": self.title}
         write_interactive_sphere(path, data.embeddings, self.labels, self.class_names, **options)
-
-    @plain_text()
-    def plot_gallery(self, path: str | Path, others: Sequence["EmbeddingPictures"], *, title: str = "") -> None:
-        """Draw these embeddings and others side by side; see `check_gallery`."""
-        every = (self, *others)
-        is_unique = len({each.name for each in every}) == len(every)
-        scenes = {each.name if is_unique else each.data.name: each.scene for each in every}
-        plot_scenes(scenes, title, path, 2 if self.dim == 3 else 3)
 
     def check_gallery(self, others: Sequence["EmbeddingPictures"]) -> None:
         """Raise a ValueError if the classes of others differ, so that they cannot share a gallery with these."""

@@ -122,7 +122,7 @@ class Scene:
     span = 1.0
     """Width of the figure, relative to its height."""
 
-    def __init__(self, panel: Panel, class_names: Sequence[str], dim: int) -> None:
+    def __init__(self, panel: Panel, class_names: Sequence[str], dim: int = 2) -> None:
         check_not_text("class_names", class_names)
         points = check_embeddings(panel.points, what="points").cpu().double()
         directions, lengths, width = panel.directions, panel.lengths, points.shape[1]

@@ -67,9 +67,6 @@ def plot_circle(
 class CircleScene(Scene):
     """Densities on the circle, or points in the plane with lengths."""
 
-    def __init__(self, panel: Panel, class_names: Sequence[str]) -> None:
-        super().__init__(panel, class_names, 2)
-
     def draw(self, axes: Any, *, scale: float = 1.0) -> list[str]:
         """See `Scene`."""
         axes.set_aspect("equal")
