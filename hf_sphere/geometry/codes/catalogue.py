@@ -41,15 +41,12 @@ def simplex(num_points: int, dim: int) -> Tensor:
         >>> simplex(3, 2) @ simplex(3, 2)[0]
         tensor([ 1.0000, -0.5000, -0.5000], dtype=torch.float64)
     """
+    from scipy.linalg import helmert
+
     if not 2 <= num_points <= dim + 1:
         raise ValueError(f"a simplex in dimension {dim} has 2 to {dim + 1} points; got {num_points}. See find_code.")
-    # Columns of a Helmert matrix: before scaling, point i has -i in coordinate i and 1 in all later coordinates.
-    order = torch.arange(1, num_points, dtype=torch.float64)
-    columns = torch.ones(num_points, num_points - 1, dtype=torch.float64).triu()
-    columns[1:].diagonal().copy_(-order)
-    points = torch.zeros(num_points, dim, dtype=torch.float64)
-    points[:, : num_points - 1] = columns * torch.sqrt(num_points / (num_points - 1) / (order * (order + 1)))
-    return points
+    points = torch.from_numpy(helmert(num_points).T) * math.sqrt(num_points / (num_points - 1))
+    return F.pad(points, (0, dim - num_points + 1))
 
 
 def cross_polytope(num_points: int, dim: int) -> Tensor:
