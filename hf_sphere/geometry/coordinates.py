@@ -54,8 +54,16 @@ def spherize(x: Tensor, scaling: float | Tensor = 1.0, radius: float | Tensor = 
     if not isinstance(radius, Tensor) and not radius > 0.0:
         raise ValueError(f"radius must be positive; got {radius}.")
     low = min(math.asin(delta ** (1.0 / x.shape[-1])), 0.99 * math.pi / 2)
-    compute = _spherize_for_export if is_exporting() else _Spherize.apply
-    return compute(x, _scalar(scaling, x), _scalar(radius, x), low)
+    slope, length = _scalar(scaling, x), _scalar(radius, x)
+    if not is_exporting():
+        return _Spherize.apply(x, slope, length, low)
+    # ONNX has no cumulative product, so sums of logarithms in float64. As in `_spherize_in_blocks`: the logarithm of
+    # sin^2 = 1 - cos^2 is accurate even where the sine is close to 1.
+    logits = x.to(slope.dtype) * slope
+    cosine = torch.sin(torch.sigmoid(-logits) * (math.pi / 2 - low)).to(widest_dtype(x))
+    squares = 1 - cosine.square() if low > math.pi / 4 else _sine(logits, low).to(cosine.dtype).square()
+    product = F.pad((0.5 * squares.log().cumsum(-1)).exp(), (1, 0), value=1.0)
+    return (length.abs() * product * F.pad(cosine, (0, 1), value=1.0)).to(x.dtype)
 
 
 def angles_to_cartesian(angles: Tensor, radius: float | Tensor = 1.0) -> Tensor:
@@ -185,16 +193,6 @@ def _spherize_in_blocks(x: Tensor, scaling: Tensor, radius: Tensor, low: float) 
         if product is not points:
             points.copy_(product)
     return result
-
-
-def _spherize_for_export(x: Tensor, scaling: Tensor, radius: Tensor, low: float) -> Tensor:
-    """Compute the points with sums of logarithms in float64, because ONNX has no cumulative product."""
-    logits = x.to(scaling.dtype) * scaling
-    cosine = torch.sin(torch.sigmoid(-logits) * (math.pi / 2 - low)).to(widest_dtype(x))
-    # As in `_spherize_in_blocks`. A logarithm of sin^2 = 1 - cos^2 is accurate even where the sine is close to 1.
-    squares = 1 - cosine.square() if low > math.pi / 4 else _sine(logits, low).to(cosine.dtype).square()
-    product = F.pad((0.5 * squares.log().cumsum(-1)).exp(), (1, 0), value=1.0)
-    return (radius.abs() * product * F.pad(cosine, (0, 1), value=1.0)).to(x.dtype)
 
 
 def _gradient(

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -185,7 +185,13 @@ def place_prototypes(
     check_integer("max_iterations", options.get("max_iterations", 1), 1)  # 0 would return random points
     if class_vectors is not None and ordering == "ranking" and method in WITHOUT_CLASS_VECTORS:
         raise ValueError(f"method {method!r} does not support a ranking loss; use ordering='assignment'.")
-    with _search_environment(num_classes, dim):
+    with contextlib.ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        stack.enter_context(threadpool_limits(1, user_api="blas"))  # an idle pool of BLAS would slow down that of torch
+        if torch.get_default_device().type != "cpu":  # the device context slows down each operation
+            stack.enter_context(torch.device("cpu"))
+        if num_classes**2 * dim < 10**7:  # a step takes milliseconds or less
+            torch.set_num_threads(1)
         directions = None if class_vectors is None else class_directions(class_vectors, num_classes)
         ranking = TripletRanking(directions) if directions is not None and ordering == "ranking" else None
         task = PlacementTask(num_classes, dim, ranking, seed, torch.device(device))
@@ -209,21 +215,6 @@ def place_prototypes(
         if class_vectors is not None:
             order = measure_order(points, class_vectors, seed=seed)
     return Placement(points, *_measure(points), origin, time.perf_counter() - started, order, names)
-
-
-@contextlib.contextmanager
-def _search_environment(num_classes: int, dim: int) -> Iterator[None]:
-    """Search on the CPU by default, with one thread of BLAS, whose idle pool would slow down that of torch."""
-    threads = torch.get_num_threads()
-    # The device context slows down each operation, so it is entered only if necessary.
-    is_other = torch.get_default_device().type != "cpu"
-    with threadpool_limits(1, user_api="blas"), torch.device("cpu") if is_other else contextlib.nullcontext():
-        try:
-            if num_classes**2 * dim < 10**7:  # a step takes milliseconds or less
-                torch.set_num_threads(1)
-            yield
-        finally:
-            torch.set_num_threads(threads)
 
 
 @torch.no_grad()  # unlike inference mode, it returns tensors that can be modified in place
