@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -292,34 +293,31 @@ def plot_analogy_accuracies(
     Example:
         >>> plot_analogy_accuracies(results, path="accuracies.png")  # doctest: +SKIP
     """
-    names = [tuple(result[name] for name in ("model", "benchmark", "scoring")) for result in results]
-    if len(set(names)) < len(names):
-        raise ValueError(f"pass one accuracy per model, benchmark and scoring; got those of {names}.")
-    if (highest := max(result["eval_accuracy_high"] for result in results)) > 1:
+    frame, names = pd.DataFrame(results), ["model", "benchmark", "scoring"]
+    if frame.duplicated(names).any():
+        raise ValueError(f"pass one accuracy per model, benchmark and scoring; got\n{frame[names]}")
+    if (highest := frame["eval_accuracy_high"].max()) > 1:
         raise ValueError(f"accuracies must be from 0 to 1, not in percent; got {highest:g}.")
-    models, benchmarks, scorings = (list(dict.fromkeys(column)) for column in zip(*names, strict=True))
+    models, benchmarks, scorings = (frame[name].unique().tolist() for name in names)
     size = max(5.4, 1.0 + 0.28 * len(benchmarks) * (len(models) + 1))
     figure = new_figure(size, 0.6 + 3.0 * len(scorings), title)
     panels = figure.subplots(len(scorings), squeeze=False, sharey=True).flatten()
     width = GROUP_WIDTH / len(models)
     handles: dict[str, Any] = {}  # by label; not every panel has every model
     for axes, scoring in zip(panels, scorings, strict=True):
-        drawn = [result for result in results if result["scoring"] == scoring]
+        drawn = frame[frame["scoring"] == scoring]
+        places = drawn["benchmark"].map(benchmarks.index)
         for index, model in enumerate(models):
-            of_model = [result for result in drawn if result["model"] == model]
-            shift = (index - (len(models) - 1) / 2) * width
-            positions = [benchmarks.index(result["benchmark"]) + shift for result in of_model]
-            accuracy, low, high = (
-                np.array([100 * result[f"eval_accuracy{end}"] for result in of_model]) for end in ("", "_low", "_high")
-            )
-            if of_model:
+            of_model = drawn[drawn["model"] == model]
+            positions = places[of_model.index] + (index - (len(models) - 1) / 2) * width
+            accuracy, low, high = (100 * of_model[f"eval_accuracy{end}"] for end in ("", "_low", "_high"))
+            if len(of_model):
                 axes.bar(positions, accuracy, 0.9 * width, color=COLORS[index % len(COLORS)], alpha=0.75, label=model)
                 ends = [(accuracy - low).clip(0), (high - accuracy).clip(0)]
                 axes.errorbar(positions, accuracy, yerr=ends, fmt="none", ecolor="0.2", elinewidth=1.1, capsize=2.5)
-        chance = {benchmarks.index(result["benchmark"]): 100 * result["chance_level"] for result in drawn}
-        starts, ends = ([place + side for place in chance] for side in (-0.47, 0.47))
         style = {"color": "0.35", "linestyle": "--", "linewidth": 1.1, "label": GUESSING}
-        axes.hlines(list(chance.values()), starts, ends, zorder=3, **style)
+        chance = drawn.drop_duplicates("benchmark", keep="last")["chance_level"]
+        axes.hlines(100 * chance, places[chance.index] - 0.47, places[chance.index] + 0.47, zorder=3, **style)
         axes.set(xticks=range(len(benchmarks)), xticklabels=benchmarks, xlim=(-0.6, len(benchmarks) - 0.4))
         axes.set(title=scoring.replace("_", " "), ylabel="accuracy on test questions, %")
         axes.grid(axis="y")
