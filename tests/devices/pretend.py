@@ -316,26 +316,11 @@ class _Device(backend_registration._DummyBackendModule):
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
 
-    def synchronize(self, *_: Any) -> None:
-        pass
-
-    def empty_cache(self) -> None:
-        pass
-
     def get_rng_state(self, *_: Any) -> torch.Tensor:
         return torch.get_rng_state()
 
     def set_rng_state(self, state: torch.Tensor, *_: Any) -> None:
         torch.set_rng_state(state)
-
-    def manual_seed(self, seed: int) -> None:
-        pass
-
-    def set_device(self, device: Any) -> None:
-        pass
-
-    def device(self, device: Any) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
 
 
 def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
