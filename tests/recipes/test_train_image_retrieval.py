@@ -105,6 +105,11 @@ def test_validation_images_without_neighbors_are_refused(train):
         train(*words)
 
 
+def test_evaluation_images_of_one_class_are_warned_of(train, caplog):
+    train("--train_classes", "9")
+    assert "are of one class, so retrieval is 100 % right for any model" in caplog.text
+
+
 # Comparison with the frozen model
 
 
