@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from small_encoders import BERT, DISTILBERT, Encoder
 from torch import Tensor
 
-import hf_sphere
 from hf_sphere import (
     SphereVisionConfig,
     SphereVisionForFewShotClassification,
@@ -20,9 +20,7 @@ from hf_sphere.nn.heads import HEADS
 from hf_sphere.nn.rejection import SCORES
 from hf_sphere.ood import fit_rejection
 
-TEXTS = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 24}
-TEXTS |= {"vocab_size": 50, "max_position_embeddings": 40, "type_vocab_size": 2}
-MORE = {"DistilBert": {"hidden_dim": 24}, "ModernBert": {"pad_token_id": 0}}
+ROBERTA = Encoder("roberta")
 IMAGES = {"backbone": "lenet5", "num_channels": 1, "image_size": 28, "num_labels": 7, "embedding_dim": 11}
 
 
@@ -103,16 +101,11 @@ def test_onnx_file_of_a_model_with_a_rejection_decides_the_same(score, by_class,
 VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2}
 
 
-def spherized_vit() -> Any:
-    sizes = {name: TEXTS[name] for name in ("hidden_size", "num_attention_heads", "intermediate_size")}
-    images = {"image_size": (8, 12), "patch_size": 4, "num_channels": 1}
-    return hf_sphere.SphereViTForImageClassification(hf_sphere.SphereViTConfig(**sizes, **images, num_hidden_layers=1))
-
-
+SPHERE_VIT = {"image_size": (8, 12), "num_hidden_layers": 1}
 IMAGE_MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "convolutions": (lambda: image_model(backbone="resnet10t", **COLOR), (3, 32, 32)),
     "transformer": (lambda: image_model(backbone="vit_tiny_patch16_224", backbone_kwargs=VIT, **COLOR), (3, 32, 32)),
-    "spherized transformer": (spherized_vit, (1, 8, 12)),
+    "spherized transformer": (lambda: Encoder("vit").model("ForImageClassification", **SPHERE_VIT), (1, 8, 12)),
 }
 
 
@@ -132,34 +125,23 @@ def test_onnx_file_of_an_image_model_in_half_precision_equals_it_in_float32_and_
         assert_same(tmp_path / "model.onnx", model, {"pixel_values": torch.randn(size, *shape)})
 
 
-def text_model(name: str, **sizes: int) -> Any:
-    """A small spherized encoder, by the name of its class without `Sphere`."""
-    kind, prefix = getattr(hf_sphere, f"Sphere{name}"), name.partition("For")[0].removesuffix("Model")
-    return kind(kind.config_class(**TEXTS | MORE.get(prefix, {}) | sizes)).eval()
-
-
-def texts(size: int, length: int, *names: str) -> dict[str, Tensor]:
-    """Token ids, a mask that excludes the end of the first text, and further inputs of zeros and ones by name."""
-    mask = torch.ones(size, length, dtype=torch.int64)
-    mask[0, length // 2 + 1 :] = 0
-    others = {name: torch.randint(2, (size, length)) for name in names}
-    return {"input_ids": torch.randint(5, 50, (size, length)), "attention_mask": mask, **others}
-
-
-@pytest.mark.settings(name=lambda name: {"token types": name.startswith("Bert"), "length": "Roberta" in name})
+@pytest.mark.settings(encoder=lambda encoder: {"token types": encoder == BERT, "length": encoder == ROBERTA})
 @pytest.mark.parametrize(
-    "name",
+    ("encoder", "task"),
     [
-        *("BertModel", "BertForMaskedLM", "RobertaForSequenceClassification"),
-        *("DistilBertForSequenceClassification", "ModernBertForMaskedLM"),
+        *((BERT, task) for task in ("Model", "ForMaskedLM")),
+        *((encoder, "ForSequenceClassification") for encoder in (ROBERTA, DISTILBERT)),
+        (Encoder("modernbert"), "ForMaskedLM"),
     ],
 )
-def test_onnx_file_of_a_text_model_equals_it_at_any_batch_size_and_length(name, tmp_path):
-    types = {"type_vocab_size": 1} if "Roberta" in name else {}
-    model = text_model(name, num_hidden_layers=1, **types)
+def test_onnx_file_of_a_text_model_equals_it_at_any_batch_size_and_length(encoder, task, tmp_path):
+    types = {"type_vocab_size": 1} if encoder == ROBERTA else {}
+    model = encoder.model(task, num_hidden_layers=1, **types)
     export_onnx(model, tmp_path / "model.onnx")
     for size, length in ((1, 5), (7, 30)):
-        given = texts(size, length, *["token_type_ids"] * name.startswith("Bert"))
+        given = encoder.batch(size, length)
+        given["attention_mask"][0, length // 2 + 1 :] = 0
+        given |= {"token_type_ids": torch.randint(2, (size, length))} if encoder == BERT else {}
         assert_same(tmp_path / "model.onnx", model, given)
 
 

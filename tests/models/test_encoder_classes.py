@@ -136,7 +136,7 @@ for encoder in EVERY:
     result = model(**encoder.batch(), output_hidden_states=True, output_attentions=True)
     print(encoder.model_type, len(result.hidden_states), len(result.attentions))
 """
-    folder = Path(__file__).parent
+    folder = Path(__file__).parents[1]
     run = run_fresh([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True)
     assert run.stdout.splitlines() == [f"{encoder.model_type} 4 3" for encoder in EVERY], run.stderr
 
