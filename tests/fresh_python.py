@@ -19,11 +19,14 @@ import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from select import select
+from subprocess import Popen, run as run_program  # which tests replace
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 LIBRARIES = [
     "torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp", "torchvision", "scipy.stats",
@@ -38,10 +41,10 @@ READ_BY_PYTHON = ("PYTHONPATH", "PYTHONWARNINGS")
 """Variables that are applied in each process."""
 
 _servers: dict[tuple, socket.socket] = {}
-_processes: list[subprocess.Popen] = []
+_processes: list[Popen] = []
 
 
-class FreshPython(subprocess.Popen):
+class FreshPython(Popen):
     """A process like that of `subprocess.Popen`, for the command line of a Python without options other than `-P`.
 
     Args:
@@ -87,30 +90,10 @@ class FreshPython(subprocess.Popen):
         return self.returncode
 
 
-def run_fresh(
-    args: Sequence[object],
-    *,
-    check: bool = False,
-    timeout: float | None = None,
-    capture_output: bool = False,
-    input: str | None = None,
-    **options: Any,
-) -> subprocess.CompletedProcess:
+def run_fresh(args: Sequence[object], *, hugging_face: bool = True, **options: Any) -> subprocess.CompletedProcess:
     """Run a Python program to its end, as `subprocess.run` does."""
-    if capture_output:
-        options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    if input is not None:
-        options["stdin"] = subprocess.PIPE
-    with FreshPython(args, **options) as process:
-        try:
-            printed, errors = process.communicate(input, timeout=timeout)
-        except BaseException:
-            process.kill()
-            raise
-    ended = subprocess.CompletedProcess(process.args, process.returncode, printed, errors)
-    if check:
-        ended.check_returncode()
-    return ended
+    with mock.patch.object(subprocess, "Popen", partial(FreshPython, hugging_face=hugging_face)):
+        return run_program(args, **options)
 
 
 def _connect(hugging_face: bool, env: dict[str, str]) -> socket.socket:
@@ -129,9 +112,7 @@ def _connect(hugging_face: bool, env: dict[str, str]) -> socket.socket:
                 socket.send_fds(_connect(False, env), *message)
             else:
                 command = [sys.executable, "-P", __file__, str(theirs.fileno())]
-                _processes.append(
-                    subprocess.Popen(command, env=other, pass_fds=[theirs.fileno()], start_new_session=True)
-                )
+                _processes.append(Popen(command, env=other, pass_fds=[theirs.fileno()], start_new_session=True))
         _servers[key] = own
     return _servers[key]
 

@@ -9,8 +9,8 @@ from the seed of the trial, except where CPU time or the other process ends a pr
 """
 
 import argparse
-import contextlib
 import json
+import multiprocessing
 import os
 import random
 import resource
@@ -24,6 +24,8 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,28 +66,22 @@ class Ended(NamedTuple):
     printed: str
 
 
-def fork(main: Callable[[], None], output: int) -> int:
-    """Call a function in a new process that prints to a file descriptor; return its process id."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
+def start(main: Callable[[], None], output: int) -> BaseProcess:
+    """Call a function in a new process that prints to a file descriptor."""
+
+    def run() -> None:
         os.dup2(output, 1)
         os.dup2(output, 2)
         signal.alarm(SECONDS)
-        main()
-        code = 0
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
-        code = CRASHED
-    finally:
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
+        try:
+            main()
+        except Exception:
+            traceback.print_exc()
+            sys.exit(CRASHED)
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    return process
 
 
 def kill_at_event(folder: Path, number: int) -> None:
@@ -135,23 +131,18 @@ class Scenario:
             listener.bind(("127.0.0.1", 0))
             port = listener.getsockname()[1]
         disturbed = random.randrange(self.processes)
-        children = [
-            fork(lambda rank=rank: self._main(folder, words, rank, port, before if rank == disturbed else None), write)
+        processes = [
+            start(lambda rank=rank: self._main(folder, words, rank, port, before if rank == disturbed else None), write)
             for rank in range(self.processes)
         ]
         os.close(write)
-        codes: list[int] = []
-        while len(codes) < len(children):
-            pid, status = os.wait()
-            if pid not in children:
-                continue
-            codes.append(os.waitstatus_to_exitcode(status))
-            if codes[-1]:  # a launcher ends the other processes
-                for other in children:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(other, signal.SIGKILL)
+        while running := [process.sentinel for process in processes if process.exitcode is None]:
+            wait(running)
+            if any(process.exitcode for process in processes):  # a launcher ends the other processes
+                for process in processes:
+                    process.kill()
         with os.fdopen(read) as pipe:
-            return Ended(codes, pipe.read())
+            return Ended([process.exitcode for process in processes], pipe.read())
 
     def _main(
         self, folder: Path, words: Sequence[str], rank: int, port: int, before: Callable[[], object] | None
