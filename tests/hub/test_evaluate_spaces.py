@@ -3,13 +3,13 @@
 import json
 import os
 import sys
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from doubles import running
+from doubles import QuietHandler, running
 from fresh_python import run_fresh
 from huggingface_hub import DatasetCardData
 
@@ -40,26 +40,18 @@ assert found.attempted > 1 and not found.failed, found
 """
 
 
-class Spaces(BaseHTTPRequestHandler):
+class Spaces(QuietHandler):
     """Serves the files of the revision `main` of the Spaces of one user."""
 
-    def do_GET(self) -> None:
-        match self.path.partition("?")[0].strip("/").split("/"):
-            case ["spaces", "tester", name, "resolve", "main", file] if (SPACES.get(name, ROOT) / file).is_file():
-                content, status = (SPACES[name] / file).read_bytes(), 200
-            case _:
-                content, status = b"", 404
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("ETag", f'"{hash(content)}"')
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content)
+    def translate_path(self, path: str) -> str:
+        match path.partition("?")[0].strip("/").split("/"):
+            case ["spaces", "tester", name, "resolve", "main", file] if name in SPACES:
+                return str(SPACES[name] / file)
+        return str(ROOT / "none")
 
-    do_HEAD = do_GET  # noqa: N815  (the name that http.server calls)
-
-    def log_message(self, *_: Any) -> None:
-        pass
+    def end_headers(self) -> None:
+        self.send_header("ETag", f'"{hash(self.path)}"')
+        super().end_headers()
 
 
 def test_modules_load_and_compute_from_a_server_as_from_the_hub(tmp_path):
