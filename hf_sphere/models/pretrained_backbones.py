@@ -63,7 +63,6 @@ class TransformersBackbone(nn.Module):
         width = getattr(of_timm, "head_hidden_size", None) or getattr(of_timm, "num_features", None)
         self._has_class_token = any(re.search(r"cls_(\w+_)?token$", name) for name, _ in encoder.named_parameters())
         self.num_features: int = getattr(config, "hidden_size", None) or width or self._count_features(config)
-        self.pretrained_cfg: dict[str, Any] = {}
         interpolates = "interpolate_pos_encoding" in inspect.signature(encoder.forward).parameters
         self._options = {"interpolate_pos_encoding": True} if interpolates else {}
 

@@ -160,13 +160,10 @@ class SphereEncoderMixin(PreTrainedModel):
     layers_path: ClassVar[str] = "encoder.layer"  # the paths of BERT
     feed_forward_path: ClassVar[str] = "intermediate"
     plain_map_path: ClassVar[str] = "output.dense"
-    config: Any
-    config_class: Any
     classifier: Any
+    _keep_in_fp32_modules: Any
     model_tags = ["hf_sphere"]
     accepts_loss_kwargs = True
-    _keep_in_fp32_modules: Any
-    _keys_to_ignore_on_load_unexpected: Any
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
