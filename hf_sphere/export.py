@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from PIL import Image
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
+from hf_sphere import models
 from hf_sphere.nn.layers import names_kept_in_float32
 from hf_sphere.utils.checks import check_extra
 from hf_sphere.utils.files import atomic_files
+from hf_sphere.utils.loading import load_model, load_pretrained
 from hf_sphere.utils.modules import eval_mode
 from hf_sphere.utils.problem_types import SINGLE_LABEL, problem_type
 
@@ -107,6 +109,14 @@ def export_onnx(
         if int8:
             _quantize(folder / path.name, names_kept_in_float32(wrapped))
             _check_file(folder / path.name, others, expected, 2e-2)
+
+
+def load_saved(name: str | os.PathLike) -> Any:
+    """Load a model by the class that it was saved as, and check that it is complete; see `load_model`."""
+    config = load_pretrained(transformers.AutoConfig, name)
+    saved = (config.architectures or ["AutoModel"])[0]
+    kind = getattr(models, saved, None) or getattr(transformers, saved, transformers.AutoModel)
+    return load_model(kind, name, complete=True)
 
 
 def image_preprocessing(processor: Mapping[str, Any]) -> dict[str, str]:
@@ -214,7 +224,7 @@ def _check_file(file: Path, inputs: dict[str, Tensor], expected: dict[str, Tenso
 class _TupleOfTensors(nn.Module):
     """A model with positional inputs that returns the tensors of its output as a tuple."""
 
-    def __init__(self, model: PreTrainedModel, inputs: dict[str, Tensor]) -> None:
+    def __init__(self, model: transformers.PreTrainedModel, inputs: dict[str, Tensor]) -> None:
         super().__init__()
         self.model = model
         self.input_names = list(inputs)

@@ -32,8 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_output_file(args.output, overwrite=args.overwrite_output)
     import transformers
 
-    from hf_sphere.export import export_onnx, image_preprocessing
-    from hf_sphere.models.saved import load_saved
+    from hf_sphere.export import export_onnx, image_preprocessing, load_saved
     from hf_sphere.utils.loading import find_file, load_pretrained, load_sentence_transformer
     from hf_sphere.utils.problem_types import SINGLE_LABEL, problem_type
 

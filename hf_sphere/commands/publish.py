@@ -51,7 +51,7 @@ class PublishArguments(Arguments):
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line, check the folder and upload it."""
     (args,) = parse_arguments((PublishArguments,), named_first("folder", argv), __doc__)
-    from hf_sphere.models.saved import load_saved
+    from hf_sphere.export import load_saved
 
     folder = Path(args.folder)
     files = sorted(path for pattern in PUBLIC_FILES for path in folder.glob(pattern) if path.is_file())

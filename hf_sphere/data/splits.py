@@ -140,8 +140,7 @@ class Split:
         self, options: Any, corruption: Corruption, limit: int | None, value: str | None, seed: int, progress: bool
     ) -> "Split":
         """Sample images, decode or check them by the options, compute a value if requested, and shuffle pixels."""
-        is_whole = limit is None or limit >= len(self)
-        split = self if is_whole else self.select(draw_subset(len(self), limit or 0, seed))
+        split = self if limit is None else self.select(draw_subset(len(self), limit, seed))
         encoded, reading = split.images, {"skip_corrupt": options.skip_invalid, "progress": progress}
         assert isinstance(encoded, EncodedImages)
         if value is not None or stays_in_memory(encoded.shape, len(split), options.keep_in_memory):

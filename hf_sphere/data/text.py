@@ -255,7 +255,7 @@ def load_text_data(
         size = options.max_train_samples if is_train else options.max_eval_samples
         if len(tokens) == 0:
             raise ValueError(f"{names[key]} has too little text for {block_length} tokens; reduce --max_seq_length.")
-        if size is not None and size < len(tokens):
+        if size is not None:
             tokens = tokens[draw_subset(len(tokens), size, seed)]
         own: Any = {"batch_size": batch_size if is_train else eval_batch_size, "shuffle": is_train, "seed": seed}
         batches[key] = TextBatches(tokens, vocabulary, masking=masking, **own, **sharing)

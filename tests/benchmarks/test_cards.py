@@ -18,7 +18,7 @@ from store_weights import evaluate
 from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassification, pipeline
 
 from hf_sphere import SphereVisionForImageClassification
-from hf_sphere.models.saved import load_saved
+from hf_sphere.export import load_saved
 from hf_sphere.utils.texts import hide_private
 
 PLAIN = "spherization/mnist-lenet5-plain"
