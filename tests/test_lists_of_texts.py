@@ -29,7 +29,7 @@ def find(classes: Any) -> Any:
 
 
 def task(**metrics: Any) -> training.Task:
-    return training.Task("", (), lambda: None, "accuracy", True, **{"headline": (), **metrics})
+    return training.Task("", (), lambda: None, "accuracy", **{"headline": (), **metrics})
 
 
 CASES = {

@@ -195,10 +195,7 @@ def run_training(task: Task, arguments: Sequence[Any], command: Sequence[str], r
         accelerator, data, description = run.accelerator, prepared.data, prepared.description
         splits = {"eval": data.evaluation} | ({} if data.validation is None else {"validation": data.validation})
         prefix = [*splits][-1]
-        metric, higher_is_better = f"{prefix}_{task.metric}", task.higher_is_better
-        if args.metric_for_best_model is not None:
-            metric = args.metric_for_best_model
-            higher_is_better = not metric.endswith(("loss", "error", "perplexity"))
+        metric = args.metric_for_best_model or f"{prefix}_{task.metric}"
         info = {"model": description.title, "dataset": description.dataset, "seed": str(args.seed)}
         every, until, folder = args.snapshot_epochs, args.snapshot_until, run.output_dir / SNAPSHOT_FOLDER
 
@@ -220,7 +217,7 @@ def run_training(task: Task, arguments: Sequence[Any], command: Sequence[str], r
             before_epoch=prepared.before_epoch,
             snapshot=snapshot,
             metric=metric,
-            higher_is_better=higher_is_better,
+            higher_is_better=not metric.endswith(("loss", "error", "perplexity")),
         )
         run.prepare_output_dir(is_finished=loop.is_finished)
         if accelerator.is_main_process:

@@ -35,7 +35,7 @@ def test_a_task_declares_training_arguments_of_distinct_names_a_summary_and_its_
     names = [name for kind in task.arguments for name in kind.__dataclass_fields__]
     assert len(names) == len(set(names))
     assert task.summary.startswith("Train ")
-    assert task.higher_is_better == (task.metric in ("accuracy", "recall_at_1"))
+    assert task.metric in ("accuracy", "recall_at_1") or task.metric.endswith(("loss", "error"))
     with pytest.raises(ValueError, match=r"the task must be one of classification, few_shot, .*; got 'clustering'"):
         find_task("clustering")
 

@@ -40,8 +40,7 @@ class Task:
         example: a command.
         arguments: Dataclasses of the command line, `RecipeArguments` or a subclass among them.
         prepare: Loads the data and builds the model; called with the `Run` and an instance of each of `arguments`.
-        metric: Metric for selecting the best epoch, without its prefix.
-        higher_is_better: Whether larger values of `metric` are better.
+        metric: Metric for selecting the best epoch, without its prefix; see `--metric_for_best_model`.
         headline: Metrics in the last line on the console and in the `model-index` of the card.
         model_name: Class of the model, in `hf_sphere.models`, if it is the same for all arguments.
         pipeline_tag: The transformers pipeline for the model, if there is one.
@@ -54,7 +53,6 @@ class Task:
     arguments: tuple[type, ...]
     prepare: "Callable[..., Prepared]"
     metric: str
-    higher_is_better: bool
     headline: tuple[str, ...]
     model_name: str = ""
     pipeline_tag: str | None = None

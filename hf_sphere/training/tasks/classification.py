@@ -316,7 +316,6 @@ TASK = Task(
     arguments=(ModelArguments, ImageDataArguments, RecipeArguments, EvaluationArguments),
     prepare=prepare,
     metric="accuracy",
-    higher_is_better=True,
     headline=("accuracy",),
     model_name="SphereVisionForImageClassification",
     pipeline_tag="image-classification",

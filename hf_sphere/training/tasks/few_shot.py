@@ -109,7 +109,6 @@ TASK = Task(
     arguments=(EncoderArguments, ImageDataOptions, RecipeArguments, FewShotArguments),
     prepare=prepare,
     metric="accuracy",
-    higher_is_better=True,
     headline=("accuracy",),
     model_name="SphereVisionForFewShotClassification",
     unused=("label_smoothing_factor", "loss_reduction=sum"),

@@ -43,7 +43,6 @@ TASK = Task(
     arguments=(classification.ModelArguments, classification.ImageDataArguments, RecipeArguments, JointArguments),
     prepare=prepare,
     metric="loss",
-    higher_is_better=False,
     headline=("accuracy", "mean_absolute_error"),
     model_name="SphereVisionForJointPrediction",
 )

@@ -156,7 +156,6 @@ TASK = Task(
     arguments=(TextModelArguments, TextDataOptions, TextRecipeArguments),
     prepare=prepare,
     metric="loss",
-    higher_is_better=False,
     headline=("perplexity", "accuracy"),
     pipeline_tag="fill-mask",
     numerics=2,

@@ -79,7 +79,6 @@ TASK = Task(
     arguments=(ModelArguments, ImageDataArguments, RecipeArguments, RegressionArguments),
     prepare=prepare,
     metric="mean_absolute_error",
-    higher_is_better=False,
     headline=("mean_absolute_error",),
     model_name="SphereVisionForRegression",
     unused=("head", "head_kwargs", "prototypes_file", "class_weights", "shard_classes", "label_smoothing_factor"),

@@ -91,7 +91,6 @@ TASK = Task(
     arguments=(classification.ModelArguments, classification.ImageDataArguments, RecipeArguments, OpenSetOptions),
     prepare=prepare,
     metric="recall_at_1",
-    higher_is_better=True,
     headline=HEADLINE,
     model_name="SphereVisionForImageClassification",
     pipeline_tag="image-feature-extraction",
