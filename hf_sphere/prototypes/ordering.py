@@ -1,6 +1,5 @@
 """Objectives of the placement searches, among them one that preserves the similarity order of class vectors."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.geometry.codes.bounds import nearest_others
+from hf_sphere.geometry.codes.bounds import cosine_blocks, nearest_others
 from hf_sphere.geometry.manifold import check_directions
 from hf_sphere.utils.checks import check_seed
 
@@ -21,13 +20,11 @@ MAX_TRIPLETS = 100_000  # maximum number of triplets in the ranking loss; more a
 def soft_separation(points: Tensor, sharpness: float) -> tuple[float, Tensor]:
     """`(1/b) log sum_{i != j} exp(b <p_i, p_j>)` of unit vectors (K, d), a smooth largest cosine, and its gradient."""
     gradient = torch.empty_like(points)
-    largest, sums = [], []
-    blocks = row_blocks(points)
-    for start, block in blocks:
-        cosines = cosines_to_others(points, start, block)
+    largest, sums, parts = [], [], []
+    for start, cosines in cosine_blocks(points, BLOCK_ENTRIES):
         top = cosines.amax()
         weights = cosines.sub_(top).mul_(sharpness).exp_()
-        torch.mm(weights, points, out=gradient[start : start + len(block)])
+        parts.append(torch.mm(weights, points, out=gradient[start : start + len(weights)]))
         largest.append(top)
         sums.append(weights.sum())
     # Rescale the blocks from their own largest cosine to the overall largest one.
@@ -35,8 +32,8 @@ def soft_separation(points: Tensor, sharpness: float) -> tuple[float, Tensor]:
     top = all_largest.amax()
     factors = (all_largest - top).mul_(sharpness).exp_()
     total = (torch.stack(sums) * factors).sum()
-    for (start, block), factor in zip(blocks, 2 * factors / total, strict=True):
-        gradient[start : start + len(block)].mul_(factor)
+    for part, factor in zip(parts, 2 * factors / total, strict=True):
+        part.mul_(factor)
     return (top + total.log() / sharpness).item(), gradient
 
 
@@ -45,19 +42,6 @@ def mean_nearest_cosine(points: Tensor) -> tuple[float, Tensor]:
     cosines, index = nearest_others(points)
     gradient = points[index].index_add_(0, index, points)
     return cosines.mean().item(), gradient.div_(len(points))
-
-
-def row_blocks(points: Tensor) -> list[tuple[int, Tensor]]:
-    """Split points into blocks of at most `BLOCK_ENTRIES` cosines to all points, each with its first index."""
-    rows = max(1, BLOCK_ENTRIES // len(points))
-    return [(start, points[start : start + rows]) for start in range(0, len(points), rows)]
-
-
-def cosines_to_others(points: Tensor, start: int, block: Tensor) -> Tensor:
-    """Cosines of a block of points to all points, (B, K), with -inf for each point and itself."""
-    cosines = block @ points.T
-    cosines[:, start : start + len(block)].fill_diagonal_(-math.inf)
-    return cosines
 
 
 class TripletRanking:
@@ -69,8 +53,8 @@ class TripletRanking:
     def __init__(self, directions: Tensor) -> None:
         self.directions = directions
         count = min(max(1, round(len(directions) / 10)), len(directions) - 2)
-        blocks = (cosines_to_others(directions, start, block) for start, block in row_blocks(directions))
-        order = torch.cat([block.sort(dim=1, descending=True, stable=True).indices.int() for block in blocks])
+        blocks = cosine_blocks(directions, BLOCK_ENTRIES)
+        order = torch.cat([block.sort(dim=1, descending=True, stable=True).indices.int() for _, block in blocks])
         self._near, self._far = order[:, :count], order[:, count:-1].sort(dim=1).values  # the class itself is the last
 
     def triplets(self, generator: torch.Generator) -> Tensor:
