@@ -342,7 +342,7 @@ def optimizer_for_trainer(context: Any) -> tuple[type[NamedOptimizer], dict[str,
     options = {**context.optimizer_kwargs, "weight_decay": context.args.weight_decay}
     options |= {key: value for key, value in context.adam_kwargs.items() if key in supported}
     # `optim_args` are texts, parsed by the types of the defaults; the default None marks a boolean option.
-    known = {k: v for k, v in {**supported, **kind.group_options}.items() if k not in ("channel_dims", "rules")}
+    known = {k: v for k, v in option_defaults(name).items() if k not in ("channel_dims", "rules")}
     if "betas" in known:
         known["beta1"], known["beta2"] = known.pop("betas")
     check_names(f"optim_args of {name}", context.optim_args, sorted(known))

@@ -294,12 +294,11 @@ def example_inputs(model: nn.Module) -> Iterator[Any]:
         yield torch.randn(_BATCH, *size, device=device)
     kinds = (_ConvNd, nn.Linear, nn.Embedding)
     first = next((module for module in model.modules() if isinstance(module, kinds)), None)
-    shapes: list[tuple[int, ...]] = []
     if isinstance(first, nn.Embedding):
         yield torch.randint(0, first.num_embeddings, (2, 16), device=device)
     elif isinstance(first, nn.Linear):
-        shapes = [(first.in_features,), (5, first.in_features)]
+        yield torch.randn(_BATCH, first.in_features, device=device)
+        yield torch.randn(_BATCH, 5, first.in_features, device=device)
     elif first is not None:
-        shapes = [(first.in_channels, *[side] * len(first.kernel_size)) for side in _SIDES]
-    for shape in shapes:
-        yield torch.randn(_BATCH, *shape, device=device)
+        for side in _SIDES:
+            yield torch.randn(_BATCH, first.in_channels, *[side] * len(first.kernel_size), device=device)
