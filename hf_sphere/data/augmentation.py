@@ -112,16 +112,12 @@ def _jitter_colors(images: Tensor, strengths: Sequence[float], generator: torch.
 
 
 def _change_color(images: Tensor, amounts: Tensor, kind: int) -> Tensor:
-    """Change brightness (0), contrast (1), saturation (2) or hue (3); the first three scale the distance to a gray."""
-    if kind == 3:
-        return _change_hue(images, amounts)
-    luma = tvF.rgb_to_grayscale(images) if images.shape[1] == 3 else images
-    gray = (0.0, luma.mean(dim=(1, 2, 3), keepdim=True), luma)[kind]
-    return (gray + (images - gray) * (1 + amounts)).clamp(0, 1)
-
-
-def _change_hue(images: Tensor, amounts: Tensor) -> Tensor:
-    """Rotate the hue of RGB images by a fraction of the color circle, with value and chroma of the HSV model kept."""
+    """Change brightness (0), contrast (1), saturation (2) or hue (3) of images (B, C, H, W) from 0 to 1."""
+    if kind < 3:  # which scale the distance to a gray
+        luma = tvF.rgb_to_grayscale(images) if images.shape[1] == 3 else images
+        gray = (0.0, luma.mean(dim=(1, 2, 3), keepdim=True), luma)[kind]
+        return (gray + (images - gray) * (1 + amounts)).clamp(0, 1)
+    # The hue is rotated by a fraction of the color circle, with value and chroma of the HSV model kept.
     value, chroma = images.amax(1, keepdim=True), images.amax(1, keepdim=True) - images.amin(1, keepdim=True)
     red, green, blue = (images / chroma.clamp(min=1e-12)).split(1, dim=1)
     sector = torch.where(value == images[:, 1:2], blue - red + 2, red - green + 4)
