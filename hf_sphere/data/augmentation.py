@@ -5,16 +5,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.transforms.v2 import (
-    CutMix,
-    MixUp,
-    RandAugment,
-    RandomErasing,
-    RandomResizedCrop,
-    RandomRotation,
-    functional as tvF,
-)
+from torchvision.transforms.v2 import CutMix, MixUp, RandAugment, RandomResizedCrop, functional as tvF
 
 from hf_sphere.data.options import AugmentationOptions
 from hf_sphere.utils.modules import to_device
@@ -46,7 +39,7 @@ class Augmentation(AugmentationOptions):
         """Raise an error if images of this size, in pixels, are too small for the padding or the occlusion."""
         side = min(height, width)
         largest_padding = side - 1 if self.crop_padding_mode == "reflect" else side
-        for name, limit in (("crop_padding", largest_padding), ("occlusion", side - 1)):
+        for name, limit in (("crop_padding", largest_padding), ("occlusion", side)):
             if (value := getattr(self, name)) > limit:
                 raise ValueError(f"{name} {value} exceeds what images of {height} x {width} pixels allow, {limit}.")
 
@@ -72,17 +65,17 @@ class Augmentation(AugmentationOptions):
             top, left = to_device(draws, images.device)
             images = windows[torch.arange(len(images), device=images.device), :, top, left]
         if self.random_resized_crop is not None:
-            images = _change_each(images, self.random_crop(*images.shape[2:]), generator)
+            cropped = _change_each(images.float(), self.random_crop(*images.shape[2:]), generator)
+            images = cropped.round_().to(images.dtype)
         if self.horizontal_flip:
             mirrored = torch.rand(len(images), generator=generator) < 0.5
         if mirrored is not None:
             images = torch.where(to_device(mirrored, images.device)[:, None, None, None], images.flip(-1), images)
         if self.rotation:
-            images = _change_each(images, RandomRotation(self.rotation), generator)
+            degrees = (2 * torch.rand(len(images), generator=generator) - 1) * self.rotation
+            images = _rotate(images, degrees.deg2rad())
         if self.occlusion:
-            share = self.occlusion**2 / images[0, 0].numel()
-            erase = RandomErasing(1.0, (share, share), (1.0, 1.0), [round(value) for value in self.occlusion_color])
-            images = _change_each(images, erase, generator)
+            images = _occlude(images, self.occlusion, self.occlusion_color, generator)
         return images
 
 
@@ -98,6 +91,30 @@ def _change_each(images: Tensor, change: nn.Module, generator: torch.Generator) 
     """Change each image by an operation of torchvision, which draws from torch's global generator."""
     with drawing_from(int(torch.randint(2**62, (1,), generator=generator))):
         return torch.stack([change(image) for image in images])
+
+
+def _rotate(images: Tensor, radians: Tensor) -> Tensor:
+    """Rotate each image about its center, with nearest-pixel sampling and zeros outside."""
+    height, width = images.shape[-2:]
+    cosine, sine, zero = radians.cos(), radians.sin(), torch.zeros_like(radians)
+    # Grid coordinates run from -1 to 1 along both sides, so the aspect ratio of the image must be compensated.
+    entries = [cosine, sine * (height / width), zero, -sine * (width / height), cosine, zero]
+    matrix = torch.stack(entries, dim=1).reshape(-1, 2, 3)
+    grid = F.affine_grid(to_device(matrix, images.device), list(images.shape), align_corners=False)
+    turned = F.grid_sample(images.float(), grid, mode="nearest", padding_mode="zeros", align_corners=False)
+    return turned.to(images.dtype)
+
+
+def _occlude(images: Tensor, side: int, color: Sequence[float], generator: torch.Generator) -> Tensor:
+    """Cover a square of each image."""
+    count, _, height, width = images.shape
+    top = torch.randint(0, height - side + 1, (count, 1), generator=generator)
+    left = torch.randint(0, width - side + 1, (count, 1), generator=generator)
+    rows = ((step := torch.arange(height) - top) >= 0) & (step < side)
+    columns = ((step := torch.arange(width) - left) >= 0) & (step < side)
+    covered = to_device(rows[:, None, :, None] & columns[:, None, None, :], images.device)
+    paint = to_device(torch.tensor(color).round().to(images.dtype), images.device).reshape(1, -1, 1, 1)
+    return torch.where(covered, paint, images)
 
 
 def _jitter_colors(images: Tensor, strengths: Sequence[float], generator: torch.Generator) -> Tensor:

@@ -31,7 +31,7 @@ REFUSED = {
         "--num_train_epochs=-1": "num_train_epochs must be at least 0; got -1",
         "--stop_after_steps 99999999999": "stop_after_steps must be .* at most 2147483647; got 99999999999",
         "--crop_padding 9": "crop_padding 9 exceeds what images of 8 x 8 pixels allow, 8",
-        "--occlusion 9": "occlusion 9 exceeds what images of 8 x 8 pixels allow, 7",
+        "--occlusion 9": "occlusion 9 exceeds what images of 8 x 8 pixels allow, 8",
         "--backbone conv4": "conv4",
     },
     "regression": {
