@@ -93,16 +93,15 @@ def _evaluate_ood(
 
     def outputs(each: Embeddings) -> Outputs:
         logits = None if why_no_accuracy(each.problem_type) else each.logits
-        return Outputs(each.embeddings, logits, each.labels, each.concentrations, each.row_ids)
+        return Outputs(each.embeddings, logits, each.labels, each.certainties.get("concentration"), each.row_ids)
 
-    omitted = "max_softmax" if data.confidences is not None else None  # equivalent to the confidence
+    omitted = "max_softmax" if "confidence" in data.certainties else None  # equivalent to the confidence
     detectors = {name: OODDetector(name) for name in SCORES if name != omitted}
     fitted, others = None if train is None else outputs(train), {name: outputs(each) for name, each in ood.items()}
     comparison = compare_scores(fitted, outputs(data), others, detectors)
-    if data.confidences is not None:
+    if (confidences := data.certainties.get("confidence")) is not None:
         comparison.results["confidence"] = {
-            name: metrics.detection_scores(data.confidences, other.certainties["confidence"])
-            for name, other in ood.items()
+            name: metrics.detection_scores(confidences, other.certainties["confidence"]) for name, other in ood.items()
         }
     for score, sets in comparison.results.items():
         for name, values in sets.items():
@@ -166,13 +165,14 @@ def _evaluate_retrieval(evaluation: Evaluation, data: Any, options: EvaluationOp
     evaluation.add("eval", scores)
     if excluded := scores["num_excluded"]:
         note(f"{excluded:,} image(s) are not retrieval queries, since each is alone in its class.")
-    if data.concentrations is None or options.num_samples == 0 or evaluation.distance == "hyperbolic":
+    concentrations = data.certainties.get("concentration")
+    if concentrations is None or options.num_samples == 0 or evaluation.distance == "hyperbolic":
         return
     if zero := int((~data.embeddings.any(-1)).sum()):
         note(f"sampled retrieval is skipped: {zero:,} embedding(s) are zero vectors (no direction).")
         return
     retrieval |= {"num_samples": options.num_samples, "seed": options.seed}
-    sampled = metrics.sampled_retrieval_scores(data.embeddings, data.concentrations, data.labels, **retrieval)
+    sampled = metrics.sampled_retrieval_scores(data.embeddings, concentrations, data.labels, **retrieval)
     for name, score in sampled.items():
         ends = {f"{name}_low": score["low"], f"{name}_high": score["high"]}
         evaluation.add("eval_sampled", {name: score["mean"], **ends})

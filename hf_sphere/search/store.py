@@ -69,8 +69,8 @@ class Embeddings:
         class_names: Names of the data's classes.
         predictions: (N,) indices into `predicted_names`, if there are predictions.
         predicted_names: Names of the model's classes.
-        confidences: (N,), in [0, 1], if there are predictions.
-        concentrations: (N,), at least 0, if the embeddings have them.
+        certainties: `confidence`, in [0, 1], if there are predictions, and `concentration`, at least 0, if there is
+            one, (N,) each.
         about: Content of `embeddings.json`; empty without the file.
         indices: (N,) rows of the source dataset, if stored.
         logits: (N, K), float32, if stored.
@@ -85,19 +85,12 @@ class Embeddings:
     class_names: list[str]
     predictions: Tensor | None
     predicted_names: list[str]
-    confidences: Tensor | None
-    concentrations: Tensor | None
+    certainties: dict[str, Tensor]
     about: dict[str, Any]
     indices: Tensor | None = None
     logits: Tensor | None = None
     row_ids: Tensor | None = None
     texts: list[str] | None = None
-
-    @property
-    def certainties(self) -> dict[str, Tensor]:
-        """The stored certainty measures, `confidence` and `concentration`, by name, (N,) each."""
-        both = {"confidence": self.confidences, "concentration": self.concentrations}
-        return {name: values for name, values in both.items() if values is not None}
 
     @property
     def problem_type(self) -> str:
@@ -226,8 +219,8 @@ def read_embeddings(
         raise ValueError(f"column prediction of {name} has no names of classes; cast it to datasets.ClassLabel.")
     names = {c: read_class_names(rows, c) for c in ("label", "prediction") if c in columns}
     classes = {c: read_labels(rows, c, names[c], split_name) for c in names}
-    values = {c: read_values(rows, c, split_name) for c in ("confidence", "concentration") if c in columns}
-    checked = dict(values)
+    certainties = {c: read_values(rows, c, split_name) for c in ("confidence", "concentration") if c in columns}
+    checked = dict(certainties)
     if rows.features.get("label") in SIGNED:
         checked["label"] = torch.tensor([int(label) for label in names["label"]])[classes["label"]]
     for column, cells in checked.items():
@@ -252,8 +245,7 @@ def read_embeddings(
         class_names=names.get("label", []),
         predictions=classes.get("prediction"),
         predicted_names=names.get("prediction", []),
-        confidences=values.get("confidence"),
-        concentrations=values.get("concentration"),
+        certainties=certainties,
         indices=integers("index"),
         row_ids=integers("row_id"),
         texts=[str(text or "") for text in rows["text"][:]] if "text" in columns else None,

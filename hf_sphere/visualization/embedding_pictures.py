@@ -97,8 +97,8 @@ class EmbeddingPictures:
         images = self._find("thumbnails", find_thumbnails, data, **options) if thumbnails else None
         if data.indices is not None:
             texts = [f"row {index}" for index in data.indices.tolist()]
-        if data.predictions is not None and data.confidences is not None:
-            predicted = zip(texts, data.predictions.tolist(), data.confidences.tolist(), strict=True)
+        if data.predictions is not None:
+            predicted = zip(texts, data.predictions.tolist(), data.certainties["confidence"].tolist(), strict=True)
             texts = [f"{text}\npredicted {data.predicted_names[k]} ({100 * p:.1f} %)" for text, k, p in predicted]
         both = zip(texts, data.texts or [""] * len(texts), strict=True)
         options = {"texts": ["\n".join(pair).strip("\n") for pair in both], "images": images}

@@ -226,7 +226,7 @@ def test_evaluation_and_index_have_what_the_problem_type_of_the_model_has(kind, 
     assert {"eval_accuracy", "ood_same_auroc_energy"}.isdisjoint(found.results)
     note = f"accuracy, calibration and risk are skipped: the model is for {kind}, not for one class per image."
     assert note in found.notes
-    assert (data.confidences is None) == is_regression
+    assert ("confidence" not in data.certainties) == is_regression
     run("build_index", "--model_name_or_path", model, "--images", photos, "--output_dir", tmp_path / "own")
     rows = search("--query", photos, "--model_name_or_path", model, index=tmp_path / "own")
     images = ImageIndex.load(tmp_path / "own").images

@@ -119,8 +119,8 @@ class TestReading:
             ("embedding", data.embeddings),
             ("label", data.labels),
             ("prediction", data.predictions),
-            ("confidence", data.confidences),
-            ("concentration", data.concentrations),
+            ("confidence", data.certainties["confidence"]),
+            ("concentration", data.certainties["concentration"]),
         ):
             assert torch.equal(values, written[name]), name
         assert (data.class_names, data.predicted_names) == (CLASSES, MODEL_CLASSES)
@@ -131,7 +131,7 @@ class TestReading:
         data = read_embeddings(save(embedding=[[number(1), number(2)], [number(3), number(4)]]))
         assert data.embeddings.tolist() == [[1.0, 2.0], [3.0, 4.0]]
         assert data.embeddings.dtype == torch.float32
-        assert (data.labels, data.predictions, data.confidences, data.concentrations) == (None,) * 4
+        assert (data.labels, data.predictions, data.certainties) == (None, None, {})
         assert data.about == {}
 
     @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ class TestReading:
     def test_certainties_at_the_bounds_are_accepted(self, folder, column, values):
         columns = columns_of(2) | {column: torch.tensor(values)}
         data = read_embeddings(str(write(folder, columns)))
-        assert {"confidence": data.confidences, "concentration": data.concentrations}[column].tolist() == values
+        assert data.certainties[column].tolist() == values
 
     @pytest.mark.parametrize("column", ["embedding", "logits"])
     @pytest.mark.parametrize("value", [1e300, 1e39, float("nan"), float("inf")])
@@ -250,7 +250,7 @@ def test_labels_and_predictions_are_compared_by_name(class_names, predicted_name
     predictions = torch.tensor([predicted_names.index(prediction) for _, prediction in pairs])
     empty = torch.empty(len(pairs))
     of_data, of_model = (labels, class_names), (predictions, predicted_names)
-    made = Embeddings("made", "test", empty[:, None], *of_data, *of_model, empty, None, {})
+    made = Embeddings("made", "test", empty[:, None], *of_data, *of_model, {}, {})
     known, correct = made.match_predictions()
     assert known.tolist() == [label in predicted_names for label, _ in pairs]
     assert correct.tolist() == [label == prediction for label, prediction in pairs]
