@@ -239,7 +239,9 @@ class ComparedVectors(GroupedVectors):
         Raises:
             ValueError: If a vector is invalid.
         """
-        vectors = self._check("vectors", vectors)
+        return self._test_model(self._check("vectors", vectors), model)
+
+    def _test_model(self, vectors: Tensor, model: str | None = None) -> ModelCheck:
         what, count = f"the {len(vectors):,} vectors", len(vectors)
         if model is not None and self.model is not None and model != self.model:
             hint = f"embed them with {self.model!r}, or see EmbeddingSpace.migrate"
@@ -259,11 +261,11 @@ class ComparedVectors(GroupedVectors):
         return ModelCheck(p_value, True, f"{text} directions (p-value {p_value:.2g}). {hint}")
 
     def _refuse_foreign(self, vectors: Tensor, model: str | None = None) -> None:
-        if (result := self.check_model(vectors, model)).is_foreign:
+        if (result := self._test_model(vectors, model)).is_foreign:
             raise ValueError(f"{result} If they are right, add them with check=False.")
 
     def _warn_of_foreign(self, queries: Tensor) -> None:
-        if (result := self.check_model(queries)).is_foreign:
+        if (result := self._test_model(queries)).is_foreign:
             logger.warning("%s", result)
 
     def compare(self, other: Any, *, level: float = 0.05, seed: int = 0) -> Comparison:
@@ -312,7 +314,7 @@ class ComparedVectors(GroupedVectors):
         text += f"; the space has too few groups to find {fewer}." if least > 1 else "."
         if self._names is not None and (not is_space or other._names is None):
             text += " The others have no groups, so each row counts as one."
-        check = self.check_model(vectors, other.model if is_space else None)
+        check = self._test_model(vectors, other.model if is_space else None)
         text = f"{check} So {text}" if check.is_foreign else text
         ids = other._ids_of(outside[None])[0] if is_space else []
         found = p_values, outside, ids, check.is_foreign, text
@@ -346,7 +348,7 @@ class ComparedVectors(GroupedVectors):
         for name, anchors in (("old", old), ("new", new)):
             if repeated := repeated_rows(anchors):
                 raise ValueError(f"anchors must differ; of {name}, {len(repeated):,} repeat: rows {shorten(repeated)}.")
-        if (check := self.check_model(old)).is_foreign:
+        if (check := self._test_model(old)).is_foreign:
             raise ValueError(f"old are no vectors of the space: {check}")
         kinds: dict[str, Tensor] = {}
         fold = torch.randperm(count, generator=torch.Generator().manual_seed(check_seed(seed))) % FOLDS
