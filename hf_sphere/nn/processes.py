@@ -63,16 +63,6 @@ class Exchange:
         """Return a parameter that all processes have, for a result that each computes in part."""
         return scale_gradient(value, count_processes()) if self.shared else value
 
-    def collect_columns(self, values: Tensor, num_columns: int) -> Tensor:
-        """Collect all columns for the examples of this process: (N, share_of(num_columns)) -> (B, num_columns)."""
-        rows = self.own.stop - self.own.start
-        widths = [len(share_of(num_columns, process)) for process in range(len(self.counts))]
-        sent, taken = [count * values.shape[1] for count in self.counts], [rows * width for width in widths]
-        received = values.new_empty(rows * num_columns)
-        distributed.all_to_all_single(received, values.detach().flatten(), taken, sent)
-        blocks = zip(received.split(taken), widths, strict=True)
-        return torch.cat([block.view(rows, width) for block, width in blocks], dim=1)
-
 
 def scale_gradient(value: Tensor, factor: float) -> Tensor:
     """Return a value, unchanged, whose gradient is multiplied by a factor."""

@@ -94,30 +94,21 @@ def locked_file(path: Path, of: Path, *, wait: bool) -> Iterator[None]:
     A lock ends with its process, even if that is killed. A thread can lock a folder again. A folder in use is a
     `FileExistsError` if `wait` is False.
     """
-    lock = FileLock(path, is_singleton=True, on_acquired=_check_linked)
-    is_first, timeout = not lock.is_locked, SECONDS_TO_MESSAGE if wait else 0.0
-    while True:
-        try:
-            lock.acquire(timeout=timeout)
-            break
-        except InterruptedError:
-            continue
-        except Timeout as error:
-            if not wait:
-                raise FileExistsError(f"{of} is in use by another process.") from error
-            logger.warning("Waiting for another process, which writes %s.", of)
-            timeout = -1
+    lock = FileLock(path, is_singleton=True, fallback_to_soft=False)
+    is_first = not lock.is_locked
+    try:
+        lock.acquire(timeout=SECONDS_TO_MESSAGE if wait else 0.0)
+    except Timeout as error:
+        if not wait:
+            raise FileExistsError(f"{of} is in use by another process.") from error
+        logger.warning("Waiting for another process, which writes %s.", of)
+        lock.acquire()
     try:
         yield
     finally:
         with suppress(OSError):
             path.unlink() if is_first else None
         lock.release()
-
-
-def _check_linked(descriptor: int) -> None:
-    if not os.fstat(descriptor).st_nlink:
-        raise InterruptedError("the last owner removed this file after it was opened")
 
 
 @contextmanager

@@ -186,13 +186,14 @@ class ClassVectorHead(Head):
             return self.loss_in_blocks(embeddings, labels)
 
     def _predict(self, embeddings: Tensor) -> Tensor:
-        """Compute the logits; those of classes on other processes are sent by them."""
+        """Compute the logits; those of classes on other processes are added by them."""
         if not self.is_sharded:
             return self.compute_logits(embeddings)
         if self.training and torch.is_grad_enabled():
             raise ValueError("a head with shard_classes has no logits in training; pass labels for its loss.")
         exchange = self.exchange(embeddings)
-        return exchange.collect_columns(self.compute_logits(exchange.gather(embeddings)), self.num_classes)
+        others = (self.classes.start, self.num_classes - self.classes.stop)
+        return exchange.sum(F.pad(self.compute_logits(exchange.gather(embeddings)), others))
 
 
 @torch.compiler.disable  # inductor's integers do not wrap around
