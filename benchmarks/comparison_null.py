@@ -46,7 +46,7 @@ from hf_sphere.comparison.plan import Plan
 from hf_sphere.comparison.planned import PlannedComparison
 from hf_sphere.comparison.significance import LEVEL, Test
 from hf_sphere.comparison.training_runs import FrozenRuns
-from hf_sphere.utils.json_lines import JsonLines
+from hf_sphere.utils.files import JsonLines
 
 FAMILIES, SEEDS, IMAGES, NAMES, ACCURACY = 2_000, 5, 500, 8, 0.9
 VARIANCES = {"image": 0.6, "head": 0.2, "seed": 0.003}

@@ -25,8 +25,7 @@ from hf_sphere import data, hyperplanes, visualization
 from hf_sphere.data.options import ImageSourceOptions
 from hf_sphere.training import output_dir
 from hf_sphere.utils.arguments import SEED, Arguments, argument, given_arguments, parse_arguments
-from hf_sphere.utils.files import digest_file, write_json
-from hf_sphere.utils.json_lines import JsonLines
+from hf_sphere.utils.files import JsonLines, digest_file, write_json
 
 CELLS_FILE, TABLE_FILE = "cells.jsonl", "reinitialization.json"
 PLOTS = ("reinitialization.png", "reinitialization.svg")

@@ -27,8 +27,7 @@ from hf_sphere.comparison.plan import UNSEEN, Plan
 from hf_sphere.comparison.runs import RunComparison, compare_runs
 from hf_sphere.comparison.training_runs import FrozenRuns, TrainingRuns
 from hf_sphere.utils.arguments import import_modules, imported
-from hf_sphere.utils.files import write_json, write_text
-from hf_sphere.utils.json_lines import JsonLines
+from hf_sphere.utils.files import JsonLines, write_json, write_text
 from hf_sphere.utils.pages import markdown_rows
 
 MARGIN_HEADS = ("arcface", "subcenter_arcface", "adaface", "cosface")

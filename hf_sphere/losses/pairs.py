@@ -13,7 +13,8 @@ from hf_sphere.geometry.checks import IGNORED, check_integers, is_readable
 from hf_sphere.geometry.decorators import WithGradients, opaque
 from hf_sphere.nn.class_softmax import BLOCK, class_blocks, sum_over_other_classes
 from hf_sphere.nn.heads.base import Head
-from hf_sphere.nn.layers import read_scalar
+from hf_sphere.nn.labels import require
+from hf_sphere.nn.layers import read_scalar, register_scalar
 from hf_sphere.nn.processes import Exchange, count_processes, scale_gradient
 from hf_sphere.utils.checks import check_number
 
@@ -43,11 +44,7 @@ class PairLoss(nn.Module):
     def __init__(self, temperature: float, learn_temperature: bool) -> None:
         super().__init__()
         self.initial_log_temperature = math.log(check_number("temperature", temperature, "(0, inf)"))
-        value = torch.tensor(self.initial_log_temperature)
-        if learn_temperature:
-            self.log_temperature = nn.Parameter(value)
-        else:
-            self.register_buffer("log_temperature", value)
+        register_scalar(self, "log_temperature", self.initial_log_temperature, learn_temperature)
 
     def forward(self, embeddings: Tensor, labels: Tensor, indices_tuple: None = None) -> Tensor:
         """Compute the scalar loss of embeddings (B, d) with labels (B,), where examples with -100 are ignored.
@@ -210,7 +207,6 @@ class InfoNCELoss(PairLoss):
 
     def compute_loss(self, points: Tensor, labels: Tensor) -> Tensor:
         """Compute the mean over all examples, without a device synchronization."""
-        name = type(self).__name__
         if len(labels) % 2:
             points, labels = F.pad(points, (0, 0, 0, 1)), F.pad(labels.long(), (0, 1), value=IGNORED)
         labels, order = labels.long().sort(stable=True)
@@ -218,11 +214,7 @@ class InfoNCELoss(PairLoss):
         order, pairs = order[last], labels[last].unflatten(0, (-1, 2))
         used = pairs[:, 0] != IGNORED
         is_paired = (pairs[:, 0] == pairs[:, 1]).all() & ((pairs[1:, 0] != pairs[:-1, 1]) | ~used[1:]).all()
-        if not is_readable(labels):
-            torch._assert_async(is_paired, f"{name} needs exactly two examples of each label. {HOW_TO_PAIR}")
-        elif not is_paired:
-            counts = labels[labels != IGNORED].unique(return_counts=True)[1].unique().tolist()
-            raise ValueError(f"{name} needs exactly two examples of each label; got {counts}. {HOW_TO_PAIR}")
+        require(is_paired, f"{type(self).__name__} needs exactly two examples of each label. {HOW_TO_PAIR}")
         first, second = points[order].unflatten(0, (-1, 2)).unbind(1)
         ignored = torch.where(used, 0.0, -torch.inf).to(points.dtype)
         ignored = Exchange(ignored, shared=True).gather(ignored)

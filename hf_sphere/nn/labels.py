@@ -23,7 +23,7 @@ def reduce_mixed_loss(
     shapes = [None if each is None else tuple(each.shape) for each in (labels, mixed_labels, mixed_share)]
     if labels is None or mixed_labels is None or mixed_share is None or labels.ndim != 1 or len({*shapes}) > 1:
         raise ValueError(f"mixed images need labels, mixed_labels and mixed_share, each of shape (B,); got {shapes}.")
-    _require(((mixed_share >= 0) & (mixed_share <= 1)).all(), "mixed_share must be from 0 to 1.")
+    require(((mixed_share >= 0) & (mixed_share <= 1)).all(), "mixed_share must be from 0 to 1.")
     head.check_labels(mixed_labels)
     if head.compares_examples():
         raise ValueError(f"head {head.name!r} compares the images of a batch, and has no loss of mixed ones.")
@@ -57,7 +57,7 @@ def divide_soft_labels(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     shares, classes = labels.to(torch.promote_types(labels.dtype, torch.float32)).topk(min(2, labels.shape[1]), dim=1)
     is_complete = ((shares.sum(1) - 1).abs() < 4e-3).all() & (labels >= 0).all()  # rounding of bfloat16
     needed = "labels (batch,), or soft labels with the sum 1 of one or two classes; smooth labels by the head"
-    _require(is_complete, f"problem_type 'single_label_classification' requires {needed}.")
+    require(is_complete, f"problem_type 'single_label_classification' requires {needed}.")
     return classes[:, 0], classes[:, -1], shares[:, -1] if labels.shape[1] > 1 else 0 * shares[:, 0]
 
 
@@ -68,10 +68,10 @@ def refuse_soft_labels(labels: Tensor) -> None:
         "labels with fractions that add up to 1 are mixed images, or several classes per image with "
         "probabilities; set problem_type of the model to single_label_classification or multi_label_classification."
     )
-    _require(~(is_fractional & ((labels.sum(1) - 1).abs() < 1e-3).all()), message)
+    require(~(is_fractional & ((labels.sum(1) - 1).abs() < 1e-3).all()), message)
 
 
-def _require(condition: Tensor, message: str) -> None:
+def require(condition: Tensor, message: str) -> None:
     """Raise a `ValueError` unless the condition holds, or have another device raise an error later."""
     if not is_readable(condition):
         torch._assert_async(condition, message)

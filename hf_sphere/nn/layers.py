@@ -183,6 +183,9 @@ class Spherization(nn.Module):
         tensor([5., 5.])
     """
 
+    scaling: Tensor
+    radius: Tensor
+
     def __init__(
         self,
         in_features: int,
@@ -202,14 +205,8 @@ class Spherization(nn.Module):
         self.dim = dim
         self.initial_scaling = scaling
         self.initial_radius = check_number("radius", radius, "(0, inf)")
-        self.scaling: Tensor
-        self.radius: Tensor
-        for name, learned in (("scaling", learn_scaling), ("radius", learn_radius)):
-            if learned:
-                self.register_parameter(name, nn.Parameter(torch.empty(())))
-            else:
-                self.register_buffer(name, torch.empty(()))
-        self.reset_parameters()
+        register_scalar(self, "scaling", scaling, learn_scaling)
+        register_scalar(self, "radius", radius, learn_radius)
 
     def reset_parameters(self) -> None:
         """Set `scaling` and `radius` to their initial values."""
@@ -228,6 +225,15 @@ class Spherization(nn.Module):
     def extra_repr(self) -> str:
         """Describe the layer in a printed model."""
         return f"{self.in_features} -> {self.in_features + 1}, delta={self.delta:g}, dim={self.dim}"
+
+
+def register_scalar(module: nn.Module, name: str, value: float, learned: bool) -> None:
+    """Add a scalar to a module as a parameter if it is learned, else as a buffer."""
+    scalar = torch.tensor(float(value))
+    if learned:
+        module.register_parameter(name, nn.Parameter(scalar))
+    else:
+        module.register_buffer(name, scalar)
 
 
 def read_scalar(module: nn.Module, name: str, initial: float, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -27,7 +27,7 @@ from hf_sphere.data import ImageSourceOptions
 from hf_sphere.data.provenance import DataRecord, fingerprint, identify_rows
 from hf_sphere.data.sources import load_splits
 from hf_sphere.models import SphereVisionImageProcessor
-from hf_sphere.utils.json_lines import JsonLines
+from hf_sphere.utils.files import JsonLines
 
 SHORT = ["--seeds", "2", "--num_settings", "3", "--num_train_epochs", "2"]
 HEADS = ["--heads", "softmax", "cosine"]

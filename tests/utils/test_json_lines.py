@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, strategies as st
 from two_processes import run_two
 
-from hf_sphere.utils.json_lines import JsonLines
+from hf_sphere.utils.files import JsonLines
 
 texts = st.text('aZ0 \n\r\x00"\\[]{},\u2028\u00e9\U0001f600', max_size=20)
 keys = st.recursive(texts | st.integers(), lambda part: st.tuples(part, part), max_leaves=4)

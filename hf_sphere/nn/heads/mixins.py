@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_sphere.geometry.checks import is_batched, is_readable
+from hf_sphere.geometry.checks import is_batched
 from hf_sphere.geometry.sampling import keyed_uniforms
 from hf_sphere.nn.class_softmax import own_rows, sum_over_other_classes
 from hf_sphere.nn.heads.base import Head
-from hf_sphere.nn.layers import read_scalar
+from hf_sphere.nn.labels import require
+from hf_sphere.nn.layers import read_scalar, register_scalar
 from hf_sphere.nn.processes import Exchange, count_processes, share_of
 from hf_sphere.utils.checks import check_choice, check_number
 
@@ -180,8 +181,8 @@ class ClassVectorHead(Head):
     def _losses(self, embeddings: Tensor, logits: Tensor | None, labels: Tensor) -> Tensor:
         if not self.in_blocks and logits is not None:
             return super()._losses(embeddings, logits, labels)
-        if not is_readable(labels):  # elsewhere an invalid label would be a class that nobody has
-            torch._assert_async(((labels >= 0) & (labels < self.num_classes)).all())
+        # An invalid label would be a class that no process has.
+        require(((labels >= 0) & (labels < self.num_classes)).all(), "labels must be indices of the classes.")
         with torch.autocast(embeddings.device.type, enabled=False):
             return self.loss_in_blocks(embeddings, labels)
 
@@ -274,12 +275,9 @@ class TemperatureHead(Head):
         elif log_temperature is None:
             log_temperature = -math.log(self.default_scale) if self.default_scale else INITIAL_LOG_TEMPERATURE
         self.initial_log_temperature = float(log_temperature)
-        if scale == "learned":
-            self.log_temperature = nn.Parameter(torch.tensor(self.initial_log_temperature))
-        else:
-            self.register_buffer("log_temperature", torch.tensor(self.initial_log_temperature))
-            if temperature_lr is not None:
-                raise ValueError(f"temperature_lr {temperature_lr} needs a learned scale, but scale {scale} is fixed.")
+        register_scalar(self, "log_temperature", self.initial_log_temperature, scale == "learned")
+        if scale != "learned" and temperature_lr is not None:
+            raise ValueError(f"temperature_lr {temperature_lr} needs a learned scale, but scale {scale} is fixed.")
 
     def reset_parameters(self) -> None:
         """Set the temperature to its initial value."""
