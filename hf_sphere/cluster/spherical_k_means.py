@@ -227,8 +227,6 @@ class NearestCenters:
     def __init__(self, rows: DirectionRows) -> None:
         self.rows = rows
         self.centers: Tensor | None = None
-        self.compared = 0
-        """Number of rows that the last update compared with the centers."""
         self.labels = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
         self.own, self.other = torch.empty((2, len(rows)), dtype=rows.dtype, device=rows.device)
         """Largest possible angle with the own center, and smallest possible one with the other centers."""
@@ -236,10 +234,8 @@ class NearestCenters:
     def update(self, centers: Tensor) -> Tensor:
         """Return the first one of the nearest centers of each row, (n,)."""
         parts: Iterable[slice | Tensor] = self.rows.parts(self.rows.dim + len(centers))
-        self.compared = len(self.rows)
         unsure = None if self.centers is None else self._move(centers, self.centers)
         if unsure is not None and len(unsure) < 0.7 * len(self.rows):  # else copying the rows takes longer
-            self.compared = len(unsure)
             parts = unsure.split(max(64, 2**19 // (self.rows.dim + len(centers))))
         for part, values, cosines, winners in compare(self.rows, parts, centers):
             self.labels[part], self.own[part] = winners, cosines.clamp(-1, 1).acos()

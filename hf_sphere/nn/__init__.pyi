@@ -1,10 +1,11 @@
 from .calibration import fit_calibration as fit_calibration
 from .heads import HEADS as HEADS, Head as Head, HeadOutput as HeadOutput, build_head as build_head
-from .heads.cosine import CosineHead as CosineHead, ProxyAnchorHead as ProxyAnchorHead
-from .heads.margin import (
+from .heads.cosine import (
     AdaFaceHead as AdaFaceHead,
     ArcFaceHead as ArcFaceHead,
     CosFaceHead as CosFaceHead,
+    CosineHead as CosineHead,
+    ProxyAnchorHead as ProxyAnchorHead,
     SubCenterArcFaceHead as SubCenterArcFaceHead,
 )
 from .heads.prototype import ETFHead as ETFHead, PrototypeHead as PrototypeHead

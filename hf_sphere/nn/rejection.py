@@ -203,10 +203,9 @@ def _ranks(calibration: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     values = values.where(values.isfinite(), -math.inf)  # what is not finite is unknown
     if is_exporting():  # ONNX has no binary search
         counts = _count_by_steps(calibration, values)
-    elif len(calibration) == 1:
-        counts = torch.searchsorted(calibration[0], values, right=True)
     else:
-        counts = torch.searchsorted(calibration, values.T.contiguous(), right=True).T
+        columns = values.T.contiguous().view(len(calibration), -1)
+        counts = torch.searchsorted(calibration, columns, right=True).view_as(values.T).T
     return (sizes > 0) + torch.minimum(counts, sizes), sizes
 
 

@@ -18,7 +18,7 @@ from sklearn.metrics import adjusted_rand_score
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
-from hf_sphere.cluster import SphericalKMeans, VonMisesFisherMixture
+from hf_sphere.cluster import SphericalKMeans, VonMisesFisherMixture, spherical_k_means
 from hf_sphere.cluster.mixture import expect, maximize, shrink
 from hf_sphere.cluster.rows import DirectionRows, all_sums_by_label
 from hf_sphere.cluster.spherical_k_means import NearestCenters, assign
@@ -391,7 +391,7 @@ def test_only_torch_numpy_scipy_and_scikit_learn_are_needed(root):
 import sys
 sys.modules |= dict.fromkeys({BLOCKED})  # cannot be imported
 import torch
-from hf_sphere.cluster import SphericalKMeans, VonMisesFisherMixture
+from hf_sphere.cluster import SphericalKMeans, VonMisesFisherMixture, spherical_k_means
 from hf_sphere.distributions import PowerSpherical, VonMisesFisher
 from hf_sphere.geometry import exp_map, log_vmf_normalizer, separation
 from hf_sphere.ood import OODDetector, compare_scores
@@ -421,7 +421,7 @@ def test_weights_that_are_masked_zero_or_not_finite_are_errors(estimator, weight
 
 
 @pytest.mark.parametrize("make", [lambda x: x, lambda x: sp.csr_matrix(x.numpy()), lambda x: 1e-3 * x.float()])
-def test_labels_of_moving_centers_are_those_of_all_cosines(make):
+def test_labels_of_moving_centers_are_those_of_all_cosines(make, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2_000, 6, dtype=torch.float64, generator=generator)
     x[5] = 0
@@ -429,18 +429,29 @@ def test_labels_of_moving_centers_are_those_of_all_cosines(make):
         warnings.simplefilter("ignore")
         rows = DirectionRows(SphericalKMeans(), make(x), reset=True)
     tracked, centers = NearestCenters(rows), project_to_sphere(torch.randn(9, 6, generator=generator)).to(rows.dtype)
-    compared = []
-    for step in (1.0, 0.1, 0.01, 1e-3, 1e-4, 1.0, 0.0):
+    sizes, compare, compared = [], spherical_k_means.compare, []
+
+    def count(rows, parts, centers):
+        for part in compare(rows, parts, centers):
+            sizes.append(len(part[-1]) if len(centers) == 9 else 0)  # not of the centers that move far
+            yield part
+
+    def update(centers):
+        sizes.clear()
         labels = tracked.update(centers)
+        compared.append(sum(sizes))
         assert torch.equal(labels, assign(rows, centers)[0])
-        compared.append(tracked.compared)
+
+    monkeypatch.setattr(spherical_k_means, "compare", count)
+    for step in (1.0, 0.1, 0.01, 1e-3, 1e-4, 1.0, 0.0):
+        update(centers)
         centers = project_to_sphere(centers + step * torch.randn(9, 6, generator=generator).to(rows.dtype))
     assert compared[0] == compared[1] == compared[6] == len(x)
     assert compared[5] < 200
     centers = tracked.centers.clone()
     centers[3] = -centers[3]  # the only one that moves
-    assert torch.equal(tracked.update(centers), assign(rows, centers)[0])
-    assert tracked.compared < len(x)
+    update(centers)
+    assert compared[7] < len(x)
 
 
 def overlapping(kappa: float, each: int = 400, count: int = 3, dim: int = 64) -> torch.Tensor:

@@ -1,3 +1,5 @@
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -132,10 +134,9 @@ def test_empty_or_nonfinite_batch_leaves_the_concentration_unchanged(head, x):
 def placed(monkeypatch):
     """Record placements, starting with an empty cache."""
     calls = []
-    monkeypatch.setattr(prototype, "place_prototypes", lambda *a, **k: calls.append(a) or place_prototypes(*a, **k))
-    prototype._place.cache_clear()
-    yield calls
-    prototype._place.cache_clear()
+    record = functools.lru_cache(lambda *a, **k: calls.append(a) or place_prototypes(*a, **k))
+    monkeypatch.setattr(prototype, "_place", record)
+    return calls
 
 
 def test_placements_are_cached_by_seed_and_not_shared(placed):

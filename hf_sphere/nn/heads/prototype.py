@@ -22,6 +22,8 @@ RATE = 0.05
 SMOOTHING = 1e-3
 """Label smoothing of these updates."""
 
+_place = functools.lru_cache(maxsize=16)(place_prototypes)  # building a model twice does not repeat the search
+
 
 class PrototypeHead(RunningStatistics, Head):
     """Attracts embeddings to the prototype of their class: the loss of one image is (1 - cos(z, p_y))^2.
@@ -75,7 +77,7 @@ class PrototypeHead(RunningStatistics, Head):
         """Place the prototypes of a new head."""
         if self.prototypes.is_meta:
             return  # they will be loaded from a checkpoint
-        self.set_prototypes(_place(self.num_classes, self.embedding_dim, self.method, self.seed))
+        self.set_prototypes(_place(self.num_classes, self.embedding_dim, method=self.method, seed=self.seed))
 
     @torch.no_grad()
     def set_prototypes(self, prototypes: Tensor | Placement) -> None:
@@ -139,13 +141,6 @@ class PrototypeHead(RunningStatistics, Head):
     def directions(self) -> Tensor:
         """Return the prototypes."""
         return self.prototypes.detach()
-
-
-@functools.lru_cache(maxsize=16)
-def _place(num_classes: int, dim: int, method: str, seed: int) -> Tensor:
-    """Place prototypes; cached, so that building a model twice does not repeat the search."""
-    with torch.inference_mode(False):  # the cached tensor may later be used in training
-        return place_prototypes(num_classes, dim, method=method, seed=seed).prototypes
 
 
 class ETFHead(PrototypeHead):
