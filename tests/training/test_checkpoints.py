@@ -102,9 +102,10 @@ def test_a_run_killed_while_it_removes_a_checkpoint_leaves_nothing_of_it_after_i
     save, tmp_path, monkeypatch
 ):
     save(1, 2)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("shutil.rmtree", remove_half)
+    monkeypatch.setattr("shutil.rmtree", remove_half)
+    with pytest.raises(KeyboardInterrupt):
         save(3, keep=1)
+    monkeypatch.undo()
     prepare_output_dir(tmp_path, overwrite=False, resume=True)
     assert {path.name for path in tmp_path.glob("*checkpoint-*")} == {"checkpoint-3"} | {
         path.name for path in list_checkpoints(tmp_path)
