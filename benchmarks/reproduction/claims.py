@@ -171,8 +171,10 @@ def claim_rows(
         verdict = found.show_verdict(claim.minimum)
         post_hoc = f"Post hoc, `{later.metric}`: {show_post_hoc(later)}." if later is not None else ""
         times = show_step_time(claim, source, benchmarks), show_core_hours(claim, source)
-        counts = [len(source.values(name, claim.metric)) for name in claim.groups if as_number(name) is None]
-        values = found.show_means(), " / ".join(map(str, dict.fromkeys(counts))), found.show()
+        seeds = " / ".join(map(str, dict.fromkeys(found.counts)))
+        if not found.is_complete:
+            seeds += f" of {len(source.seeds(claim.groups[0]))}"
+        values = found.show_means(), seeds, found.show()
         row = ClaimRow(claim, published, *values, p_values, verdict, *times, post_hoc, runs)
         rows.append(row)
     return rows

@@ -23,7 +23,7 @@ The test is planned before the runs. Runs planned before 26 November 2026 have t
 computed for each seed that both have. Later ones have Welch's test of independent groups: runs with the same seed are
 hardly correlated here (0.1 on average over all comparisons), so that pairing only costs power. Two comparisons planned
 before that day have Welch's test all the same: few-shot accuracy with selected settings, and eight classes with more
-settings; both tests agree on their verdicts. A comparison with a number has the one-sample test. The tables of the
+settings; both tests agree on the verdicts of accuracy. A comparison with a number has the one-sample test. The tables of the
 appendix name the planned test before its p-value and have that of the other one in parentheses. The verdict and the
 95 % interval are those of the planned test.
 
@@ -64,7 +64,7 @@ diverged have no value, and are named below their table.
 
 ## Marks
 
-- † CIFAR-10 is a JPEG copy (quality 75, chroma subsampling 4:2:0), which is harder than the original. Its cost in
+- † CIFAR-10 is a JPEG copy (quality 75, chroma subsampling 4:2:0), which may be harder than the original. Its cost in
   accuracy is not measured; both sides of a comparison have it.
 - ‡ Some seeds were planned when the results of earlier ones were known. The verdict is the same at half the level, for
   two looks, unless the page says otherwise.
@@ -125,6 +125,11 @@ class Comparison:
         self.results = {test: self._result(test) for test in get_args(Test)}
 
     @property
+    def counts(self) -> list[int]:
+        """Numbers of seeds that are compared, of the run and of a reference that is no number."""
+        return [*map(len, self._planned)][: 1 + (as_number(self.reference) is None)]
+
+    @property
     def error_rate(self) -> float | None:
         """Mean error rate of the reference in percent; None if the metric has none."""
         return error_rate(self.metric, statistics.fmean(self._planned[1])) if self.mean is not None else None
@@ -178,7 +183,7 @@ class Comparison:
         """Format the mean difference with its interval."""
         if self.mean is None:
             return "no common seed"
-        result = self.results[self.test]
+        result = self.results[self.test] if self.is_complete else None
         low, high = result.interval if result else (None, None)
         found = f"{self.mean:+.2f}" if low is None else f"{self.mean:+.2f} ({low:+.2f} to {high:+.2f})"
         is_partial = self.test == "paired" and len(self.seeds) < len(self.values)

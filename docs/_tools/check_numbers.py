@@ -23,7 +23,7 @@ TABLE = re.compile(r"<!-- table: .*?<!-- end of table -->", re.DOTALL)
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 DECIMAL = re.compile(r"\d[\d,]*\.\d+|\.\d+")
 MEASURED = re.compile(
-    r"(?<![\w.,])(\d[\d,]*\.\d+)(?=(?:(?:,| to| and| or| against| instead of) [-+]?\d[\d.]*)* ?(?:%|points?\b)"
+    r"(?<![\w.,])(\d[\d,]*\.\d+)(?=(?:(?:,| to| and| or| against| instead of) [-+]?\d[\d.]*)* ?(?:%|points?\b|times\b|ms\b)"
     r"| to [-+]?\d+\.\d)|(?<= to )[-+]?(\d+\.\d+)(?=\))|(?<=± )(\d+\.\d+)"
 )
 CELL = re.compile(r"(?<![\w.,])(\d*\.\d{2,})(?![\w.])")
