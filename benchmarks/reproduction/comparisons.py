@@ -23,9 +23,9 @@ The test is planned before the runs. Runs planned before 26 November 2026 have t
 computed for each seed that both have. Later ones have Welch's test of independent groups: runs with the same seed are
 hardly correlated here (0.1 on average over all comparisons), so that pairing only costs power. Two comparisons planned
 before that day have Welch's test all the same: few-shot accuracy with selected settings, and eight classes with more
-settings; both tests agree on the verdicts of accuracy. A comparison with a number has the one-sample test. The tables of the
-appendix name the planned test before its p-value and have that of the other one in parentheses. The verdict and the
-95 % interval are those of the planned test.
+settings; both tests agree on the verdicts of accuracy. A comparison with a number has the one-sample test. The tables
+of the appendix name the planned test before its p-value and have that of the other one in parentheses. The verdict and
+the 95 % interval are those of the planned test.
 
 ## Verdicts
 

@@ -2,11 +2,11 @@
 
     python docs/_tools/check_numbers.py [pages]
 
-A measured number has a point and is in percent or points, in an interval `(a to b)`, after a `±`, or in the row of a
-table that the report does not write, with two digits after the point. It must stand, or round to the same, in a table
-of the report on its page or on a page that this links to, or in a file of `benchmarks/results` that a comment
-`<!-- numbers: file, file -->` of the paragraph names. Numbers that are no measurements, such as goals, are in the
-comment themselves, and a comment with words is the reason of a paragraph whose numbers have no file.
+A measured number has a point and is in percent, points, times or milliseconds, in an interval `(a to b)`, after a `±`,
+or in the row of a table that the report does not write, with two digits after the point. It must stand, or round to the
+same, in a table of the report on its page or on a page that this links to, or in a file of `benchmarks/results` that a
+comment `<!-- numbers: file, file -->` of the paragraph names. Numbers that are no measurements, such as goals, are in
+the comment themselves, and a comment with words is the reason of a paragraph whose numbers have no file.
 """
 
 import functools
@@ -23,8 +23,8 @@ TABLE = re.compile(r"<!-- table: .*?<!-- end of table -->", re.DOTALL)
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 DECIMAL = re.compile(r"\d[\d,]*\.\d+|\.\d+")
 MEASURED = re.compile(
-    r"(?<![\w.,])(\d[\d,]*\.\d+)(?=(?:(?:,| to| and| or| against| instead of) [-+]?\d[\d.]*)* ?(?:%|points?\b|times\b|ms\b)"
-    r"| to [-+]?\d+\.\d)|(?<= to )[-+]?(\d+\.\d+)(?=\))|(?<=± )(\d+\.\d+)"
+    r"(?<![\w.,])(\d[\d,]*\.\d+)(?=(?:(?:,| to| and| or| against| instead of) [-+]?\d[\d.]*)* "
+    r"?(?:%|points?\b|times\b|ms\b)| to [-+]?\d+\.\d)|(?<= to )[-+]?(\d+\.\d+)(?=\))|(?<=± )(\d+\.\d+)"
 )
 CELL = re.compile(r"(?<![\w.,])(\d*\.\d{2,})(?![\w.])")
 

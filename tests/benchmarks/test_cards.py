@@ -32,6 +32,7 @@ FILES = {"README.md", "config.json", "preprocessor_config.json", "model.safetens
 VALUES = {"mnist-lenet5-plain": {0: 0.99, 1: 0.98, 2: 0.985}}
 
 
+@each("path")
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.parent.name)
 def test_a_written_card_is_valid(path):
     card = ModelCard.load(path)

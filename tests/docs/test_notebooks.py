@@ -5,11 +5,13 @@ import json
 
 import hooks
 import pytest
+from case_selection import each
 from code_blocks import ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
+@each("path")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_has_small_outputs_without_errors_and_imports_public_names_only(path):
     notebook = json.loads(path.read_text())

@@ -4,6 +4,7 @@ import re
 
 import code_blocks
 import pytest
+from case_selection import each
 
 FURTHER = ("CONTRIBUTING.md", "SECURITY.md", "recipes/**/*.md")
 PAGES = [*code_blocks.pages(), *(page for name in FURTHER for page in code_blocks.ROOT.glob(name))]
@@ -36,6 +37,7 @@ def longer(texts, most):
     return [" ".join(text.split()) for text in texts if len(words(text)) > most]
 
 
+@each("page")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(code_blocks.ROOT)))
 def test_a_page_has_no_phrase_to_avoid_and_no_long_sentence_cell_or_caption(page):
     lines = read(page).splitlines()

@@ -76,7 +76,8 @@ def test_the_results_have_every_headline_metric_and_the_best_of_the_history(fini
     kind, results = find_task(task), results_of(finished)
     assert {f"eval_{name}" for name in kind.headline} <= results.keys()
     assert (results["epoch"], results["steps"], len(results["history"])) == (2.0, 20, 2)
-    evaluated, best = "validation" if task == "masked_lm" else "eval", min if kind.metric.endswith(("loss", "error")) else max
+    evaluated = "validation" if task == "masked_lm" else "eval"
+    best = min if kind.metric.endswith(("loss", "error")) else max
     assert results[f"best_{kind.metric}"] == best(entry[f"{evaluated}_{kind.metric}"] for entry in results["history"])
 
 
