@@ -121,11 +121,12 @@ class AngularConv2d(_AngularLayer, nn.Conv2d):
     def _products(self, x: Tensor, weight: Tensor, normalized: bool) -> Tensor:
         options: Any = (None, self.stride, self.padding, self.dilation)
         values = F.conv2d(x, _unit(weight, dims=(1, 2, 3)), *options)
-        if not normalized:
-            return values
+        return values / self._patch_norms(x).to(values.dtype) if normalized else values
+
+    def _patch_norms(self, x: Tensor) -> Tensor:
         squares = _sum_of_squares(x, dims=-3)
-        patches = F.conv2d(squares, squares.new_ones(1, 1, *self.kernel_size), *options)
-        return values / _divisor(patches).to(values.dtype)
+        ones = squares.new_ones(1, 1, *self.kernel_size)
+        return _divisor(F.conv2d(squares, ones, None, self.stride, self.padding, self.dilation))
 
 
 def _unit(vectors: Tensor, dims: int | tuple[int, ...]) -> Tensor:
