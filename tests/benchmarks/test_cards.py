@@ -36,12 +36,14 @@ VALUES = {"mnist-lenet5-plain": {0: 0.99, 1: 0.98, 2: 0.985}}
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.parent.name)
 def test_a_written_card_is_valid(path):
     card = ModelCard.load(path)
-    results = [result for result in card.data.eval_results if result.metric_type == "accuracy"]
+    main = "mean_absolute_error" if "regression" in path.parent.name else "accuracy"
+    results = [result for result in card.data.eval_results if result.metric_type == main]
     assert len(results) == 1 + (path.parent.name in WEIGHTS)
     assert (card.data.library_name, card.data.model_name) == ("hf_sphere", path.parent.name)
     for result in results:
         assert 0 <= result.metric_value <= 1
-        assert (result.dataset_split, result.dataset_type) == ("test", card.data.datasets[0])
+        assert result.dataset_split == "test"
+        assert card.data.datasets in (None, [result.dataset_type])  # two clusters are no dataset of the Hub
     assert "pip install" in card.text
     for code in re.findall(r"```python\n(.*?)```", card.text, re.DOTALL):
         compile(code, str(path), "exec")

@@ -183,8 +183,7 @@ def value_model(kind: str, **options: Any) -> Any:
 def test_loading_skips_the_prototype_search(model_class, tmp_path, monkeypatch):
     model_class(small_config(head="prototype")).save_pretrained(tmp_path)
 
-    prototype._place.cache_clear()
-    monkeypatch.setattr(prototype, "place_prototypes", Mock(side_effect=AssertionError("loading searched")))
+    monkeypatch.setattr(prototype, "_place", Mock(side_effect=AssertionError("loading searched")))
     model_class.from_pretrained(tmp_path)
     with pytest.raises(AssertionError, match="loading searched"):  # control for the line above
         model_class(small_config(head="prototype"))
