@@ -214,7 +214,10 @@ class InfoNCELoss(PairLoss):
         order, pairs = order[last], labels[last].unflatten(0, (-1, 2))
         used = pairs[:, 0] != IGNORED
         is_paired = (pairs[:, 0] == pairs[:, 1]).all() & ((pairs[1:, 0] != pairs[:-1, 1]) | ~used[1:]).all()
-        require(is_paired, f"{type(self).__name__} needs exactly two examples of each label. {HOW_TO_PAIR}")
+        got = ""
+        if is_readable(labels) and not is_paired:
+            got = f"; got {labels[labels != IGNORED].unique(return_counts=True)[1].unique().tolist()}"
+        require(is_paired, f"{type(self).__name__} needs exactly two examples of each label{got}. {HOW_TO_PAIR}")
         first, second = points[order].unflatten(0, (-1, 2)).unbind(1)
         ignored = torch.where(used, 0.0, -torch.inf).to(points.dtype)
         ignored = Exchange(ignored, shared=True).gather(ignored)

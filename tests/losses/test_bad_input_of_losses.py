@@ -23,7 +23,7 @@ from hf_sphere.losses import (
 )
 
 X, LABELS, PAIRS = torch.randn(6, 4), torch.tensor([0, 3, 1, 2, 3, 0]), torch.tensor([4, 7, 4, 1, 7, 1])
-TWO_EACH = r"needs exactly two examples of each label\. .* pass torch.cat\(\[a, b\]\) and the labels torch.arange"
+TWO_EACH = r"needs exactly two examples of each label; got .* pass torch.cat\(\[a, b\]\) and the labels torch.arange"
 
 
 def of_texts(loss, columns):
