@@ -4,12 +4,8 @@ python benchmarks/spherization.py
 """
 
 import math
-import os
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any
-from unittest import mock
 
 import torch
 from common import ratio, report, row, time_in_turn
@@ -31,12 +27,6 @@ def dense_spherize(x: Tensor, triangle: Tensor, scaling: float = 1.0, radius: fl
     return radius * cosines * torch.exp(padded @ triangle)
 
 
-def by_kernel(function: Callable[[], Any]) -> None:
-    """Call a function with the Triton kernels of `spherize`."""
-    with mock.patch.dict(os.environ, HF_SPHERE_TRITON="1"):
-        function()
-
-
 def measure_speed() -> list[dict]:
     """Time forward and backward passes of the three implementations, interleaved."""
     x = torch.randn(ROWS, FEATURES, device=DEVICE, requires_grad=True)
@@ -50,12 +40,7 @@ def measure_speed() -> list[dict]:
         output.backward(gradient)
 
     compiled = torch.compile(spherize)
-    on_gpu = {
-        "compiled": lambda: backward(compiled(x), wide),
-        "Triton": lambda: by_kernel(lambda: backward(spherize(x), wide)),
-    }
-    if DEVICE == "cpu":
-        on_gpu.clear()
+    on_gpu = {} if DEVICE == "cpu" else {"compiled": lambda: backward(compiled(x), wide)}
     seconds = time_in_turn(
         {
             **on_gpu,
@@ -92,10 +77,8 @@ def measure_bandwidth() -> list[dict]:
     if DEVICE == "cpu":
         return []
     x, compiled = torch.randn(16 * ROWS, FEATURES, device=DEVICE), torch.compile(spherize)
-    maps = {"compiled": lambda: compiled(x), "Triton": lambda: by_kernel(lambda: spherize(x))}
-    seconds = time_in_turn({"copy": x.clone, **maps}, rounds=21, warmup=5)
-    shares = {name: ratio(seconds["copy"], seconds[name]) for name in maps}
-    return [row(f"{name} map, share of copy bandwidth", share, at_least=0.7) for name, share in shares.items()]
+    seconds = time_in_turn({"copy": x.clone, "compiled": lambda: compiled(x)}, rounds=21, warmup=5)
+    return [row("compiled map, share of copy bandwidth", ratio(seconds["copy"], seconds["compiled"]), at_least=0.7)]
 
 
 def measure_memory() -> list[dict]:

@@ -4,7 +4,6 @@ Every function maps along the last axis, with a gradient of linear complexity, t
 """
 
 import math
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,8 +24,7 @@ def spherize(x: Tensor, scaling: float | Tensor = 1.0, radius: float | Tensor = 
     that the product does not vanish in high dimensions.
 
     Computed in at least float32, with the products of sines accumulated in float64, and returned in the dtype of `x`.
-    Twice differentiable with respect to `x`, `scaling` and `radius`. On CUDA, the environment variable
-    `HF_SPHERE_TRITON=1` selects one Triton kernel per direction, with equal results.
+    Twice differentiable with respect to `x`, `scaling` and `radius`.
 
     Args:
         x: Values, (..., n), of a floating-point dtype.
@@ -123,10 +121,6 @@ class _Spherize(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, scaling: Tensor, radius: Tensor, low: float) -> Tensor:
-        if _uses_kernel(x):
-            from hf_sphere.geometry.spherize_kernels import spherize_by_kernel
-
-            return spherize_by_kernel(x, scaling, radius, low)
         return _spherize_in_blocks(x, scaling, radius, low)
 
     @staticmethod
@@ -140,10 +134,6 @@ class _Spherize(torch.autograd.Function):
         x, scaling, radius, output = ctx.saved_tensors
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or is_batched(grad_output):
             return *_gradient(grad_output, x, scaling, radius, output, ctx.low), None
-        if _uses_kernel(x):
-            from hf_sphere.geometry.spherize_kernels import gradient_by_kernel
-
-            return *gradient_by_kernel(grad_output, x, scaling, radius, output, ctx.low), None
         return *_gradient_in_blocks(grad_output, x, scaling, radius, output, ctx.low, ctx.needs_input_grad), None
 
     @staticmethod
@@ -156,12 +146,6 @@ class _Spherize(torch.autograd.Function):
             for tensor, dim in zip((x, scaling, radius), in_dims, strict=False)
         ]
         return torch.stack([_Spherize.apply(*each, low) for each in zip(*columns, strict=True)]), 0
-
-
-def _uses_kernel(x: Tensor) -> bool:
-    """Return whether the switch for the Triton kernels is on and they support the input."""
-    is_on = x.is_cuda and os.environ.get("HF_SPHERE_TRITON", "0") == "1"
-    return is_on and x.dtype != torch.float64 and not torch.compiler.is_compiling()
 
 
 def _spherize_in_blocks(x: Tensor, scaling: Tensor, radius: Tensor, low: float) -> Tensor:
