@@ -82,13 +82,6 @@ class DirectionalDistribution(Distribution):
     def _kappa(self) -> Tensor:
         return upcast(_bounded(self.concentration))
 
-    def _variances(self) -> tuple[Tensor, Tensor]:
-        """Return the variance orthogonal to the mean direction, and the excess of the variance along it."""
-        complement, along = self._spread()
-        # The variances sum to 1 - A^2, which gives the orthogonal ones without a division by kappa.
-        across = (complement * (2 - complement) - along) / (self.dim - 1)
-        return across, along - across
-
     @property
     def mean(self) -> Tensor:
         """Mean, which lies inside the sphere: (..., d)."""
@@ -102,16 +95,10 @@ class DirectionalDistribution(Distribution):
     @property
     def variance(self) -> Tensor:
         """Variance of each coordinate, (..., d); the variances sum to 1 - A^2."""
-        across, extra = self._variances()
-        return (across[..., None] + extra[..., None] * self.loc.square()).to(self.loc.dtype)
-
-    @property
-    def covariance_matrix(self) -> Tensor:
-        """Covariance matrix of the coordinates, (..., d, d)."""
-        across, extra = self._variances()
-        identity = torch.eye(self.dim, dtype=across.dtype, device=self.loc.device)
-        outer = self.loc[..., :, None] * self.loc[..., None, :]
-        return (across[..., None, None] * identity + extra[..., None, None] * outer).to(self.loc.dtype)
+        complement, along = self._spread()
+        # Those orthogonal to the mean direction follow from the sum, without a division by kappa.
+        across = (complement * (2 - complement) - along) / (self.dim - 1)
+        return (across[..., None] + (along - across)[..., None] * self.loc.square()).to(self.loc.dtype)
 
     def entropy(self) -> Tensor:
         """Differential entropy in nats: (...)."""

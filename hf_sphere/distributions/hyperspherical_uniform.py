@@ -105,11 +105,6 @@ class HypersphericalUniform(Distribution):
         """Variance of each coordinate, 1 / d: (..., d)."""
         return self._like.new_full(self._extended_shape(), 1 / self.dim)
 
-    @property
-    def covariance_matrix(self) -> Tensor:
-        """Covariance matrix of the coordinates, the identity divided by d: (..., d, d)."""
-        return self.variance[..., None] * torch.eye(self.dim, dtype=self._like.dtype, device=self._like.device)
-
     def log_prob(self, value: Tensor) -> Tensor:
         """Negative logarithm of the surface area of the sphere, in nats: (...)."""
         if self._validate_args:
