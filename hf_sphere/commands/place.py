@@ -16,7 +16,6 @@ from typing import Any, Literal
 import hf_sphere.prototypes
 from hf_sphere.training import output_dir
 from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
-from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.files import read_tensors, write_json
 
 METHODS = ("auto", "catalogue", "closed_form", "lbfgs", "sgd", "sgd_as_published", "slsqp")
@@ -37,7 +36,6 @@ class PlacementArguments(Arguments):
     restarts: int | None = argument(None, "Number of random starts of a search.", ge=1)
     max_iterations: int | None = argument(None, "Iterations of a search; for `lbfgs`, per sharpness.", ge=1)
     seed: int = argument(0, "Seed of the placement.", **SEED)
-    device: str = argument("cpu", "Device of the search.")
     dataset_name: str | None = argument(None, "Dataset that defines the number and names of the classes.")
     dataset_config_name: str | None = argument(None, "Configuration of the dataset.", only_with=["dataset_name"])
     train_split: str = argument("train", "Split that defines the classes.", only_with=["dataset_name"])
@@ -65,7 +63,6 @@ class PlacementArguments(Arguments):
 def main(argv: Sequence[str] | None = None) -> None:
     """Place, report and save the prototypes."""
     (args,) = parse_arguments((PlacementArguments,), argv, __doc__)
-    import torch
 
     names = None
     if args.dataset_name:
@@ -80,10 +77,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError(f"--num_classes is {args.num_classes}, but {args.dataset_name} has {count} classes.")
     folder = Path(args.output_dir or f"outputs/prototypes/{count}-{args.dim}")
     output_dir.check_results_dir(folder, overwrite=args.overwrite_output_dir)
-    try:
-        torch.device(args.device)
-    except RuntimeError as error:
-        raise ValueError(f"--device {args.device} is no device of torch: {error_text(error)}") from error
     vectors: Any = None
     if args.text_model is not None:
         template = args.template or "{}"
@@ -93,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if "class_vectors" not in tensors:
             raise ValueError(f"{args.class_vectors} has no tensor class_vectors; it has: {', '.join(tensors)}.")
         vectors = tensors["class_vectors"].double()
-    options = ("method", "seed", "device", "restarts", "max_iterations", "ordering")
+    options = ("method", "seed", "restarts", "max_iterations", "ordering")
     placement = hf_sphere.prototypes.place_prototypes(
         count,
         args.dim,

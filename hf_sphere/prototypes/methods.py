@@ -37,7 +37,6 @@ class PlacementTask:
     dim: int
     ranking: ordering.TripletRanking | None = None
     seed: int = 0
-    device: torch.device | str = "cpu"
     generator: torch.Generator = field(init=False)  # CPU generator, seeded with `seed`
 
     def __post_init__(self) -> None:
@@ -50,13 +49,13 @@ class PlacementTask:
         if self.ranking is not None and self.num_classes <= 200:
             # Start with similar classes close together. For more classes the assignment takes as long as the search.
             points = ordering.assign_to_classes(points, self.ranking.directions, self.generator)
-        return points.to(self.device)
+        return points
 
     def score(self, points: Tensor) -> float:
         """Score of a candidate, lower is better: its largest cosine plus the ranking loss."""
         value = codes.separation(points).item()
         if self.ranking is not None:
-            triplets = self.ranking.triplets(torch.Generator().manual_seed(self.seed)).to(points.device)
+            triplets = self.ranking.triplets(torch.Generator().manual_seed(self.seed))
             value += ordering.ranking_loss(points, triplets)[0]
         return value
 
@@ -64,7 +63,7 @@ class PlacementTask:
         """Add the ranking loss on resampled triplets to an objective, if there are class vectors."""
         if self.ranking is None:
             return objective
-        triplets = self.ranking.triplets(self.generator).to(self.device)
+        triplets = self.ranking.triplets(self.generator)
 
         def both(points: Tensor) -> tuple[float, Tensor]:
             value, gradient = objective(points)
@@ -94,22 +93,19 @@ def minimize_on_sphere(objective: Objective, points: Tensor, *, max_iterations: 
     """Minimize an objective over unit vectors (K, d), parametrized as x / |x|, by L-BFGS from initial points (K, d)."""
     from scipy.optimize import minimize
 
-    shape, device = points.shape, points.device
-
     def value_and_gradient(flat: Any) -> tuple[float, Any]:
-        x = torch.from_numpy(flat).view(shape).to(device)
+        x = torch.from_numpy(flat).view(points.shape)
         norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
         unit = x / norms
         value, gradient = objective(unit)
         gradient.addcmul_((gradient * unit).sum(1, keepdim=True), unit, value=-1).div_(norms)
-        return value, gradient.cpu().numpy().ravel()
+        return value, gradient.numpy().ravel()
 
     options: dict[str, Any] = {"maxiter": max_iterations, "maxfun": 4 * max_iterations, "ftol": 0.0, "gtol": 1e-12}
     # A history of 20 vector pairs; fewer for many points, to limit the memory.
     options["maxcor"] = 20 if points.numel() < 10**6 else 6
-    start = points.cpu().numpy().ravel()
-    result = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options)
-    return F.normalize(torch.from_numpy(result.x).view(shape), dim=1).to(device)
+    result = minimize(value_and_gradient, points.numpy().ravel(), jac=True, method="L-BFGS-B", options=options)
+    return F.normalize(torch.from_numpy(result.x).view(points.shape), dim=1)
 
 
 def lbfgs(task: PlacementTask, *, restarts: int | None = None, max_iterations: int = 60) -> Iterator[Candidate]:
@@ -190,10 +186,10 @@ def slsqp(task: PlacementTask, *, restarts: int | None = None, max_iterations: i
     for _ in range(restarts):
         points = task.random_points()
         yield Candidate(points, "random start")
-        first = points.cpu().numpy()
+        first = points.numpy()
         start = np.append(first.ravel(), (first @ first.T)[pairs].max())
         result = minimize(lambda x: x[-1], start, jac=lambda x: is_t, method="SLSQP", **options)
-        found = torch.from_numpy(result.x[:-1].reshape(count, dim)).to(task.device)
+        found = torch.from_numpy(result.x[:-1].reshape(count, dim))
         yield Candidate(F.normalize(found, dim=1), "search by SLSQP")
 
 

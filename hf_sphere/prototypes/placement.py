@@ -138,7 +138,6 @@ def place_prototypes(
     ordering: Literal["ranking", "assignment"] = "ranking",
     class_names: Sequence[str] | None = None,
     seed: int = 0,
-    device: torch.device | str = "cpu",
     progress: bool | None = None,
     **options: Any,
 ) -> Placement:
@@ -154,7 +153,6 @@ def place_prototypes(
             largest cosine; `assignment` does not move the points and chooses which point belongs to which class.
         class_names: Class names to store with the prototypes.
         seed: Seed of all random numbers; results are reproducible on the same machine.
-        device: Device of the search.
         progress: Whether to show a progress bar; None shows it after two seconds.
         **options: Options of the method: `restarts` for `auto`, `lbfgs` and `slsqp`; `max_iterations` for these and the
             SGD methods.
@@ -194,7 +192,7 @@ def place_prototypes(
             torch.set_num_threads(1)
         directions = None if class_vectors is None else class_directions(class_vectors, num_classes)
         ranking = TripletRanking(directions) if directions is not None and ordering == "ranking" else None
-        task = PlacementTask(num_classes, dim, ranking, seed, torch.device(device))
+        task = PlacementTask(num_classes, dim, ranking, seed)
         started = time.perf_counter()
         goal = separation_bound(num_classes, dim) + 1e-10 if ranking is None else -math.inf  # the search stops there
         lowest, what = math.inf, "largest cosine" if ranking is None else "objective"
@@ -208,7 +206,7 @@ def place_prototypes(
                     bar.set_postfix_str(f"{what} {lowest:.5f}", refresh=False)
                 if lowest <= goal:
                     break
-        points, order = points.cpu(), None
+        order = None
         if directions is not None and ordering == "assignment":
             points = assign_to_classes(points, directions, task.generator)
             origin = f"{origin}, assigned"

@@ -39,7 +39,7 @@ from hf_sphere.nn.heads import HEADS, mixins
 from hf_sphere.ood import SCORES, OODDetector, fit_rejection, model_outputs
 from hf_sphere.optim import build_optimizer, effective_step, find_scale_invariant_weights, renormalize, step_diagnostics
 from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
-from hf_sphere.prototypes import METHODS, measure_order, place_prototypes
+from hf_sphere.prototypes import measure_order
 from hf_sphere.search import EmbeddingSpace, NeighborSearch, read_vectors, report_vectors
 
 PACKAGE = Path(geometry.__file__).parents[1]
@@ -280,13 +280,6 @@ def augment(images: Tensor) -> Tensor:
     return cropped(jittered(images, torch.Generator().manual_seed(0)), torch.Generator().manual_seed(0))
 
 
-def place(method: str, device: Any) -> Callable[[], Any]:
-    sizes = {"catalogue": (12, 3), "closed_form": (6, 5)}
-    options = {"device": device, "progress": False} | ({} if method in sizes else {"max_iterations": 20})
-    options |= {"restarts": 1, "max_iterations": 3} if method in ("auto", "lbfgs", "slsqp") else {}
-    return lambda: place_prototypes(*sizes.get(method, (12, 4)), method=method, **options).separation
-
-
 VISION = {"backbone": "linear_embedding", "backbone_kwargs": {"width": 8}, "image_size": 8, "num_channels": 1}
 VISION |= {"num_labels": 3}
 X, Y = points(6, 5), points(6, 5, seed=1)
@@ -395,7 +388,6 @@ OPTIMIZER_CASES: dict[str, Case] = {
     f"optim.{optimizer_class(name).__name__}": partial(steps, name) for name in optimizer_names()
 }
 SCORE_CASES: dict[str, Case] = {f"ood.SCORES.{name}": partial(detect, name) for name in SCORES}
-METHOD_CASES: dict[str, Case] = {f"prototypes.METHODS.{name}": partial(place, name) for name in METHODS}
 OPERATOR_CASES: dict[str, Case] = {
     f"geometry.OPERATORS.{name}": differentiable(partial(geometry.angular_response, operator=name), X)
     for name in geometry.OPERATORS
@@ -411,7 +403,7 @@ LOSS_CASES |= {
     f"{name}, in blocks": module(partial(getattr(losses, name[7:]), 6, 4), EMBEDDINGS, IGNORED, call=in_blocks)
     for name in LOSS_CASES
 }
-CASES |= HEAD_CASES | OPTIMIZER_CASES | SCORE_CASES | METHOD_CASES | OPERATOR_CASES | LOSS_CASES
+CASES |= HEAD_CASES | OPTIMIZER_CASES | SCORE_CASES | OPERATOR_CASES | LOSS_CASES
 
 
 def flatten(value: Any) -> Sequence[Any]:
@@ -424,7 +416,7 @@ def flatten(value: Any) -> Sequence[Any]:
 
 TESTED = {
     "test_values.py": """
-        data.ImagesInMemory nn.build_head optim.scale_invariant_groups prototypes.place_prototypes
+        data.ImagesInMemory nn.build_head optim.scale_invariant_groups
     """,
     "test_text.py": """
         data.Masking data.TextBatches data.Vocabulary models.fit_spherization models.SpherizationFit
@@ -463,7 +455,7 @@ EXCLUDED = {
     """,
     "computed in numpy or float64 on the CPU": """
         geometry.codes. geometry.separation_bound hyperplanes. metrics.ReliabilityBins prototypes.Placement
-        prototypes.OrderPreservation optim.as_metrics search.CompressedSpace
+        prototypes.place_prototypes prototypes.OrderPreservation optim.as_metrics search.CompressedSpace
     """,
     "calls of other covered names": """
         data.ImageBatches data.ImagesFromDisk data.ImageStream losses.LossCheckpointCallback

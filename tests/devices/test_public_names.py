@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CASES, EXCLUDED, HEAD_CASES, LOSS_CASES, METHOD_CASES, OPTIMIZER_CASES, TESTED, flatten, public_names
+from cases import CASES, EXCLUDED, HEAD_CASES, LOSS_CASES, OPTIMIZER_CASES, TESTED, flatten, public_names
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
@@ -40,11 +40,6 @@ WAITS = {
     "metrics.area_under_risk_coverage": 2,
     "metrics.risk_coverage": 2,
     "prototypes.measure_order": 2,
-    "prototypes.METHODS.auto": 20_000,
-    "prototypes.METHODS.lbfgs": 20_000,
-    "prototypes.METHODS.sgd": 70,
-    "prototypes.METHODS.sgd_as_published": 70,
-    "prototypes.METHODS.slsqp": 200,
     "ood.model_outputs": 3,
     "ood.fit_rejection": 17,
     "search.NeighborSearch": 4,
@@ -56,7 +51,6 @@ WAITS = {
     **{f"ood.SCORES.{name.rpartition('.')[2]}": 10 for name in CASES if name.startswith("ood.SCORES.")},
 }
 """How often a call, after the first one, may wait for the device; never where nothing is stated."""
-SEARCHES = [name for name in METHOD_CASES if WAITS.get(name)]
 
 
 class RandomNumbersOfTheCPU(TorchDispatchMode):
@@ -98,17 +92,12 @@ def test_every_public_name_is_covered_or_excluded():
     assert not missing, f"add a case to tests/devices/cases.py, or a reason: {sorted(missing)}"
 
 
-@pytest.mark.parametrize("name", sorted(set(CASES) - set(SEARCHES)))
+@pytest.mark.parametrize("name", sorted(CASES))
 def test_results_and_gradients_match_the_cpu(name, device):
     check_close(run(name, device), run(name, "cpu"), 2e-4)
 
 
-@pytest.mark.parametrize("name", SEARCHES)
-def test_a_search_on_the_device_places_prototypes_as_well(name, device):
-    assert run(name, device) == pytest.approx(run(name, "cpu"), abs=0.05)
-
-
-@pytest.mark.parametrize("name", sorted(set(CASES) - set(SEARCHES)))
+@pytest.mark.parametrize("name", sorted(CASES))
 def test_a_call_waits_for_the_device_at_most_as_often_as_stated(name, pretend):
     torch.manual_seed(0)
     compute = CASES[name](pretend.NAME)
@@ -119,7 +108,7 @@ def test_a_call_waits_for_the_device_at_most_as_often_as_stated(name, pretend):
     assert len(found) <= WAITS.get(name, 0), found
 
 
-@pytest.mark.parametrize("name", sorted(set(CASES) - set(SEARCHES)))
+@pytest.mark.parametrize("name", sorted(CASES))
 def test_results_without_float64_match_the_cpu(name, narrow):
     check_close(run(name, narrow), run(name, "cpu"), 1e-3)
 

@@ -115,7 +115,7 @@ def test_progress_is_shown_only_on_request_or_by_a_long_search(capfd, monkeypatc
     if seconds:
         clock = iter(range(0, 10**6, seconds))
         monkeypatch.setattr(tqdm.std, "time", lambda: float(next(clock)))
-    place_prototypes(7, 3, method="sgd", max_iterations=10, progress=progress, device=torch.device("cpu"))
+    place_prototypes(7, 3, method="sgd", max_iterations=10, progress=progress)
     shown = capfd.readouterr()
     assert shown.out == ""
     assert [text in shown.err for text in ("placing", "largest cosine")] == [bool(progress)] * 2

@@ -124,7 +124,6 @@ DIGITS = ["--dim", "3", "--dataset_name", "digits"]
         ([*DIGITS, "--text_model", "m", "--class_vectors", "v"], "class_vectors and text_model exclude each other"),
         ([*FIVE, "--method", "magic"], "invalid choice: 'magic'"),
         (["--num_classes", "5"], "required: --dim"),
-        ([*FIVE, "--device", "%s"], "--device %s is no device of torch"),
     ],
     ids=lambda value: " ".join(value[2:]) if isinstance(value, list) else "",
 )
