@@ -170,7 +170,6 @@ RUNS = [
         )
     ),
     (lambda: fit_spherization(BERT.model(), BERT.plain(), "one text"), "texts must be a list of texts"),
-    (lambda: fit_spherization(BERT.model(), BERT.plain(), [], ridge=-0.5), r"ridge must be a number in \[0, inf\)"),
     (lambda: fit_spherization(BERT.model(spherized_layers=[]), BERT.plain(), []), "has no spherized layer to fit"),
     (lambda: fit_spherization(BERT.plain(), BERT.plain(), []), "has no spherized layer"),
     (lambda: fit_spherization(BERT.model(), BERT.model(), []), "layer 2 of the reference is spherized"),

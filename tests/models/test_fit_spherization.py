@@ -5,6 +5,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, BertForMaskedLM
 
 from hf_sphere import SphereBertForMaskedLM, SphereBertModel, fit_spherization
+from hf_sphere.models import SpherizationFit
 from hf_sphere.models.sphere_encoder import fitting
 
 NOUNS = ["cat", "nurse", "mountain", "story", "lamp", "picture", "water", "teacher", "bird", "wood", "judge", "car"]
@@ -91,6 +93,12 @@ def ridge_regression(points: np.ndarray, targets: np.ndarray, ridge: float) -> n
     return solution
 
 
+def fit_with(ridge: float, *given: Any, **options: Any) -> list[SpherizationFit]:
+    """Fit with one ridge instead of the best."""
+    with mock.patch.object(fitting, "RIDGES", (ridge,)):
+        return fit_spherization(*given, **options)
+
+
 def explained_variance(points: np.ndarray, targets: np.ndarray, solution: np.ndarray) -> float:
     return 1 - ((points @ solution - targets) ** 2).sum() / ((targets - targets.mean(0)) ** 2).sum()
 
@@ -103,7 +111,7 @@ def explained_variance(points: np.ndarray, targets: np.ndarray, solution: np.nda
 def test_map_is_the_ridge_regression_on_the_layer_inputs_layer_by_layer(load, tokenizer, layers, ridge):
     model, reference = (half.double() for half in load(spherized_layers=layers))
     batch = batch_of(tokenizer, sentences(100))
-    fits = fit_spherization(model, reference, [batch], ridge=ridge)
+    fits = fit_with(ridge, model, reference, [batch])
     for layer, fit in zip(layers, fits, strict=True):  # the map of a layer does not change its own inputs
         points, targets, _ = features_and_targets(model, reference, layer, batch)
         expected = points @ ridge_regression(points, targets, ridge)
@@ -111,17 +119,16 @@ def test_map_is_the_ridge_regression_on_the_layer_inputs_layer_by_layer(load, to
         assert (fit.layer, fit.ridge, fit.num_tokens) == (layer, ridge, len(points))
 
 
-@pytest.mark.parametrize("ridge", [None, 1e-3])
-def test_explained_variance_is_measured_on_every_fifth_text(load, tokenizer, ridge):
+def test_explained_variance_is_measured_on_every_fifth_text(load, tokenizer):
     model, reference = (half.double() for half in load())
     texts = sentences(100)
-    [fit] = fit_spherization(model, reference, texts, tokenizer=tokenizer, ridge=ridge)
+    [fit] = fit_spherization(model, reference, texts, tokenizer=tokenizer)
     batch = batch_of(tokenizer, texts)
     points, targets, rows = features_and_targets(model, reference, 1, batch)
     held_out = rows % 5 == 4
     maps = {
         candidate: ridge_regression(points[~held_out], targets[~held_out], candidate)
-        for candidate in ([10.0**exponent for exponent in range(-9, 1)] if ridge is None else [ridge])
+        for candidate in (10.0**exponent for exponent in range(-9, 1))
     }
     scores = {name: explained_variance(points[held_out], targets[held_out], fitted) for name, fitted in maps.items()}
     assert fit.ridge == max(scores, key=lambda candidate: scores[candidate])  # the best ridge
@@ -169,7 +176,7 @@ def test_fit_compensates_for_earlier_layers_if_the_norm_comes_first(encoder):
     )
     model.load_state_dict(plain.state_dict(), strict=False)
     batches = batches_of(encoder)
-    fit_spherization(model, plain, batches, ridge=0.0)
+    fit_with(0.0, model, plain, batches)
     calls: dict[str, list[Tensor]] = {"inputs": [], "model": [], "plain": []}
     linear = encoder.spherical(model, 1).linear
     linear.register_forward_hook(lambda _, inputs, output: calls["inputs"].append(inputs[0]))
@@ -198,11 +205,11 @@ def test_texts_and_tokenized_batches_give_the_same_fit_also_of_an_encoder_withou
         batch["labels"] = batch["input_ids"]  # unused
     for given in ([*texts[:20], "", " \n", *texts[20:]], batches):  # empty texts are skipped
         model, reference = load()
-        fit_spherization(model, reference, given, ridge=1e-4)  # with the tokenizer of the checkpoint
+        fit_with(1e-4, model, reference, given)  # with the tokenizer of the checkpoint
         maps.append(new_map(model))
     torch.testing.assert_close(*maps, rtol=1e-4, atol=1e-5)
     alone = SphereBertModel.from_pretrained(checkpoint, add_pooling_layer=False)
-    fit_spherization(alone, reference, batches, ridge=1e-4)
+    fit_with(1e-4, alone, reference, batches)
     assert torch.equal(new_map(alone), maps[1])
     monkeypatch.setattr(fitting, "MAX_LENGTH", 6)
     [fit] = fit_spherization(model, reference, texts[:20])
@@ -220,7 +227,7 @@ def test_a_chunked_feed_forward_and_dropout_in_training_mode_give_the_same_fit(l
     for given in ({}, options):
         model, reference = load(**given)
         model.train(trained and bool(given))
-        fit_spherization(model, reference, [{"input_ids": ids}], ridge=1e-3)
+        fit_with(1e-3, model, reference, [{"input_ids": ids}])
         maps.append(new_map(model))
     torch.testing.assert_close(*maps, rtol=1e-4, atol=1e-5)
 
@@ -246,7 +253,7 @@ def test_only_the_new_maps_are_modified_and_the_fit_described(load, tokenizer):
     model.bert.embeddings.eval()  # as when the embeddings are frozen
     modes = [module.training for half in (model, reference) for module in half.modules()]
     before = [{name: value.clone() for name, value in half.state_dict().items()} for half in (model, reference)]
-    [fit] = fit_spherization(model, reference, sentences(20), tokenizer=tokenizer, ridge=1e-3)
+    [fit] = fit_with(1e-3, model, reference, sentences(20), tokenizer=tokenizer)
     assert [module.training for half in (model, reference) for module in half.modules()] == modes
     assert not any(module._forward_pre_hooks for half in (model, reference) for module in half.modules())
     pairs = [(half.state_dict(), values) for half, values in zip((model, reference), before, strict=True)]
@@ -260,11 +267,8 @@ def test_only_the_new_maps_are_modified_and_the_fit_described(load, tokenizer):
 # Validation
 
 
-def test_underdetermined_fit_without_ridge_is_rejected(load, tokenizer):
-    same = sentences(1) * 50
-    with pytest.raises(ValueError, match=r"layer 1 .*no unique solution with ridge 0.*use a larger one"):
-        fit_spherization(*load(), same, tokenizer=tokenizer, ridge=0.0)
-    fit_spherization(*load(), same, tokenizer=tokenizer)  # a ridge is chosen automatically
+def test_equal_texts_can_be_fitted_and_too_few_are_rejected(load, tokenizer):
+    fit_spherization(*load(), sentences(1) * 50, tokenizer=tokenizer)
     for few in (sentences(2), [], [{"input_ids": torch.randint(5, 400, (6, 10))}]):
         with pytest.raises(ValueError, match=r"needs at least 65 tokens in 5 texts; got \d+ tokens in"):
             fit_spherization(*load(), few, tokenizer=tokenizer)
@@ -275,9 +279,9 @@ def test_texts_with_tokens_are_held_out_if_every_fifth_is_padding_in_any_batches
     ids = torch.randint(5, 50, (40, 6), generator=torch.Generator().manual_seed(0))
     at_once = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     at_once["attention_mask"][4::5] = 0
-    (fit,) = fit_spherization(model, reference, [at_once], ridge=0.01)
+    (fit,) = fit_with(0.01, model, reference, [at_once])
     assert fit.num_tokens == int(at_once["attention_mask"].sum())
     assert fit.explained_variance < 1
     parts = [{name: value[start : start + 5] for name, value in at_once.items()} for start in range(0, 40, 5)]
-    (other,) = fit_spherization(model, reference, parts, ridge=0.01)
+    (other,) = fit_with(0.01, model, reference, parts)
     assert other.explained_variance == pytest.approx(fit.explained_variance, rel=1e-6)

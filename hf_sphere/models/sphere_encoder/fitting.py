@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_sphere.models.sphere_encoder.modeling_sphere_encoder import SphericalMap
-from hf_sphere.utils.checks import check_not_text, check_number
+from hf_sphere.utils.checks import check_not_text
 from hf_sphere.utils.loading import load_pretrained
 from hf_sphere.utils.modules import eval_mode, widest_dtype
 
@@ -54,14 +54,14 @@ def fit_spherization(
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
     max_tokens: int = 8192,
-    ridge: float | None = None,
 ) -> list[SpherizationFit]:
     r"""Initialize a spherized encoder close to the plain one it was loaded from, instead of randomly.
 
     A spherized layer takes its first linear map from the plain checkpoint; only the map after the spherization, from
     intermediate_size + 1 to hidden_size without bias, is new. It is set to the least-squares solution for the output of
-    the plain layer, by ridge regression on the layer's actual inputs, with normal equations accumulated in float64.
-    Layers are fitted in order, and each one compensates for the errors of those before it.
+    the plain layer, by ridge regression on the layer's actual inputs, with normal equations accumulated in float64
+    and the best ridge on held-out texts. Layers are fitted in order, and each one compensates for the errors of those
+    before it.
 
     Save the fitted model before training an adapter on it: the checkpoint of an adapter contains only the adapter.
 
@@ -74,15 +74,13 @@ def fit_spherization(
             text and a patch for a token. Reading stops at `max_tokens`.
         tokenizer: Tokenizer of the texts; from the reference's checkpoint if None.
         max_tokens: Number of tokens to read, rounded up to full batches. A fifth of the texts is held out.
-        ridge: The ridge, relative to the mean square of each coordinate; chosen on the held-out texts if None.
 
     Returns:
         One `SpherizationFit` per spherized layer, in order.
 
     Raises:
-        ValueError: If the model has no spherized layer, the reference does not match it, there are too few texts (fewer
-            than five, or fewer tokens than the inputs of the map, intermediate_size + 1), or the ridge is negative or
-            too small for texts with little variation.
+        ValueError: If the model has no spherized layer, the reference does not match it, or there are too few texts
+            (fewer than five, or fewer tokens than the inputs of the map, intermediate_size + 1).
 
     Example:
         >>> model = SphereBertForMaskedLM.from_pretrained("bert-base-cased")  # doctest: +SKIP
@@ -90,8 +88,6 @@ def fit_spherization(
         >>> print(*fit_spherization(model, reference, wikitext["text"]), sep="\n")  # doctest: +SKIP
     """
     check_not_text("texts", texts)
-    if ridge is not None:
-        check_number("ridge", ridge, "[0, inf)")
     spherized = getattr(model.config, "spherized_layer_indices", ())
     if not spherized:
         raise ValueError(f"{type(model).__name__} has no spherized layer to fit; set spherized_layers.")
@@ -118,12 +114,10 @@ def fit_spherization(
             train, held_out = (_normal_equations(*halves, subset) for subset in subsets)
             _, gram, cross, squares = held_out
             errors = []
-            for each in RIDGES if ridge is None else (ridge,):
+            for each in RIDGES:
                 if (weight := _solve(train, each)) is not None:
                     squared_error = squares - 2 * (weight.T * cross).sum() + ((weight @ gram) * weight).sum()
                     errors.append((float(squared_error), each))
-            if not errors:
-                raise ValueError(f"layer {index} has no unique solution with ridge {ridge}; use a larger one.")
             _, best = min(errors)
             linear: Any = _spherical_map(layers[index]).linear
             linear.weight.copy_(_solve(train, best))
