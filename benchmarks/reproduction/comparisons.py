@@ -81,8 +81,8 @@ images in single runs, so its accuracies may be optimistic.
 What makes a comparison fair is checked by `python benchmarks/report.py --check`, see `docs/compare.md`. Exceptions to
 these rules, with their reasons, are named below the tables of the appendix.
 
-Published numbers are those of the authors' repositories, for prototypes of a re-implementation, not of the papers. The file `results/comparisons.json` has the
-value of each seed and the p-values of both tests."""
+Published numbers are those of the authors' repositories, for prototypes of a re-implementation, not of the papers. The
+file `results/comparisons.json` has the value of each seed and the p-values of both tests."""
 
 NOT_DECIDED = "not decided"
 MOST_SEEDS = 1000

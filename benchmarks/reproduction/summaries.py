@@ -97,8 +97,8 @@ def render_measured(
         is_higher = is_higher_better(row.metric) if row.run else "at least" in compared or row.better == "higher"
         lines.append([what, number, row.unit or unit, "higher" if is_higher else "lower", compared, seeds, file])
     note = (
-        "Intervals and verdicts are over seeds. Times are relative to those of the other program on the same CPU; on an "
-        "H200 [they are longer](docs/results/optimizers.md#what-it-costs). "
+        "Intervals and verdicts are over seeds. Times are relative to those of the other program on the same CPU; on "
+        "an H200 [they are longer](docs/results/optimizers.md#what-it-costs). "
         f"The goals are ours; all that were missed [are listed](docs/results/appendix/missed.md). {MARKS}."
     )
     return join_lines(["measured", "value", "unit", "better", "compared", "seeds", "file"], lines, [note])
