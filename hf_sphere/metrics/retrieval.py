@@ -122,7 +122,6 @@ def sampled_retrieval_scores(
     *,
     num_samples: int = 10,
     seed: int = 0,
-    interval: float = 0.95,
     **options: Any,
 ) -> dict[str, dict[str, float]]:
     """Compute retrieval metrics of samples from embeddings that are von Mises-Fisher distributions.
@@ -137,16 +136,15 @@ def sampled_retrieval_scores(
         labels: (N,), class of each embedding; any integers.
         num_samples: Number of samples from each distribution.
         seed: Seed of the samples.
-        interval: Fraction of the samples' scores inside the interval.
         **options: Options of `retrieval_scores`.
 
     Returns:
         For each score of `retrieval_scores` its `mean` over the samples, and the ends `low` and `high` of the interval
-        around the median.
+        around the median with 95 % of them.
 
     Raises:
-        ValueError: If `num_samples` is not positive, `interval` is not in (0, 1), a direction or a concentration is
-            not valid, and for the same reasons as `retrieval_scores`.
+        ValueError: If `num_samples` is not positive, a direction or a concentration is not valid, and for the same
+            reasons as `retrieval_scores`.
 
     Example:
         >>> sampled_retrieval_scores(torch.eye(3)[labels], torch.full((60,), 10.0), labels).keys()
@@ -155,7 +153,6 @@ def sampled_retrieval_scores(
     from hf_sphere.distributions import VonMisesFisher  # of which the search needs none
 
     check_integer("num_samples", num_samples, 1)
-    check_number("interval", interval, "(0, 1)")
     directions = check_embeddings(directions)
     concentration = to_floating("concentration", concentration)
     dtype = torch.promote_types(torch.promote_types(directions.dtype, concentration.dtype), torch.float32)
@@ -165,8 +162,7 @@ def sampled_retrieval_scores(
     generator = torch.Generator().manual_seed(check_seed(seed))
     samples = (points.rsample(generator=generator).to(directions.device) for _ in range(num_samples))
     runs = [retrieval_scores(sample, labels, **options) for sample in samples]
-    tail = (1 - interval) / 2
-    results = {}
+    tail, results = (1 - 0.95) / 2, {}
     for name in [name for name in runs[0] if not name.startswith("num_")]:
         values = torch.tensor([run[name] for run in runs], dtype=torch.float64)
         low, high = values.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
