@@ -293,14 +293,3 @@ def test_a_subclass_of_cosface_trains_with_its_own_target(head):
     target = head.target_logits(points, head.target_directions(points, labels))
     logits = head(embeddings).logits.scatter(1, labels[:, None], target[:, None])
     torch.testing.assert_close(head(embeddings, labels).loss, F.cross_entropy(logits, labels))
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "expected"),
-    [
-        ("arcface", {"scale": 64.0, "margin": 0.5}, 64 * math.sin(0.5)),
-        ("cosface", {"scale": 30.0, "margin": 0.4}, 12.0),
-    ],
-)
-def test_margin_loss_is_what_the_margin_takes_from_the_logit_of_an_orthogonal_class(name, options, expected):
-    assert build_head(name, 4, 3, **options).margin_loss() == pytest.approx(expected, rel=1e-5)

@@ -100,11 +100,6 @@ class MarginHead(CosineHead):
         """Activate the margin once `margin_warmup_epochs` epochs have passed."""
         self.active_margin = self.margin if epoch >= self.margin_warmup_epochs else 0.0
 
-    def margin_loss(self) -> float:
-        """Return what the margin adds to the loss of an embedding that is orthogonal to its class, as at the start."""
-        embeddings, directions = torch.eye(2, self.embedding_dim, device=self.weight.device)[:, None]
-        return -self.target_logits(embeddings, directions).item()
-
     def loss_logits(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the logits (B, K) with the margin in that of the own class."""
         labels = labels.clamp_min(0)

@@ -218,7 +218,7 @@ def provide(run: "Run", setup: Setup, model: Any, predicts: str, properties: Any
     if (regression := getattr(model, "regression", None)) is not None:
         about["values"] = f"{regression.low:g} to {regression.high:g}, computed from the angle to a pole"
     about |= properties or {}
-    run.accelerator.print(summarize(model, images, name, shows_pixels=data_args.crop_pct is not None))
+    run.accelerator.print(summarize(model, images, name))
     description = Description(
         title=f"{config.backbone} with {name} on {Path(data_args.dataset_name).name}",
         summary=f"Image model for {predicts}: a `{config.backbone}` backbone and the {name} of hf_sphere.",
@@ -243,11 +243,8 @@ def freeze(args: EncoderArguments, model: Any, epoch: int) -> None:
         parameter.requires_grad_(epoch >= args.linear_probe_epochs and not name.endswith("mask_token"))
 
 
-def summarize(model: Any, images: "ImageData", name: str, *, shows_pixels: bool = False) -> str:
+def summarize(model: Any, images: "ImageData", name: str) -> str:
     """Summarize data and model, whose predictions are computed by the part `name`, in a few lines."""
-    from hf_sphere.nn.heads.base import heads_of
-    from hf_sphere.nn.heads.cosine import MarginHead
-
     shape, names, evaluated = images.shape, images.class_names, images.eval_class_names
     splits = {"held out": images.validation, "for rejection": images.rejection, "for evaluation": images.evaluation}
     counts = [f"{split.num_examples:,} {use}" for use, split in splits.items() if split is not None]
@@ -267,12 +264,6 @@ def summarize(model: Any, images: "ImageData", name: str, *, shows_pixels: bool 
         f"model     {', '.join(parts)}",
         f"          {count:,} parameters{f' ({frozen:,} frozen)' if frozen else ''} on {model.device}",
     ]
-    added = sum(each.margin_loss() for each in heads_of(model) if isinstance(each, MarginHead))
-    if added > 5:
-        lines.append(f"loss      starts high, since the margin adds about {added:.0f} to it; it falls quickly")
-    if shows_pixels:
-        mean, std = (", ".join(f"{value:.3f}" for value in values) for values in (images.mean, images.std))
-        lines.append(f"images    crop of {shape.crop_pct:g} of a side, mean {mean}, standard deviation {std}")
     return "\n".join(lines)
 
 
