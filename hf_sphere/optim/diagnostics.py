@@ -209,10 +209,7 @@ class StepDiagnosticsCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Find the scale-invariant weights."""
-        try:
-            self._channel_dims = find_channel_dims(unwrap(kwargs["model"]), kwargs["optimizer"])
-        except ValueError as error:  # training must not fail
-            logger.warning("Step diagnostics are disabled: %s", error)
+        self._channel_dims = find_channel_dims(unwrap(kwargs["model"]), kwargs["optimizer"])
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measure every `every` optimizer steps, before the gradients are reset."""

@@ -76,10 +76,8 @@ class MatrixOptimizer(NamedOptimizer):
                     by_name[name] = replace(rule, reason=f"{rule.reason}; lr x {factor:.3g}", options=scaled)
         groups = form_groups(model, by_name, Rule("adamw", options=by_rule["adamw"]), roles)
         if next(iter(by_rule)) not in (used := sorted({rule.name for rule in groups.rules.values()})):
-            only_invariant = options.get("hyperball_on", cls.group_options.get("hyperball_on")) == "scale_invariant"
-            hint = " hyperball_on=matrices takes all hidden matrices." if only_invariant else ""
             what = f"has the rule {next(iter(by_rule))}, so the optimizer is {' and '.join(used)}"
-            how = f"Print {cls.__name__}.form_groups(model) for the reasons.{hint}"
+            how = f"Print {cls.__name__}.form_groups(model) for the reasons."
             warnings.warn(f"no weight of {type(model).__name__} {what}. {how}", stacklevel=2)
         return groups
 
