@@ -8,9 +8,6 @@ from collections.abc import Sequence
 
 from hf_sphere.commands.command_line import run_job, train
 from hf_sphere.training import tasks
-from hf_sphere.utils.arguments import given_configs
-from hf_sphere.utils.commands import COMMANDS
-from hf_sphere.utils.configs import load_config
 
 TASKS = {name.replace("_", "-"): summary for name, summary in tasks.TASKS.items()}
 
@@ -26,11 +23,6 @@ def main(argv: Sequence[str]) -> None:
         print("\nhf-sphere train TASK --help shows the options of a task. On several devices:")
         print("accelerate launch -m hf_sphere.commands.train TASK [options]")
         return
-    if name.startswith("--"):  # the configuration states its task
-        words, recipes = list(argv), [load_config(config).recipe for config in given_configs(argv)]
-        _, _, name = COMMANDS.get(next(filter(None, recipes), ""), "").partition("train ")
-        if not name:
-            raise ValueError(f"hf-sphere train: name the task first; the tasks are {', '.join(TASKS)}.")
     if name.replace("_", "-") not in known:
         raise ValueError(f"hf-sphere train: there is no task {name!r}; the tasks are {', '.join(known)}.")
     train(name.replace("-", "_"), words)

@@ -56,11 +56,9 @@ def test_without_arguments_one_screen_lists_the_jobs(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["serch"], "there is no job 'serch'; did you mean 'search'?"),
-        (["retreival"], "did you mean 'train retrieval'?"),
-        (["zzz"], "there is no job 'zzz'; run hf-sphere to see the jobs."),
+        (["zzz"], "there is no job 'zzz'; run hf-sphere to see the jobs, which options follow."),
         (["train", "zzz"], "there is no task 'zzz'; the tasks are classification, "),
-        (["train", "--seed", "1"], "name the task first; the tasks are classification, "),
+        (["train", "--seed", "1"], "there is no task '--seed'; the tasks are classification, "),
         (["train", "retrieval", "--config", "mnist-vmf"], "is for hf-sphere train classification."),
         (["index", "--config", "mnist-vmf"], "of hf_sphere/configs/vmf.yaml, which is for hf-sphere train "),
         (["train", "retrieval", "--config"], "hf-sphere train retrieval: error: argument --config: expected one"),
@@ -140,10 +138,7 @@ def test_check_prints_versions_extras_device_and_weights(capsys, monkeypatch):
     assert "plots                  missing no_such_package: pip install 'hf_sphere[plots]'" in printed
 
 
-def test_a_configuration_states_the_task_that_is_left_out_also_printed_in_a_file(capsys, tmp_path):
-    with pytest.raises(SystemExit) as stop:
-        main(["train", "--config", "vmf/mnist-vmf", "--print_config"])
-    assert (stop.value.code, 'head: "vmf"' in capsys.readouterr().out) == (0, True)
+def test_a_printed_configuration_states_its_job_also_in_a_file(capsys, tmp_path):
     main(["configs", "digits-vmf"])
     (tmp_path / "copy.yaml").write_text(capsys.readouterr().out)
     assert "copy.yaml is for hf-sphere train classification." in refused(
@@ -190,7 +185,7 @@ def test_a_closed_pipe_leaves_no_traceback(run, words):
     assert ended.stderr == ""
 
 
-@pytest.mark.parametrize("module", ["huggingface_hub.errors", "hf_sphere.commands.place", "torch"])
+@pytest.mark.parametrize("module", ["hf_sphere.commands.place", "torch"])
 def test_ctrl_c_during_imports_leaves_no_traceback(root, module):
     code = f"""
 import sys
