@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_writable(folder)
     if args.output_dir is None and not Path(folder).exists():
         raise FileNotFoundError(f"there is no index {folder}; build it with --output_dir.")
-    name, backbone = args.model_name_or_path, None
+    name = args.model_name_or_path
     if args.output_dir is not None and name is None and args.column is None and has_images(args.images):
         backbone = choose_backbone()
         name, where = backbone.model, "here" if backbone.is_here() else "downloading"
@@ -127,8 +127,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         if index is not None and args.remove_from is not None:
             done = f"removed   {index.remove(args.images):,} {index.encoder.content}s of {args.images}"
         else:
-            if backbone is not None:
-                ImageSource.of(args.images, args.split)  # its errors before a download
             encoder: Any = load_encoder(name) if index is None else index.encoder
             of_rows = {"column": args.column, "content": encoder.content}
             source = ImageSource.of(args.images, args.split, **of_rows)

@@ -139,10 +139,8 @@ class Rejection(nn.Module):
         check_number("coverage", coverage, "(0, 1)")
         level = self.settings["level"]
         if coverage > (1 - level) * (1 + 1e-9):
-            needed = f"{images_needed(1 - coverage):,} images{' of each class' * self.settings['by_class']}"
             most = f"coverage must be at most {1 - level:g}, since up to {level:g} of known images are called unknown"
-            more = f"For more, fit the rejection again with a level of {1 - coverage:.3g}, which needs {needed}"
-            raise ValueError(f"{most}; got {coverage:g}. {more}.")
+            raise ValueError(f"{most}; got {coverage:g}. Fit the rejection again with a level of {1 - coverage:.3g}.")
 
     def prediction_set(self, known: Tensor, class_p_values: Tensor, prediction: Tensor, coverage: float) -> Tensor:
         """Return the classes that are needed, (B, K): for known inputs the ones with a p-value above 1 - coverage.

@@ -233,12 +233,10 @@ class ComparedVectors(GroupedVectors):
         if model is not None and self.model is not None and model != self.model:
             hint = f"embed them with {self.model!r}, or see EmbeddingSpace.migrate"
             return ModelCheck(1.0, True, f"{what} are of the model {model!r}, and the space of {self.model!r}; {hint}.")
-        if count < FEWEST or self.metric["distance"] != "cosine" or vectors.shape[1] < 2:
-            return ModelCheck(1.0, False, f"{what} are not tested, which takes {FEWEST} and cosines.")
-        axes = axes_of(self)
-        if axes.own < RECOGNIZED:
-            text = f"{what} are not tested: the directions of the space are about uniform, or its rows too few"
-            return ModelCheck(1.0, False, f"{text} to show a model.")
+        has_enough = count >= FEWEST and self.metric["distance"] == "cosine" and vectors.shape[1] > 1
+        if not has_enough or (axes := axes_of(self)).own < RECOGNIZED:
+            text = f"{what} are not tested, which takes {FEWEST}, cosines, and a space of enough rows whose directions"
+            return ModelCheck(1.0, False, f"{text} are not about uniform.")
         z = axes.relation(project_to_sphere(vectors[:: -(-count // ROWS)].double()))
         p_value = float(torch.special.erfc(torch.tensor(z / 2**0.5)) / 2)
         if z >= RELATED:

@@ -128,11 +128,12 @@ def find_duplicates(
         [""] * count if names is None else check_names(what, names, count)
         for what, names in (("labels", labels), ("parts", parts))
     )
-    fits, problem = _fit_best_matches(space)
+    fits = _fit_best_matches(space)
     cosine = threshold
     if cosine is None:
-        if problem:
-            raise ValueError(f"the threshold cannot be chosen: {problem}. Give a cosine (threshold=, or --threshold).")
+        if not fits:
+            needs = f"{LEAST_ROWS} rows of several groups, most of them different, to fit how unrelated rows match"
+            raise ValueError(f"to choose the threshold takes {needs}. Give a cosine (threshold=, or --threshold).")
         largest = max(np.exp(-start - np.log(pairs / expected_false) / rate) for start, rate, pairs in fits)
         cosine = 1 - max(float(largest), ROUNDING)  # equal rows are duplicates
     value = -np.log(max(1 - cosine, ROUNDING))
@@ -157,8 +158,8 @@ def find_duplicates(
     return Duplicates(clusters, *found, conflicts, *suspects, shared, ids)
 
 
-def _fit_best_matches(space: Any) -> tuple[list[tuple[float, float, float]], str]:
-    """Fit the largest cosines s of rows with rows of other groups; return a fit per window, or why there is none.
+def _fit_best_matches(space: Any) -> list[tuple[float, float, float]]:
+    """Fit the largest cosines s of rows with rows of other groups; return a fit per window, as far as there is one.
 
     The model is that -log(1 - s) is exponential above a start, which holds for nearest neighbors where vectors have a
     density: the number of pairs up to a distance is a power of that. Its rate follows from the two quantiles of a
@@ -166,7 +167,7 @@ def _fit_best_matches(space: Any) -> tuple[list[tuple[float, float, float]], str
     many pairs as rows. A fit is the start, the rate, and the number of pairs above the start.
     """
     if len(space) < LEAST_ROWS:
-        return [], f"{len(space)} rows are too few to fit how similar unrelated rows are, which needs {LEAST_ROWS}"
+        return []
     rows = torch.randperm(len(space), generator=torch.Generator().manual_seed(0))[:SAMPLE]
     found = space.neighbor_search.search_others(space.vectors[rows], 1, space._groups, space._groups[rows])[0][:, 0]
     values, fits = -found.clamp_min(ROUNDING).log().sort().values.numpy(), []
@@ -174,7 +175,7 @@ def _fit_best_matches(space: Any) -> tuple[list[tuple[float, float, float]], str
         end, start = (float(values[round(fraction * len(rows)) - 1]) for fraction in (lower, upper))
         if np.isfinite(start) and end > start:
             fits.append((start, float(np.log(upper / lower)) / (end - start), upper * len(space) / 2))
-    return fits, "" if fits else "most rows equal others, or all are of one group"
+    return fits
 
 
 def _similar_pairs(space: Any, threshold: float) -> Iterator[tuple[Tensor, Tensor]]:

@@ -97,9 +97,9 @@ TABLE = [
     (lambda: shape(groups=1).compress(), "number of groups must be an integer of at least 2; got 1"),
     (lambda: shape(groups=9, **EUCLIDEAN).compress(), "one of cosine"),
     # Duplicates
-    (lambda: shape(rows=10, groups=10).duplicates(), "10 rows are too few to fit .* needs 100. Give a cosine"),
-    (lambda: EmbeddingSpace(torch.ones(200, 4)).duplicates(), "cannot be chosen: most rows equal others"),
-    (lambda: shape(groups=1).duplicates(), "all are of one group"),
+    (lambda: shape(rows=10, groups=10).duplicates(), "to choose the threshold takes 100 rows of .* Give a cosine"),
+    (lambda: EmbeddingSpace(torch.ones(200, 4)).duplicates(), "takes 100 rows of .* most of them different"),
+    (lambda: shape(groups=1).duplicates(), "takes 100 rows of several groups"),
     (lambda: shape(groups=9, **EUCLIDEAN).duplicates(0.9), "must be one of cosine; got 'euclidean'"),
     (lambda: shape(groups=9).duplicates(-1), r"threshold must be a number in \(-1, 1\]; got -1"),
     (lambda: shape(groups=9).duplicates(True), "threshold must be a number in .* got True"),
