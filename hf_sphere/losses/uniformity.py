@@ -5,6 +5,7 @@ loss is 0, for any B > 1 and d > 1.
 """
 
 import functools
+import itertools
 import math
 from abc import abstractmethod
 
@@ -17,7 +18,9 @@ from hf_sphere.losses.pairs import gather_points
 from hf_sphere.nn.class_softmax import BLOCK, class_blocks
 from hf_sphere.nn.heads.base import Head
 from hf_sphere.nn.processes import count_processes
-from hf_sphere.utils.checks import check_integer, check_number
+
+NUM_CIRCLES = 64
+"""Circles of `SlicedUniformityLoss`, sampled in each call."""
 
 
 class UniformityLoss(nn.Module):
@@ -40,13 +43,7 @@ class HeatKernelLoss(UniformityLoss):
     """Kernel discrepancy (squared MMD), unbiased: the mean of the heat kernel over pairs of embeddings, minus 1.
 
     The kernel is the density of Brownian motion relative to the uniform one, so its mean is 1. In many dimensions it is
-    proportional to `exp(s cosine)` with `s = d exp((1 - d) time)`; s is 4 in `hf_sphere.metrics.uniformity`.
-
-    Args:
-        time: Duration of the motion; a shorter one compares nearer embeddings. If None, s = min(4, d / 2).
-
-    Raises:
-        ValueError: If the time is not positive, or so short that harmonics above degree 1000 matter.
+    proportional to `exp(s cosine)` with `s = min(4, d / 2)`; s is 4 in `hf_sphere.metrics.uniformity`.
 
     Reference:
         Gretton et al., "A kernel two-sample test", JMLR 2012.
@@ -56,34 +53,30 @@ class HeatKernelLoss(UniformityLoss):
         torch.Size([])
     """
 
-    def __init__(self, time: float | None = None) -> None:
-        super().__init__()
-        self.time = None if time is None else check_number("time", time, "(0, inf)")
-
     def compute_loss(self, points: Tensor) -> Tensor:
         """Sum the harmonics over all pairs, in blocks."""
-        return WithGradients.apply(*_mean_heat_kernel(points.detach(), self.time), points)
+        return WithGradients.apply(*_mean_heat_kernel(points.detach()), points)
 
 
 @functools.cache
-def _heat_factors(dim: int, time: float | None) -> list[float]:
+def _heat_factors(dim: int) -> list[float]:
     """Return the factors of the Gegenbauer polynomials of degrees 1, 2, ... that are 1 at a cosine of 1."""
-    time = math.log(max(dim / 4, 2)) / (dim - 1) if time is None else time
+    time = math.log(max(dim / 4, 2)) / (dim - 1)  # of the motion, so that s = d exp((1 - d) time)
     factors = [math.inf]
-    for k in range(1, 1001):
+    for k in itertools.count(1):
         # The number of harmonics, and their decay by the eigenvalue.
         log_count = math.log(2 * k + dim - 2) + math.lgamma(k + dim - 2) - math.lgamma(k + 1) - math.lgamma(dim - 1)
         factors.append(math.exp(min(log_count - time * k * (k + dim - 2), 700)))
         if factors[-1] < min(factors[-2], 1e-17):
-            return factors[1:]
-    raise ValueError(f"time {time:g} is too short in {dim} dimensions: harmonics above degree 1000 matter.")
+            break
+    return factors[1:]
 
 
-@opaque(lambda points, _: (points.new_empty(()), torch.empty_like(points)))
-def _mean_heat_kernel(points: Tensor, time: float | None) -> tuple[Tensor, Tensor]:
+@opaque(lambda points: (points.new_empty(()), torch.empty_like(points)))
+def _mean_heat_kernel(points: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean of the kernel, minus 1, over pairs of points (N, d), by a recurrence, and its gradient."""
     total, gradient, dim = points.new_zeros(()), torch.empty_like(points), points.shape[1]
-    factors = _heat_factors(dim, time)
+    factors = _heat_factors(dim)
     pairs = len(points) * (len(points) - 1)
     for block in class_blocks(len(points), len(points), points.device, BLOCK):
         cosines = (points[block] @ points.T).clamp_(-1, 1)
@@ -148,9 +141,6 @@ class SlicedUniformityLoss(UniformityLoss):
 
     Uniform directions are uniform on each circle, so the distance is Watson's statistic, divided by B.
 
-    Args:
-        num_circles: Number of circles, sampled in each call.
-
     Reference:
         Bonet et al., "Spherical sliced-Wasserstein", ICLR 2023; Watson, "Goodness-of-fit tests on a circle", 1961.
 
@@ -159,14 +149,10 @@ class SlicedUniformityLoss(UniformityLoss):
         torch.Size([])
     """
 
-    def __init__(self, num_circles: int = 64) -> None:
-        super().__init__()
-        self.num_circles = check_integer("num_circles", num_circles, 1)
-
     def compute_loss(self, points: Tensor) -> Tensor:
         """Compute the distances from the sorted positions on each circle."""
         count, dim = points.shape
-        axes = torch.randn(2, dim, self.num_circles, dtype=points.dtype, device=points.device)
+        axes = torch.randn(2, dim, NUM_CIRCLES, dtype=points.dtype, device=points.device)
         if count_processes() > 1:
             distributed.broadcast(axes, 0)
         first, second = nn.functional.normalize(axes[0], dim=0), axes[1]

@@ -21,9 +21,8 @@ BUILD = {
 }
 WITHOUT_LABELS = {
     "heat": losses.HeatKernelLoss,
-    "heat, short time": lambda: losses.HeatKernelLoss(0.02),
     "koleo": losses.KoLeoLoss,
-    "sliced": lambda: losses.SlicedUniformityLoss(8),
+    "sliced": losses.SlicedUniformityLoss,
 }
 
 

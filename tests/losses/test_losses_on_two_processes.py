@@ -18,9 +18,8 @@ MAKE: dict[str, tuple[Callable[[], nn.Module], list[Any]]] = {
     "SigLIPLoss": (lambda: losses.SigLIPLoss(0.3, -1.0), OF_PAIRS),
     "memory": (lambda: losses.CrossBatchSupConLoss(4, 18, temperature=0.3, learn_temperature=True), OF_CLASSES),
     "heat": (losses.HeatKernelLoss, [None]),
-    "heat, short time": (lambda: losses.HeatKernelLoss(0.02), [None]),
     "koleo": (losses.KoLeoLoss, [None]),
-    "sliced": (lambda: losses.SlicedUniformityLoss(8), [None]),
+    "sliced": (losses.SlicedUniformityLoss, [None]),
 }
 """A loss, and the labels of each of its batches; None if it has no labels."""
 
