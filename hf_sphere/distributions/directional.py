@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints, register_kl
 
-from hf_sphere.distributions.hyperspherical_uniform import HypersphericalUniform, check_same_sphere, unit_vector
+from hf_sphere.distributions.hyperspherical_uniform import HypersphericalUniform, unit_vector
 from hf_sphere.geometry import bessel
 from hf_sphere.geometry.bessel import log_uniform_density
 from hf_sphere.geometry.checks import check_codes, check_floating, check_points
@@ -75,8 +75,8 @@ class DirectionalDistribution(Distribution):
     """Log-density at values, from them and the concentration."""
     _sample_cosine: Callable[[Tensor, torch.Generator | None], tuple[Tensor, Tensor]]
     """Draw one cosine w per concentration; return w and sqrt(1 - w^2)."""
-    _divergence: Callable[..., Tensor]
-    """Kullback-Leibler divergence from the uniform distribution, or with `reverse` of that from this one, (...)."""
+    _divergence: Callable[[], Tensor]
+    """Kullback-Leibler divergence from the uniform distribution, (...)."""
 
     @property
     def _kappa(self) -> Tensor:
@@ -129,12 +129,10 @@ def upcast(values: Tensor) -> Tensor:
 
 
 @register_kl(DirectionalDistribution, HypersphericalUniform)
-@register_kl(HypersphericalUniform, DirectionalDistribution)
-def _kl_uniform(p: Any, q: Any) -> Tensor:
-    check_same_sphere(p, q)
-    reverse = isinstance(q, DirectionalDistribution)
-    around = q if reverse else p
-    divergence = around._divergence(reverse).to(around.loc.dtype)
+def _kl_uniform(p: DirectionalDistribution, q: HypersphericalUniform) -> Tensor:
+    if p.dim != q.dim:
+        raise ValueError(f"a divergence requires equal dimensions; the distributions have {p.dim} and {q.dim}.")
+    divergence = p._divergence().to(p.loc.dtype)
     return divergence.expand(torch.broadcast_shapes(p.batch_shape, q.batch_shape))
 
 
@@ -222,10 +220,8 @@ class VonMisesFisher(DirectionalDistribution):
     def _sample_cosine(self, concentration: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         return sample_cosine(concentration, self.dim, generator)
 
-    def _divergence(self, reverse: bool = False) -> Tensor:
+    def _divergence(self) -> Tensor:
         kappa = self._kappa
-        if reverse:
-            return bessel.log_vmf_partition(kappa, self.dim)
         peak, complement = bessel.log_vmf_peak_and_complement(kappa, self.dim)
         return peak - kappa * complement  # without the cancellation of `kappa A - G`
 
@@ -286,19 +282,19 @@ class PowerSpherical(DirectionalDistribution):
         kappa, beta = self._kappa, (self.dim - 1) / 2
         return _gamma_ratio(beta + kappa, beta)[0] - _gamma_ratio(torch.full_like(kappa, beta), beta)[0]
 
-    def _divergence(self, reverse: bool = False) -> Tensor:
-        # Its derivative is kappa times the variance of log(1 + w), that of the reverse one the variance's integral.
-        # Small concentrations are integrated by quadrature, because the terms of the closed form cancel.
+    def _divergence(self) -> Tensor:
+        # Its derivative is kappa times the variance of log(1 + w). Small concentrations are integrated by quadrature,
+        # because the terms of the closed form cancel.
         kappa, beta = self._kappa, (self.dim - 1) / 2
         nodes, weights = (torch.tensor(array, dtype=kappa.dtype, device=kappa.device) for array in _QUADRATURE)
         small = kappa < beta / 2
         end = torch.where(small, kappa, 0.0)[..., None]
         at = end * (nodes + 1) / 2
         variances = torch.special.zeta(2.0, beta + at) - torch.special.zeta(2.0, 2 * beta + at)  # trigamma functions
-        integral = (end / 2 * weights * (end - at if reverse else at) * variances).sum(-1)
-        gap = _gamma_ratio(torch.full_like(kappa, beta) if reverse else beta + kappa, beta)[1]
+        integral = (end / 2 * weights * at * variances).sum(-1)
+        gap = _gamma_ratio(beta + kappa, beta)[1]
         closed = self._log_peak() - kappa * gap  # the gap is the mean of -log((1 + w) / 2)
-        return torch.where(small, integral, -closed if reverse else closed)
+        return torch.where(small, integral, closed)
 
     def _sample_cosine(self, concentration: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         concentration, beta = _bounded(concentration), (self.dim - 1) / 2
@@ -323,12 +319,3 @@ def _gamma_ratio(x: Tensor, a: float) -> tuple[Tensor, Tensor]:
     near, far = (u / 2 + v * (1 / 12 - v * (1 / 120 - v * (1 / 252 - v / 240))) for u, v in terms)
     value = torch.where(x < 16, torch.lgamma(x + a) - torch.lgamma(x), value)
     return value, torch.where(x < 16, torch.digamma(x + a) - torch.digamma(x), growth + near - far)
-
-
-@register_kl(PowerSpherical, VonMisesFisher)
-def _kl_power_spherical_vmf(p: PowerSpherical, q: VonMisesFisher) -> Tensor:
-    kappa, (complement, _) = q._kappa, p._spread()
-    gap = (upcast(p.loc) - upcast(q.loc)).square().sum(-1) / 2  # 1 - mu_p.mu_q, without cancellation
-    mean_gap = complement + (1 - complement) * gap  # of 1 - mu_q.x
-    divergence = p._divergence() - bessel.log_vmf_peak(kappa, p.dim) + kappa * mean_gap
-    return divergence.to(torch.promote_types(p.loc.dtype, q.loc.dtype))

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, constraints, register_kl, transform_to
+from torch.distributions import Distribution, constraints, transform_to
 from torch.distributions.constraints import Constraint
 from torch.distributions.transforms import Transform
 
@@ -123,15 +123,3 @@ class HypersphericalUniform(Distribution):
         shape = self._extended_shape(torch.Size(sample_shape))
         noise = torch.randn(shape, dtype=wide, device=self._like.device, **generator_argument(generator))
         return torch.nn.functional.normalize(noise, dim=-1).to(self._like.dtype)
-
-
-def check_same_sphere(p: Any, q: Any) -> None:
-    """Raise a ValueError if two distributions differ in their dimension."""
-    if p.dim != q.dim:
-        raise ValueError(f"a divergence requires equal dimensions; the distributions have {p.dim} and {q.dim}.")
-
-
-@register_kl(HypersphericalUniform, HypersphericalUniform)
-def _kl_uniform_uniform(p: HypersphericalUniform, q: HypersphericalUniform) -> Tensor:
-    check_same_sphere(p, q)
-    return p._like.new_zeros(torch.broadcast_shapes(p.batch_shape, q.batch_shape))

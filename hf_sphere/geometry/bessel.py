@@ -54,11 +54,6 @@ def log_vmf_normalizer(concentration: Tensor, dim: int) -> Tensor:
     return (log_uniform_density(dim) - _functions(wide, dim, "partition")[0]).to(concentration.dtype)
 
 
-def log_vmf_partition(concentration: Tensor, dim: int) -> Tensor:
-    """Logarithm of the mean of exp(kappa mu.x) over the sphere, `log C_d(0) - log C_d(kappa)`; twice differentiable."""
-    return _functions(_check(concentration, dim), dim, "partition")[0].to(concentration.dtype)
-
-
 def log_vmf_peak(concentration: Tensor, dim: int) -> Tensor:
     """Logarithm of the density at the mode over the uniform one, `log C_d(kappa) + kappa - log C_d(0)`, accurate."""
     return _functions(_check(concentration, dim), dim, "peak")[0].to(concentration.dtype)

@@ -207,7 +207,7 @@ class TestHugeConcentrations:
         p, q = VonMisesFisher(loc, kappa), VonMisesFisher(loc.flip(0), kappa.flip(0))
         uniform = HypersphericalUniform(dim, dtype=dtype)
         results = [p.log_prob(unit(4, dim, dtype=dtype)), p.log_prob(-loc.detach()), p.entropy(), p.mean, p.variance]
-        results += [kl_divergence(*pair) for pair in ((p, q), (p, uniform), (uniform, p))]
+        results += [kl_divergence(*pair) for pair in ((p, q), (p, uniform))]
         for result in [*results, p.rsample()]:
             assert result.isfinite().all()
             for gradient in torch.autograd.grad(result.mean(), (loc, kappa), retain_graph=True, allow_unused=True):
@@ -228,7 +228,7 @@ class TestDivergence:
     def test_it_matches_the_integral(self, dim, kappas):
         p, q = (make(dim, kappa) for kappa in kappas)
         uniform = HypersphericalUniform(dim)
-        for first, second in [(p, q), (p, uniform), (uniform, q)]:
+        for first, second in [(p, q), (p, uniform)]:
             expected = integral(dim, lambda x, p=first, q=second: p.log_prob(x).exp() * (p.log_prob(x) - q.log_prob(x)))
             assert kl_divergence(first, second).item() == pytest.approx(expected.item(), rel=1e-9, abs=1e-12)
 
@@ -237,7 +237,7 @@ class TestDivergence:
         near = F.normalize(unit(dim) + torch.tensor(0.1), dim=0)
         p, q = VonMisesFisher(near, 9.0), VonMisesFisher(unit(dim), 20.0)
         uniform = HypersphericalUniform(dim, dtype=torch.float64)
-        for first, second in [(p, q), (p, uniform), (uniform, q)]:
+        for first, second in [(p, q), (p, uniform)]:
             points = first.sample((DRAWS,))
             terms = first.log_prob(points) - second.log_prob(points)
             assert (terms.mean() - kl_divergence(first, second)).abs() < 4.5 * terms.std() / DRAWS**0.5
@@ -248,19 +248,15 @@ class TestDivergence:
         p = VonMisesFisher(unit(4, dim, dtype=dtype), torch.tensor([0.0, 1.0, 60.0, 1e5], dtype=dtype))
         uniform = HypersphericalUniform(dim, dtype=dtype)
         assert not kl_divergence(p, p).any()
-        assert not kl_divergence(uniform, uniform).any()
         assert not kl_divergence(p, uniform)[0].any()
-        assert not kl_divergence(uniform, p)[0].any()
 
     def test_batches_broadcast(self):
         p, q = make(4, 3.0, (5, 1)), make(4, 9.0, (3,))
         uniform = HypersphericalUniform(4, (5, 1), dtype=torch.float64)
         assert kl_divergence(p, q).shape == (5, 3)
-        assert kl_divergence(uniform, q).shape == (5, 3)
         assert kl_divergence(q, uniform).shape == (5, 3)
-        assert kl_divergence(uniform, HypersphericalUniform(4, (3,))).shape == (5, 3)
         power = PowerSpherical(unit(5, 1, 4), torch.full((5, 1), 3.0))
-        assert kl_divergence(power, q).shape == kl_divergence(HypersphericalUniform(4, (3,)), power).shape == (5, 3)
+        assert kl_divergence(power, HypersphericalUniform(4, (3,))).shape == (5, 3)
 
     @pytest.mark.parametrize("dim", [3, 128, 512, 4096])
     def test_float32_is_accurate_despite_large_areas(self, dim):
@@ -269,7 +265,7 @@ class TestDivergence:
             mean = torch.eye(dim, dtype=dtype)[0]
             p, q = VonMisesFisher(mean, 10.0), VonMisesFisher(mean, 12.0)
             uniform = HypersphericalUniform(dim, dtype=dtype)
-            values += [kl_divergence(*pair).double() for pair in [(p, q), (p, uniform), (uniform, p)]]
+            values += [kl_divergence(*pair).double() for pair in [(p, q), (p, uniform)]]
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-6)
 
     def test_it_passes_gradcheck(self):
@@ -284,11 +280,8 @@ class TestDivergence:
         assert torch.autograd.gradcheck(lambda x, k: divergence(F.normalize(x, dim=-1), k), (locs, concentrations))
 
     def test_different_dimensions_are_an_error(self):
-        (vmf, power, uniform), (vmf_5, power_5, uniform_5) = (
-            (make(dim, 1.0), PowerSpherical(unit(dim), 1.0), HypersphericalUniform(dim)) for dim in (3, 5)
-        )
-        pairs = [(first, second) for first in (vmf, power, uniform) for second in (vmf_5, uniform_5)]
-        for first, second in [*pairs, (uniform, power_5)]:
+        vmf, uniform = make(3, 1.0), HypersphericalUniform(5)
+        for first, second in [(vmf, make(5, 1.0)), (vmf, uniform), (PowerSpherical(unit(3), 1.0), uniform)]:
             with pytest.raises((ValueError, RuntimeError), match=r"equal dimensions; the .* 3 and 5|must match the"):
                 kl_divergence(first, second)
 

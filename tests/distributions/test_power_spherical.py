@@ -99,55 +99,16 @@ def test_the_mean_in_half_precision_does_not_overflow():
     assert distribution.mean_resultant_length.item() == pytest.approx(0.97, abs=0.001)
 
 
-class TestDivergence:
-    def test_matches_the_integral_on_the_circle(self):
-        p, q = make(2, 7.5), VonMisesFisher(unit(2), torch.tensor(3.0).double())
-        uniform = HypersphericalUniform(2, dtype=torch.float64)
-        angles = torch.arange(2001).double() * (2 * math.pi / 2001)
-        x = torch.stack([angles.cos(), angles.sin()], -1)
-        for first, second, digits in [(p, q, 1e-12), (uniform, p, 1e-3)]:  # the last integrand has a pole
-            gap = first.log_prob(x) - second.log_prob(x)
-            expected = (first.log_prob(x).exp() * gap).mean() * 2 * math.pi
-            assert kl_divergence(first, second).item() == pytest.approx(expected.item(), rel=digits, abs=0)
-
-    @pytest.mark.parametrize(("dim", "kappa"), PLACES)
-    def test_keeps_its_digits(self, dim, kappa):
-        p, q = make(dim, kappa), VonMisesFisher(unit(dim), torch.tensor(30.0).double())
-        with mpmath.workdps(60):
-            beta, order = mpmath.mpf(dim - 1) / 2, mpmath.mpf(dim) / 2 - 1
-            partition = mpmath.loggamma(order + 1) - order * mpmath.log(15) + mpmath.log(mpmath.besseli(order, 30))
-            mean = kappa / (kappa + 2 * beta) * mpmath.mpf((p.loc @ q.loc).item())
-            to_vmf = float(mpmath.mpf(exact(dim, kappa)[1]) + partition - 30 * mean)
-            from_uniform = mpmath.mpf(kappa) * (mpmath.digamma(2 * beta) - mpmath.digamma(beta))
-            from_uniform -= mpmath.loggamma(2 * beta + kappa) - mpmath.loggamma(beta + kappa)
-            from_uniform = float(from_uniform + mpmath.loggamma(2 * beta) - mpmath.loggamma(beta))
-        assert kl_divergence(p, q).item() == pytest.approx(to_vmf, rel=1e-11, abs=0)
-        assert kl_divergence(HypersphericalUniform(dim), p).item() == pytest.approx(from_uniform, rel=1e-11, abs=0)
-
-    def test_passes_gradcheck(self):
-        locs = unit(2, 3, 4).requires_grad_()
-        kappas = torch.tensor([[0.1, 3.0, 40.0], [2.0, 0.1, 9.0]]).double().requires_grad_()
-
-        def divergence(locs: Tensor, kappas: Tensor) -> Tensor:
-            locs = project_to_sphere(locs)
-            p, q = PowerSpherical(locs[0], kappas[0]), VonMisesFisher(locs[1], kappas[1])
-            return kl_divergence(p, q) + kl_divergence(HypersphericalUniform(4), p)
-
-        assert torch.autograd.gradcheck(divergence, (locs, kappas))
-
-
 @pytest.mark.parametrize(
     "compute",
     [
-        lambda p, u: p.entropy(),
-        lambda p, u: kl_divergence(p, HypersphericalUniform(3)),
-        lambda p, u: kl_divergence(HypersphericalUniform(3), p),
-        lambda p, u: kl_divergence(p, VonMisesFisher(u, torch.ones(4, dtype=u.dtype), validate_args=False)),
+        lambda p: p.entropy(),
+        lambda p: kl_divergence(p, HypersphericalUniform(3)),
     ],
 )
 def test_entropy_and_divergences_compile_without_graph_breaks(compute):
     def of_parameters(loc: Tensor, concentration: Tensor) -> Tensor:
-        return compute(PowerSpherical(loc, concentration, validate_args=False), loc.flip(0))
+        return compute(PowerSpherical(loc, concentration, validate_args=False))
 
     parameters = unit(4, 3), torch.tensor([0.0, 0.3, 5.0, 400.0], dtype=torch.float64)
     torch._dynamo.reset()
