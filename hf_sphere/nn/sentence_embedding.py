@@ -2,14 +2,10 @@
 
 from typing import Any
 
+from sentence_transformers.base.modules import Module
 from torch import Tensor
 
 from hf_sphere.nn.layers import Spherization
-
-try:
-    from sentence_transformers.base.modules import Module
-except ImportError as error:
-    raise ImportError("Spherize needs sentence-transformers: pip install hf_sphere[sentence-transformers]") from error
 
 
 class Spherize(Module):
@@ -28,9 +24,6 @@ class Spherize(Module):
     Shape:
         - `sentence_embedding` before: (B, n).
         - `sentence_embedding` after: (B, n + 1), of norm `radius`.
-
-    Raises:
-        ImportError: If sentence-transformers is not installed.
 
     Example:
         >>> Spherize(8)({"sentence_embedding": torch.randn(2, 8)})["sentence_embedding"].shape

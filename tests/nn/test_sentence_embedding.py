@@ -1,14 +1,12 @@
 """Spherized encoders and embeddings in sentence-transformers."""
 
-import sys
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from transformers import AutoTokenizer
 
-from hf_sphere import SphereBertModel, nn
+from hf_sphere import SphereBertModel
 from hf_sphere.geometry import spherize
 
 SENTENCES = ["the cat is to the nurse", "the mountain", "a story is the relation between lamp and picture"]
@@ -67,14 +65,6 @@ def test_saved_model_gives_the_same_embeddings(model, sentence_transformers, tmp
     assert "radius" in dict(loaded[2].spherization.named_parameters())
     expected = model.encode(SENTENCES, convert_to_tensor=True)
     assert torch.equal(loaded.encode(SENTENCES, convert_to_tensor=True), expected)
-
-
-def test_missing_library_is_an_error_that_names_the_extra(monkeypatch):
-    monkeypatch.delitem(sys.modules, "hf_sphere.nn.sentence_embedding", raising=False)
-    monkeypatch.delitem(vars(nn), "Spherize", raising=False)
-    monkeypatch.setitem(sys.modules, "sentence_transformers.base.modules", None)
-    with pytest.raises(ImportError, match=r"pip install hf_sphere\[sentence-transformers\]"):
-        from hf_sphere.nn import Spherize  # noqa: F401
 
 
 def test_binary_codes_differ_once_the_embeddings_are_centered(model, sentence_transformers, tmp_path):
