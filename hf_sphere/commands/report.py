@@ -33,7 +33,6 @@ class ReportArguments(Arguments):
     columns: list[str] | None = argument(None, "Further columns of wrong or outside rows.", only_with=["page", "json"])
     group_column: str | None = argument(None, "Column of the groups, or `label` for the class: rows that match.")
     compare_with: str | None = argument(None, "Another source of vectors, with the same columns: whether they differ.")
-    skip_invalid: bool = argument(False, "Leave out vectors that are zero or not finite.", only_with=["compare_with"])
     page: str | None = argument(None, "HTML file for a page with the numbers, what to do, and the figure.")
     figure: str | None = argument(None, "PNG file for a figure.")
     json: str | None = argument(None, "JSON file for the numbers.")
@@ -48,16 +47,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         visualization.check_matplotlib()
     (source, cells), comparison = read_source(args.source, args), None
     if args.compare_with is not None:
-        other, others = as_space(*read_source(args.compare_with, args), args)
-        comparison = as_space(source, None, args)[0].compare(other)
+        other, others = read_source(args.compare_with, args)
+        comparison = as_space(source, args).compare(as_space(other, args))
     elif isinstance(source, search.EmbeddingSpace) and (args.column or args.id_column or args.columns):
         hint = "leave out --column, --id_column and --columns"
         raise ValueError(f"{args.source} is an index, which has its vectors, ids and columns; {hint}.")
     if isinstance(source, search.EmbeddingSpace):
         report = source.report()
     else:
-        groups = None if args.group_column is None else source.read_groups(args.group_column)
-        report = search.report_vectors(source.encoded, groups, ids=source.ids)
+        report = search.report_vectors(source.encoded, read_groups(source, args), ids=source.ids)
     print(report)
     values = report.to_dict()
     rows, at = list[dict[str, Any]](), {name: row for row, name in enumerate(source.ids or ())}
@@ -117,10 +115,13 @@ def read_source(name: str, args: ReportArguments) -> tuple[Any, Any]:
     return source, source.cells
 
 
-def as_space(source: Any, cells: Any, args: ReportArguments) -> tuple["search.EmbeddingSpace", Any]:
-    """Return a space, or make one of a file or a dataset, and the further columns of each of its rows."""
+def as_space(source: Any, args: ReportArguments) -> "search.EmbeddingSpace":
+    """Return a space, or make one of a file or a dataset."""
     if isinstance(source, search.EmbeddingSpace):
-        return source, cells
-    options: dict[str, Any] = {"groups": args.group_column, "ids": args.id_column, "skip_invalid": args.skip_invalid}
-    index = search.ImageIndex.build(None, source, **options, columns=args.columns or (), progress=False)
-    return index.space, index.images.get("columns")
+        return source
+    return search.EmbeddingSpace.fit(source.encoded, read_groups(source, args), ids=source.ids)
+
+
+def read_groups(source: Any, args: ReportArguments) -> Any:
+    """Return the groups of the rows of a file or a dataset, or None."""
+    return None if args.group_column is None else source.read_groups(args.group_column)
