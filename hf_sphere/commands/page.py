@@ -5,7 +5,6 @@ hf-sphere page --index outputs/index
 `hf-sphere index` builds the index.
 """
 
-import contextlib
 import html
 import math
 import os
@@ -178,8 +177,6 @@ def show(index: Any, image: Any, text: str, count: float, level: Any = None) -> 
         matches = int(neighbors.accepted[0].sum())
         result = f"{matches} of {k} neighbors match" if matches else "No match"
         about = f"at a false-accept level of {100 * level:.3g} %"
-        with contextlib.suppress(ValueError):  # only cosines have a threshold, and for more groups than a level needs
-            about += f"; matches are at a distance of up to about {1 - index.space.threshold(level):.3g}"
         verdicts.append(draw_verdict(about, result, "match" if matches else "none"))
     elif level is not None:
         verdicts.append(draw_verdict(f"No level: {reason}."))

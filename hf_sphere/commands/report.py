@@ -55,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if isinstance(source, search.EmbeddingSpace):
         report = source.report()
     else:
-        report = search.report_vectors(source.encoded, read_groups(source, args), ids=source.ids)
+        groups = args.group_column and source.read_groups(args.group_column)
+        report = search.report_vectors(source.encoded, groups, ids=source.ids)
     print(report)
     values = report.to_dict()
     rows, at = list[dict[str, Any]](), {name: row for row, name in enumerate(source.ids or ())}
@@ -119,9 +120,5 @@ def as_space(source: Any, args: ReportArguments) -> "search.EmbeddingSpace":
     """Return a space, or make one of a file or a dataset."""
     if isinstance(source, search.EmbeddingSpace):
         return source
-    return search.EmbeddingSpace.fit(source.encoded, read_groups(source, args), ids=source.ids)
-
-
-def read_groups(source: Any, args: ReportArguments) -> Any:
-    """Return the groups of the rows of a file or a dataset, or None."""
-    return None if args.group_column is None else source.read_groups(args.group_column)
+    groups = args.group_column and source.read_groups(args.group_column)
+    return search.EmbeddingSpace.fit(source.encoded, groups, ids=source.ids)

@@ -926,7 +926,7 @@ def test_the_slider_changes_the_answer_from_no_match_to_match(page, folder, tmp_
     assert (level.get_attribute("min"), level.input_value()) == ("0.2", "0.2")  # the lowest of nine groups
     level.focus()
     page.keyboard.press("End")
-    page.get_by_text("neighbors match at a false-accept level of 50 %; matches are at a distance of up to").wait_for()
+    page.get_by_text("neighbors match at a false-accept level of 50 %").wait_for()
     assert page.locator(".neighbor em").first.inner_text() == f"match, p {p_value:.2g}"
 
 
