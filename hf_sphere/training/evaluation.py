@@ -255,7 +255,7 @@ def initialize_from_data(
         max_examples: Maximum number of images, over all processes.
 
     Raises:
-        ValueError: If several heads require it, or the forward pass does not use the head.
+        ValueError: If the forward pass does not use the head.
 
     Example:
         >>> initialize_from_data(model, data.train)  # doctest: +SKIP
@@ -274,8 +274,6 @@ def initialize_from_data(
         backbone.initialize_from_data(torch.cat(pixels)[:count])
         for tensor in backbone.state_dict().values() if processes > 1 else ():
             tensor.copy_(broadcast(tensor))
-    if len(heads) > 1:
-        raise ValueError(f"{len(heads)} heads require initialization from data; call it on modules with one of them.")
     for head in heads:
         with eval_mode(model):  # which restores all modes
             # Before training, running statistics do not match the data: with a scale initialized from them, embeddings

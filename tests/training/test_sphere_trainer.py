@@ -395,9 +395,6 @@ def test_bad_input_is_refused(arguments, monkeypatch, tmp_path):
         with pytest.raises(ValueError, match="call initialize_from_data before creating the Trainer"):
             trainer.train()
     monkeypatch.undo()
-    model = nn.ModuleDict({"first": Own("vmf"), "second": Own("vmf")})
-    with pytest.raises(ValueError, match="2 heads require initialization from data"):
-        initialize_from_data(model, [])
     with pytest.raises(ValueError, match="head 'vmf' has no label smoothing; leave label_smoothing_factor out"):
         SphereTrainer(make_model("vmf"), arguments(label_smoothing_factor=0.1))
     model = Own("prototype", reduction="sum")
