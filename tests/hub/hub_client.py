@@ -117,13 +117,12 @@ def main(task: str, file: str, run: str = "") -> None:
             seen[name] = {"failure": failure, "before": describe(model, processor), "after": load(f"tester/{name}")}
         Path(file).write_text(json.dumps(seen))
         return
-    from hf_sphere.commands import publish
-    from hf_sphere.commands.command_line import train
+    from hf_sphere.commands import publish, train
 
     words = ["--dataset_name", "digits", "--backbone", "linear_embedding", "--backbone_kwargs", "{width: 8}"]
     words += ["--max_train_samples", "64", "--num_train_epochs", "1", "--output_dir", run]
     words += ["--disable_tqdm", "--cache_dir", f"{run}-cache"]
-    train("classification", words)
+    train.main(["classification", *words])
     try:
         publish.main([run, "--repo_id", "digits-model"])
     except ConnectionError as error:

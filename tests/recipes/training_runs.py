@@ -3,7 +3,6 @@
 import json
 import random
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
-from hf_sphere.commands.command_line import train
+from hf_sphere.commands import train
 from hf_sphere.data.sources import load_splits
 from hf_sphere.utils.commands import COMMANDS
 
@@ -105,7 +104,7 @@ def load_recipe(name: str) -> Any:
     job, _, task = COMMANDS[name].partition(" ")
     if not task:
         return import_module(f"hf_sphere.commands.{job}")
-    return SimpleNamespace(main=partial(train, task.replace("-", "_")))
+    return SimpleNamespace(main=lambda words: train.main([task, *words]))
 
 
 def assert_same_run(folder: Path, expected: Path, steps: int) -> None:
