@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from hf_sphere import hyperplanes, visualization
 from hf_sphere.training.output_dir import RESULTS_FILE, check_results_dir, read_settings, results_dir
-from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
+from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
 from hf_sphere.utils.files import read_json, write_json
 
 RUN_SETTINGS = (
@@ -39,9 +39,6 @@ class ProjectionArguments(Arguments):
     include_1x1: bool = argument(False, "Include pointwise (1x1) convolutions.")
     normalize: bool = argument(True, "Normalize filters to unit length before projecting them.")
     snapshots: list[str] | None = argument(None, "Snapshot files; default: those in the folder of the training run.")
-    initial_model: str | None = argument(None, "Model to measure distances from; default: the snapshot of epoch 0.")
-    random_weights: bool = argument(False, "Use the random initialization of a model of timm.")
-    seed: int = argument(0, "Seed of the random initialization.", **SEED)
     disable_tqdm: bool = argument(False, "Disable the progress bar.")
 
 
@@ -55,14 +52,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     name = args.model_name_or_path
     output_dir = Path(args.output_dir or f"outputs/projections/{file_name(name)}")
     check_results_dir(output_dir, overwrite=args.overwrite_output_dir)
-    source: Any = find_weights(name, random_weights=args.random_weights, seed=args.seed)
+    source: Any = find_weights(name)
     folder = source if isinstance(source, Path) and source.is_dir() else None
     snapshots = [read_snapshot(path) for path in args.snapshots or ()]
     if args.snapshots is None and folder:
         snapshots = list_snapshots(folder)
     initial: Any = next((one for one in snapshots if one.epoch == 0), None)
-    if args.initial_model is not None:
-        initial = find_weights(args.initial_model)
     if snapshots and folder and not any(folder.glob("*.safetensors*")):
         source = snapshots[-1]
         print(f"{name} has no final model yet; these are the results of its snapshot of epoch {source.epoch}.\n")

@@ -37,7 +37,7 @@ _SOURCES = {
         *("dataset_name", "images", "source", "query", "calibration", "other", "compare_with", "unknown"),
         *("embeddings", "beside", "out_of_distribution", "train_embeddings"),
     ),
-    "model": ("model_name_or_path", "initial_weights", "initial_model", "text_model"),
+    "model": ("model_name_or_path", "initial_weights", "text_model"),
     "": ("index", "settings", "prototypes_file", "class_vectors", "snapshots", "folder"),
 }
 """Options that name what is read, by the kind of repository on the Hub that it may be instead of a file or folder."""

@@ -8,8 +8,9 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,10 @@ class Classifier:
     preprocessing: dict[str, Any]  # as options of `hf_sphere.data.ImageSourceOptions`
 
 
-def find_weights(name: str, *, random_weights: bool = False, seed: int = 0) -> nn.Module | Path:
-    """Find a file or folder of safetensors, or a model of timm; see the module docstring for names.
-
-    `random_weights` are the random initialization of a model of timm, with the `seed`.
-    """
-    if (model := _build(name, random_weights, seed)) is not None:
-        return model
+def find_weights(name: str) -> nn.Module | Path:
+    """Find a file or folder of safetensors, or a model of timm; see the module docstring for names."""
+    if name.startswith("timm:"):
+        return _build(name)
     if Path(name).exists():
         return Path(name)
     try:
@@ -51,13 +49,15 @@ def find_weights(name: str, *, random_weights: bool = False, seed: int = 0) -> n
         raise not_found(name, error) from error
 
 
-def load_classifier(name: str, *, random_weights: bool = False, seed: int = 0) -> Classifier:
+def load_classifier(name: str) -> Classifier:
     """Load an image classifier and the configuration of its preprocessing.
 
-    The arguments are those of `find_weights`; `AutoModelForImageClassification` loads models on the Hub and in folders.
+    `AutoModelForImageClassification` loads models on the Hub and in folders.
     """
-    if (model := _build(name, random_weights, seed)) is not None:
-        return Classifier(model.eval(), lambda: _build(name, True), model.num_classes, processor_options(model))
+    if name.startswith("timm:"):
+        model = _build(name).eval()
+        fresh = partial(_build, name, pretrained=False)
+        return Classifier(model, fresh, model.num_classes, processor_options(model))
     from transformers import AutoImageProcessor, AutoModelForImageClassification
 
     model = load_model(AutoModelForImageClassification, name, complete=True).eval()
@@ -71,21 +71,15 @@ def file_name(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", Path(name).name if Path(name).exists() else name).strip("-.") or "model"
 
 
-def _build(name: str, random_weights: bool, seed: int | None = None) -> Any:
-    """Build a model of timm, None for other names; without a seed, by the random state of the caller."""
-    if not name.startswith("timm:"):
-        if random_weights:
-            raise ValueError(f"random weights require timm:<name>; got {name}.")
-        return None
+def _build(name: str, *, pretrained: bool = True) -> Any:
+    """Build a model of timm; only one with random weights changes the random state of the caller."""
     import timm
 
     name = name.removeprefix("timm:")
     if not timm.is_model(name.split(".")[0]):
         raise ValueError(f"timm has no model {name!r}; see timm.list_models().")
-    with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
-        if seed is not None:
-            torch.manual_seed(seed)
-        return timm.create_model(name, pretrained=not random_weights)
+    with torch.random.fork_rng(devices=[], enabled=pretrained):
+        return timm.create_model(name, pretrained=pretrained)
 
 
 def name_of(model: Any) -> str | None:
@@ -105,7 +99,8 @@ def preprocessing_of(model: Any, given: Any) -> dict[str, Any]:
 
     name, source = name_of(model), model
     if isinstance(model, str) and model.startswith("timm:"):
-        source = _build(model, True, seed=0)  # for its configuration
+        with torch.random.fork_rng(devices=[]):
+            source = _build(model, pretrained=False)  # for its configuration
     elif name:
         with suppress(OSError):
             source = load_pretrained(AutoImageProcessor, name)

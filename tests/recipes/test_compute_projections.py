@@ -75,11 +75,11 @@ def test_results_are_replaced_and_files_of_an_earlier_call_removed_only_if_reque
 
 
 @pytest.mark.usefixtures("no_plots")
-def test_a_timm_model_is_loaded_by_name_with_reproducible_random_weights(recipe, tmp_path):
-    words = ["--random_weights", "--layers", "linear"]
-    first, second = (compute(recipe, "timm:test_resnet", tmp_path / name, *words) for name in ("a", "b"))
-    assert first == second
-    assert first["num_filters"] == timm.create_model("test_resnet").num_classes
+def test_a_timm_model_is_loaded_by_name(recipe, tmp_path, monkeypatch):
+    model = timm.create_model("test_resnet")  # pretrained weights are on the Hub
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: {"test_resnet": model}[name])
+    found = compute(recipe, "timm:test_resnet", tmp_path / "out", "--layers", "linear")
+    assert found["num_filters"] == model.num_classes
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import pytest
+import timm
 import torch
 from accelerate import Accelerator
 from case_selection import each
@@ -226,8 +227,8 @@ def test_a_folder_of_other_measurements_is_refused(words, measured, measure, tra
 
 
 def test_a_timm_model_requires_no_snapshots(measure, tmp_path, monkeypatch, recipe):
-    untrained = load_classifier("timm:test_resnet", random_weights=True)  # pretrained weights are on the Hub
-    monkeypatch.setattr("hf_sphere.utils.model_sources.load_classifier", lambda *_, **__: untrained)
+    create = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create(name))  # those are on the Hub
     words = ["--dataset_name", "digits", "--max_eval_samples", "20", "--layers", "linear", "--num_random", "2"]
     result = measure("timm:test_resnet", tmp_path / "out", *words)
     assert len(result["layers"]["fc"]["random"]["values"]) == 2

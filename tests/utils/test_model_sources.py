@@ -1,4 +1,5 @@
 import pytest
+import timm
 import torch
 from safetensors.torch import save_file
 from torch import nn
@@ -13,7 +14,8 @@ from transformers import (
 )
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
-from hf_sphere.utils.model_sources import file_name, find_weights, load_classifier, processor_options
+from hf_sphere.data import ImageSourceOptions
+from hf_sphere.utils.model_sources import file_name, find_weights, load_classifier, preprocessing_of, processor_options
 
 
 @pytest.fixture
@@ -23,11 +25,22 @@ def resnet(tmp_path):
     return tmp_path / "resnet"
 
 
-def test_an_existing_file_or_folder_is_returned_and_a_model_of_timm_can_have_random_weights(tmp_path):
+@pytest.fixture
+def without_pretrained(monkeypatch):
+    """Build models of timm with random weights, since pretrained ones are on the Hub."""
+    create = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create(name))
+
+
+@pytest.mark.usefixtures("without_pretrained")
+def test_an_existing_file_or_folder_and_a_model_of_timm_are_found_without_change_of_the_random_state(tmp_path):
     save_file({"weight": torch.ones(1)}, tmp_path / "model.safetensors")
     for path in (tmp_path, tmp_path / "model.safetensors"):
         assert find_weights(str(path)) == path
-    assert isinstance(find_weights("timm:test_resnet", random_weights=True), nn.Module)
+    state = torch.random.get_rng_state()
+    assert isinstance(find_weights("timm:test_resnet"), nn.Module)
+    assert preprocessing_of("timm:test_resnet", ImageSourceOptions())["num_channels"] == 3
+    assert torch.equal(torch.random.get_rng_state(), state)
 
 
 def test_only_weights_and_configuration_are_downloaded_from_the_hub(tmp_path, monkeypatch):
@@ -43,12 +56,9 @@ def test_only_weights_and_configuration_are_downloaded_from_the_hub(tmp_path, mo
     assert not any("bin" in pattern or pattern == "*" for pattern in asked["patterns"])
 
 
-def test_bad_input_is_refused(tmp_path):
-    for load in (find_weights, load_classifier):
-        with pytest.raises(ValueError, match="random weights require timm"):
-            load(str(tmp_path), random_weights=True)
+def test_bad_input_is_refused():
     with pytest.raises(ValueError, match=r"timm has no model 'resnet51'; see timm.list_models\(\)"):
-        find_weights("timm:resnet51", random_weights=True)
+        find_weights("timm:resnet51")
     with pytest.raises(FileNotFoundError, match="no such folder/at all/here is no file or folder"):
         find_weights("no such folder/at all/here")
 
@@ -101,8 +111,9 @@ def test_the_preprocessing_of_a_timm_model_in_a_repository_is_found(tmp_path):
     assert found.model(torch.zeros(1, 3, 40, 48)).logits.shape == (1, found.num_classes)
 
 
+@pytest.mark.usefixtures("without_pretrained")
 def test_the_preprocessing_of_a_model_of_timm_is_found():
-    found = load_classifier("timm:test_resnet", random_weights=True)
+    found = load_classifier("timm:test_resnet")
     with torch.inference_mode():
         logits = found.model(torch.zeros(1, 3, 40, 48))
     assert logits.shape == (1, found.num_classes)
