@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from os import PathLike
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from scipy.stats import binom, kstest
 
 from hf_sphere.comparison.significance import LEVEL, holm
 from hf_sphere.hyperplanes.layers import LayerKind, LayerSelection, Source, iterate_layers
-from hf_sphere.utils.files import read_json, write_json
+from hf_sphere.utils.files import write_json
 
 Floats = NDArray[np.float64]
 
@@ -137,13 +137,6 @@ class ProjectionStatistics:
     def save(self, path: str | PathLike) -> None:
         """Write a JSON file."""
         write_json(path, self.to_dict())
-
-    @classmethod
-    def load(cls, path: str | PathLike) -> Self:
-        """Read a file written by `save`."""
-        content = read_json(path)
-        layers = {name: LayerProjections(**layer) for name, layer in content["layers"].items()}
-        return cls(content["normalized"], layers, Projections(**content["net"]))
 
 
 def projection_statistics(

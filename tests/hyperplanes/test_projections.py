@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from safetensors.torch import load_file
 from torch import nn
 
-from hf_sphere.hyperplanes import ProjectionStatistics, projection_statistics
+from hf_sphere.hyperplanes import projection_statistics
 from hf_sphere.hyperplanes.projections import mass_band, projection_cdf, sign_test
 
 
@@ -169,7 +169,7 @@ def test_zero_projections_count_for_neither_sign():
     assert max(map(len, str(statistics).splitlines())) <= 100
 
 
-def test_the_table_fits_a_terminal_and_saved_statistics_can_be_loaded(tmp_path):
+def test_the_table_fits_a_terminal_and_statistics_are_saved_as_json(tmp_path):
     model = nn.ModuleDict({"a_long_name_" * 4: nn.Conv2d(3, 5, 3), "short": nn.Linear(1, 2)})
     model["short"].weight.data = torch.tensor([[1e8], [0.0]])
     statistics = projection_statistics(model, "all", normalize=False)
@@ -178,9 +178,7 @@ def test_the_table_fits_a_terminal_and_saved_statistics_can_be_loaded(tmp_path):
     assert len(lines) == 6
     assert "projections=" not in repr(statistics)
     statistics.save(tmp_path / "projections.json")
-    loaded = ProjectionStatistics.load(tmp_path / "projections.json")
-    assert loaded == statistics
-    assert str(loaded) == str(statistics)
+    assert json.loads((tmp_path / "projections.json").read_text()) == statistics.to_dict()
 
 
 POINTS = np.linspace(-1, 1, 41)
