@@ -177,7 +177,7 @@ class Analogy(evaluate.Metric):
                     "give predictions and references, or model_id, stem, choice and references; one of them is "
                     "missing, or is None for a question."
                 )
-            questions = make_questions(stem, choice, references, groups)
+            questions = make_questions(stem, choice, references)
             scores = score_questions(questions, _load_once(model_id, tokenizer, device), **options)
             predictions, correct = scores.predictions.tolist(), scores.correct(questions).tolist()
             result["costs"] = scores.by_question()

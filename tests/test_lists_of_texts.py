@@ -33,7 +33,6 @@ CASES = {
     "analogies.Question.choices": lambda x: analogies.Question(PAIRS[0], x),
     "analogies.make_questions.stems": lambda x: analogies.make_questions(x, [PAIRS, PAIRS]),
     "analogies.make_questions.choices": lambda x: analogies.make_questions(PAIRS, x),
-    "analogies.make_questions.groups": lambda x: analogies.make_questions(PAIRS, [PAIRS, PAIRS], groups=x),
     "comparison.pseudo_values.ids": lambda x: comparison.pseudo_values(lambda rows: 0.0, x),
     "data.ImageDataOptions.class_names": lambda x: data.ImageDataOptions("digits", streaming=True, class_names=x),
     "hyperplanes.reinitialization_robustness.snapshots": lambda x: hyperplanes.reinitialization_robustness(

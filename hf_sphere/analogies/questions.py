@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_sphere.utils.checks import check_not_text, check_seed
+from hf_sphere.utils.checks import check_seed
 from hf_sphere.utils.loading import load_dataset
 
 Pair = tuple[str, str]  # two words in a relation
@@ -23,7 +23,6 @@ class Question:
         stem: The pair (a, b).
         choices: The candidate pairs (c, d), at least one.
         answer: Index of the correct choice; None if it is unknown.
-        group: Kind of relation or level of difficulty; empty if it is unknown.
 
     Raises:
         ValueError: If the stem or a choice is not a pair or has an empty word, there are no choices, or the answer is
@@ -33,7 +32,6 @@ class Question:
     stem: Pair
     choices: tuple[Pair, ...]
     answer: int | None = None
-    group: str = ""
 
     def __post_init__(self) -> None:
         pairs = (self.stem, *self.choices)
@@ -50,7 +48,7 @@ class Question:
 def load_questions(
     name: str = "relbert/analogy_questions", config: str = "sat", split: str = "test", *, revision: str | None = None
 ) -> list[Question]:
-    """Load the questions of a dataset with the columns `stem`, `choice`, `answer` and, optionally, `prefix`, the group.
+    """Load the questions of a dataset with the columns `stem`, `choice` and `answer`.
 
     The five sets of Ushio et al., "BERT is to NLP what AlexNet is to CV", ACL 2021, are the configurations `sat`, `u2`,
     `u4`, `google` and `bats` of `relbert/analogy_questions`, with the splits `validation` and `test`.
@@ -73,15 +71,13 @@ def load_questions(
         rows = load_dataset(str(Path(name, config)), split=split)
     else:
         rows = load_dataset(name, config, split=split, revision=revision)
-    groups = rows["prefix"][:] if "prefix" in rows.column_names else None
-    return make_questions(rows["stem"][:], rows["choice"][:], rows["answer"][:], groups)
+    return make_questions(rows["stem"][:], rows["choice"][:], rows["answer"][:])
 
 
 def make_questions(
     stems: Sequence[Sequence[str]],
     choices: Sequence[Sequence[Sequence[str]]],
     answers: Sequence[int | None] | None = None,
-    groups: Sequence[str | None] | None = None,
 ) -> list[Question]:
     """Build questions from columns with one entry per question.
 
@@ -89,7 +85,6 @@ def make_questions(
         stems: The pairs (a, b).
         choices: Lists of pairs (c, d); their lengths may differ.
         answers: Index of the correct choice of each question.
-        groups: Kind of relation of each question.
 
     Raises:
         ValueError: If the columns differ in length, or a question is invalid.
@@ -99,12 +94,10 @@ def make_questions(
         >>> questions[0].stem
         ('dog', 'puppy')
     """
-    check_not_text("groups", groups)
     answers = [None] * len(stems) if answers is None else answers
-    groups = [None] * len(stems) if groups is None else groups
     return [
-        Question(_frozen(stem), _frozen([_frozen(pair) for pair in pairs]), answer, group or "")
-        for stem, pairs, answer, group in zip(stems, choices, answers, groups, strict=True)
+        Question(_frozen(stem), _frozen([_frozen(pair) for pair in pairs]), answer)
+        for stem, pairs, answer in zip(stems, choices, answers, strict=True)
     ]
 
 

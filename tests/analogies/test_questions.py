@@ -21,8 +21,8 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_a_parquet_folder_loads_like_a_hub_repository_with_or_without_groups(folder):
-    expected = [Question(STEM, CHOICES, 1, "parts"), Question(STEM, CHOICES[:2], 0, "kinds")]
+def test_a_parquet_folder_loads_like_a_hub_repository(folder):
+    expected = [Question(STEM, CHOICES, 1), Question(STEM, CHOICES[:2], 0)]
     assert load_questions(str(folder), "u2", "test") == expected
     rows = Dataset.from_dict({"stem": [STEM], "answer": [1], "choice": [CHOICES]})
     rows.to_parquet(folder / "sat" / "test-00000-of-00001.parquet")
@@ -42,8 +42,8 @@ def test_the_chance_level_is_the_mean_of_one_over_the_number_of_choices():
 
 
 def test_missing_answers_raise_only_where_they_are_needed_and_columns_can_be_lists():
-    made = make_questions([list(STEM)] * 2, [[list(pair) for pair in CHOICES]] * 2, [1, None], ["parts", None])
-    assert made == [Question(STEM, CHOICES, 1, "parts"), Question(STEM, CHOICES)]
+    made = make_questions([list(STEM)] * 2, [[list(pair) for pair in CHOICES]] * 2, [1, None])
+    assert made == [Question(STEM, CHOICES, 1), Question(STEM, CHOICES)]
     with pytest.raises(ValueError, match=r"question 1, .* has no answer"):
         answers_of(made)
 
