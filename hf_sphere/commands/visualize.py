@@ -52,8 +52,6 @@ class VisualizationArguments(Arguments):
     max_samples: int | None = argument(None, "Maximum number of embeddings, sampled at random.", ge=1)
     seed: int = argument(0, "Seed of the samples of --max_samples.", **SEED)
     title: str | None = argument(None, "Title; model and dataset if not set.")
-    no_directions: bool = argument(False, "Omit the class directions.")
-    no_thumbnails: bool = argument(False, "Omit the images from the interactive page.")
     cache_dir: str | None = argument(None, "Folder for decoded images; in the Hugging Face home if not set.")
     disable_tqdm: bool = argument(False, "Disable progress bars.")
 
@@ -79,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"Note: no picture {picture}: {error}")
     output = Path(args.output_dir or Path(args.embeddings) / "pictures")
     check_results_dir(output, overwrite=args.overwrite_output_dir)
-    options = {"lengths": args.lengths, "title": args.title, "directions": not args.no_directions}
+    options = {"lengths": args.lengths, "title": args.title}
     reading = {"split": args.split, "max_samples": args.max_samples, "seed": args.seed}
     drawn = visualization.EmbeddingPictures(search.read_embeddings(args.embeddings, **reading), dim=args.dim, **options)
     beside = [search.read_embeddings(name, needed=["label"], **reading) for name in args.beside]
@@ -97,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         draw: dict[str, tuple[str, Callable[..., Any]]] = {
             "sphere": ("circle.png" if drawn.dim == 2 else "sphere.png", drawn.plot),
             "angles": ("angles.png", drawn.plot_angles),
-            "interactive": ("sphere.html", partial(drawn.write_page, thumbnails=not args.no_thumbnails, **loading)),
+            "interactive": ("sphere.html", partial(drawn.write_page, **loading)),
             "gallery": ("gallery.png", partial(drawn.plot, others=others, title=args.title or "")),
         }
         for picture in pictures:

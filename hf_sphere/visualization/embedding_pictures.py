@@ -27,7 +27,6 @@ class EmbeddingPictures:
         dim: 2 for the circle, 3 for the sphere; the circle for embeddings of two coordinates if None.
         lengths: Whether to draw embeddings of two coordinates in the plane, without normalization.
         title: Title of the figures; model and dataset if None.
-        directions: Whether to draw the class directions of the model.
 
     Attributes:
         notes: Messages about what could not be found, measured or drawn, and why.
@@ -46,7 +45,6 @@ class EmbeddingPictures:
         dim: Literal[2, 3] | None = None,
         lengths: bool = False,
         title: str | None = None,
-        directions: bool = True,
     ) -> None:
         self.data = data
         self.dim = dim or (2 if data.embeddings.shape[1] <= 2 else 3)
@@ -56,7 +54,7 @@ class EmbeddingPictures:
         self.name = ", ".join(names) or Path(data.name).name
         self.title = self.name if title is None else title
         self.notes: list[str] = []
-        self.directions = self._find("directions of the classes", find_directions, data) if directions else None
+        self.directions = self._find("directions of the classes", find_directions, data)
         panel = Panel(data.embeddings, self.labels, self.directions, lengths)
         self.scene: Scene = make_scene(f"embeddings of {data.name}", panel, self.class_names, self.dim)
 
@@ -91,10 +89,10 @@ class EmbeddingPictures:
             options = {"title": self.title, "path": path}
             self._find("figure of angles", plot_class_angles, self.data.embeddings, self.labels, **options)
 
-    def write_page(self, path: str | Path, *, thumbnails: bool = True, **options: Any) -> None:
+    def write_page(self, path: str | Path, **options: Any) -> None:
         """Write the interactive sphere; for `options`, see `load_thumbnails`."""
         data, texts = self.data, [""] * len(self.labels)
-        images = self._find("thumbnails", find_thumbnails, data, **options) if thumbnails else None
+        images = self._find("thumbnails", find_thumbnails, data, **options)
         if data.indices is not None:
             texts = [f"row {index}" for index in data.indices.tolist()]
         if data.predictions is not None:

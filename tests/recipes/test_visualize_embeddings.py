@@ -98,17 +98,10 @@ def test_two_dimensions_are_drawn_on_the_circle_and_more_on_the_sphere(dim, word
     assert {path.name for path in folder.glob("*.png")} == {name}
 
 
-def test_lengths_and_directions_change_the_figure_and_images_the_page(draw, embeddings, tmp_path):
-    plane = write(tmp_path / "own", *clusters(2))
-    for folder, picture, file, option in (
-        (plane, "sphere", "circle.png", "--lengths"),
-        (embeddings, "sphere", "sphere.png", "--no_directions"),
-        *([(embeddings, "interactive", "sphere.html", "--no_thumbnails")] if HAS_PLOTLY else []),
-    ):
-        words = ("--pictures", picture, "--overwrite_output_dir")
-        before, after = ((draw(folder, *words, *more) / file).read_bytes() for more in ((), (option,)))
-        assert before != after
-        assert option != "--no_thumbnails" or len(after) < len(before)
+def test_lengths_change_the_figure(draw, tmp_path):
+    plane, words = write(tmp_path / "own", *clusters(2)), ("--pictures", "sphere", "--overwrite_output_dir")
+    before, after = ((draw(plane, *words, *more) / "circle.png").read_bytes() for more in ((), ("--lengths",)))
+    assert before != after
 
 
 @needs_plotly
