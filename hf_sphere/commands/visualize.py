@@ -47,7 +47,6 @@ class VisualizationArguments(Arguments):
     )
     beside: list[str] = argument(list, "Further embeddings of the same classes, for the gallery.")
     dim: Literal[2, 3] | None = argument(None, "2 for the circle, 3 for the sphere; default: as the embeddings.")
-    lengths: bool = argument(False, "Plot embeddings with 2 coordinates in the plane, with their norms.")
     split: str | None = argument(None, "Split to read, for datasets with several splits.")
     max_samples: int | None = argument(None, "Maximum number of embeddings, sampled at random.", ge=1)
     seed: int = argument(0, "Seed of the samples of --max_samples.", **SEED)
@@ -77,11 +76,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"Note: no picture {picture}: {error}")
     output = Path(args.output_dir or Path(args.embeddings) / "pictures")
     check_results_dir(output, overwrite=args.overwrite_output_dir)
-    options = {"lengths": args.lengths, "title": args.title}
     reading = {"split": args.split, "max_samples": args.max_samples, "seed": args.seed}
-    drawn = visualization.EmbeddingPictures(search.read_embeddings(args.embeddings, **reading), dim=args.dim, **options)
+    drawn = visualization.EmbeddingPictures(
+        search.read_embeddings(args.embeddings, **reading), dim=args.dim, title=args.title
+    )
     beside = [search.read_embeddings(name, needed=["label"], **reading) for name in args.beside]
-    others = [visualization.EmbeddingPictures(each, dim=drawn.dim, **options) for each in beside]
+    others = [visualization.EmbeddingPictures(each, dim=drawn.dim, title=args.title) for each in beside]
     drawn.check_gallery(others)
     results = drawn.measure()
     print(drawn.data.name)

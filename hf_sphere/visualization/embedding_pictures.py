@@ -25,14 +25,13 @@ class EmbeddingPictures:
     Args:
         data: The embeddings; without labels they are drawn as a single class.
         dim: 2 for the circle, 3 for the sphere; the circle for embeddings of two coordinates if None.
-        lengths: Whether to draw embeddings of two coordinates in the plane, without normalization.
         title: Title of the figures; model and dataset if None.
 
     Attributes:
         notes: Messages about what could not be found, measured or drawn, and why.
 
     Raises:
-        ValueError: If `dim` or `lengths` does not fit the embeddings, or one of them has no direction.
+        ValueError: If `dim` does not fit the embeddings, or one of them has no direction.
 
     Example:
         >>> EmbeddingPictures(read_embeddings("outputs/embeddings")).plot("sphere.png")  # doctest: +SKIP
@@ -43,7 +42,6 @@ class EmbeddingPictures:
         data: Embeddings,
         *,
         dim: Literal[2, 3] | None = None,
-        lengths: bool = False,
         title: str | None = None,
     ) -> None:
         self.data = data
@@ -55,7 +53,7 @@ class EmbeddingPictures:
         self.title = self.name if title is None else title
         self.notes: list[str] = []
         self.directions = self._find("directions of the classes", find_directions, data)
-        panel = Panel(data.embeddings, self.labels, self.directions, lengths)
+        panel = Panel(data.embeddings, self.labels, self.directions)
         self.scene: Scene = make_scene(f"embeddings of {data.name}", panel, self.class_names, self.dim)
 
     def measure(self) -> dict[str, float]:

@@ -103,13 +103,11 @@ class Panel:
         points: (N, d), with d at least the dimensions of the gallery.
         labels: (N,) class indices.
         directions: (K, d), a direction per class, or None.
-        lengths: Whether to draw points of two coordinates in the plane, not on the circle.
     """
 
     points: Tensor
     labels: Tensor
     directions: Tensor | None = None
-    lengths: bool = False
 
 
 class Scene:
@@ -125,9 +123,7 @@ class Scene:
     def __init__(self, panel: Panel, class_names: Sequence[str], dim: int = 2) -> None:
         check_not_text("class_names", class_names)
         points = check_embeddings(panel.points, what="points").cpu().double()
-        directions, lengths, width = panel.directions, panel.lengths, points.shape[1]
-        if lengths and (width, dim) != (2, 2):
-            raise ValueError(f"lengths can be drawn for 2 coordinates in 2 dimensions only; got {width} and {dim}.")
+        directions, width = panel.directions, points.shape[1]
         labels = check_labels(panel.labels, len(points)).cpu()
         self.present: list[int] = labels.unique().tolist()  # classes that have points
         if not 0 <= self.present[0] <= self.present[-1] < len(class_names):
@@ -138,16 +134,16 @@ class Scene:
             if len(directions) != len(class_names):
                 raise ValueError(f"directions must be one per class, {len(class_names)}; got {len(directions)}.")
         note = ""
-        if not lengths and width == dim:
+        if width == dim:
             points = check_directions(points, what="points")
-        elif not lengths:
+        else:
             points, basis, kept = project_to_great_sphere(points, dim)
             directions = None if directions is None else F.normalize(directions @ basis, dim=-1)
             which = f"the {'two' if dim == 2 else 'three'} leading principal directions"
             note = f"{width} coordinates, projected on {which}, which keep {100 * kept:.0f} % of the second moment"
         self.points, self.labels = points, labels  # (N, dim), float64, and (N,), int64, on the CPU
         self.directions = directions  # (K, dim), a unit vector per class, or None
-        self.class_names, self.lengths = class_names, lengths
+        self.class_names = class_names
         self.note = note  # describes the projection, if there is one
         self.drawn_directions: dict[int, Tensor] = {}  # (dim,), by class that has points; empty if there are too many
         if directions is not None and len(self.present) <= LARGEST_NAMED:

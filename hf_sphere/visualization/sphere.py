@@ -1,4 +1,4 @@
-"""Embeddings on the circle, in the plane and on the sphere, alone or side by side."""
+"""Embeddings on the circle and on the sphere, alone or side by side."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -31,11 +31,10 @@ def plot_circle(
     class_names: Sequence[str],
     *,
     directions: Tensor | None = None,
-    lengths: bool = False,
     title: str = "",
     path: str | Path | None = None,
 ) -> Figure:
-    """Draw points on the unit circle, or in the plane, colored by class.
+    """Draw points on the unit circle, colored by class.
 
     On a circle thousands of points would overlap. Instead, the density of each class over the directions is drawn as a
     height outside the circle. The height is the square root of the density, so that single points stay visible beside
@@ -44,58 +43,37 @@ def plot_circle(
     head, the figure shows only that quarter of the circle.
 
     Args:
-        points: (N, d) with d >= 2, and d = 2 with `lengths`.
+        points: (N, d) with d >= 2; only their directions are drawn.
         labels: (N,) class indices.
         class_names: Name of each class.
         directions: (K, d), a direction per class, for instance class vectors, drawn as a line from the origin; of any
             nonzero norms. They are projected with the points.
-        lengths: Whether to draw the points in the plane, without normalization.
         title: Title of the figure.
         path: Where to save the figure, in the format of the suffix; not saved if None.
 
     Raises:
         ImportError: If matplotlib is missing.
-        ValueError: If `points` have too few coordinates or, with `lengths`, more than two, a shape does not fit, a
-            label has no name, or a point is not finite or, without `lengths`, zero.
+        ValueError: If `points` have fewer than two coordinates, a shape does not fit, a label has no name, or a point
+            is zero or not finite.
 
     Example:
         >>> figure = plot_circle(embeddings, labels, ["cat", "dog", "fox"], path="circle.png")
     """
-    return plot_scenes({"": CircleScene(Panel(points, labels, directions, lengths), class_names)}, title, path)
+    return plot_scenes({"": CircleScene(Panel(points, labels, directions), class_names)}, title, path)
 
 
 class CircleScene(Scene):
-    """Densities on the circle, or points in the plane with lengths."""
+    """Densities on the circle."""
 
     def draw(self, axes: Any, *, scale: float = 1.0) -> list[str]:
         """See `Scene`."""
         axes.set_aspect("equal")
-        if self.lengths:
-            self._draw_plane(axes, scale)
-            return self.describe(marks="lines", shown=len(self.drawn_directions))
         return self.describe(ROSE_NOTE, marks="lines", shown=self._draw_rose(axes))
 
     def draw_names(self, axes: Any, size: float) -> None:
         """See `Scene`."""
         means = self.mean_directions()
-        if self.lengths:
-            far = torch.stack([members.norm(dim=1).quantile(0.98) for members in self.members()])
-            place_names(axes, means * far[:, None], self.present, self.class_names, size)
-        else:
-            place_names(axes, _NAMES * means, self.present, self.class_names, size, beside=means)
-
-    def _draw_plane(self, axes: Any, scale: float) -> None:
-        draw_points(axes, self.points, self.labels, scale=scale)
-        low, high = self.points.amin(0).clamp_max(0.0), self.points.amax(0).clamp_min(0.0)
-        room = 0.06 * (high - low).max().clamp_min(1e-12)
-        (left, bottom), (right, top) = (low - room).tolist(), (high + room).tolist()
-        axes.axhline(0.0, color="0.8", linewidth=0.8, zorder=0)
-        axes.axvline(0.0, color="0.8", linewidth=0.8, zorder=0)
-        beyond = 2.0 * torch.maximum(low.abs(), high.abs()).norm()  # the edge of the figure
-        for index, direction in self.drawn_directions.items():
-            x, y = (beyond * direction).tolist()
-            axes.plot((0.0, x), (0.0, y), color=mark_of(index)[0], linewidth=1.6, zorder=3)
-        axes.set(xlim=(left, right), ylim=(bottom, top), xlabel="first coordinate", ylabel="second coordinate")
+        place_names(axes, _NAMES * means, self.present, self.class_names, size, beside=means)
 
     def _draw_rose(self, axes: Any) -> int:
         """Draw the densities, and the directions that end inside the figure; return the number of these directions."""
@@ -299,15 +277,15 @@ def plot_gallery(
     Args:
         panels: Content of each panel by its title.
         class_names: Name of each class, the same in all panels.
-        dim: 3 for spheres, 2 for circles and planes.
+        dim: 3 for spheres, 2 for circles.
         columns: Panels per row.
         title: Title of the figure.
         path: Where to save the figure, in the format of the suffix; not saved if None.
 
     Raises:
         ImportError: If matplotlib is missing.
-        ValueError: If there are no panels, `lengths` is set in three dimensions, or `plot_sphere` or `plot_circle`
-            raises it; the message then starts with the title of the panel.
+        ValueError: If there are no panels, or `plot_sphere` or `plot_circle` raises it; the message then starts with
+            the title of the panel.
 
     Example:
         >>> panels = {"mine": Panel(embeddings, labels), "negated": Panel(-embeddings, labels)}

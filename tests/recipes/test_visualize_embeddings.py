@@ -98,12 +98,6 @@ def test_two_dimensions_are_drawn_on_the_circle_and_more_on_the_sphere(dim, word
     assert {path.name for path in folder.glob("*.png")} == {name}
 
 
-def test_lengths_change_the_figure(draw, tmp_path):
-    plane, words = write(tmp_path / "own", *clusters(2)), ("--pictures", "sphere", "--overwrite_output_dir")
-    before, after = ((draw(plane, *words, *more) / "circle.png").read_bytes() for more in ((), ("--lengths",)))
-    assert before != after
-
-
 @needs_plotly
 def test_the_page_has_the_texts_of_a_table_of_embeddings(draw, tmp_path):
     points, _ = clusters(5, 6)
@@ -170,8 +164,6 @@ def test_undefined_metrics_are_noted_and_the_rest_is_computed(labels, missing, d
     [
         (1, 1.0, (), r"own: points of 1 coordinate\(s\) cannot be shown in 2 dimensions"),
         (2, 1.0, ("--dim", 3), r"own: points of 2 coordinate\(s\) cannot be shown in 3 dimensions"),
-        (2, 1.0, ("--dim", 3, "--lengths"), "own: lengths can be drawn for 2 coordinates in 2 dimensions only"),
-        (3, 1.0, ("--lengths",), "own: lengths can be drawn for 2 coordinates in 2 dimensions only"),
         (3, 0.0, (), "own: a zero vector has no direction; 1 of 90 points are zero, the first at index 4. Remove"),
         (3, math.nan, (), "own must be finite; 1 of 90 are not, the first at index 4"),
     ],

@@ -41,17 +41,16 @@ def test_a_sphere_with_long_names(dim, shift, count):
 
 
 @pytest.mark.parametrize("count", COUNTS[:3])
-@pytest.mark.parametrize("lengths", [False, True])
-def test_a_circle_with_long_names(lengths, count):
+def test_a_circle_with_long_names(count):
     points, labels, names = classes(count, 2)
-    assert problems(visualization.plot_circle(points, labels, names, lengths=lengths, title=TITLE)) == []
+    assert problems(visualization.plot_circle(points, labels, names, title=TITLE)) == []
 
 
 @pytest.mark.parametrize("count", COUNTS[:3])
 @pytest.mark.parametrize("dim", [2, 3])
 def test_a_gallery_with_long_names_and_titles(dim, count):
     points, labels, names = classes(count, dim)
-    panels = {"one": Panel(points, labels, torch.randn(count, dim)), TITLE: Panel(points, labels, lengths=dim == 2)}
+    panels = {"one": Panel(points, labels, torch.randn(count, dim)), TITLE: Panel(points, labels)}
     panels["positive"] = Panel(points.abs(), labels)
     assert problems(visualization.plot_gallery(panels, names, dim=dim, title=TITLE)) == []
 

@@ -63,16 +63,7 @@ def test_class_names_are_outside_of_the_points():
 )
 def test_directions_in_the_picture_are_lines_and_explained(points, directions, drawn, lines):
     figure = plot_circle(points, torch.arange(3), ABC, directions=directions)
-    axes = [line.get_xydata() for line in figure.axes[0].lines if line.get_zorder() > 2]  # not those of the plane
+    axes = [line.get_xydata() for line in figure.axes[0].lines if line.get_zorder() > 2]
     ends = [line[1].tolist() for line in axes if len(line) == 2 and (line[0] == 0).all()]
     assert ends == [pytest.approx(end) for end in drawn.tolist()]
     assert figure.get_supxlabel().splitlines() == [ROSE_NOTE, *lines]
-
-
-def test_the_plane_has_points_at_their_coordinates_one_scale_and_the_origin():
-    points = torch.tensor([[3.0, 4.0], [1.0, 2.0], [50.0, 6.0]])
-    axes = plot_circle(points, torch.arange(3), ABC, lengths=True).axes[0]
-    assert sorted(axes.collections[0].get_offsets().tolist()) == sorted(points.tolist())
-    assert axes.get_aspect() == 1.0
-    assert axes.get_xlim() == pytest.approx((-3.0, 53.0))  # 6 % of the larger side
-    assert axes.get_ylim() == pytest.approx((-3.0, 9.0))

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from hf_sphere.distributions import VonMisesFisher
 from hf_sphere.visualization import Panel, View, plot_gallery, plot_sphere
 from hf_sphere.visualization.scene import LARGEST_LEGEND, project_to_great_sphere
-from hf_sphere.visualization.sphere import ROSE_NOTE, choose_view
+from hf_sphere.visualization.sphere import choose_view
 
 ABC = ["a", "b", "c"]
 EYE = torch.eye(3, dtype=torch.float64)
@@ -160,15 +160,6 @@ def test_the_projection_of_a_panel_is_described_with_its_name():
     caption = plot_gallery({"three": panel(3), "eight": panel(8)}, ABC, dim=3).get_supxlabel()
     assert "eight: 8 coordinates, projected on the three leading principal directions" in caption
     assert "three:" not in caption
-
-
-def test_embeddings_with_norms_are_drawn_in_a_plane_next_to_a_circle():
-    figure = plot_gallery({"plain": panel(2, lengths=True), "cosine": panel(2)}, ABC, dim=2)
-    plane, circle = figure.axes
-    assert (plane.axison, circle.axison) == (True, False)
-    assert len(plane.collections[0].get_offsets()) == 30
-    assert figure.get_supxlabel() == f"cosine: {ROSE_NOTE}"
-    assert plot_gallery({"plain": panel(2, lengths=True)}, ABC, dim=2).get_supxlabel() == ""
 
 
 @pytest.mark.parametrize(("dim", "marks"), [(2, "lines"), (3, "lines and diamonds")])

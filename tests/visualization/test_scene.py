@@ -83,8 +83,6 @@ def test_thirty_classes_have_distinct_markers():
         ({"points": torch.full((3, 5), torch.nan)}, 3, "points must be finite; 3 of 3 are not, the first at index 0"),
         ({"points": torch.empty(0, 5), "labels": torch.empty(0).long()}, 3, r"points must have the shape \(N, d\)"),
         ({"points": torch.ones(3)}, 3, r"points must have the shape \(N, d\)"),
-        ({"lengths": True}, 2, "lengths can be drawn for 2 coordinates in 2 dimensions only; got 5 and 2"),
-        ({"lengths": True, "points": torch.ones(3, 2)}, 3, "lengths can be drawn .* only; got 2 and 3"),
         ({"labels": torch.tensor([0, 1, 3])}, 3, "labels must be from 0 to 2, one per class name; got 0 to 3"),
         ({"directions": torch.eye(4, 3)[[0, 1, 2, 0]]}, 3, "directions must be one per class, 3; got 4"),
         ({"labels": torch.tensor([-1, 1, 2])}, 3, "labels must be from 0 to 2, one per class name; got -1 to 2"),
