@@ -3,7 +3,6 @@
 Whatever a damaged file causes is one error that names the model or data.
 """
 
-import difflib
 import glob
 import importlib.util
 import itertools
@@ -89,10 +88,7 @@ def check_source(option: str, name: str, kind: str) -> None:
             why = "downloads are off (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "the Hub cannot be reached"
             where = "on the Hub" if isinstance(error, HfHubHTTPError) else f"in the cache of the Hub, and {why}"
             problem += f", no {kind} of this name {where}"
-    parent, base = os.path.split(name)
-    near = difflib.get_close_matches(base, os.listdir(parent or ".") if os.path.isdir(parent or ".") else [], 1)
-    hint = f" Did you mean {os.path.join(parent, near[0])}?" if near else ""
-    raise FileNotFoundError(f"--{option} {name}: {problem}.{hint}")
+    raise FileNotFoundError(f"--{option} {name}: {problem}.")
 
 
 def has_images(name: str) -> bool:
