@@ -23,8 +23,8 @@ from hf_sphere.utils.arguments import Arguments, argument, named_first, parse_ar
 from hf_sphere.utils.files import check_writable
 from hf_sphere.utils.pages import MOST_BYTES, draw_image, draw_markdown, escape, write_page
 
-THUMBNAIL, MOST_CARDS = 96, 50
-"""Longest side of an image on the page, pixels, and rows of a cluster that it shows."""
+THUMBNAIL, FEW_CARDS, MOST_CARDS = 96, 6, 50
+"""Longest side of an image on the page, pixels, and rows of a cluster that it shows at once, and unfolded."""
 
 
 @dataclass
@@ -99,12 +99,12 @@ def draw_clusters(index: Any, found: Any, columns: dict[str, list[Any]], lines: 
     flags = {n: " (several labels)" for n in found.conflicts} | {n: " (rows of several parts)" for n in found.shared}
     pairs = found.pairs_by_column({})
     lowest = dict(zip(pairs["cluster"], pairs["cosine"], strict=True))  # the pairs of a cluster end with the lowest one
-    sections = [(f"{len(rows):,} likely wrong labels, the surest first", rows)] * bool(rows)
+    sections = [(f"{len(rows):,} likely wrong labels, the surest first", rows, MOST_CARDS)] * bool(rows)
     for n, members in enumerate(found.clusters):
         title = f"Cluster {n + 1}: {len(members):,} rows, cosines from {lowest[n + 1]:.4f}{flags.get(n, '')}"
-        sections.append((title, members.tolist()))
-    parts, left, is_text = [draw_markdown(lines)], MOST_BYTES, "text" in columns
-    for done, (title, rows) in enumerate(sections):
+        sections.append((title, members.tolist(), FEW_CARDS))
+    parts, end, left, is_text = [draw_markdown(lines)], list[str](), MOST_BYTES, "text" in columns
+    for done, (title, rows, few) in enumerate(sections):
         shown = list[str]()
         for row in rows[:MOST_CARDS]:
             about = [escape(str(column[row])[:500]) for name, column in columns.items() if name != "row"]
@@ -115,13 +115,16 @@ def draw_clusters(index: Any, found: Any, columns: dict[str, list[Any]], lines: 
                     image = draw_image(index.open_image(row), THUMBNAIL)
             shown.append(f'<div class="card">{image}{"<br>".join(about) or row}</div>')
             left -= len(shown[-1].encode()) + 100
-        cards = f'<div class="cards{" texts" * is_text}">{"".join(shown)}</div>'
+        cards = [f'<div class="cards{" texts" * is_text}">{"".join(some)}</div>' for some in (shown[:few], shown[few:])]
         more = f"<p>and {len(rows) - MOST_CARDS:,} more, see the table (--table)</p>" * (len(rows) > MOST_CARDS)
-        parts.append(f"<h2>{title}</h2>{cards}{more}")
+        rest = f"<details><summary>{len(shown) - few:,} more</summary>{cards[1]}</details>" * (len(shown) > few)
+        parts.append(f"<h2>{title}</h2>{cards[0]}{rest}{more}")
         if left < 0:
-            parts.append(f"<p>{len(sections) - done - 1:,} more clusters are left out; see the table (--table).</p>")
+            end.append(f"<p>{len(sections) - done - 1:,} more clusters are left out; see the table (--table).</p>")
             break
-    return parts
+    if len(parts) > MOST_CARDS:
+        parts[MOST_CARDS:] = ["<details><summary>More clusters</summary>", *parts[MOST_CARDS:], "</details>"]
+    return parts + end
 
 
 def read_rows(args: DuplicateArguments) -> tuple[dict[str, list[Any]], Any, Any]:

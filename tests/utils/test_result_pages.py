@@ -116,15 +116,17 @@ def test_a_page_of_very_many_pairs_stays_small_and_says_what_it_leaves_out(tmp_p
     assert re.fullmatch(r"<p>9,\d\d\d more clusters are left out; see the table \(--table\).</p>", parts[-1])
 
 
-def test_a_page_of_duplicates_has_a_card_for_each_of_the_first_rows_of_a_cluster():
+def test_a_page_of_duplicates_folds_large_clusters_and_those_after_the_first_ones():
     from hf_sphere.commands import duplicates
 
-    group = torch.cat([torch.arange(70).repeat_interleave(2), torch.full((60,), 70)])
+    group = torch.cat([torch.arange(70).repeat_interleave(2), torch.full((8,), 70)])
     found = EmbeddingSpace.fit(torch.randn(71, 40)[group]).duplicates(0.999)
-    text = "".join(duplicates.draw_clusters(None, found, {"row": range(200)}, []))
-    assert (text.count('class="card"'), text.count("<h2>")) == (190, 71)
-    assert "<h2>Cluster 1: 60 rows, cosines from 1.0000</h2>" in text
-    assert text.count("<p>and 10 more, see the table (--table)</p>") == 1
+    text = "".join(duplicates.draw_clusters(None, found, {"row": range(148)}, []))
+    assert text.count('class="card"') == 148
+    first, _, last = text.partition("<details><summary>More clusters</summary>")
+    assert "<h2>Cluster 1: 8 rows, cosines from 1.0000</h2>" in first
+    assert re.search(r'(<div class="card">\d+</div>){6}</div><details><summary>2 more</summary>', first)
+    assert (first.count("<h2>"), last.count("<h2>")) == (49, 22)
 
 
 def test_a_page_of_a_report_has_verdicts_numbers_and_figure_or_why_there_is_none(tmp_path, monkeypatch):
