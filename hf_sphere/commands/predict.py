@@ -11,6 +11,7 @@ of unknown images. `prediction` is the most likely class of unknown images, too:
 interrupted run continues where it stopped when the command is repeated.
 """
 
+import contextlib
 import json
 import shutil
 from collections.abc import Sequence
@@ -81,6 +82,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     elif labeled:
         percent = 100 * sum(row["label"] == row["prediction"] for row in labeled) / len(labeled)
         print(f"accuracy  {percent:.2f} % of the {len(labeled):,} images with a label that the model knows")
+        if trained := count_trained(name, args.images, source.split):
+            print(f"record    the model was trained on {trained:,} of these images, so the accuracy is optimistic")
+
+
+def count_trained(model: str, images: str, split: str | None) -> int:
+    """Return how many of the images a model was trained on; 0 if it has no record, or one of other data."""
+    import torch
+    from datasets import DatasetDict
+
+    from hf_sphere.data.provenance import DataRecord, fingerprint, identify_rows
+    from hf_sphere.data.sources import load_splits
+
+    if (record := DataRecord.read(model)) is None:
+        return 0
+    splits = DatasetDict()
+    with contextlib.suppress(ValueError, OSError):  # a folder of images need not be a dataset
+        splits = load_splits(images)
+    if fingerprint(splits) != record.data:
+        return 0
+    rows = identify_rows(splits, split or "+".join(splits), None, record.data)
+    return int(torch.isin(rows, record.ids["train"]).sum())
 
 
 def predict(

@@ -27,6 +27,8 @@ from transformers import ViTConfig, ViTImageProcessor, ViTModel, pipeline
 from two_processes import run_two
 
 from hf_sphere.commands.index import main as index_images
+from hf_sphere.data.provenance import DataRecord, fingerprint, identify_rows
+from hf_sphere.data.sources import load_splits
 from hf_sphere.evaluation import evaluate_embeddings
 from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
 from hf_sphere.ood import fit_rejection
@@ -151,6 +153,17 @@ def test_predictions_match_the_pipeline(predict, model, photos):
     for row, best in zip(table.itertuples(), pipeline("image-classification", model)(_files(photos)), strict=True):
         assert (row.prediction, row.prediction_2) == (best[0]["label"], best[1]["label"])
         assert (row.confidence, row.confidence_2) == pytest.approx((best[0]["score"], best[1]["score"]), abs=1e-5)
+
+
+def test_a_prediction_says_how_many_images_the_model_was_trained_on(predict, photos, tmp_path, capsys):
+    model = save(tmp_path / "model", embedding_dim=6, head="vmf", id2label={0: "a", 1: "b"})
+    predict("table.csv", "--model_name_or_path", model)
+    assert "record" not in capsys.readouterr().out
+    splits = load_splits(str(photos))
+    rows = identify_rows(splits, "train", None, fingerprint(splits))
+    DataRecord({"train": "train", "eval": "train"}, {"train": rows[:6]}, None).save(tmp_path / "model")
+    predict("again.csv", "--model_name_or_path", model)
+    assert "the model was trained on 6 of these images, so the accuracy is optimistic" in capsys.readouterr().out
 
 
 def _files(photos: Path) -> list[str]:
