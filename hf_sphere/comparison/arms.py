@@ -125,6 +125,13 @@ def setting_at(grid: Mapping[str, Axis], place: Sequence[int]) -> dict[str, floa
     return {name: values[index] for (name, (values, _)), index in zip(grid.items(), place, strict=True)}
 
 
+def tuning_epochs(grid: Mapping[str, Axis], count: int, epochs: int) -> tuple[int, int]:
+    """Return the fewest and the most epochs that `tune` can take."""
+    drawn, most = len(draw_places(grid, count)), min(2 * count, math.prod(len(values) for values, _ in grid.values()))
+    halving = drawn * math.ceil(epochs / 9) + math.ceil(drawn / 3) * math.ceil(epochs / 3)
+    return halving + math.ceil(math.ceil(drawn / 3) / 3) * epochs, halving + most * epochs
+
+
 def tune(
     grid: Mapping[str, Axis], evaluate: Callable[[Setting, int], float | None], *, count: int, epochs: int
 ) -> dict[str, Any] | None:

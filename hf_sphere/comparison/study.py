@@ -1,6 +1,7 @@
 """The tuning and the runs of a comparison, which resume where they were interrupted, and its results."""
 
 import itertools
+import math
 import multiprocessing
 import os
 import signal
@@ -68,6 +69,24 @@ class Study:
             finished[key] = values and statistics.fmean(values)
         return finished[key]
 
+    def time_trial(self, arm: Arm) -> float:
+        """Run the first trial in tuning of an arm, and return its minutes per epoch."""
+        start, epochs = time.monotonic(), math.ceil(self.epochs / 9)
+        setting = arms.setting_at(arm.grid, arms.draw_places(arm.grid, self.plan.num_settings)[0])
+        self.evaluate(self.read_trials(), arm, setting, epochs)
+        return (time.monotonic() - start) / 60 / epochs
+
+    def print_time(self, pool: Any, workers: int) -> None:
+        """Print how long all takes if each epoch of an arm takes as long as those of its first trial, which is run."""
+        minutes = [*pool.map(self.time_trial, self.arms)]
+        tuning = [arms.tuning_epochs(arm.grid, self.plan.num_settings, self.epochs) for arm in self.arms]
+        runs, at_once = self.plan.seeds * self.epochs / workers, min(workers, len(self.arms))
+        low, high = (
+            sum(each * (epochs / at_once + runs) for each, epochs in zip(minutes, column, strict=True))
+            for column in zip(*tuning, strict=True)
+        )
+        print(f"time      about {low:.1f} to {high:.1f} min, judged by the first trial of each")
+
     def run(self, arm: Arm, setting: Setting, seed: int) -> Any:
         """Run an arm with a seed, and return and save its measures and the outcome of the planned one per image."""
         evaluated = self.runs.run(arm, setting, self.division.of_seed(seed), seed=seed, epochs=self.epochs)
@@ -88,6 +107,8 @@ class Study:
             done, tuned = sum(key[0] == "run" for key in finished), len(self.arms) - len(open_arms)
             print(f"resumed   {tuned} of {len(self.arms)} are tuned, and {done} of {runs} runs are finished")
         with _pool(workers) as pool:
+            if not finished:
+                self.print_time(pool, workers)
             for arm, tuned, left in _finished({pool.submit(self.tune, arm): arm for arm in open_arms}):
                 result = "all settings diverged"
                 if tuned is not None:

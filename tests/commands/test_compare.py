@@ -166,6 +166,7 @@ def is_empty_group(group: int) -> bool:
 def test_the_files_and_the_printed_plan(run, backbone, photos):
     printed, out = run(photos, *HEADS, *frozen_words(backbone))
     assert "6 classes, 38 images to train on, 12 to tune on, 10 to test on (new parts for each seed)" in printed
+    assert re.search(r"^time      about \d+\.\d to \d+\.\d min, judged by the first trial of each$", printed, re.M)
     names = {
         "comparison.md",
         "comparison.json",

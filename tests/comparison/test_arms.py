@@ -13,6 +13,7 @@ from hf_sphere.comparison.arms import (
     describe_setting,
     make_arm,
     tune,
+    tuning_epochs,
 )
 from hf_sphere.data.sources import draw_held_out, find_rows, held_out_names, read_split
 
@@ -170,6 +171,15 @@ def test_the_settings_are_counted_once_each():
     tuned = tune({"learning_rate": (RATES, 3e-3), "scale": (SCALES, 32.0)}, score, count=12, epochs=18)
     assert tuned["count"] == len({values for values, _ in score.calls})
     assert max(Counter(score.calls).values()) == 1
+
+
+@pytest.mark.parametrize("best", [1e-5, 3e-3, 3.0])
+@pytest.mark.parametrize("count", [1, 2, 12])
+def test_tuning_takes_as_many_epochs_as_estimated(best, count):
+    grid, score = {"learning_rate": (RATES, 3e-3), "scale": (SCALES, 32.0)}, Concave(best, 4.0)
+    tune(grid, score, count=count, epochs=12)
+    fewest, most = tuning_epochs(grid, count, 12)
+    assert fewest <= sum(epochs for _, epochs in score.calls) <= most
 
 
 @pytest.mark.parametrize("head", ["softmax", "arcface"])  # with one number of its own, and with two

@@ -1,6 +1,8 @@
 """What the text of a comparison claims about its parts, intervals and arms, and its file of numbers."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -84,6 +86,16 @@ def test_numbers_that_do_not_exist_are_null_in_the_file(results, tmp_path):
 def test_the_test_and_the_correction_are_explained_below_the_table(results, division, test, capsys):
     results(division).write(3, {})
     assert f"p-values are by {test}, corrected for all comparisons (Holm), as verdicts" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("workers", "text"), [(1, "about 2.8 to 5.8 min"), (2, "about 1.4 to 2.9 min")])
+def test_the_time_is_estimated_from_the_first_trials(results, workers, text, monkeypatch, capsys):
+    """Both have 3 settings of one option, 18 epochs and 3 seeds: 30 or 120 epochs of tuning, 54 of runs."""
+    study = results().study
+    arms = [Arm(name, {}, {"learning_rate": ((0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7), 0.3)}) for name in "ab"]
+    monkeypatch.setattr(Study, "time_trial", lambda self, arm: {"a": 1 / 60, "b": 1 / 60}[arm.name])
+    replace(study, plan=replace(study.plan, num_settings=3), arms=arms).print_time(ThreadPoolExecutor(1), workers)
+    assert text in capsys.readouterr().out
 
 
 def test_the_loss_of_an_arm_is_code_that_builds_it(results):
