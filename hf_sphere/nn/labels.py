@@ -94,6 +94,9 @@ def weighted_by_targets(forward: Callable[..., Any]) -> Callable[..., Any]:
         if num_items_in_batch is None or labels is None:
             return output
         count, total = (labels != IGNORED).sum(), torch.as_tensor(num_items_in_batch, device=labels.device)
+        warn_if_divided = getattr(getattr(self, "head", None), "warn_if_divided", None)  # some encoders' head has none
+        if self.training and warn_if_divided is not None:
+            warn_if_divided(count, total)
         if any(getattr(module, "reduction", "mean") == "sum" for module in self.children()):
             return output
         wide = torch.promote_types(output[0].dtype, torch.float32)

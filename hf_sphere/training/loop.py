@@ -237,6 +237,7 @@ class TrainingLoop:
         for position, (batch, size) in enumerate(zip(group, sizes, strict=False), 1):
             for head in heads:
                 head.before_forward(seed, global_places(together, done, batch, accelerator))
+                head.warn_if_divided(1, len(group) * accelerator.num_processes)
             done += count_examples(batch)
             with accelerator.no_sync(self.model) if position < len(group) else nullcontext():
                 output = self.model(**batch)

@@ -82,6 +82,7 @@ def backward_together(
         head.before_forward(seed, global_places(together, 0, {"labels": labels}, accelerator))
         with accelerator.autocast():
             if loss_func is None:
+                head.warn_if_divided(1, accelerator.num_processes)
                 output = getattr(inner, "apply_head", head)(embeddings, labels, **mixed)
             elif mixed:
                 raise ValueError("compute_loss_func has no loss of mixed images; leave out mixup and cutmix.")

@@ -89,6 +89,7 @@ class SphereCallback(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Note the seed of the step; its batches follow."""
         self._seed, self._done = mix_seed(args.seed, state.global_step), 0
+        self._parts = args.gradient_accumulation_steps * args.world_size
 
     def _before_forward(self, model: Any, positional: tuple[Any, ...], batch: dict[str, Any]) -> None:
         if model.training:
@@ -98,6 +99,7 @@ class SphereCallback(TrainerCallback):
             positions = global_places(self._together or count, self._done, batch, PartialState())
             for head in heads_of(model):
                 head.before_forward(self._seed, positions)
+                head.warn_if_divided(1, self._parts)
             self._done += count
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:

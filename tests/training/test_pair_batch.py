@@ -111,10 +111,11 @@ def fit(folder: Any, model: Any, size: int, pair_batch: int | None, data: Any = 
 
 
 @pytest.mark.parametrize("head", ["proxy_anchor", "arcface", "adaface", "vmf"])
-def test_the_trainer_trains_as_with_one_large_batch(head, tmp_path):
+def test_the_trainer_trains_as_with_one_large_batch(head, tmp_path, caplog):
     whole = fit(tmp_path, make_model(head), 16, None)  # 40 examples: the last step of an epoch has 8
     parts = fit(tmp_path, make_model(head), 4, 16)
     torch.testing.assert_close(parts, whole, **TOLERANCE)
+    assert "where it is divided" not in caplog.text
     if head == "proxy_anchor":  # also on image batches
         whole = fit(tmp_path, make_model(), 1, None, make_batches(batch_size=16))
         torch.testing.assert_close(fit(tmp_path, make_model(), 1, 16, make_batches(batch_size=4)), whole, **TOLERANCE)

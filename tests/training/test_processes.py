@@ -127,6 +127,14 @@ def test_training_does_not_depend_on_processes_accumulation_and_interruptions(ru
         assert not torch.equal(other["head.weight"], one[0]["head.weight"])
 
 
+@pytest.mark.parametrize(
+    ("head", "parts", "expected"), [("proxy_anchor", 2, 1), ("proxy_anchor", 1, 0), ("adaface", 2, 0)]
+)
+def test_accumulation_of_a_loss_of_a_whole_batch_is_reported_once(head, parts, expected, tmp_path, caplog):
+    _train_head(head, str(tmp_path), batches_per_step=parts, divisor=parts)
+    assert sum("where it is divided" in message for message in caplog.messages) == expected
+
+
 @pytest.mark.parametrize("run", SHARDED)
 def test_two_processes_with_a_sharded_model_match_one(run, of_two_processes, tmp_path):
     one = _train_head(run, str(tmp_path))

@@ -203,6 +203,27 @@ def test_accumulated_batches_of_unequal_size_match_one_batch(trainer, head, opti
     torch.testing.assert_close(*states, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("trainer", "head", "steps", "expected"),
+    [
+        (Trainer, "proxy_anchor", 2, "its loss compares all examples of a batch. Use a larger batch"),
+        (SphereTrainer, "proxy_anchor", 2, "its loss compares all examples of a batch. Use a larger batch"),
+        (SphereTrainer, "own proxy_anchor", 2, "Head 'proxy_anchor' does not train as with one large batch"),
+        (Trainer, "adaface", 2, "every part updates its running statistics. Use SphereTrainer"),
+        (SphereTrainer, "adaface", 2, None),
+        (Trainer, "arcface", 2, None),
+        (Trainer, "proxy_anchor", 1, None),
+    ],
+)
+def test_a_loss_that_accumulation_changes_is_reported_once(trainer, head, steps, expected, arguments, caplog):
+    args = arguments(gradient_accumulation_steps=steps, per_device_train_batch_size=4)
+    model = Own(head.split()[1]) if head.startswith("own") else make_model(head)
+    trainer(model, args, train_dataset=images()).train()
+    found = [message for message in caplog.messages if "where it is divided" in message]
+    assert len(found) == (expected is not None)
+    assert all(str(expected) in message for message in found)
+
+
 def test_resumed_run_matches_an_uninterrupted_one(digits, arguments, tmp_path):
     options = {"num_train_epochs": 2, "save_strategy": "steps", "save_steps": 5, "max_steps": 16}
     expected = train(SphereTrainer(make_model("vmf"), arguments(**options), train_dataset=digits))

@@ -318,6 +318,16 @@ class Head(nn.Module):
         )
         logits.register_hook(lambda _: self._warn_once("loss", message))
 
+    def division_advice(self) -> str:
+        """Return what to do where the batch of an optimizer step is divided, if that changes the training."""
+        return ""
+
+    def warn_if_divided(self, size: float | Tensor, total: float | Tensor) -> None:
+        """Log a message, once, if a batch of a `size` out of a `total` per optimizer step changes the training."""
+        advice = self.division_advice()
+        if advice and not torch.compiler.is_compiling() and "division" not in self._warned and size < total:
+            self._warn_once("division", f"does not train as with one large batch where it is divided: {advice}")
+
     def _warn_once(self, about: str, message: str) -> None:
         if about not in self._warned:
             self._warned.add(about)

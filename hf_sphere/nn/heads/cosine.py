@@ -379,6 +379,10 @@ class ProxyAnchorHead(CosineHead):
         super().__init__(embedding_dim, num_classes, blockwise=False, **temperature)
         self.margin = check_number("margin", margin, "[0, 1]")
 
+    def division_advice(self) -> str:
+        """See `Head.division_advice`."""
+        return "its loss compares all examples of a batch. Use a larger batch on one process, not accumulation."
+
     def reduce_loss(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of a batch; examples with the label -100 belong to no sum."""
         positives = labels[:, None] == torch.arange(self.num_classes, device=labels.device)

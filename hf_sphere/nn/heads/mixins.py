@@ -321,6 +321,11 @@ class RunningStatistics:
         else:
             self._sums = self._sums + measured
 
+    def division_advice(self) -> str:
+        """Return what to do where no `after_step` follows, so that every batch updates the statistics."""
+        advice = "every part updates its running statistics. Use SphereTrainer, or add SphereCallback to the Trainer."
+        return advice if self._sums is None else ""
+
     def before_forward(self, seed: int, positions: Tensor) -> None:
         """Accumulate sums until `after_step`."""
         super().before_forward(seed, positions)  # type: ignore[misc]  # that of `Head`
