@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter, methodcaller
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,10 @@ from hf_sphere.geometry.checks import check_embeddings, to_tensor
 from hf_sphere.search.calibration import ROUNDING, Calibration, Candidates, Nearest, Score, best_groups
 from hf_sphere.search.vectors import unit_vectors
 from hf_sphere.utils.checks import check_choice, check_integer
+from hf_sphere.utils.pages import Table
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 CANDIDATES: dict[Score, int] = {"cosine": 20, "margin": 50}
 """Rows with the largest cosines, from which the rows of other groups are chosen, and groups are scored by margins."""
@@ -29,7 +33,7 @@ MOST_CANDIDATES = 1_600
 
 
 @dataclass(frozen=True, repr=False)
-class Matches:
+class Matches(Table):
     """The nearest rows of queries, nearest first.
 
     Attributes:
@@ -57,6 +61,19 @@ class Matches:
         number, count = self.rows.shape
         found = "" if self.accepted is None else f"; {int(self.accepted.any(1).sum()):,} queries have a match"
         return f"Matches({number:,} queries, {count} row{'s' * (count != 1)} each, {self.measure}{found})"
+
+    def to_pandas(self) -> "DataFrame":
+        """Return a row per query and neighbor: query, rank, row, score, and p_value and accepted if there are any."""
+        import pandas as pd
+
+        number, count = self.rows.shape
+        queries = self.queries.get("file", range(number))
+        columns = {"query": [query for query in queries for _ in range(count)], "rank": [*range(1, count + 1)] * number}
+        columns |= {"id": [each for ids in self.ids for each in ids]} if self.ids else {}
+        names = ("rows", "scores", "p_values", "accepted")
+        values = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        columns |= {name.removesuffix("s"): value.flatten().tolist() for name, value in values.items()}
+        return pd.DataFrame(columns)
 
 
 class ExpectedFound(NamedTuple):

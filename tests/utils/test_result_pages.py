@@ -27,6 +27,9 @@ def results() -> dict[str, object]:
     labels = [ODD, "b"] * 62
     runs = {ODD: {0: 1.0, 1: 2.0, 2: 3.0}, "b": {0: 2.0, 1: 2.5, 2: 3.0}}
     return {
+        "Matches(5 queries, 3 rows each, cosine; 5 queries have a match)": space.search(
+            space.vectors[:5], 3, false_accept=0.1
+        ),
         "Duplicates(": space.duplicates(0.9, labels=labels),
         "VectorReport(124 rows": report_vectors(vectors(), groups),
         "Placement(separation=-0.33": place_prototypes(4, 3),
@@ -46,25 +49,21 @@ def test_results_have_a_short_repr_and_a_table_without_markup_of_others():
         assert "\x1b" not in shown
 
 
-def test_spaces_and_what_they_find_have_a_short_repr():
-    space = EmbeddingSpace.fit(vectors(), [row // 3 for row in range(124)], score="cosine")
-    found = space.search(space.vectors[:5], 3, false_accept=0.1)
-    assert repr(space).startswith("EmbeddingSpace(124 vectors of 8 dimensions")
-    assert repr(found) == "Matches(5 queries, 3 rows each, cosine; 5 queries have a match)"
-    assert repr(space.compare(torch.randn(60, 8))).startswith("Comparison(")
-
-
 def test_the_tables_have_the_values_of_the_results():
     found = results()
-    duplicates = found["Duplicates("]
+    matches, duplicates = found["Matches(5 queries, 3 rows each, cosine; 5 queries have a match)"], found["Duplicates("]
+    frame = matches.to_pandas()
+    assert [*frame] == ["query", "rank", "id", "row", "score", "p_value", "accepted"]
+    assert frame["row"].tolist() == matches.rows.flatten().tolist()
+    assert frame[frame["rank"] == 1]["query"].tolist() == [0, 1, 2, 3, 4]
     assert len(duplicates.to_pandas()) == len(duplicates.pairs) > 0
     frame = found["Placement(separation=-0.33"].to_pandas()
     assert frame["cosine"].tolist() == pytest.approx([-1 / 3] * 4, abs=1e-5)
 
 
-def test_a_long_table_says_how_many_rows_are_left_out():
-    found = EmbeddingSpace(torch.randn(50, 3)).duplicates(-0.999)
-    assert "and 29 more rows: to_pandas()" in found._repr_html_()
+def test_a_long_table_says_how_many_rows_are_left_out(monkeypatch):
+    space = EmbeddingSpace(torch.randn(50, 3))
+    assert "and 30 more rows: to_pandas()" in space.search(space.vectors, 1)._repr_html_()
 
 
 def test_lines_of_markdown_become_headings_tables_and_paragraphs():
