@@ -83,6 +83,8 @@ def build_page(index: "search.ImageIndex") -> Any:
     """Build the page."""
     import gradio as gr
 
+    shown = "All if none is chosen; of images without a label, predictions."
+    classes = sorted(set(index.classes()) - {""})
     searched, kind, texts = index.space.neighbor_search, index.encoder.content, index.encoder.embeds_texts
     is_image = kind == "image"
     reasons = [index.why_no_level(content) for content in (kind, "text")]
@@ -115,17 +117,18 @@ def build_page(index: "search.ImageIndex") -> Any:
                 text = gr.Textbox(label="Text", visible=texts)
                 level = gr.Slider(lowest, 0.5, max(lowest, 0.05), step=0.001, label="False accepts", **options)
                 with gr.Accordion("More options", open=False):
+                    chosen = gr.Dropdown(classes, multiselect=True, label="Classes", info=shown, visible=any(classes))
                     count = gr.Slider(1, min(50, len(index)), min(10, len(index)), step=1, label="Neighbors")
                 button = gr.Button("Search", variant="primary")
             with gr.Column(scale=2, min_width=280):
                 results = gr.HTML(draw_verdict(ask(index), kind=""), js_on_load=SEARCH_AGAIN, apply_default_css=False)
 
-        def find(path: str | None, text: str, count: float, level: float) -> str:
+        def find(path: str | None, text: str, classes: Any, count: float, level: float) -> str:
             # gradio lets clients of its API name any file, and with the suffix of an SVG any folder or dataset.
             uploads = Path(image.GRADIO_CACHE).resolve()
             if path and not (os.path.isfile(path) and uploads in Path(path).resolve().parents):
                 raise gr.Error("upload an image.", print_exception=False)
-            return show(index, path, text, count, None if reason else level)
+            return show(index, path, text, classes, count, None if reason else level)
 
         def choose(event: gr.EventData) -> Any:
             if (row := int(event.row)) not in range(len(index)):
@@ -135,8 +138,8 @@ def build_page(index: "search.ImageIndex") -> Any:
             except (ValueError, OSError) as error:
                 raise gr.Error("the image is missing or changed.", print_exception=False) from error
 
-        inputs = [image, text, count, level]
-        for event in (image.upload, text.submit, button.click):
+        inputs = [image, text, chosen, count, level]
+        for event in (image.upload, text.submit, button.click, chosen.change):
             event(find, inputs, results)
         for slider in (level, count):
             slider.change(find, inputs, results, trigger_mode="always_last", show_progress="hidden")
@@ -150,16 +153,17 @@ def ask(index: "search.ImageIndex") -> str:
     return f"{'Choose an image' * image}{' or ' * (image and text)}{'enter a text' * text} first.".capitalize()
 
 
-def show(index: Any, image: Any, text: str, count: float, level: Any = None) -> str:
+def show(index: Any, image: Any, text: str, classes: Any, count: float, level: Any = None) -> str:
     """Search, and return the verdict and the neighbors as HTML, or what is wrong."""
     query = "image" if image else "text"
     if image is None and not (text and text.strip()):
         return draw_verdict(ask(index), kind="")
     try:
-        k = min(int(count), len(index))
+        k = min(int(count), sum(name in classes for name in index.classes()) if classes else len(index))
         if image is not None and text:
             raise ValueError("There are an image and a text to search by: remove one of them.")
-        options: dict[str, Any] = {"false_accept": None if (reason := index.why_no_level(query)) else level}
+        options: dict[str, Any] = {"classes": classes or None}
+        options["false_accept"] = None if (reason := index.why_no_level(query)) else level
         if image is None:
             neighbors = index.search_texts([text], k, **options)
         else:

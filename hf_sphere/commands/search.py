@@ -43,6 +43,9 @@ class SearchArguments(Arguments):
         None, "Mark matches: chance to accept anything for a query whose group is not in the index.", gt=0, lt=1
     )
     leave_out_query: bool = argument(False, "Leave out a neighbor that is the same file or row.", only_with=["query"])
+    classes: list[str] | None = argument(
+        None, "Find only images of these classes; that of an image without a label is its prediction, shown with a '?'."
+    )
     model_name_or_path: str | None = argument(None, "Model of the index, if it was moved.")
     table: str | None = argument(None, "CSV file for the table; up to 20 rows are printed if not set.")
     contact_sheet: str | None = argument(None, "PNG file for the images of up to 50 queries with their neighbors.")
@@ -64,16 +67,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         hint = "build the index with --score cosine, or read what hf-sphere index expects to find"
         raise ValueError(f"--leave_out_query has no level by margins, where a query counts for its group; {hint}.")
     source = None
+    count = sum(name in args.classes for name in index.classes()) if args.classes else len(index)
+    if 0 < count < args.top_k:
+        raise ValueError(f"--top_k must be at most {count:,}, the number of images to find; got {args.top_k}.")
     if args.contact_sheet is not None and index.encoder.content != "image":
         raise ValueError(f"--contact_sheet shows images; this is an index of {index.encoder.content}s. Leave it out.")
-    options: dict[str, Any] = {"false_accept": args.false_accept}
+    options: dict[str, Any] = {"classes": args.classes, "false_accept": args.false_accept}
     if args.text is not None:
         neighbors = index.search_texts([args.text], args.top_k, **options)
     else:
         source = search.ImageSource.of(args.query, column=args.column, content=index.encoder.content)
         source = source.with_columns(args.id_column, args.columns or ())
         options |= {"skip_invalid": args.skip_invalid, "progress": len(source) > 500}
-        top_k = min(args.top_k + 1, len(index)) if args.leave_out_query else args.top_k
+        top_k = min(args.top_k + args.leave_out_query, count)
         neighbors = index.search(source, top_k, **options)
         if args.leave_out_query:
             neighbors = leave_out_queries(index, neighbors, source, args.top_k)

@@ -26,6 +26,7 @@ from hf_sphere.utils.checks import check_integer, check_not_text, text_list
 
 logger = logging.getLogger(__name__)
 
+Classes = Sequence[str] | None
 KEPT = ("sources", "groups", "calibrated_with", "calibration_settings", "columns", "ids", "extra")
 """Attributes of an index that `index.json` has under the same name."""
 
@@ -226,19 +227,23 @@ class ImageIndex(IndexedImages):
         """The embeddings, (N, d) float32."""
         return self.space.vectors
 
-    def search(self, images: Any, k: int = 10, *, false_accept: float | None = None, **options: Any) -> Matches:
+    def search(
+        self, images: Any, k: int = 10, *, classes: Classes = None, false_accept: float | None = None, **options: Any
+    ) -> Matches:
         """Find the nearest indexed images of images; with a level, those of the best scores, as `EmbeddingSpace` does.
 
         Args:
             images: See `ImageSource.of`.
             k: Number of neighbors, at most the number of images.
+            classes: Find only images whose class (see `classes`) is one of these, by an exact search.
             false_accept: Level of false accepts, see `EmbeddingSpace.search`.
             **options: Options of `encode` of the encoder.
 
         Raises:
-            ValueError: If k is too large, an image cannot be read, or the calibration has too few groups for the level,
-                or is one by texts.
+            ValueError: If k is too large, no image has one of the classes, an image cannot be read, or the calibration
+                has too few groups for the level, or is one by texts.
         """
+        names = None if classes is None else text_list("classes", classes)
         source = ImageSource.of(images, content=self.encoder.content)
         if false_accept is not None:
             if reason := self.why_no_level(source.content):
@@ -248,12 +253,18 @@ class ImageIndex(IndexedImages):
         queries, embeddings = self._embed_queries(source, options)
         if self.encoder.content == "vector":  # else its model is known
             self.space._warn_of_foreign(embeddings)
-        check_integer("k", k, 1, len(self))
+        among, count = None, len(self)
+        if names is not None:
+            among = torch.tensor([n for n, name in enumerate(self.classes()) if name in names], dtype=torch.long)
+            count = len(among)
+        check_integer("k", k, 1, count)
         # Without a level there are no p-values, which would be wrong for queries of other content.
-        found = self.space._judge(embeddings, k, false_accept, false_accept is not None)
+        found = self.space._judge(embeddings, k, false_accept, false_accept is not None, among)
         return replace(found, queries=queries | {"embedding": embeddings})
 
-    def search_texts(self, texts: Sequence[str], k: int = 10, *, false_accept: float | None = None) -> Matches:
+    def search_texts(
+        self, texts: Sequence[str], k: int = 10, *, classes: Classes = None, false_accept: float | None = None
+    ) -> Matches:
         """Find the indexed images that are nearest to texts; see `search`.
 
         Raises:
@@ -261,7 +272,7 @@ class ImageIndex(IndexedImages):
         """
         texts = text_list("texts", texts)
         source = ImageSource("", None, texts, [], texts, "text")
-        return self.search(source, k, false_accept=false_accept)
+        return self.search(source, k, classes=classes, false_accept=false_accept)
 
     def classes(self, *, mark: str = "") -> list[str]:
         """Return the class of each image: its label, else its prediction and a `mark`, or `unknown`, else no text."""

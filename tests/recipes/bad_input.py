@@ -93,7 +93,7 @@ def searched_once() -> Iterator[None]:
     build, show = page.build_page, Blocks.launch
 
     def search(index: Any) -> Any:
-        page.show(index, str(Path("photos", "a", "0.png").resolve()), "", 5)
+        page.show(index, str(Path("photos", "a", "0.png").resolve()), "", [], 5)
         return build(index)
 
     def launch(blocks: Any, **options: Any) -> None:

@@ -358,11 +358,11 @@ def test_unreadable_images_are_left_out_and_an_existing_file_replaced_only_if_re
 
 
 def test_search_writes_a_table_and_a_contact_sheet(search, photos, tmp_path):
-    words = ["--query", photos / "b", "--top_k", "3", "--contact_sheet", tmp_path / "found.png"]
+    words = ["--query", photos / "b", "--top_k", "3", "--classes", "b", "--contact_sheet", tmp_path / "found.png"]
     rows = search(*words)
     assert len(rows) == 15
     assert [row["file"] for row in rows[::3]] == [str(photos / "b" / f"{index}.png") for index in range(4, 9)]
-    assert {row["class"] for row in rows[::3]} == {"b"}
+    assert {row["class"] for row in rows} == {"b"}
     assert set(rows[0]) >= {"distance", "query_concentration", "concentration", "confidence"}
     sheet = Image.open(tmp_path / "found.png")
     assert sheet.size == (4 * 160, 5 * 208)
@@ -373,7 +373,7 @@ def test_search_writes_a_table_and_a_contact_sheet(search, photos, tmp_path):
 
 def test_a_query_is_left_out_of_its_neighbors_if_asked(search, photos):
     def neighbors(*more: str) -> list[tuple[str, str]]:
-        rows = search("--query", photos / "b", *more)
+        rows = search("--query", photos / "b", "--classes", "b", *more)
         return [(row["query"], row["file"]) for row in rows]
 
     every = neighbors("--top_k", "4")
@@ -672,13 +672,15 @@ def test_rejected_queries_and_neighbors_are_unknown_in_the_table(
     assert sheet.exists()
     count = sum(map(bool, output.known.logical_not()))
     assert f"unknown   {count} of {len(names)} queries, at the level of the model" in capsys.readouterr().err
+    found = search("--query", photos, "--top_k", "1", "--classes", "unknown", index=rejecting_index)
+    assert {row["class"][:7] for row in found} == {"unknown"}
 
 
 def test_the_page_shows_no_prediction_of_a_rejected_image(rejecting, rejecting_index, photos, load_recipe):
     output, page = decisions_of(rejecting, photos)[1], load_recipe("search_page")
     index = ImageIndex.load(rejecting_index)
     for file, known, p_value in zip(_files(photos), output.known.tolist(), output.p_value.tolist(), strict=True):
-        shown = page.show(index, file, "", 9)
+        shown = page.show(index, file, "", [], 9)
         assert ("<p>Query: prediction " in shown) == known
         assert (f"<b>Unknown</b> to the model at its level of 50 % (p = {p_value:.2g})" in shown) == (not known)
         classes = re.findall('<b>([^<]*)</b> <span class="distance"', shown)
@@ -782,8 +784,9 @@ def test_an_exported_encoder_of_transformers_states_its_preprocessing_if_it_is_k
 def test_bad_input_is_refused(run, folder, search, query):
     with pytest.raises(ValueError, match="embedding"):
         run("evaluate_embeddings", "--embeddings", folder)
-    with pytest.raises(ValueError, match="k must be an integer from 1 to 9; got 10"):
-        search("--query", query, "--top_k", "10")
+    for words, count in (([], 9), (["--classes", "b"], 5)):
+        with pytest.raises(ValueError, match=f"--top_k must be at most {count}, the number of images to find; got 10"):
+            search("--query", query, "--top_k", "10", *words)
     with pytest.raises(ValueError, match=r"false_accept=0\.1 needs 19 calibration groups; there are 9"):
         search("--query", query, "--false_accept", "0.1")
     with pytest.raises(SystemExit):
@@ -846,7 +849,7 @@ def test_the_page_shows_no_path_of_the_server(load_recipe, folder, photos):
     index.encoder.name = str(photos.parent / "model")
     given = ImageIndex.build(index.encoder, files)
     asked = [(index, None, "a bird"), (given, files[0], ""), (index, photos / "none.png", "")]
-    texts = [page.show(*each, 3) for each in asked]
+    texts = [page.show(*each, [], 3) for each in asked]
     assert "embeds no texts" in texts[0]
     assert files[0].name in texts[1]
     assert "none.png" in texts[2]
@@ -927,6 +930,16 @@ def test_a_click_on_a_neighbor_searches_by_it(page, photos):
     page.locator(f".neighbor:first-child[data-row='{name}']").wait_for()
 
 
+def test_the_page_searches_in_chosen_classes(page, photos):
+    page.get_by_role("button", name="More options").click()
+    page.get_by_label("Classes").click()
+    page.get_by_role("option", name="b").click()
+    page.keyboard.press("Escape")
+    upload(page, photos / "a" / "2.png")
+    page.locator(".neighbor").first.wait_for()
+    assert page.locator(".neighbor b").all_inner_texts() == ["b"] * 5
+
+
 def test_the_slider_changes_the_answer_from_no_match_to_match(page, folder, tmp_path):
     digits = ImageSource.of("digits")
     found = ImageIndex.load(folder).search([digits.open(n) for n in range(9, 40)], 1, false_accept=0.2, progress=False)
@@ -964,7 +977,7 @@ def test_names_of_any_length_and_script_fit_on_the_page(
     names = ["a" * 60, "Spätburgunder und Grauburgunder", "雀と猫", "عصفور", "<img src=x onerror=alert(1)>"] * 2
     index.images["label"] = names[:9]
     style = (root / "hf_sphere" / "commands" / "page.css").read_text()
-    drawn = page.show(index, str(photos / "a" / "2.png"), "", 9, 0.2)
+    drawn = page.show(index, str(photos / "a" / "2.png"), "", [], 9, 0.2)
     (tmp_path / "page.html").write_text(f"<meta charset=utf-8><style>{style}</style>{drawn}")
     for width in (1280, 390):
         opened = chromium.new_page(viewport={"width": width, "height": 900})
@@ -996,14 +1009,14 @@ def test_the_page_of_an_index_of_texts_shows_texts_and_is_searched_by_text(load_
     page = load_recipe("search_page")
     texts = [f"{'abcdefgh'[n % 8] * 3}{'abcdefgh'[n // 8]} <b>" for n in range(16)]
     index = ImageIndex.build(Letters(), texts, progress=False)
-    shown = page.show(index, None, texts[0], 2, 0.2)
+    shown = page.show(index, None, texts[0], [], 2, 0.2)
     assert "<b>1 of 2 neighbors match</b> at a false-accept level of 20 %" in shown
     assert shown.index("aaaa &lt;b&gt;") < shown.index("match, p ") < shown.index("rejected, p ")
-    assert "<b>No match</b>" in page.show(index, None, "hgfedcba", 2, 0.2)
+    assert "<b>No match</b>" in page.show(index, None, "hgfedcba", [], 2, 0.2)
     blocks = page.build_page(index).blocks.values()
     assert not any(block.visible for block in blocks if isinstance(block, gradio.Image))
     for text in ("", " ", None):
-        assert "Enter a text first." in page.show(index, None, text, 2, 0.2)
+        assert "Enter a text first." in page.show(index, None, text, [], 2, 0.2)
 
 
 def test_the_slider_is_disabled_with_the_reason_if_the_calibration_has_no_level(load_recipe):
@@ -1024,11 +1037,11 @@ def test_the_slider_is_disabled_with_the_reason_if_the_calibration_has_no_level(
         assert slider.info.startswith("No level: ")
         assert reason in slider.info
         (find, *_) = (each.fn for each in built.fns.values() if each.name == "find")
-        shown = find(None, "abcd", 2, 0.05)
+        shown = find(None, "abcd", [], 2, 0.05)
         assert "distance" in shown
 
         assert "match" not in shown
-    shown = page.show(index, None, "abcd", 2, 0.4)  # calibrated with images
+    shown = page.show(index, None, "abcd", [], 2, 0.4)  # calibrated with images
     assert "No level: the index is calibrated with images, whose similarities differ from texts." in shown
     assert "rejected" not in shown
 
@@ -1042,7 +1055,7 @@ def test_visitors_of_the_page_cannot_name_files_folders_or_data_sets(target, add
         "dataset": {"path": "json", "orig_name": "drawing.svg"},
     }[target]
     call = f"{address}/gradio_api/call/find"
-    event = httpx.post(call, json={"data": [file, "", 1, 0.2]}).json()["event_id"]
+    event = httpx.post(call, json={"data": [file, "", [], 1, 0.2]}).json()["event_id"]
     answer = httpx.get(f"{call}/{event}", timeout=60).text
     assert "event: error" in answer
     assert "upload an image." in answer
@@ -1053,6 +1066,6 @@ def test_the_page_shows_texts_of_models_and_names_of_files_without_markup(load_r
     page, index = load_recipe("search_page"), ImageIndex.load(folder)
     monkeypatch.setattr(index.encoder, "class_names", ["<img src=x>"] * len(index.encoder.class_names))
     for image in (str(photos / "a" / "2.png"), "<img src=x>.png"):
-        assert "&lt;img src=x&gt;" in page.show(index, image, "", 1)
+        assert "&lt;img src=x&gt;" in page.show(index, image, "", [], 1)
     (results,) = next(iter(page.build_page(index).fns.values())).outputs
     assert isinstance(results, gradio.HTML)  # Markdown would load images from any server

@@ -118,7 +118,12 @@ def test_images_in_memory_are_added_though_their_names_are_equal(encoder, digits
     assert index.search(digits[2], 1, **QUIET).rows.tolist() == [[2]]
 
 
-def test_search_of_constant_images(index):
+def test_search_within_classes_and_of_constant_images(index, digits):
+    assert set(index.search(digits[9], 3, classes=["odd"], **QUIET).rows[0].tolist()) <= {3, 4, 5, 6}
+    with pytest.raises(ValueError, match="k must be an integer from 1 to 0; got 1"):
+        index.search(digits[9], 1, classes=["cat"], **QUIET)
+    with pytest.raises(ValueError, match="classes must be a list of texts"):
+        index.search(digits[9], 1, classes="odd", **QUIET)
     found = index.search([Image.new("L", (8, 8), value) for value in (0, 128, 255)], 7, **QUIET)
     assert found.distances.isfinite().all()
 
@@ -594,15 +599,23 @@ def test_p_values_are_those_of_a_space_of_the_embeddings(score, expected, encode
     assert torch.equal(by_distance.distances, 1 - by_distance.scores)
 
 
-@pytest.mark.parametrize("is_separate", [False, True])
-def test_a_search_with_a_level_searches_the_embeddings_once(encoder, monkeypatch, is_separate):
+def test_a_search_among_classes_accepts_no_more_than_among_all(encoder):
+    index = build_digits(encoder)
+    images = ImageSource.of("digits")
+    best = index.search(images, 1, false_accept=0.9, **QUIET).p_values
+    of_class = index.search(images, 1, classes=["3", "5"], false_accept=0.9, **QUIET).p_values
+    assert (of_class >= best).all()
+
+
+@pytest.mark.parametrize(("is_separate", "classes"), [(False, None), (True, None), (True, ["3", "5"])])
+def test_a_search_with_a_level_searches_the_embeddings_once(encoder, monkeypatch, is_separate, classes):
     index, images = build_digits(encoder), ImageSource.of("digits")
     if is_separate:
         index.calibrate(images, **QUIET)
-    expected, counts = index.search(images, 3, **QUIET), []
+    expected, counts = index.search(images, 3, classes=classes, **QUIET), []
     search = neighbor_search.NeighborSearch.find
     monkeypatch.setattr(neighbor_search.NeighborSearch, "find", lambda *args: counts.append(args[2]) or search(*args))
-    found = index.search(images, 3, false_accept=0.9, **QUIET)
+    found = index.search(images, 3, classes=classes, false_accept=0.9, **QUIET)
     assert (len(counts), found.rows.tolist()) == (1, expected.rows.tolist())
 
 
