@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hf_sphere.cluster.rows import DirectionRows, all_sums_by_label
 from hf_sphere.cluster.spherical_k_means import POSITIVE_INTEGER, SphericalKMeans
+from hf_sphere.distributions import VonMisesFisher
 from hf_sphere.geometry import bessel
 from hf_sphere.geometry.manifold import mean_direction
 
@@ -152,14 +153,28 @@ class VonMisesFisherMixture(DensityMixin, ClassNamePrefixFeaturesOutMixin, Trans
         parameters = count * (dim - 1) + (1 if self.concentration_type == "shared" else count) + count - 1
         return float(-2 * log_densities.sum()) + parameters * math.log(len(log_densities))
 
+    def sample(self, n_samples: int = 1) -> tuple[Any, Any]:
+        """Draw unit vectors (n, d) from the mixture; return them and their components (n,), in order of components."""
+        means, concentrations, weights = self._fitted()
+        random = check_random_state(self.random_state)
+        generator = torch.Generator(means.device).manual_seed(int(random.randint(2**31)))
+        probabilities = weights.cpu().double().numpy()
+        labels = torch.as_tensor(random.multinomial(n_samples, probabilities / probabilities.sum())).to(means.device)
+        labels = torch.arange(len(means), device=means.device).repeat_interleave(labels)
+        points = VonMisesFisher(means[labels], concentrations[labels], validate_args=False).rsample((), generator)
+        return (points, labels) if isinstance(self.means_, Tensor) else (points.numpy(), labels.numpy())
+
     @property
     def _n_features_out(self) -> int:
         return len(self.weights_)
 
-    def _log_joint(self, X: Any, sample_weight: Any = None) -> tuple[DirectionRows, Tensor]:
+    def _fitted(self) -> Parameters:
         check_is_fitted(self)
+        return Parameters(*map(torch.as_tensor, (self.means_, self.concentrations_, self.weights_)))
+
+    def _log_joint(self, X: Any, sample_weight: Any = None) -> tuple[DirectionRows, Tensor]:
+        fitted = self._fitted()
         rows = DirectionRows(self, X, reset=False, for_density=True, sample_weight=sample_weight)
-        fitted = map(torch.as_tensor, (self.means_, self.concentrations_, self.weights_))
         parameters = Parameters(*(values.to(rows.device, rows.dtype) for values in fitted))
         blocks = rows.parts(rows.dim + len(parameters.weights))
         return rows, torch.cat([log_joint(*rows[block], parameters) for block in blocks])

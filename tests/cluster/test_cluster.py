@@ -19,7 +19,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from hf_sphere.cluster import SphericalKMeans, VonMisesFisherMixture, spherical_k_means
-from hf_sphere.cluster.mixture import Parameters, expect, maximize, shrink
+from hf_sphere.cluster.mixture import expect, maximize, shrink
 from hf_sphere.cluster.rows import DirectionRows, all_sums_by_label
 from hf_sphere.cluster.spherical_k_means import NearestCenters, assign
 from hf_sphere.distributions import HypersphericalUniform, VonMisesFisher
@@ -363,6 +363,14 @@ class TestMixture:
         assert mixture.concentrations_.tolist() == [0.0]
         assert np.linalg.norm(mixture.means_) == 1
 
+    def test_samples_follow_the_mixture(self):
+        mixture = VonMisesFisherMixture(3, random_state=0).fit(blobs()[0])
+        points, labels = mixture.sample(3000)
+        assert (points.shape, labels.shape) == ((3000, 8), (3000,))
+        assert (mixture.predict(points) == labels).mean() > 0.99
+        refit = clone(mixture).fit(points)
+        np.testing.assert_allclose(np.sort(refit.concentrations_), np.sort(mixture.concentrations_), rtol=0.1)
+
     def test_single_point_components_and_high_concentrations_are_finite(self):
         points = np.concatenate([blobs(kappa=1e5)[0], np.eye(8)[:2]])
         mixture = VonMisesFisherMixture(5, random_state=0, n_init=3).fit(points)
@@ -470,8 +478,7 @@ def test_components_that_uniform_rows_could_have_are_reported_and_shrunk():
 def test_weights_count_as_rows_for_overlapping_components():
     x = overlapping(10.0)
     mixture, weights = VonMisesFisherMixture(3, random_state=0), torch.full((len(x),), 2.0)
-    mixture.fit(x, sample_weight=weights)
-    start = Parameters(mixture.means_, mixture.concentrations_, mixture.weights_)
+    start = mixture.fit(x, sample_weight=weights)._fitted()
     rows, weighted = (
         DirectionRows(mixture, values, reset=False, for_density=True, sample_weight=weight)
         for values, weight in ((x.repeat(2, 1), None), (x, weights))
