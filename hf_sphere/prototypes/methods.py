@@ -102,7 +102,8 @@ def minimize_on_sphere(objective: Objective, points: Tensor, *, max_iterations: 
         return value, gradient.numpy().ravel()
 
     options: dict[str, Any] = {"maxiter": max_iterations, "maxfun": 4 * max_iterations, "ftol": 0.0, "gtol": 1e-12}
-    options["maxcor"] = 20  # a history of 20 vector pairs
+    # A history of 20 vector pairs; fewer for many points, to limit the memory.
+    options["maxcor"] = 20 if points.numel() < 10**6 else 6
     result = minimize(value_and_gradient, points.numpy().ravel(), jac=True, method="L-BFGS-B", options=options)
     return F.normalize(torch.from_numpy(result.x).view(points.shape), dim=1)
 

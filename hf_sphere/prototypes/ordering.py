@@ -8,20 +8,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.geometry.codes.bounds import nearest_others
+from hf_sphere.geometry.codes.bounds import cosine_blocks, nearest_others
 from hf_sphere.geometry.manifold import check_directions
 from hf_sphere.utils.checks import check_seed
+
+BLOCK_ENTRIES = 2**24  # maximum number of cosines in memory at a time; 128 MiB in float64
 
 MAX_TRIPLETS = 100_000  # maximum number of triplets in the ranking loss; more are sampled
 
 
 def soft_separation(points: Tensor, sharpness: float) -> tuple[float, Tensor]:
     """`(1/b) log sum_{i != j} exp(b <p_i, p_j>)` of unit vectors (K, d), a smooth largest cosine, and its gradient."""
-    cosines = (points @ points.T).fill_diagonal_(-torch.inf)
-    top = cosines.amax()
-    weights = cosines.sub_(top).mul_(sharpness).exp_()
-    total = weights.sum()
-    return (top + total.log() / sharpness).item(), (weights @ points).mul_(2 / total)
+    gradient = torch.empty_like(points)
+    largest, sums, parts = [], [], []
+    for start, cosines in cosine_blocks(points, BLOCK_ENTRIES):
+        top = cosines.amax()
+        weights = cosines.sub_(top).mul_(sharpness).exp_()
+        parts.append(torch.mm(weights, points, out=gradient[start : start + len(weights)]))
+        largest.append(top)
+        sums.append(weights.sum())
+    # Rescale the blocks from their own largest cosine to the overall largest one.
+    all_largest = torch.stack(largest)
+    top = all_largest.amax()
+    factors = (all_largest - top).mul_(sharpness).exp_()
+    total = (torch.stack(sums) * factors).sum()
+    for part, factor in zip(parts, 2 * factors / total, strict=True):
+        part.mul_(factor)
+    return (top + total.log() / sharpness).item(), gradient
 
 
 def mean_nearest_cosine(points: Tensor) -> tuple[float, Tensor]:
@@ -40,8 +53,8 @@ class TripletRanking:
     def __init__(self, directions: Tensor) -> None:
         self.directions = directions
         count = min(max(1, round(len(directions) / 10)), len(directions) - 2)
-        cosines = (directions @ directions.T).fill_diagonal_(-torch.inf)
-        order = cosines.sort(dim=1, descending=True, stable=True).indices
+        blocks = cosine_blocks(directions, BLOCK_ENTRIES)
+        order = torch.cat([block.sort(dim=1, descending=True, stable=True).indices.int() for _, block in blocks])
         self._near, self._far = order[:, :count], order[:, count:-1].sort(dim=1).values  # the class itself is the last
 
     def triplets(self, generator: torch.Generator) -> Tensor:

@@ -244,9 +244,16 @@ def plain_soft_separation(points, sharpness):
     return torch.logsumexp(sharpness * off_diagonal(points).flatten(), dim=0) / sharpness
 
 
+@pytest.fixture(params=[None, 40, 1], ids=["one block", "several rows per block", "one row per block"])
+def blocks(request, monkeypatch):
+    """Set the number of cosines per block; the last block is incomplete."""
+    if request.param:
+        monkeypatch.setattr(ordering, "BLOCK_ENTRIES", request.param)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("sharpness", [0.5, 30.0, 1e4])
-def test_soft_separation_is_the_log_sum_exp_of_all_cosines(shape, sharpness):
+def test_soft_separation_is_the_log_sum_exp_of_all_cosines(shape, sharpness, blocks):
     points = unit(*shape).requires_grad_()
     expected = plain_soft_separation(points, sharpness)
     value, gradient = soft_separation(points.detach(), sharpness)

@@ -1,6 +1,7 @@
 """Largest cosine of K points, and lower bounds on it: proved optima, and a bound for any K and d."""
 
 import math
+from collections.abc import Iterator
 from functools import lru_cache
 
 import torch
@@ -168,11 +169,16 @@ def separation(points: Tensor) -> Tensor:
 @torch.no_grad()
 def nearest_others(unit: Tensor) -> tuple[Tensor, Tensor]:
     """Cosine and index of the nearest other vector for each unit vector, (K, d) -> (K,), (K,), block by block."""
-    rows, blocks = max(1, 2**22 // len(unit)), []
     with torch.autocast(unit.device.type, enabled=False):
-        for start in range(0, len(unit), rows):
-            cosines = unit[start : start + rows] @ unit.T
-            cosines[:, start : start + rows].fill_diagonal_(-math.inf)
-            blocks.append(cosines.max(dim=1))
+        blocks = [cosines.max(dim=1) for _, cosines in cosine_blocks(unit, 2**22)]
     values, index = map(torch.cat, zip(*blocks, strict=True))
     return values, index
+
+
+def cosine_blocks(unit: Tensor, most: int) -> Iterator[tuple[int, Tensor]]:
+    """Yield cosines of blocks of unit vectors to all, at most `most` at once, -inf to itself, with first indices."""
+    rows = max(1, most // len(unit))
+    for start in range(0, len(unit), rows):
+        cosines = unit[start : start + rows] @ unit.T
+        cosines[:, start : start + rows].fill_diagonal_(-math.inf)
+        yield start, cosines
