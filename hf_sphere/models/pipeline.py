@@ -9,10 +9,17 @@ from hf_sphere.utils.modules import eval_mode
 
 
 class RejectingPipeline(ImageClassificationPipeline):
-    """A pipeline whose results have a `p_value` if the model has a rejection, and are those of transformers otherwise.
+    """A pipeline for models with a rejection, whose results have a `p_value`; others get that of transformers.
 
     A class can have the name `unknown` too: the p-value of a rejected image is at most the level.
     """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Return the pipeline that fits the model."""
+        model = kwargs.get("model", args[0] if args else None)
+        if model is not None and getattr(model, "rejection", None) is None:  # None for a copy
+            return ImageClassificationPipeline(*args, **kwargs)
+        return super().__new__(cls)
 
     def _forward(self, model_inputs: Any) -> Any:
         with eval_mode(self.model):  # a model in training mode, as after a `Trainer`, rejects nothing
@@ -20,7 +27,7 @@ class RejectingPipeline(ImageClassificationPipeline):
 
     def postprocess(self, model_outputs: Any, *args: Any, **kwargs: Any) -> list[dict[str, Any]]:
         """Return the classes, or for an unknown image its p-value alone."""
-        if model_outputs.get("known") is None:
+        if model_outputs.get("known") is None:  # the rejection was removed
             return super().postprocess(model_outputs, *args, **kwargs)
         p_value = model_outputs["p_value"].item()
         if not model_outputs["known"].item():

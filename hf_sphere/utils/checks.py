@@ -90,6 +90,11 @@ def check_choice(name: str, value: Any, choices: Collection[Any]) -> Any:
     return value
 
 
+def is_module_name(name: Any) -> bool:
+    """Whether a value, which may come from a file of others, is the name of a module, of at most 100 characters."""
+    return isinstance(name, str) and len(name) <= 100 and all(part.isidentifier() for part in name.split("."))
+
+
 def check_unique(kind: str, name: str, module: str, before: str | None) -> None:
     """Raise a ValueError if a module registers a name that another module has registered, unless that is a script."""
     if before not in (None, module, "__main__"):

@@ -16,6 +16,7 @@ from case_selection import each
 from fresh_python import run_fresh
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
+from hf_sphere.commands import export, extract, predict
 from hf_sphere.commands.train import main as train
 from hf_sphere.nn import HEADS
 from hf_sphere.utils.arguments import import_modules
@@ -80,13 +81,30 @@ def test_a_saved_model_and_its_card_name_the_module_of_its_head_and_one_of_the_l
     assert "--import=my_head" in (model / "README.md").read_text()
 
 
-def test_a_model_is_loaded_only_after_the_import_of_its_module(model, folder, here, monkeypatch):
+NAMES_BOTH_WAYS = r"head 'scaled_cosine'.*import \['my_head'\], or pass --import my_head"
+
+
+def test_the_error_in_python_names_the_module_after_whose_import_the_model_is_loaded(model, folder, here, monkeypatch):
     monkeypatch.syspath_prepend(folder)
-    with pytest.raises(ValueError, match="unknown head 'scaled_cosine'"):
+    with pytest.raises(ValueError, match=NAMES_BOTH_WAYS):
         SphereVisionForImageClassification.from_pretrained(model)
     assert "my_head" not in sys.modules
     importlib.import_module("my_head")
     assert type(SphereVisionForImageClassification.from_pretrained(model).head).__name__ == "ScaledCosineHead"
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        (export, ["--output", "onnx"]),
+        (extract, ["--dataset_name", "digits", "--output_dir", "embeddings"]),
+        (predict, ["--images", "digits", "--output", "predictions.csv"]),
+    ],
+    ids=["export", "extract", "predict"],
+)
+def test_the_error_of_a_command_names_the_module(job, words, model, here):
+    with pytest.raises(ValueError, match=NAMES_BOTH_WAYS):
+        job.main(["--model_name_or_path", str(model), *words])
 
 
 def test_a_run_resumes_with_the_modules(folder):
@@ -163,6 +181,8 @@ def test_a_configuration_imports_nothing_by_itself_but_names_the_option(here, ca
     assert 'import: ["parts"]' in capsys.readouterr().out
 
 
-def test_the_module_of_a_file_is_not_saved_again():
+def test_the_module_of_a_backbone_is_named_and_not_saved_again():
+    with pytest.raises(ValueError, match=r"backbone 'theirs'.*import \['their_module'\]"):
+        SphereVisionConfig.from_dict({"backbone": "theirs", "requires_import": ["their_module"]})
     config = SphereVisionConfig.from_dict({"head": "vmf", "requires_import": ["their_module"]})
     assert "requires_import" not in config.to_dict()

@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from hf_sphere.models import REQUIRES
 from hf_sphere.nn.heads import HEADS, check_options
-from hf_sphere.utils.checks import check_choice, check_number
+from hf_sphere.utils.checks import check_choice, check_number, is_module_name
 from hf_sphere.utils.loading import check_settings
 from hf_sphere.utils.problem_types import PROBLEM_TYPES
 
@@ -28,7 +28,7 @@ _OTHER_NAMES |= dict.fromkeys(("margin", "scale", "temperature", "class_weights"
 class OwnPartsMixin:
     """Mixin of configurations whose saved form names the modules of head and backbone in `requires_import`.
 
-    The modules of a file, which others may have written, are never imported.
+    The modules of a file, which others may have written, are never imported: the error for an unknown part names them.
     """
 
     def to_dict(self) -> dict[str, Any]:
@@ -43,6 +43,23 @@ class OwnPartsMixin:
         fields: dict[str, Any] = super().to_dict()  # type: ignore[misc]
         fields.pop("requires_import", None)  # of the file that the configuration was read from
         return fields | ({"requires_import": [*names]} if names else {})
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Return the configuration with the values of a file; an unknown part whose modules it names is an error."""
+        settings = {**config_dict, **kwargs}
+        names = [name for name in (settings.get("requires_import") or []) if is_module_name(name)]
+        if names:
+            import timm
+
+            is_known = settings.get("head") in (None, *HEADS)
+            if is_known and not settings.get("backbone_config"):
+                is_known = timm.is_model(settings.get("backbone", "resnet18").partition(".")[0])
+            if not is_known:
+                what = f"unknown head {settings.get('head')!r} or backbone {settings.get('backbone')!r}"
+                options = " --import ".join(["", *names])
+                raise ValueError(f"{what}; if you trust the model's author, import {names}, or pass{options}.")
+        return super().from_dict(config_dict, **kwargs)  # type: ignore[misc]
 
 
 @strict
