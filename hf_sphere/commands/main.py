@@ -1,16 +1,20 @@
 """The command `hf-sphere`."""
 
+import difflib
 import sys
 from collections.abc import Sequence
 
 from hf_sphere.commands import JOBS
+from hf_sphere.utils.commands import COMMANDS
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the job that the first argument names, with the others."""
     name, *words = (sys.argv[1:] if argv is None else argv) or ["--help"]
-    from hf_sphere.commands.command_line import run_job, run_main
-
+    try:
+        from hf_sphere.commands.command_line import run_job, run_main
+    except KeyboardInterrupt:
+        sys.exit(130)
     if name in ("-h", "--help", "help"):
         lines = ["Learning on the hypersphere. Usage: hf-sphere JOB [options]"]  # 24 lines in all, a small terminal
         lines += [f"  {name:<13}{summary}" for name, summary in JOBS.items()]
@@ -23,7 +27,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     elif name in JOBS:
         run_job(name, words)
     else:
-        sys.exit(f"hf-sphere: there is no job {name!r}; run hf-sphere to see the jobs, which options follow.")
+        nearest = difflib.get_close_matches(name, [*JOBS, *COMMANDS.values()], 1, 0.5)
+        hint = f"did you mean {nearest[0]!r}?" if nearest else "run hf-sphere to see the jobs."
+        hint = "options follow the job." if name.startswith("-") else hint
+        sys.exit(f"hf-sphere: there is no job {name!r}; {hint}")
 
 
 if __name__ == "__main__":

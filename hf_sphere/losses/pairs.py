@@ -1,5 +1,6 @@
 """Losses of pairs of embeddings, in blocks: exact, with memory linear in the batch size, and on several processes."""
 
+import logging
 import math
 from abc import abstractmethod
 from typing import Any
@@ -16,6 +17,8 @@ from hf_sphere.nn.labels import require
 from hf_sphere.nn.layers import read_scalar, register_scalar
 from hf_sphere.nn.processes import Exchange, count_processes, scale_gradient
 from hf_sphere.utils.checks import check_number
+
+logger = logging.getLogger(__name__)
 
 HOW_TO_PAIR = "For pairs (a, b), pass torch.cat([a, b]) and the labels torch.arange(len(a)).repeat(2)."
 
@@ -62,6 +65,11 @@ class PairLoss(nn.Module):
     def compute_loss(self, points: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of unit vectors (B, d), float32 or better, with labels (B,)."""
 
+    def extra_repr(self) -> str:
+        """Describe the loss in a printed model."""
+        learned = ", learned" if isinstance(self.log_temperature, nn.Parameter) else ""
+        return f"temperature={self.log_temperature.exp().item():.4g}{learned}"
+
     def scale(self, points: Tensor) -> Tensor:
         """Divide unit vectors by the temperature."""
         log_temperature = read_scalar(self, "log_temperature", self.initial_log_temperature, points.dtype)
@@ -88,6 +96,7 @@ class SupConLoss(PairLoss):
 
     def __init__(self, temperature: float = 0.1, *, learn_temperature: bool = False) -> None:
         super().__init__(temperature, learn_temperature)
+        self._may_warn = True
 
     def compute_loss(self, points: Tensor, labels: Tensor) -> Tensor:
         """Compute the mean over all examples that have positives."""
@@ -103,6 +112,13 @@ class SupConLoss(PairLoss):
         group, counts = _group(labels)
         positives = torch.where(used, counts[group] - 1, 0)
         total = (positives[:count] > 0).sum()
+        if not torch.compiler.is_compiling() and self._may_warn:
+            # Reading it synchronizes another device: only for the first batch there.
+            is_useless = bool((total == 0) | (positives + 1 == used.sum()).any())
+            self._may_warn = is_readable(labels) and not is_useless
+            if is_useless:
+                text = "A batch has no two examples with the same label, or only one label, so that its SupConLoss "
+                logger.warning(text + "separates no classes; sample several examples per class (P x K sampling).")
         # The sum over positives follows from that over the class, so that only the log-sum-exp needs all pairs.
         of_class = torch.zeros_like(others[: len(counts)]).index_add(0, group, others)
         queries, positives = self.scale(points), positives[rows]

@@ -31,6 +31,9 @@ class _AngularLayer(nn.Module):
             products = self._products(x.to(dtype), self.weight.to(dtype), operator.normalizes_input)
             return angular_response(products, self.operator).to(x.dtype)
 
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, operator={self.operator}"
+
 
 class AngularLinear(_AngularLayer, nn.Linear):
     """Linear layer without bias in which an angular operator replaces the dot product.
@@ -219,6 +222,10 @@ class Spherization(nn.Module):
         scaling = read_scalar(self, "scaling", self.initial_scaling, x.dtype)
         radius = read_scalar(self, "radius", self.initial_radius, x.dtype)
         return spherize(x.movedim(self.dim, -1), scaling, radius, self.delta).movedim(-1, self.dim)
+
+    def extra_repr(self) -> str:
+        """Describe the layer in a printed model."""
+        return f"{self.in_features} -> {self.in_features + 1}, delta={self.delta:g}, dim={self.dim}"
 
 
 def register_scalar(module: nn.Module, name: str, value: float, learned: bool) -> None:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -19,6 +19,10 @@ from hf_sphere.search.neighbor_search import NeighborSearch
 from hf_sphere.search.rows import GroupedVectors
 from hf_sphere.search.vectors import independent_rows, repeated_rows, unit_vectors
 from hf_sphere.utils.checks import check_integer, check_number, check_seed
+from hf_sphere.utils.pages import Table
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +115,7 @@ def axes_of(space: Any) -> Axes:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison:
+class Comparison(Table):
     """How other vectors differ from those of a space; `str` returns it in words, whether of another model first.
 
     Test and intervals are for groups that are drawn independently. The estimates do not depend on the number of rows.
@@ -144,6 +148,15 @@ class Comparison:
 
     def __repr__(self) -> str:
         return f"Comparison({self.text})"
+
+    def to_pandas(self) -> "DataFrame":
+        """Return a row per other row: row, p_value and outside; those least like the space first."""
+        import pandas as pd
+
+        is_outside = torch.zeros(len(self.outside_p_values), dtype=torch.bool).index_fill_(0, self.outside, True)
+        columns = {"p_value": self.outside_p_values.tolist(), "outside": is_outside.tolist()}
+        frame = pd.DataFrame({"row": range(len(is_outside)), **columns})
+        return frame.sort_values("p_value", kind="stable", ignore_index=True)
 
 
 def draw_samples(space: Any, sides: list[tuple[Tensor, Tensor]], seed: int) -> list[Tensor]:

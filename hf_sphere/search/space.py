@@ -15,12 +15,15 @@ from hf_sphere.search.neighbor_search import SearchKind
 from hf_sphere.search.report import VectorReport, report_vectors
 from hf_sphere.search.vectors import as_list, as_names, check_ids, check_names, unit_vectors, usable_rows
 from hf_sphere.utils.checks import check_choice, check_exclusive, check_integer, check_seed
+from hf_sphere.utils.pages import Table
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from hf_sphere.search.duplicates import Duplicates
 
 
-class EmbeddingSpace(ComparedVectors):
+class EmbeddingSpace(ComparedVectors, Table):
     """Embeddings that are searched for matches, with a promise about queries that have none.
 
     For a query of a group that is not in the space, the probability that any row is accepted is at most
@@ -119,6 +122,13 @@ class EmbeddingSpace(ComparedVectors):
             which = "rows" if self._queries is None else "separate queries"
             text += f"; {self.score} score, calibrated by {len(known.groups):,} {which} of {known.num_groups:,} groups"
         return text + ")"
+
+    def to_pandas(self) -> "DataFrame":
+        """Return a row per vector: id, and group if there are groups."""
+        import pandas as pd
+
+        groups = {} if self._names is None else {"group": self.groups}
+        return pd.DataFrame({"id": list(self.ids), **groups})
 
     def compress(
         self, bits: Literal[1, 2, 4, 8] = 2, *, max_recall_loss: float | None = None, seed: int = 0

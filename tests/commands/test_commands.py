@@ -56,7 +56,9 @@ def test_without_arguments_one_screen_lists_the_jobs(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["zzz"], "there is no job 'zzz'; run hf-sphere to see the jobs, which options follow."),
+        (["serch"], "there is no job 'serch'; did you mean 'search'?"),
+        (["retreival"], "did you mean 'train retrieval'?"),
+        (["zzz"], "there is no job 'zzz'; run hf-sphere to see the jobs."),
         (["train", "zzz"], "the task must be one of classification, few_shot, "),
         (["train", "--seed", "1"], "masked_lm, regression, retrieval; got '__seed'"),
         (["train", "retrieval", "--config", "mnist-vmf"], "is for hf-sphere train classification."),
@@ -182,7 +184,7 @@ def test_a_closed_pipe_leaves_no_traceback(run, words):
     assert ended.stderr == ""
 
 
-@pytest.mark.parametrize("module", ["hf_sphere.commands.place", "torch"])
+@pytest.mark.parametrize("module", ["huggingface_hub.errors", "hf_sphere.commands.place", "torch"])
 def test_ctrl_c_during_imports_leaves_no_traceback(root, module):
     code = f"""
 import sys

@@ -1,5 +1,6 @@
 """Losses of pairs of embeddings, also with a memory of earlier batches."""
 
+import logging
 from collections.abc import Callable
 from functools import partial
 
@@ -70,6 +71,7 @@ def test_a_fixed_temperature_is_exact_in_float64(make):
         loss = loss.double()
     siglip = SigLIPLoss()  # with the initial values of the paper
     assert (siglip.log_temperature.exp().item(), siglip.bias.item()) == (pytest.approx(0.1), -10)
+    assert repr(loss) == f"{make.__name__}(temperature=0.07)"
 
 
 def plain_infonce(x: Tensor, first: list[int], second: list[int], temperature: float) -> Tensor:
@@ -104,12 +106,21 @@ def test_siglip_loss_and_gradient_are_those_of_the_definition(labels, temperatur
     check_definition(lambda x: loss(x, labels), lambda x: plain_siglip(x, first, second, temperature, bias), x)
 
 
-def test_a_batch_without_positives_has_no_loss():
-    x = torch.randn(4, 4, requires_grad=True)
-    value = SupConLoss()(x, torch.arange(4))
-    value.backward()
+def test_batches_without_positives_or_of_one_class_warn_once(caplog):
+    loss, x = SupConLoss(), torch.randn(4, 4, requires_grad=True)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            value = loss(x, torch.arange(4))
+            value.backward()
     assert value == 0
     assert not x.grad.any()
+    assert len(caplog.messages) == 1
+    loss = SupConLoss()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            loss(torch.randn(4, 4), torch.tensor([3, -100, 3, 3]))
+        SupConLoss()(torch.randn(4, 4), torch.tensor([0, 0, 1, 1]))
+    assert len([message for message in caplog.messages if "separates no classes" in message]) == 2
 
 
 @pytest.mark.parametrize("kind", [SupConLoss, InfoNCELoss, SigLIPLoss])

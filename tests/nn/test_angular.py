@@ -163,9 +163,11 @@ def test_convolution_matches_the_formula_on_every_patch(operator, options, margi
     torch.testing.assert_close(layer(x).double(), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_convolution_accepts_an_unbatched_image():
+def test_convolution_accepts_an_unbatched_image_and_layers_show_the_operator():
     layer, x = AngularConv2d(3, 4, 3, "sigmoid", padding=1), torch.randn(2, 3, 6, 6)
     torch.testing.assert_close(layer(x[0]), layer(x)[0])
+    assert repr(AngularLinear(4, 3, "w_linear")).endswith("bias=False, operator=w_linear)")
+    assert repr(AngularConv2d(4, 3, 2)).endswith("bias=False, operator=cosine)")
 
 
 @given(power=st.integers(-35, 35), seed=st.integers(0, 2**31))

@@ -27,10 +27,12 @@ def results() -> dict[str, object]:
     labels = [ODD, "b"] * 62
     runs = {ODD: {0: 1.0, 1: 2.0, 2: 3.0}, "b": {0: 2.0, 1: 2.5, 2: 3.0}}
     return {
+        "EmbeddingSpace(124 vectors of 8 dimensions": space,
         "Matches(5 queries, 3 rows each, cosine; 5 queries have a match)": space.search(
             space.vectors[:5], 3, false_accept=0.1
         ),
         "Duplicates(": space.duplicates(0.9, labels=labels),
+        "Comparison(": space.compare(torch.randn(60, 8)),
         "VectorReport(124 rows": report_vectors(vectors(), groups),
         "Placement(separation=-0.33": place_prototypes(4, 3),
         "| run | seeds": compare_runs(runs, reference=ODD, higher_is_better=True),
@@ -63,7 +65,7 @@ def test_the_tables_have_the_values_of_the_results():
 
 def test_a_long_table_says_how_many_rows_are_left_out(monkeypatch):
     space = EmbeddingSpace(torch.randn(50, 3))
-    assert "and 30 more rows: to_pandas()" in space.search(space.vectors, 1)._repr_html_()
+    assert "and 30 more rows: to_pandas()" in space._repr_html_()
 
 
 def test_lines_of_markdown_become_headings_tables_and_paragraphs():
