@@ -113,6 +113,17 @@ class RunComparison(Table, Mapping[str, Difference]):
         same = len({*kinds.values()}) == 1 and len(kinds) == len(self)
         note = "; ".join({*kinds.values()} if same else (f"{name}: {kind}" for name, kind in kinds.items()))
         below = ["", f"Variation of the intervals: {note}."] if {*kinds.values()} - {"seeds"} else []
+        return "\n".join([*markdown_rows(self._cells(), "|---|" + "---:|" * 5 + "---|"), *below])
+
+    def to_latex(self) -> str:
+        """Return the table for a paper, a `tabular` with the rules of the package booktabs."""
+        import pandas as pd
+
+        header, *rows = self._cells()
+        text = pd.DataFrame(rows, columns=header).to_latex(index=False, escape=True, column_format="lrrrrrl")
+        return text.replace("±", r"$\pm$").replace("<", "$<$").strip()
+
+    def _cells(self) -> list[list[str]]:
         is_paired = self.test == "paired" or all(run.variation == "test images" for run in self.values())
         test = "paired" if is_paired else "Welch"
         header = ["run", "seeds", "mean ± deviation", f"minus {self.reference} (95 % CI)"]
@@ -123,7 +134,7 @@ class RunComparison(Table, Mapping[str, Difference]):
             numbers = [f"{run.difference:+.4g}{interval}", show_p_value(run.p_corrected)]
             numbers.append("" if run.power is None else f"{run.power:.2f}")
             rows.append([name, *_show(run.values), *numbers, run.verdict])
-        return "\n".join([*markdown_rows([header, *rows], "|---|" + "---:|" * 5 + "---|"), *below])
+        return [header, *rows]
 
 
 def compare_runs(

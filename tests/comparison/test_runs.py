@@ -153,9 +153,11 @@ def test_markdown_has_a_row_per_run():
     assert lines[5] == "| a&#124;b | 1 | 94 | +0.8 |  |  | incomplete |"
 
 
-def test_a_frame_has_the_numbers():
+def test_latex_escapes_names_and_a_frame_has_the_numbers():
     found = compare({**RUNS, "a_b & 5 %": {0: 94.0, 1: 94.1}})
-    frame = found.to_pandas()
+    lines, frame = found.to_latex().splitlines(), found.to_pandas()
+    assert lines[:2] == [r"\begin{tabular}{lrrrrrl}", r"\toprule"]
+    assert lines[-3] == r"a\_b \& 5 \% & 2 & 94.05 $\pm$ 0.071 & +0.85 (+0.6012 to +1.099) & 0.0056 & 0.09 & better \\"
     assert [*frame.index] == ["softmax", "cosine", "vmf", "a_b & 5 %"]
     assert frame.loc["vmf", "p_corrected"] == found["vmf"].p_corrected
     assert (frame.loc["vmf", "low"], frame.loc["vmf", "high"]) == found["vmf"].interval
