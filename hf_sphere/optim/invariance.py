@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.linalg import vector_norm
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -95,6 +96,10 @@ def find_scale_invariant_weights(model: nn.Module, batch: Any = None) -> ScaleIn
         {'0.weight': (0,), '2.weight': (0,)}
     """
     model = unwrap(model)
+    fixed = [name for name, module in model.named_modules() if isinstance(module, _NormBase) and not module.training]
+    if model.training and fixed:
+        what = "is in evaluation mode, and weights before it are not scale-invariant; call model.train()"
+        logging.getLogger(__name__).warning(f"batch norm {fixed[0]} {what}")
     invariant = ScaleInvariantWeights()
     deviations: dict[str, dict[ChannelDims, float]] = {}  # of the groupings that have passed so far
     for name, weight in model.named_parameters():

@@ -226,11 +226,13 @@ def test_nearly_zero_weights_and_large_matrices_are_not_scale_invariant():
     assert found_in(large, torch.randn(8, 2048)) == {}
 
 
-def test_batch_norms_are_checked_in_training_mode_unless_one_is_in_evaluation_mode():
+def test_batch_norms_are_checked_in_training_mode_unless_one_is_in_evaluation_mode_which_is_named(caplog):
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)).eval()
     assert found_in(model, torch.randn(8, 4)) == {"0.weight": (0,)}
+    assert not caplog.text
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8).eval(), nn.Linear(8, 2))
     assert found_in(model, torch.randn(8, 4)) == {}
+    assert "batch norm 1 is in evaluation mode, and weights before it are not scale-invariant" in caplog.text
 
 
 class KeepsFeatures(nn.Sequential):
