@@ -29,6 +29,9 @@ from hf_sphere.utils.pixels import WHITE
 
 logger = logging.getLogger(__name__)
 
+SAMPLE_TEXTS = ["a", "a red bird", "How much is it?", "12 %", "The train to the coast leaves at noon, and is late."]
+"""Texts of several lengths, whose embeddings show the norms of a model."""
+
 
 class Encoder:
     """What an `ImageEncoder` and a `TextEncoder` have in common."""
@@ -184,7 +187,7 @@ class TextEncoder(Encoder):
     Raises:
         ImportError: If sentence-transformers is not installed.
         ValueError: If the model is damaged, is none of sentence-transformers, has modules of other libraries, or
-            compares embeddings neither by cosines nor by Euclidean distances.
+            compares embeddings of different norms by inner products.
 
     Example:
         >>> TextEncoder("sentence-transformers/all-MiniLM-L6-v2").encode_texts(["a dog"]).shape  # doctest: +SKIP
@@ -198,10 +201,16 @@ class TextEncoder(Encoder):
         self.name = model if isinstance(model, str) else type(model).__name__
         self.model = model = load_sentence_transformer(model, device) if isinstance(model, str) else model.eval()
         similarity = str(model.similarity_fn_name)
-        if similarity not in ("cosine", "euclidean"):
-            hint = "set its similarity_fn_name to cosine if it normalizes them or was trained for that"
+        has_cosines = similarity in ("cosine", "euclidean")
+        if similarity == "dot":  # cosines if all norms are equal, which modules do not show, due to `truncate_dim`
+            norms = [self._embed(encode, SAMPLE_TEXTS, 64) for encode in (model.encode_document, model.encode_query)]
+            low, high = torch.cat(norms).norm(dim=1).aminmax()
+            types = [parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()]
+            has_cosines = bool(high - low <= high * max([1e-4, *(2 * torch.finfo(dtype).eps for dtype in types)]))
+        if not has_cosines:
+            hint = "set its similarity_fn_name to cosine or euclidean if it was trained for that"
             raise ValueError(f"{self.name} compares embeddings by {similarity}, which an index does not; {hint}.")
-        self.metric = {"distance": similarity}
+        self.metric = {"distance": "euclidean" if similarity == "euclidean" else "cosine"}
         self.class_names, self.weights = [], digest_weights(model)
         limits = [model.prompts, model.default_prompt_name, model.truncate_dim, model.max_seq_length]
         modules = repr([(type(module).__name__, module.get_config_dict()) for module in model])

@@ -61,13 +61,32 @@ def test_a_model_that_is_loaded_or_saved_in_half_precision_is_the_same_encoder(s
 
 def test_the_distance_is_that_of_the_model(sentences):
     from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize
 
-    for distance in ("euclidean", "cosine"):
-        model = SentenceTransformer(str(sentences), device="cpu", similarity_fn_name=distance)
-        assert TextEncoder(model).metric == {"distance": distance}
+    model = SentenceTransformer(str(sentences), device="cpu", similarity_fn_name="euclidean")
+    assert TextEncoder(model).metric == {"distance": "euclidean"}
     model.similarity_fn_name = "dot"
     with pytest.raises(ValueError, match="compares embeddings by dot, which an index does not"):
         TextEncoder(model)
+    model.append(Normalize())  # inner products of unit vectors are cosines
+    assert TextEncoder(model).metric == {"distance": "cosine"}
+    model.truncate_dim = 4  # after the last module
+    with pytest.raises(ValueError, match="compares embeddings by dot"):
+        TextEncoder(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("last", ["Spherize", "Normalize"])
+def test_inner_products_of_embeddings_of_one_norm_are_cosines(last, dtype, sentences):
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize
+
+    from hf_sphere.nn.sentence_embedding import Spherize
+
+    model = SentenceTransformer(str(sentences), device="cpu", similarity_fn_name="dot")
+    dim = model.get_embedding_dimension()
+    model.append(Spherize(dim, radius=3.0) if last == "Spherize" else Normalize())
+    assert TextEncoder(model.to(dtype)).metric == {"distance": "cosine"}
 
 
 @pytest.mark.parametrize("texts", ["a dog", [], b"a dog", ["a", 3], [None]])
