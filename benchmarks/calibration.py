@@ -1,6 +1,6 @@
 """Calibration error of a classifier as it was trained, and with the temperature fitted to held-out images.
 
-hf-sphere train classification --config cifar10_fast/cifar10-fast-softmax \
+python recipes/train_image_classification.py --config cifar10_fast/cifar10-fast-softmax \
     --backbone_kwargs '{"widths": [32, 128, 128]}' --num_train_epochs 5 --warmup_epochs 1.5 --validation_fraction 0.1 \
     --calibrate temperature --output_dir outputs/calibrated
 python benchmarks/calibration.py --model outputs/calibrated

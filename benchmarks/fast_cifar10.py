@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--seed", default="0")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "hf_sphere.commands.train", "classification", "--config"]
+        command = [sys.executable, str(ROOT / "recipes" / "train_image_classification.py"), "--config"]
         command += ["cifar10_fast/cifar10-fast-softmax", "--dataset_name", args.dataset_name, "--seed", args.seed]
         command += ["--output_dir", folder, "--disable_tqdm"]
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}

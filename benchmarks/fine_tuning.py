@@ -5,7 +5,7 @@ python examples/convert_efficientnet_lite0.py efficientnet_lite0.safetensors
 python benchmarks/fine_tuning.py --weights efficientnet_lite0.safetensors --cifar10 uoft-cs/cifar10
 
 EfficientNet-Lite0 with ImageNet weights is fine-tuned on images of the first five classes of CIFAR-10, enlarged to 64
-pixels, by `hf-sphere train retrieval`, and Recall@1 and MAP@R are those of 5,000 images of the five other
+pixels, by `recipes/train_image_retrieval.py`, and Recall@1 and MAP@R are those of 5,000 images of the five other
 classes after the last epoch. All heads have the same learning rate, and batch norms keep the pretrained statistics.
 Finished runs in `--work_dir` are not repeated. Unknown options are passed to the recipe.
 Writes `results/fine_tuning.json`.
@@ -23,6 +23,7 @@ from common import report, row
 
 from hf_sphere.nn.heads.mixins import INITIAL_LOG_TEMPERATURE
 
+ROOT = Path(__file__).parent.parent
 SCORES = ("recall_at_1", "map_at_r")
 OPTIONS = {"arcface": {"log_temperature": INITIAL_LOG_TEMPERATURE}}
 """Options by head: every scale is learned, from the same value."""
@@ -54,11 +55,9 @@ def fine_tune(head: str, seed: int, options: argparse.Namespace) -> dict[str, An
             "output_dir": folder,
         }
         words = [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
+        recipe = ROOT / "recipes" / "train_image_retrieval.py"
         flags = ["--freeze_batch_norm", "--disable_tqdm", "--overwrite_output_dir"]
-        subprocess.run(
-            [sys.executable, "-m", "hf_sphere.commands.train", "retrieval", *words, *flags, *options.recipe_options],
-            check=True,
-        )
+        subprocess.run([sys.executable, recipe, *words, *flags, *options.recipe_options], check=True)
     return json.loads((folder / "all_results.json").read_text())
 
 

@@ -71,7 +71,7 @@ def main() -> None:
 
 def train(args: argparse.Namespace, folder: Path) -> None:
     head, seed = folder.name.split("-")
-    command = [sys.executable, "-m", "hf_sphere.commands.train", "classification", "--backbone", "lenet5"]
+    command = [sys.executable, str(ROOT / "recipes" / "train_image_classification.py"), "--backbone", "lenet5"]
     command += ["--dataset_name", local(args.dataset_name), "--sample_classes", "8", "--corruption_seed", seed]
     if head == "arcface":  # a learned scale, as those of the other heads
         command += ["--head_kwargs", f"{{log_temperature: {INITIAL_LOG_TEMPERATURE}}}"]

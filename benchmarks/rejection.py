@@ -61,7 +61,7 @@ def train(args: argparse.Namespace, name: str, seed: int) -> str:
     folder = args.output_dir / f"{name}-{seed}"
     if not (folder / "all_results.json").is_file():
         dataset, *options = shlex.split(MODELS[name])
-        command = [sys.executable, "-m", "hf_sphere.commands.train", "classification", *options]
+        command = [sys.executable, str(ROOT / "recipes" / "train_image_classification.py"), *options]
         command += ["--dataset_name", local(dataset), "--sample_classes", "8", "--corruption_seed", str(seed)]
         command += ["--seed", str(seed), "--disable_tqdm", "--output_dir", str(folder), "--overwrite_output_dir"]
         subprocess.run(command, check=True)

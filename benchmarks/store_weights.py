@@ -69,7 +69,7 @@ def store(model: Path, run: PlannedRun, result: dict, data_dir: Path) -> None:
 def evaluate(folder: Path, run: PlannedRun, result: dict, data: Path) -> float:
     """Return the accuracy of a saved model in the evaluation of the run."""
     with tempfile.TemporaryDirectory() as output:
-        words = [sys.executable, *run.training, *run.arguments(result["overrides"]), f"--model_name_or_path={folder}"]
+        words = [sys.executable, run.script, *run.arguments(result["overrides"]), f"--model_name_or_path={folder}"]
         words += ["--num_train_epochs=0", f"--dataset_name={data}", f"--output_dir={output}/model", "--disable_tqdm"]
         subprocess.run(words, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
         return json.loads(Path(output, "model", "all_results.json").read_text())["eval_accuracy"]

@@ -14,7 +14,7 @@ from hf_sphere.training.model_card import LIBRARY, TEMPLATE, on_one_line, wrap_c
 from hf_sphere.training.tasks import find_task
 from hf_sphere.utils.commands import command_of
 from reproduction.definitions import define, is_share
-from reproduction.entries import ROOT, SCRIPTS, WITHOUT_EFFECT, read_settings
+from reproduction.entries import ROOT, WITHOUT_EFFECT, read_settings
 from reproduction.old_options import rename_options
 from reproduction.published import show_published
 from reproduction.tables import CIFAR_NOTE, Source, mean_minutes, read_rows, show_from_published, show_mean, show_seeds
@@ -138,7 +138,7 @@ def render_card(
     published = source.published_of(group)
     data = runs[0]["data"]["name"]
     data_name = f"{data}{JPEG_COPY}" if _is_jpeg_copy(runs) else data
-    command = [*command_of(SCRIPTS[planned.entry.task]).split(), *planned.arguments(runs[0].get("overrides"))]
+    command = [*command_of(Path(planned.script).stem).split(), *planned.arguments(runs[0].get("overrides"))]
     output = settings.get("output_dir", f"outputs/{config}") if dtype is None else f"hub_cards/{card_name}"
     headline = [name for name in _headline(planned.entry.task) if values.get(name)]
     card = ModelCard.from_template(

@@ -145,9 +145,9 @@ class PlannedRun:
         return f"{self.group}-seed{self.seed}"
 
     @property
-    def training(self) -> list[str]:
-        """The words of Python that train on the task."""
-        return ["-m", "hf_sphere.commands.train", self.entry.task.replace("_", "-")]
+    def script(self) -> str:
+        """Path of the recipe in the repository."""
+        return f"recipes/{SCRIPTS[self.entry.task]}.py"
 
     def overrides(self, tuned: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the arguments that differ from the configuration, with options of mappings merged."""

@@ -161,7 +161,7 @@ class Job:
             "core_minutes": round(self._core_seconds / 60, 2),
             "commit": self._commit,
             "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
-            "command": " ".join(["python", *self.run.training, *_quoted(self.run.arguments(self.tuned))]),
+            "command": " ".join(["python", self.run.script, *_quoted(self.run.arguments(self.tuned))]),
         }
         if not metrics:
             content["diverged"] = next(line for line in self.log_tail().splitlines() if DIVERGED in line)
@@ -178,7 +178,7 @@ class Job:
             commands.append(["-m", "hf_sphere.commands.main", COMMANDS[script], *argv])
         if (model / "all_results.json").is_file():
             return commands
-        training = [*self.run.training, *self.run.arguments(self.tuned), "--dataset_name", self._dataset()[1]]
+        training = [self.run.script, *self.run.arguments(self.tuned), "--dataset_name", self._dataset()[1]]
         training += ["--output_dir", str(model), "--disable_tqdm"]
         training += ["--resume_from_checkpoint", "latest"] if list_checkpoints(model) else ["--overwrite_output_dir"]
         return [training, *commands]

@@ -3,6 +3,7 @@
 Whatever a damaged file causes is one error that names the model or data.
 """
 
+import difflib
 import glob
 import importlib.util
 import itertools
@@ -88,7 +89,10 @@ def check_source(option: str, name: str, kind: str) -> None:
             why = "downloads are off (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "the Hub cannot be reached"
             where = "on the Hub" if isinstance(error, HfHubHTTPError) else f"in the cache of the Hub, and {why}"
             problem += f", no {kind} of this name {where}"
-    raise FileNotFoundError(f"--{option} {name}: {problem}.")
+    parent, base = os.path.split(name)
+    near = difflib.get_close_matches(base, os.listdir(parent or ".") if os.path.isdir(parent or ".") else [], 1)
+    hint = f" Did you mean {os.path.join(parent, near[0])}?" if near else ""
+    raise FileNotFoundError(f"--{option} {name}: {problem}.{hint}")
 
 
 def has_images(name: str) -> bool:

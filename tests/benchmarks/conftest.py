@@ -16,7 +16,7 @@ def finished(tmp_path):
             content = {"name": run.name, "group": run.group, "seed": run.seed, "digest": run.digest({})}
             content |= {"metrics": value if isinstance(value, dict) else {"eval_accuracy": value}}
             content |= {"device": "one core", "core_minutes": 2.0, "data": {"name": "ylecun/mnist", "encoding": "PNG"}}
-            content |= {"versions": {"torch": "2.15.0"}, "commit": "abc", "command": f"python {' '.join(run.training)}"}
+            content |= {"versions": {"torch": "2.15.0"}, "commit": "abc", "command": f"python {run.script}"}
             if not content["metrics"]:
                 content["diverged"] = "the loss is not finite"
             Results(tmp_path).write(content)

@@ -310,9 +310,9 @@ def test_a_result_has_the_metrics_of_later_steps_all_definitions_and_the_process
 
 @pytest.mark.slow
 def test_an_interrupted_and_killed_queue_gets_the_metrics_of_an_undisturbed_run(disturbed, tmp_path):
-    words = [*disturbed.run.training, *disturbed.run.arguments()]
+    script, words = reproduce.ROOT / disturbed.run.script, disturbed.run.arguments()
     words += ["--dataset_name", "digits", "--output_dir", tmp_path / "whole", "--disable_tqdm"]
-    run_fresh([sys.executable, *words], check=True, env=one_thread(), cwd=reproduce.ROOT)
+    run_fresh([sys.executable, script, *words], check=True, env=one_thread())
     whole = json.loads((tmp_path / "whole" / "all_results.json").read_text())
     added = re.compile("/|train_runtime|_last_quarter")
     resumed = {name: value for name, value in disturbed.content["metrics"].items() if not added.search(name)}

@@ -70,7 +70,10 @@ def test_without_arguments_one_screen_lists_the_jobs(capsys):
         (["compare", "digits", "--heads", "softmax", "cosina"], "argument --heads: invalid choice: 'cosina'"),
         (["search", "--index", "index", "--query", "bird.jpg", "--k", "5"], "unknown argument '--k'. Did you mean"),
         (["search", "--index", "index", "--query", "bird.jpg"], "--index index: there is no such file or folder.\n"),
-        (["search", "--index", ".", "--query", "brd.jpg"], "--query brd.jpg: there is no such file or folder.\n"),
+        (
+            ["search", "--index", ".", "--query", "brd.jpg"],
+            "--query brd.jpg: there is no such file or folder. Did you m",
+        ),
         (["duplicates", "a folder"], "--source a folder: there is no such file or folder.\n"),
         (["duplicates", "fotos"], "no dataset of this name in the cache of the Hub, and downloads are off (HF_HUB_OFF"),
         (["index", "x", "--model_name_or_path", "digits", "--output_dir", "o"], "--images x: there is no such file"),

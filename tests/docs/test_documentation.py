@@ -39,7 +39,7 @@ def test_code_blocks_of_a_page_run_and_print_what_it_shows(name):
         ("```python\nx = 1\nraise KeyError('x')\n```\n", r"page\.md, block 2 \(line 6\): KeyError: 'x'"),
         ("```python\nprint(1)\n```\n\n```text\n2\n```\n", r"page\.md, block 3 .*the page shows\n2\n"),
         (
-            "```bash\nhf-sphere train few-shot --output_dir a --num_clases 3\n```\n",
+            "```bash\npython recipes/train_few_shot.py --output_dir a --num_clases 3\n```\n",
             r"block 2 .*unknown argument '--num_clases'",
         ),
         ("```bash\nhf-sphere plaice --dim 3\n```\n", r"block 2 .*there is no job plaice"),

@@ -2,10 +2,10 @@
 
 import json
 import random
+import sys
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
-from hf_sphere.commands import train
 from hf_sphere.data.sources import load_splits
 from hf_sphere.utils.commands import COMMANDS
 
@@ -100,11 +99,13 @@ def output_on_digits(folder: Path, model: Any = None) -> tuple[Any, Tensor]:
 
 
 def load_recipe(name: str) -> Any:
-    """Import the module of a job by the name of its recipe; that of a training has only its `main`."""
+    """Import the module of a job by the name of its recipe; those of training are scripts, which are in no package."""
     job, _, task = COMMANDS[name].partition(" ")
     if not task:
         return import_module(f"hf_sphere.commands.{job}")
-    return SimpleNamespace(main=lambda words: train.main([task, *words]))
+    if str(ROOT / "recipes") not in sys.path:
+        sys.path.insert(0, str(ROOT / "recipes"))
+    return import_module(name)
 
 
 def assert_same_run(folder: Path, expected: Path, steps: int) -> None:
