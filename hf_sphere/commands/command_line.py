@@ -9,10 +9,12 @@ from importlib import import_module
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
+from hf_sphere.training.arguments import USUAL
 from hf_sphere.training.errors import CheckpointError, TrainingDivergedError, TrainingInterruptedError
-from hf_sphere.utils.arguments import import_modules
+from hf_sphere.training.tasks import find_task
+from hf_sphere.utils.arguments import import_modules, parse_arguments
 from hf_sphere.utils.checks import error_text
-from hf_sphere.utils.commands import running
+from hf_sphere.utils.commands import COMMANDS, running
 from hf_sphere.utils.texts import PrintableStream, shortage
 
 USER_ERRORS = (
@@ -24,6 +26,24 @@ USER_ERRORS = (
 _BARS = ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS")
 
 
+def train(task_name: str, argv: Sequence[str] | None = None) -> None:
+    """Parse the arguments of a task, by default those of `sys.argv`, and train."""
+    argv = import_modules(sys.argv[1:] if argv is None else argv)
+    task, name = find_task(task_name), task_name.replace("_", "-")
+    recipe = dict(zip(COMMANDS.values(), COMMANDS, strict=True)).get(f"train {name}")
+    token = running.set(running.get() if recipe is None else f"hf-sphere train {name}")
+    try:
+        arguments = parse_arguments(task.arguments, argv, f"{task.summary}\n\n{task.example}", recipe, USUAL)
+
+        from hf_sphere.training.run import run_training
+
+        is_single = os.environ.get("WORLD_SIZE", "1") == "1"
+        words = ["hf-sphere", "train"] if is_single else ["accelerate", "launch", "-m", "hf_sphere.commands.train"]
+        run_training(task, arguments, [*words, name, *argv], recipe or task_name)
+    finally:
+        running.reset(token)  # a program may train, and go on
+
+
 def run_job(name: str, argv: Sequence[str] | None = None) -> None:
     """Import the modules of `--import` and that of a job, and call its `main` like a program, see `run_main`."""
     # Bars of downloads would mix with those of the job.
@@ -31,7 +51,7 @@ def run_job(name: str, argv: Sequence[str] | None = None) -> None:
     if name in ("predict", "index"):  # a thread of the model that waits leaves its core to the decoding processes
         environment["OMP_WAIT_POLICY"] = "passive"
 
-    def main() -> None:
+    def main(_: object) -> None:
         words = import_modules(sys.argv[1:] if argv is None else argv)  # before the job parses the others
         import_module(f"hf_sphere.commands.{name}").main(words)
 
@@ -42,11 +62,12 @@ def run_job(name: str, argv: Sequence[str] | None = None) -> None:
         running.reset(token)
 
 
-def run_main(main: Callable[[], None], environment: Mapping[str, str] | None = None) -> None:
+def run_main(main: Callable[[Sequence[str] | None], None], environment: Mapping[str, str] | None = None) -> None:
     """Call a `main`; print errors that the user can fix without a traceback, and exit with a status.
 
     Control characters in what is printed or logged, for instance in names of files, do not reach the terminal. The
-    environment variables are set before torch is imported, unless they are set.
+    environment variables are set before torch is imported, unless they are set; `main` is called with None, for the
+    arguments of `sys.argv`.
     """
     # Huge pages for large tensors, where Linux offers them; torch reads this at its first allocation. Training of
     # convolutions on CPUs spends up to a quarter of its time on page faults without them.
@@ -58,7 +79,7 @@ def run_main(main: Callable[[], None], environment: Mapping[str, str] | None = N
     with redirect_stdout(PrintableStream(sys.stdout, False)), redirect_stderr(PrintableStream(sys.stderr, True)):
         try:
             try:
-                main()
+                main(None)
             finally:
                 sys.stdout.flush()
         except BrokenPipeError:  # as in `hf-sphere configs | head`

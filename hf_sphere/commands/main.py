@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         lines = ["Learning on the hypersphere. Usage: hf-sphere JOB [options]"]  # 24 lines in all, a small terminal
         lines += [f"  {name:<13}{summary}" for name, summary in JOBS.items()]
         lines += ["", "hf-sphere JOB --help shows the options of a job, hf-sphere --version the version."]
-        run_main(lambda: print("\n".join(lines)))
+        run_main(lambda _: print("\n".join(lines)))
     elif name == "--version":
         from hf_sphere import __version__
 

@@ -59,8 +59,8 @@ def test_without_arguments_one_screen_lists_the_jobs(capsys):
         (["serch"], "there is no job 'serch'; did you mean 'search'?"),
         (["retreival"], "did you mean 'train retrieval'?"),
         (["zzz"], "there is no job 'zzz'; run hf-sphere to see the jobs."),
-        (["train", "zzz"], "the task must be one of classification, few_shot, "),
-        (["train", "--seed", "1"], "masked_lm, regression, retrieval; got '__seed'"),
+        (["train", "zzz"], "there is no task 'zzz'; the tasks are classification, "),
+        (["train", "--seed", "1"], "name the task first; the tasks are classification, "),
         (["train", "retrieval", "--config", "mnist-vmf"], "is for hf-sphere train classification."),
         (["index", "--config", "mnist-vmf"], "of hf_sphere/configs/vmf.yaml, which is for hf-sphere train "),
         (["train", "retrieval", "--config"], "hf-sphere train retrieval: error: argument --config: expected one"),
@@ -140,7 +140,10 @@ def test_check_prints_versions_extras_device_and_weights(capsys, monkeypatch):
     assert "plots                  missing no_such_package: pip install 'hf_sphere[plots]'" in printed
 
 
-def test_a_printed_configuration_states_its_job_also_in_a_file(capsys, tmp_path):
+def test_a_configuration_states_the_task_that_is_left_out_also_printed_in_a_file(capsys, tmp_path):
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "--config", "vmf/mnist-vmf", "--print_config"])
+    assert (stop.value.code, 'head: "vmf"' in capsys.readouterr().out) == (0, True)
     main(["configs", "digits-vmf"])
     (tmp_path / "copy.yaml").write_text(capsys.readouterr().out)
     assert "copy.yaml is for hf-sphere train classification." in refused(
@@ -229,7 +232,7 @@ def test_a_terminal_has_bars_and_a_log_has_one_line_per_epoch_without_them(monke
         monkeypatch.setattr(os, "environ", {})
         monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
         monkeypatch.setattr(stream, "isatty", lambda is_terminal=is_terminal: is_terminal)
-        run_main(lambda: None)
+        run_main(lambda _: None)
         assert [name in os.environ for name in BARS] == [not is_terminal] * 3  # tqdm draws no bars with these
 
 

@@ -122,7 +122,7 @@ def run(call: Call) -> tuple[int, str]:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with searched_once() if call.recipe == "search_page" else contextlib.nullcontext():
-                run_main(lambda: load_recipe(call.recipe).main(call.argv))
+                run_main(lambda _: load_recipe(call.recipe).main(call.argv))
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except (Exception, TooLongError):

@@ -156,7 +156,7 @@ class Scenario:
         recipe = load_recipe(quick.recipe)
         if before is not None:
             before()
-        run_main(lambda: recipe.main(argv))
+        run_main(lambda _: recipe.main(argv))
 
 
 class Soak:

@@ -121,7 +121,7 @@ def test_trackers_receive_the_metrics_of_each_epoch(make_args, make_loop):
 
 
 def failing(error: BaseException):
-    def main():
+    def main(argv):
         raise error
 
     return main
@@ -184,7 +184,7 @@ SHORTAGES = {
 def test_control_characters_do_not_reach_the_terminal(capsys):
     name = "cat\x1b[2Jdog\r!\u202e\x9b"
 
-    def main() -> None:
+    def main(argv: object) -> None:
         print(name)
         logging.StreamHandler().handle(logging.makeLogRecord({"msg": f"read {name}"}))
         for _ in tqdm([name], name, file=sys.stderr):
