@@ -24,6 +24,10 @@ def write(**names: str) -> None:
         raise AssertionError
 
 
+def find(classes: Any) -> Any:
+    return search.ImageIndex.search(mock.Mock(), X, 1, classes=classes)
+
+
 def task(**metrics: Any) -> training.Task:
     return training.Task("", (), lambda: None, "accuracy", **{"headline": (), **metrics})
 
@@ -43,6 +47,8 @@ CASES = {
     "prototypes.place_prototypes.class_names": lambda x: prototypes.place_prototypes(2, 2, class_names=x),
     "search.ImageEncoder.encode_texts.texts": lambda x: search.ImageEncoder.encode_texts(ENCODER, x),
     "search.ImageIndex.build.columns": lambda x: search.ImageIndex.build(None, X, columns=x),
+    "search.ImageIndex.search.classes": find,
+    "search.ImageIndex.search_texts.classes": find,
     "search.ImageIndex.search_texts.texts": lambda x: search.ImageIndex.search_texts(mock.Mock(), x),
     "search.ImageSource.with_columns.columns": lambda x: search.ImageSource.of(X, content="vector").with_columns(
         None, x

@@ -31,7 +31,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder, settings = planned.folder, asdict(plan) | planned.contents()
     finetuned, overwrite = folder / "finetuned", plan.overwrite_output_dir
     later = FREE | {"training"} if plan.frozen else FREE  # of a finished comparison that is continued by --finetune
-    resume = output_dir.can_resume_results(folder, settings, ignored=later, overwrite=overwrite)
+    try:
+        resume = output_dir.can_resume_results(folder, settings, ignored=later, overwrite=overwrite)
+    except FileExistsError:
+        if "num_settings" not in (output_dir.read_settings(folder) or {}) or (folder / TRIALS).exists():
+            raise
+        resume, overwrite = False, True  # a comparison that failed before its first trial
     if plan.finetune and (finetuned / TRIALS).exists():
         output_dir.can_resume_results(finetuned, settings, ignored=FREE, overwrite=overwrite)
     with output_dir.results_dir(folder, FILES, overwrite=overwrite, resume=resume):

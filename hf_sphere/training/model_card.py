@@ -99,7 +99,7 @@ def write_model_card(
         definitions=[(name, text) for name, text in _DEFINITIONS.items() if name in results],
         model=[(k, on_one_line(v)) for k, v in description.model.items()],
         settings=settings,
-        selection_note=_selection_note(metric, run.args, results),
+        selection_note=_selection_note(metric, prepared, run.args, results),
         command=wrap_command(command),
         versions=", ".join(f"{name} {version(name)}" for name in packages),
         hardware=hardware,
@@ -111,14 +111,18 @@ def write_model_card(
     write_eval_results(run.output_dir, (data.eval_results or []) if is_on_hub else [])
 
 
-def _selection_note(metric: str, args: Any, results: Mapping[str, Any]) -> str:
+def _selection_note(metric: str, prepared: Prepared, args: Any, results: Mapping[str, Any]) -> str:
     """Describe how the reported epoch was selected."""
-    of_test = metric.startswith("eval_")
+    prefix, _, name = metric.partition("_")
+    splits = {"train": "the training split", "validation": prepared.description.held_out}
     if args.load_best_model_at_end and results["best_epoch"] is not None:
-        optimism = ", so the results are optimistic" if of_test else ""
-        return f"The model is from epoch {results['best_epoch']}, chosen by its `{metric}`{optimism}."
+        optimism = " (optimistic)" if prefix == "eval" else ""
+        return (
+            f"The model is from epoch {results['best_epoch']}, chosen by its {name.replace('_', ' ')} on "
+            f"{splits.get(prefix, 'the evaluation split itself')}{optimism}."
+        )
     followed = args.early_stopping_patience is not None or args.lr_scheduler_type == "reduce_lr_on_plateau"
-    used = "determined its end or learning rate" if followed and of_test else "was not used for selection"
+    used = "determined its end or learning rate" if followed and prefix == "eval" else "was not used for selection"
     return f"The model is from the last epoch, {results['epoch']:g}; the evaluation split {used}."
 
 

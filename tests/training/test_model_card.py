@@ -177,7 +177,7 @@ def test_the_card_states_how_the_epoch_was_chosen(write):
     best = Arguments(load_best_model_at_end=True)
     for args, metric, results, note in (
         (best, "eval_accuracy", {"epoch": 0.0, "best_epoch": None}, "the last epoch, 0; the evaluation split was"),
-        (best, "eval_accuracy", {"epoch": 3.0, "best_epoch": 2}, "epoch 2, chosen by its `eval_accuracy`, so"),
-        (best, "train_loss", {"epoch": 3.0, "best_epoch": 2}, "epoch 2, chosen by its `train_loss`."),
+        (best, "eval_accuracy", {"epoch": 3.0, "best_epoch": 2}, "epoch 2, chosen by its accuracy on the evaluation"),
+        (best, "train_loss", {"epoch": 3.0, "best_epoch": 2}, "epoch 2, chosen by its loss on the training split."),
     ):
         assert f"The model is from {note}" in write(args=args, metric=metric, results=results).text

@@ -79,6 +79,7 @@ class Description:
     summary: str  # one paragraph
     model: Mapping[str, Any]  # properties of the model by name
     dataset: str  # name of the dataset as passed by the user
+    held_out: str = "a held-out part of the training split"  # validation data, for the sentence on the selection
     tags: Sequence[str] = ()  # further tags of the card
     packages: Sequence[str] = ()  # further packages whose versions are listed
     evaluated_on: str = ""  # evaluation data, if that is not a whole split

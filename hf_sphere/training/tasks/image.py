@@ -228,6 +228,7 @@ def provide(run: "Run", setup: Setup, model: Any, predicts: str, properties: Any
             "images": f"{shape.channels} x {shape.height} x {shape.width}",
         },
         dataset=data_args.dataset_name,
+        held_out=f"the split {data_args.validation_split}" if data_args.validation_split else Description.held_out,
         tags=[config.head or ("few-shot" if config.few_shot_kwargs else "regression")],
         packages=["timm"],
     )

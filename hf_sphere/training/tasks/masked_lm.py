@@ -108,6 +108,7 @@ def prepare(
         summary=f"Masked language model, {how} to {goal}; {layers}.",
         model=properties,
         dataset=data_args.dataset_name,
+        held_out=text.validation_split or "",
         tags=["spherized"] if indices else [],
         packages=["tokenizers"],
     )
