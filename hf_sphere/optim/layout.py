@@ -84,13 +84,18 @@ class OpenParameter:
     They are matrices (K, D) of groups, or tensors like the parameter if it is ordinary.
     """
 
-    def __init__(self, parameter: Tensor, state: dict[str, Any], momentum_key: str, dims: ChannelDims | None) -> None:
+    def __init__(
+        self, parameter: Tensor, state: dict[str, Any], low_precision: str, momentum_key: str, dims: ChannelDims | None
+    ) -> None:
         gradient: Tensor = parameter.grad  # type: ignore[assignment]
         if isinstance(gradient, DTensor):
             gradient = gradient.redistribute(placements=parameter.placements).to_local()  # type: ignore[attr-defined]
         self._held = self._worked_on = local(parameter.detach())
         self._kept = local(state[momentum_key]) if momentum_key in state else self._held.new_empty(0)
-        if dims is not None and parameter.dtype.itemsize < 4:
+        self._rounding = low_precision if parameter.dtype.itemsize < 4 else None
+        if self._rounding == "master":
+            self._worked_on = local(state["master"])
+        elif self._rounding == "stochastic" or (self._rounding and dims is not None):
             self._worked_on = self._held.float()
         self.weight, self.gradient, self.momentum = self._worked_on, gradient, self._kept
         self._layout = None
@@ -102,12 +107,15 @@ class OpenParameter:
         elif gradient.dtype != self.weight.dtype or gradient.stride() != self.weight.stride():
             self.gradient = torch.empty_like(self.weight).copy_(gradient)  # torch's fused kernels assume one layout
 
-    def close(self) -> None:
-        """Write the updated values to the parameter and its state."""
+    def close(self, seed: int) -> None:
+        """Write the updated values to the parameter and its state; the seed is that of stochastic rounding."""
         if self._layout is not None:
             self._layout.write_back(self._worked_on, self.weight)
             self._layout.write_back(self._kept, self.momentum)
-        if self._worked_on is not self._held:
+        if self._rounding == "stochastic":
+            generator = torch.Generator(self._held.device).manual_seed(seed)
+            self._held.copy_(round_stochastically(self._worked_on, generator))
+        elif self._worked_on is not self._held:
             self._held.copy_(self._worked_on)
 
 

@@ -1,5 +1,6 @@
 """Base class of the optimizers: parameter groups with `channel_dims`, their state, and the flow of a step."""
 
+import itertools
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from torch.optim.optimizer import _device_dtype_check_for_fused
 from hf_sphere.optim import fast_step, layout
 from hf_sphere.optim.fast_step import Block, Flags, Number, Portion, RowMath
 from hf_sphere.optim.groups import NamedOptimizer, ParameterGroups, scale_invariant_groups
+from hf_sphere.utils.checks import check_choice
 
 Group = dict[str, Any]
 
@@ -50,7 +52,7 @@ class SphereOptimizer(NamedOptimizer):
     momentum_key: ClassVar[str]  # in the state
     has_second_moment: ClassVar[bool]  # `exp_avg_sq` in the state
     group_key = "channel_dims"
-    own_defaults = {"channel_dims": None, "compile": False}
+    own_defaults = {"channel_dims": None, "low_precision": "nearest", "compile": False}
     unsupported = ("nesterov", "amsgrad", "differentiable")
 
     def __init__(self, params: Any, **options: Any) -> None:
@@ -68,6 +70,7 @@ class SphereOptimizer(NamedOptimizer):
     def check_group(self, group: Group) -> None:
         """See `NamedOptimizer`; complete the group."""
         super().check_group(group)
+        check_choice("low_precision", group["low_precision"], ("nearest", "stochastic", "master"))
         if group["decoupled_weight_decay"] and group["lr"] * group["weight_decay"] >= 1.0:
             rate = f"{group['weight_decay']} at lr {group['lr']}"
             raise ValueError(f"decoupled weight decay of {rate} would remove the weights in one step.")
@@ -75,6 +78,8 @@ class SphereOptimizer(NamedOptimizer):
         for name, parameter in zip(self._names(group), group["params"], strict=True):
             if not parameter.is_floating_point():
                 raise ValueError(f"{name} is {parameter.dtype}; {type(self).__name__} requires real floating point.")
+            if group["low_precision"] == "stochastic" and parameter.dtype == torch.float16:
+                raise ValueError(f"{name} is float16; stochastic rounding is for bfloat16: use low_precision='master'.")
             axes = [dim for dim in dims or () if type(dim) is int and 0 <= dim < parameter.ndim]
             if dims is not None and len({*axes}) < len(dims):
                 shape = f"of shape {list(parameter.shape)}, such as [0]; got {list(dims)}"
@@ -89,7 +94,7 @@ class SphereOptimizer(NamedOptimizer):
     def _step(self) -> None:
         compiles = self.defaults["compile"] or torch.compiler.is_compiling()
         pending: dict[Any, list[tuple[Block, Group]]] = defaultdict(list)
-        opened: list[layout.OpenParameter] = []
+        opened: list[tuple[Tensor, layout.OpenParameter, str]] = []
         self._init_group()  # before any parameter changes
         for group in self.param_groups:
             batches: dict[Any, list[Tensor]] = defaultdict(list, ordinary=[])
@@ -102,10 +107,11 @@ class SphereOptimizer(NamedOptimizer):
                     batches[parameter.device, parameter.dtype].append(parameter)
                 else:
                     self.state[parameter]["step"] += 1  # no local groups, but the step is counted
+            mode, key = group["low_precision"], self.momentum_key
             for kind, parameters in batches.items():
                 dims = None if kind == "ordinary" else group["channel_dims"]
-                tensors = [layout.OpenParameter(p, self.state[p], self.momentum_key, dims) for p in parameters]
-                opened += tensors
+                tensors = [layout.OpenParameter(p, self.state[p], mode, key, dims) for p in parameters]
+                opened += [(p, own, mode) for p, own in zip(parameters, tensors, strict=True)]
                 if dims is None and parameters:
                     self._step_of_torch(group, parameters, tensors)
                 elif parameters:
@@ -117,8 +123,10 @@ class SphereOptimizer(NamedOptimizer):
                         self._step_on_sphere(group, blocks)
         for items in pending.values():
             self._step_compiled(items)
-        for tensor in opened:
-            tensor.close()
+        seeds = itertools.count()
+        for parameter, own, mode in opened:
+            # The seed depends on the step alone, so that replicas and resumed runs round identically.
+            own.close(int(self.state[parameter]["step"]) * 1_000_003 + next(seeds) if mode == "stochastic" else 0)
 
     def _block(self, parameter: Tensor, tensors: layout.OpenParameter) -> Block:
         state = self.state[parameter]
@@ -277,6 +285,11 @@ class SphereOptimizer(NamedOptimizer):
                     layout.check_shards(self._names(group)[index], parameter, group["channel_dims"])
                 state = self.state[parameter]
                 keys = [self.momentum_key] * self._keeps_momentum(group) + ["exp_avg_sq"] * self.has_second_moment
+                low = parameter.dtype.itemsize < 4
+                if not low and "step" in state and all([key in state for key in keys]):
+                    continue  # the usual case
+                if low and group["low_precision"] == "master" and "master" not in state:
+                    state["master"] = parameter.detach().to(torch.float32)
                 if "step" not in state:
                     if group["fused"]:
                         _device_dtype_check_for_fused(parameter)
@@ -285,7 +298,9 @@ class SphereOptimizer(NamedOptimizer):
                     dtype, device = torch.float64 if double else torch.float32, parameter.device if on_device else "cpu"
                     state["step"] = torch.zeros((), dtype=dtype, device=device)
                 for key in keys:
-                    if key not in state:
+                    if key in state:  # the options may have changed since the last step
+                        state[key] = state[key].to(self._state_dtype(key, parameter, group))
+                    else:
                         state[key] = self.initial_state(key, parameter, group)
 
     def _keeps_momentum(self, group: Group) -> bool:
@@ -302,9 +317,10 @@ class SphereOptimizer(NamedOptimizer):
         return torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
 
     def _state_dtype(self, key: str, parameter: Tensor, group: Group) -> torch.dtype:
-        """Return the parameter's dtype, as in torch; at least float32 for small tensors."""
-        is_small = key == "exp_avg_sq" and self._is_scale_invariant(parameter, group)
-        return torch.promote_types(parameter.dtype, torch.float32) if is_small else parameter.dtype
+        """Return the parameter's dtype, as in torch; at least float32 for small tensors and in the precise modes."""
+        precise = key == "exp_avg_sq" and self._is_scale_invariant(parameter, group)
+        precise |= key == "master" or group["low_precision"] != "nearest"
+        return torch.promote_types(parameter.dtype, torch.float32) if precise else parameter.dtype
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, which may have been saved with parameters of another dtype; see `NamedOptimizer`."""

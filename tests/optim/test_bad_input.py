@@ -10,6 +10,7 @@ from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
 NAN, INF = float("nan"), float("inf")
 
 BAD = [
+    ({"low_precision": "up"}, "low_precision must be one of nearest, stochastic, master; got 'up'"),
     ({"channel_dims": [2]}, r"channel_dims must be axes of .*, of shape \[3, 4\], such as \[0\]; got \[2\]"),
     ({"channel_dims": [-1]}, r"got \[-1\]"),
     ({"channel_dims": [1, 0, 1]}, r"got \[1, 0, 1\]"),
@@ -48,6 +49,10 @@ def test_bad_options_are_refused_by_constructor_and_group(kind, options, message
         (
             lambda kind: kind([torch.ones(3, 4, dtype=torch.int64)]),
             "parameter 0 is torch.int64; .* requires real float",
+        ),
+        (
+            lambda kind: kind([weight(3, 4, dtype=torch.float16)], low_precision="stochastic"),
+            "parameter 0 is float16; stochastic rounding is for bfloat16: use low_precision='master'",
         ),
         (
             lambda kind: kind([weight(3, 4)]).load_state_dict(kind([weight(3, 4), weight(2, 2)]).state_dict()),
@@ -107,7 +112,7 @@ def test_a_zero_group_does_not_affect_other_groups(kind):
 
 
 @pytest.mark.parametrize("value", [INF, -INF, NAN])
-@pytest.mark.parametrize("options", [{}, {"foreach": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"low_precision": "master"}], ids=str)
 def test_a_non_finite_gradient_reaches_its_weight_as_in_torch_and_only_its_group(kind, value, options):
     start, gradients, rows = torch.randn(4, 3), torch.randn(3, 4, 3), [0, 1, 3]
     mine, torchs, clean = (start.clone().requires_grad_() for _ in range(3))

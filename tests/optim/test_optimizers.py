@@ -231,7 +231,8 @@ COMPILED = {
     "L2 and maximize": {"weight_decay": 0.1, "maximize": True},
     "decoupled": DECOUPLED,
     "tensor": {"lr": torch.tensor(0.05)},
-    "bfloat16": {},
+    "master": {"low_precision": "master"},
+    "stochastic": {"low_precision": "stochastic"},
 }
 
 
@@ -239,7 +240,7 @@ COMPILED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("options", COMPILED)
 def test_the_compiled_update_matches_the_eager_one(kind, options):
-    low = options == "bfloat16"
+    low = "low_precision" in COMPILED[options]
     results = []
     for compiles in (True, False):
         weights = make_weights(dtype=torch.bfloat16 if low else torch.float32)

@@ -30,7 +30,7 @@ CASES: dict[str, tuple[type[Optimizer], dict[str, Any], dict[str, Any]]] = {
     "AdamSRT": (AdamSRT, FILTERS, {"lr": 1e-2, "weight_decay": 0.01}),
     "AdamG": (AdamG, FILTERS, {"lr": 1e-2}),
     "SGDMRT": (SGDMRT, FILTERS, {"lr": 1e-1, "weight_decay": 0.01}),
-    "AdamSRT in bfloat16": (AdamSRT, FILTERS, {"lr": 1e-2}),
+    "AdamSRT in bfloat16": (AdamSRT, FILTERS, {"lr": 1e-2, "low_precision": "master"}),
     "Muon": (Muon, {"muon": True}, {"lr": 1e-2, "weight_decay": 0.01}),
     "MuonHyperball": (MuonHyperball, {"muon": True, "hyperball": True}, {"lr": 1e-2}),
     "MuonHyperball, two matrices": (

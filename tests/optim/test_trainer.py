@@ -128,6 +128,7 @@ def settings(optimizer: torch.optim.Optimizer, *names: str) -> list[Any]:
         ("adam_srt", "beta1=0.5, beta2=0.6, eps=1e-4", {"betas": (0.5, 0.6), "eps": 1e-4}),
         ("adam_srt", "decoupled_weight_decay=False", {"decoupled_weight_decay": False}),
         ("adam_srt", "maximize=no,foreach=0", {"maximize": False, "foreach": False}),
+        ("adam_srt", "low_precision=stochastic", {"low_precision": "stochastic"}),
         ("sgd_mrt", "momentum=0.5,dampening=0.25", {"momentum": 0.5, "dampening": 0.25}),
         ("sgd_mrt", "decoupled_weight_decay=true", {"decoupled_weight_decay": True}),
         ("muon", "ns_steps=6", {"ns_steps": 6}),

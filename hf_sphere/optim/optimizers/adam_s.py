@@ -46,6 +46,9 @@ class AdamS(SphereOptimizer, torch.optim.Adam):
         weight_decay: L2 penalty, added to the gradient (never to `.grad`), as in the paper.
         channel_dims: Axes that index the groups: `[0]` for each filter (before BatchNorm), `[]` for the entire tensor
             (before LayerNorm); None for ordinary parameters. Usually given per parameter group.
+        low_precision: For weights in bfloat16 or float16: `nearest` rounds each step (as torch does), `stochastic`
+            (bfloat16) rounds at random so that small steps are kept on average, `master` keeps a float32 copy as the
+            actual weight: values written into the parameter from outside are lost at the next step.
         decoupled_weight_decay: Shrink the weights by `lr * weight_decay` instead, as AdamW does.
         foreach: Update the groups of all tensors at once (True) or tensor by tensor (False); by default in portions
             that fit the cache on a CPU. On a GPU, portions of at most 33.6 million weights limit the temporary memory.

@@ -37,8 +37,8 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
         momentum: Factor of the momentum, nonnegative.
         dampening: Dampening of the gradient in the momentum.
         weight_decay: L2 penalty, added to the gradient (never to `.grad`), as in the paper.
-        **options: `channel_dims`, `decoupled_weight_decay`, `foreach`, `maximize`, `compile`, `capturable` and `fused`;
-            see `AdamS`.
+        **options: `channel_dims`, `low_precision`, `decoupled_weight_decay`, `foreach`, `maximize`,
+            `compile`, `capturable` and `fused`; see `AdamS`.
 
     Raises:
         ValueError: If an option is out of range, not supported (`nesterov`, `differentiable`) or does not fit.
