@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from common import report, row
+from common import RESULTS, report, row
 from safetensors.torch import load_file
 
 ROOT = Path(__file__).parents[1]
@@ -86,9 +86,11 @@ def main() -> None:
     """Compare the runs of both trees."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=Path, help="folder of the older tree")
-    parser.add_argument("--only", nargs="+", choices=list(RUNS), default=list(RUNS))
+    parser.add_argument("--only", nargs="+", choices=list(RUNS), default=list(RUNS), help="others keep their rows")
     args = parser.parse_args()
-    rows = []
+    rows = {}
+    if (known := RESULTS / "equal_runs.json").exists():
+        rows = {each["what"]: each for each in json.loads(known.read_text())["rows"]}
     with tempfile.TemporaryDirectory() as parent:
         (texts := Path(parent) / "texts").mkdir()
         write_texts(texts)
@@ -100,10 +102,11 @@ def main() -> None:
             if now.keys() != before.keys():
                 raise RuntimeError(f"{name} has other weights or results: {now.keys() ^ before.keys()}")
             unequal = sum(not torch.equal(value, before[key]) for key, value in now.items())
-            rows.append(row(f"{name}: unequal weights and results of {len(now)}", unequal, at_most=0))
-            print(rows[-1], flush=True)
+            found = row(f"{name}: unequal weights and results of {len(now)}", unequal, at_most=0)
+            rows[found["what"]] = found
+            print(found, flush=True)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=args.before, capture_output=True, text=True, check=True)
-    report("equal_runs", rows, before=commit.stdout.strip(), runs=RUNS)
+    report("equal_runs", [*rows.values()], before=commit.stdout.strip(), runs=RUNS)
 
 
 if __name__ == "__main__":
