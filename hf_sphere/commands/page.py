@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from hf_sphere import search
 from hf_sphere.commands.search import make_table
 from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
@@ -41,9 +43,7 @@ class PageArguments(Arguments):
     model_name_or_path: str | None = argument(None, "Model of the index, if it was moved.")
     host: str | None = argument(None, "Address to listen on; localhost if not set.")
     port: int | None = argument(None, "Port; the first free one if not set.", ge=1, le=65535)
-    allowed_hosts: list[str] | None = argument(
-        None, "Further names of the page for its visitors: those of a proxy, or of this machine for --host 0.0.0.0."
-    )
+    allowed_hosts: list[str] | None = argument(None, "Further names of the page for its visitors, such as a proxy's.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -74,8 +74,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def own_hosts(host: str, allowed: Sequence[str]) -> list[str]:
-    """Return the names of the page: other sites could give this machine another one, and read the page."""
+    """Return the names of the page: a site that a visitor opens could give this machine another one, and read the page.
+
+    A page that listens on all addresses has each of those of this machine, and its name.
+    """
     names = ["localhost", "127.0.0.1", "::1", host, *allowed]
+    if host in ("0.0.0.0", "::"):
+        names += [socket.gethostname(), socket.getfqdn()]
+        names += [each.address for addresses in psutil.net_if_addrs().values() for each in addresses]
     return [f"[{name}]" if ":" in name else name for name in names]
 
 

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -831,8 +832,11 @@ def test_the_page_answers_only_requests_for_its_host(address, sent, status):
 
 def test_the_hosts_of_a_page_are_those_that_it_was_started_with(load_recipe):
     hosts = load_recipe("search_page").own_hosts
-    assert hosts("::", []) == ["localhost", "127.0.0.1", "[::1]", "[::]"]
+    public = hosts("0.0.0.0", [])
+    assert {"127.0.0.1", socket.gethostname()} < {*public}
+    assert {"*", "evil.example"}.isdisjoint(public)
     assert {"photos.lan", "search.example"} < {*hosts("photos.lan", ["search.example"])}
+    assert socket.gethostname() not in hosts("photos.lan", [])
 
 
 def test_a_page_for_an_unknown_host_is_refused(run, folder, monkeypatch):
