@@ -51,6 +51,7 @@ class VisualizationArguments(Arguments):
     max_samples: int | None = argument(None, "Maximum number of embeddings, sampled at random.", ge=1)
     seed: int = argument(0, "Seed of the samples of --max_samples.", **SEED)
     title: str | None = argument(None, "Title; model and dataset if not set.")
+    no_thumbnails: bool = argument(False, "Omit the images from the interactive page.")
     cache_dir: str | None = argument(None, "Folder for decoded images; in the Hugging Face home if not set.")
     disable_tqdm: bool = argument(False, "Disable progress bars.")
 
@@ -95,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         draw: dict[str, tuple[str, Callable[..., Any]]] = {
             "sphere": ("circle.png" if drawn.dim == 2 else "sphere.png", drawn.plot),
             "angles": ("angles.png", drawn.plot_angles),
-            "interactive": ("sphere.html", partial(drawn.write_page, **loading)),
+            "interactive": ("sphere.html", partial(drawn.write_page, thumbnails=not args.no_thumbnails, **loading)),
             "gallery": ("gallery.png", partial(drawn.plot, others=others, title=args.title or "")),
         }
         for picture in pictures:

@@ -162,7 +162,7 @@ def sampled_retrieval_scores(
     generator = torch.Generator().manual_seed(check_seed(seed))
     samples = (points.rsample(generator=generator).to(directions.device) for _ in range(num_samples))
     runs = [retrieval_scores(sample, labels, **options) for sample in samples]
-    tail, results = (1 - 0.95) / 2, {}
+    tail, results = 0.025, {}
     for name in [name for name in runs[0] if not name.startswith("num_")]:
         values = torch.tensor([run[name] for run in runs], dtype=torch.float64)
         low, high = values.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()

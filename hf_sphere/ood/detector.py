@@ -58,15 +58,15 @@ def fit_mahalanobis(data: Any) -> dict[str, Any]:
     return {"center": center, "whitening": whitening, "means": (means - center) @ whitening}
 
 
-def fit_virtual_logit(data: Any) -> dict[str, Any]:
+def fit_virtual_logit(data: Any, *, dim: int | None = None) -> dict[str, Any]:
     """Energy minus the scaled norm of the embedding orthogonal to a principal subspace (ViM, Wang et al., CVPR 2022).
 
     The weights of the last layer, which define the origin, are fitted to embeddings and logits by least squares. That
-    is exact for a linear layer. The subspace has half of all dimensions, at most 1000.
+    is exact for a linear layer. The subspace has `dim` dimensions; half of all and at most 1000 if None.
     """
     embeddings, logits = data.embeddings, data.logits
-    width = check_integer("the number of dimensions", embeddings.shape[1], 2)
-    dim = min(width // 2, 1000)
+    width = embeddings.shape[1]
+    dim = check_integer("dim", min(width // 2, 1000) if dim is None else dim, 1, width - 1)
     mean, centered = embeddings.mean(0), embeddings - embeddings.mean(0)
     weight = torch.linalg.pinv(centered.T @ centered, hermitian=True) @ (centered.T @ (logits - logits.mean(0)))
     # A larger tolerance than that of pinv, since exact dependencies between the logits became rounding errors.
@@ -111,10 +111,10 @@ class OODDetector:
         score: `max_softmax` (the logarithm of the largest probability), `max_logit`, `energy` (the negative energy),
             `norm` of the embedding, vMF `concentration` computed by the model, `knn`, `mahalanobis`, `vim`, or `vmf`
             (likelihood of the classes). References are at their fits in this module.
-        **options: Neighbors `k` of `knn` (50), less than half of a class.
+        **options: Neighbors `k` of `knn` (50), less than half of a class; dimension `dim` of `vim`'s subspace.
 
     Raises:
-        ValueError: If the score or an option is unknown, or `k` is no positive integer.
+        ValueError: If the score or an option is unknown, or an option is no positive integer.
 
     Example:
         >>> detector = OODDetector("knn", k=10).fit(model, train_loader)  # doctest: +SKIP

@@ -149,9 +149,21 @@ def _split(batch: Any, device: torch.device, model: nn.Module) -> tuple[Any, Any
             raise ValueError(f"batches must have tensors, or mappings of these; got {type(several[0]).__name__}.")
         return several[0].to(device), several[1] if len(several) > 1 else None
     labels = batch.get("labels", batch.get("label"))
+    values = {k: v.to(device) for k, v in batch.items() if isinstance(v, Tensor) and "label" not in k}
     inner: Any = getattr(model, "get_base_model", lambda: model)()  # of PEFT
-    names = inspect.signature(inner.forward).parameters.keys() - {"labels", "label"}
-    return {name: batch[name].to(device) for name in names & batch.keys()}, labels
+    parameters = inspect.signature(inner.forward).parameters
+    named = [p for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    inputs = {p.name: values[p.name] for p in named if p.name in values}
+    if inputs and all(p.name in inputs or p.default is not p.empty for p in named):
+        return inputs, labels
+    main = {"pixel_values"} & {*values} or {*values}
+    arrays = {name: value for name, value in values.items() if name in main and value.ndim > 1}  # no index
+    if not named or len(arrays) == 1:
+        return arrays if not named else next(iter(arrays.values())), labels
+    takes = f"{type(model).__name__} takes {', '.join(parameters)}"
+    raise ValueError(
+        f"the {takes}, but one of the batches has {', '.join(values) or 'no tensors'}; name the inputs so."
+    )
 
 
 def class_indices(model: nn.Module | None, names: Sequence[str]) -> Tensor | None:

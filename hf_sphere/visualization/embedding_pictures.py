@@ -87,10 +87,10 @@ class EmbeddingPictures:
             options = {"title": self.title, "path": path}
             self._find("figure of angles", plot_class_angles, self.data.embeddings, self.labels, **options)
 
-    def write_page(self, path: str | Path, **options: Any) -> None:
+    def write_page(self, path: str | Path, *, thumbnails: bool = True, **options: Any) -> None:
         """Write the interactive sphere; for `options`, see `load_thumbnails`."""
         data, texts = self.data, [""] * len(self.labels)
-        images = self._find("thumbnails", find_thumbnails, data, **options)
+        images = self._find("thumbnails", find_thumbnails, data, **options) if thumbnails else None
         if data.indices is not None:
             texts = [f"row {index}" for index in data.indices.tolist()]
         if data.predictions is not None:

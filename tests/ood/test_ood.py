@@ -1,3 +1,4 @@
+import itertools
 import pickle
 from pathlib import Path
 from types import MethodType, SimpleNamespace
@@ -125,7 +126,7 @@ class TestValues:
         train, points = (torch.randn(1000, 3) @ torch.randn(3, DIM) + 0.01 * torch.randn(1000, DIM)).chunk(2)
         logits = torch.nn.functional.normalize(points, dim=1)[:, :CLASSES]
         fitted = torch.nn.functional.normalize(train, dim=1)[:, :CLASSES]
-        detector = OODDetector("vim").fit_embeddings(train, fitted)
+        detector = OODDetector("vim", dim=3).fit_embeddings(train, fitted)
         scores = detector.score_embeddings(points, logits)
         others = detector.score_embeddings(points + 0.1 * torch.randn(500, DIM), logits)
         assert detection_scores(scores, others)["auroc"] > 0.9
@@ -187,17 +188,18 @@ class TestInput:
         names = np.array(["cat"] * len(sets[0].labels))
         with pytest.raises(TypeError, match="labels must be integers; the first is 'cat'"):
             fit("mahalanobis", sets[0]._replace(labels=names))
-        with pytest.raises(ValueError, match="the number of dimensions must be an integer of at least 2; got 1"):
-            fit("vim", sets[0]._replace(embeddings=sets[0].embeddings[:, :1]))
+        message = f"dim must be an integer from 1 to {DIM - 1}; got {DIM}"
+        with pytest.raises(ValueError, match=message):
+            fit("vim", sets[0], dim=DIM)
         with pytest.raises(ValueError, match="the numbers of rows must be equal; got 800 embeddings, 5 logits"):
             OODDetector("energy").score_embeddings(sets[0][0], sets[0][1][:5])
         with pytest.raises(ValueError, match=r"score must be one of max_softmax, .*, vmf; got 'odin'"):
             OODDetector("odin")
         with pytest.raises(ValueError, match="score 'energy' has no option k; its options are: none"):
             OODDetector("energy", k=3)
-        for value in (0, "5", 2.5, True):
-            with pytest.raises(ValueError, match=f"k must be an integer of at least 1; got {value!r}"):
-                OODDetector("knn", k=value)
+        for (name, option), value in itertools.product([("knn", "k"), ("vim", "dim")], [0, "5", 2.5, True]):
+            with pytest.raises(ValueError, match=f"{option} must be an integer of at least 1; got {value!r}"):
+                OODDetector(name, **{option: value})
 
 
 class TestComparison:
@@ -363,12 +365,15 @@ class TestBatchesOfLoaders:
     @pytest.mark.parametrize(
         "forward",
         [
+            lambda self, x: self.logits(x),
             lambda self, image: {"logits": self.logits(image)},
             lambda self, *, image, scale=1.0: self.logits(image) * scale,
+            lambda self, x, index=None: self.logits(x),
+            lambda self, **inputs: self.logits(inputs["image"]),
             lambda self, image, label=None, **others: self.logits(image) / (not others),
             lambda self, image: SimpleNamespace(logits=self.logits(image)),
         ],
-        ids=["mapping", "keyword", "others", "fields"],
+        ids=["another name", "mapping", "keyword", "optional", "any keywords", "others", "fields"],
     )
     @pytest.mark.parametrize("label", ["label", "labels"])
     def test_other_keys_are_ignored(self, forward, label):
@@ -382,16 +387,14 @@ class TestBatchesOfLoaders:
         images = torch.randn(2, 3, 32, 32)
         for wrap in (DataParallel, lambda model: get_peft_model(model, LoraConfig(target_modules=["fc1"]))):
             model = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=3, depth=1)
-            outputs = model_outputs(wrap(model), [{"x": images, "index": torch.arange(2)}])
+            outputs = model_outputs(wrap(model), [{"pixel_values": images, "index": torch.arange(2)}])
             assert torch.allclose(outputs.logits, model.eval()(images), atol=1e-6)
 
     def test_batches_and_models_that_do_not_fit_are_an_error(self):
         model = Takes(lambda self, x: self.logits(x))
-        for batch in ([["a.png"]], None):
-            with pytest.raises(ValueError, match="batches must have tensors"):
+        for batch in ({"a": torch.zeros(2, 3), "b": torch.zeros(2, 3)}, {"index": torch.zeros(2)}, [["a.png"]], None):
+            with pytest.raises(ValueError, match=r"batches (must have tensors|has .*; name the inputs so)"):
                 model_outputs(model, [batch])
-        with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
-            model_outputs(model, [{"image": torch.zeros(2, 1, 8, 8)}])
         classifier = SphereVisionForImageClassification(TINY)
         with pytest.raises(AttributeError):
             model_outputs(classifier.base_model, torch.zeros(3, 1, 8, 8))

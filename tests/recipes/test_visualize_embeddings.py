@@ -109,6 +109,15 @@ def test_the_page_has_the_texts_of_a_table_of_embeddings(draw, tmp_path):
     assert content["texts"] == [f"sentence {row}" for row in range(5)] + [""]
 
 
+@needs_plotly
+def test_the_page_has_no_images_if_asked(draw, embeddings):
+    words = ("--pictures", "interactive", "--overwrite_output_dir")
+    before, after = (
+        (draw(embeddings, *words, *more) / "sphere.html").stat().st_size for more in ((), ("--no_thumbnails",))
+    )
+    assert after < before
+
+
 def test_the_gallery_is_drawn_with_several_embeddings_of_the_same_classes(draw, embeddings, tmp_path):
     both = [write(tmp_path / name, *clusters(dim)) for name, dim in (("one", 3), ("other", 5))]
     with pytest.raises(ValueError, match="have different classes, but one legend"):
