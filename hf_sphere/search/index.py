@@ -40,7 +40,7 @@ class ImageIndex(IndexedImages):
             known `label`, `group`, `text`, `columns` (those of the data that are kept), `prediction`, `confidence`,
             `concentration`, `known` and `p_value`; and what shows whether an image changed: `size`, `time`, `digest`
             and the `settings` of the model. An image without an id of its own has a number as its `id`, which it keeps
-            when others are added or removed, and when it is moved or overwritten.
+            when others are added or removed, and when it is overwritten.
         space: The embeddings (N, d), float32, with their search and its calibration.
         groups: What the groups are: `label`, a column, an empty text for names that are given, or None.
         calibrated_with: Content of the queries that calibrate.
@@ -125,9 +125,10 @@ class ImageIndex(IndexedImages):
     def add(self, images: Any, groups: Groups = None, *, ids: Groups = None, check: bool = True, **options: Any) -> int:
         """Embed and add images that the index does not have yet; return their number.
 
-        Images whose content, preprocessing or class names have changed are embedded again, and keep their `id`. Those
-        that were moved are found by their content, and get their new source and file. An approximate search
-        gets the new ones. For the arguments, see `build`. Groups and ids by label or column are the same for all.
+        Images whose content, preprocessing or class names have changed are embedded again, and keep their `id`. An
+        image that was moved is a new one; a warning names one that is gone, until it is removed. The row of a table is
+        recognized by its own id, if the index has such, else by its number. For the arguments, see `build`. Groups and
+        ids by label or column are the same for all.
         Vectors that look like those of another model are refused unless `check` is False.
         """
         source = ImageSource.of(images, content=self.encoder.content)
@@ -142,7 +143,7 @@ class ImageIndex(IndexedImages):
             self.space.check_groups(names)
         key, settings = (source.name, source.split), self.encoder.settings
         source_id = self.sources.index(key) if key in self.sources else len(self.sources)
-        kept, at_place, states = self.match(source, source_id, progress=options.get("progress", True))
+        kept, states = self.match(source, progress=options.get("progress", True))
         stored = list(zip(self.images.get("digest", ()), self.images.get("settings", ()), strict=True))
         outdated = [n for n in states if n not in kept or stored[kept[n]] != (states[n].digest, settings)]
         # Nothing is changed before all is embedded.
@@ -168,13 +169,10 @@ class ImageIndex(IndexedImages):
                 cells |= {name: values[embedded[n]] for name, values in of_model.items()} | {"settings": settings}
             for name, value in cells.items():
                 images[name][rows[n]] = value
-        # Rows whose place now has an image with another row, which was moved there, or a new one.
-        replaced = {at_place[n] for n in rows if n in at_place} - {*kept.values()}
         if self.ids is not None:
-            ids = [name for row, name in enumerate(images["id"]) if row not in replaced]
-            check_ids(ids, len(ids))
+            check_ids(images["id"], size)
         rows_here = {row for row, other in enumerate(self.images.get("source", [])) if other == source_id}
-        if source.name and (lost := rows_here - {*kept.values()} - replaced):
+        if source.name and (lost := rows_here - {*kept.values()}):
             text = "%d rows of the index are no longer in %s, such as %s; remove them."
             logger.warning(text, len(lost), source.name, self.images["file"][min(lost)])
         again = [kept[n] for n in embedded if n in kept]
@@ -182,12 +180,10 @@ class ImageIndex(IndexedImages):
             self.space.vectors = self.embeddings.clone()
             self.space.vectors[again] = embeddings[[at for n, at in embedded.items() if n in kept]]
             self.space._calibration = self.space._search = None
+            logger.warning("%d rows of the index were embedded again.", len(again))
         self.columns |= {source.name: source.column} if source.column else {}
         self.sources = [*self.sources, key]
-        self._set(images, replaced, embeddings[[embedded[n] for n in new]])
-        moved = sum(at_place.get(n) != row for n, row in kept.items())
-        if again or moved or replaced:
-            logger.warning("%d rows of the index were embedded again, and %d have moved.", len(again), moved)
+        self._set(images, set(), embeddings[[embedded[n] for n in new]])
         return len(new)
 
     def remove(self, images: str | PathLike | int) -> int:

@@ -1,8 +1,7 @@
-"""Images of an index: which have changed or moved since they were indexed, and opening them."""
+"""Images of an index: which have changed since they were indexed, and opening them."""
 
 import hashlib
 import os
-from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.pool import ThreadPool
@@ -37,12 +36,12 @@ def predicted_class(columns: Mapping[str, Sequence[Any]], row: int, mark: str = 
     return prediction + mark if prediction else ""
 
 
-def place_of(name: str, split: str | None, file: str) -> Hashable:
-    """Return what identifies the place of an image, or None for one in memory."""
+def place_of(name: str, split: str | None, file: str, row_id: Any) -> Hashable:
+    """Return the path of an image, the dataset and the id, if there is one, of another row, or None in memory."""
     path = os.path.join(name, file)
-    if split is not None and not (os.path.isabs(path) and os.path.isfile(path)):
-        return path, split
-    return path if os.path.isabs(path) else None
+    if os.path.isabs(path) and (split is None or os.path.isfile(path)):
+        return path
+    return None if split is None else (name, split, file if row_id is None else row_id)
 
 
 def file_state(path: str) -> tuple[int, int] | None:
@@ -144,7 +143,7 @@ class IndexedImages:
         other = [n for n, time in enumerate(self.images["time"]) if time is not None and not self.is_as_indexed(n)]
         missing = [row for row in other if not os.path.isfile(self.path(row))]
         changed = sorted({*other} - {*missing})
-        for rows, what in ((changed, "have another size or time"), (missing, "are missing or were moved")):
+        for rows, what in ((changed, "have another size or time"), (missing, "are missing")):
             texts += [f"{len(rows):,} images {what}, such as {self.path(row)}" for row in rows[:1]]
         return texts
 
@@ -152,38 +151,20 @@ class IndexedImages:
         """Whether an image is a file with the recorded size and time."""
         return file_state(self.path(row)) == (self.images["size"][row], self.images["time"][row])
 
-    def match(
-        self, source: ImageSource, number: int, *, progress: bool
-    ) -> tuple[dict[int, int], dict[int, int], dict[int, ImageState]]:
-        """Return the rows of images of a source, with its number, those at their places, and the states of some images.
+    def match(self, source: ImageSource, *, progress: bool) -> tuple[dict[int, int], dict[int, ImageState]]:
+        """Return the rows of images of a source, by their places, and the states of those that are new or changed.
 
-        An image has the row with its content, if that is at its place or was at one that has another content now, or
-        else the row of its place. Files with the recorded size and time, and embedded by the same settings, are
-        unchanged; all others are read, and have a state.
+        Files with the recorded size and time, and embedded by the same settings, are unchanged; all others are read.
         """
-        digests, sources, used = (self.images.get(name, []) for name in ("digest", "source", "settings"))
-        places = [place_of(source.name, source.split, name) for name in source.names]
-        files = enumerate(zip(sources, self.images.get("file", []), strict=True))
-        indexed = {place_of(self.sources[at][0], self.sources[at][1], file): row for row, (at, file) in files}
-        indexed.pop(None, None)
-        at_place = {n: indexed[place] for n, place in enumerate(places) if place in indexed}
-        settings = self.encoder.settings
-        kept = {n: row for n, row in at_place.items() if used[row] == settings and self.is_as_indexed(row)}
-        states = identify(source, [n for n in range(len(source)) if n not in kept], progress=progress)
-        numbers, left = {place: n for n, place in enumerate(places)}, defaultdict[str | None, list[int]](list)
-        for place, row in reversed(indexed.items()):
-            name = self.sources[sources[row]][0]
-            path = name if self.images["time"][row] is None else self.path(row)  # of a dataset, or of the image
-            if place in numbers:
-                has_left = numbers[place] in states and states[numbers[place]].digest != digests[row]
-            else:
-                is_here = name != "" and sources[row] == number
-                has_left = is_here or (os.path.isabs(path) and not os.path.exists(path))
-            if has_left:
-                left[digests[row]].append(row)
-        left.pop(None, None)
-        changed = {n: row for n, row in at_place.items() if n in states}
-        kept |= {n: row for n, row in changed.items() if digests[row] == states[n].digest is not None}
-        kept |= {n: left[state.digest].pop() for n, state in states.items() if n not in kept and left.get(state.digest)}
-        taken = {*kept.values()}
-        return {n: row for n, row in changed.items() if row not in taken} | kept, at_place, states
+        columns = [self.images.get(name, []) for name in ("source", "file", "id")]
+        indexed = {
+            place_of(*self.sources[at], file, None if self.ids is None else name): row
+            for row, (at, file, name) in enumerate(zip(*columns, strict=True))
+        }
+        ids = [None] * len(source) if self.ids is None else source.ids
+        names = zip(source.names, ids or [], strict=True)
+        places = [place_of(source.name, source.split, file, name) for file, name in names]
+        rows = {n: indexed[place] for n, place in enumerate(places) if place is not None and place in indexed}
+        used, settings = self.images.get("settings", []), self.encoder.settings
+        same = {n for n, row in rows.items() if used[row] == settings and self.is_as_indexed(row)}
+        return rows, identify(source, [n for n in range(len(source)) if n not in same], progress=progress)

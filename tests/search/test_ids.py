@@ -203,11 +203,17 @@ def test_an_index_keeps_ids_and_columns(table, tmp_path):
     assert index.space.ids == index.images["id"]
 
 
-def test_ids_that_change_in_the_data_change_in_the_index_and_repeated_ones_do_not(table):
+def test_rows_of_an_index_are_recognized_by_their_ids_wherever_they_are_in_the_table(table, caplog):
     index = ImageIndex.build(None, ImageSource.of(table, content="vector"), ids="key")
-    Dataset.from_dict({"key": [*IDS[1:], "last"], "code": rows().tolist()}).to_parquet(table)
-    index.add(ImageSource.of(table, content="vector"), progress=False)
+    new = torch.cat([rows()[1:], -rows()[:1]])
+    new[7] = -new[7]
+    Dataset.from_dict({"key": [*IDS[1:], "last"], "code": new.tolist()}).to_parquet(table)
+    assert index.add(ImageSource.of(table, content="vector"), progress=False) == 1
+    assert "1 rows of the index are no longer in" in caplog.text
+    assert "1 rows of the index were embedded again." in caplog.text
+    assert index.remove("S000") == 1
     assert index.space.ids == index.images["id"] == [*IDS[1:], "last"]
+    torch.testing.assert_close(index.embeddings, normalize(new))
     other = ImageSource.of(rows(12, seed=1)[:2].numpy(), content="vector")
     with pytest.raises(ValueError, match="ids must be different; 1 are repeated: 'S001'"):
         index.add(other, ids=["S001", "x"])
