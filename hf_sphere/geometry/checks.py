@@ -199,7 +199,7 @@ def is_readable(tensor: Tensor) -> bool:
 def check_class_labels(labels: Tensor, num_classes: int, *, owner: str, advice: str) -> None:
     """Raise an error for labels that are no integers, or outside 0..K-1, except -100, if they can be read."""
     check_integers(labels)
-    if not is_readable(labels) or not (labels := labels[labels != IGNORED]).numel():
+    if not is_readable(labels) or not (labels := labels[labels.long() != IGNORED]).numel():
         return
     low, high = labels.aminmax()
     if low < 0 or high >= num_classes:

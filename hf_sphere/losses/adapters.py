@@ -40,7 +40,7 @@ class MetricLearningLoss(nn.Module):
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of the pairs or triplets that the miner selects, or of all."""
-        used = labels != IGNORED
+        used = labels.long() != IGNORED  # as uint8, the class 156 would equal -100
         embeddings, labels = Head.upcast(embeddings)[used], labels[used]
         return self.loss(embeddings, labels, None if self.miner is None else self.miner(embeddings, labels))
 
@@ -67,7 +67,7 @@ def trainer_loss(loss: nn.Module) -> Callable[..., Tensor]:
         loss.to(embeddings.device).train(torch.is_grad_enabled())  # the Trainer knows the model alone
         value = loss(embeddings, labels)
         # The Trainer sums over the batches of an optimizer step; `num_items_in_batch` is their size.
-        return value if num_items_in_batch is None else value * (labels != IGNORED).sum() / num_items_in_batch
+        return value if num_items_in_batch is None else value * (labels.long() != IGNORED).sum() / num_items_in_batch
 
     return compute
 

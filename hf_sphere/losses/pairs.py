@@ -57,6 +57,7 @@ class PairLoss(nn.Module):
             shapes = f"{tuple(embeddings.shape)} and {tuple(labels.shape)}"
             raise ValueError(f"embeddings and labels must have the shapes (B, d) and (B,); got {shapes}. {HOW_TO_PAIR}")
         check_integers(labels)
+        labels = labels.long()  # as uint8, the class 156 would equal -100
         with torch.autocast(embeddings.device.type, enabled=False):
             embeddings = embeddings.masked_fill((labels == IGNORED)[:, None], 0.0)  # they may not be finite
             return self.compute_loss(Head.normalize(embeddings), labels)

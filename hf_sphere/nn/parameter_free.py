@@ -171,5 +171,5 @@ class PrototypicalClassifier(nn.Module):
             advice = "The labels of an episode index the classes of its support, not of the dataset."
             check_class_labels(labels, support.shape[-3], owner="support", advice=advice)
             total = F.cross_entropy(logits.flatten(end_dim=-2), labels.flatten().long(), reduction="sum")
-            loss = total / (labels != IGNORED).sum().clamp_min(1)
+            loss = total / (labels.long() != IGNORED).sum().clamp_min(1)
         return PrototypicalOutput(logits, loss, prototypes.to(support.dtype))

@@ -169,6 +169,12 @@ def test_loss_and_miner_of_pytorch_metric_learning_skip_ignored_examples():
     torch.testing.assert_close(loss(x, labels), expected)
 
 
+def test_losses_of_pytorch_metric_learning_have_class_156_of_labels_of_8_bits():
+    loss, x = losses.MetricLearningLoss(metric_losses.TripletMarginLoss()), torch.randn(6, 6)
+    labels = torch.tensor([0, 156, 1, 0, 156, 1])
+    torch.testing.assert_close(loss(x, labels.to(torch.uint8)), loss(x, labels))
+
+
 # SphereTrainer
 
 

@@ -182,6 +182,12 @@ def test_any_other_label_than_that_of_ignored_examples_is_a_class(kind, extreme,
     torch.testing.assert_close(kind()(x, labels.where(labels != 2, extreme)), expected)
 
 
+@pytest.mark.parametrize("kind", [SupConLoss, InfoNCELoss, SigLIPLoss])
+def test_class_156_of_labels_of_8_bits_is_a_class(kind):
+    x, labels = torch.randn(6, 4), torch.tensor([0, 156, 2, 0, 156, 2])
+    torch.testing.assert_close(kind()(x, labels.to(torch.uint8)), kind()(x, labels))
+
+
 # The memory of earlier batches
 
 

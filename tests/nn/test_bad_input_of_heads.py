@@ -94,6 +94,7 @@ TENSORS = [
     (loss("cosine", [0, 1], sample_rate=0.5, label_smoothing=0.1), "excludes label smoothing"),
     (loss("softmax", torch.zeros(2, 4), blockwise=True), "need one class per example"),
     (loss("softmax", [0, 4], blockwise=True), "labels run from 0 to 4"),
+    (loss("softmax", torch.tensor([0, 156], dtype=torch.uint8)), "labels run from 0 to 156"),
     (mixed(mixed_share=None), "need labels, mixed_labels and mixed_share"),
     (mixed(mixed_labels=torch.tensor([9, 9])), "run from 9 to 9"),
     (mixed(mixed_share=torch.tensor([1.5, 0.0])), "from 0 to 1"),
