@@ -15,6 +15,7 @@ AVOIDED = re.compile(
 )
 TABLE = re.compile(r"<!-- table: .*?<!-- end of table -->", re.DOTALL)
 FOLDED = re.compile(r"<details.*?</details>|^\?\?\?.*\n(?:(?: {4}.*)?\n)*", re.DOTALL | re.MULTILINE)
+LIST_IN_PROSE = re.compile(r"^(?! *(?:[-*]|\d+\.) ).*\w\n *\d+[.)] .*$", re.MULTILINE)
 LEFT_OUT = re.compile(r"\A---\n.*?^---$|^( *)```.*?^\1```$|<style>.*?</style>|<!--.*?-->", re.DOTALL | re.MULTILINE)
 
 
@@ -52,3 +53,9 @@ def test_a_page_has_no_phrase_to_avoid_and_no_long_sentence_cell_or_caption(page
     captions = [part for table in tables for part in re.split(r"\n\n|\n(?=- )", FOLDED.sub("", table))]
     captions += [part for part in re.split(r"\n\s*\n", shown) if re.fullmatch(r"\s*\*[^*].*\*\s*", part, re.DOTALL)]
     assert longer(captions, 60) == []
+
+
+@each("page")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(code_blocks.ROOT)))
+def test_no_line_of_a_sentence_begins_with_a_number_that_makes_it_a_list(page):
+    assert LIST_IN_PROSE.findall(read(page)) == []
