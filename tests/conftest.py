@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before any Hugging Face library is imported
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is: more threads are slower on such small tensors
 
 import case_selection
 import hypothesis
@@ -150,6 +151,34 @@ def chromium() -> Iterator[Any]:
         browser = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="module")
+def open_page(chromium: Any) -> Callable[..., Any]:
+    """Open an address in a page without network: `page.wrong` has browser errors, and requests for other addresses."""
+
+    def opened(address: str, **options: Any) -> Any:
+        page, own = chromium.new_page(**options), (address, "data:", "blob:")
+        page.set_default_timeout(60_000)
+        page.wrong = []
+        page.on("pageerror", lambda error: page.wrong.append(str(error)))
+        page.on("console", lambda message: message.type == "error" and page.wrong.append(message.text))
+        page.on("request", lambda asked: asked.url.startswith(own) or page.wrong.append(asked.url))
+        page.route(lambda url: not url.startswith(own), lambda route: route.abort())
+        page.goto(address)
+        return page
+
+    return opened
+
+
+@pytest.fixture(params=[1280, 390])
+def page(request: pytest.FixtureRequest, address: str, open_page: Callable[..., Any]) -> Iterator[Any]:
+    """The page at the `address` of a module in a desktop and a phone browser; no test may leave errors."""
+    page = open_page(address, viewport={"width": request.param, "height": 900})
+    yield page
+    assert page.wrong == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= request.param
+    page.close()
 
 
 class Golden(dict[str, "torch.Tensor"]):

@@ -37,15 +37,6 @@ OTHER_NAMES = {
 """Configuration options that differ between these architectures."""
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    """Multithreading slows down such small workloads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="session")
 def golden_folder(root: Path) -> Path:
     """Reference values of word analogies."""

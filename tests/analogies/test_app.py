@@ -161,23 +161,6 @@ def address(app, tiny, free_port):
     launched[0].close()
 
 
-@pytest.fixture(params=[1280, 390])
-def page(request, address, chromium):
-    """The page in a desktop and in a phone browser without network; no test may leave an error in the console."""
-    page = chromium.new_page(viewport={"width": request.param, "height": 900})
-    page.set_default_timeout(60_000)
-    page.wrong = []
-    page.on("pageerror", lambda error: page.wrong.append(str(error)))
-    page.on("console", lambda message: message.type == "error" and page.wrong.append(message.text))
-    page.on("request", lambda asked: asked.url.startswith((address, "data:")) or page.wrong.append(asked.url))
-    page.route(lambda url: not url.startswith(address), lambda route: route.abort())
-    page.goto(address)
-    yield page
-    assert page.wrong == []
-    assert page.evaluate("document.documentElement.scrollWidth") <= request.param
-    page.close()
-
-
 def test_the_page_shows_costs_and_errors(page, expected):
     orders = page.get_by_role("button", name="Costs by permutation")
     page.get_by_role("button", name="Answer").click()

@@ -13,7 +13,6 @@ from typing import Any
 
 import datasets
 import pytest
-import torch
 import training_runs
 from fresh_python import FreshPython
 from training_runs import forget, write_texts
@@ -45,16 +44,14 @@ def run_alone() -> Callable[..., None]:
     """Call a function that starts a run, and restore the state of the process afterwards."""
 
     def run(function: Callable[..., None], *args: Any, **options: Any) -> None:
-        threads, level = torch.get_num_threads(), logging.getLogger("hf_sphere").level
+        level = logging.getLogger("hf_sphere").level
         forget()
-        torch.set_num_threads(1)
         try:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("ACCELERATE_USE_CPU", "true")
                 function(*args, **options)
         finally:
             forget()
-            torch.set_num_threads(threads)
             logging.getLogger("hf_sphere").setLevel(level)
 
     return run

@@ -23,13 +23,11 @@ UNBOUNDED = {"image_mean", "value_range", "spherized_layers"}
 def prepared(tmp_path_factory) -> Path:
     """The inputs of the recipes; read only."""
     folder = tmp_path_factory.mktemp("bad") / "inputs"
-    threads, level = torch.get_num_threads(), logging.getLogger("hf_sphere").level
-    torch.set_num_threads(1)
+    level = logging.getLogger("hf_sphere").level
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ACCELERATE_USE_CPU", "true")
         bad_input.prepare(folder)
     yield folder
-    torch.set_num_threads(threads)
     logging.getLogger("hf_sphere").setLevel(level)
 
 

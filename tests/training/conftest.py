@@ -37,15 +37,6 @@ def _fresh_accelerate() -> Iterator[None]:
     forget()
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Use one thread, which is faster for such small models."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 class Observer(Head):
     """A head that notes the epochs of training."""
 

@@ -174,20 +174,13 @@ def test_missing_plotly_names_the_extra(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def open_page(chromium):
-    """Open a file and wait until it is drawn; `page.wrong` lists browser errors and network requests."""
+def open_page(open_page):
+    """Open a file and wait until it is drawn."""
 
     def opened(path, **options):
-        options = {"viewport": {"width": 1000, "height": 700}, "color_scheme": "light"} | options
-        page = chromium.new_page(**options)
-        page.set_default_timeout(60_000)
-        page.wrong = []
-        page.on("pageerror", lambda error: page.wrong.append(str(error)))
-        page.on("console", lambda message: message.type == "error" and page.wrong.append(message.text))
-        page.on(
-            "request", lambda asked: asked.url.startswith(("file:", "blob:", "data:")) or page.wrong.append(asked.url)
+        page = open_page(
+            path.as_uri(), **{"viewport": {"width": 1000, "height": 700}, "color_scheme": "light"} | options
         )
-        page.goto(path.as_uri())
         page.wait_for_selector("html[data-drawn]")
         return page
 
