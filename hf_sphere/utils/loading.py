@@ -8,6 +8,7 @@ import glob
 import importlib.util
 import itertools
 import json
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -20,6 +21,8 @@ from typing import Any
 
 from hf_sphere.utils import files
 from hf_sphere.utils.checks import check_regular, error_text
+
+logger = logging.getLogger(__name__)
 
 SPHERIZE = "hf_sphere.nn.sentence_embedding.Spherize"
 FILE_KINDS = {".txt": "text", ".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
@@ -250,7 +253,7 @@ def load_dataset(name: str, *args: Any, source: str | None = None, **options: An
     if Path(name).is_dir() and glob.has_magic(name):  # another folder would be read
         raise ValueError(f"`datasets` reads the characters *, ? and [ in {name} as a pattern; rename the folder.")
     try:
-        return datasets.load_dataset(name, *args, **options)
+        loaded: Any = datasets.load_dataset(name, *args, **options)
     except ImportError:
         raise
     except OSError as error:
@@ -260,6 +263,27 @@ def load_dataset(name: str, *args: Any, source: str | None = None, **options: An
     except Exception as error:  # of pyarrow, of file systems, or of `datasets`, whose own message is generic
         problem = error_text(error.__cause__ or error)
         raise ValueError(f"{source or name} cannot be read as a dataset: {problem}") from error
+    path = Path(source or name)
+    features = (next(iter(loaded.values())) if isinstance(loaded, dict) else loaded).features or {}
+    numbers = [n for n, kind in features.items() if isinstance(kind, datasets.Value) and kind.dtype.startswith("int")]
+    for file in [path] if path.suffix == ".csv" else path.rglob("*.csv") if path.is_dir() and numbers else ():
+        _warn_of_leading_zeros(file, numbers)
+    return loaded
+
+
+def _warn_of_leading_zeros(file: Path, columns: list[str]) -> None:
+    """Warn of codes such as 007 in columns of a CSV file that are read as integers: 007 and 7 are then the same."""
+    import pyarrow as pa
+    import pyarrow.csv
+
+    as_texts: Any = {"column_types": dict.fromkeys(columns, pa.string()), "include_columns": columns}
+    options = pa.csv.ConvertOptions(**as_texts, include_missing_columns=True)
+    with suppress(pa.ArrowInvalid):  # of files that `datasets` does not read, or pandas more leniently
+        table = pa.csv.read_csv(file, None, pa.csv.ParseOptions(newlines_in_values=True), options)
+        for name, cells in zip(columns, table.columns, strict=True):
+            if code := next((code for code in cells.unique().to_pylist() if re.match(r"\s*0\d", code or "")), None):
+                text = "%s: column %r is read as numbers, so %r is %d; if these are names, write a letter before each."
+                logger.warning(text, file, name, code, int(code))
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,17 @@ class TestUnreadFiles:
         load_splits(str(path))
         assert f"8 of 10 files in {path} are in no split" in caplog.text
 
+    @pytest.mark.parametrize("name", ["metadata.csv", "of.csv"])
+    @pytest.mark.parametrize(("label", "warns"), [("007", True), (" 07", True), ("7", False), ("0", False)])
+    def test_codes_of_a_table_that_lose_zeros_are_reported(self, folder, name, label, warns, caplog):
+        path = folder(cats=2) if name == "metadata.csv" else folder().parent
+        (path / name).write_text(f'file_name,note,label\ncats/1.png,"a\n,b",{label}\ncats/0.png,,8\n')
+        rows = load_splits(str(path if name == "metadata.csv" else path / name))["train"]
+        assert sorted(rows["label"]) == [int(label), 8]
+        text = f"{name}: column 'label' is read as numbers, so {label!r} is {int(label)}; if these are names, write a"
+        assert (text in caplog.text) == warns
+        assert bool(caplog.text) == warns
+
     @pytest.mark.parametrize("name", ["@eaDir", "$RECYCLE.BIN", "#recycle", "__MACOSX", "lost+found"])
     def test_images_in_folders_of_the_system_are_not_indexed_and_not_trained_on(self, folder, name):
         path = folder(cats=2, **{name: 2})
