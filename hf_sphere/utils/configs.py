@@ -45,6 +45,13 @@ class YamlLoader(yaml.SafeLoader):
             names.add(key.value)
         return node
 
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:  # noqa: D102
+        node = super().compose_scalar_node(anchor)
+        if node.tag.endswith((":int", ":float")) and re.match(r"[-+]?(0\d+$|\d+:)", node.value.replace("_", "")):
+            problem = f"{node.value} would be a number of base 8 or 60; write it without leading zeros, or quote it"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        return node
+
 
 YamlLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
