@@ -10,6 +10,7 @@ import evaluate
 from hf_sphere.analogies.evaluation import score_questions
 from hf_sphere.analogies.language_model import LanguageModel
 from hf_sphere.analogies.questions import make_questions
+from hf_sphere.geometry.checks import check_labels
 
 _DESCRIPTION = """
 Accuracy on word analogies: which pair of words has the same relation as a given pair? A language model scores a
@@ -115,6 +116,7 @@ class Analogy(evaluate.Metric):
     def add_batch(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> None:
         """See `evaluate.EvaluationModule.add_batch`."""
         columns = {"predictions": predictions, "references": references, **kwargs}
+        _check_indices(predictions=predictions, references=references)
         length = next((len(column) for column in columns.values() if column is not None), 0)
         empty = {name: [value] * length for name, value in _EMPTY.items()}
         super().add_batch(**(empty | {name: column for name, column in columns.items() if column is not None}))
@@ -122,6 +124,7 @@ class Analogy(evaluate.Metric):
     def add(self, *, prediction: Any = None, reference: Any = None, **kwargs: Any) -> None:
         """See `evaluate.EvaluationModule.add`."""
         values = {name: value for name, value in kwargs.items() if value is not None}
+        _check_indices(prediction=[prediction], reference=[reference])
         empty = {name: value for name, value in _EMPTY.items() if name not in ("predictions", "references")}
         super().add(prediction=prediction, reference=reference, **(empty | values))
 
@@ -190,6 +193,13 @@ class Analogy(evaluate.Metric):
                 for name in sorted(set(groups))
             }
         return result
+
+
+def _check_indices(**columns: Any) -> None:
+    """Raise a TypeError for indices that are no integers: evaluate would round fractions and parse texts."""
+    for name, values in columns.items():
+        if given := [value for value in (() if values is None else values) if value is not None]:
+            check_labels(given, len(given), name)
 
 
 def _check_numbers(references: list[int], predictions: list[int], choice: list[list[list[str]] | None]) -> None:

@@ -67,8 +67,9 @@ class CalibrationError(evaluate.Metric):
             description=_DESCRIPTION,
             citation=_CITATION,
             inputs_description=_KWARGS_DESCRIPTION,
+            # Booleans are stored as 0 and 1: cast to bool, each other number would be True, such as a class.
             features=datasets.Features(
-                {"predictions": datasets.Value("float64"), "references": datasets.Value("bool")}
+                {"predictions": datasets.Value("float64"), "references": datasets.Value("float64")}
             ),
         )
 
@@ -85,5 +86,5 @@ class CalibrationError(evaluate.Metric):
         renamed = _rename(values)
         super().add(**{name.removesuffix("s") if name in _NAMES.values() else name: renamed[name] for name in renamed})
 
-    def _compute(self, predictions: list[float], references: list[bool]) -> dict[str, float]:
+    def _compute(self, predictions: list[float], references: list[float]) -> dict[str, float]:
         return calibration_errors(predictions, references)

@@ -23,6 +23,8 @@ def compute(table: str, distance: str) -> dict[str, float]:
         rows = torch.tensor(
             [[float(value) for value in line.split(",")] for line in table.splitlines() if line.strip()]
         )
+        if (rows[:, 0] % 1).any():
+            raise ValueError("labels, the first column, must be integers.")
         return retrieval_scores(rows[:, 1:].contiguous(), rows[:, 0].long(), distance=distance)
     except (ValueError, IndexError) as error:
         raise gr.Error(f"expected lines such as 0, 1.0, 0.1 of the same length. {error}") from error

@@ -5,6 +5,7 @@ from typing import Any
 import datasets
 import evaluate
 
+from hf_sphere.geometry.checks import check_labels
 from hf_sphere.metrics import retrieval_scores
 
 _DESCRIPTION = """
@@ -77,11 +78,15 @@ class RetrievalScores(evaluate.Metric):
 
     def add_batch(self, **values: Any) -> None:
         """See `evaluate.EvaluationModule.add_batch`."""
-        super().add_batch(**_rename(values))
+        renamed = _rename(values)
+        labels: Any = renamed.get("references", ())
+        check_labels(labels, len(labels))  # evaluate would round fractions and parse texts
+        super().add_batch(**renamed)
 
     def add(self, **values: Any) -> None:
         """See `evaluate.EvaluationModule.add`."""
         renamed = _rename(values)
+        check_labels([renamed.get("references", renamed.get("reference", 0))], 1)
         super().add(**{name.removesuffix("s") if name in _NAMES.values() else name: renamed[name] for name in renamed})
 
     def _compute(

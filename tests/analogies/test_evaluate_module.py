@@ -154,3 +154,10 @@ def test_invalid_arguments_are_rejected(metric, tiny, change, message):
 def test_invalid_predictions_are_rejected(metric, arguments, message):
     with pytest.raises(ValueError, match=message):
         metric.compute(**arguments)
+
+
+@pytest.mark.parametrize("indices", [[0, 1.7], ["0", "1"], [True, False]])
+@pytest.mark.parametrize("name", ["predictions", "references"])
+def test_indices_that_are_no_integers_are_rejected(metric, name, indices):
+    with pytest.raises(TypeError, match=f"{name} must be integers"):
+        metric.compute(**{"predictions": [0, 1], "references": [0, 1], name: indices})

@@ -106,3 +106,11 @@ def test_pages_compute_and_report_a_table_that_cannot_be_read(name, given, key):
     assert namespace["build_page"]().title
     with pytest.raises(gradio.Error, match="expected lines"):
         namespace["compute"]("a, b", *given[1:])
+
+
+def test_the_page_of_retrieval_scores_refuses_fractions_as_labels():
+    gradio = pytest.importorskip("gradio")
+    namespace: dict[str, Any] = {"__name__": "page"}
+    exec((SPACES["retrieval_scores"] / "app.py").read_text(), namespace)
+    with pytest.raises(gradio.Error, match="must be integers"):
+        namespace["compute"]("0.2, 1.0, 0.0\n0.7, 1.0, 0.1\n1, 0.0, 1.0\n", "cosine")

@@ -40,6 +40,18 @@ try:
     calibration.compute(confidences=confidences, correct=correct, predictions=confidences)
 except ValueError as error:
     found["twice"] = str(error)
+found["refused"] = []
+for module, references in [(calibration, correct_or_not) for correct_or_not in ([2, 0, 1, 1, 0], [0.9, 0, 1, 1, 1])] + [
+    (retrieval, wrong) for wrong in ([0.5, 0, 1, 1, 1], [*"00111"], [True, False] * 2 + [True])
+]:
+    try:
+        module.compute(predictions=confidences if module is calibration else embeddings, references=references)
+    except (TypeError, ValueError) as error:
+        found["refused"].append(str(error).split(";")[0])
+try:
+    retrieval.add(prediction=embeddings[0], reference=0.5)
+except TypeError as error:
+    found["refused"].append(str(error).split(";")[0])
 print(json.dumps(found))
 """
 
@@ -83,6 +95,10 @@ def test_predictions_and_references_are_names_of_both_inputs(found):
     assert found["in parts"] == 2
     assert found["general names"] == found["tensors"]
     assert found["twice"] == "predictions are given under two names; give one of them."
+
+
+def test_references_that_are_no_classes_and_not_right_or_wrong_are_refused(found):
+    assert found["refused"] == ["correct must be boolean, or 0 and 1"] * 2 + ["labels must be integers"] * 4
 
 
 def test_modules_have_a_description_and_a_card(found, root):
