@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hf_sphere.cluster.mixture import maximize
 from hf_sphere.geometry import bessel
+from hf_sphere.geometry.checks import check_rows
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics import detection_scores
 from hf_sphere.nn.rejection import SCORES as SCORES
@@ -158,6 +159,8 @@ class OODDetector:
         if self.name in FITTED:
             needs, fit = FITTED[self.name]
             data.require((*SCORES[self.name].needs, *needs), self.name)
+            if "labels" in needs:  # -1 and -100 would be classes of their own
+                check_rows(data.labels >= 0, "labels must be at least 0", "have none")
             self._rows = Rows.of(data.embeddings, data.ids)
             self._fitted, self._dim = fit(data, **self._options), data.embeddings.shape[1]
         return self

@@ -99,6 +99,14 @@ class TestColumn:
         chunks = pa.concat_tables([pa.table({"age": [1, 2]}), pa.table({"age": [3]})])
         assert read_values(Dataset(chunks), "age", "train").tolist() == [1.0, 2.0, 3.0]
 
+    def test_values_whose_differences_single_precision_rounds_are_refused(self):
+        seconds = [1_600_000_000.0 + hour * 3600 for hour in range(3)]
+        what = "value column 'time' has values from 1600000000 to 1600007200 in split 'train', which single precision"
+        with pytest.raises(ValueError, match=rf"{what} rounds by 32; subtract their mean."):
+            read_values(Dataset.from_dict({"time": seconds}), "time", "train")
+        for values in ([20_200_101, 20_250_101], [0.1, 0.1], [1.6e9, 1.7e9]):
+            assert read_values(Dataset.from_dict({"time": values}), "time", "train").tolist() == pytest.approx(values)
+
     def test_bad_input_is_refused(self, make_dataset, load, make_valued):
         with pytest.raises(ValueError, match=r"found no value column.*--value_column_name.*--computed_value \(slant\)"):
             load(make_dataset(marked(2)), task="regression")

@@ -188,6 +188,9 @@ class TestInput:
         names = np.array(["cat"] * len(sets[0].labels))
         with pytest.raises(TypeError, match="labels must be integers; the first is 'cat'"):
             fit("mahalanobis", sets[0]._replace(labels=names))
+        for missing, name in itertools.product([-1, -100], ["mahalanobis", "vmf"]):  # it would be a class
+            with pytest.raises(ValueError, match=r"labels must be at least 0; 1 .* have none"):
+                fit(name, sets[0]._replace(labels=sets[0].labels.clone().index_fill(0, torch.tensor([7]), missing)))
         message = f"dim must be an integer from 1 to {DIM - 1}; got {DIM}"
         with pytest.raises(ValueError, match=message):
             fit("vim", sets[0], dim=DIM)
