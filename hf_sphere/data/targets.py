@@ -53,7 +53,7 @@ def read_values(rows: Dataset, column: str, split: str) -> Tensor:
     if unusable := (~values.isfinite()).nonzero()[:, 0].tolist():
         what = f"value column {column!r} has {len(unusable)} values that are missing or not finite in single precision"
         raise ValueError(f"{what}: {exact[unusable[0]]} of row {unusable[0]} in split {split!r}. Leave them out.")
-    if len(exact) and (rounding := abs(values.double().numpy() - exact).max()) > 1e-3 * np.ptp(exact):
+    if len(exact) and (rounding := abs(values.double().numpy() - exact).max()) > 1e-3 * (np.ptp(exact) or np.inf):
         what = f"value column {column!r} has values from {exact.min():.10g} to {exact.max():.10g} in split {split!r}"
         raise ValueError(f"{what}, which single precision rounds by {rounding:.3g}; subtract their mean.")
     return values

@@ -24,7 +24,7 @@ class Outputs(NamedTuple):
     Attributes:
         embeddings: (N, d), the input of the last layer.
         logits: (N, K).
-        labels: (N,), any integers; scores that are fitted to classes refuse negative ones, such as -1 and -100 for none.
+        labels: (N,), any integers; scores that are fitted to classes refuse negative ones, such as -100 for none.
         concentrations: (N,), of models that compute one: those with the head `vmf` or `adaface`.
         ids: (N,), integers that identify the inputs, for instance their rows in one dataset: inputs with the same
             number are the same, and others are not, even if their values are equal.
