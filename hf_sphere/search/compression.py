@@ -66,6 +66,7 @@ class CompressedSpace(CalibratedSearch):
         self._index.ntotal, self._index.is_trained = len(self._numbers), True
         if "known_ids" in tensors:
             parts: Any = {name: tensors[f"known_{name}"] for name in PARTS}
+            # Rows are not added to codes, so there is no next id.
             self._calibration = Calibration(**parts, next_id=0, rule=about["rule"])
 
     def __len__(self) -> int:
@@ -165,24 +166,17 @@ def compress(space: Any, bits: int, max_recall_loss: float | None, seed: int) ->
     tensors = {"codes": codes.view(count, -1), "learned": learned, "rotation": rotation}
     tensors |= {"numbers": space._numbers, "groups": groups}
     about = {"bits": bits, "recall": (recall, low, high), "names": names, "ids": space._ids}
-    small = CompressedSpace(about | {"score": space.score, "rule": space.rule}, tensors)
-    sample, left_out = space._sample(), None
-    if space._queries is None:
-        queries, ids = vectors[sample], space._numbers[sample]
+    about |= {"score": space.score, "rule": space.rule}
+    small, sample = CompressedSpace(about, tensors), space._sample()
+    queries, numbers, ids, left_out = space._calibrating()
+    if left_out is not None:
         numbers = left_out = groups[sample]
-    else:
-        queries, numbers = space._queries
-        ids = torch.full_like(numbers, -1)
     if space.score == "margin":  # that of a loaded space has no groups to leave out
         small._nearest = Nearest.of(vectors, groups, vectors[sample], groups[sample])
-    best = small._find(project_to_sphere(queries), left_out)
-    # Rows are not added to codes, so there is no next id, and no group is left out any more.
-    small._calibration = Calibration(numbers, ids, *best[:3], 0, space.rule)
-    tensors |= {f"known_{name}": getattr(small._calibration, name) for name in PARTS}
-    if small._nearest is not None:
         tensors["offsets"] = small._nearest.offsets(torch.arange(count))
-        small._nearest = Nearest.known(tensors["offsets"])
-    return small
+    best = small._find(project_to_sphere(queries), left_out)
+    tensors |= {f"known_{name}": part for name, part in zip(PARTS, (numbers, ids, *best[:3]), strict=True)}
+    return CompressedSpace(about, tensors)
 
 
 def _rotate(vectors: Tensor, rotation: Tensor) -> np.ndarray:

@@ -141,8 +141,8 @@ class ImageIndex(IndexedImages):
         if names:
             check_names("groups", both := [*self.images.get("group", ()), *names], len(both))
             self.space.check_groups(names)
-        key, settings = (source.name, source.split), self.encoder.settings
-        source_id = self.sources.index(key) if key in self.sources else len(self.sources)
+        sources, settings = [*self.sources, (source.name, source.split)], self.encoder.settings
+        source_id = sources.index(sources[-1])
         kept, states = self.match(source, progress=options.get("progress", True))
         stored = list(zip(self.images.get("digest", ()), self.images.get("settings", ()), strict=True))
         outdated = [n for n in states if n not in kept or stored[kept[n]] != (states[n].digest, settings)]
@@ -182,7 +182,7 @@ class ImageIndex(IndexedImages):
             self.space._calibration = self.space._search = None
             logger.warning("%d rows of the index were embedded again.", len(again))
         self.columns |= {source.name: source.column} if source.column else {}
-        self.sources = [*self.sources, key]
+        self.sources = sources
         self._set(images, set(), embeddings[[embedded[n] for n in new]])
         return len(new)
 

@@ -158,7 +158,7 @@ class IndexedImages:
         """
         columns = [self.images.get(name, []) for name in ("source", "file", "id")]
         indexed = {
-            place_of(*self.sources[at], file, None if self.ids is None else name): row
+            place_of(self.sources[at][0], self.sources[at][1], file, None if self.ids is None else name): row
             for row, (at, file, name) in enumerate(zip(*columns, strict=True))
         }
         ids = [None] * len(source) if self.ids is None else source.ids

@@ -16,7 +16,7 @@ from hf_sphere.search.calibration import PARTS, RULES, Calibration, Candidates, 
 from hf_sphere.search.matching import CANDIDATES, CalibratedSearch, Matches, sort_candidates
 from hf_sphere.search.neighbor_search import SPARE, TARGET_RECALL, NeighborSearch
 from hf_sphere.search.vectors import COMPARED, as_names, mix, name_keys, parts_of_batches, positions, sample_rows
-from hf_sphere.utils.checks import check_choice, check_exclusive, check_extra, check_integer
+from hf_sphere.utils.checks import check_choice, check_extra, check_integer
 
 os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(64 << 20))  # otherwise Lance reads up to 2 GiB ahead
 
@@ -147,16 +147,12 @@ class LanceSpace(CalibratedSearch):
         Raises:
             ValueError: If there is no such group or id, or no row would remain.
         """
-        check_exclusive("name the rows", {"groups": groups is not None, "ids": ids is not None})
-        what, column = ("group", str(self._group_column)) if ids is None else ("id", self._id_column or "_rowid")
-        wanted = as_names(what, ids if groups is None else groups)
-        known = self._rows([column], condition := _is_in(column, wanted))[column]
-        if missing := wanted.difference(known.to_pylist()):
-            raise ValueError(f"there is no {what} {next(iter(missing))!r} in the space.")
-        if len(known) == len(self):
-            raise ValueError("no row would remain.")
+        what, wanted = as_names(groups, ids)
+        column = str(self._group_column) if what == "group" else self._id_column or "_rowid"
+        removed = self._rows([column], condition := _is_in(column, wanted))[column].to_pylist()
+        self._check_removal(what, wanted, removed)
         self.table.delete(condition)
-        return len(known)
+        return len(removed)
 
     def build_index(self, queries: Any = None) -> float:
         """Build an index (IVF_RQ, one bit per dimension), search enough of it for a recall@10 of 0.98, and return that.

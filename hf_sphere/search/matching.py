@@ -133,6 +133,13 @@ class CalibratedSearch(ABC):
             return unit_vectors(what, vectors, ids)
         return check_embeddings(vectors, 1, what).cpu().float()
 
+    def _check_removal(self, what: str, names: set[Any], removed: Sequence[Any], hint: str = "") -> None:
+        """Raise an error if a name is not that of a row to remove, by the names of these rows, or if no row remains."""
+        if missing := names.difference(removed):
+            raise ValueError(f"there is no {what} {next(iter(missing))!r} in the space.{hint}")
+        if len(removed) == len(self):
+            raise ValueError("no row would remain.")
+
     def _warn_of_foreign(self, queries: Tensor) -> None:  # noqa: B027
         """Warn if queries, of which there are enough to show it, are of another model."""
 

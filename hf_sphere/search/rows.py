@@ -238,24 +238,25 @@ class GroupedVectors(CalibratedSearch):
             self._nearest = Nearest.of(self.vectors, self._groups, self.vectors[sample], self._groups[sample])
         return self._nearest.offsets(rows, left_out)
 
+    def _calibrating(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Return the queries that calibrate, their groups and numbers, and the groups that are left out, if any."""
+        if self._queries is not None:
+            return *self._queries, torch.full((len(self._queries[1]),), -1), None
+        if len(self._groups.unique()) < 2:
+            hint = "Give groups=, or calibration queries without a match (calibration=)"
+            raise ValueError(f"the vectors are of one group, so no query without a match is known. {hint}.")
+        rows = self._sample()
+        return self.vectors[rows], self._groups[rows], self._numbers[rows], self._groups[rows]
+
     def _updated(self) -> Calibration:
         """Return the calibration of the current rows; scores that cannot have changed are kept."""
-        old, left_out = self._calibration, None
-        if self._queries is not None:
-            queries, groups = self._queries
-            ids, known = torch.full((len(queries),), -1), torch.arange(len(queries))
-        else:
-            if len(self._groups.unique()) < 2:
-                hint = "Give groups=, or calibration queries without a match (calibration=)"
-                raise ValueError(f"the vectors are of one group, so no query without a match is known. {hint}.")
-            rows = self._sample()
-            queries, ids = self.vectors[rows], self._numbers[rows]
-            groups = left_out = self._groups[rows]
-            known = positions(ids, old.ids) if old is not None else ids
+        old, (queries, groups, ids, left_out) = self._calibration, self._calibrating()
         if old is None or self.score == "margin":
-            return Calibration(groups, ids, *self._find(queries, left_out)[:3], self._next, self.rule)
-        added = (self._numbers >= old.next_id).nonzero()[:, 0]
-        count = min(CANDIDATES[self.score], len(added))
-        new = self._candidates(queries, count, left_out, added) if count else None
-        found = self._follow(old, known, queries, left_out, self._numbers, new)
+            found = self._find(queries, left_out)
+        else:
+            added = (self._numbers >= old.next_id).nonzero()[:, 0]
+            count = min(CANDIDATES[self.score], len(added))
+            new = self._candidates(queries, count, left_out, added) if count else None
+            known = torch.arange(len(ids)) if left_out is None else positions(ids, old.ids)
+            found = self._follow(old, known, queries, left_out, self._numbers, new)
         return Calibration(groups, ids, *found[:3], self._next, self.rule)

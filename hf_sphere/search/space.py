@@ -14,7 +14,7 @@ from hf_sphere.search.index_files import read_index, write_index
 from hf_sphere.search.neighbor_search import SearchKind
 from hf_sphere.search.report import VectorReport, report_vectors
 from hf_sphere.search.vectors import as_list, as_names, check_ids, check_names, unit_vectors, usable_rows
-from hf_sphere.utils.checks import check_choice, check_exclusive, check_integer, check_seed
+from hf_sphere.utils.checks import check_choice, check_integer, check_seed
 from hf_sphere.utils.pages import Table
 
 if TYPE_CHECKING:
@@ -184,18 +184,15 @@ class EmbeddingSpace(ComparedVectors, Table):
         Raises:
             ValueError: If there is no such group or id, or no row remains.
         """
-        check_exclusive("name the rows", {"groups": groups is not None, "ids": ids is not None})
-        what, known = ("id", self.ids) if groups is None else ("group", self.groups or [])
-        wanted = as_names(what, ids if groups is None else groups)
-        if missing := wanted - {*known}:
-            meant = " Name its rows by ids=." if what == "group" and missing & {*(self._ids or [])} else ""
-            raise ValueError(f"there is no {what} {next(iter(missing))!r} in the space.{meant}")
-        kept = torch.tensor([value not in wanted for value in known]).nonzero()[:, 0]
-        if not len(kept):
-            raise ValueError("no row would remain.")
-        ids, removed = self._ids and [self._ids[row] for row in kept.tolist()], len(self) - len(kept)
+        what, wanted = as_names(groups, ids)
+        names = self.ids if what == "id" else self.groups or []
+        removed = [name for name in names if name in wanted]
+        hint = " Name its rows by ids=." if what == "group" and wanted.intersection(self._ids or []) else ""
+        self._check_removal(what, wanted, removed, hint)
+        kept = torch.tensor([name not in wanted for name in names]).nonzero()[:, 0]
+        ids = self._ids and [self._ids[row] for row in kept.tolist()]
         self._set(kept, self.vectors[:0], self._numbers[:0], self._groups[kept], ids)
-        return removed
+        return len(removed)
 
     def save(self, folder: str | PathLike) -> None:
         """Write the space and its calibration to a folder, in the format of an `ImageIndex`, also over an older one.

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hf_sphere.geometry.checks import check_dense, check_embeddings, check_rows, shorten, to_embeddings, to_tensor
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.utils.checks import check_integer, error_text
+from hf_sphere.utils.checks import check_exclusive, check_integer, error_text
 
 logger = logging.getLogger(__name__)
 
@@ -250,12 +250,13 @@ def check_names(what: str, groups: Any, count: int) -> list[Any]:
     return names
 
 
-def as_names(what: str, values: Any) -> set[Any]:
-    """Return different ids or names of groups: texts or integers, to which True is not 1, and 1.0 is not either."""
-    names = as_list(values)
+def as_names(groups: Any, ids: Any) -> tuple[str, set[Any]]:
+    """Return what names rows, `group` or `id`, and the names: texts or integers, to which True and 1.0 are not 1."""
+    check_exclusive("name the rows", {"groups": groups is not None, "ids": ids is not None})
+    what, names = ("group", as_list(groups)) if ids is None else ("id", as_list(ids))
     if odd := [name for name in names if type(name) not in (int, str)]:
         raise ValueError(f"there is no {what} {odd[0]!r} in the space, only texts or integers.")
-    return {*names}
+    return what, {*names}
 
 
 def as_list(values: Any) -> list[Any]:
