@@ -189,43 +189,37 @@ def plot_projections_along_training(
     import matplotlib
     from matplotlib.ticker import MaxNLocator
 
-    entries = sorted(training.get("epochs", ()), key=lambda entry: entry["epoch"])
+    entries = training.get("epochs", ())
     names = list(next((entry["projections"]["layers"] for entry in entries if "projections" in entry), ()))
+    frame = pd.json_normalize(entries, sep="/").set_index("epoch").sort_index()
 
-    def values(*keys: str) -> np.ndarray:
-        found: list[Any] = entries
-        for key in keys:
-            found = [None if one is None else one.get(key) for one in found]
-        return np.array(found, dtype=np.float64)  # None is nan
+    def course(*keys: str) -> pd.Series:
+        return frame.get("/".join(keys), pd.Series(index=frame.index)).astype(float)
 
     named = figures.choose_evenly(names, _MOST_NAMES)
     labels = dict(zip(named, figures.shorten_layer_names(named, 20), strict=True))
-    panels: dict[str, list[tuple[np.ndarray, dict[str, Any]]]] = {ACCURACY: [], MASS: [], DISTANCE: []}
+    panels: dict[str, list[tuple[pd.Series, dict[str, Any]]]] = {ACCURACY: [], MASS: [], DISTANCE: []}
     for index, kind, label in ((1, "train", "training"), (0, "eval", "evaluation")):
         style = figures.style_line(index) | {"label": label, "linewidth": 1.8}
-        panels[ACCURACY].append((100 * values(f"{kind}_accuracy"), style))
+        panels[ACCURACY].append((100 * course(f"{kind}_accuracy"), style))
     for index, name in enumerate(names):
         position = 0.88 * index / max(1, len(names) - 1)  # the lightest colors are invisible on white
         line = {"linestyle": figures.style_line(index)["linestyle"] if len(names) <= _MOST_NAMES else "-"}
         line |= {"color": matplotlib.colormaps["viridis"](position), "label": labels.get(name, "_")}
         line |= {"linewidth": 1.9 - position}  # lines below others are visible
-        panels[MASS].append((values("projections", "layers", name, "mass"), line))
-        l2, relative = (values("distances", "layers", name, key) for key in ("l2", "relative"))
+        panels[MASS].append((course("projections", "layers", name, "mass"), line))
+        l2, relative = (course("distances", "layers", name, key) for key in ("l2", "relative"))
         # Distances of a layer that is initialized with zeros are absolute, and not comparable.
-        panels[DISTANCE].append((np.where(relative == 1, l2, np.nan), line))
+        panels[DISTANCE].append((l2.where(relative == 1), line))
     network = {"color": "black", "linewidth": 3, "label": "network", "zorder": 3}
-    panels[MASS].append((values("projections", "net", "mass"), network))
-    panels = {name: lines for name, lines in panels.items() if any(np.isfinite(course).any() for course, _ in lines)}
+    panels[MASS].append((course("projections", "net", "mass"), network))
+    panels = {name: lines for name, lines in panels.items() if any(values.notna().any() for values, _ in lines)}
     heights = [{ACCURACY: 1.5, MASS: 2.4, DISTANCE: 2.0}[name] for name in panels]
     figure = new_figure(7.2, 0.8 + sum(heights), title)
     grid = figure.subplots(len(panels), squeeze=False, sharex=True, height_ratios=heights).flatten()
-    epochs = np.array([entry["epoch"] for entry in entries])
     for axes, (name, lines) in zip(grid, panels.items(), strict=True):
-        for course, style in lines:
-            finite = np.isfinite(course)
-            if finite.any():
-                marker = "o" if finite.sum() < 12 else None
-                axes.plot(epochs[finite], course[finite], **{"marker": marker, "markersize": 3} | style)
+        for values, style in ((values.dropna(), style) for values, style in lines if values.notna().any()):
+            axes.plot(values, **{"marker": "o" if len(values) < 12 else None, "markersize": 3} | style)
         axes.set_ylabel(name)
         axes.grid()
         if name == DISTANCE:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from scipy.ndimage import gaussian_filter1d
+from scipy.spatial.transform import Rotation
 from torch import Tensor
 
 from hf_sphere.geometry.manifold import mean_direction
@@ -67,16 +68,6 @@ class CircleScene(Scene):
 
     def draw(self, axes: Any, *, scale: float = 1.0) -> list[str]:
         """See `Scene`."""
-        axes.set_aspect("equal")
-        return self.describe(ROSE_NOTE, marks="lines", shown=self._draw_rose(axes))
-
-    def draw_names(self, axes: Any, size: float) -> None:
-        """See `Scene`."""
-        means = self.mean_directions()
-        place_names(axes, _NAMES * means, self.present, self.class_names, size, beside=means)
-
-    def _draw_rose(self, axes: Any) -> int:
-        """Draw the densities, and the directions that end inside the figure; return the number of these directions."""
         from matplotlib.patches import Circle
 
         axes.add_patch(Circle((0.0, 0.0), 1.0, facecolor="none", edgecolor="0.45", linewidth=1.0, zorder=1))
@@ -93,16 +84,18 @@ class CircleScene(Scene):
             axes.plot(*outer.numpy(), color=color, linewidth=1.4, zorder=3)
         quarter = bool((self.points >= -1e-6).all())  # then it fills the figure
         x, y = _NAMES + 0.45, _NAMES + 0.22
-        axes.set(xlim=(-_MARGIN if quarter else -x, x), ylim=(-_MARGIN if quarter else -y, y))
+        axes.set(xlim=(-_MARGIN if quarter else -x, x), ylim=(-_MARGIN if quarter else -y, y), aspect="equal")
         axes.set_axis_off()
-        shown = 0
-        for index, direction in self.drawn_directions.items():
-            if not quarter or (direction >= -_MARGIN).all():
-                x, y = direction.tolist()
-                style = {"linewidth": 2.0, "zorder": 4, "solid_capstyle": "round"}
-                axes.plot((0.0, x), (0.0, y), color=mark_of(index)[0], **style)
-                shown += 1
-        return shown
+        inside = {k: end for k, end in self.drawn_directions.items() if not quarter or (end >= -_MARGIN).all()}
+        for index, (x, y) in inside.items():
+            style = {"linewidth": 2.0, "zorder": 4, "solid_capstyle": "round"}
+            axes.plot((0.0, x), (0.0, y), color=mark_of(index)[0], **style)
+        return self.describe(ROSE_NOTE, marks="lines", shown=len(inside))
+
+    def draw_names(self, axes: Any, size: float) -> None:
+        """See `Scene`."""
+        means = self.mean_directions()
+        place_names(axes, _NAMES * means, self.present, self.class_names, size, beside=means)
 
 
 def _density(points: Tensor) -> Tensor:
@@ -132,11 +125,8 @@ class View:
 
     def axes(self) -> Tensor:
         """Return the directions right, up and towards the camera: (3, 3), unit vectors in the columns."""
-        elevation, azimuth = math.radians(self.elevation), math.radians(self.azimuth)
-        right = (-math.sin(azimuth), math.cos(azimuth), 0.0)
-        towards = (math.cos(elevation) * right[1], -math.cos(elevation) * right[0], math.sin(elevation))
-        up = (-math.sin(elevation) * right[1], math.sin(elevation) * right[0], math.cos(elevation))
-        return torch.tensor([right, up, towards], dtype=torch.float64).T
+        turned = Rotation.from_euler("ZY", (self.azimuth, -self.elevation), degrees=True).as_matrix()
+        return torch.from_numpy(turned[:, [1, 2, 0]])
 
 
 def choose_view(points: Tensor) -> View:
@@ -249,13 +239,10 @@ def _draw_globe(axes: Any, view: View, shift: float) -> None:
 
     axes.add_patch(Circle((shift, 0.0), 1.0, facecolor="0.98", edgecolor="0.6", linewidth=1.0, zorder=0))
     turn = torch.linspace(0, 2 * math.pi, 361, dtype=torch.float64)
-    cos, sin = turn.cos(), turn.sin()
     for degrees in range(-60, 91, 30):
-        angle = math.radians(degrees)
-        up = torch.full_like(turn, math.sin(angle))
-        latitude = torch.stack([math.cos(angle) * cos, math.cos(angle) * sin, up], dim=1)
-        longitude = torch.stack([math.cos(angle) * cos, math.sin(angle) * cos, sin], dim=1)
-        for circle in (latitude, longitude):
+        angle = torch.tensor(math.radians(degrees)).double().expand_as(turn)
+        for up, around in ((angle, turn), (turn, angle)):  # a latitude and a longitude
+            circle = torch.stack([up.cos() * around.cos(), up.cos() * around.sin(), up.sin()], dim=1)
             positions, front = _look(circle, view, shift)
             positions[~front] = torch.nan
             color = "0.6" if degrees in (0, 90) else "0.85"
