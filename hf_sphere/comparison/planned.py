@@ -175,11 +175,8 @@ class PlannedComparison:
                 training_runs.cache_features(backbone, self.source, self.splits, split, file)
             features, files[backbone] = training_runs.read_features(str(file)), str(file)
             print(f"features  {backbone}: {len(features['ids']):,} images, {features['features'].shape[1]} dimensions")
-        rows = features["ids"] & ((1 << ROW_BITS) - 1)
-        places = torch.full((sum(map(len, self.splits.values())),), -1)
-        places[rows] = torch.arange(len(rows))
-        positions = {name: places[part] for name, part in self.positions.items()}
-        positions = {name: part[part >= 0] for name, part in positions.items()}  # without unreadable images
+        rows = features["ids"] & ((1 << ROW_BITS) - 1)  # without those of unreadable images
+        positions = {name: torch.isin(rows, part).nonzero()[:, 0] for name, part in self.positions.items()}
         runs = training_runs.FrozenRuns(files, positions, self.source, self.class_names, self.label)
         return Study(runs, self.arms, division, self.plan, self.plan.num_train_epochs, self.folder)
 

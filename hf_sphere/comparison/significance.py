@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
+import pandas as pd
 import torch
 from scipy import stats
 from torch import Tensor
@@ -76,8 +77,7 @@ def widest_test(
     if isinstance(rows[0], Mapping) and min(len(a), len(b)) > 1:
         results.append(difference_test(a, b, test, images=image_variance(ours, theirs, test)))  # type: ignore[arg-type]
     elif isinstance(rows[0], Mapping) and all(row.keys() == rows[0].keys() for row in rows):
-        groups: Any = (rows[: len(a)], rows[len(a) :])
-        c, d = ([np.mean([row[image] for row in group]) for image in rows[0]] for group in groups)
+        c, d = (pd.DataFrame(group)[[*rows[0]]].mean().tolist() for group in (ours, theirs))
         result: Any = difference_test(c, d, "paired")
         results.append(result and result._replace(variation="test images"))
     if test_fraction is not None:
@@ -124,9 +124,7 @@ def image_variance(ours: Sequence[Outcomes], theirs: Sequence[Outcomes], test: T
     # interaction / S. Between independent groups (Welch), the covariances of both are subtracted.
     if test == "paired":
         ours, theirs = [{image: a[image] - b[image] for image in a} for a, b in zip(ours, theirs, strict=True)], []
-    rows = [*ours, *theirs]
-    ids = [*dict.fromkeys(image for row in rows for image in row)]
-    table = np.array([[row.get(image, math.nan) for image in ids] for row in rows], dtype=np.float64)
+    table = np.array(pd.DataFrame([*ours, *theirs], dtype=np.float64), order="C")
     tested = np.isfinite(table)
     sizes = tested.sum(1, keepdims=True)
     residuals = np.where(tested, table - np.nanmean(table, 1, keepdims=True), 0.0) / sizes
@@ -135,7 +133,7 @@ def image_variance(ours: Sequence[Outcomes], theirs: Sequence[Outcomes], test: T
     kept = 1 - 1 / sizes - 1 / sizes.T + common / (sizes * sizes.T)
     covariances = residuals @ residuals.T / np.where(common > 0, kept, 1.0)
     counts = np.repeat([len(ours), len(theirs)], [len(ours), len(theirs)])
-    signs = np.where(np.arange(len(rows)) < len(ours), 1, -1)
+    signs = np.repeat([1, -1], [len(ours), len(theirs)])
     weights = np.where(np.equal.outer(signs, signs), 1 / (counts - 1), -1 / counts) / counts[:, None]
     np.fill_diagonal(weights, 0.0)
     freedom = int((tested.sum(0) > 1).sum()) - 1  # of a variance over the images that several rows have
