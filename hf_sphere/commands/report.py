@@ -11,6 +11,7 @@ The report names rows by the --id_column, else by their numbers. An index has it
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,21 +46,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_writable(output, is_folder=False)
     if args.figure is not None:
         visualization.check_matplotlib()
-    (source, cells), comparison = read_source(args.source, args), None
+    (make_space, make_report, ids, cells), comparison = read_source(args.source, args), None
     if args.compare_with is not None:
-        other, others = read_source(args.compare_with, args)
-        comparison = as_space(source, args).compare(as_space(other, args))
-    elif isinstance(source, search.EmbeddingSpace) and (args.column or args.id_column or args.columns):
-        hint = "leave out --column, --id_column and --columns"
-        raise ValueError(f"{args.source} is an index, which has its vectors, ids and columns; {hint}.")
-    if isinstance(source, search.EmbeddingSpace):
-        report = source.report()
-    else:
-        groups = args.group_column and source.read_groups(args.group_column)
-        report = search.report_vectors(source.encoded, groups, ids=source.ids)
-    print(report)
+        make_other, _, _, others = read_source(args.compare_with, args)
+        comparison = make_space().compare(make_other())
+    print(report := make_report())
     values = report.to_dict()
-    rows, at = list[dict[str, Any]](), {name: row for row, name in enumerate(source.ids or ())}
+    rows, at = list[dict[str, Any]](), {name: row for row, name in enumerate(ids or ())}
     for key, named in report.numbers.items():
         kind, _, fault = key.replace("_", " ").partition(" ")
         for name in named if kind in ("rows", "ids") and isinstance(named, list) else ():
@@ -96,11 +89,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"wrote     {args.page}")
 
 
-def read_source(name: str, args: ReportArguments) -> tuple[Any, Any]:
-    """Read the space of an index, or a file or a dataset, and the further columns of each row, or None."""
+def read_source(name: str, args: ReportArguments) -> tuple[Any, Any, Any, Any]:
+    """Read an index, a file or a dataset: functions that return its space and its report, ids and columns, or None."""
     from hf_sphere.search.index_files import ABOUT_FILE, read_index
 
     if (Path(name) / ABOUT_FILE).is_file():
+        if args.compare_with is None and (args.column or args.id_column or args.columns):
+            hint = "leave out --column, --id_column and --columns"
+            raise ValueError(f"{name} is an index, which has its vectors, ids and columns; {hint}.")
         _, images, space = read_index(search.EmbeddingSpace, name)
         cells = images.get("columns")
         if args.group_column is not None:  # also of an index that was built without groups
@@ -110,15 +106,10 @@ def read_source(name: str, args: ReportArguments) -> tuple[Any, Any]:
                 have = ", ".join(key for key, column in known.items() if column) or "no columns"
                 raise ValueError(f"{name} has {have}, not {args.group_column!r}; leave out --group_column.")
             space = search.EmbeddingSpace.fit(space.vectors, groups, ids=space.ids)
-        return space, cells
+        return lambda: space, space.report, space.ids, cells
     source = search.ImageSource.of(name, column=args.column, content="vector")
     source = source.with_columns(args.id_column, args.columns or ())
-    return source, source.cells
-
-
-def as_space(source: Any, args: ReportArguments) -> "search.EmbeddingSpace":
-    """Return a space, or make one of a file or a dataset."""
-    if isinstance(source, search.EmbeddingSpace):
-        return source
-    groups = args.group_column and source.read_groups(args.group_column)
-    return search.EmbeddingSpace.fit(source.encoded, groups, ids=source.ids)
+    given: Any = {"vectors": source.encoded, "ids": source.ids}
+    given["groups"] = args.group_column and source.read_groups(args.group_column)
+    makers = [partial(make, **given) for make in (search.EmbeddingSpace.fit, search.report_vectors)]
+    return makers[0], makers[1], source.ids, source.cells
