@@ -140,8 +140,7 @@ def read_rows(args: DuplicateArguments) -> tuple[dict[str, list[Any]], Any, Any]
         index, labels = search.ImageIndex(None, images, space, about.sources), images.get(args.label_column or "")
         if args.label_column and labels is None:
             raise ValueError(f"{args.source} has no {args.label_column!r}. Leave out --label_column.")
-        columns, cells, parts = {"id": images["id"]}, images.get("columns"), images.get("source", [])
-        has_files = about.model != ""
+        columns, has_files = {"id": images["id"]}, about.model != ""
     else:
         encoder = load_encoder(args.model_name_or_path) if args.model_name_or_path else None
         options: dict[str, Any] = {"column": args.column, "content": encoder and encoder.content}
@@ -155,19 +154,18 @@ def read_rows(args: DuplicateArguments) -> tuple[dict[str, list[Any]], Any, Any]
         sources = [source.with_columns(args.id_column, args.columns or ()) for source in sources]
         names = [source.read_groups(args.label_column, "labels") for source in sources if args.label_column]
         skip: dict[str, Any] = {"skip_invalid": args.skip_invalid}
-        index = search.ImageIndex.build(encoder, sources[0], groups=args.group_column, **skip)
+        kept: Any = {"groups": args.group_column, "columns": args.columns or ()}
+        index = search.ImageIndex.build(encoder, sources[0], **kept, **skip)
         for source in sources[1:]:  # whose ids may be the same
             index.add(source, **skip)
-        parts = index.images["source"]
-        at = [*zip(parts, index.images["row"], strict=True)]
+        at = [*zip(index.images["source"], index.images["row"], strict=True)]
         ids = [(sources[n].ids or [])[row] for n, row in at] if args.id_column else None
         columns = {"row": index.images["row"]} if ids is None else {"id": ids}
-        cells = [(sources[n].cells or [])[row] for n, row in at] if args.columns else None
         labels = [names[n][row] for n, row in at] if names else None
         has_files = content == "image"
         if (column := sources[0].column) is not None and args.column is None:
             print(f"vectors   column {column} of {args.source}", file=sys.stderr)
-    here = f"{Path.cwd()}/"
+    here, cells, parts = f"{Path.cwd()}/", index.images.get("columns"), index.images.get("source", [])
     if "text" in index.images:
         columns["text"] = index.images["text"]
     elif has_files:
