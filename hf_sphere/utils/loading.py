@@ -266,20 +266,25 @@ def load_dataset(name: str, *args: Any, source: str | None = None, **options: An
     path = Path(source or name)
     features = (next(iter(loaded.values())) if isinstance(loaded, dict) else loaded).features or {}
     numbers = [n for n, kind in features.items() if isinstance(kind, datasets.Value) and kind.dtype.startswith("int")]
-    for file in [path] if path.suffix == ".csv" else path.rglob("*.csv") if path.is_dir() and numbers else ():
-        _warn_of_leading_zeros(file, numbers)
+    for file in (path, *(path.rglob("*") if path.is_dir() else ())) if numbers else ():
+        if re.search(r"\.[ct]sv(\.\w+)?$", file.name) and file.is_file():
+            _warn_of_leading_zeros(file, numbers)
     return loaded
 
 
 def _warn_of_leading_zeros(file: Path, columns: list[str]) -> None:
-    """Warn of codes such as 007 in columns of a CSV file that are read as integers: 007 and 7 are then the same."""
+    """Warn of codes such as 007 in columns of a table of texts that are read as integers: 007 and 7 are then the same.
+
+    It may be compressed.
+    """
     import pyarrow as pa
     import pyarrow.csv
 
     as_texts: Any = {"column_types": dict.fromkeys(columns, pa.string()), "include_columns": columns}
     options = pa.csv.ConvertOptions(**as_texts, include_missing_columns=True)
+    parsing = pa.csv.ParseOptions(delimiter="\t" if ".tsv" in file.suffixes else ",", newlines_in_values=True)
     with suppress(pa.ArrowInvalid):  # of files that `datasets` does not read, or pandas more leniently
-        table = pa.csv.read_csv(file, None, pa.csv.ParseOptions(newlines_in_values=True), options)
+        table = pa.csv.read_csv(file, None, parsing, options)
         for name, cells in zip(columns, table.columns, strict=True):
             if code := next((code for code in cells.unique().to_pylist() if re.match(r"\s*0\d", code or "")), None):
                 text = "%s: column %r is read as numbers, so %r is %d; if these are names, write a letter before each."

@@ -1,5 +1,7 @@
 """Images as people have them: folders of files, without a test split, with damaged files among them."""
 
+import bz2
+import gzip
 import io
 import logging
 import os
@@ -123,6 +125,14 @@ class TestUnreadFiles:
         text = f"{name}: column 'label' is read as numbers, so {label!r} is {int(label)}; if these are names, write a"
         assert (text in caplog.text) == warns
         assert bool(caplog.text) == warns
+
+    @pytest.mark.parametrize("name", ["rows.tsv", "rows.csv.gz", "rows.tsv.bz2"])
+    def test_codes_of_tables_with_tabs_or_compressed_that_lose_zeros_are_reported(self, name, tmp_path, caplog):
+        open_table = {".gz": gzip.open, ".bz2": bz2.open}.get(name[name.rindex(".") :], open)
+        with open_table(tmp_path / name, "wt") as file:
+            file.write("note,label\na,007\nb,7\n".replace(",", "\t" if ".tsv" in name else ","))
+        assert load_splits(str(tmp_path))["train"]["label"][:] == [7, 7]
+        assert f"{name}: column 'label' is read as numbers, so '007' is 7" in caplog.text
 
     @pytest.mark.parametrize("name", ["@eaDir", "$RECYCLE.BIN", "#recycle", "__MACOSX", "lost+found"])
     def test_images_in_folders_of_the_system_are_not_indexed_and_not_trained_on(self, folder, name):
