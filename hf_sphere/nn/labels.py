@@ -93,7 +93,9 @@ def weighted_by_targets(forward: Callable[..., Any]) -> Callable[..., Any]:
         labels = args[position] if len(args) > position else kwargs.get("labels")
         if num_items_in_batch is None or labels is None:
             return output
-        count, total = (labels != IGNORED).sum(), torch.as_tensor(num_items_in_batch, device=labels.device)
+        # As uint8, the class 156 would equal -100; and values of a regression can be -100. The Trainer omits both.
+        count = ((labels.long() != IGNORED) | labels.is_floating_point()).sum()
+        total = torch.as_tensor(num_items_in_batch, device=labels.device).maximum(count)
         warn_if_divided = getattr(getattr(self, "head", None), "warn_if_divided", None)  # some encoders' head has none
         if self.training and warn_if_divided is not None:
             warn_if_divided(count, total)

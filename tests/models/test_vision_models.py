@@ -239,6 +239,21 @@ def test_other_heads_receive_the_coordinates_orthogonal_to_the_pole(head):
     torch.testing.assert_close(output.loss, F.cross_entropy(output.logits, batch["labels"]))
 
 
+@pytest.mark.parametrize("counted", [0, 2])  # by a Trainer, which omits the values, or not
+def test_values_of_minus_100_have_a_loss_when_the_targets_of_a_step_are_counted(counted):
+    model = KINDS["regression"](small_config(value_range=[-180.0, 180.0], head=None))
+    images, values = torch.rand(2, 1, 6, 6), torch.full((2,), -100.0)
+    expected = model(images, labels=values).loss
+    torch.testing.assert_close(model(images, labels=values, num_items_in_batch=counted).loss, expected)
+
+
+def test_class_156_of_labels_of_8_bits_has_a_loss_when_the_targets_of_a_step_are_counted():
+    model = KINDS["classification"](small_config(num_labels=200))
+    images, labels = torch.rand(2, 1, 6, 6), torch.full((2,), 156)
+    expected = model(images, labels=labels).loss
+    torch.testing.assert_close(model(images, labels=labels.to(torch.uint8), num_items_in_batch=2).loss, expected)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @every_value_kind
 def test_model_reports_whether_the_loss_is_a_sum(kind, reduction):
