@@ -1,5 +1,8 @@
 """Targets of images: class labels, real values, or both."""
 
+import functools
+import logging
+import unicodedata
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -12,6 +15,8 @@ from torch import Tensor
 from hf_sphere.data.options import DataTask, ImageSourceOptions, ValueOptions
 from hf_sphere.data.sampling import Episodes
 from hf_sphere.utils.checks import check_choice
+
+logger = logging.getLogger(__name__)
 
 OPEN_SETS = ("retrieval", "few_shot")
 """Tasks whose splits may have different classes."""
@@ -62,11 +67,22 @@ def read_values(rows: Dataset, column: str, split: str) -> Tensor:
 def read_class_names(rows: Dataset, column: str) -> list[str]:
     """Return the name of each class, by index: the names of a `ClassLabel`, or the sorted values of the column."""
     feature = rows.features[column]
-    if isinstance(feature, ClassLabel):
-        return list(feature.names)
     if not is_of_classes(feature):
         raise ValueError(f"label column {column!r} contains {feature}; class labels are integers or names.")
-    return [str(value) for value in sorted(set(rows.unique(column)) - {None})]
+    is_named = isinstance(feature, ClassLabel)
+    names = feature.names if is_named else [str(value) for value in sorted(set(rows.unique(column)) - {None})]
+    _warn_of_equal_names(column, tuple(names))
+    return list(names)
+
+
+@functools.lru_cache(maxsize=8)  # once for a dataset
+def _warn_of_equal_names(column: str, names: tuple[str, ...]) -> None:
+    """Warn of classes whose names are the same text in two Unicode forms, as of folders that were made on a Mac."""
+    seen: dict[str, str] = {}
+    for name in names:
+        if (first := seen.setdefault(unicodedata.normalize("NFC", name), name)) != name:
+            text = "label column %r: the classes %a and %a have the same name in two Unicode forms; rename one to join "
+            logger.warning(text + "them.", column, first, name)
 
 
 def read_labels(rows: Dataset, column: str, class_names: list[str], split: str) -> Tensor:

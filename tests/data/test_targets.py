@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hf_sphere.data import COMPUTED_VALUES, Augmentation, targets
 from hf_sphere.data.augmentation import _rotate
-from hf_sphere.data.targets import read_values
+from hf_sphere.data.targets import read_class_names, read_values
 
 
 @pytest.fixture
@@ -224,3 +224,15 @@ def test_slant_is_independent_of_position_and_0_for_a_single_row():
     images[:, :, 4] = noise(200, 3, 9)
     assert torch.equal(slant(images), torch.zeros(200))
     assert all(hasattr(Augmentation(), option) for option in targets.CHANGED_BY["slant"])
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_classes_whose_names_differ_in_their_unicode_form_alone_are_reported_once(is_named, caplog):
+    names = ["cafe\u0301", "caf\u00e9", "tea"]  # e and an accent, or one character
+    rows = Dataset.from_dict({f"named_{is_named}": names})
+    rows = rows.cast_column(f"named_{is_named}", ClassLabel(names=names)) if is_named else rows
+    assert [read_class_names(rows, f"named_{is_named}") for _ in range(2)] == [names] * 2
+    assert [record.getMessage() for record in caplog.records] == [
+        f"label column 'named_{is_named}': the classes 'cafe\\u0301' and 'caf\\xe9' have the same name in two Unicode "
+        "forms; rename one to join them."
+    ]
