@@ -89,10 +89,17 @@ class EncoderTests(ModelTesterMixin):
 
 
 class SphereModernBertTest(EncoderTests, unittest.TestCase):
-    def test_model_rope_scaling_from_config_2_yarn(self) -> None:
+    def use_larger_weights(self) -> None:
         config = self.model_tester.get_config()
         config.initializer_range = 0.5  # or attention is even, and positions change outputs by less than the tolerance
         self.model_tester.get_config = lambda: config
+
+    def test_model_rope_scaling_from_config_1_dynamic(self) -> None:
+        self.use_larger_weights()
+        super().test_model_rope_scaling_from_config_1_dynamic()
+
+    def test_model_rope_scaling_from_config_2_yarn(self) -> None:
+        self.use_larger_weights()
         super().test_model_rope_scaling_from_config_2_yarn()
 
 
