@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hf_sphere.analogies import scoring as scorings
 from hf_sphere.analogies.language_model import LanguageModel
-from hf_sphere.analogies.questions import Question, answers_of, chance_level
+from hf_sphere.analogies.questions import Question, answers_of, chance_level, choice_counts
 from hf_sphere.analogies.scoring import NUM_POSITIVE, Engine, Measurements, aggregate, scoring_class
 from hf_sphere.utils.files import atomic_file, write_json
 from hf_sphere.utils.texts import write_csv
@@ -86,6 +86,9 @@ class Scores:
 
     def correct(self, questions: Sequence[Question]) -> Tensor:
         """Whether answers are correct, (Q,), float64: 1/k for a tie of k choices with the correct one."""
+        if (counts := self.costs.isfinite().sum(1).tolist()) != (asked := choice_counts(questions).tolist()):
+            what = f"the costs are of {len(counts)} questions with {sum(counts)} choices in all"
+            raise ValueError(f"{what}, not of these {len(asked)} with {sum(asked)}, or their order differs.")
         return probability_correct(self.costs.T, answers_of(questions))
 
     def accuracy(self, questions: Sequence[Question]) -> float:

@@ -208,6 +208,14 @@ def test_a_tie_counts_one_kth_and_the_first_choice_is_predicted(scoring, options
         assert scores.accuracy(questions) == pytest.approx(1 / 3)
 
 
+def test_answers_to_other_questions_than_those_of_the_costs_are_refused():
+    two, three = (Question(("a", "b"), (("x", "y"), ("v", "w"), ("e", "f"))[:count], 0) for count in (2, 3))
+    scores = score_questions([two, three], MODEL)
+    for others in ([two], [three, two]):
+        with pytest.raises(ValueError, match="costs are of 2 questions with 5 choices in all, not of these"):
+            scores.accuracy(others)
+
+
 @pytest.mark.parametrize(("gap", "share"), [(1e-7, 0.5), (1e-5, 1.0)])
 def test_costs_that_differ_by_rounding_tie(gap, share):
     question = Question(("a", "b"), (("c", "d"), ("e", "f"), ("g", "h")), 1)
