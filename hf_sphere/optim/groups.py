@@ -316,6 +316,8 @@ def build_optimizer(
         options.setdefault("fused", fits)
     nesterov = options.pop("nesterov", False) if name == "sgd" else False
     for group in groups:
+        for option in ("lr", "weight_decay"):  # torch does not check those of groups, and would train uphill
+            check_number(f"{option} of {group['params'][0][0]}", float(group.get(option, 0.0)), "[0, inf)")
         if "momentum" not in valid:
             group.pop("momentum", None)
         elif name == "sgd":  # torch does not accept Nesterov momentum of 0

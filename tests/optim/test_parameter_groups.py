@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -53,6 +55,15 @@ def test_options_of_an_unknown_parameter_are_an_error_that_names_it():
         parameter_groups(Mixed({"temperature": {"lr": 1.0}}))
     with pytest.raises(ValueError, match="lr_scales names parameters that the model lacks: typo"):
         build_optimizer(nn.Linear(2, 3), "adamw", lr_scales={"typo": 0.1, "weight": 0.5})
+
+
+@pytest.mark.parametrize(("option", "value"), [("lr", -1e-3), ("lr", math.nan), ("weight_decay", -0.1)])
+def test_options_of_a_parameter_that_are_below_zero_or_no_number_are_refused(option, value):
+    with pytest.raises(ValueError, match=rf"{option} of prototypes must be a number in \[0, inf\); got {value}"):
+        build_optimizer(Mixed({"prototypes": {option: value}}), "adamw")
+    if option == "lr":
+        with pytest.raises(ValueError, match="lr of weight must be a number in"):
+            build_optimizer(nn.Linear(2, 3), "adamw", lr_scales={"weight": value})
 
 
 def test_options_of_a_part_of_the_model_are_used():
