@@ -198,6 +198,7 @@ def compare_runs(
     """
     _check(values, reference, minimum=minimum, margin=margin, seeds=seeds, perfect=perfect, test_fraction=test_fraction)
     check_choice("test", test, get_args(Test))
+    check_choice("higher_is_better", higher_is_better, (True, False))  # a text such as "false" would count as true
     means = {name: {seed: mean_of(value) for seed, value in run.items()} for name, run in values.items()}
     if perfect is not None:
         rounding = 1e-9 * max(abs(value) for run in means.values() for value in run.values())

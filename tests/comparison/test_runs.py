@@ -112,6 +112,13 @@ def test_a_value_better_than_perfect_is_an_error(values, perfect, higher_is_bett
         compare(runs, perfect=perfect, higher_is_better=higher_is_better)
 
 
+@pytest.mark.parametrize("direction", ["false", None, "lower"])
+def test_a_direction_that_is_no_truth_value_is_an_error(direction):
+    runs = {"a": {0: 0.8, 1: 0.82}, "b": {0: 0.7, 1: 0.72}}
+    with pytest.raises(ValueError, match=f"higher_is_better must be one of True, False; got {direction!r}"):
+        compare_runs(runs, reference="b", higher_is_better=direction)
+
+
 def test_a_value_may_be_better_than_perfect_by_rounding():
     runs = {"softmax": {0: {"a": 0.3, "b": 0.1}}, "run": {0: {"a": 0.3, "b": -0.3 - 1e-16}}}
     assert statistics.fmean(compare(runs, perfect=0, higher_is_better=False)["run"].values.values()) < 0
