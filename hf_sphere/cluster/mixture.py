@@ -18,6 +18,7 @@ from hf_sphere.cluster.spherical_k_means import POSITIVE_INTEGER, SphericalKMean
 from hf_sphere.distributions import VonMisesFisher
 from hf_sphere.geometry import bessel
 from hf_sphere.geometry.manifold import mean_direction
+from hf_sphere.utils.checks import check_integer
 
 LARGEST_CONCENTRATION = 1e8
 """Bound of the concentrations, without which the likelihood of a component with a single point has no maximum."""
@@ -159,7 +160,8 @@ class VonMisesFisherMixture(DensityMixin, ClassNamePrefixFeaturesOutMixin, Trans
         random = check_random_state(self.random_state)
         generator = torch.Generator(means.device).manual_seed(int(random.randint(2**31)))
         probabilities = weights.cpu().double().numpy()
-        labels = torch.as_tensor(random.multinomial(n_samples, probabilities / probabilities.sum())).to(means.device)
+        count = check_integer("n_samples", n_samples, 1)
+        labels = torch.as_tensor(random.multinomial(count, probabilities / probabilities.sum())).to(means.device)
         labels = torch.arange(len(means), device=means.device).repeat_interleave(labels)
         points = VonMisesFisher(means[labels], concentrations[labels], validate_args=False).rsample((), generator)
         return (points, labels) if isinstance(self.means_, Tensor) else (points.numpy(), labels.numpy())

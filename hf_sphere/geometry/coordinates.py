@@ -37,7 +37,8 @@ def spherize(x: Tensor, scaling: float | Tensor = 1.0, radius: float | Tensor = 
 
     Raises:
         TypeError: If `x` does not have a floating-point dtype.
-        ValueError: If `delta` is outside (0, 1), or a `radius` given as a number is not positive.
+        ValueError: If `x` has no values in its last axis, `delta` is outside (0, 1), or a `radius` given as a number is
+            not positive.
 
     Reference:
         Kim and Kim, "Spherization layer: representation using only angles", NeurIPS 2022, equations 3 to 6.
@@ -47,6 +48,8 @@ def spherize(x: Tensor, scaling: float | Tensor = 1.0, radius: float | Tensor = 
         tensor([5., 5.])
     """
     check_floating("x", x)
+    if x.ndim == 0 or x.shape[-1] == 0:
+        raise ValueError(f"x must have the shape (..., n) with n >= 1; got {tuple(x.shape)}.")
     if not 0.0 < delta < 1.0:
         raise ValueError(f"delta must lie between 0 and 1 (exclusive); got {delta}. The usual value is 1e-6.")
     if not isinstance(radius, Tensor) and not radius > 0.0:

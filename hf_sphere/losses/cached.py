@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hf_sphere.utils.checks import check_integer
+
 
 def cached_step(
     model: Callable[..., Any],
@@ -54,7 +56,8 @@ def cached_step(
             raise ValueError(f"the model must return one embedding per example; got {len(embeddings)}.")
         return embeddings
 
-    chunks = list(zip(*(value.split(chunk_size) for value in parts.values()), strict=True))
+    size = check_integer("chunk_size", chunk_size, 1)
+    chunks = list(zip(*(value.split(size) for value in parts.values()), strict=True))
     return step_in_chunks(encode, lambda embeddings: loss(embeddings, labels), chunks, getattr(model, "no_sync", None))
 
 

@@ -58,6 +58,9 @@ class HeadLoss(nn.Module, PyTorchModelHubMixin, library_name="hf_sphere"):  # ty
         """Compute the loss of embeddings (B, d) with labels (B,), where examples with -100 are ignored.
 
         `indices_tuple` is for the trainers of pytorch-metric-learning, without a miner.
+
+        Raises:
+            ValueError: If embeddings or labels do not fit the head, or there is a miner.
         """
         if indices_tuple is not None:
             raise ValueError(f"{type(self).__name__} uses all examples of a batch; leave out indices_tuple, the miner.")

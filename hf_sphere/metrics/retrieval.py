@@ -153,7 +153,7 @@ def sampled_retrieval_scores(
     from hf_sphere.distributions import VonMisesFisher  # of which the search needs none
 
     check_integer("num_samples", num_samples, 1)
-    directions = check_embeddings(directions)
+    directions = check_embeddings(directions, what="directions")
     concentration = to_floating("concentration", concentration)
     dtype = torch.promote_types(torch.promote_types(directions.dtype, concentration.dtype), torch.float32)
     # Explicit, since compiling a model disables the validation of distributions for the entire process.

@@ -328,7 +328,7 @@ class SphericalConv2d(nn.Module):
         **spherization: Any,
     ) -> None:
         super().__init__()
-        self.spherization = Spherization(in_channels, dim=-3, **spherization)
+        self.spherization = Spherization(check_integer("in_channels", in_channels, 1), dim=-3, **spherization)
         self.conv = nn.Conv2d(
             in_channels + 1, out_channels, kernel_size, stride=stride, padding=padding, dilation=dilation, bias=False
         )

@@ -52,7 +52,7 @@ class PoleRegression(nn.Module):
         reduction: Literal["mean", "sum"] = "mean",
     ) -> None:
         super().__init__()
-        self.low, self.high = map(float, value_range)
+        self.low, self.high = map(float, value_range) if len(value_range) == 2 else (0.0, 0.0)
         if not -math.inf < self.low < self.high < math.inf:
             raise ValueError(f"value_range must be two finite numbers, the lower one first; got {list(value_range)}.")
         self.out_of_range = check_choice("out_of_range", out_of_range, ("error", "clip"))

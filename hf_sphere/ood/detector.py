@@ -136,6 +136,7 @@ class OODDetector:
 
         Raises:
             ValueError: If the outputs are invalid, or lack what the score needs.
+            TypeError: If an output is no dense tensor.
             OSError: If a model or dataset is named that cannot be loaded.
         """
         return self.fit_embeddings(*model_outputs(model, batches)[:3])

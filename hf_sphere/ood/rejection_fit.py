@@ -59,6 +59,7 @@ def fit_rejection(
     Raises:
         ValueError: If the level is not between 0 and 1, there are too few inputs for it, labels are missing or are no
             class indices, or the score cannot be computed.
+        TypeError: If an output is no dense tensor.
         OSError: If a model or dataset is named that cannot be loaded.
 
     Example:

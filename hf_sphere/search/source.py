@@ -99,6 +99,9 @@ class ImageSource:
         """Return the source with an id of each row, see `read_groups`, and with columns of texts, numbers or dates.
 
         Messages and results of queries have them, and those of an index if it was built with them.
+
+        Raises:
+            ValueError: If a column is missing, of other content, or one that results have themselves, or ids repeat.
         """
         check_not_text("columns", columns)
         table: Any = self.table

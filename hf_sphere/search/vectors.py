@@ -240,7 +240,7 @@ def check_names(what: str, groups: Any, count: int) -> list[Any]:
     """Return names of groups, texts or integers, one per row."""
     if not isinstance(groups, list) and np.ndim(groups) == 0:  # also a set, which has no order
         raise ValueError(f"{what} must be a list, an array or a column of names; got {groups!r}.")
-    names = as_list(groups)
+    names = as_list(groups, what)
     if len(names) != count:
         raise ValueError(f"{what} must have one name per row, {count:,}; got {len(names):,}.")
     kinds = {type(name) for name in names}
@@ -259,8 +259,9 @@ def as_names(groups: Any, ids: Any) -> tuple[str, set[Any]]:
     return what, {*names}
 
 
-def as_list(values: Any) -> list[Any]:
+def as_list(values: Any, what: str = "ids and names of groups") -> list[Any]:
     """Return a list of names or numbers, also for a single one, as values of Python."""
+    check_dense(what, values)
     if isinstance(values, Mapping) or hasattr(values, "columns"):  # whose items are the names of columns
         raise ValueError(f"ids and names must be a list, an array or a column, and no {type(values).__name__}.")
     for method in ("tolist", "to_pylist", "as_py"):  # of a column of pyarrow in several parts, and of one value

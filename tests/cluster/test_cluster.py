@@ -368,6 +368,8 @@ class TestMixture:
         points, labels = mixture.sample(3000)
         assert (points.shape, labels.shape) == ((3000, 8), (3000,))
         assert (mixture.predict(points) == labels).mean() > 0.99
+        with pytest.raises(ValueError, match="n_samples must be an integer of at least 1; got nan"):
+            mixture.sample(np.nan)
         refit = clone(mixture).fit(points)
         np.testing.assert_allclose(np.sort(refit.concentrations_), np.sort(mixture.concentrations_), rtol=0.1)
 

@@ -292,7 +292,7 @@ ONE = "b: {head: cosine}\n"
     ("words", "message"),
     [
         (["--heads", "softmax"], "a comparison needs at least two;"),
-        (["--heads", "softmax", "etf", "--embedding_dim", "8"], "etf does not fit: a simplex of 10 classes"),
+        (["--heads", "softmax", "etf", "--embedding_dim", "8"], "etf does not fit: embedding_dim must be at least"),
         ([*HEADS, "--train_split", "train+test", "--eval_split", "test"], "355 of the 355 test images are also images"),
         ([*HEADS, "--eval_split", "train"], "1,442 of the 1,442 test images are also images to train or tune on"),
         ([*HEADS, "--metric", "unseen_auroc", "--left_out_classes", "0.9"], "0.9 of the classes cannot be left out"),

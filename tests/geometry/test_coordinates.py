@@ -112,6 +112,9 @@ def test_bad_input_is_refused():
             spherize(torch.randn(2, 3), radius=radius)
     with pytest.raises(TypeError, match=r"floating-point dtype; got torch.int64.*\.float\(\)"):
         spherize(torch.ones(2, 3, dtype=torch.int64))
+    for shape in ((), (2, 0)):
+        with pytest.raises(ValueError, match=r"x must have the shape \(\.\.\., n\) with n >= 1; got \("):
+            spherize(torch.ones(shape))
 
 
 @given(n=st.integers(1, 40), radius=st.floats(1e-3, 1e3), seed=st.integers(0, 2**31))

@@ -126,6 +126,11 @@ def test_batch_norm_in_training_is_reported():
         cached_step(model.eval(), SupConLoss(), batch, 4)
 
 
+def test_a_size_of_chunks_below_one_is_an_error():
+    with pytest.raises(ValueError, match="chunk_size must be an integer of at least 1; got 0"):
+        cached_step(nn.Linear(6, 5), SupConLoss(), (torch.randn(8, 6), torch.arange(8) % 2), 0)
+
+
 # Two processes, with batches and numbers of chunks of different sizes
 
 SIZES = [5, 11]

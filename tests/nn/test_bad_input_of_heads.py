@@ -68,7 +68,7 @@ OPTIONS = [
     (head("prototype", reduction="none"), "reduction must be one of mean, sum; got 'none'"),
     (head("prototype", method="adam"), "method must be one of auto, .*; got 'adam'"),
     (head("prototype", 1), "num_classes must be an integer of at least 2; got 1"),
-    (head("etf", 8), "a simplex of 8 classes needs embedding_dim >= K - 1; got 6"),
+    (head("etf", 8), "embedding_dim must be at least num_classes - 1, 7; got 6"),
     *((head("hyperbolic", curvature=c), r"curvature must be a number in \(0, inf\)") for c in (0.0, -1.0, NAN, INF)),
     *((head(name, operator="tanh"), "operator must be one of cosine, .*; got 'tanh'") for name in ("angular",)),
     (lambda: nn.AngularLinear(4, 3, "tanh"), "operator must be one of .*; got 'tanh'"),
@@ -77,8 +77,11 @@ OPTIONS = [
     (lambda: nn.Spherization(4, scaling=0.0), "scaling must be finite and not 0"),
     (lambda: nn.Spherization(4, scaling=NAN), "scaling must be finite and not 0"),
     (lambda: nn.Spherization(4, delta=1.0), r"delta must be a number in \(0, 1\)"),
-    (lambda: nn.SphericalConv2d(0, 3, 1), "in_features must be an integer of at least 1"),
-    *((lambda e=ends: nn.PoleRegression(3, e), "the lower one first") for ends in [(1, 1), (2, 1), (0, INF), (NAN, 1)]),
+    (lambda: nn.SphericalConv2d(0, 3, 1), "in_channels must be an integer of at least 1"),
+    *(
+        (lambda e=ends: nn.PoleRegression(3, e), "the lower one first")
+        for ends in [(1, 1), (2, 1), (0, INF), (NAN, 1), ()]
+    ),
     (lambda: nn.PoleRegression(1, (0, 1)), "embedding_dim must be an integer of at least 2; got 1"),
     (
         lambda: nn.PoleRegression(3, (0, 1), out_of_range="ignore"),

@@ -154,7 +154,8 @@ INSTANCES: dict[str, Callable[[], Any]] = {
 """Makers of instances whose public methods are called; of modules only `forward` is."""
 
 MADE = {"optim.SphereOptimizer", "ood.Rejection", "nn.Head"}
-MADE |= {f"search.{name}" for name in ("CompressedSpace", "LanceSpace", "ImageEncoder", "TextEncoder")}
+MADE |= {f"search.{name}" for name in ("EmbeddingSpace", "CompressedSpace", "LanceSpace")}
+MADE |= {"search.ImageEncoder", "search.TextEncoder"}
 """Classes that functions make, of what they have checked, and abstract ones."""
 
 INTERNAL = {"check_groups", "distances", "refresh", "update", "checked", "expand"}
@@ -270,6 +271,8 @@ def is_of_type(value: Any, annotation: Any) -> bool:
     if kind in (float, int):
         return not isinstance(value, bool) and isinstance(value, (int, float) if kind is float else int)
     if not isinstance(kind, type) or not isinstance(value, kind) or (kind is not str and isinstance(value, str)):
+        return False
+    if kind is tuple and ... not in arguments and len(value) != len(arguments):
         return False
     items = list(value.values() if isinstance(value, dict) else value) if isinstance(value, list | tuple | dict) else []
     return all(is_of_type(item, arguments[-1 if isinstance(value, dict) else 0]) for item in items if arguments)

@@ -36,6 +36,7 @@ BAD_IDS = [
     ([1, *IDS[1:]], "ids must be all texts or all integers; got int, str"),
     (np.arange(240) / 2, "ids must be all texts or all integers; got float"),
     (IDS[1:], "ids must have one name per row, 240; got 239"),
+    (torch.ones(240, dtype=torch.long).to_sparse(), "ids must be dense"),
 ]
 
 TABLE = [

@@ -167,8 +167,8 @@ class ETFHead(PrototypeHead):
     name = "etf"
 
     def __init__(self, embedding_dim: int, num_classes: int, *, reduction: Literal["mean", "sum"] = "mean") -> None:
-        if embedding_dim < num_classes - 1:  # where another arrangement may have a closed form
-            raise ValueError(f"a simplex of {num_classes} classes needs embedding_dim >= K - 1; got {embedding_dim}.")
+        if embedding_dim < (least := num_classes - 1):  # where another arrangement may have a closed form
+            raise ValueError(f"embedding_dim must be at least num_classes - 1, {least}; got {embedding_dim}.")
         super().__init__(embedding_dim, num_classes, method="closed_form", reduction=reduction)
 
     def compute_loss(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
