@@ -93,6 +93,8 @@ class NeighborSearch:
 
     Raises:
         ValueError: If an argument or the file is invalid, or FAISS does not support the distance.
+        TypeError: If references are no dense numbers.
+        OSError: If the file cannot be read.
         ImportError: If the kind needs FAISS and it is not installed.
 
     Example:
@@ -158,6 +160,7 @@ class NeighborSearch:
 
         Raises:
             ValueError: If the queries have another length or are not finite, or k is not in 1..N.
+            TypeError: If queries are no dense numbers.
         """
         check_integer("k", k, 1, len(self.references))
         return self.find(self._check_queries(queries), k)
@@ -171,6 +174,7 @@ class NeighborSearch:
 
         Raises:
             ValueError: If the queries, the keys or k are invalid.
+            TypeError: If queries are no dense numbers.
         """
         queries = self._check_queries(queries)
         if keys.shape != self.references.shape[:1] or query_keys.shape != queries.shape[:1]:

@@ -121,6 +121,7 @@ def report_vectors(vectors: Any, groups: Any = None, *, ids: Any = None, seed: i
 
     Raises:
         ValueError: If an argument is invalid.
+        TypeError: If vectors are no dense numbers.
 
     Example:
         >>> report_vectors(embeddings).numbers["rows"]

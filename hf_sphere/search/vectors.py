@@ -48,6 +48,7 @@ def read_vectors(
 
     Raises:
         ValueError: If lengths differ, numbers are not finite, or integers have no scale.
+        TypeError: If values are no dense numbers.
 
     Example:
         >>> read_vectors(embeddings.half(), dim=2).shape[1]

@@ -159,7 +159,7 @@ MADE |= {"search.ImageEncoder", "search.TextEncoder"}
 """Classes that functions make, of what they have checked, and abstract ones."""
 
 INTERNAL = {"check_groups", "distances", "refresh", "update", "checked", "expand"}
-INTERNAL |= {"rsample", "name_rows", "open"}
+INTERNAL |= {"rsample", "name_rows", "open", "find"}
 """Methods of which the checked arguments of other methods are passed on."""
 
 WRONG: dict[str, Callable[[], Any]] = {

@@ -186,6 +186,9 @@ class Head(nn.Module):
                 `mixed_share`; running statistics use `labels`, which should have the larger fraction.
             mixed_share: (B,), from 0 to 1, fraction of the second example.
             needs_logits: Whether the output must have logits, unless `blockwise` or the like excludes them in training.
+
+        Raises:
+            ValueError: If embeddings or labels do not fit the head.
         """
         if embeddings.shape[1:] != (self.embedding_dim,):
             raise ValueError(f"embeddings must have shape (B, {self.embedding_dim}); got {tuple(embeddings.shape)}.")
