@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 SPHERIZE = "hf_sphere.nn.sentence_embedding.Spherize"
 FILE_KINDS = {".txt": "text", ".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
 """Builder of `datasets` for files of rows, by suffix."""
+
+BLOCK = 16 << 20
+"""Bytes of a table of texts that are read at once."""
 BUNDLED = ("digits", "two_clusters")
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 """Usual suffixes of images."""
@@ -268,14 +271,14 @@ def load_dataset(name: str, *args: Any, source: str | None = None, **options: An
     numbers = [n for n, kind in features.items() if isinstance(kind, datasets.Value) and kind.dtype.startswith("int")]
     for file in (path, *(path.rglob("*") if path.is_dir() else ())) if numbers else ():
         if re.search(r"\.[ct]sv(\.\w+)?$", file.name) and file.is_file():
-            _warn_of_leading_zeros(file, numbers)
+            _warn_of_leading_zeros(file, numbers, only_start=bool(options.get("streaming")))
     return loaded
 
 
-def _warn_of_leading_zeros(file: Path, columns: list[str]) -> None:
+def _warn_of_leading_zeros(file: Path, columns: list[str], only_start: bool) -> None:
     """Warn of codes such as 007 in columns of a table of texts that are read as integers: 007 and 7 are then the same.
 
-    It may be compressed.
+    It may be compressed. Blocks are read one after another, since it may not fit into memory; of a stream the first.
     """
     import pyarrow as pa
     import pyarrow.csv
@@ -283,12 +286,17 @@ def _warn_of_leading_zeros(file: Path, columns: list[str]) -> None:
     as_texts: Any = {"column_types": dict.fromkeys(columns, pa.string()), "include_columns": columns}
     options = pa.csv.ConvertOptions(**as_texts, include_missing_columns=True)
     parsing = pa.csv.ParseOptions(delimiter="\t" if ".tsv" in file.suffixes else ",", newlines_in_values=True)
+    left = {*columns}
     with suppress(pa.ArrowInvalid):  # of files that `datasets` does not read, or pandas more leniently
-        table = pa.csv.read_csv(file, None, parsing, options)
-        for name, cells in zip(columns, table.columns, strict=True):
-            if code := next((code for code in cells.unique().to_pylist() if re.match(r"\s*0\d", code or "")), None):
-                text = "%s: column %r is read as numbers, so %r is %d; if these are names, write a letter before each."
-                logger.warning(text, file, name, code, int(code))
+        for block in pa.csv.open_csv(file, pa.csv.ReadOptions(block_size=BLOCK), parsing, options):
+            for name in sorted(left):
+                cells = block[name].unique().to_pylist()
+                if code := next((code for code in cells if re.match(r"\s*0\d", code or "")), None):
+                    text = "%s: column %r is read as numbers, so %r is %d; if these are names, write a letter before "
+                    logger.warning(text + "each.", file, name, code, int(code))
+                    left.remove(name)
+            if only_start or not left:
+                break
 
 
 @dataclass(frozen=True)

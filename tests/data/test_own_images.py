@@ -134,6 +134,15 @@ class TestUnreadFiles:
         assert load_splits(str(tmp_path))["train"]["label"][:] == [7, 7]
         assert f"{name}: column 'label' is read as numbers, so '007' is 7" in caplog.text
 
+    @pytest.mark.parametrize("streaming", [False, True])
+    def test_codes_are_looked_for_block_by_block_and_in_the_first_one_of_a_stream(
+        self, streaming, tmp_path, monkeypatch, caplog
+    ):
+        monkeypatch.setattr("hf_sphere.utils.loading.BLOCK", 1 << 10)
+        (tmp_path / "rows.csv").write_text("label\n" + "12\n" * 1000 + "007\n")
+        load_splits(str(tmp_path / "rows.csv"), streaming=streaming)
+        assert ("so '007' is 7" in caplog.text) == (not streaming)
+
     @pytest.mark.parametrize("name", ["@eaDir", "$RECYCLE.BIN", "#recycle", "__MACOSX", "lost+found"])
     def test_images_in_folders_of_the_system_are_not_indexed_and_not_trained_on(self, folder, name):
         path = folder(cats=2, **{name: 2})
