@@ -111,5 +111,5 @@ def read_source(name: str, args: ReportArguments) -> tuple[Any, Any, Any, Any]:
     source = source.with_columns(args.id_column, args.columns or ())
     given: Any = {"vectors": source.encoded, "ids": source.ids}
     given["groups"] = args.group_column and source.read_groups(args.group_column)
-    makers = [partial(make, **given) for make in (search.EmbeddingSpace.fit, search.report_vectors)]
-    return makers[0], makers[1], source.ids, source.cells
+    fit, report = partial(search.EmbeddingSpace.fit, **given), partial(search.report_vectors, **given)
+    return fit, report, source.ids, source.cells
