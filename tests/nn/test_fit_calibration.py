@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from peft import LoraConfig, get_peft_model
 from scipy.optimize import minimize, minimize_scalar
 from sklearn.metrics import brier_score_loss, log_loss
 from torch.optim.swa_utils import AveragedModel
@@ -11,6 +12,7 @@ from hf_sphere.export import export_onnx
 from hf_sphere.metrics import calibration_errors, probability_scores
 from hf_sphere.nn import fit_calibration
 from hf_sphere.nn.calibration import calibrate, fit_and_validate
+from hf_sphere.nn.rejection import Rejection
 
 TEMPERATURE = {"temperature": 4.0}
 VECTOR = {"temperature": [0.5, 2.0, 4.0], "shift": [1.0, -1.0, 0.0]}
@@ -173,6 +175,20 @@ def test_use_without_training_keeps_the_calibration(tmp_path):
     assert loaded.eval().config.calibration["temperature"] == 4.0
     with pytest.raises(ValueError, match="the model's logits are calibrated already"):
         model.set_calibration({"temperature": 1.02})
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of PEFT
+@pytest.mark.parametrize("fitted", ["calibration", "rejection"])
+def test_what_is_fitted_to_a_model_with_an_adapter_is_reported_not_to_be_saved_with_it(fitted, caplog):
+    model = build().eval()
+    adapted = get_peft_model(model, LoraConfig(target_modules="all-linear"))
+    rejection = Rejection({"score": "max_logit", "level": 0.05, "by_class": False, "shapes": {"calibration": [40]}})
+    value, message = TEMPERATURE if fitted == "calibration" else rejection, f"without the {fitted} of its model"
+    getattr(adapted, f"set_{fitted}")(value)
+    assert caplog.text.count(message) == 1
+    getattr(adapted, f"set_{fitted}")(None)
+    getattr(adapted.merge_and_unload(), f"set_{fitted}")(value)
+    assert caplog.text.count(message) == 1
 
 
 @pytest.mark.parametrize("kind", [SphereVisionForImageClassification, models.SphereVisionForJointPrediction, "vit"])

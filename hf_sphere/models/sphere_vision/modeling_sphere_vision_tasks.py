@@ -99,7 +99,14 @@ class ModelWithHead(nn.Module):
             if getattr(self.config, "calibration", None) is not None:
                 raise ValueError("the model's logits are calibrated already; compute them after set_calibration(None).")
             calibration = {**calibration, "weights": digest_weights(self, is_widened=True)}
+            self.warn_of_adapters("calibration")
         self.config.calibration = calibration
+
+    def warn_of_adapters(self, fitted: str) -> None:
+        """Log a warning if the model has adapters of PEFT, whose files lack what was fitted to it."""
+        if getattr(self, "peft_config", None):
+            what = f"PEFT saves an adapter without the {fitted} of its model"
+            logger.warning(f"{what}. To keep it, call merge_and_unload() first, and fit and save the merged model.")
 
     def find_outdated(self, weights: Mapping[str, Tensor] | None = None) -> dict[str, str]:
         """Return, by name, why the rejection and the calibration do not fit the model or other weights, if so."""
@@ -206,6 +213,8 @@ class SphereVisionForImageClassification(ModelWithHead, SphereVisionPreTrainedMo
 
     def set_rejection(self, rejection: Rejection | None) -> None:
         """Set the rejection of unknown images, or remove it; `hf_sphere.ood.fit_rejection` calls this."""
+        if rejection is not None:
+            self.warn_of_adapters("rejection")
         device: Any = self.device
         self.rejection = None if rejection is None else rejection.to(device)
         self.config.rejection = None if rejection is None else rejection.settings
