@@ -5,14 +5,13 @@ import statistics
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
+
+import pandas as pd
 
 from hf_sphere.comparison.significance import LEVEL, Outcomes, Test, Variation, holm, mean_of, widest_test
 from hf_sphere.utils.checks import check_choice, check_number
 from hf_sphere.utils.pages import Table, draw_markdown, markdown_rows
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 SHARES = {"minimum": (0.05, 0.003), "margin": (0.10, 0.005)}
 """Defaults of the minimum effect and of the margin of equivalence: a fraction of the reference's distance from a
@@ -93,10 +92,8 @@ class RunComparison(Table, Mapping[str, Difference]):
     def __repr__(self) -> str:
         return self.to_markdown()
 
-    def to_pandas(self) -> "DataFrame":
+    def to_pandas(self) -> pd.DataFrame:
         """Return a row per run, with the numbers of `Difference`."""
-        import pandas as pd
-
         columns = ["difference", "low", "high", "p_value", "p_corrected", "p_equivalence", "power", "verdict"]
         rows: dict[str, dict[str, Any]] = {self.reference: _describe(self.reference_values)}
         for name, run in self.items():
@@ -117,8 +114,6 @@ class RunComparison(Table, Mapping[str, Difference]):
 
     def to_latex(self) -> str:
         """Return the table for a paper, a `tabular` with the rules of the package booktabs."""
-        import pandas as pd
-
         header, *rows = self._cells()
         text = pd.DataFrame(rows, columns=header).to_latex(index=False, escape=True, column_format="lrrrrrl")
         return text.replace("±", r"$\pm$").replace("<", "$<$").strip()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from safetensors import safe_open
@@ -32,11 +32,8 @@ from hf_sphere.utils.checks import check_choice, check_integer, check_names, che
 from hf_sphere.utils.files import atomic_file
 from hf_sphere.utils.loading import load_model, load_pretrained
 from hf_sphere.utils.modules import eval_mode
-from hf_sphere.utils.pages import Table
+from hf_sphere.utils.pages import DataFrame, Table
 from hf_sphere.utils.progress import progress_bar
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 OPTIMALITY_TOLERANCE = 1e-6  # maximum difference between separation and bound of an optimal placement
 
@@ -68,7 +65,7 @@ class Placement(Table):
         """Whether the separation is proved optimal, up to 1e-6."""
         return self.separation - self.bound <= OPTIMALITY_TOLERANCE
 
-    def to_pandas(self) -> "DataFrame":
+    def to_pandas(self) -> DataFrame:
         """Return a row per prototype: prototype (its class, if known), the nearest other one, and their cosine."""
         import pandas as pd
 

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -19,10 +19,7 @@ from hf_sphere.search.neighbor_search import NeighborSearch
 from hf_sphere.search.rows import GroupedVectors
 from hf_sphere.search.vectors import independent_rows, repeated_rows, unit_vectors
 from hf_sphere.utils.checks import check_integer, check_number, check_seed
-from hf_sphere.utils.pages import Table
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
+from hf_sphere.utils.pages import DataFrame, Table
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +146,7 @@ class Comparison(Table):
     def __repr__(self) -> str:
         return f"Comparison({self.text})"
 
-    def to_pandas(self) -> "DataFrame":
+    def to_pandas(self) -> DataFrame:
         """Return a row per other row: row, p_value and outside; those least like the space first."""
         import pandas as pd
 

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter, methodcaller
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,10 +14,7 @@ from hf_sphere.geometry.checks import check_embeddings, to_tensor
 from hf_sphere.search.calibration import ROUNDING, Calibration, Candidates, Nearest, Score, best_groups
 from hf_sphere.search.vectors import unit_vectors
 from hf_sphere.utils.checks import check_choice, check_integer
-from hf_sphere.utils.pages import Table
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
+from hf_sphere.utils.pages import DataFrame, Table
 
 CANDIDATES: dict[Score, int] = {"cosine": 20, "margin": 50}
 """Rows with the largest cosines, from which the rows of other groups are chosen, and groups are scored by margins."""
@@ -62,7 +59,7 @@ class Matches(Table):
         found = "" if self.accepted is None else f"; {int(self.accepted.any(1).sum()):,} queries have a match"
         return f"Matches({number:,} queries, {count} row{'s' * (count != 1)} each, {self.measure}{found})"
 
-    def to_pandas(self) -> "DataFrame":
+    def to_pandas(self) -> DataFrame:
         """Return a row per query and neighbor: query, rank, row, score, and p_value and accepted if there are any."""
         import pandas as pd
 

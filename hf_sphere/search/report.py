@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,10 +15,7 @@ from hf_sphere.metrics.geometry import effective_dimension_interval, uniformity_
 from hf_sphere.search.neighbor_search import NeighborSearch
 from hf_sphere.search.vectors import check_ids, check_names, parse_vectors, repeated_rows
 from hf_sphere.utils.checks import check_seed
-from hf_sphere.utils.pages import Table
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
+from hf_sphere.utils.pages import DataFrame, Table
 
 ROWS, MEMBERS, FEWEST, FEWEST_GROUPS, RESAMPLES = 10_000, 50, 50, 20, 4_000
 """Most rows that are compared, most rows of a group if there are many, fewest rows to describe directions, fewest
@@ -70,7 +67,7 @@ class VectorReport(Table):
     def __repr__(self) -> str:
         return f"VectorReport({self.numbers['rows']:,} rows: {' '.join(self.verdicts)})"
 
-    def to_pandas(self) -> "DataFrame":
+    def to_pandas(self) -> DataFrame:
         """Return the numbers: name and value."""
         import pandas as pd
 

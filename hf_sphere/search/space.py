@@ -15,11 +15,9 @@ from hf_sphere.search.neighbor_search import SearchKind
 from hf_sphere.search.report import VectorReport, report_vectors
 from hf_sphere.search.vectors import as_list, as_names, check_ids, check_names, unit_vectors, usable_rows
 from hf_sphere.utils.checks import check_choice, check_integer, check_seed
-from hf_sphere.utils.pages import Table
+from hf_sphere.utils.pages import DataFrame, Table
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
     from hf_sphere.search.duplicates import Duplicates
 
 
@@ -123,7 +121,7 @@ class EmbeddingSpace(ComparedVectors, Table):
             text += f"; {self.score} score, calibrated by {len(known.groups):,} {which} of {known.num_groups:,} groups"
         return text + ")"
 
-    def to_pandas(self) -> "DataFrame":
+    def to_pandas(self) -> DataFrame:
         """Return a row per vector: id, and group if there are groups."""
         import pandas as pd
 

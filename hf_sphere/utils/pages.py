@@ -13,7 +13,9 @@ from hf_sphere.utils.files import write_text
 from hf_sphere.utils.texts import printable
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame as DataFrame
+else:
+    DataFrame = Any  # pandas takes time to import; what makes a table imports it
 
 MOST_ROWS = 20
 """Rows of a table that a notebook shows."""
@@ -40,7 +42,7 @@ img.small { image-rendering: pixelated; }
 class Table:
     """A result that a notebook shows as a table: its `repr`, and the first rows of its `to_pandas()`."""
 
-    def to_pandas(self) -> "DataFrame":
+    def to_pandas(self) -> DataFrame:
         """Return the rows."""
         raise NotImplementedError
 
@@ -55,7 +57,7 @@ def escape(value: Any) -> str:
     return html.escape(printable(" ".join(str(value).split())))
 
 
-def draw_table(frame: "DataFrame") -> str:
+def draw_table(frame: DataFrame) -> str:
     """Return a table."""
     lines = ["".join(f"<th>{escape(name)}</th>" for name in frame.columns)]
     for row in frame.itertuples(index=False):
