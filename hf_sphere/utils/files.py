@@ -338,13 +338,9 @@ class JsonLines(dict[Any, Any]):
             raise ValueError(f"{path} is damaged: {error_text(error)}. Remove it, or choose another file.") from error
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self.add({key: value})
-
-    def add(self, values: Mapping[Any, Any]) -> None:
-        """Add values, and append them to the file in one call."""
         self._prepare()
         self._prepare = lambda: None
-        self.update(values)
+        super().__setitem__(key, value)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a+b") as file:
             file.seek(max(file.tell() - 1, 0))
@@ -352,7 +348,7 @@ class JsonLines(dict[Any, Any]):
                 file.seek(0)
                 file.truncate(file.read().rfind(b"\n") + 1)
             # One call, so that the lines of other processes are complete.
-            file.write("".join(json.dumps([key, value]) + "\n" for key, value in values.items()).encode())
+            file.write(f"{json.dumps([key, value])}\n".encode())
 
 
 def _as_tuples(value: Any) -> Any:

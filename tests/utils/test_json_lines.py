@@ -16,7 +16,9 @@ def path(tmp_path):
 @given(values=st.dictionaries(keys, st.tuples(st.floats(0, 1e6), st.integers(1, 999)), max_size=8))
 def test_written_values_are_read(tmp_path_factory, values):
     path = tmp_path_factory.mktemp("values") / "values.jsonl"
-    JsonLines(path).add(values)
+    lines = JsonLines(path)
+    for key, value in values.items():
+        lines[key] = value
     assert dict(JsonLines(path)) == values
 
 
@@ -34,7 +36,8 @@ def test_later_values_replace_earlier_ones_and_a_file_is_prepared_once_and_not_r
 def _write_many(rank, path):
     lines = JsonLines(path)
     for number in range(200):
-        lines.add({(rank, number): number, "both": 1})
+        lines[rank, number] = number
+        lines["both"] = 1
 
 
 def test_processes_can_write_concurrently(path):
