@@ -37,13 +37,7 @@ class EmbeddingPictures:
         >>> EmbeddingPictures(read_embeddings("outputs/embeddings")).plot("sphere.png")  # doctest: +SKIP
     """
 
-    def __init__(
-        self,
-        data: Embeddings,
-        *,
-        dim: Literal[2, 3] | None = None,
-        title: str | None = None,
-    ) -> None:
+    def __init__(self, data: Embeddings, *, dim: Literal[2, 3] | None = None, title: str | None = None) -> None:
         self.data = data
         self.dim = dim or (2 if data.embeddings.shape[1] <= 2 else 3)
         self.labels = torch.zeros(len(data.embeddings), dtype=torch.long) if data.labels is None else data.labels
